@@ -1,15 +1,18 @@
 """What :meth:`Partner.order` does with each answer of a small HTTP server that plays the service."""
 
+import asyncio
 import http.server
 import json
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
+from urllib.parse import parse_qs
 from uuid import UUID
 
 import pytest
 from esim_partner import (
     ApiError,
+    AsyncPartner,
     InDoubt,
     Item,
     OrderIdTaken,
@@ -20,6 +23,7 @@ from esim_partner import (
     Unavailable,
     Waits,
 )
+from esim_partner.generated.models import Item as GeneratedItem
 
 OPTION = UUID("424b7b26-96e7-5c95-8df9-6654a3998070")
 OTHER = UUID("28703ec8-aebf-52e0-8465-f0c8e2ff2bef")
@@ -36,22 +40,28 @@ REFUSED: Scripted = (422, "provider_rejected", {"errors": ["eSIM Request failed 
 ERROR: Scripted = (500, "internal_error", {"error": "Internal server error"})
 PROXY: Scripted = (502, "", "<h1>Bad gateway</h1>")
 BUSY: Scripted = (503, "order_undecided", {"error": "busy"})
+DENIED: Scripted = (401, "signature_invalid", {"error": {"code": "unauthorized", "message": "Invalid signature."}})
 LIMITED: Scripted = (429, "rate_limited", {"error": "slow down"})
-UNKNOWN: Scripted = (404, "not_found", {"error": "Not found"})
 
 
-def stored(option: UUID = OPTION, state: str = "processing") -> Scripted:
+#: The look-up of an id that no order has.
+UNKNOWN: Scripted = (200, "", {"orders": [], "next_cursor": None})
+ARCHIVED: Scripted = (410, "order_archived", {"error": "archived"})
+
+
+def stored(option: UUID = OPTION, state: str = "processing", external_order_id: str = "A-1") -> Scripted:
+    """The look-up of an order."""
     topup = {
         "state": "processing", "error": None, "ready_at": None, "delivery": None, "delivered_at": None,
-        "erased_at": None, "esim": None, "option_id": str(option), "external_order_id": "A-1",
+        "erased_at": None, "esim": None, "option_id": str(option), "external_order_id": external_order_id,
     }  # fmt: skip
     counts = {"total": 2, "processing": 2, "on_hold": 0, "ready": 0, "failed": 0, "returned": 0}
     order = {
-        "external_order_id": "A-1", "order_id": str(OPTION), "state": state, "cancelled_at": None,
+        "external_order_id": external_order_id, "order_id": str(OPTION), "state": state, "cancelled_at": None,
         "created_at": "2026-11-22T04:00:00.1Z", "topup_counts": counts,
         "topups": [{**topup, "topup_id": one} for one in TOPUPS],
     }  # fmt: skip
-    return 200, "", order
+    return 200, "", {"orders": [order], "next_cursor": None}
 
 
 class Service:
@@ -60,6 +70,7 @@ class Service:
     def __init__(self) -> None:
         self.script: list[Scripted] = []
         self.requests: list[tuple[str, str, Any]] = []
+        self.retry_after = "7"
         service = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -78,7 +89,7 @@ class Service:
                 if codes:
                     self.send_header("X-Service-Error", codes)
                 if status in (429, 503):
-                    self.send_header("Retry-After", "7")
+                    self.send_header("Retry-After", service.retry_after)
                 self.end_headers()
                 self.wfile.write(text)
 
@@ -88,7 +99,7 @@ class Service:
                 pass
 
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
         self.url = f"http://127.0.0.1:{self.server.server_port}"
 
 
@@ -100,18 +111,32 @@ class Shop:
         self.slept: list[float] = []
         self.partner = Partner(service.url, "ak_example", "c2VjcmV0LWtleQ==", sleep=self.slept.append)
 
-    def order(self, *script: Scripted, patience: float = 1e6) -> PlacedOrder:
+    def place(self, items: list[Item], patience: float) -> PlacedOrder:
+        return self.partner.order("A-1", items, patience=patience)
+
+    def order(self, *script: Scripted, items: list[Item] = ITEMS, patience: float = 1e6) -> PlacedOrder:
         self.service.script = list(script)
         try:
-            return self.partner.order("A-1", ITEMS, patience=patience)
+            return self.place(items, patience)
         finally:
             assert self.service.script == [], "not every answer was asked for"
 
 
-@pytest.fixture
-def shop() -> Iterator[Shop]:
+class AsyncShop(Shop):
+    """The same with the client for asyncio."""
+
+    def place(self, items: list[Item], patience: float) -> PlacedOrder:
+        async def sleep(seconds: float) -> None:
+            self.slept.append(seconds)
+
+        partner = AsyncPartner(self.service.url, "ak_example", "c2VjcmV0LWtleQ==", sleep=sleep)
+        return asyncio.run(partner.order("A-1", items, patience=patience))
+
+
+@pytest.fixture(params=[Shop, AsyncShop])
+def shop(request: pytest.FixtureRequest) -> Iterator[Shop]:
     service = Service()
-    yield Shop(service)
+    yield request.param(service)
     service.server.shutdown()
     service.server.server_close()
 
@@ -131,7 +156,7 @@ def test_a_lost_answer_is_settled_by_a_repeat_and_a_look_up(shop: Shop, lost: Sc
     assert placed.stored_before and [one.topup_id for one in placed.topups] == TOPUPS
     posts = [request for request in shop.service.requests if request[0] == "POST"]
     assert len(posts) == 2 and posts[0] == posts[1], "the repeat is the same order"
-    assert shop.service.requests[-1][:2] == ("GET", "/api/v1/api_partner/orders/A-1")
+    assert shop.service.requests[-1][:2] == ("GET", "/api/v1/api_partner/orders?external_order_id=A-1")
     assert shop.slept == [1]
     assert not shop.order(lost, DONE).stored_before
 
@@ -156,33 +181,112 @@ def test_a_refused_order_is_not_repeated(shop: Shop) -> None:
 def test_a_refusal_after_a_lost_answer_is_believed_only_after_a_minute(shop: Shop, lost: Scripted) -> None:
     assert shop.order(lost, REFUSED, stored()).stored_before
     assert shop.slept[0] == 1 and 55 < shop.slept[1] <= 60
-    for answer in (UNKNOWN, stored(state="refused"), stored(OTHER)):
+    for answer in (UNKNOWN, stored(state="refused"), stored(state="cancelled"), stored(OTHER)):
         with pytest.raises(OrderRefused):
             shop.order(lost, REFUSED, answer)
+    # Without a look-up, or with one that says nothing, the earlier request may be stored.
+    for answer in (stored(state="enchanted"), ARCHIVED):
+        with pytest.raises(InDoubt):
+            shop.order(lost, REFUSED, answer)
+    with pytest.raises(InDoubt):
+        shop.order(lost, REFUSED, patience=30)
+
+
+@pytest.mark.parametrize("state", [OrderState.PROCESSING, OrderState.READY, OrderState.PARTLY_FAILED, OrderState.FAILED])
+def test_an_order_that_stands_is_placed_with_its_state(shop: Shop, state: OrderState) -> None:
+    for script in ([TAKEN, stored(state=state)], [CLOSED, TAKEN, stored(state=state)], [CLOSED, REFUSED, stored(state=state)]):
+        placed = shop.order(*script)
+        assert placed.stored_before and placed.state == state
+    with pytest.raises(OrderIdTaken) as error:
+        shop.order(TAKEN, stored(OTHER, state))
+    assert error.value.order and error.value.order.state == state
+
+
+def test_a_taken_id_of_a_refused_order_is_free_again(shop: Shop) -> None:
+    """Equal orders at once: another one had the id for a moment and was refused."""
+    assert not shop.order(TAKEN, stored(state="refused"), DONE).stored_before
+    assert not shop.order(TAKEN, stored(OTHER, "cancelled"), DONE).stored_before
+    with pytest.raises(OrderRefused) as error:
+        shop.order(TAKEN, stored(state="refused"), REFUSED)
+    assert error.value.codes == ("provider_rejected",)
+    with pytest.raises(Unavailable):
+        shop.order(TAKEN, stored(state="refused"), patience=0.9)
+    with pytest.raises(InDoubt):
+        shop.order(CLOSED, TAKEN, stored(state="refused"), patience=2.9)
+
+
+def test_a_cancelled_order_is_not_placed_again(shop: Shop) -> None:
+    with pytest.raises(OrderRefused, match="cancelled"):
+        shop.order(TAKEN, stored(state="cancelled"))
+    with pytest.raises(OrderRefused, match="cancelled"):
+        shop.order(ERROR, TAKEN, stored(state="cancelled"))
+    # A request without an answer may arrive after the cancellation, so a minute later it is looked up once more.
+    with pytest.raises(OrderRefused, match="cancelled"):
+        shop.order(CLOSED, TAKEN, stored(state="cancelled"), stored(state="cancelled"))
+    assert 55 < shop.slept[-1] <= 60
+    assert shop.order(CLOSED, TAKEN, stored(state="cancelled"), stored()).stored_before
+
+
+@pytest.mark.parametrize("answer", [UNKNOWN, stored(state="enchanted")])
+def test_a_taken_id_without_an_order_that_shows_what_it_is_decides_nothing(shop: Shop, answer: Scripted) -> None:
+    assert shop.order(TAKEN, answer, TAKEN, stored()).stored_before
+    with pytest.raises(InDoubt):
+        shop.order(TAKEN, answer, patience=0.9)
 
 
 def test_an_id_of_another_order_is_not_mistaken_for_this_one(shop: Shop) -> None:
     with pytest.raises(OrderIdTaken) as error:
         shop.order(TAKEN, stored(OTHER))
     assert error.value.order and error.value.order.topups[0].option_id == OTHER
-    archived: Scripted = (410, "order_archived", {"error": "archived"})
     with pytest.raises(OrderIdTaken) as error:
-        shop.order(TAKEN, archived)
+        shop.order(TAKEN, ARCHIVED)
     assert error.value.order is None
-    # The look-up is repeated; the order itself is not.
+
+
+def test_a_look_up_is_repeated_and_at_the_end_in_doubt(shop: Shop) -> None:
     assert shop.order(TAKEN, ERROR, CLOSED, stored()).stored_before
-    with pytest.raises(Unavailable):
+    with pytest.raises(InDoubt):
         shop.order(TAKEN, ERROR, ERROR, ERROR, ERROR, ERROR)
+    with pytest.raises(InDoubt):
+        shop.order(TAKEN, DENIED)
+    # An order of another id is an answer to another question.
+    assert shop.order(TAKEN, stored(external_order_id="A-2"), stored()).stored_before
+
+
+@pytest.mark.parametrize("write", [str, lambda one: str(one).upper(), lambda one: one])
+def test_ids_of_options_are_values(shop: Shop, write: Any) -> None:
+    """Row 3: a shop that wrote the id as text was told that nothing is ordered, and would have ordered again."""
+    items = [Item(write(OPTION), 1), Item(write(OPTION), 1)]
+    assert shop.order(CLOSED, TAKEN, stored(), items=items).stored_before
+    sent = shop.service.requests[0][2]["products"]
+    assert sent == [{"option_id": str(OPTION), "qty": 1}] * 2
+    assert not shop.order(DONE, items=items).stored_before
+    generated = [GeneratedItem(write(OPTION), 2)]
+    assert shop.partner.api and shop.order(TAKEN, stored(), items=cast(list[Item], generated)).stored_before
+
+
+def test_what_cannot_be_ordered_is_not_sent(shop: Shop) -> None:
+    for item in (Item("option"), Item(cast(str, 5)), Item(OPTION, cast(int, "2")), Item(OPTION, True)):
+        with pytest.raises(ValueError, match="of item 0"):
+            shop.order(items=[item])
+    for bad in ("\ud800", cast(str, 5)):
+        with pytest.raises(ValueError, match="external_order_id"):
+            shop.partner.order(bad, ITEMS)
+        with pytest.raises(ValueError, match="external_order_id"):
+            shop.partner.find_order(bad)
+    for patience in (0, -1, float("nan"), float("inf"), cast(float, "5")):
+        with pytest.raises(ValueError, match="patience"):
+            shop.partner.order("A-1", ITEMS, patience=patience)
+    assert shop.service.requests == []
 
 
 def test_a_wrong_request_is_not_repeated(shop: Shop) -> None:
-    denied: Scripted = (401, "signature_invalid", {"error": {"code": "unauthorized", "message": "Invalid signature."}})
     with pytest.raises(ApiError) as error:
-        shop.order(denied)
+        shop.order(DENIED)
     assert error.value.codes == ("signature_invalid",) and "Invalid signature." in str(error.value)
     # But it says nothing about an earlier request.
     with pytest.raises(InDoubt):
-        shop.order(CLOSED, denied)
+        shop.order(CLOSED, DENIED)
 
 
 def test_the_end_of_the_patience_says_whether_the_order_may_be_stored(shop: Shop) -> None:
@@ -226,12 +330,34 @@ def test_a_state_that_this_version_does_not_know_is_kept(shop: Shop) -> None:
     assert order.to_dict()["state"] == "enchanted"
 
 
-def test_ids_are_encoded_in_paths(shop: Shop) -> None:
-    shop.service.script = [UNKNOWN, stored()]
-    assert shop.partner.find_order("A/1 ü?") is None
-    order = shop.partner.find_order("A-1")
+@pytest.mark.parametrize("external_order_id", ["A/1 ü?&=%+", ".", "..", "a/../b", "%2E"])
+def test_every_id_can_be_looked_up(shop: Shop, external_order_id: str) -> None:
+    shop.service.script = [UNKNOWN, stored(external_order_id=external_order_id)]
+    assert shop.partner.find_order(external_order_id) is None
+    order = shop.partner.find_order(external_order_id)
     assert order and order.state == "processing"
-    assert shop.service.requests[0][1] == "/api/v1/api_partner/orders/A%2F1%20%C3%BC%3F"
+    path, _, query = shop.service.requests[0][1].partition("?")
+    assert path == "/api/v1/api_partner/orders"
+    assert parse_qs(query, strict_parsing=True) == {"external_order_id": [external_order_id]}
+
+
+def test_no_wait_is_longer_than_the_caller_allowed(shop: Shop) -> None:
+    """Row 5: ``Retry-After: 86400`` made a call with ``patience=1`` sleep a day."""
+    for seconds in ("86400", "9" * 400, "9" * 5000, "Fri, 31 Dec 9999 23:59:59 GMT", "Friday, 31-Dec-49 23:59:59 GMT"):
+        shop.service.retry_after = seconds
+        with pytest.raises(Unavailable):
+            shop.order(LIMITED, patience=5)
+        with pytest.raises(Unavailable):
+            shop.service.script = [LIMITED]
+            shop.partner.find_order("A-1", patience=5)
+        with pytest.raises(Unavailable):
+            shop.service.script = [LIMITED]
+            list(shop.partner.options(patience=5))
+    assert shop.slept == []
+    for seconds in ("-1", "1.5", "soon", "", "Sun, 06 Nov 1994 08:49:37 GMT", "000000000000000000001"):
+        shop.service.retry_after = seconds
+        shop.order(LIMITED, DONE)
+    assert shop.slept == [1] * 6
 
 
 def test_the_waits_can_be_changed(shop: Shop) -> None:

@@ -4,6 +4,7 @@ BASE_URL, ACCESS_KEY, SECRET_KEY and WEBHOOK_SECRET are those of a sandbox accou
 Webhooks are also verified with the library of Standard Webhooks.
 """
 
+import asyncio
 import http.server
 import os
 import queue
@@ -15,6 +16,7 @@ from typing import TypeVar
 
 import pytest
 from esim_partner import (
+    AsyncPartner,
     Esim,
     InvalidWebhook,
     Item,
@@ -161,6 +163,20 @@ def test_what_the_guide_warns_of_is_settled(
     assert again.stored_before and again.topups == placed.topups
     with pytest.raises(OrderIdTaken):
         partner.order(external_order_id, [Item(options["ready"], 2)])
+
+
+@pytest.mark.parametrize("external_order_id", [".", "..", f"a/../b ?&=%2E+ü {uuid.uuid4()}"])
+def test_every_id_that_can_be_ordered_can_be_looked_up(
+    partner: Partner, options: dict[str, uuid.UUID], external_order_id: str
+) -> None:
+    asynchronous = AsyncPartner(
+        setting("BASE_URL"), setting("ACCESS_KEY"), setting("SECRET_KEY"), waits=Waits(first=(1, 1, 1))
+    )
+    item = Item(str(options["stored-then-500"]).upper())
+    placed = asyncio.run(asynchronous.order(external_order_id, [item]))
+    assert placed.stored_before
+    found = partner.find_order(external_order_id)
+    assert found and [topup.topup_id for topup in found.topups] == [topup.topup_id for topup in placed.topups]
 
 
 def test_a_refused_order_says_why(partner: Partner, options: dict[str, uuid.UUID]) -> None:

@@ -5,9 +5,12 @@ import hashlib
 import hmac
 import json
 import time
+from typing import Any, cast
 
 import pytest
-from esim_partner import Esim, InvalidWebhook, KeyExpiring, WebhookVerifier
+from esim_partner import Esim, InvalidWebhook, KeyExpiring, TopupFailed, WebhookTest, WebhookVerifier
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from standardwebhooks.webhooks import Webhook as StandardWebhook
 from vectors import vector
 
@@ -114,11 +117,63 @@ def test_what_is_not_from_the_service_is_refused() -> None:
             verifier.verify(*webhook(odd, NEW))
 
 
+ODD_TEXT = st.text(st.characters(codec=None, exclude_categories=[]), max_size=60)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["type", "data", "topup_id", "x"]), inner),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=300, deadline=None, database=None)
+@given(
+    body=st.binary(max_size=80) | ODD_TEXT,
+    values=st.fixed_dictionaries({}, optional={name: ODD_TEXT for name in ("webhook-id", "webhook-timestamp", "webhook-signature")}),
+)
+def test_whatever_is_sent_raises_nothing_but_invalid_webhook(body: bytes | str, values: dict[str, str]) -> None:
+    """Row 16: a signature with half of a surrogate pair raised UnicodeEncodeError, so anybody could cause a 500."""
+    with pytest.raises(InvalidWebhook) as error:
+        WebhookVerifier(NEW).verify(body, values)
+    assert str(error.value).isprintable()
+
+
+@settings(max_examples=300, deadline=None, database=None)
+@given(JSON | st.sampled_from([{**ESIM, name: 5} for name in ESIM]) | st.sampled_from([{**EVENT, "data": 5}, {**EVENT, "type": []}]))
+def test_whatever_is_signed_is_a_webhook_or_invalid(content: object) -> None:
+    try:
+        received = WebhookVerifier(NEW).verify(*webhook(content, NEW)).content
+    except InvalidWebhook:
+        return
+    assert isinstance(received, Esim | KeyExpiring | TopupFailed | WebhookTest | dict)
+
+
+def test_what_breaks_parsers_and_headers_is_invalid() -> None:
+    verifier = WebhookVerifier(NEW)
+    for body in (b"[" * 100_000, b'{"a":' * 100_000, b"9" * 5000, b"\xff", b"", json.dumps({**ESIM, "iccid": None}).encode()):
+        headers = {"webhook-id": "evt_1", "webhook-timestamp": str(int(time.time()))}
+        headers["webhook-signature"] = signature(NEW, "evt_1", int(headers["webhook-timestamp"]), body)
+        with pytest.raises(InvalidWebhook):
+            verifier.verify(body, headers)
+    body, headers = webhook(ESIM, NEW)
+    wrong: list[tuple[Any, Any]] = [
+        (None, headers), (5, headers), (body, {}), (body, {**headers, "Webhook-Id": None}), (body, {**headers, "Webhook-Id": ["x"]}),
+        (body, {5: "x"}), (body, {**headers, "WEBHOOK-SIGNATURE": "\udce4"}), (body, {**headers, "Webhook-Id": "\ud800"}),
+    ]  # fmt: skip
+    for odd_body, odd_headers in wrong:
+        with pytest.raises(InvalidWebhook):
+            verifier.verify(odd_body, odd_headers)
+
+
 def test_a_secret_that_is_none_is_refused_and_not_shown() -> None:
-    for bad in ["whsec_!", "secret text"]:
-        with pytest.raises(ValueError) as error:
+    bare = NEW.removeprefix("whsec_")
+    for bad in ["whsec_!", "secret text", bare, f" {NEW}", f"{NEW}\n", f"{NEW}=", "whsec_ä", "whsec_AAA", cast(str, None), cast(str, 5)]:
+        with pytest.raises(ValueError, match="webhook secret") as error:
             WebhookVerifier(bad)
-        assert bad not in str(error.value)
-    for none in [(), ("whsec_",)]:
-        with pytest.raises(ValueError):
+        assert str(bad) not in str(error.value) and bare not in str(error.value)
+        with pytest.raises(ValueError, match="webhook secret"):
+            WebhookVerifier(NEW, bad)
+    for none in [(), ("whsec_",), ("",)]:
+        with pytest.raises(ValueError, match="webhook secret"):
             WebhookVerifier(*none)
+    with pytest.raises(ValueError, match="tolerance"):
+        WebhookVerifier(NEW, tolerance=float("nan"))

@@ -1,6 +1,11 @@
 // What can go wrong, and what to do then.
 import type { components } from "./schema.js";
 
+/** The webhook is not from the service, or is too old. Answer with a 401, and do not trust its body. */
+export class InvalidWebhook extends Error {
+  override name = "InvalidWebhook";
+}
+
 /** An answer of the service, or of a proxy on the way. */
 export interface Answer {
   status: number;
@@ -15,6 +20,15 @@ export interface Answer {
   requestId: string | undefined;
   /** How many seconds to wait before the next request, if the answer says so. */
   retryAfter: number | undefined;
+}
+
+/**
+ * Text of the other side, for errors that are logged or shown in a terminal: without control characters, without
+ * characters that change the direction of writing, and not longer than a few lines.
+ */
+export function printable(text: string): string {
+  const shown = text.slice(0, 1000).replace(/[\p{C}\p{Zl}\p{Zp}]/gu, "\uFFFD");
+  return text.length > 1000 ? `${shown}…` : shown;
 }
 
 /** The base of the errors of requests. */
@@ -32,7 +46,7 @@ export class ApiError extends PartnerError {
   ) {
     const codes = answer.codes.join(", ") || "no code";
     const text = [`${answer.status} (${codes})`, ...answer.messages].join(": ");
-    super(`${message ? `${message}: ` : ""}${text} [request ${answer.requestId ?? "unknown"}]`);
+    super(`${message ? `${message}: ` : ""}${printable(`${text} [request ${answer.requestId ?? "unknown"}]`)}`);
   }
 
   get codes(): string[] {
@@ -40,7 +54,10 @@ export class ApiError extends PartnerError {
   }
 }
 
-/** Nothing is stored or bought, now or later. Correct the order; you may use the same id again. */
+/**
+ * Nothing is stored or bought, now or later. Correct the order; you may use the same id again. If `codes` has
+ * `external_order_id_taken`, an earlier request stored the order, and it was cancelled since.
+ */
 export class OrderRefused extends ApiError {
   override name = "OrderRefused";
 }

@@ -1,10 +1,18 @@
 // A client for partners who order eSIMs: see README.md.
-export { ApiError, InDoubt, OrderIdTaken, OrderRefused, PartnerError, Unavailable, type Answer } from "./errors.js";
-export { Partner, type Item, type Order, type PartnerOptions, type PlacedOrder, type Waits } from "./partner.js";
+export {
+  ApiError,
+  InDoubt,
+  InvalidWebhook,
+  OrderIdTaken,
+  OrderRefused,
+  PartnerError,
+  Unavailable,
+  type Answer,
+} from "./errors.js";
+export { Partner, type Item, type Order, type PartnerOptions, type Patience, type PlacedOrder, type Waits } from "./partner.js";
 export type { components, operations, paths } from "./schema.js";
 export { digest, sign, signature, type Keys } from "./signing.js";
 export {
-  InvalidWebhook,
   verifyWebhook,
   type Esim,
   type KeyExpiring,

@@ -1,13 +1,16 @@
 // The account of a partner: it places orders so that none is bought twice, and reads lists page by page.
 import { setTimeout as wait } from "node:timers/promises";
 import createClient, { type Client } from "openapi-fetch";
-import { ApiError, InDoubt, OrderIdTaken, OrderRefused, Unavailable, type Answer } from "./errors.js";
+import { answer, found, isGone, optionId, page, stands, topupsOf, type Order, type Topups } from "./answers.js";
+import { ApiError, InDoubt, OrderIdTaken, OrderRefused, PartnerError, Unavailable, printable, type Answer } from "./errors.js";
+import { isNotSent, send } from "./http.js";
 import type { components, paths } from "./schema.js";
+import { baseUrl as checkedUrl, seconds as checkedSeconds } from "./settings.js";
 import { signature, type Keys } from "./signing.js";
 
 type Schemas = components["schemas"];
 export type Item = Schemas["Item"];
-export type Order = Schemas["Order"];
+export type { Order };
 
 const PREFIX = "/v1/api_partner";
 const TAKEN = "external_order_id_taken";
@@ -15,6 +18,8 @@ const TAKEN = "external_order_id_taken";
 const PAGE = 100;
 /** The wait after a 503 without `Retry-After`. */
 const BUSY = 3;
+/** How long a call may take at most, in seconds. */
+const PATIENCE = 300;
 
 /** How long the client waits, in seconds. The defaults are those of the partner guide. */
 export interface Waits {
@@ -29,29 +34,43 @@ export interface Waits {
 export interface PartnerOptions extends Keys {
   /** The base URL of the service, such as `https://esim.example.com`. */
   baseUrl: string;
-  /** In seconds. A shorter one than 30, the default, would only leave you in doubt about more of your orders. */
+  /**
+   * How many seconds one request may take. A shorter time than 30, the default, would only leave you in doubt about more
+   * of your orders.
+   */
   timeout?: number;
   waits?: Partial<Waits>;
   /** Replaces the waiting, in seconds, for tests. */
   sleep?: (seconds: number) => Promise<unknown>;
 }
 
+/** How long a call may take. */
+export interface Patience {
+  /** In seconds, all in all, whatever the other side does: 300 unless you say otherwise. For a list, it is that of a page. */
+  patience?: number;
+}
+
 /** A stored order. It is bought once, and each eSIM comes to you in a webhook. */
 export interface PlacedOrder {
   externalOrderId: string;
-  topups: { topup_id: string; option_id: string }[];
+  topups: Topups;
   /** Whether an earlier request had stored the order, for example one whose answer was lost. */
   storedBefore: boolean;
+  /**
+   * As the answer or the look-up showed it. Units of an order that was stored before may have failed since; then it is
+   * `partly_failed` or `failed`.
+   */
+  state: Schemas["OrderState"];
 }
 
 /** What a request led to. */
 interface Answered {
   answer: Answer;
+  /** The parsed body of a success, if it is JSON. */
   data: unknown;
 }
 interface Unanswered {
   error: unknown;
-  /** The connection was refused, so the request certainly did not arrive. */
   notSent: boolean;
 }
 type Outcome = Answered | Unanswered;
@@ -62,23 +81,35 @@ interface Result {
   error?: unknown;
   response: Response;
 }
+/** How a request is sent: in time, and its body is parsed here. */
+interface Sending {
+  fetch: (request: Request) => Promise<Response>;
+  parseAs: "text";
+}
+type Sent = (sending: Sending) => Promise<Result>;
 
 /** An account of the service. */
 export class Partner {
   /** The generated client with all requests, signed by this account: `partner.api.GET("/webhook")`. */
   readonly api: Client<paths>;
   readonly #brand: string;
+  readonly #timeout: number;
   readonly #waits: Waits;
   readonly #sleep: (seconds: number) => Promise<unknown>;
 
+  /** @throws {TypeError} which names the setting that is wrong */
   constructor({ baseUrl, timeout = 30, waits = {}, sleep, ...keys }: PartnerOptions) {
-    const root = baseUrl.replace(/\/+$/, "");
+    const root = checkedUrl(baseUrl);
     this.#brand = keys.brand ?? "Service";
+    this.#timeout = checkedSeconds("timeout", timeout);
     this.#waits = { first: [1, 2, 4, 8], then: 60, onItsWay: 60, ...waits };
+    for (const one of this.#waits.first) checkedSeconds("waits.first", one, { zero: true });
+    checkedSeconds("waits.then", this.#waits.then);
+    checkedSeconds("waits.onItsWay", this.#waits.onItsWay, { zero: true });
     this.#sleep = sleep ?? ((seconds) => wait(seconds * 1000));
     this.api = createClient<paths>({
       baseUrl: root.endsWith(PREFIX) ? root : `${root}/api${PREFIX}`,
-      fetch: (request) => fetch(request, { signal: AbortSignal.timeout(timeout * 1000), redirect: "manual" }),
+      fetch: (request) => send(request, timeout),
     });
     this.api.use(signature(keys));
   }
@@ -86,55 +117,69 @@ export class Partner {
   /**
    * Places an order, and repeats the request with the same id until the answer is definite. A repeat never buys twice.
    * If an earlier request stored the same order, that order is returned; so calling this again after a crash of your
-   * program is safe, too. It waits between repeats for at most `patience` seconds (300).
+   * program is safe, too. The call takes at most `patience` seconds (300), whatever the other side does.
    *
    * @throws {OrderRefused} if nothing is stored
    * @throws {OrderIdTaken} if another order has the id
    * @throws {InDoubt} if the patience is over without a definite answer
    * @throws {Unavailable} if the patience is over and nothing was stored
    * @throws {ApiError} if the request itself is wrong, for example its signature
+   * @throws {TypeError} which names what cannot be sent, for example an `option_id` that is not a UUID
    */
-  async order(externalOrderId: string, items: Item[], { patience = 300 } = {}): Promise<PlacedOrder> {
-    const body = { external_order_id: externalOrderId, products: items };
-    const end = now() + patience;
+  async order(externalOrderId: string, items: readonly Item[], { patience = PATIENCE }: Patience = {}): Promise<PlacedOrder> {
+    const end = now() + checkedSeconds("patience", patience);
+    const products = checkedItems(items);
+    const body = { external_order_id: checkedId(externalOrderId), products };
     let inDoubt = false;
     // When the last request was sent that got no answer. It may be stored even after a later one was refused.
     let unanswered: number | undefined;
     for (let turn = 0; ; turn++) {
       const sent = now();
-      const outcome = await this.#send(() => this.api.POST("/orders", { body }));
-      if ("answer" in outcome) {
-        const { answer } = outcome;
-        if (answer.status === 201) {
-          const { products } = outcome.data as Schemas["CreatedOrder"];
-          return { externalOrderId, topups: products, storedBefore: false };
-        }
-        if (answer.codes.includes(TAKEN)) return this.#taken(externalOrderId, items, answer);
-        if (answer.status === 422) {
-          const arrived = unanswered !== undefined && (await this.#arrived(externalOrderId, items, unanswered));
-          if (arrived) return arrived;
-          throw new OrderRefused(answer);
-        }
-        if (!isTemporary(answer)) {
-          const error = new ApiError(answer);
-          if (!inDoubt) throw error;
-          throw new InDoubt(`the order may be stored, but its repeat was refused: ${error.message}`, { cause: error });
-        }
-        const storedNothing = [408, 429].includes(answer.status) || (answer.status === 503 && answer.codes.length > 0);
-        if (!storedNothing) {
+      const outcome = await this.#send(end, (sending) => this.api.POST("/orders", { body, ...sending }));
+      // Why this answer decides nothing, for the message at the end.
+      const cause = causeOf(outcome);
+      if (!("answer" in outcome)) {
+        if (!outcome.notSent) {
           inDoubt = true;
-          // Without a code it is not the service that answers, so the request may still be on its way to it.
-          if (answer.codes.length === 0) unanswered = sent;
+          unanswered = sent;
         }
-      } else if (!outcome.notSent) {
-        inDoubt = true;
-        unanswered = sent;
+      } else {
+        const { answer, data } = outcome;
+        const topups = answer.status === 201 ? created(data, products) : undefined;
+        if (topups) return { externalOrderId, topups, storedBefore: false, state: "processing" };
+        if (answer.status === 422 && answer.codes.includes(TAKEN)) {
+          const order = await this.#taken(externalOrderId, end, answer);
+          if (order && stands(order)) {
+            if (!isSame(order, products)) throw new OrderIdTaken(answer, order);
+            return placed(order);
+          }
+          if (order?.state === "cancelled" && isSame(order, products)) {
+            const cancelled = new OrderRefused(answer, "the order with this id was cancelled, so nothing is bought");
+            if (unanswered === undefined) throw cancelled;
+            return this.#settle(externalOrderId, products, end, unanswered, cancelled);
+          }
+          // An order that was refused has freed the id, so the repeat decides. If no order is found, or one in a state
+          // that this version does not know, then nothing is certain.
+          if (!order || !isGone(order)) inDoubt = true;
+        } else if (answer.status === 422 && answer.codes.length > 0 && answer.messages.length > 0) {
+          const refused = new OrderRefused(answer);
+          if (unanswered === undefined) throw refused;
+          return this.#settle(externalOrderId, products, end, unanswered, refused);
+        } else if (isWrong(answer)) {
+          if (!inDoubt) throw cause;
+          throw new InDoubt(`the order may be stored, but its repeat was refused: ${textOf(cause)}`, { cause });
+        } else if (!storedNothing(answer)) {
+          inDoubt = true;
+          // After an error of the service itself nothing is on its way any more. Any other answer may come from
+          // something in between, so the request may still be on its way to the service.
+          if (answer.status < 500 || answer.codes.length === 0) unanswered = sent;
+        }
       }
       const seconds = waitAfter(outcome, this.#waits.first[turn] ?? this.#waits.then);
-      if (now() + seconds > end) {
-        const cause = causeOf(outcome);
-        if (!inDoubt) throw new Unavailable("nothing was stored; place the order later", { cause });
-        throw new InDoubt("there is no definite answer; repeat the order with the same id", { cause });
+      if (now() + seconds >= end) {
+        const last = `the last attempt: ${textOf(cause)}`;
+        if (!inDoubt) throw new Unavailable(`nothing was stored; place the order later; ${last}`, { cause });
+        throw new InDoubt(`there is no definite answer; repeat the order with the same id; ${last}`, { cause });
       }
       await this.#sleep(seconds);
     }
@@ -142,21 +187,21 @@ export class Partner {
 
   /**
    * The order with this id. `undefined` means that it is not stored now, although a request for it may still be on its
-   * way; so this does not replace a repeat of the order.
+   * way; so this does not replace a repeat of the order. An order that was archived is an `ApiError` with the code
+   * `order_archived`.
    */
-  async findOrder(externalOrderId: string): Promise<Order | undefined> {
-    const found = await this.#look(externalOrderId);
-    if (found.answer.status === 404) return undefined;
-    return success(found) as Order;
+  async findOrder(externalOrderId: string, { patience = PATIENCE }: Patience = {}): Promise<Order | undefined> {
+    return this.#look(checkedId(externalOrderId), now() + checkedSeconds("patience", patience));
   }
 
   /** All orders without their topups, the newest first, read page by page as you go on. */
-  orders(query: { created_after?: string; state?: Schemas["OrderState"] } = {}): AsyncGenerator<Schemas["Summary"]> {
-    return this.#pages(async (page) => {
-      const found = await this.#read(() => this.api.GET("/orders", { params: { query: { ...query, ...page } } }));
-      const { orders, next_cursor } = success(found) as Schemas["Orders"];
-      return { entries: orders, next: next_cursor };
-    });
+  orders(
+    query: { created_after?: string; state?: Schemas["OrderState"] } = {},
+    patience: Patience = {},
+  ): AsyncGenerator<Schemas["Summary"]> {
+    return this.#pages("orders", ["external_order_id", "order_id", "state"], patience, (part) => (sending) =>
+      this.api.GET("/orders", { params: { query: { ...query, ...part } }, ...sending }),
+    );
   }
 
   /**
@@ -171,102 +216,162 @@ export class Partner {
       min_days?: number;
       max_days?: number;
     } = {},
+    patience: Patience = {},
   ): AsyncGenerator<Schemas["Offered"]> {
-    return this.#pages(async (page) => {
-      const found = await this.#read(() => this.api.GET("/options", { params: { query: { ...query, ...page } } }));
-      const { options, next_cursor } = success(found) as Schemas["Options"];
-      return { entries: options, next: next_cursor };
-    });
+    return this.#pages("options", ["option_id", "name"], patience, (part) => (sending) =>
+      this.api.GET("/options", { params: { query: { ...query, ...part } }, ...sending }),
+    );
   }
 
   /** The further events of the last 30 days, the newest first. */
-  events(): AsyncGenerator<Schemas["Event"]> {
-    return this.#pages(async (page) => {
-      const found = await this.#read(() => this.api.GET("/webhook/events", { params: { query: page } }));
-      const { events, next_cursor } = success(found) as Schemas["Events"];
-      return { entries: events, next: next_cursor };
-    });
+  events(patience: Patience = {}): AsyncGenerator<Schemas["Event"]> {
+    return this.#pages("events", ["event_id"], patience, (part) => (sending) =>
+      this.api.GET("/webhook/events", { params: { query: part }, ...sending }),
+    );
   }
 
   async *#pages<T>(
-    read: (page: { limit: number; cursor?: string }) => Promise<{ entries: T[]; next?: string | null | undefined }>,
+    name: string,
+    texts: readonly string[],
+    { patience = PATIENCE }: Patience,
+    request: (part: { limit: number; cursor?: string }) => Sent,
   ): AsyncGenerator<T> {
-    let cursor: string | null | undefined;
+    checkedSeconds("patience", patience);
+    let cursor: string | null = null;
     do {
-      const page = await read(cursor ? { limit: PAGE, cursor } : { limit: PAGE });
-      yield* page.entries;
+      const sent = request(cursor === null ? { limit: PAGE } : { limit: PAGE, cursor });
+      const { entries, next }: { entries: T[]; next: string | null } = await this.#read(now() + patience, sent, (data) =>
+        page<T>(data, name, texts),
+      );
+      yield* entries;
       // A page may be empty although others follow, so only the cursor ends the list.
-      cursor = page.next;
-    } while (cursor);
+      cursor = next;
+    } while (cursor !== null);
   }
 
-  /** What the order is that has the id: the same one, which an earlier request stored, or another one. */
-  async #taken(externalOrderId: string, items: Item[], answer: Answer): Promise<PlacedOrder> {
-    const shown = await this.#look(externalOrderId);
-    if ([404, 410].includes(shown.answer.status)) throw new OrderIdTaken(answer, undefined);
-    const order = success(shown) as Order;
-    if (!isSame(order, items)) throw new OrderIdTaken(answer, order);
-    return placed(order);
+  /** The order that has the id. */
+  async #taken(externalOrderId: string, end: number, taken: Answer): Promise<Order | undefined> {
+    try {
+      return await this.#look(externalOrderId, end);
+    } catch (cause) {
+      if (cause instanceof ApiError && cause.codes.includes("order_archived")) throw new OrderIdTaken(taken, undefined);
+      throw new InDoubt(`the id is taken, but the order could not be looked up: ${textOf(cause)}`, { cause });
+    }
   }
 
   /** Whether a request without an answer has stored the order after all, although a later one was refused. */
-  async #arrived(externalOrderId: string, items: Item[], unanswered: number): Promise<PlacedOrder | undefined> {
-    await this.#sleep(Math.max(0, unanswered + this.#waits.onItsWay - now()));
-    const order = await this.findOrder(externalOrderId);
-    if (!order || ["refused", "cancelled"].includes(order.state) || !isSame(order, items)) return undefined;
+  async #settle(
+    externalOrderId: string,
+    items: readonly Item[],
+    end: number,
+    unanswered: number,
+    refused: OrderRefused,
+  ): Promise<PlacedOrder> {
+    const doubt = "the order was refused, but an earlier request may be stored; repeat the order with the same id";
+    const rest = unanswered + this.#waits.onItsWay - now();
+    if (rest > 0) {
+      if (now() + rest >= end) throw new InDoubt(doubt, { cause: refused });
+      await this.#sleep(rest);
+    }
+    let order: Order | undefined;
+    try {
+      order = await this.#look(externalOrderId, end);
+    } catch (cause) {
+      throw new InDoubt(doubt, { cause });
+    }
+    if (!order || isGone(order)) throw refused;
+    if (!stands(order)) throw new InDoubt("the state of the order is unknown to this version", { cause: refused });
+    if (!isSame(order, items)) throw refused;
     return placed(order);
   }
 
-  #look(external_order_id: string): Promise<Answered> {
-    const params = { path: { external_order_id } };
-    return this.#read(() => this.api.GET("/orders/{external_order_id}", { params }));
+  /** The look-up by the query finds every id, also `.`, `..` and those with `/`, which a path cannot name. */
+  #look(external_order_id: string, end: number): Promise<Order | undefined> {
+    const params = { query: { external_order_id } };
+    const sent: Sent = (sending) => this.api.GET("/orders", { params, ...sending });
+    return this.#read(end, sent, (data) => found(data, external_order_id));
   }
 
-  /** A GET, which is repeated after a temporary failure, because it changes nothing. */
-  async #read(get: () => Promise<Result>): Promise<Answered> {
+  /** A GET, which is repeated until its answer is readable, because it changes nothing. */
+  async #read<T>(end: number, sent: Sent, readable: (data: unknown) => T): Promise<T> {
     for (let turn = 0; ; turn++) {
-      const outcome = await this.#send(get);
-      if ("answer" in outcome && !isTemporary(outcome.answer)) return outcome;
-      const seconds = this.#waits.first[turn];
-      if (seconds === undefined)
-        throw new Unavailable("a look-up was repeated and got no answer", { cause: causeOf(outcome) });
-      await this.#sleep(waitAfter(outcome, seconds));
+      const outcome = await this.#send(end, sent);
+      let cause = causeOf(outcome);
+      if ("answer" in outcome) {
+        const { answer, data } = outcome;
+        if (isWrong(answer) || answer.status === 422) throw cause;
+        if (answer.status === 200)
+          try {
+            return readable(data);
+          } catch (error) {
+            cause = error;
+          }
+      }
+      const pause = this.#waits.first[turn];
+      const seconds = pause === undefined ? Infinity : waitAfter(outcome, pause);
+      if (now() + seconds >= end)
+        throw new Unavailable(`a look-up got no definite answer; the last attempt: ${textOf(cause)}`, { cause });
+      await this.#sleep(seconds);
     }
   }
 
-  async #send(request: () => Promise<Result>): Promise<Outcome> {
+  async #send(end: number, sent: Sent): Promise<Outcome> {
+    const seconds = Math.max(0.001, Math.min(this.#timeout, end - now()));
     let result: Result;
     try {
-      result = await request();
+      result = await sent({ fetch: (request) => send(request, seconds), parseAs: "text" });
     } catch (error) {
-      const code = (error as { cause?: { code?: unknown } }).cause?.code;
-      // A wrong base URL is a mistake and no failure of the network.
-      if (code === "ERR_INVALID_URL") throw error;
-      return { error, notSent: code === "ECONNREFUSED" || code === "ENOTFOUND" };
+      return { error, notSent: isNotSent(error) };
     }
-    return { answer: read(result, this.#brand), data: result.data };
+    return { answer: answer(result.response, result.error, this.#brand), data: parsed(result.data) };
   }
 }
 
 const now = (): number => performance.now() / 1000;
 
-function read({ error, response }: Result, brand: string): Answer {
-  const named = response.headers.get(`X-${brand}-Error`) ?? "";
-  const codes = named.split(",").map((code) => (code.split(";", 1)[0] ?? "").trim());
-  const body = (typeof error === "object" && error !== null ? error : {}) as { error?: unknown; errors?: unknown };
-  const one = typeof body.error === "object" && body.error !== null ? (body.error as { message?: unknown }).message : body.error;
-  const messages = Array.isArray(body.errors) ? body.errors : typeof one === "string" ? [one] : [];
-  const retryAfter = response.headers.get("Retry-After") ?? "";
-  return {
-    status: response.status,
-    codes: codes.filter((code) => code !== ""),
-    messages: messages.map(String),
-    requestId: response.headers.get("X-Request-Id") ?? undefined,
-    retryAfter: /^\d+$/.test(retryAfter) ? Number(retryAfter) : undefined,
-  };
+function parsed(text: unknown): unknown {
+  try {
+    return typeof text === "string" ? JSON.parse(text) : undefined;
+  } catch {
+    return undefined;
+  }
 }
 
-const isTemporary = ({ status }: Answer): boolean => status >= 500 || [408, 429].includes(status);
+function checkedId(externalOrderId: unknown): string {
+  if (typeof externalOrderId !== "string") throw new TypeError("externalOrderId is not a text");
+  try {
+    encodeURIComponent(externalOrderId);
+  } catch {
+    throw new TypeError("externalOrderId has a character that cannot be sent");
+  }
+  return externalOrderId;
+}
+
+function checkedItems(items: readonly Item[]): Item[] {
+  return items.map(({ option_id, qty }, index) => {
+    const option = optionId(option_id);
+    if (option === undefined) throw new TypeError(`option_id of item ${index} is not a UUID`);
+    if (!Number.isSafeInteger(qty)) throw new TypeError(`qty of item ${index} is not a whole number`);
+    return { option_id: option, qty };
+  });
+}
+
+/** The topups of a 201, if it is as documented: one for each unit that was ordered. */
+function created(data: unknown, items: readonly Item[]): Topups | undefined {
+  try {
+    const topups = topupsOf((data as { products?: unknown } | undefined)?.products);
+    return areOf(topups, items) ? topups : undefined;
+  } catch {
+    return undefined;
+  }
+}
+
+/** The request itself is wrong. It stored nothing, and a repeat would get the same answer. */
+const isWrong = ({ status }: Answer): boolean => status >= 400 && status < 500 && ![408, 422, 429].includes(status);
+
+/** A repeat can succeed, and this request stored nothing. A 503 without a code is not from the service. */
+const storedNothing = ({ status, codes }: Answer): boolean =>
+  status === 408 || status === 429 || (status === 503 && codes.length > 0);
 
 function waitAfter(outcome: Outcome, otherwise: number): number {
   if (!("answer" in outcome)) return otherwise;
@@ -277,23 +382,20 @@ function waitAfter(outcome: Outcome, otherwise: number): number {
 
 const causeOf = (outcome: Outcome): unknown => ("answer" in outcome ? new ApiError(outcome.answer) : outcome.error);
 
-function success({ answer, data }: Answered): unknown {
-  if (answer.status !== 200) throw new ApiError(answer);
-  return data;
-}
+/** What went wrong, in one line. The errors of this package hold no text that a terminal would obey. */
+const textOf = (cause: unknown): string => (cause instanceof PartnerError ? cause.message : printable(String(cause)));
 
-function isSame(order: Order, items: Item[]): boolean {
+const isSame = (order: Order, items: readonly Item[]): boolean => areOf(topupsOf(order.topups), items);
+
+function areOf(topups: Topups, items: readonly Item[]): boolean {
   const left = new Map<string, number>();
-  const add = (option: string, count: number): void => {
-    const id = option.toLowerCase();
-    left.set(id, (left.get(id) ?? 0) + count);
-  };
+  const add = (option: string, count: number): void => void left.set(option, (left.get(option) ?? 0) + count);
   for (const { option_id, qty } of items) add(option_id, qty);
-  for (const { option_id } of order.topups) add(option_id, -1);
+  for (const { option_id } of topups) add(option_id, -1);
   return [...left.values()].every((count) => count === 0);
 }
 
 function placed(order: Order): PlacedOrder {
-  const topups = order.topups.map(({ topup_id, option_id }) => ({ topup_id, option_id }));
-  return { externalOrderId: order.external_order_id, topups, storedBefore: true };
+  const { external_order_id: externalOrderId, state } = order;
+  return { externalOrderId, topups: topupsOf(order.topups), storedBefore: true, state };
 }

@@ -2,6 +2,7 @@
 // query, the time, the access key and the body, so nobody who records a request can send another one with its headers.
 import { createHash, createHmac } from "node:crypto";
 import type { Middleware } from "openapi-fetch";
+import { brand, decoded, visible } from "./settings.js";
 
 /** The keys of an account. */
 export interface Keys {
@@ -12,14 +13,6 @@ export interface Keys {
   brand?: string;
 }
 
-/** Decodes Base64, and fails if the text is none. The error does not quote the text, because errors are logged. */
-export function decoded(text: string, what: string): Buffer {
-  const bytes = Buffer.from(text, "base64");
-  if (bytes.length === 0 || bytes.toString("base64").replace(/=+$/, "") !== text.replace(/=+$/, ""))
-    throw new TypeError(`${what} is not Base64 text: use it exactly as you got it`);
-  return bytes;
-}
-
 /** The value of the header `Content-SHA256`. */
 export function digest(body: Uint8Array): string {
   return createHash("sha256").update(body).digest("hex");
@@ -28,13 +21,19 @@ export function digest(body: Uint8Array): string {
 /** The signature of a request. `target` is its path with `?` and the query, exactly as it is sent. */
 export function sign(keys: Keys, method: string, target: string, timestamp: string, contentSha256: string): string {
   const text = [method, target, timestamp, keys.accessKey, contentSha256].join("\n");
-  return createHmac("sha256", decoded(keys.secretKey, "the secret key")).update(text).digest("hex");
+  return createHmac("sha256", decoded("secretKey", keys.secretKey)).update(text).digest("hex");
 }
 
-/** Signs each request of an openapi-fetch client just before it is sent. */
+/**
+ * Signs each request of an openapi-fetch client just before it is sent.
+ *
+ * @throws {TypeError} which names the key that is wrong
+ */
 export function signature(keys: Keys, clock: () => number = Date.now): Middleware {
-  decoded(keys.secretKey, "the secret key");
-  const header = (name: string): string => `X-${keys.brand ?? "Service"}-${name}`;
+  visible("accessKey", keys.accessKey);
+  decoded("secretKey", keys.secretKey);
+  const part = brand(keys.brand ?? "Service");
+  const header = (name: string): string => `X-${part}-${name}`;
   return {
     async onRequest({ request }) {
       const { pathname, search } = new URL(request.url);

@@ -1,7 +1,8 @@
 // Verifies webhooks, which are signed as Standard Webhooks describes it.
 import { createHmac, timingSafeEqual } from "node:crypto";
+import { InvalidWebhook } from "./errors.js";
 import type { components } from "./schema.js";
-import { decoded } from "./signing.js";
+import { seconds, webhookKey } from "./settings.js";
 
 export type Esim = components["schemas"]["Esim"];
 export type TopupFailed = components["schemas"]["TopupFailed"] & { type: "topup.failed" };
@@ -27,11 +28,6 @@ export type Webhook = {
     }
 );
 
-/** The webhook is not from the service, or is too old. Answer with a 401, and do not trust its body. */
-export class InvalidWebhook extends Error {
-  override name = "InvalidWebhook";
-}
-
 type Headers = Iterable<[string, string]> | Record<string, string | string[] | undefined>;
 
 export interface VerifyOptions {
@@ -46,7 +42,8 @@ export interface VerifyOptions {
  * while you change your programs. `body` has to be the bytes as they arrived, and `headers` those of the request.
  * Verify a webhook when it arrives, because its timestamp is too old later.
  *
- * @throws {InvalidWebhook}
+ * @throws {InvalidWebhook} and nothing else, whatever was sent to you
+ * @throws {TypeError} if a secret or an option is wrong, whatever was sent: a mistake in your program, and no forged webhook
  */
 export function verifyWebhook(
   secrets: string | readonly string[],
@@ -54,8 +51,19 @@ export function verifyWebhook(
   headers: Headers,
   { tolerance = 300, now = Date.now() / 1000 }: VerifyOptions = {},
 ): Webhook {
-  const keys = [secrets].flat().map((secret) => decoded(secret.replace(/^whsec_/, ""), "a webhook secret"));
-  if (keys.length === 0) throw new TypeError("at least one webhook secret is needed");
+  const keys = [secrets].flat().map(webhookKey);
+  if (keys.length === 0) throw new TypeError("the webhook secret is missing: at least one is needed");
+  seconds("tolerance", tolerance, { zero: true });
+  try {
+    return verified(keys, body, headers, tolerance, now);
+  } catch (error) {
+    if (error instanceof InvalidWebhook) throw error;
+    // Nobody may cause a 500 by what he sends.
+    throw new InvalidWebhook("it cannot be read as a webhook");
+  }
+}
+
+function verified(keys: Buffer[], body: Uint8Array | string, headers: Headers, tolerance: number, now: number): Webhook {
   const given = new Map<string, string>();
   const entries = Symbol.iterator in headers ? headers : Object.entries(headers);
   for (const [name, value] of entries as Iterable<[string, unknown]>) given.set(name.toLowerCase(), String(value ?? ""));
@@ -67,7 +75,7 @@ export function verifyWebhook(
   const signed = Buffer.concat([Buffer.from(`${id}.${timestamp}.`), raw]);
   if (!matches(keys, signed, signatures))
     throw new InvalidWebhook("no signature matches: it is signed with another secret, or it was changed");
-  if (Math.abs(now - Number(timestamp)) > tolerance)
+  if (!(Math.abs(now - Number(timestamp)) <= tolerance))
     throw new InvalidWebhook("webhook-timestamp is too far from the current time: it may be a repeated recording");
   return { id, timestamp: Number(timestamp), ...content(raw) };
 }
@@ -101,7 +109,11 @@ function content(body: Buffer): { kind: "esim"; esim: Esim } | { kind: "event"; 
   }
   if (typeof parsed !== "object" || parsed === null) throw new InvalidWebhook("the body is not a JSON object");
   // The signature covers the body and not the header webhook-type, so the body decides.
-  if ("type" in parsed && "data" in parsed) return { kind: "event", event: parsed as TopupFailed };
+  if ("type" in parsed && "data" in parsed) {
+    if (typeof parsed.type !== "string" || typeof parsed.data !== "object" || parsed.data === null)
+      throw new InvalidWebhook("the body does not have the form of a webhook");
+    return { kind: "event", event: parsed as TopupFailed };
+  }
   if (!FIELDS.every((field) => typeof (parsed as Partial<Esim>)[field] === "string"))
     throw new InvalidWebhook("the body does not have the form of a webhook");
   return { kind: "esim", esim: parsed as Esim };

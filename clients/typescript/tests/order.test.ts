@@ -23,16 +23,37 @@ const ERROR: Scripted = { status: 500, codes: "internal_error", body: { error: "
 const PROXY: Scripted = { status: 502, body: "<h1>Bad gateway</h1>" };
 const BUSY: Scripted = { status: 503, codes: "order_undecided", body: { error: "busy" } };
 const LIMITED: Scripted = { status: 429, codes: "rate_limited", body: { error: "slow down" } };
-const UNKNOWN: Scripted = { status: 404, codes: "not_found", body: { error: "Not found" } };
+const DENIED: Scripted = {
+  status: 401,
+  codes: "signature_invalid",
+  body: { error: { code: "unauthorized", message: "Invalid signature." } },
+};
+const ARCHIVED: Scripted = { status: 410, codes: "order_archived", body: { error: "archived" } };
+/** The look-up of an id that no order has. */
+const UNKNOWN: Scripted = { status: 200, body: { orders: [], next_cursor: null } };
 
-const stored = (option_id = OPTION, state = "processing"): Scripted => ({
+/** The look-up of an order. */
+const stored = (option_id = OPTION, state = "processing", external_order_id = "A-1"): Scripted => ({
   status: 200,
-  body: { external_order_id: "A-1", state, topups: TOPUPS.map((topup) => ({ ...topup, option_id })) },
+  body: {
+    orders: [
+      {
+        external_order_id,
+        order_id: OPTION,
+        state,
+        created_at: "2026-11-22T04:00:00.1Z",
+        topup_counts: { total: 2, processing: 2, on_hold: 0, ready: 0, failed: 0, returned: 0 },
+        topups: TOPUPS.map((topup) => ({ ...topup, option_id, external_order_id, state: "processing" })),
+      },
+    ],
+    next_cursor: null,
+  },
 });
 
 let script: (Scripted | undefined)[] = [];
 let requests: string[] = [];
 let slept: number[] = [];
+let retryAfter = "7";
 const server = createServer((request, response) => {
   const chunks: Buffer[] = [];
   request.on("data", (chunk: Buffer) => chunks.push(chunk));
@@ -42,7 +63,7 @@ const server = createServer((request, response) => {
     if (!scripted) return void request.socket.destroy();
     const { status, codes, body } = scripted;
     if (codes) response.setHeader("X-Service-Error", codes);
-    if ([429, 503].includes(status)) response.setHeader("Retry-After", "7");
+    if ([429, 503].includes(status)) response.setHeader("Retry-After", retryAfter);
     response.setHeader("X-Request-Id", "r-1");
     response.writeHead(status).end(typeof body === "string" ? body : JSON.stringify(body));
   });
@@ -61,19 +82,20 @@ beforeEach(() => {
   script = [];
   requests = [];
   slept = [];
+  retryAfter = "7";
 });
 
-async function order(answers: (Scripted | undefined)[], patience = 1e6): Promise<PlacedOrder> {
+async function order(answers: (Scripted | undefined)[], patience = 1e6, items = ITEMS): Promise<PlacedOrder> {
   script = [...answers];
   try {
-    return await partner.order("A-1", ITEMS, { patience });
+    return await partner.order("A-1", items, { patience });
   } finally {
     deepStrictEqual(script, [], "not every answer was asked for");
   }
 }
 
 test("an order that is accepted is sent once", async () => {
-  deepStrictEqual(await order([DONE]), { externalOrderId: "A-1", topups: TOPUPS, storedBefore: false });
+  deepStrictEqual(await order([DONE]), { externalOrderId: "A-1", topups: TOPUPS, storedBefore: false, state: "processing" });
   const body = JSON.stringify({ external_order_id: "A-1", products: ITEMS });
   deepStrictEqual(requests, [`POST /api/v1/api_partner/orders ${body}`]);
   deepStrictEqual(slept, []);
@@ -82,10 +104,10 @@ test("an order that is accepted is sent once", async () => {
 for (const [name, lost] of Object.entries({ closed: CLOSED, error: ERROR, proxy: PROXY }))
   test(`a lost answer (${name}) is settled by a repeat and a look-up`, async () => {
     const placed = await order([lost, TAKEN, stored()]);
-    deepStrictEqual(placed, { externalOrderId: "A-1", topups: TOPUPS, storedBefore: true });
+    deepStrictEqual(placed, { externalOrderId: "A-1", topups: TOPUPS, storedBefore: true, state: "processing" });
     strictEqual(requests.length, 3);
     strictEqual(requests[0], requests[1], "the repeat is the same order");
-    strictEqual(requests[2], "GET /api/v1/api_partner/orders/A-1");
+    strictEqual(requests[2], "GET /api/v1/api_partner/orders?external_order_id=A-1");
     deepStrictEqual(slept, [1]);
     strictEqual((await order([lost, DONE])).storedBefore, false);
   });
@@ -111,27 +133,98 @@ for (const [name, lost] of Object.entries({ closed: CLOSED, proxy: PROXY }))
     ok((await order([lost, REFUSED, stored()])).storedBefore);
     strictEqual(slept[0], 1);
     ok(slept[1] && slept[1] > 55 && slept[1] <= 60, String(slept));
-    for (const answer of [UNKNOWN, stored(OPTION, "refused"), stored(OTHER)])
+    for (const answer of [UNKNOWN, stored(OPTION, "refused"), stored(OPTION, "cancelled"), stored(OTHER)])
       await rejects(order([lost, REFUSED, answer]), OrderRefused);
+    // Without a look-up, or with one that says nothing, the earlier request may be stored.
+    for (const answer of [stored(OPTION, "enchanted"), ARCHIVED]) await rejects(order([lost, REFUSED, answer]), InDoubt);
+    await rejects(order([lost, REFUSED], 30), InDoubt);
   });
+
+for (const state of ["processing", "ready", "partly_failed", "failed"])
+  test(`an order that stands is placed with its state: ${state}`, async () => {
+    const look = stored(OPTION, state);
+    for (const answers of [[TAKEN, look], [CLOSED, TAKEN, look], [CLOSED, REFUSED, look]]) {
+      const placed = await order(answers);
+      ok(placed.storedBefore && placed.state === state);
+    }
+    await rejects(order([TAKEN, stored(OTHER, state)]), (error) => error instanceof OrderIdTaken && error.order?.state === state);
+  });
+
+test("a taken id of a refused order is free again", async () => {
+  // Equal orders at once: another one had the id for a moment and was refused.
+  strictEqual((await order([TAKEN, stored(OPTION, "refused"), DONE])).storedBefore, false);
+  strictEqual((await order([TAKEN, stored(OTHER, "cancelled"), DONE])).storedBefore, false);
+  await rejects(order([TAKEN, stored(OPTION, "refused"), REFUSED]), (error: Error) => {
+    ok(error instanceof OrderRefused);
+    return error.codes[0] === "provider_rejected";
+  });
+  await rejects(order([TAKEN, stored(OPTION, "refused")], 0.9), Unavailable);
+  await rejects(order([CLOSED, TAKEN, stored(OPTION, "refused")], 2.9), InDoubt);
+});
+
+test("a cancelled order is not placed again", async () => {
+  const cancelled = stored(OPTION, "cancelled");
+  const isCancelled = (error: Error): boolean => error instanceof OrderRefused && /cancelled/.test(error.message);
+  await rejects(order([TAKEN, cancelled]), isCancelled);
+  await rejects(order([ERROR, TAKEN, cancelled]), isCancelled);
+  // A request without an answer may arrive after the cancellation, so a minute later it is looked up once more.
+  await rejects(order([CLOSED, TAKEN, cancelled, cancelled]), isCancelled);
+  ok((slept.at(-1) ?? 0) > 55);
+  ok((await order([CLOSED, TAKEN, cancelled, stored()])).storedBefore);
+});
+
+test("a taken id without an order that shows what it is decides nothing", async () => {
+  for (const answer of [UNKNOWN, stored(OPTION, "enchanted")]) {
+    ok((await order([TAKEN, answer, TAKEN, stored()])).storedBefore);
+    await rejects(order([TAKEN, answer], 0.9), InDoubt);
+  }
+});
 
 test("an id of another order is not mistaken for this one", async () => {
   await rejects(order([TAKEN, stored(OTHER)]), (error: Error) => {
     ok(error instanceof OrderIdTaken);
     return error.order?.topups[0]?.option_id === OTHER;
   });
-  const archived = { status: 410, codes: "order_archived", body: { error: "archived" } };
-  await rejects(order([TAKEN, archived]), (error: Error) => error instanceof OrderIdTaken && error.order === undefined);
-  // The look-up is repeated; the order itself is not.
+  await rejects(order([TAKEN, ARCHIVED]), (error: Error) => error instanceof OrderIdTaken && error.order === undefined);
+});
+
+test("a look-up is repeated and at the end in doubt", async () => {
   ok((await order([TAKEN, ERROR, CLOSED, stored()])).storedBefore);
-  await rejects(order([TAKEN, ERROR, ERROR, ERROR, ERROR, ERROR]), Unavailable);
+  await rejects(order([TAKEN, ERROR, ERROR, ERROR, ERROR, ERROR]), InDoubt);
+  await rejects(order([TAKEN, DENIED]), InDoubt);
+  // An order of another id is an answer to another question.
+  ok((await order([TAKEN, stored(OPTION, "ready", "A-2"), stored()])).storedBefore);
+});
+
+test("ids of options are values", async () => {
+  for (const option_id of [OPTION, OPTION.toUpperCase(), OPTION.replaceAll("-", "")]) {
+    const items = [{ option_id, qty: 1 }, { option_id, qty: 1 }];
+    requests = [];
+    ok((await order([CLOSED, TAKEN, stored(OPTION.toUpperCase())], 1e6, items)).storedBefore);
+    const products = [{ option_id: OPTION, qty: 1 }, { option_id: OPTION, qty: 1 }];
+    strictEqual(requests[0], `POST /api/v1/api_partner/orders ${JSON.stringify({ external_order_id: "A-1", products })}`);
+    strictEqual((await order([DONE], 1e6, items)).storedBefore, false);
+  }
+});
+
+test("what cannot be ordered is not sent", async () => {
+  const wrong: unknown[] = ["2", NaN, 1.5, undefined];
+  for (const qty of wrong) await rejects(order([], 1e6, [{ option_id: OPTION, qty: qty as number }]), /qty of item 0/);
+  for (const option_id of ["option", undefined, 5]) {
+    await rejects(order([], 1e6, [{ option_id: option_id as string, qty: 1 }]), /option_id of item 0/);
+  }
+  for (const id of ["\ud800", 5 as unknown as string]) {
+    await rejects(partner.order(id, ITEMS), /externalOrderId/);
+    await rejects(partner.findOrder(id), /externalOrderId/);
+  }
+  for (const patience of [0, -1, NaN, Infinity, "5" as unknown as number]) await rejects(order([], patience), /patience/);
+  deepStrictEqual(requests, []);
 });
 
 test("a wrong request is not repeated", async () => {
-  const denied = { status: 401, codes: "signature_invalid", body: { error: { code: "unauthorized", message: "Invalid signature." } } };
-  await rejects(order([denied]), (error: Error) => error instanceof ApiError && /Invalid signature/.test(error.message));
+  await rejects(order([DENIED]), (error: Error) => error instanceof ApiError && /Invalid signature/.test(error.message));
   // But it says nothing about an earlier request.
-  await rejects(order([CLOSED, denied]), InDoubt);
+  await rejects(order([CLOSED, DENIED]), InDoubt);
 });
 
 test("the end of the patience says whether the order may be stored", async () => {
@@ -145,8 +238,11 @@ test("the end of the patience says whether the order may be stored", async () =>
   await new Promise((resolve) => nobody.close(resolve));
   const alone = new Partner({ baseUrl: `http://127.0.0.1:${port}`, accessKey: "ak", secretKey: "c2VjcmV0LWtleQ==", sleep });
   await rejects(alone.order("A-1", ITEMS, { patience: 0.5 }), Unavailable);
-  const wrong = new Partner({ baseUrl: "localhost", accessKey: "ak", secretKey: "c2VjcmV0LWtleQ==", sleep });
-  await rejects(wrong.order("A-1", ITEMS), /URL/);
+  // Nothing is sent to a host without an address, or to one that does not speak TLS.
+  for (const unreachable of ["http://esim.invalid", baseUrl.replace("http:", "https:")]) {
+    const nowhere = new Partner({ baseUrl: unreachable, accessKey: "ak", secretKey: "c2VjcmV0LWtleQ==", sleep });
+    await rejects(nowhere.order("A-1", ITEMS, { patience: 0.9 }), Unavailable);
+  }
 });
 
 test("lists are read to their end", async () => {
@@ -169,11 +265,36 @@ test("lists are read to their end", async () => {
   strictEqual(requests.at(-1)?.split("?")[1], query);
 });
 
-test("ids are encoded in paths", async () => {
-  script = [UNKNOWN, stored()];
-  strictEqual(await partner.findOrder("A/1 ü?"), undefined);
-  strictEqual((await partner.findOrder("A-1"))?.state, "processing");
-  strictEqual(requests[0], "GET /api/v1/api_partner/orders/A%2F1%20%C3%BC%3F");
+test("every id can be looked up", async () => {
+  for (const id of ["A/1 ü?&=%+", ".", "..", "a/../b", "%2E"]) {
+    script = [UNKNOWN, stored(OPTION, "ready", id)];
+    requests = [];
+    strictEqual(await partner.findOrder(id), undefined);
+    strictEqual((await partner.findOrder(id))?.state, "ready");
+    const url = new URL(requests[0]?.replace("GET ", "") ?? "", baseUrl);
+    strictEqual(url.pathname, "/api/v1/api_partner/orders");
+    deepStrictEqual([...url.searchParams], [["external_order_id", id]]);
+  }
+});
+
+test("no wait is longer than the caller allowed", async () => {
+  const collect = async (): Promise<void> => {
+    for await (const _ of partner.options({}, { patience: 5 }));
+  };
+  for (const seconds of ["86400", "9".repeat(400), "Fri, 31 Dec 9999 23:59:59 GMT", "Friday, 31-Dec-49 23:59:59 GMT"]) {
+    retryAfter = seconds;
+    await rejects(order([LIMITED], 5), Unavailable);
+    script = [LIMITED];
+    await rejects(partner.findOrder("A-1", { patience: 5 }), Unavailable);
+    script = [LIMITED];
+    await rejects(collect(), Unavailable);
+  }
+  deepStrictEqual(slept, []);
+  for (const seconds of ["-1", "1.5", "soon", "", "Sun, 06 Nov 1994 08:49:37 GMT", "Sun Nov  6 08:49:37 1994", "0001"]) {
+    retryAfter = seconds;
+    await order([LIMITED, DONE]);
+  }
+  deepStrictEqual(slept, Array(7).fill(1));
 });
 
 test("the waits can be changed", async () => {

@@ -99,9 +99,17 @@ for (const option of ["stored-then-500", "answer-lost", "limited-first"])
     for (const { topup_id } of placed.topups) strictEqual((await webhooks(topup_id))[0]?.kind, "esim");
     // After a crash of the shop, the same call finds the same order, and another one does not.
     const again = await partner.order(externalOrderId, [item(option, 2)]);
-    deepStrictEqual(again, { ...placed, storedBefore: true });
+    deepStrictEqual(again, { ...placed, storedBefore: true, state: "ready" });
     await rejects(partner.order(externalOrderId, [item("ready", 2)]), OrderIdTaken);
   });
+
+test("every id that can be ordered can be looked up", async () => {
+  for (const id of [".", "..", `a/../b ?&=%2E+ü ${randomUUID()}`]) {
+    const placed = await partner.order(id, [item("stored-then-500", 1)]);
+    ok(placed.storedBefore);
+    deepStrictEqual((await partner.findOrder(id))?.topups.map(({ topup_id }) => topup_id), [placed.topups[0]?.topup_id]);
+  }
+});
 
 test("a refused order says why", async () => {
   // An order is accepted until the first heartbeat of a provisioner has arrived.

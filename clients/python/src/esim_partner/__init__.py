@@ -3,8 +3,9 @@
 from importlib.metadata import version
 
 from .errors import Answer, ApiError, InDoubt, InvalidWebhook, OrderIdTaken, OrderRefused, PartnerError, Unavailable
-from .generated.models import Esim, Item, KeyExpiring, Order, OrderState, TopupFailed, WebhookTest
-from .partner import Partner, PlacedOrder, PlacedTopup, Waits
+from .flow import Item, PlacedOrder, PlacedTopup, Waits
+from .generated.models import Esim, KeyExpiring, Order, OrderState, TopupFailed, WebhookTest
+from .partner import AsyncPartner, Partner
 from .signing import Keys, Signature
 from .webhooks import Webhook, WebhookVerifier
 
@@ -13,6 +14,7 @@ __version__ = version("esim-partner")
 __all__ = [
     "Answer",
     "ApiError",
+    "AsyncPartner",
     "Esim",
     "InDoubt",
     "InvalidWebhook",

@@ -17,6 +17,13 @@ class InvalidWebhook(PartnerError):
     """The webhook is not from the service, or is too old. Answer with a 401, and do not trust its body."""
 
 
+def printable(text: str) -> str:
+    """Text of the other side, for errors that are logged or shown in a terminal: without control characters, without
+    characters that change the direction of writing, and not longer than a few lines."""
+    shown = "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text[:1000])
+    return shown + "…" if len(text) > 1000 else shown
+
+
 @dataclass(frozen=True)
 class Answer:
     """An answer of the service, or of a proxy on the way."""
@@ -37,7 +44,7 @@ class Answer:
     def __str__(self) -> str:
         codes = ", ".join(self.codes) or "no code"
         text = "; ".join(self.messages)
-        return f"{self.status} ({codes}){': ' + text if text else ''} [request {self.request_id}]"
+        return printable(f"{self.status} ({codes}){': ' + text if text else ''} [request {self.request_id}]")
 
 
 class ApiError(PartnerError):
@@ -53,7 +60,10 @@ class ApiError(PartnerError):
 
 
 class OrderRefused(ApiError):
-    """Nothing is stored or bought, now or later. Correct the order; you may use the same id again."""
+    """Nothing is stored or bought, now or later. Correct the order; you may use the same id again.
+
+    If ``codes`` has ``external_order_id_taken``, an earlier request stored the order, and it was cancelled since.
+    """
 
 
 class OrderIdTaken(ApiError):

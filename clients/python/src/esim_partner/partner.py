@@ -2,71 +2,111 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
-import itertools
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
-from urllib.parse import quote
-from uuid import UUID
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import httpx
 
-from .errors import Answer, ApiError, InDoubt, OrderIdTaken, OrderRefused, Unavailable
+from . import flow, settings
+from .flow import AnyItem, Flow, NoAnswer, Outcome, Pause, PlacedOrder, Request, Waits
 from .generated.client import AuthenticatedClient
-from .generated.models import (
-    CreatedOrder,
-    Event,
-    Item,
-    NewOrder,
-    Offered,
-    Order,
-    OrderState,
-    Summary,
-)
+from .generated.models import Event, Offered, Order, OrderState, Summary
+from .http import HEADERS, LIMITS, BoundedAsyncClient, BoundedClient
 from .signing import Keys, Signature
 
 PREFIX = "/v1/api_partner"
-TAKEN = "external_order_id_taken"
 #: The size of the pages that lists are read in.
 PAGE = 100
-#: The wait after a 503 without ``Retry-After``.
-BUSY = 3.0
+#: In seconds.
+TIMEOUT = 30.0
+PATIENCE = 300.0
+
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Waits:
-    """How long the client waits, in seconds. The defaults are those of the partner guide."""
+class _Account:
+    """What :class:`Partner` and :class:`AsyncPartner` share."""
 
-    #: Before the first repeats of a request without a definite answer.
-    first: tuple[float, ...] = (1, 2, 4, 8)
-    #: Before each further repeat of an order.
-    then: float = 60
-    #: How long a request without an answer may still be on its way.
-    on_its_way: float = 60
+    #: The generated client with all requests, signed by this account.
+    api: AuthenticatedClient
+
+    def __init__(
+        self, base_url: str, access_key: str, secret_key: str, brand: str, timeout: float, waits: Waits | None
+    ) -> None:
+        root = settings.base_url(base_url)
+        self._brand = brand
+        self._timeout = settings.seconds("timeout", timeout)
+        self._waits = waits or Waits()
+        for one in self._waits.first:
+            settings.seconds("waits.first", one, zero=True)
+        settings.seconds("waits.then", self._waits.then)
+        settings.seconds("waits.on_its_way", self._waits.on_its_way, zero=True)
+        auth = Signature(Keys(access_key, secret_key, brand))
+        url = root if root.endswith(PREFIX) else f"{root}/api{PREFIX}"
+        limit = httpx.Timeout(self._timeout)
+        self.api = AuthenticatedClient(
+            base_url=url,
+            token=access_key,
+            prefix="",
+            auth_header_name=f"X-{brand}-Access-Key",
+            timeout=limit,
+            httpx_args={"auth": auth},
+        )
+        shared: dict[str, Any] = {
+            "base_url": url,
+            "auth": auth,
+            "timeout": limit,
+            "limits": LIMITS,
+            "headers": HEADERS,
+            "verify": httpx.create_ssl_context(),
+        }
+        self.api.set_httpx_client(BoundedClient(**shared))
+        self.api.set_async_httpx_client(BoundedAsyncClient(**shared))
+
+    def _arguments(self, request: Request) -> dict[str, Any]:
+        rest = max(0.001, min(self._timeout, request.until - time.monotonic()))
+        arguments: dict[str, Any] = {"timeout": httpx.Timeout(rest)}
+        if request.parameters is not None:
+            arguments["params"] = dict(request.parameters)
+        if request.body is not None:
+            arguments["json"] = request.body
+        return arguments
 
 
-@dataclass(frozen=True)
-class PlacedTopup:
-    """One unit of an order."""
-
-    topup_id: str
-    option_id: UUID
-
-
-@dataclass(frozen=True)
-class PlacedOrder:
-    """A stored order. It is bought once, and each eSIM comes to you in a webhook."""
-
-    external_order_id: str
-    topups: tuple[PlacedTopup, ...]
-    #: Whether an earlier request had stored the order, for example one whose answer was lost.
-    stored_before: bool
+def _order_filter(created_after: datetime.datetime | None, state: OrderState | None) -> dict[str, str]:
+    parameters: dict[str, str] = {}
+    if created_after is not None:
+        parameters["created_after"] = created_after.astimezone(datetime.UTC).isoformat()
+    if state is not None:
+        parameters["state"] = state.value
+    return parameters
 
 
-class Partner:
+def _option_filter(
+    country: str | None,
+    min_data_mb: int | None,
+    unlimited: bool | None,
+    min_days: int | None,
+    max_days: int | None,
+) -> dict[str, str]:
+    given = {
+        "country": country,
+        "min_data_mb": min_data_mb,
+        "unlimited": None if unlimited is None else str(unlimited).lower(),
+        "min_days": min_days,
+        "max_days": max_days,
+    }
+    return {name: str(value) for name, value in given.items() if value is not None}
+
+
+def _page_of(parameters: Mapping[str, str], cursor: str | None) -> dict[str, str]:
+    return {**parameters, "limit": str(PAGE), **({"cursor": cursor} if cursor else {})}
+
+
+class Partner(_Account):
     """An account of the service.
 
     ``api`` is the generated client with all requests, signed by this account::
@@ -82,96 +122,52 @@ class Partner:
         secret_key: str,
         *,
         brand: str = "Service",
-        timeout: float = 30,
+        timeout: float = TIMEOUT,
         waits: Waits | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """``base_url`` is that of the service, such as ``https://esim.example.com``. ``brand`` is the second part of
-        the header names, if you were told another one than ``Service``. A shorter ``timeout`` than 30 s would only
-        leave you in doubt about more of your orders."""
-        self._brand = brand
-        self._waits = waits or Waits()
-        self._sleep = sleep
-        root = base_url.rstrip("/")
-        self.api = AuthenticatedClient(
-            base_url=root if root.endswith(PREFIX) else f"{root}/api{PREFIX}",
-            token=access_key,
-            prefix="",
-            auth_header_name=f"X-{brand}-Access-Key",
-            timeout=httpx.Timeout(timeout),
-            httpx_args={"auth": Signature(Keys(access_key, secret_key, brand))},
-        )
+        the header names, if you were told another one than ``Service``. ``timeout`` is how many seconds one request may
+        take; a shorter one than 30 s would only leave you in doubt about more of your orders.
 
-    def order(self, external_order_id: str, items: Sequence[Item], *, patience: float = 300) -> PlacedOrder:
+        Raises ``ValueError``, which names the setting that is wrong."""
+        super().__init__(base_url, access_key, secret_key, brand, timeout, waits)
+        self._sleep = sleep
+
+    def order(
+        self, external_order_id: str, items: Sequence[AnyItem], *, patience: float = PATIENCE
+    ) -> PlacedOrder:
         """Places an order, and repeats the request with the same id until the answer is definite.
 
         A repeat never buys twice. If an earlier request stored the same order, that order is returned; so calling this
-        again after a crash of your program is safe, too. It waits between repeats for at most ``patience`` seconds.
+        again after a crash of your program is safe, too. The call takes at most ``patience`` seconds, whatever the
+        other side does.
 
         Raises :class:`OrderRefused` if nothing is stored, :class:`OrderIdTaken` if another order has the id,
         :class:`InDoubt` if the patience is over without a definite answer, :class:`Unavailable` if it is over and
-        nothing was stored, and :class:`ApiError` if the request itself is wrong, for example its signature.
+        nothing was stored, and :class:`ApiError` if the request itself is wrong, for example its signature. A
+        ``ValueError`` names what cannot be sent, for example an ``option_id`` that is not a UUID.
         """
-        body = NewOrder(external_order_id, list(items)).to_dict()
-        waits = itertools.chain(self._waits.first, itertools.repeat(self._waits.then))
-        end = time.monotonic() + patience
-        in_doubt = False
-        # When the last request was sent that got no answer. It may be stored even after a later one was refused.
-        unanswered: float | None = None
-        while True:
-            sent = time.monotonic()
-            outcome = self._send("POST", "/orders", json=body)
-            if isinstance(outcome, Answer):
-                if outcome.status == 201:
-                    created = CreatedOrder.from_dict(outcome.json)
-                    topups = tuple(PlacedTopup(one.topup_id, one.option_id) for one in created.products)
-                    return PlacedOrder(external_order_id, topups, stored_before=False)
-                if TAKEN in outcome.codes:
-                    return self._taken(external_order_id, items, outcome)
-                if outcome.status == 422:
-                    if unanswered is not None and (found := self._arrived(external_order_id, items, unanswered)):
-                        return found
-                    raise OrderRefused(outcome)
-                if not _is_temporary(outcome):
-                    if in_doubt:
-                        raise InDoubt(
-                            f"the order may be stored, but its repeat was refused: {outcome}"
-                        ) from ApiError(outcome)
-                    raise ApiError(outcome)
-                stored_nothing = outcome.status in (408, 429) or (outcome.status == 503 and bool(outcome.codes))
-                if not stored_nothing:
-                    in_doubt = True
-                    # Without a code it is not the service that answers, so the request may still be on its way to it.
-                    unanswered = unanswered if outcome.codes else sent
-            elif not isinstance(outcome, httpx.ConnectError):
-                in_doubt = True
-                unanswered = sent
-            wait = _wait(outcome, next(waits))
-            if time.monotonic() + wait > end:
-                cause = outcome if isinstance(outcome, Exception) else ApiError(outcome)
-                if in_doubt:
-                    raise InDoubt("there is no definite answer; repeat the order with the same id") from cause
-                raise Unavailable("nothing was stored; place the order later") from cause
-            self._sleep(wait)
+        patience = settings.seconds("patience", patience)
+        return self._run(flow.order(external_order_id, items, self._waits, patience))
 
-    def find_order(self, external_order_id: str) -> Order | None:
+    def find_order(self, external_order_id: str, *, patience: float = PATIENCE) -> Order | None:
         """The order with this id. ``None`` means that it is not stored now, although a request for it may still be on
-        its way; so this does not replace a repeat of the order."""
-        answer = self._read(f"/orders/{quote(external_order_id, safe='')}")
-        if answer.status == 404:
-            return None
-        return Order.from_dict(_success(answer))
+        its way; so this does not replace a repeat of the order. An order that was archived is an :class:`ApiError` with
+        the code ``order_archived``."""
+        patience = settings.seconds("patience", patience)
+        return self._run(flow.find(external_order_id, self._waits, patience))
 
     def orders(
-        self, *, created_after: datetime.datetime | None = None, state: OrderState | None = None
+        self,
+        *,
+        created_after: datetime.datetime | None = None,
+        state: OrderState | None = None,
+        patience: float = PATIENCE,
     ) -> Iterator[Summary]:
-        """All orders without their topups, the newest first, read page by page as you go on."""
-        parameters: dict[str, str] = {}
-        if created_after is not None:
-            parameters["created_after"] = created_after.astimezone(datetime.UTC).isoformat()
-        if state is not None:
-            parameters["state"] = state.value
-        return (Summary.from_dict(one) for one in self._pages("/orders", "orders", parameters))
+        """All orders without their topups, the newest first, read page by page as you go on. A page takes at most
+        ``patience`` seconds."""
+        return self._pages("/orders", "orders", _order_filter(created_after, state), Summary.from_dict, patience)
 
     def options(
         self,
@@ -181,121 +177,155 @@ class Partner:
         unlimited: bool | None = None,
         min_days: int | None = None,
         max_days: int | None = None,
+        patience: float = PATIENCE,
     ) -> Iterator[Offered]:
         """The options that this account may order, and that match all filters.
 
         `country` is a code of ISO 3166-1 alpha-2 such as JP. Unlimited data is enough for every `min_data_mb`.
         """
-        given = {
-            "country": country,
-            "min_data_mb": min_data_mb,
-            "unlimited": None if unlimited is None else str(unlimited).lower(),
-            "min_days": min_days,
-            "max_days": max_days,
-        }
-        parameters = {name: str(value) for name, value in given.items() if value is not None}
-        return (Offered.from_dict(one) for one in self._pages("/options", "options", parameters))
+        parameters = _option_filter(country, min_data_mb, unlimited, min_days, max_days)
+        return self._pages("/options", "options", parameters, Offered.from_dict, patience)
 
-    def events(self) -> Iterator[Event]:
+    def events(self, *, patience: float = PATIENCE) -> Iterator[Event]:
         """The further events of the last 30 days, the newest first."""
-        return (Event.from_dict(one) for one in self._pages("/webhook/events", "events", {}))
+        return self._pages("/webhook/events", "events", {}, Event.from_dict, patience)
 
-    def _pages(self, path: str, name: str, parameters: dict[str, str]) -> Iterator[dict[str, Any]]:
+    def _pages(
+        self,
+        path: str,
+        name: str,
+        parameters: Mapping[str, str],
+        model: Callable[[dict[str, Any]], T],
+        patience: float,
+    ) -> Iterator[T]:
+        patience = settings.seconds("patience", patience)
         cursor: str | None = None
         while True:
-            given = {**parameters, "limit": str(PAGE), **({"cursor": cursor} if cursor else {})}
-            page = _success(self._read(path, given))
-            yield from page[name]
+            page = flow.page(path, name, _page_of(parameters, cursor), self._waits, patience, model)
+            entries, cursor = self._run(page)
+            yield from entries
             # A page may be empty although others follow, so only the cursor ends the list.
-            cursor = page["next_cursor"]
             if cursor is None:
                 return
 
-    def _taken(self, external_order_id: str, items: Sequence[Item], answer: Answer) -> PlacedOrder:
-        """What the order is that has the id: the same one, which an earlier request stored, or another one."""
-        shown = self._read(f"/orders/{quote(external_order_id, safe='')}")
-        if shown.status in (404, 410):
-            raise OrderIdTaken(answer, None)
-        order = Order.from_dict(_success(shown))
-        if not _is_same(order, items):
-            raise OrderIdTaken(answer, order)
-        return _placed(order)
+    def _run(self, steps: Flow[T]) -> T:
+        outcome: Outcome | None = None
+        while True:
+            try:
+                step = next(steps) if outcome is None else steps.send(outcome)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            if isinstance(step, Pause):
+                self._sleep(step.seconds)
+                outcome = None
+            else:
+                outcome = self._send(step)
 
-    def _arrived(self, external_order_id: str, items: Sequence[Item], unanswered: float) -> PlacedOrder | None:
-        """Whether a request without an answer has stored the order after all, although a later one was refused."""
-        self._sleep(max(0.0, unanswered + self._waits.on_its_way - time.monotonic()))
-        order = self.find_order(external_order_id)
-        if order is None or order.state in (OrderState.REFUSED, OrderState.CANCELLED) or not _is_same(order, items):
-            return None
-        return _placed(order)
-
-    def _read(self, path: str, parameters: dict[str, str] | None = None) -> Answer:
-        """A GET, which is repeated after a temporary failure, because it changes nothing."""
-        for wait in (*self._waits.first, None):
-            outcome = self._send("GET", path, params=parameters or {})
-            if isinstance(outcome, Answer) and not _is_temporary(outcome):
-                return outcome
-            if wait is None:
-                cause = outcome if isinstance(outcome, Exception) else ApiError(outcome)
-                raise Unavailable(f"GET {path} was repeated and got no answer") from cause
-            self._sleep(_wait(outcome, wait))
-        raise AssertionError("the loop ends with a return or an error")
-
-    def _send(self, method: str, path: str, **arguments: Any) -> Answer | httpx.TransportError:
+    def _send(self, request: Request) -> Outcome:
+        client = self.api.get_httpx_client()
         try:
-            response = self.api.get_httpx_client().request(method, path, **arguments)
-        except httpx.TransportError as error:
-            return error
-        return _answer(response, self._brand)
+            response = client.request(request.method, request.path, **self._arguments(request))
+        except Exception as error:  # whatever httpx and what lies below it raise: there is no answer
+            return NoAnswer(error)
+        return flow.answer(response, self._brand)
 
 
-def _answer(response: httpx.Response, brand: str) -> Answer:
-    try:
-        body = response.json()
-    except ValueError:
-        body = None
-    errors = body.get("errors", body.get("error")) if isinstance(body, dict) else None
-    if isinstance(errors, dict):
-        errors = errors.get("message")
-    messages = errors if isinstance(errors, list) else [errors] if isinstance(errors, str) else []
-    named = response.headers.get(f"X-{brand}-Error", "")
-    codes = [code.partition(";")[0].strip() for code in named.split(",")]
-    retry_after = response.headers.get("Retry-After", "")
-    return Answer(
-        status=response.status_code,
-        codes=tuple(code for code in codes if code),
-        messages=tuple(str(message) for message in messages),
-        request_id=response.headers.get("X-Request-Id"),
-        retry_after=int(retry_after) if retry_after.isascii() and retry_after.isdigit() else None,
-        json=body,
-    )
+class AsyncPartner(_Account):
+    """The same as :class:`Partner` for programs that use asyncio."""
 
+    def __init__(
+        self,
+        base_url: str,
+        access_key: str,
+        secret_key: str,
+        *,
+        brand: str = "Service",
+        timeout: float = TIMEOUT,
+        waits: Waits | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """The same as for :class:`Partner`."""
+        super().__init__(base_url, access_key, secret_key, brand, timeout, waits)
+        self._sleep = sleep
 
-def _is_temporary(answer: Answer) -> bool:
-    return answer.status >= 500 or answer.status in (408, 429)
+    async def order(
+        self, external_order_id: str, items: Sequence[AnyItem], *, patience: float = PATIENCE
+    ) -> PlacedOrder:
+        """The same as :meth:`Partner.order`. If the task is cancelled, the order may be stored: call this again with the
+        same id."""
+        patience = settings.seconds("patience", patience)
+        return await self._run(flow.order(external_order_id, items, self._waits, patience))
 
+    async def find_order(self, external_order_id: str, *, patience: float = PATIENCE) -> Order | None:
+        """The same as :meth:`Partner.find_order`."""
+        patience = settings.seconds("patience", patience)
+        return await self._run(flow.find(external_order_id, self._waits, patience))
 
-def _wait(outcome: Answer | httpx.TransportError, otherwise: float) -> float:
-    if isinstance(outcome, Answer) and outcome.retry_after is not None:
-        return max(1.0, outcome.retry_after)
-    if isinstance(outcome, Answer) and outcome.status == 503 and outcome.codes:
-        return BUSY
-    return otherwise
+    def orders(
+        self,
+        *,
+        created_after: datetime.datetime | None = None,
+        state: OrderState | None = None,
+        patience: float = PATIENCE,
+    ) -> AsyncIterator[Summary]:
+        """The same as :meth:`Partner.orders`."""
+        return self._pages("/orders", "orders", _order_filter(created_after, state), Summary.from_dict, patience)
 
+    def options(
+        self,
+        *,
+        country: str | None = None,
+        min_data_mb: int | None = None,
+        unlimited: bool | None = None,
+        min_days: int | None = None,
+        max_days: int | None = None,
+        patience: float = PATIENCE,
+    ) -> AsyncIterator[Offered]:
+        """The same as :meth:`Partner.options`."""
+        parameters = _option_filter(country, min_data_mb, unlimited, min_days, max_days)
+        return self._pages("/options", "options", parameters, Offered.from_dict, patience)
 
-def _success(answer: Answer) -> Any:
-    if answer.status != 200:
-        raise ApiError(answer)
-    return answer.json
+    def events(self, *, patience: float = PATIENCE) -> AsyncIterator[Event]:
+        """The same as :meth:`Partner.events`."""
+        return self._pages("/webhook/events", "events", {}, Event.from_dict, patience)
 
+    async def _pages(
+        self,
+        path: str,
+        name: str,
+        parameters: Mapping[str, str],
+        model: Callable[[dict[str, Any]], T],
+        patience: float,
+    ) -> AsyncIterator[T]:
+        patience = settings.seconds("patience", patience)
+        cursor: str | None = None
+        while True:
+            page = flow.page(path, name, _page_of(parameters, cursor), self._waits, patience, model)
+            entries, cursor = await self._run(page)
+            for entry in entries:
+                yield entry
+            if cursor is None:
+                return
 
-def _is_same(order: Order, items: Sequence[Item]) -> bool:
-    ordered: Counter[UUID] = Counter()
-    for item in items:
-        ordered[item.option_id] += item.qty
-    return Counter(topup.option_id for topup in order.topups) == ordered
+    async def _run(self, steps: Flow[T]) -> T:
+        outcome: Outcome | None = None
+        while True:
+            try:
+                step = next(steps) if outcome is None else steps.send(outcome)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            if isinstance(step, Pause):
+                await self._sleep(step.seconds)
+                outcome = None
+            else:
+                outcome = await self._send(step)
 
-
-def _placed(order: Order) -> PlacedOrder:
-    topups = tuple(PlacedTopup(topup.topup_id, topup.option_id) for topup in order.topups)
-    return PlacedOrder(order.external_order_id, topups, stored_before=True)
+    async def _send(self, request: Request) -> Outcome:
+        client = self.api.get_async_httpx_client()
+        try:
+            response = await client.request(request.method, request.path, **self._arguments(request))
+        except Exception as error:  # as in Partner
+            return NoAnswer(error)
+        return flow.answer(response, self._brand)

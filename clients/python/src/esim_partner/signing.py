@@ -5,7 +5,6 @@ a request can send another one with its headers.
 """
 
 import base64
-import binascii
 import hashlib
 import hmac
 import time
@@ -13,6 +12,8 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
 import httpx
+
+from . import settings
 
 
 def digest(body: bytes) -> str:
@@ -30,13 +31,9 @@ class Keys:
     brand: str = "Service"
 
     def __post_init__(self) -> None:
-        try:
-            key = base64.b64decode(self.secret_key, validate=True)
-        except binascii.Error:
-            key = b""
-        if not key:
-            # The error does not quote the key, because errors are logged.
-            raise ValueError("the secret key is not Base64 text: use it exactly as you got it")
+        settings.visible("access_key", self.access_key)
+        settings.decoded("secret_key", self.secret_key)
+        settings.brand(self.brand)
 
     def sign(self, method: str, target: str, timestamp: str, content_sha256: str) -> str:
         """The signature of a request. ``target`` is its path with ``?`` and the query, exactly as it is sent."""

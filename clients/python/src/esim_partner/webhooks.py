@@ -1,7 +1,6 @@
 """Verifies webhooks, which are signed as Standard Webhooks describes it."""
 
 import base64
-import binascii
 import hashlib
 import hmac
 import json
@@ -10,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from . import settings
 from .errors import InvalidWebhook
 from .generated.models import Esim, KeyExpiring, TopupFailed, WebhookTest
 
@@ -18,6 +18,12 @@ EVENTS: dict[str, type[KeyExpiring] | type[TopupFailed] | type[WebhookTest]] = {
     "topup.failed": TopupFailed,
     "webhook.test": WebhookTest,
 }
+
+#: The nine fields of the webhook of an eSIM.
+FIELDS = (
+    "topup_id", "option_id", "iccid", "smdp", "activate_code", "download_link", "qrcode_img_url", "expired_date",
+    "external_order_id",
+)  # fmt: skip
 
 Content = Esim | KeyExpiring | TopupFailed | WebhookTest | dict[str, Any]
 
@@ -39,21 +45,32 @@ class WebhookVerifier:
     """Verifies webhooks against one or several secrets (``whsec_…``).
 
     Give it the new and the old secret while you change your programs. ``tolerance`` is how many seconds the timestamp
-    may be before or after our time; without this check a recorded webhook could be sent to you again.
+    may be before or after our time; without this check a recorded webhook could be sent to you again. A secret that is
+    none is a ``ValueError`` here, and not a webhook that looks forged later.
     """
 
-    def __init__(self, *secrets: str, tolerance: int = 300) -> None:
+    def __init__(self, *secrets: str, tolerance: float = 300) -> None:
         if not secrets:
-            raise ValueError("at least one webhook secret is needed")
-        self._keys = [_key(secret) for secret in secrets]
-        self._tolerance = tolerance
+            raise ValueError("the webhook secret is missing: at least one is needed")
+        self._keys = [settings.webhook_key(secret) for secret in secrets]
+        self._tolerance = settings.seconds("tolerance", tolerance, zero=True)
 
-    def verify(self, body: bytes, headers: Mapping[str, str], *, now: float | None = None) -> Webhook:
-        """Returns the webhook, or raises :class:`InvalidWebhook`; answer with a 401 then.
+    def verify(self, body: bytes | str, headers: Mapping[str, str], *, now: float | None = None) -> Webhook:
+        """Returns the webhook, or raises :class:`InvalidWebhook`; answer with a 401 then. It raises nothing else,
+        whatever was sent to you.
 
         ``body`` has to be the bytes as they arrived. Verify a webhook when it arrives, because its timestamp is too
         old later.
         """
+        try:
+            return self._verified(body, headers, time.time() if now is None else now)
+        except InvalidWebhook:
+            raise
+        except Exception as error:  # nobody may cause a 500 by what he sends
+            raise InvalidWebhook(f"it cannot be read as a webhook: {type(error).__name__}") from None
+
+    def _verified(self, body: bytes | str, headers: Mapping[str, str], now: float) -> Webhook:
+        raw = _bytes(body)
         given = {name.lower(): value for name, value in headers.items()}
         webhook_id, timestamp, signatures = (
             given.get(name, "") for name in ("webhook-id", "webhook-timestamp", "webhook-signature")
@@ -62,11 +79,11 @@ class WebhookVerifier:
             raise InvalidWebhook("a header is missing: webhook-id, webhook-timestamp or webhook-signature")
         if not (timestamp.isascii() and timestamp.isdigit() and len(timestamp) <= 12):
             raise InvalidWebhook("webhook-timestamp is not a Unix time")
-        if not self._matches(f"{webhook_id}.{timestamp}.".encode() + body, signatures):
+        if not self._matches(_bytes(f"{webhook_id}.{timestamp}.") + raw, signatures):
             raise InvalidWebhook("no signature matches: it is signed with another secret, or it was changed")
-        if abs((time.time() if now is None else now) - int(timestamp)) > self._tolerance:
+        if abs(now - int(timestamp)) > self._tolerance:
             raise InvalidWebhook("webhook-timestamp is too far from the current time: it may be a repeated recording")
-        return Webhook(webhook_id, int(timestamp), _content(body))
+        return Webhook(webhook_id, int(timestamp), _content(raw))
 
     def _matches(self, signed: bytes, signatures: str) -> bool:
         expected = [base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()) for key in self._keys]
@@ -75,18 +92,13 @@ class WebhookVerifier:
         for signature in signatures.split(" "):
             version, _, value = signature.partition(",")
             for one in expected:
-                matches |= hmac.compare_digest(value.encode(), one) and version == "v1"
+                matches |= hmac.compare_digest(_bytes(value), one) and version == "v1"
         return matches
 
 
-def _key(secret: str) -> bytes:
-    try:
-        key = base64.b64decode(secret.removeprefix("whsec_"), validate=True)
-    except binascii.Error:
-        key = b""
-    if not key:
-        raise ValueError("a webhook secret is whsec_ and Base64 text: use it exactly as you got it")
-    return key
+def _bytes(text: bytes | str) -> bytes:
+    """Web servers that hand bytes on as text may put half of a surrogate pair for each of them."""
+    return text.encode("utf-8", "surrogatepass") if isinstance(text, str) else bytes(text)
 
 
 def _content(body: bytes) -> Content:
@@ -96,8 +108,13 @@ def _content(body: bytes) -> Content:
             raise InvalidWebhook("the body is not a JSON object")
         # The signature covers the body and not the header webhook-type, so the body decides.
         if "type" not in parsed or "data" not in parsed:
+            if not all(isinstance(parsed[name], str) for name in FIELDS):
+                raise TypeError
             return Esim.from_dict(parsed)
         event = EVENTS.get(parsed["type"])
         return event.from_dict(parsed) if event else parsed
-    except (KeyError, TypeError, ValueError) as error:
-        raise InvalidWebhook("the body does not have the form of a webhook") from error
+    except InvalidWebhook:
+        raise
+    except Exception:  # whatever the generated code makes of values that it does not expect
+        # An error of the parser would quote the body, which may hold an activation code.
+        raise InvalidWebhook("the body does not have the form of a webhook") from None
