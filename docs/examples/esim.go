@@ -15,6 +15,7 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -98,11 +99,18 @@ func order(externalOrderID, optionID string, qty int) answer {
 	}
 	for wait := time.Second; ; wait *= 2 {
 		answer := signed("POST", api+"/orders", body)
-		if strings.Contains(answer.code, "external_order_id_taken") {
+		taken := strings.Contains(answer.code, "external_order_id_taken")
+		if taken {
 			// An earlier request stored this order, so nothing more is ordered. This shows what became of it.
-			return show(externalOrderID)
+			shown := show(externalOrderID)
+			var order struct{ State string }
+			if shown.status != http.StatusOK || json.Unmarshal(shown.body, &order) != nil ||
+				(order.State != "refused" && order.State != "cancelled") {
+				return shown
+			}
+			// It is not bought, and its id is free again, so the repeat decides.
 		}
-		final := answer.status != 0 && answer.status < 500 && answer.status != http.StatusTooManyRequests
+		final := !taken && answer.status != 0 && answer.status < 500 && answer.status != http.StatusTooManyRequests
 		if final || wait > 8*time.Second {
 			return answer
 		}
@@ -110,12 +118,18 @@ func order(externalOrderID, optionID string, qty int) answer {
 	}
 }
 
-// isOurs tells whether one of the signatures is made with our secret, and the timestamp is at most five minutes old.
-func isOurs(secret string, header http.Header, body []byte) bool {
+// webhookKey reads the key of the webhook secret. It is read at the start, so that a wrong secret does not look like
+// forged webhooks.
+func webhookKey(secret string) ([]byte, error) {
 	key, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(secret, "whsec_"))
-	if err != nil {
-		return false
+	if !strings.HasPrefix(secret, "whsec_") || err != nil || len(key) == 0 {
+		return nil, errors.New("WEBHOOK_SECRET is not whsec_ and Base64 text")
 	}
+	return key, nil
+}
+
+// isOurs tells whether one of the signatures is made with our secret, and the timestamp is at most five minutes old.
+func isOurs(key []byte, header http.Header, body []byte) bool {
 	timestamp := header.Get("webhook-timestamp")
 	sent, err := strconv.ParseInt(timestamp, 10, 64)
 	if err != nil || time.Since(time.Unix(sent, 0)).Abs() > 5*time.Minute {
@@ -135,13 +149,18 @@ func receive(port string) error {
 	// The same webhook can arrive twice, with the same webhook-id. A real shop keeps these ids in its database.
 	var lock sync.Mutex
 	seen := map[string]bool{}
+	key, err := webhookKey(os.Getenv("WEBHOOK_SECRET"))
+	if err != nil {
+		return err
+	}
 	return http.ListenAndServe("127.0.0.1:"+port, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		body, err := io.ReadAll(r.Body)
+		// Our webhooks have less than 64 KiB, so nobody can fill the memory.
+		body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 65536))
 		var esim struct {
 			TopupID         string `json:"topup_id"`
 			ExternalOrderID string `json:"external_order_id"`
 		}
-		if err != nil || !isOurs(os.Getenv("WEBHOOK_SECRET"), r.Header, body) || json.Unmarshal(body, &esim) != nil {
+		if err != nil || !isOurs(key, r.Header, body) || json.Unmarshal(body, &esim) != nil {
 			// After an answer other than 2xx the webhook is sent again, so none is lost while the secret changes.
 			w.WriteHeader(http.StatusUnauthorized)
 			return

@@ -51,18 +51,32 @@ async function order(externalOrderId, optionId, qty) {
       code: "",
       json: { error: String(error) },
     }));
-    // An earlier request stored this order, so nothing more is ordered. This shows what became of it.
-    if (answer.code.includes("external_order_id_taken")) return show(externalOrderId);
-    const isFinal = answer.status > 0 && answer.status < 500 && answer.status !== 429;
+    const isTaken = answer.code.includes("external_order_id_taken");
+    if (isTaken) {
+      // An earlier request stored this order, so nothing more is ordered. This shows what became of it.
+      const shown = await show(externalOrderId);
+      if (shown.status !== 200 || !["refused", "cancelled"].includes(shown.json.state)) return shown;
+      // It is not bought, and its id is free again, so the repeat decides.
+    }
+    const isFinal = !isTaken && answer.status > 0 && answer.status < 500 && answer.status !== 429;
     if (isFinal || wait === null) return answer;
     await new Promise((resolve) => setTimeout(resolve, wait));
   }
 }
 
+/** The key of the webhook secret. It is read at the start, so that a wrong secret does not look like forged webhooks. */
+function webhookKey(secret = "") {
+  const [, text = ""] = /^whsec_([A-Za-z0-9+/]+={0,2})$/.exec(secret) ?? [];
+  const key = Buffer.from(text, "base64");
+  if (key.length > 0 && key.toString("base64") === text) return key;
+  console.error("WEBHOOK_SECRET is not whsec_ and Base64 text");
+  process.exit(2);
+}
+
 /** Whether one of the signatures is made with our secret, and the timestamp is at most five minutes old. */
-function isOurs(secret, headers, body) {
-  const key = Buffer.from(secret.replace(/^whsec_/, ""), "base64");
+function isOurs(key, headers, body) {
   const timestamp = headers["webhook-timestamp"] ?? "";
+  if (!/^[0-9]{1,12}$/.test(timestamp)) return false;
   if (!(Math.abs(Date.now() / 1000 - Number(timestamp)) <= 300)) return false;
   const mac = createHmac("sha256", key).update(`${headers["webhook-id"]}.${timestamp}.`).update(body);
   const expected = Buffer.from("v1," + mac.digest("base64"));
@@ -73,13 +87,20 @@ function isOurs(secret, headers, body) {
 function receive(port) {
   // The same webhook can arrive twice, with the same webhook-id. A real shop keeps these ids in its database.
   const seen = new Set();
+  const key = webhookKey(env.WEBHOOK_SECRET);
   createServer((request, response) => {
     const chunks = [];
-    request.on("data", (chunk) => chunks.push(chunk));
+    let size = 0;
+    request.on("data", (chunk) => {
+      size += chunk.length;
+      // Our webhooks have less than 64 KiB, so nobody can fill the memory.
+      if (size > 65_536) request.destroy();
+      else chunks.push(chunk);
+    });
     request.on("end", () => {
       const body = Buffer.concat(chunks);
       // After an answer other than 2xx the webhook is sent again, so none is lost while the secret changes.
-      if (!isOurs(env.WEBHOOK_SECRET, request.headers, body)) return response.writeHead(401).end();
+      if (!isOurs(key, request.headers, body)) return response.writeHead(401).end();
       const content = JSON.parse(body);
       // Only a further event has a webhook-type; the webhook of an eSIM has none.
       const { "webhook-id": id, "webhook-type": kind } = request.headers;

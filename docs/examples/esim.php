@@ -73,23 +73,34 @@ function order(string $externalOrderId, string $optionId, int $qty): array
     foreach ([1, 2, 4, 8, null] as $wait) {
         $answer = signed('POST', API . '/orders', $body);
         [$status, $code] = $answer;
-        if (str_contains($code, 'external_order_id_taken')) {
+        $isTaken = str_contains($code, 'external_order_id_taken');
+        if ($isTaken) {
             // An earlier request stored this order, so nothing more is ordered. This shows what became of it.
-            return show($externalOrderId);
+            $shown = show($externalOrderId);
+            if ($shown[0] !== 200 || !in_array(json_decode($shown[2])?->state, ['refused', 'cancelled'], true)) {
+                return $shown;
+            }
+            // It is not bought, and its id is free again, so the repeat decides.
         }
-        if (($status > 0 && $status < 500 && $status !== 429) || $wait === null) {
+        if ((!$isTaken && $status > 0 && $status < 500 && $status !== 429) || $wait === null) {
             return $answer;
         }
         sleep($wait);
     }
 }
 
-/** Whether one of the signatures is made with our secret, and the timestamp is at most five minutes old. */
-function is_ours(string $secret, string $body): bool
+/** The key of the webhook secret, or an empty text if that is none. */
+function webhook_key(): string
 {
-    $key = base64_decode(preg_replace('/^whsec_/', '', $secret), true);
+    $secret = (string) getenv('WEBHOOK_SECRET');
+    return str_starts_with($secret, 'whsec_') ? (string) base64_decode(substr($secret, 6), true) : '';
+}
+
+/** Whether one of the signatures is made with our secret, and the timestamp is at most five minutes old. */
+function is_ours(string $key, string $body): bool
+{
     $timestamp = $_SERVER['HTTP_WEBHOOK_TIMESTAMP'] ?? '';
-    if (!ctype_digit($timestamp) || abs(time() - (int) $timestamp) > 300) {
+    if (!ctype_digit($timestamp) || strlen($timestamp) > 12 || abs(time() - (int) $timestamp) > 300) {
         return false;
     }
     $text = ($_SERVER['HTTP_WEBHOOK_ID'] ?? '') . ".$timestamp.$body";
@@ -106,7 +117,12 @@ function is_ours(string $secret, string $body): bool
 function webhook(): void
 {
     $body = file_get_contents('php://input');
-    if (!is_ours(getenv('WEBHOOK_SECRET'), $body)) {
+    if (webhook_key() === '') {
+        // A mistake in the settings, and no forged webhook.
+        http_response_code(500);
+        return;
+    }
+    if (!is_ours(webhook_key(), $body)) {
         // After an answer other than 2xx the webhook is sent again, so none is lost while the secret changes.
         http_response_code(401);
         return;
@@ -128,6 +144,10 @@ function webhook(): void
 
 function receive(string $port): never
 {
+    if (webhook_key() === '') {
+        fwrite(STDERR, "WEBHOOK_SECRET is not whsec_ and Base64 text\n");
+        exit(2);
+    }
     $seen = sys_get_temp_dir() . '/esim-' . bin2hex(random_bytes(8));
     mkdir($seen, 0700);
     $environment = ['SEEN' => $seen] + getenv();

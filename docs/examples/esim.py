@@ -12,6 +12,7 @@
 import base64
 import hashlib
 import hmac
+import http.client
 import http.server
 import json
 import os
@@ -61,13 +62,18 @@ def order(external_order_id, option_id, qty):
     for wait in [1, 2, 4, 8, None]:
         try:
             status, headers, answer = signed("POST", API + "/orders", body)
-        except OSError as error:
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            # There was no answer, or none that can be read, such as the page of a proxy.
             status, headers, answer = 0, {}, {"error": str(error)}
-        taken = "external_order_id_taken" in (headers.get("X-Service-Error") or "")
-        if taken:
+        if "external_order_id_taken" in (headers.get("X-Service-Error") or ""):
             # An earlier request stored this order, so nothing more is ordered. This shows what became of it.
-            return show(external_order_id)
-        if (status and status < 500 and status != 429) or wait is None:
+            shown = show(external_order_id)
+            if shown[0] != 200 or shown[2]["state"] not in ("refused", "cancelled"):
+                return shown
+            # It is not bought, and its id is free again, so the repeat decides.
+        elif status and status < 500 and status != 429:
+            return status, headers, answer
+        if wait is None:
             return status, headers, answer
         time.sleep(wait)
 
@@ -76,16 +82,28 @@ def show(external_order_id):
     return signed("GET", f"{API}/orders/{urllib.parse.quote(external_order_id, safe='')}")
 
 
-def is_ours(secret, headers, body):
-    """Whether one of the signatures is made with our secret, and the timestamp is at most five minutes old."""
-    key = base64.b64decode(secret.removeprefix("whsec_"))
-    timestamp = headers.get("webhook-timestamp", "")
-    if not timestamp.isdigit() or abs(time.time() - int(timestamp)) > 300:
+def webhook_key():
+    """The key of the webhook secret. It is read at the start, so that a wrong secret does not look like forged webhooks."""
+    secret = os.environ["WEBHOOK_SECRET"]
+    if not secret.startswith("whsec_"):
+        sys.exit("WEBHOOK_SECRET does not begin with whsec_")
+    return base64.b64decode(secret.removeprefix("whsec_"), validate=True)
+
+
+def is_ours(key, headers, body):
+    """Whether one of the signatures is made with our secret, and the timestamp is at most five minutes old.
+
+    Anybody can send anything, so nothing here may fail: headers are compared as bytes, and only ASCII digits are a number.
+    """
+    webhook_id, timestamp, signatures = (
+        headers.get(name, "").encode(errors="replace")
+        for name in ("webhook-id", "webhook-timestamp", "webhook-signature")
+    )
+    if not timestamp.isdigit() or len(timestamp) > 12 or abs(time.time() - int(timestamp)) > 300:
         return False
-    text = f"{headers.get('webhook-id', '')}.{timestamp}.".encode() + body
-    expected = "v1," + base64.b64encode(hmac.new(key, text, hashlib.sha256).digest()).decode()
-    given = headers.get("webhook-signature", "").split(" ")
-    return any(hmac.compare_digest(expected, one) for one in given)
+    text = webhook_id + b"." + timestamp + b"." + body
+    expected = b"v1," + base64.b64encode(hmac.new(key, text, hashlib.sha256).digest())
+    return any(hmac.compare_digest(expected, one) for one in signatures.split(b" "))
 
 
 class Receiver(http.server.BaseHTTPRequestHandler):
@@ -93,8 +111,11 @@ class Receiver(http.server.BaseHTTPRequestHandler):
     seen = set()
 
     def do_POST(self):
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        if not is_ours(os.environ["WEBHOOK_SECRET"], self.headers, body):
+        length = self.headers.get("Content-Length", "")
+        # Our webhooks have less than 64 KiB, so nobody can fill the memory.
+        is_read = length.isascii() and length.isdigit() and len(length) <= 5
+        body = self.rfile.read(int(length)) if is_read else b""
+        if not is_read or not is_ours(self.server.key, self.headers, body):
             # After an answer other than 2xx the webhook is sent again, so none is lost while the secret changes.
             self.send_response(401)
         else:
@@ -130,7 +151,9 @@ def main(arguments):
         case ["webhook", url]:
             status, headers, answer = signed("PUT", API + "/webhook", {"url": url})
         case ["receive", port]:
-            http.server.ThreadingHTTPServer(("127.0.0.1", int(port)), Receiver).serve_forever()
+            server = http.server.ThreadingHTTPServer(("127.0.0.1", int(port)), Receiver)
+            server.key = webhook_key()
+            server.serve_forever()
         case _:
             sys.exit(__doc__)
     print(json.dumps(answer))
