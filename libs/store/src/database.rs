@@ -240,7 +240,7 @@ impl Pool {
                 // Boxed, because this future is large and rarely needed, and every use of the pool
                 // would carry it.
                 let opening = Box::pin(PgConnection::connect_with(&self.options));
-                let opened = nodelay::opened(self.options.get_port(), opening).await;
+                let opened = nodelay::opened(&self.options, opening).await;
                 let examined = match opened {
                     Ok(mut connection) => {
                         let examined = self.primary.examine(&mut connection).await;

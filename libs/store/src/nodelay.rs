@@ -12,26 +12,44 @@
 //!   ten).
 //!
 //! sqlx gives no access to its sockets, so this module finds them among the open files of the
-//! process. Once a release of sqlx sets the option (transact-rs/sqlx#4336), a test of
-//! `tests/store/nodelay.rs` fails and says so; then this module and the crate nix can go.
+//! process. Without TLS it does nothing. Decision 35 says why nothing better is possible yet. Once a
+//! release of sqlx sets the option (transact-rs/sqlx#4336), a test of `tests/store/nodelay.rs` fails
+//! and says so; then this module and the crate nix can go.
 
 use std::time::Duration;
 
+use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use tokio::time::sleep;
 
 /// The first pause before this module looks for a connection that is being opened.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Awaits `opening`, which opens a connection to this port. The option is set while the connection
-/// is being opened, too, because the kernel then sends at once what it has held back. The pauses
-/// between the searches double, so even a server that does not respond costs only about ten
+/// Awaits `opening`, which opens a connection with these options. If it may use TLS, the option is
+/// set while the connection is being opened, too, because the kernel then sends at once what it has
+/// held back.
+pub(crate) async fn opened<T>(options: &PgConnectOptions, opening: impl Future<Output = T>) -> T {
+    let plain = matches!(
+        options.get_ssl_mode(),
+        PgSslMode::Disable | PgSslMode::Allow
+    );
+    if plain || options.get_socket().is_some() {
+        return opening.await;
+    }
+    over_tls(options.get_port(), opening).await
+}
+
+/// Searches until one search has found a connection without the option, and once more at the end,
+/// because that one may have been another connection that is being opened at the same time. The
+/// pauses between the searches double, so even a server that does not respond costs only about ten
 /// searches.
-pub(crate) async fn opened<T>(port: u16, opening: impl Future<Output = T>) -> T {
+async fn over_tls<T>(port: u16, opening: impl Future<Output = T>) -> T {
     let search = async {
         let mut pause = PAUSE;
         loop {
             sleep(pause).await;
-            disable_nagle(port);
+            if disable_nagle(port) {
+                std::future::pending::<()>().await;
+            }
             pause *= 2;
         }
     };
@@ -44,18 +62,21 @@ pub(crate) async fn opened<T>(port: u16, opening: impl Future<Output = T>) -> T 
     opened
 }
 
-/// Sets the option on all connections of this process to this port. They may lead to another host
-/// with the same port, but the option harms no connection. An error is only logged, because nothing
-/// but the speed depends on it.
+/// Sets the option on all connections of this process to this port, and returns whether one of them
+/// did not have it. They may lead to another host with the same port, but the option harms no
+/// connection. An error is only logged, because nothing but the speed depends on it.
 #[cfg(target_os = "linux")]
-pub(crate) fn disable_nagle(port: u16) {
-    if let Err(error) = linux::disable_nagle(port) {
+fn disable_nagle(port: u16) -> bool {
+    linux::disable_nagle(port).unwrap_or_else(|error| {
         tracing::debug!(%error, "TCP_NODELAY could not be set on the connections to the database");
-    }
+        false
+    })
 }
 
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn disable_nagle(_port: u16) {}
+fn disable_nagle(_port: u16) -> bool {
+    false
+}
 
 #[cfg(target_os = "linux")]
 mod linux {
@@ -77,8 +98,9 @@ mod linux {
         sockopt::{set_tcp_nodelay, tcp_nodelay},
     };
 
-    pub(super) fn disable_nagle(port: u16) -> io::Result<()> {
+    pub(super) fn disable_nagle(port: u16) -> io::Result<bool> {
         let through = UnixStream::pair()?;
+        let mut found = false;
         for file in std::fs::read_dir("/proc/self/fd")? {
             let Some(number) = file?
                 .file_name()
@@ -96,9 +118,10 @@ mod linux {
             };
             if !tcp_nodelay(&socket)? {
                 set_tcp_nodelay(&socket, true)?;
+                found = true;
             }
         }
-        Ok(())
+        Ok(found)
     }
 
     fn peer_port(number: RawFd) -> Option<u16> {
@@ -167,8 +190,8 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         assert_eq!(options(), [false, false, false]);
-        for _ in 0..2 {
-            linux::disable_nagle(port).unwrap();
+        for found in [true, false] {
+            assert_eq!(linux::disable_nagle(port).unwrap(), found);
             assert_eq!(options(), [true, true, false]);
         }
     }
@@ -181,7 +204,7 @@ mod tests {
         }
         let (_listener, port) = listener("::1").await;
         let connection = TcpStream::connect(("::1", port)).await.unwrap();
-        linux::disable_nagle(port).unwrap();
+        assert!(linux::disable_nagle(port).unwrap());
         assert!(connection.nodelay().unwrap());
     }
 
@@ -194,6 +217,21 @@ mod tests {
                 sleep(Duration::from_millis(1)).await;
             }
         };
-        opened(port, opening).await;
+        over_tls(port, opening).await;
+    }
+
+    #[tokio::test]
+    async fn without_tls_nothing_is_searched() {
+        let (_listener, port) = listener("127.0.0.1").await;
+        for (mode, expected) in [
+            (PgSslMode::Disable, false),
+            (PgSslMode::Prefer, true),
+            (PgSslMode::Require, true),
+        ] {
+            let options = PgConnectOptions::new().port(port).ssl_mode(mode);
+            let opening = TcpStream::connect(("127.0.0.1", port));
+            let connection = opened(&options, opening).await.unwrap();
+            assert_eq!(connection.nodelay().unwrap(), expected, "{mode:?}");
+        }
     }
 }
