@@ -31,7 +31,7 @@ use tokio::{
 use self::places::{Held, Places};
 pub use self::{
     places::{Bounds, Leave, Place, source},
-    socket::PlacedStream,
+    socket::{Watch, Watched},
 };
 use crate::{Shutdown, metrics::Instruments, sampler::Sampler};
 

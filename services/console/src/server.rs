@@ -16,7 +16,7 @@ use axum::{
 };
 use runtime::{
     Shutdown, connection,
-    listener::{self, Bounds, Connections, Leave, Place, PlacedStream},
+    listener::{self, Bounds, Connections, Leave, Place, Watched},
 };
 use tokio::net::{TcpListener, TcpStream};
 
@@ -59,7 +59,7 @@ pub(crate) async fn serve(
 /// Serves a connection until it ends, or until it has to leave because it is idle and nobody has
 /// signed in on it.
 async fn serve_one(router: Router, stream: TcpStream, place: Arc<Place>, stop: Shutdown) {
-    let mut socket = PlacedStream::new(stream, Arc::clone(&place));
+    let mut socket = Watched::new(stream, Arc::clone(&place));
     let http = connection::http(HEAD_TIMEOUT);
     let service = connection::service(router);
     let leave = tokio::select! {

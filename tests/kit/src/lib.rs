@@ -37,6 +37,7 @@ pub mod process;
 pub mod progress;
 pub mod raw;
 pub mod receiver;
+mod record;
 pub mod settings;
 pub mod shop;
 pub mod stack;

@@ -1,15 +1,15 @@
 //! A mail relay on loopback. It speaks SMTP over real connections, records every mail, and replies
 //! as the test says.
 
+use crate::record::Record;
 use anyhow::{Context, Result, bail};
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::TcpListener;
-use tokio::sync::Notify;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
@@ -46,14 +46,8 @@ impl Mail {
 /// The relay. It serves on 127.0.0.1 until it is dropped.
 pub struct MailRelay {
     address: SocketAddr,
-    shared: Arc<Shared>,
+    shared: Arc<Record<Book>>,
     server: JoinHandle<()>,
-}
-
-#[derive(Default)]
-struct Shared {
-    book: Mutex<Book>,
-    arrived: Notify,
 }
 
 #[derive(Default)]
@@ -88,7 +82,7 @@ impl MailRelay {
             .await
             .context("cannot listen for mails")?;
         let address = listener.local_addr()?;
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(Record::default());
         let book = Arc::clone(&shared);
         let server = tokio::spawn(async move {
             // The connections are dropped and thereby closed together with this task.
@@ -137,27 +131,9 @@ impl MailRelay {
         what: &str,
         condition: impl Fn(&[Mail]) -> bool,
     ) -> Result<Vec<Mail>> {
-        let waiting = async {
-            loop {
-                let arrived = self.shared.arrived.notified();
-                tokio::pin!(arrived);
-                // The wait is registered before the look. Otherwise an arrival between the two
-                // would be missed.
-                arrived.as_mut().enable();
-                let mails = self.mails();
-                if condition(&mails) {
-                    return mails;
-                }
-                arrived.await;
-            }
-        };
-        match tokio::time::timeout(timeout, waiting).await {
-            Ok(mails) => Ok(mails),
-            Err(_) => bail!(
-                "timed out after {timeout:?} waiting for {what}; {} mails arrived",
-                self.mails().len()
-            ),
-        }
+        let look = |book: &Book| condition(&book.mails).then(|| book.mails.clone());
+        let so_far = |book: &Book| format!("{} mails", book.mails.len());
+        self.shared.wait_until(timeout, what, look, so_far).await
     }
 }
 
@@ -167,15 +143,9 @@ impl Drop for MailRelay {
     }
 }
 
-impl Shared {
-    fn book(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 /// Serves one connection, and goes on with TLS after STARTTLS.
 async fn receive(
-    shared: &Shared,
+    shared: &Record<Book>,
     mut stream: tokio::net::TcpStream,
     tls: Option<TlsAcceptor>,
 ) -> Result<()> {
@@ -231,7 +201,7 @@ fn address(line: &str) -> String {
 
 /// Takes mails until the client goes away.
 async fn converse(
-    shared: &Shared,
+    shared: &Record<Book>,
     stream: impl AsyncRead + AsyncWrite + Unpin,
     encrypted: bool,
 ) -> Result<()> {
@@ -261,7 +231,7 @@ async fn converse(
             "DATA" => {
                 stream.write_all(b"354 go ahead\r\n").await?;
                 let (head, text) = data(&mut stream).await?;
-                shared.book().mails.push(Mail {
+                let mail = Mail {
                     at: Instant::now(),
                     from: std::mem::take(&mut from),
                     to: std::mem::take(&mut to),
@@ -269,8 +239,8 @@ async fn converse(
                     text,
                     encrypted,
                     credentials: credentials.clone(),
-                });
-                shared.arrived.notify_waiters();
+                };
+                shared.arrived(|book| book.mails.push(mail));
                 "250 2.0.0 taken".to_owned()
             }
             "QUIT" => {

@@ -1,8 +1,8 @@
 //! A partner's webhook endpoint. It records every request, checks its signature, and responds as
 //! the test says.
 
-use crate::http;
-use anyhow::{Context, Result, bail};
+use crate::{http, record::Record};
+use anyhow::{Context, Result};
 use bytes::Bytes;
 use http_body_util::Empty;
 use hyper::header::HeaderMap;
@@ -11,11 +11,10 @@ use serde_json::Value;
 use signing::webhook::Secret;
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
-use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 #[derive(Clone, Debug)]
@@ -57,14 +56,8 @@ type Decide = Arc<dyn Fn(&Received) -> Answer + Send + Sync>;
 /// dropped.
 pub struct Receiver {
     address: SocketAddr,
-    shared: Arc<Shared>,
+    shared: Arc<Record<Book>>,
     server: JoinHandle<()>,
-}
-
-#[derive(Default)]
-struct Shared {
-    book: Mutex<Book>,
-    arrived: Notify,
 }
 
 #[derive(Default)]
@@ -107,7 +100,7 @@ impl Receiver {
             .await
             .with_context(|| format!("cannot listen on {at}"))?;
         let address = listener.local_addr()?;
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(Record::default());
         let book = Arc::clone(&shared);
         let server = http::serve(listener, move |request| receive(Arc::clone(&book), request));
         Ok(Self {
@@ -178,31 +171,9 @@ impl Receiver {
         what: &str,
         condition: impl Fn(&[Received]) -> bool,
     ) -> Result<Vec<Received>> {
-        let waiting = async {
-            loop {
-                let arrived = self.shared.arrived.notified();
-                tokio::pin!(arrived);
-                // The wait is registered before the look. Otherwise an arrival between the two
-                // would be missed.
-                arrived.as_mut().enable();
-                {
-                    let book = self.shared.book();
-                    if condition(&book.received) {
-                        return book.received.clone();
-                    }
-                }
-                arrived.await;
-            }
-        };
-        match tokio::time::timeout(timeout, waiting).await {
-            Ok(received) => Ok(received),
-            Err(_) => {
-                bail!(
-                    "timed out after {timeout:?} waiting for {what}; {} requests arrived",
-                    self.count()
-                )
-            }
-        }
+        let look = |book: &Book| condition(&book.received).then(|| book.received.clone());
+        let so_far = |book: &Book| format!("{} requests", book.received.len());
+        self.shared.wait_until(timeout, what, look, so_far).await
     }
 }
 
@@ -212,13 +183,10 @@ impl Drop for Receiver {
     }
 }
 
-impl Shared {
-    fn book(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-async fn receive(shared: Arc<Shared>, request: Request<Bytes>) -> Result<Response<Empty<Bytes>>> {
+async fn receive(
+    shared: Arc<Record<Book>>,
+    request: Request<Bytes>,
+) -> Result<Response<Empty<Bytes>>> {
     let at = Instant::now();
     let (head, body) = request.into_parts();
     let path = head.uri.path().to_owned();
@@ -240,8 +208,7 @@ async fn receive(shared: Arc<Shared>, request: Request<Bytes>) -> Result<Respons
     };
     let answer = decide.map_or(Answer::status(200), |decide| decide(&received));
     received.answer = answer.status;
-    shared.book().received.push(received);
-    shared.arrived.notify_waiters();
+    shared.arrived(|book| book.received.push(received));
     // The delay is part of how the endpoint behaves. The test does not wait for anything by it.
     tokio::time::sleep(answer.delay).await;
     // The status 0 is invalid, so this is an error, which closes the connection without a response.

@@ -6,7 +6,9 @@ use crate::{ports, required};
 use anyhow::Result;
 use clap::Parser;
 use clap::builder::{OsStr, Resettable};
+use runtime::CommonConfig;
 use std::collections::BTreeMap;
+use std::sync::Once;
 use uuid::Uuid;
 
 /// A master key of known bytes. Test data is not secret, so the key need not be either.
@@ -37,6 +39,20 @@ pub fn of(
         .chain(more)
         .map(|(name, value)| (name.to_owned(), value))
         .collect())
+}
+
+/// Starts the telemetry of a stage that runs in the process of a test, once. Without it there are no
+/// metrics to read and no trace to continue.
+pub fn telemetry(stage: &'static str) {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let common = CommonConfig {
+            log: "warn".into(),
+            ..CommonConfig::default()
+        };
+        // A failure shows in the test that reads a metric.
+        drop(runtime::telemetry::start(stage, &common));
+    });
 }
 
 /// Parses the settings into the configuration of a stage. Variables in the environment of the test

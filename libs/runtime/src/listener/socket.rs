@@ -1,4 +1,4 @@
-//! The transport of a connection that has a [`Place`].
+//! The transport of a connection, below hyper, with something that watches what is sent.
 
 use std::{
     io,
@@ -14,17 +14,35 @@ use tokio::{
 
 use super::Place;
 
-/// A stream that tells the place of its connection when everything was sent. hyper flushes its
-/// transport only when its own write buffer is empty.
-#[derive(Debug)]
-pub struct PlacedStream {
-    stream: TcpStream,
-    place: Arc<Place>,
+/// What learns of the writes of a connection.
+pub trait Watch {
+    /// Runs before each write. An error is returned instead of writing, and makes hyper close the
+    /// connection.
+    fn before_write(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Everything that was written is in the socket's send buffer. hyper flushes its transport only
+    /// when its own write buffer is empty.
+    fn sent(&self);
 }
 
-impl PlacedStream {
-    pub fn new(stream: TcpStream, place: Arc<Place>) -> Self {
-        Self { stream, place }
+impl Watch for Place {
+    fn sent(&self) {
+        Place::sent(self);
+    }
+}
+
+/// A stream whose writes are watched.
+#[derive(Debug)]
+pub struct Watched<W> {
+    stream: TcpStream,
+    watch: Arc<W>,
+}
+
+impl<W: Watch> Watched<W> {
+    pub fn new(stream: TcpStream, watch: Arc<W>) -> Self {
+        Self { stream, watch }
     }
 
     /// Sends a whole response on a connection that has sent nothing of another one, if it fits into
@@ -34,7 +52,7 @@ impl PlacedStream {
     }
 }
 
-impl AsyncRead for PlacedStream {
+impl<W: Watch> AsyncRead for Watched<W> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -44,12 +62,13 @@ impl AsyncRead for PlacedStream {
     }
 }
 
-impl AsyncWrite for PlacedStream {
+impl<W: Watch> AsyncWrite for Watched<W> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
+        self.watch.before_write()?;
         Pin::new(&mut self.stream).poll_write(context, bytes)
     }
 
@@ -58,6 +77,7 @@ impl AsyncWrite for PlacedStream {
         context: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        self.watch.before_write()?;
         Pin::new(&mut self.stream).poll_write_vectored(context, slices)
     }
 
@@ -67,7 +87,7 @@ impl AsyncWrite for PlacedStream {
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(Pin::new(&mut self.stream).poll_flush(context))?;
-        self.place.sent();
+        self.watch.sent();
         Poll::Ready(Ok(()))
     }
 

@@ -16,8 +16,8 @@
 //!   └──────────────▶ never sent: the sender of the signal is dropped
 //! ```
 //!
-//! Callers: [`super::server`] wraps each accepted connection in a [`Socket`]; create-order makes
-//! the body of its 201.
+//! Callers: [`super::server`] lets a [`Connection`] watch the stream of each accepted connection;
+//! create-order makes the body of its 201.
 //!
 //! Relies on hyper to flush its transport only when its own write buffer is empty. hyper copies the
 //! head and the body into that buffer, writes the buffer to the socket, and then calls
@@ -30,7 +30,7 @@ use std::{
     net::SocketAddr,
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard},
-    task::{Context, Poll, ready},
+    task::{Context, Poll},
     time::Instant,
 };
 
@@ -38,14 +38,10 @@ use axum::body::Body;
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use runtime::{
-    listener::{Place, PlacedStream},
+    listener::{Place, Watch},
     lock,
 };
-use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::TcpStream,
-    sync::oneshot,
-};
+use tokio::sync::oneshot;
 
 /// What the socket of a connection and its requests share.
 pub(crate) struct Connection {
@@ -78,16 +74,12 @@ impl Connection {
     fn buffered(&self) -> MutexGuard<'_, Vec<BufferedAnswer>> {
         lock(&self.buffered)
     }
+}
 
-    fn signal_left(&self) {
-        for answer in self.buffered().drain(..) {
-            let _ = answer.left.send(());
-        }
-    }
-
+impl Watch for Connection {
     /// Fails if the deadline of a buffered answer has passed. The error makes hyper close the
     /// connection.
-    fn check_deadlines(&self) -> io::Result<()> {
+    fn before_write(&self) -> io::Result<()> {
         let buffered = self.buffered();
         if buffered.iter().any(|answer| answer.deadline.is_none()) {
             return Err(io::ErrorKind::ConnectionAborted.into());
@@ -104,6 +96,14 @@ impl Connection {
             return Err(io::ErrorKind::TimedOut.into());
         }
         Ok(())
+    }
+
+    /// Whatever was buffered before this flush has left.
+    fn sent(&self) {
+        self.place.sent();
+        for answer in self.buffered().drain(..) {
+            let _ = answer.left.send(());
+        }
     }
 }
 
@@ -171,68 +171,5 @@ impl http_body::Body for AnswerBody {
 
     fn size_hint(&self) -> SizeHint {
         SizeHint::with_exact(self.bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
-    }
-}
-
-/// The transport that hyper reads from and writes to.
-pub(crate) struct Socket {
-    stream: PlacedStream,
-    connection: Arc<Connection>,
-}
-
-impl Socket {
-    pub(crate) fn new(stream: TcpStream, connection: Arc<Connection>) -> Self {
-        let stream = PlacedStream::new(stream, Arc::clone(&connection.place));
-        Self { stream, connection }
-    }
-
-    /// Sends a whole response on an idle connection, if it fits into the socket's buffer, and
-    /// closes the connection.
-    pub(crate) fn refuse(self, response: &[u8]) {
-        self.stream.refuse(response);
-    }
-}
-
-impl AsyncRead for Socket {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(context, buffer)
-    }
-}
-
-impl AsyncWrite for Socket {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        self.connection.check_deadlines()?;
-        Pin::new(&mut self.stream).poll_write(context, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        self.connection.check_deadlines()?;
-        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(Pin::new(&mut self.stream).poll_flush(context))?;
-        self.connection.signal_left();
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }

@@ -8,7 +8,7 @@
 //! it before it learns about the stop.
 //!
 //! Called by [`crate::run`], once. Relies on hyper for HTTP/1, for its errors (400, 414 and 431
-//! without a body) and for the timer of heads, and on [`Socket`] to know when an answer has left.
+//! without a body) and for the timer of heads, and on [`Watched`] to know when an answer has left.
 
 use std::{
     convert::Infallible,
@@ -35,7 +35,7 @@ use http_body::{Body as _, Frame, SizeHint};
 use hyper::{body::Incoming, service::service_fn};
 use runtime::{
     Shutdown, connection,
-    listener::{self, Connections, Leave, Place},
+    listener::{self, Connections, Leave, Place, Watched},
     lock,
 };
 use tokio::net::{TcpListener, TcpStream};
@@ -43,7 +43,7 @@ use tower::ServiceExt;
 
 use crate::{
     access::limits::{LimitsConfig, size},
-    http::connection::{Connection, Socket},
+    http::connection::Connection,
 };
 
 /// The response to a connection that exceeds `MAX_CONNECTIONS` or `MAX_CONNECTIONS_PER_SOURCE`, and
@@ -91,7 +91,7 @@ impl Server {
     /// has authenticated on it.
     async fn connection(self: Arc<Self>, stream: TcpStream, peer: SocketAddr, place: Arc<Place>) {
         let connection = Connection::new(peer, Arc::clone(&place));
-        let mut socket = Socket::new(stream, Arc::clone(&connection));
+        let mut socket = Watched::new(stream, Arc::clone(&connection));
         let service = service_fn(|request| self.handle(Arc::clone(&connection), request));
         let mut http = connection::http(self.limits.head_timeout);
         http.max_buf_size(size(self.limits.max_head));

@@ -1,6 +1,6 @@
 //! A notifier with its own database, streams and admin port.
 
-use std::{collections::BTreeMap, sync::Once, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use domain::{
     ActivationCode, DeliveryId, Environment, Iccid, OptionId, PartnerId, PlacementId, TopupId,
@@ -9,7 +9,7 @@ use domain::{
 use notifier::Config;
 use pipeline::Nats;
 use pipeline::payload::{ReadyDelivery, TopupReady};
-use runtime::{CommonConfig, Shutdown, clock};
+use runtime::{Shutdown, clock};
 use secrecy::ExposeSecret;
 use signing::{SecretKey, webhook::Secret};
 use sqlx::Connection;
@@ -77,15 +77,7 @@ pub fn settings(database: &Database) -> BTreeMap<String, String> {
 }
 
 pub fn config(settings: &BTreeMap<String, String>) -> Config {
-    static TELEMETRY: Once = Once::new();
-    TELEMETRY.call_once(|| {
-        // Without telemetry there is no trace to continue.
-        let common = CommonConfig {
-            log: "warn".into(),
-            ..CommonConfig::default()
-        };
-        drop(runtime::telemetry::start("notifier", &common).unwrap());
-    });
+    testkit::settings::telemetry("notifier");
     testkit::settings::parse(settings)
 }
 

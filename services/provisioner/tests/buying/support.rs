@@ -1,13 +1,13 @@
 //! A provisioner with its own database, streams, ports and sandbox providers.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::{collections::BTreeMap, path::Path, sync::Once, time::Duration};
+use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use domain::{OptionId, OrderId, PartnerId, PlacementId, TopupIds};
 use pipeline::Nats;
 use pipeline::payload::{JobPlacement, TopupJob};
 use provisioner::Config;
-use runtime::{CommonConfig, Shutdown, clock};
+use runtime::{Shutdown, clock};
 use sandbox::script;
 use secrecy::ExposeSecret;
 use serde_json::{Value, json};
@@ -113,15 +113,7 @@ impl Bench {
 
     /// Prepares a bench without starting its provisioner.
     pub async fn stopped(change: impl FnOnce(&mut Config)) -> Self {
-        static TELEMETRY: Once = Once::new();
-        TELEMETRY.call_once(|| {
-            // Without telemetry there are no metrics to read.
-            let common = CommonConfig {
-                log: "warn".into(),
-                ..CommonConfig::default()
-            };
-            drop(runtime::telemetry::start("provisioner", &common).unwrap());
-        });
+        testkit::settings::telemetry("provisioner");
         let http = testkit::http::client().unwrap();
         let listen = address();
         let sandbox =
