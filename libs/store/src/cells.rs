@@ -13,5 +13,6 @@ mod fence;
 pub mod moving;
 mod parts;
 mod preflight;
+mod refusal;
 
 pub use fence::FENCE;

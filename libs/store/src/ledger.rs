@@ -18,7 +18,7 @@ use uuid::Uuid;
 
 use crate::{
     Result,
-    operator::actions::{self, Action},
+    actions::{self, Action},
     self_service::first_id,
 };
 

@@ -5,8 +5,9 @@
 //! together with a record of who made it and why, so there is no change without a record. Queries
 //! are bounded, because operators use them while the system works under load.
 
+pub use crate::actions;
+
 pub mod accounts;
-pub mod actions;
 pub mod activation;
 pub mod breakers;
 pub mod catalogue;

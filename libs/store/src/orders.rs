@@ -17,11 +17,9 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::{
-    Error, Result, age,
-    operator::actions::{self, Action, Actor, Mode},
-    retry_conflicts, seconds,
-    self_service::REASON,
-    signed,
+    Error, Result,
+    actions::{self, Action, Actor, Mode},
+    age, retry_conflicts, seconds, signed,
 };
 
 #[derive(Clone, Debug)]
@@ -452,7 +450,7 @@ pub async fn cancel(
         actor: Actor::PARTNER,
         command: "order cancel",
         target: &format!("order {}", order.order_id),
-        reason: REASON,
+        reason: actions::REASON,
     };
     let affected = i64::try_from(closed.len()).unwrap_or(i64::MAX);
     actions::finish(transaction, Mode::Apply(action), affected).await?;

@@ -21,6 +21,7 @@
 //! The module `server` holds what a server says about itself, and what the operator demands of it.
 
 mod server;
+mod unfit;
 
 use std::{
     sync::{Mutex, MutexGuard, PoisonError},
@@ -30,8 +31,8 @@ use std::{
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-pub use self::server::{DurabilityConfig, Unfit};
-use self::server::{LARGEST_SKEW_AT_START, Server};
+pub use self::{server::DurabilityConfig, unfit::Unfit};
+use self::{server::Server, unfit::LARGEST_SKEW_AT_START};
 use crate::{Error, Result};
 
 /// After a silence of this length, a response of the server is believed only if a new connection

@@ -16,7 +16,7 @@ use time::OffsetDateTime;
 
 use crate::{
     Error,
-    operator::actions::{self, Mode},
+    actions::{self, Mode},
     sessions::{self, Session},
 };
 
@@ -82,6 +82,8 @@ pub enum NotRecovered {
     #[error(transparent)]
     Store(#[from] Error),
 }
+
+crate::store_error!(NotRecovered);
 
 fn held_by(holder: Option<&Session>) -> String {
     match holder {

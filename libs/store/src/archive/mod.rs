@@ -37,8 +37,8 @@ pub use self::{
 };
 use crate::{
     Error, Result,
+    actions::{self, Action},
     config::PLANS,
-    operator::actions::{self, Action},
     seconds,
     self_service::first_id,
 };

@@ -440,6 +440,8 @@ pub enum NotRestored {
     Store(#[from] Error),
 }
 
+crate::store_error!(NotRestored);
+
 /// Those of the orders that are in the tables now.
 pub async fn present(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<Uuid>> {
     let query = sqlx::query_scalar!("SELECT order_id FROM orders WHERE order_id = ANY ($1)", ids);

@@ -9,10 +9,10 @@ use std::time::Duration;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::{copy, moving::NotMoved, parts::array};
+use super::{copy, parts::array, refusal::NotMoved};
 use crate::{
     Result,
-    operator::actions::{self, Action},
+    actions::{self, Action},
 };
 
 /// How long each try to lock the table of orders may hold up orders.

@@ -32,7 +32,6 @@ use std::time::Duration;
 
 use domain::DeliveryId;
 use sqlx::PgConnection;
-use uuid::Uuid;
 
 pub use self::{
     claim::{Claim, Claimed, Content, Delivery, Esim, claim},
@@ -43,13 +42,11 @@ pub use self::{
     walk::Position,
 };
 use crate::{
-    Error, Result, retry_conflicts,
+    Error, Result,
+    columns::uuids,
+    retry_conflicts,
     sweep::{Fence, Swept},
 };
-
-fn uuids(ids: &[DeliveryId]) -> Vec<Uuid> {
-    ids.iter().map(|id| id.uuid()).collect()
-}
 
 /// Gives due work to pending deliveries that cannot wait for a permit in this process. A delivery
 /// that already has a row in `work` keeps it. The ids are sorted, so that two processes that defer

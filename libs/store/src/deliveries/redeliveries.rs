@@ -38,7 +38,6 @@ use crate::{
         deliveries::{Filter, resend},
     },
     retry_conflicts, seconds,
-    self_service::REASON,
 };
 
 /// The most matching deliveries of a state that are counted when a redelivery begins.
@@ -229,7 +228,7 @@ async fn record(
         actor: Actor::PARTNER,
         command,
         target,
-        reason: REASON,
+        reason: actions::REASON,
     };
     Ok(actions::record(connection, action, affected).await?)
 }

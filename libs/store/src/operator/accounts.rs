@@ -105,6 +105,8 @@ pub enum NotChanged {
     Store(#[from] Error),
 }
 
+crate::store_error!(NotChanged);
+
 /// Why a link did not set a password.
 #[derive(Debug, thiserror::Error)]
 pub enum NotSet {
@@ -117,6 +119,8 @@ pub enum NotSet {
     #[error(transparent)]
     Store(#[from] Error),
 }
+
+crate::store_error!(NotSet);
 
 /// Whether a record shows a name as it is, so that two names that look the same are the same. Only
 /// visible ASCII characters are accepted: Unicode has many others that nobody sees, that change the
@@ -336,7 +340,7 @@ pub async fn set_up(
     if of_link(connection, token).await?.is_none() {
         return Err(NotSet::Invalid);
     }
-    let hashed = super::sessions::blocking(move || password::hash(&password)).await??;
+    let hashed = blocking(move || password::hash(&password)).await??;
     let mut transaction = connection.begin().await?;
     let statement = sqlx::query_scalar!(
         "UPDATE operators SET password = $2, setup_digest = NULL, setup_until = NULL
@@ -354,4 +358,12 @@ pub async fn set_up(
     };
     actions::finish(transaction, Mode::Apply(action), 1).await?;
     Ok(name)
+}
+
+/// Runs work of some milliseconds on a thread that may block.
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| Error::Unreadable(format!("hashing a password failed: {error}")))
 }

@@ -28,6 +28,8 @@ pub enum NotChanged {
     Store(#[from] Error),
 }
 
+crate::store_error!(NotChanged);
+
 /// Opens a breaker for a time. `seen` is the version that the operator has looked at: if there is
 /// one, a breaker that has changed since or is open because of lost commits stays as it is. See
 /// [`providers::open`].

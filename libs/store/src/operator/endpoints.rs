@@ -22,6 +22,8 @@ pub enum NotChanged {
     Store(#[from] Error),
 }
 
+crate::store_error!(NotChanged);
+
 /// What a page shows of an endpoint, as a text that a form carries along: its state, and when it was
 /// read.
 pub fn seen(endpoint: &Endpoint) -> String {

@@ -74,6 +74,8 @@ pub enum NotErased {
     Store(#[from] Error),
 }
 
+crate::store_error!(NotErased);
+
 pub async fn order(
     connection: &mut PgConnection,
     order_id: OrderId,

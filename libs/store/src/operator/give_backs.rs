@@ -88,6 +88,8 @@ pub enum NotResolved {
     Store(#[from] Error),
 }
 
+crate::store_error!(NotResolved);
+
 /// Resolves a parked give-back. `seen` is the attempt that the operator has looked into: if the partner
 /// has asked anew since then, nothing is changed.
 pub async fn resolve(

@@ -97,6 +97,8 @@ pub enum NotStarted {
     Store(#[from] Error),
 }
 
+crate::store_error!(NotStarted);
+
 /// What an operation would do now: for one partner, or for all.
 ///
 /// Partners that cannot have anything to send are left out by one statement, so that the rest, which

@@ -267,12 +267,3 @@ fn forget_reasons(units: &mut [TopupView]) {
         unit.reason = None;
     }
 }
-
-/// The text without spaces and dashes, which people and documents put between the digits of an
-/// ICCID so that it is easier to read. For example, `8981 0000-0000 0000 001` is pasted from a PDF.
-pub(super) fn without_separators(id: &str) -> String {
-    let dash = |character| matches!(character, '-' | '\u{2010}'..='\u{2014}' | '\u{2212}');
-    id.chars()
-        .filter(|character| !character.is_whitespace() && !dash(*character))
-        .collect()
-}

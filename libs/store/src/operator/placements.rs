@@ -219,6 +219,8 @@ pub enum NotResolved {
     Store(#[from] Error),
 }
 
+crate::store_error!(NotResolved);
+
 /// The reason of a placement and of its units that were given up by [`Resolution::NotBought`].
 pub(super) const GIVEN_UP: &str = "settled by an operator as not bought";
 

@@ -12,7 +12,6 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::orders::without_separators;
 use crate::{
     Error, Result,
     refused::{self, Refused},
@@ -152,4 +151,13 @@ async fn exactly(connection: &mut PgConnection, id: &str) -> Result<Hits> {
     hits.partners = query.fetch_all(&mut *connection).await?;
     hits.refused = refused::find(connection, id).await?;
     Ok(hits)
+}
+
+/// The text without spaces and dashes, which people and documents put between the digits of an
+/// ICCID so that it is easier to read. For example, `8981 0000-0000 0000 001` is pasted from a PDF.
+fn without_separators(id: &str) -> String {
+    let dash = |character| matches!(character, '-' | '\u{2010}'..='\u{2014}' | '\u{2212}');
+    id.chars()
+        .filter(|character| !character.is_whitespace() && !dash(*character))
+        .collect()
 }

@@ -29,7 +29,7 @@ use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::accounts::Role;
+use super::accounts::{Role, blocking};
 use crate::{Error, Result, seconds};
 
 /// For how long attempts are counted.
@@ -132,13 +132,7 @@ pub enum NotSignedIn {
     Store(#[from] Error),
 }
 
-/// Runs work of some milliseconds on a thread that may block.
-pub(super) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.map_err(|error| Error::Unreadable(format!("hashing a password failed: {error}")))
-}
+crate::store_error!(NotSignedIn);
 
 /// Checks a name and a password, and opens a session.
 pub async fn sign_in(

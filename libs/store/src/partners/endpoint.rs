@@ -6,11 +6,11 @@ use sqlx::PgConnection;
 
 use crate::{
     Result,
+    actions::{self, Action, Changed},
     deliveries::{
         endpoints::{self, Block, EndpointKey},
         events::Kind,
     },
-    operator::actions::{self, Action, Changed},
 };
 
 /// A change of a partner's webhook endpoint; `None` keeps what is stored.

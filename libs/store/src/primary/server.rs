@@ -1,16 +1,12 @@
-//! A PostgreSQL server as it describes itself, what the operator demands of it, and why it is not
-//! used if it does not meet these demands.
+//! A PostgreSQL server as it describes itself, and what the operator demands of it.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
 use clap::Args;
 use sqlx::{AssertSqlSafe, PgConnection, Row};
 
+use super::unfit::Unfit;
 use crate::Result;
-
-/// A program does not start if its clock and the server's differ by more than this. Partners sign
-/// the time of their requests, so ingress would refuse all of them at a difference of five minutes.
-pub(super) const LARGEST_SKEW_AT_START: Duration = Duration::from_secs(30);
 
 /// What the operator demands of the commits of the server.
 #[derive(Args, Clone, Copy, Debug, Default)]
@@ -46,52 +42,6 @@ pub struct DurabilityConfig {
         action = clap::ArgAction::Set
     )]
     pub allow_asynchronous_commit: bool,
-}
-
-/// Why a server is not used, although it responds.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unfit {
-    #[error(
-        "the server is a standby, which takes no writes; DATABASE_URL, or the proxy that it names, must lead to the primary"
-    )]
-    Standby,
-    #[error(
-        "the server is on timeline {found}, but this process has used a server on timeline {newest}, which has taken its \
-         place; DATABASE_URL, or the proxy that it names, must lead to the new primary, and the old one must be stopped. \
-         If this server is the right one all the same, for example because a backup was restored, follow \
-         docs/operations.md#commitslost and then restart the stages"
-    )]
-    Replaced {
-        /// Of the server that was connected.
-        found: u32,
-        /// The latest timeline that this process has seen.
-        newest: u32,
-    },
-    #[error(
-        "synchronous_commit of the server is off, so a crash would lose acknowledged orders and purchases: turn it on, or \
-         set ALLOW_ASYNCHRONOUS_COMMIT=true if the data may be lost"
-    )]
-    AsynchronousCommit,
-    #[error(
-        "commits do not wait for a standby (synchronous_standby_names is {names:?}, synchronous_commit is {commit}), but \
-         REQUIRE_SYNCHRONOUS is set: connect a synchronous standby, or unset REQUIRE_SYNCHRONOUS to work without one"
-    )]
-    NotReplicated { names: String, commit: String },
-    #[error(
-        "the clock of this machine differs from PostgreSQL's by {difference:?}, and at most {LARGEST_SKEW_AT_START:?} is \
-         allowed at the start: synchronise both clocks (NTP) and start again"
-    )]
-    Clock { difference: Duration },
-}
-
-impl Unfit {
-    /// Whether only an operator can mend this, so that a program that starts should end.
-    pub fn needs_operator(&self) -> bool {
-        matches!(
-            self,
-            Self::AsynchronousCommit | Self::NotReplicated { .. } | Self::Clock { .. }
-        )
-    }
 }
 
 /// The properties of a server that matter here.

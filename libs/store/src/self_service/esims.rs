@@ -10,9 +10,10 @@ use time::OffsetDateTime;
 
 use super::{REASON, UnitState};
 use crate::{
-    Result, age,
+    Result,
+    actions::{self, Action, Actor},
+    age,
     esim_requests::{Reading, Reason, UsageFailure},
-    operator::actions::{self, Action, Actor},
 };
 
 /// A unit of the partner, with what was asked about its eSIM.

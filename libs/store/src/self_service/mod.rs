@@ -48,11 +48,11 @@ pub use self::{
 pub use crate::operator::deliveries::AttemptView as Attempt;
 use crate::{
     Result,
-    operator::actions::{self, Action, Actor},
+    actions::{self, Action, Actor},
 };
 
 /// The reason that is recorded for these changes.
-pub(crate) const REASON: &str = "requested by the partner";
+pub(crate) use crate::actions::REASON;
 
 /// Runs statements that only read, and all of them on one snapshot. An answer that is composed of
 /// several statements needs it: by default each statement sees what was committed before it began,

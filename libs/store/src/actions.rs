@@ -11,6 +11,9 @@ use crate::Result;
 /// The operator that is recorded for changes that partners make themselves.
 const PARTNER: &str = "partner";
 
+/// The recorded reason of a change that a partner makes itself.
+pub(crate) const REASON: &str = "requested by the partner";
+
 /// Through which program somebody acts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "lowercase")]

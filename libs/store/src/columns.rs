@@ -1,0 +1,33 @@
+//! Values between Rust and the columns of the database.
+
+use std::time::Duration;
+
+use domain::DeliveryId;
+use uuid::Uuid;
+
+pub(crate) fn seconds(duration: Duration) -> f64 {
+    duration.as_secs_f64()
+}
+
+/// A stored number, which is never negative.
+pub(crate) fn unsigned(number: i32) -> u32 {
+    u32::try_from(number).unwrap_or_default()
+}
+
+pub(crate) fn count(number: i64) -> u64 {
+    u64::try_from(number).unwrap_or_default()
+}
+
+/// A number for a column of type `integer`; numbers that are too large become the largest one.
+pub(crate) fn signed(number: impl TryInto<i32>) -> i32 {
+    number.try_into().unwrap_or(i32::MAX)
+}
+
+/// An age that the database computed in seconds.
+pub(crate) fn age(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or_default()
+}
+
+pub(crate) fn uuids(ids: &[DeliveryId]) -> Vec<Uuid> {
+    ids.iter().map(|id| id.uuid()).collect()
+}
