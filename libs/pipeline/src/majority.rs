@@ -24,12 +24,12 @@ use async_nats::{
         stream::ClusterInfo,
     },
 };
+use opentelemetry::metrics::Gauge;
+use runtime::metrics::Instruments;
 use tokio::{
     sync::watch::Sender,
     time::{sleep, timeout},
 };
-
-use crate::metrics;
 
 /// The pause between two checks while NATS is up.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -66,7 +66,7 @@ struct Fault {
 /// Checks JetStream once a second until the connection is dropped. Each change is logged once, and
 /// `esim_nats_up` shows the state.
 pub(crate) async fn watch(watched: Watched) {
-    let gauge = metrics::nats_up();
+    let gauge = nats_up();
     let mut since: Option<Instant> = None;
     let mut logged: Option<Instant> = None;
     // Since when it is connected without using messages.
@@ -175,6 +175,14 @@ fn without_majority(stream: &str, cluster: &ClusterInfo, silence: Duration) -> O
         reason: format!("only {working} of the {servers} servers of {stream} are working"),
         lasted: silence,
     })
+}
+
+/// The gauge that says whether NATS is up, as [`Nats::is_up`](crate::Nats::is_up) does.
+fn nats_up() -> Gauge<u64> {
+    Instruments::of("pipeline").gauge(
+        "esim.nats.up",
+        "1 if this process is connected to NATS and JetStream can store messages, else 0",
+    )
 }
 
 #[cfg(test)]

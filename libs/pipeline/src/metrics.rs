@@ -108,14 +108,6 @@ impl PulseMetrics {
     }
 }
 
-/// The gauge that says whether NATS is up, as [`Nats::is_up`] does.
-pub(crate) fn nats_up() -> Gauge<u64> {
-    Instruments::of("pipeline").gauge(
-        "esim.nats.up",
-        "1 if this process is connected to NATS and JetStream can store messages, else 0",
-    )
-}
-
 impl RowMetrics {
     pub(crate) fn new(stage: &'static str, provider: Option<String>) -> Self {
         let make = Instruments::of("pipeline");

@@ -21,6 +21,7 @@ mod healthcheck;
 pub mod http;
 pub mod lifecycle;
 pub mod listener;
+mod locks;
 mod manual;
 pub mod metrics;
 pub mod outage;
@@ -35,11 +36,9 @@ pub mod version;
 
 pub use config::CommonConfig;
 pub use lifecycle::Shutdown;
+pub use locks::lock;
 
-use std::{
-    process::ExitCode,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::process::ExitCode;
 
 /// The exit status of a process that refuses its settings. It differs from that of a failure,
 /// because starting the process again would not help.
@@ -105,11 +104,4 @@ where
     };
     telemetry.flush();
     code
-}
-
-/// Locks a mutex and ignores that an earlier holder panicked. A task that panics stops the whole
-/// service, and the other tasks still need the value while they finish their work. Use it only for
-/// values that are consistent after each statement.
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -2,24 +2,12 @@
 //! sends it, and ingress shows the same fields in self-service.
 
 use domain::{OptionId, TopupId};
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Serialize;
 use store::profile::Profile;
 use utoipa::ToSchema;
 
 use crate::qr::QrUrls;
-
-/// The characters that are percent-encoded: all except those that RFC 3986 calls unreserved.
-const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
-    .remove(b'-')
-    .remove(b'.')
-    .remove(b'_')
-    .remove(b'~');
-
-/// Percent-encodes a text, so that it can be one segment of a path.
-pub fn encoded(text: &str) -> String {
-    utf8_percent_encode(text, RESERVED).to_string()
-}
+pub use crate::qr::encoded;
 
 // The body contains the activation code, so it must never be logged. The doc comment below is part
 // of the API description that partners read.

@@ -7,14 +7,25 @@
 //! ([`QrGate`]).
 
 use domain::ActivationCode;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use signing::qr::Keys;
-
-use crate::body::encoded;
 
 /// The size of the picture in pixels, which is the last segment of its URL.
 const SIZE: u16 = 300;
 /// The beginning of the query parameter with the MAC.
 const MAC: &str = "mac=";
+
+/// The characters that are percent-encoded: all except those that RFC 3986 calls unreserved.
+const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~');
+
+/// Percent-encodes a text, so that it can be one segment of a path.
+pub fn encoded(text: &str) -> String {
+    utf8_percent_encode(text, RESERVED).to_string()
+}
 
 /// Makes the URLs of pictures.
 #[derive(Clone, Debug)]

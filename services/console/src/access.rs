@@ -14,19 +14,17 @@ use std::{
     marker::PhantomData,
     net::{IpAddr, SocketAddr},
     sync::Arc,
-    time::Duration,
 };
 
 use axum::{
     body::{Body, to_bytes},
     extract::{FromRequest, FromRequestParts, Request},
-    http::{HeaderMap, HeaderValue, Method, header, request::Parts},
+    http::{HeaderMap, Method, request::Parts},
     response::Response,
 };
 use axum_htmx::HX_REQUEST;
 use runtime::listener::Place;
-use secrecy::{ExposeSecret, SecretString};
-use sha2::{Digest, Sha256};
+use secrecy::SecretString;
 pub use store::operator::accounts::Role;
 use store::operator::{
     actions::{Action, Actor},
@@ -35,19 +33,21 @@ use store::operator::{
 use subtle::ConstantTimeEq;
 use url::form_urlencoded;
 
+pub(crate) use crate::cookies::{cookie, secret, set_cookie};
+pub use crate::session::Session;
+pub(crate) use crate::session::form_token;
 use crate::{
     App,
     openid::Provider,
     problem::Problem,
     said,
     server::{self, Peer},
+    session::FORM_TIMEOUT,
     view::local_path,
 };
 
 /// The largest form. Reasons and filters are short.
 const MOST_FORM: usize = 64 * 1024;
-/// The longest wait for the whole of a form.
-pub(crate) const FORM_TIMEOUT: Duration = Duration::from_secs(10);
 /// The name of the field with the token.
 pub(crate) const TOKEN: &str = "token";
 
@@ -73,50 +73,6 @@ impl Rank for Support {
 
 impl Rank for Operator {
     const ROLE: Role = Role::Operator;
-}
-
-/// The session of a request.
-#[derive(Clone, Debug)]
-pub struct Session {
-    operator: String,
-    role: Role,
-    /// The secret in the cookie.
-    secret: SecretString,
-    /// Where the request came from.
-    from: String,
-    /// What the last action led to, for the next page to show.
-    said: Option<String>,
-}
-
-impl Session {
-    /// The name of the account.
-    pub(crate) fn name(&self) -> &str {
-        &self.operator
-    }
-
-    pub(crate) fn role(&self) -> Role {
-        self.role
-    }
-
-    pub(crate) fn may(&self, role: Role) -> bool {
-        self.role >= role
-    }
-
-    pub(crate) fn form_token(&self) -> String {
-        form_token(&self.secret)
-    }
-
-    pub(crate) fn secret(&self) -> &SecretString {
-        &self.secret
-    }
-
-    pub(crate) fn from(&self) -> &str {
-        &self.from
-    }
-
-    pub(crate) fn said(&self) -> Option<&str> {
-        self.said.as_deref()
-    }
 }
 
 /// A request for a page by somebody whose role may see it.
@@ -314,59 +270,6 @@ pub(crate) fn is_by_htmx(headers: &HeaderMap) -> bool {
     headers.contains_key(HX_REQUEST)
 }
 
-impl App {
-    /// The name of the session's cookie. Browsers accept the prefix only from this host by TLS, so
-    /// that a neighbouring host cannot set one.
-    pub(crate) fn session_cookie(&self) -> &'static str {
-        if self.settings().tls {
-            "__Host-console"
-        } else {
-            "console"
-        }
-    }
-
-    /// The name of the cookie of a sign-in by the OpenID provider that is under way.
-    pub(crate) fn attempt_cookie(&self) -> &'static str {
-        if self.settings().tls {
-            "__Host-console-openid"
-        } else {
-            "console-openid"
-        }
-    }
-
-    /// The name of the cookie that forms before sign-in are bound to.
-    pub(crate) fn guest_cookie(&self) -> &'static str {
-        if self.settings().tls {
-            "__Host-console-guest"
-        } else {
-            "console-guest"
-        }
-    }
-}
-
-/// The value of a cookie. One that is too long to be ours is not looked at.
-pub(crate) fn cookie(headers: &HeaderMap, name: &str, longest: usize) -> Option<String> {
-    let lines = headers.get_all(header::COOKIE).into_iter();
-    let mut pairs = lines
-        .filter_map(|line| line.to_str().ok())
-        .flat_map(|line| line.split(';'))
-        .filter_map(|pair| pair.trim().split_once('='));
-    let (_, value) = pairs.find(|(known, _)| *known == name)?;
-    (!value.is_empty() && value.len() <= longest).then(|| value.to_owned())
-}
-
-/// The secret in a cookie.
-pub(crate) fn secret(headers: &HeaderMap, name: &str) -> Option<SecretString> {
-    Some(cookie(headers, name, 200)?.into())
-}
-
-/// A cookie that scripts cannot read. `how` begins with the value of `SameSite`.
-pub(crate) fn set_cookie(app: &App, name: &str, value: &str, how: &str) -> HeaderValue {
-    let secure = if app.settings().tls { "; Secure" } else { "" };
-    let text = format!("{name}={value}; Path=/; HttpOnly; SameSite={how}{secure}");
-    HeaderValue::from_str(&text).unwrap_or_else(|_| HeaderValue::from_static("console="))
-}
-
 /// The address of the client.
 pub(crate) fn source(parts: &Parts, app: &App) -> String {
     if app.settings().forwarded {
@@ -395,15 +298,6 @@ fn forwarded_address(entry: &str) -> Option<IpAddr> {
     let alone = bracketed.unwrap_or(entry).parse().ok();
     let address = alone.or_else(|| entry.parse().ok().map(|it: SocketAddr| it.ip()))?;
     Some(address.to_canonical())
-}
-
-/// The token of the forms that a cookie with this secret may send.
-pub(crate) fn form_token(secret: &SecretString) -> String {
-    let digest = Sha256::new()
-        .chain_update(b"form of the console\0")
-        .chain_update(secret.expose_secret().as_bytes())
-        .finalize();
-    hex::encode(digest)
 }
 
 /// Reads a form. While it arrives, a connection without a session can lose its place to another one.

@@ -1,7 +1,6 @@
 //! Why a request is not answered with its page. Each problem is a page with a sentence that says
 //! what to do. The cause of a fault of ours is logged and not shown.
 
-use askama::Template;
 use axum::{
     http::{HeaderValue, Method, StatusCode, header},
     response::{IntoResponse, Redirect, Response},
@@ -9,10 +8,7 @@ use axum::{
 use axum_htmx::HxRedirect;
 use url::form_urlencoded::byte_serialize;
 
-use crate::{
-    access::{FORM_TIMEOUT, Session},
-    view::{Shell, with_status},
-};
+use crate::session::FORM_TIMEOUT;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Problem {
@@ -75,45 +71,13 @@ pub enum Problem {
     Broken(anyhow::Error),
 }
 
-/// What the page of a problem says. It is an extension of the response until [`framed`] makes the page.
+/// What the page of a problem says. It is an extension of the response until
+/// [`crate::view::framed`] makes the page.
 #[derive(Clone)]
-struct Told {
-    title: String,
-    text: String,
-    back: Option<String>,
-}
-
-#[derive(Template)]
-#[template(path = "problem.html")]
-struct Page {
-    shell: Shell,
-    told: Told,
-}
-
-/// Makes the page of a problem. It has the frame of all pages if its reader is signed in, who then can
-/// search or go elsewhere from there. A problem itself does not know its session, because it may be
-/// found before one is looked for. Any other response stays as it is.
-pub(crate) async fn framed(
-    mut response: Response,
-    session: impl Future<Output = Option<Session>>,
-) -> Response {
-    let Some(told) = response.extensions_mut().remove::<Told>() else {
-        return response;
-    };
-    let session = session.await;
-    let page = Page {
-        shell: Shell::of_problem(session.as_ref(), &told.title),
-        told,
-    };
-    let (mut parts, empty) = response.into_parts();
-    match with_status(parts.status, &page) {
-        Ok(page) => {
-            let (made, body) = page.into_parts();
-            parts.headers.extend(made.headers);
-            Response::from_parts(parts, body)
-        }
-        Err(_) => Response::from_parts(parts, empty),
-    }
+pub(crate) struct Told {
+    pub(crate) title: String,
+    pub(crate) text: String,
+    pub(crate) back: Option<String>,
 }
 
 impl Problem {

@@ -22,8 +22,8 @@ use crate::{
     access::{self, Role, is_by_htmx},
     openid::CALLBACK,
     pages,
-    problem::{self, Problem},
-    said, sign_in,
+    problem::Problem,
+    said, sign_in, view,
 };
 
 /// What the pages may load and send: everything from and to this console only, no script or style
@@ -174,7 +174,7 @@ async fn observe(State(app): State<App>, request: Request, next: Next) -> Respon
         let response = next.run(request).instrument(underway.span.clone()).await;
         // If the database does not answer, the page goes without its navigation.
         let session = async { access::session(&asked, &app).await.ok().flatten() };
-        problem::framed(response, session).await
+        view::framed(response, session).await
     } else {
         StatusCode::BAD_REQUEST.into_response()
     };

@@ -11,7 +11,7 @@ use axum::{
 };
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
-use crate::{App, access};
+use crate::{App, cookies};
 
 /// The most bytes of the cookie. A longer sentence is cut.
 const LONGEST: usize = 1_500;
@@ -45,18 +45,18 @@ fn cookie(app: &App, text: &str) -> HeaderValue {
         }
         value.push_str(&more);
     }
-    access::set_cookie(app, app.said_cookie(), &value, "Lax; Max-Age=60")
+    cookies::set_cookie(app, app.said_cookie(), &value, "Lax; Max-Age=60")
 }
 
 /// The sentence that came with a request.
 pub(crate) fn of(headers: &HeaderMap, app: &App) -> Option<String> {
-    let value = access::cookie(headers, app.said_cookie(), LONGEST)?;
+    let value = cookies::cookie(headers, app.said_cookie(), LONGEST)?;
     let text = percent_decode_str(&value).decode_utf8_lossy();
     Some(text.into_owned())
 }
 
 /// Removes the sentence from the browser, after a page has shown it.
 pub(crate) fn forget(app: &App, headers: &mut HeaderMap) {
-    let gone = access::set_cookie(app, app.said_cookie(), "", "Lax; Max-Age=0");
+    let gone = cookies::set_cookie(app, app.said_cookie(), "", "Lax; Max-Age=0");
     headers.append(header::SET_COOKIE, gone);
 }

@@ -15,7 +15,10 @@ use domain::ids::NotAnId;
 use percent_encoding::percent_decode_str;
 use runtime::terminal::printable;
 
-use crate::{access::Session, problem::Problem};
+use crate::{
+    problem::{Problem, Told},
+    session::Session,
+};
 
 /// The pages of the navigation: their names and paths.
 const LINKS: [(&str, &str); 5] = [
@@ -180,6 +183,39 @@ pub(crate) fn with_status(
         .render()
         .map_err(|error| Problem::Broken(error.into()))?;
     Ok((status, response::Html(text)).into_response())
+}
+
+#[derive(Template)]
+#[template(path = "problem.html")]
+struct ProblemPage {
+    shell: Shell,
+    told: Told,
+}
+
+/// Makes the page of a problem. It has the frame of all pages if its reader is signed in, who then can
+/// search or go elsewhere from there. A problem itself does not know its session, because it may be
+/// found before one is looked for. Any other response stays as it is.
+pub(crate) async fn framed(
+    mut response: Response,
+    session: impl Future<Output = Option<Session>>,
+) -> Response {
+    let Some(told) = response.extensions_mut().remove::<Told>() else {
+        return response;
+    };
+    let session = session.await;
+    let page = ProblemPage {
+        shell: Shell::of_problem(session.as_ref(), &told.title),
+        told,
+    };
+    let (mut parts, empty) = response.into_parts();
+    match with_status(parts.status, &page) {
+        Ok(page) => {
+            let (made, body) = page.into_parts();
+            parts.headers.extend(made.headers);
+            Response::from_parts(parts, body)
+        }
+        Err(_) => Response::from_parts(parts, empty),
+    }
 }
 
 /// What an action shows once, and not again after a reload, such as an activation code.

@@ -7,6 +7,8 @@ use secrecy::SecretString;
 use store::operator::accounts::Role;
 use url::Url;
 
+use crate::transport::is_private_transport;
+
 /// Sign-in by OpenID Connect.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Sign-in by OpenID Connect")]
@@ -79,7 +81,7 @@ fn issuer(text: &str) -> Result<String, String> {
     let url: Url = text
         .parse()
         .map_err(|error| format!("{error}; write it like https://id.example"))?;
-    if !crate::is_private_transport(&url) {
+    if !is_private_transport(&url) {
         return Err(
             "it must begin with https://, because anybody on the way could forge who signs in otherwise; http:// is \
              accepted for a loopback address"

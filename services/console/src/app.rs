@@ -1,0 +1,98 @@
+//! What all handlers share: the database, the settings that they read, and who else may say who
+//! somebody is.
+
+use std::sync::Arc;
+
+use runtime::config::BadSetting;
+use store::{
+    Database,
+    operator::sessions::Lifetime,
+    vault::{Keyring, Vault},
+};
+
+use crate::{config::Config, metrics, openid, pages};
+
+/// Clones share everything.
+#[derive(Clone)]
+pub struct App(Arc<Parts>);
+
+struct Parts {
+    database: Database,
+    /// The master key for profiles, if activation codes may be shown.
+    vault: Option<Vault>,
+    settings: Settings,
+    metrics: metrics::Metrics,
+    /// Who else may say who somebody is.
+    provider: Option<openid::Provider>,
+    /// What the overview shows.
+    figures: pages::overview::Shared,
+}
+
+/// The settings that handlers read.
+pub(crate) struct Settings {
+    /// Browsers reach the console by TLS.
+    pub(crate) tls: bool,
+    pub(crate) lifetime: Lifetime,
+    /// Accounts may sign in with their passwords.
+    pub(crate) passwords: bool,
+    pub(crate) forwarded: bool,
+    pub(crate) trace_url: Option<String>,
+}
+
+impl App {
+    pub(crate) fn open(config: &Config) -> anyhow::Result<Self> {
+        let vault = config
+            .console_activation_codes
+            .then(|| config.master_key.vault(&[Keyring::Profiles]))
+            .transpose()
+            .map_err(BadSetting::error)?;
+        let database = config.database.open("console").map_err(BadSetting::error)?;
+        let provider = openid::Provider::open(&config.openid, &config.console_url)?;
+        if provider.is_none() && !config.console_passwords {
+            return Err(BadSetting::error(
+                "nobody could sign in: switch CONSOLE_PASSWORDS on, or set OIDC_ISSUER",
+            ));
+        }
+        Ok(Self(Arc::new(Parts {
+            database,
+            vault,
+            settings: Settings {
+                tls: config.console_url.scheme() == "https",
+                lifetime: Lifetime {
+                    idle: config.console_idle,
+                    most: config.console_session,
+                },
+                passwords: config.console_passwords,
+                forwarded: config.console_forwarded,
+                trace_url: config.console_trace_url.clone(),
+            },
+            metrics: metrics::Metrics::default(),
+            provider,
+            figures: pages::overview::Shared::default(),
+        })))
+    }
+
+    pub(crate) fn database(&self) -> &Database {
+        &self.0.database
+    }
+
+    pub(crate) fn vault(&self) -> Option<&Vault> {
+        self.0.vault.as_ref()
+    }
+
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.0.settings
+    }
+
+    pub(crate) fn provider(&self) -> Option<&openid::Provider> {
+        self.0.provider.as_ref()
+    }
+
+    pub(crate) fn figures(&self) -> &pages::overview::Shared {
+        &self.0.figures
+    }
+
+    pub(crate) fn metrics(&self) -> &metrics::Metrics {
+        &self.0.metrics
+    }
+}
