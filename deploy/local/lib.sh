@@ -83,6 +83,14 @@ PURPOSES=(partners webhooks profiles)
 
 upper() { printf '%s' "$1" | tr a-z A-Z; }
 
+# `program_of NAME`: its file. Protocols that the sandbox does not speak need the program for tests.
+program_of() {
+  case $1:${SANDBOX_AS-} in
+    sandbox:*airalo* | sandbox:*esim-access*) echo upstreams ;;
+    *) echo "$1" ;;
+  esac
+}
+
 is_process() { [[ " ${PROCESSES[*]} " == *" $1 "* ]]; }
 
 # Each port: its variable, its default, and its offset from LOCAL_PORTS.

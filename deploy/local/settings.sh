@@ -27,7 +27,7 @@ gather_settings() {
   secret SANDBOX_ACCESS_KEY "$(random_hex 16)"
   secret SANDBOX_SECRET_KEY "$(random_base64 32)"
   secret SANDBOX_CALLBACK_TOKEN "$(random_hex 16)"
-  # The accounts of these providers are at the sandbox, which speaks their protocols.
+  # The accounts of these providers are at the sandbox, or at tests/upstreams, which speaks further protocols.
   setting SANDBOX_AS ''
   played=${SANDBOX_AS-}
   for name in ${played//,/ }; do

@@ -7,19 +7,14 @@
 
 use axum::{extract::FromRequestParts, http::request::Parts};
 use runtime::clock;
-use signing::SecretKey;
 
-use crate::{error::Error, state::Sandbox};
+use crate::{
+    error::Error,
+    state::{Credentials, Sandbox},
+};
 
 /// The largest difference that is accepted between a caller's clock and ours, in milliseconds.
 const WINDOW_MS: u64 = 5 * 60 * 1000;
-
-/// The keys of the account. The sandbox has only one.
-#[derive(Clone)]
-pub struct Credentials {
-    pub access_key: String,
-    pub secret: SecretKey,
-}
 
 /// Proof that a request has a valid signature and a fresh timestamp.
 pub struct Authenticated;
@@ -69,6 +64,7 @@ fn check(parts: &Parts, ours: &Credentials, now_ms: i64) -> Result<Authenticated
 mod tests {
     use super::*;
     use axum::http::Request;
+    use signing::SecretKey;
 
     const NOW: i64 = 1_700_000_000_000;
     const PATH: &str = "/api/v2/order/a%2Fb?x=1";

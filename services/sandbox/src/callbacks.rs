@@ -3,7 +3,7 @@
 //! As at the real provider, callbacks are a convenience and no guarantee. They are not signed,
 //! nobody retries them, and those that do not fit into the queue, or that are unsent when the
 //! sandbox stops or crashes, are lost. Then the provisioner finds the profile when it asks again.
-//! In return no order ever waits for a callback: [`Queue::push`] only hands the purchase over, and
+//! In return no order ever waits for a callback: [`Queue::push`](crate::channel::Queue::push) only hands the purchase over, and
 //! [`run`] sends in a task of its own.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
@@ -14,19 +14,18 @@ use runtime::client;
 use tokio::{sync::mpsc, task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
 
+use serde_json::Value;
+
 use crate::{
-    esim_access,
+    channel::{Channel, Made},
     ledger::Ledger,
     profile::UnitNumber,
     protocol::Callback,
     purchase::Purchase,
-    sale::Protocol,
     script,
     units::{self, Fate},
 };
 
-/// The maximum number of purchases in the queue.
-const QUEUE: usize = 10_000;
 /// The number of callbacks waiting for their time at which the queue is no longer read, which
 /// bounds the memory.
 const MAX_DUE: usize = 100_000;
@@ -43,54 +42,9 @@ pub fn url(text: &str) -> Result<Url, String> {
     Ok(url)
 }
 
-/// Where callbacks are sent, by protocol. Without a URL a purchase by that protocol gets none.
-pub struct Urls {
-    pub usimsa: Option<Url>,
-    pub esim_access: Option<Url>,
-}
-
-impl Urls {
-    pub fn any(&self) -> bool {
-        self.usimsa.is_some() || self.esim_access.is_some()
-    }
-
-    fn of(&self, protocol: Protocol) -> Option<&Url> {
-        match protocol {
-            Protocol::Usimsa => self.usimsa.as_ref(),
-            Protocol::EsimAccess => self.esim_access.as_ref(),
-            Protocol::Airalo => None,
-        }
-    }
-}
-
-/// A purchase that may need callbacks, with the protocol in which it was made.
-type Made = (Protocol, Arc<Purchase>);
-
-/// The queue of purchases that need callbacks.
-#[derive(Clone)]
-pub struct Queue(mpsc::Sender<Made>);
-
-impl Queue {
-    pub fn new() -> (Self, mpsc::Receiver<Made>) {
-        let (sender, receiver) = mpsc::channel(QUEUE);
-        (Self(sender), receiver)
-    }
-
-    /// Adds a purchase without waiting. If the queue is full, the callbacks of the purchase are
-    /// lost.
-    pub fn push(&self, protocol: Protocol, purchase: Arc<Purchase>) {
-        if let Err(error) = self.0.try_send((protocol, purchase)) {
-            tracing::warn!(
-                %error,
-                "the callbacks of a purchase are lost, because their queue is full or the sandbox stops; provisioners find its profiles by asking again"
-            );
-        }
-    }
-}
-
 /// A callback that waits for the time when its unit is ready.
 struct Due {
-    protocol: Protocol,
+    channel: Arc<Channel>,
     purchase: Arc<Purchase>,
     unit: UnitNumber,
     option_id: String,
@@ -99,7 +53,6 @@ struct Due {
 /// Sends the callbacks of `purchases` until `stop`. Faults of the whole provider do not affect
 /// them.
 pub async fn run(
-    urls: Urls,
     ledger: Arc<Ledger>,
     mut purchases: mpsc::Receiver<Made>,
     stop: CancellationToken,
@@ -115,15 +68,15 @@ pub async fn run(
         let next = due.first_key_value().map(|((at, _), _)| *at);
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
-            Some((protocol, purchase)) = purchases.recv(), if due.len() < MAX_DUE => {
+            Some((channel, purchase)) = purchases.recv(), if due.len() < MAX_DUE => {
                 let now = Instant::now();
                 for (unit, option_id, fate) in units::fates(&purchase) {
                     let Fate::Ready(after) = fate else { continue };
                     for _ in 0..script::of(option_id).callbacks {
                         number += 1;
                         let option_id = option_id.to_owned();
-                        let purchase = Arc::clone(&purchase);
-                        due.insert((now + after, number), Due { protocol, purchase, unit, option_id });
+                        let (channel, purchase) = (Arc::clone(&channel), Arc::clone(&purchase));
+                        due.insert((now + after, number), Due { channel, purchase, unit, option_id });
                     }
                 }
             }
@@ -132,9 +85,8 @@ pub async fn run(
             {
                 if let Some((_, callback)) = due.pop_first()
                     && !ledger.is_canceled(callback.unit)
-                    && let Some(url) = urls.of(callback.protocol)
                 {
-                    sending.spawn(send(client.clone(), url.clone(), Arc::clone(&ledger), callback));
+                    sending.spawn(send(client.clone(), Arc::clone(&ledger), callback));
                 }
             }
             Some(_) = sending.join_next() => {}
@@ -142,26 +94,37 @@ pub async fn run(
     }
 }
 
-async fn send(client: Client, url: Url, ledger: Arc<Ledger>, due: Due) {
+/// The body of a callback in the protocol of USIMSA.
+pub(crate) fn usimsa(
+    ledger: &Ledger,
+    purchase: &Purchase,
+    unit: UnitNumber,
+    option_id: &str,
+) -> Value {
+    let callback = Callback {
+        topup_id: unit.to_string(),
+        option_id,
+        profile: ledger.profile(unit, purchase.at),
+        // A made-up URL, so that the callback does not repeat the activation code in it.
+        qrcode_img_url: format!("https://qr.sandbox.example/{unit}.png"),
+    };
+    serde_json::to_value(callback).unwrap_or_default()
+}
+
+async fn send(client: Client, ledger: Arc<Ledger>, due: Due) {
     let Due {
-        protocol,
+        channel,
         purchase,
         unit,
         option_id,
     } = &due;
-    let callback = if *protocol == Protocol::EsimAccess {
-        esim_access::callback(purchase)
-    } else {
-        let callback = Callback {
-            topup_id: unit.to_string(),
-            option_id,
-            profile: ledger.profile(*unit, purchase.at),
-            // A made-up URL, so that the callback does not repeat the activation code in it.
-            qrcode_img_url: format!("https://qr.sandbox.example/{unit}.png"),
-        };
-        serde_json::to_value(callback).unwrap_or_default()
-    };
-    match client.post(url).json(&callback).send().await {
+    let callback = (channel.body)(&ledger, purchase, *unit, option_id);
+    match client
+        .post(channel.url.clone())
+        .json(&callback)
+        .send()
+        .await
+    {
         Ok(response) => {
             tracing::debug!(
                 topup.id = unit,

@@ -1,10 +1,11 @@
 //! The sandbox eSIM provider: a provider of our own that sells nothing real.
 //!
-//! It speaks the protocols of USIMSA, eSIM Access and Airalo over HTTP, each with its own
-//! authentication, so provisioners buy from it exactly as they buy from a real provider. Sandbox partners order from it, and the
-//! tests use it to make a provider fail in every way that we can think of: each option follows its
-//! script ([`script`]), which says how the sandbox responds to an order of it. Faults of the whole
-//! provider are set at run time ([`faults`]).
+//! It speaks the protocol of USIMSA over HTTP, with its authentication, so provisioners buy from it
+//! exactly as they buy from a real provider. Sandbox partners order from it, and the tests use it to
+//! make a provider fail in every way that we can think of: each option follows its script
+//! ([`script`]), which says how the sandbox responds to an order of it. Faults of the whole provider
+//! are set at run time ([`faults`]). For tests of other adapters, `tests/upstreams` adds further
+//! protocols over the same ledger ([`serve`]).
 //!
 //! Its guarantee is the ledger ([`ledger`]), a file that lists every purchase. A purchase is
 //! written to it before the response is sent, so a `kill -9` loses none. Tests compare the ledger
@@ -19,45 +20,51 @@
 //! test or operator ───▶ /ledger, /faults (without authentication)
 //! ```
 
-mod after;
-mod airalo;
+pub mod after;
 mod attempts;
 mod auth;
-mod callbacks;
-mod error;
-mod esim_access;
-mod faults;
-mod form;
-mod garble;
+pub mod callbacks;
+pub mod channel;
+pub mod error;
+pub mod faults;
+pub mod garble;
 mod journal;
-mod ledger;
+pub mod ledger;
 mod metrics;
 mod observe;
-mod products;
-mod profile;
-mod protocol;
-mod purchase;
+pub mod profile;
+pub mod protocol;
+pub mod purchase;
 mod routes;
-mod sale;
+pub mod sale;
 pub mod script;
 mod server;
 mod state;
 mod summary;
-mod units;
+pub mod units;
 
-use std::{fmt::Display, net::SocketAddr, path::PathBuf, sync::Arc};
+use std::{fmt::Display, net::SocketAddr, path::PathBuf, process::ExitCode, sync::Arc};
 
 use anyhow::Context;
-use clap::{ArgAction, Parser, ValueEnum, builder::NonEmptyStringValueParser};
+use clap::{ArgAction, Args, Parser, ValueEnum, builder::NonEmptyStringValueParser};
 use runtime::{
     CommonConfig, Shutdown,
     config::BadSetting,
     health::{self, Readiness},
+    terminal,
 };
 use secrecy::{ExposeSecret, SecretString};
 use signing::SecretKey;
 
-use crate::{auth::Credentials, ledger::Ledger, metrics::Metrics, state::Sandbox};
+pub use self::{
+    routes::Further,
+    state::{Credentials, Sandbox},
+};
+use crate::{
+    channel::{Channel, Queue},
+    ledger::Ledger,
+    metrics::Metrics,
+};
 
 const EXAMPLES: &str = "Examples:
   Serve on the default port, with a ledger in the working folder:
@@ -72,8 +79,7 @@ const EXAMPLES: &str = "Examples:
 
 /// The sandbox eSIM provider, which sells nothing real and records every purchase
 ///
-/// It speaks the protocols of USIMSA, eSIM Access and Airalo, so the pipeline buys from it as from a
-/// real provider. `/ledger` and `/faults` need no authentication: keep the sandbox on a private
+/// It speaks the protocol of USIMSA, so the pipeline buys from it as from a real provider. `/ledger` and `/faults` need no authentication: keep the sandbox on a private
 /// address.
 #[derive(Parser, Clone, Debug)]
 // `serve` and `catalogue` are values of an argument, and `healthcheck` is a subcommand, which
@@ -83,12 +89,19 @@ pub struct Config {
     /// What the program does; `serve` if it is left out
     #[arg(value_enum)]
     pub command: Option<Command>,
-    /// The provider whose options `catalogue` prints: `sandbox`, or one that the sandbox plays
+    /// The provider whose options `catalogue` prints
     ///
-    /// The options of `airalo`, `esim-access` and `usimsa` are live ones. They are for a test
-    /// system in which the account of that provider is at the sandbox.
-    #[arg(long, default_value = "sandbox", value_parser = ["airalo", "esim-access", "sandbox", "usimsa"])]
+    /// The options of `usimsa` are live ones. They are for a test system in which the account of
+    /// that provider is at the sandbox.
+    #[arg(long, default_value = "sandbox", value_parser = ["sandbox", "usimsa"])]
     pub provider: String,
+    #[command(flatten)]
+    pub serve: ServeConfig,
+}
+
+/// What the provider's API needs.
+#[derive(Args, Clone, Debug)]
+pub struct ServeConfig {
     /// The address of the provider's API, `/ledger` and `/faults`
     #[arg(long, env = "LISTEN", default_value = "127.0.0.1:18090")]
     pub listen: SocketAddr,
@@ -137,12 +150,6 @@ pub struct Config {
     /// sent, and the provisioner finds late profiles by asking again.
     #[arg(long, env = "SANDBOX_CALLBACK_URL", hide_env_values = true)]
     pub callback_url: Option<SecretString>,
-    /// The URL of callbacks in the protocol of eSIM Access, including its secret token
-    ///
-    /// For example `http://127.0.0.1:18082/callbacks/esim-access/<token>`. Without it, purchases by
-    /// this protocol get no callbacks.
-    #[arg(long, env = "SANDBOX_ESIM_ACCESS_CALLBACK_URL", hide_env_values = true)]
-    pub esim_access_callback_url: Option<SecretString>,
     #[command(flatten)]
     pub common: CommonConfig,
 }
@@ -158,7 +165,7 @@ pub enum Command {
 
 /// Parses a setting whose value is secret. The error names the setting but does not repeat the
 /// value, as an error of clap would.
-fn secret<T, E: Display>(
+pub fn secret<T, E: Display>(
     name: &str,
     value: Option<&SecretString>,
     parse: impl FnOnce(&str) -> Result<T, E>,
@@ -169,9 +176,29 @@ fn secret<T, E: Display>(
         .map_err(|error| BadSetting::error(format!("{name}: {error}")))
 }
 
-/// Serves until `shutdown`. It fails if a setting is missing or wrong, if the ledger cannot be
-/// read, or if an address is not free.
+/// Prints a catalogue as JSON. The status is that of the process.
+pub fn print(catalogue: &serde_json::Value) -> ExitCode {
+    match terminal::print(format_args!("{catalogue:#}")) {
+        Err(error) if !terminal::is_closed(&error) => {
+            terminal::say(format_args!("sandbox: {error:#}"));
+            ExitCode::FAILURE
+        }
+        _ => ExitCode::SUCCESS,
+    }
+}
+
+/// Serves until `shutdown`.
 pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
+    serve(config.serve, shutdown, |_| Further::default()).await
+}
+
+/// Serves, with further protocols, until `shutdown`. It fails if a setting is missing or wrong, if
+/// the ledger cannot be read, or if an address is not free.
+pub async fn serve(
+    config: ServeConfig,
+    shutdown: Shutdown,
+    further: impl FnOnce(&Sandbox) -> Further,
+) -> anyhow::Result<()> {
     let path = config
         .ledger
         .context("the file of purchases is not named: set --ledger (SANDBOX_LEDGER)")?;
@@ -205,22 +232,16 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         "the sandbox provider has started"
     );
     let faults = Arc::new(faults::Switch::default());
-    let esim_access_callback_url = secret(
-        "SANDBOX_ESIM_ACCESS_CALLBACK_URL",
-        config.esim_access_callback_url.as_ref(),
-        callbacks::url,
-    )?;
-    let urls = callbacks::Urls {
-        usimsa: callback_url,
-        esim_access: esim_access_callback_url,
-    };
-    let callbacks = urls.any().then(|| {
-        let (queue, purchases) = callbacks::Queue::new();
-        shutdown.spawn(
-            "callbacks",
-            callbacks::run(urls, Arc::clone(&ledger), purchases, shutdown.soft()),
-        );
-        queue
+    let (callbacks, purchases) = Queue::new();
+    shutdown.spawn(
+        "callbacks",
+        callbacks::run(Arc::clone(&ledger), purchases, shutdown.soft()),
+    );
+    let usimsa = callback_url.map(|url| {
+        Arc::new(Channel {
+            url,
+            body: callbacks::usimsa,
+        })
     });
     let sandbox = Sandbox {
         credentials,
@@ -230,10 +251,11 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         faults,
         detect_duplicates: config.detect_duplicates,
         callbacks,
-        token: airalo::token().into(),
+        usimsa,
         shutdown: shutdown.clone(),
     };
-    server::serve(listener, routes::router(sandbox), shutdown).await
+    let further = further(&sandbox);
+    server::serve(listener, routes::router(sandbox, further), shutdown).await
 }
 
 #[cfg(test)]
@@ -270,7 +292,7 @@ mod tests {
         let url = "http://127.0.0.1:18082/callbacks/sandbox/token";
         let config =
             Config::try_parse_from(["sandbox", "catalogue", "--callback-url", url]).unwrap();
-        assert!(config.detect_duplicates && config.callback_url.is_some());
+        assert!(config.serve.detect_duplicates && config.serve.callback_url.is_some());
         assert!(!format!("{config:?}").contains("token"), "{config:?}");
     }
 }

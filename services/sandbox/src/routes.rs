@@ -5,10 +5,10 @@
 //! affect `/ledger` and `/faults`, which need no authentication either, so that a test can always
 //! look and lift the faults.
 //!
-//! This file has the protocol of USIMSA. The other two are in [`crate::esim_access`] and
-//! [`crate::airalo`]; all three sell from one ledger ([`crate::sale`]).
+//! The protocol is that of USIMSA. A program may add [`Further`] ones, as tests/upstreams does; all
+//! sell from one ledger ([`crate::sale`]).
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use axum::{
     Json, Router,
@@ -29,17 +29,15 @@ use url::form_urlencoded;
 
 use crate::{
     after::{self, GiveBack},
-    airalo,
     auth::Authenticated,
     error::Error,
-    esim_access,
     faults::{Ending, Faults},
     garble,
     observe::observe,
     protocol::{
         BoughtUnit, NewOrder, ProductList, Status, Unit, UnitStatus, Usage, UsageAnswer, code,
     },
-    sale::{self, Protocol, Sale},
+    sale::{self, MAX_UNITS, Sale},
     server::{self, NoAnswer},
     state::Sandbox,
     summary::{self, Summary},
@@ -48,37 +46,47 @@ use crate::{
 
 const ORDER: &str = "/api/v2/order";
 const MAX_BODY: usize = 1024 * 1024;
-pub const MAX_UNITS: u64 = 10_000;
 /// The maximum length of an order id or an option id, in characters.
 const MAX_ID: usize = 200;
 
-pub fn router(sandbox: Sandbox) -> Router {
-    let provider = Router::new()
+/// Further protocols, beside that of USIMSA.
+#[derive(Default)]
+pub struct Further {
+    pub routes: Router,
+    /// The paths of the POSTs that buy.
+    pub orders: &'static [&'static str],
+}
+
+pub(crate) fn router(sandbox: Sandbox, further: Further) -> Router {
+    let orders = further.orders;
+    let provider: Router = Router::<Sandbox>::new()
         .route(ORDER, post(order))
         .route("/api/v2/order/{order_id}", get(fetch))
         .route("/api/v2/cancel/{topup_id}", post(cancel))
         .route("/api/v2/usage/{topup_id}", get(usage))
-        .merge(esim_access::routes())
-        .merge(airalo::routes())
-        .route_layer(middleware::from_fn_with_state(sandbox.clone(), suffer));
-    Router::new()
-        .merge(provider)
+        .with_state(sandbox.clone())
+        .merge(further.routes)
+        .route_layer(middleware::from_fn_with_state(
+            (sandbox.clone(), orders),
+            suffer,
+        ));
+    let own: Router = Router::<Sandbox>::new()
         .route("/ledger", get(ledger))
         .route("/ledger.csv", get(ledger_csv))
         .route("/faults", get(show_faults).put(set_faults))
+        .with_state(sandbox.clone());
+    Router::new()
+        .merge(provider)
+        .merge(own)
         .fallback(|| async { Error::Http(StatusCode::NOT_FOUND) })
         .method_not_allowed_fallback(|| async { Error::Http(StatusCode::METHOD_NOT_ALLOWED) })
         .layer(DefaultBodyLimit::max(MAX_BODY))
-        .layer(middleware::from_fn_with_state(
-            Arc::clone(&sandbox.metrics),
-            observe,
-        ))
-        .with_state(sandbox)
+        .layer(middleware::from_fn_with_state(sandbox.metrics, observe))
 }
 
 /// Applies the current faults to a call of the provider's API.
 async fn suffer(
-    State(sandbox): State<Sandbox>,
+    State((sandbox, further)): State<(Sandbox, &'static [&'static str])>,
     request: Request,
     next: Next,
 ) -> Result<Response, Error> {
@@ -88,8 +96,8 @@ async fn suffer(
     if faults.down {
         return Err(Error::Unanswered(NoAnswer::Close));
     }
-    let orders = [ORDER, esim_access::ORDER, airalo::ORDERS];
-    let is_order = request.method() == Method::POST && orders.contains(&request.uri().path());
+    let path = request.uri().path();
+    let is_order = request.method() == Method::POST && (path == ORDER || further.contains(&path));
     let ending = faults.ending(is_order, rand::random(), rand::random());
     // A delayed call is carried out even if the client goes away meanwhile, as at a real provider:
     // the body is read first, and then a task of its own makes the call.
@@ -124,7 +132,14 @@ async fn order(
     let NewOrder { order_id, products } = read_order(&body).map_err(Error::Malformed)?;
     let repeats = sandbox.repeats();
     let garble = sandbox.garble(products.iter());
-    let purchase = match sale::sell(&sandbox, order_id, products, repeats, Protocol::Usimsa).await?
+    let purchase = match sale::sell(
+        &sandbox,
+        order_id,
+        products,
+        repeats,
+        sandbox.usimsa.as_ref(),
+    )
+    .await?
     {
         Sale::Sold(purchase) => purchase,
         Sale::Refused(refusal) => {

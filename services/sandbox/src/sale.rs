@@ -9,6 +9,7 @@ use std::sync::Arc;
 use runtime::clock;
 
 use crate::{
+    channel::Channel,
     error::Error,
     ledger::Repeats,
     protocol::Product,
@@ -18,14 +19,8 @@ use crate::{
     state::Sandbox,
 };
 
-/// The protocol in which a purchase was made, and in which its callbacks are sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Protocol {
-    Usimsa,
-    EsimAccess,
-    /// It has no callbacks.
-    Airalo,
-}
+/// The most units of one order.
+pub const MAX_UNITS: u64 = 10_000;
 
 /// How a sale ended. In all other cases it ends with an [`Error`].
 pub enum Sale {
@@ -35,13 +30,14 @@ pub enum Sale {
 }
 
 /// Buys all products of an order, or none. `repeats` says what a second order with the same id
-/// does. [`Error::Duplicate`] means that it was refused.
+/// does. [`Error::Duplicate`] means that it was refused. `channel` takes the callbacks, if there is
+/// one.
 pub async fn sell(
     sandbox: &Sandbox,
     order_id: String,
     products: Vec<Product>,
     repeats: Repeats,
-    protocol: Protocol,
+    channel: Option<&Arc<Channel>>,
 ) -> Result<Sale, Error> {
     let at_post = script::at_post(&products);
     // A repeated order id is a duplicate even if its products would be refused or fail now. An
@@ -72,10 +68,10 @@ pub async fn sell(
         units = purchase.size(),
         "bought"
     );
-    if let Some(callbacks) = &sandbox.callbacks
+    if let Some(channel) = channel
         && script::calls_back(&purchase.products)
     {
-        callbacks.push(protocol, Arc::clone(&purchase));
+        sandbox.callbacks.push(channel, Arc::clone(&purchase));
     }
     match at_post {
         AtPost::BuysThenErrs => return Err(Error::Failed),

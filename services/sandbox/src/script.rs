@@ -14,10 +14,13 @@ use std::{collections::HashMap, sync::LazyLock, time::Duration};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::{
-    products,
-    protocol::{Product, code},
-};
+use crate::protocol::{Product, code};
+
+/// The days for which a scripted option is valid, and its data in MB.
+pub const DAYS: u16 = 30;
+pub const MEGABYTES: u32 = 5 * 1024;
+/// Where a scripted option can be used.
+pub const COUNTRIES: &[&str] = &["JP"];
 
 /// How the sandbox answers an order of an option, and what happens to its units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -275,15 +278,10 @@ pub fn is_scripted(name: &str) -> bool {
 
 /// The scripted options, in the form that `esimctl option import` reads. They are those of
 /// `provider`, which the sandbox plays: for a real provider they are live options with ids of their
-/// own, so that both can be in one catalogue, and each names the price of the sandbox if the
-/// provider's protocol has prices. Their details are filled in like those of a live option, so that
+/// own, so that both can be in one catalogue, and each names `price`, in dollars, if the provider's
+/// protocol has prices. Their details are filled in like those of a live option, so that
 /// a partner can test how its program shows them.
-pub fn catalogue(provider: &str) -> Value {
-    let price = match provider {
-        "airalo" => Some("4.50"),
-        "esim-access" => Some("1.50"),
-        _ => None,
-    };
+pub fn catalogue(provider: &str, price: Option<&str>) -> Value {
     let guard = price.map(|price| format!("@{price}")).unwrap_or_default();
     let cost = price.map(|price| json!({ "price": price, "currency": "USD" }));
     let options = SCRIPTS.iter().map(|(name, script)| {
@@ -298,9 +296,9 @@ pub fn catalogue(provider: &str) -> Value {
             "environment": if is_sandbox { "sandbox" } else { "live" },
             "details": {"country": "JP", "days": 30, "data_gb": 5, "outcome": script.outcome},
             "standard": {
-                "countries": products::COUNTRIES,
-                "data_mb": products::MEGABYTES,
-                "days": products::DAYS,
+                "countries": COUNTRIES,
+                "data_mb": MEGABYTES,
+                "days": DAYS,
                 "cost": cost,
             },
         })
@@ -320,7 +318,7 @@ fn find(option_id: &str) -> Option<(&'static str, Script)> {
 
 /// The script of an option. Any other id has the script `READY`, because a sandbox partner may
 /// order every live option, and the sandbox then gets an id that it does not know.
-pub(crate) fn of(option_id: &str) -> Script {
+pub fn of(option_id: &str) -> Script {
     find(option_id).map_or(READY, |(_, script)| script)
 }
 

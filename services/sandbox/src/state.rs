@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use runtime::Shutdown;
+use signing::SecretKey;
 
 use crate::{
     attempts::Attempts,
-    auth::Credentials,
-    callbacks,
+    channel::{Channel, Queue},
     faults::Switch,
     garble::Garble,
     ledger::{Ledger, Repeats},
@@ -15,6 +15,13 @@ use crate::{
     protocol::Product,
     script,
 };
+
+/// The keys of the account. The sandbox has only one.
+#[derive(Clone)]
+pub struct Credentials {
+    pub access_key: String,
+    pub secret: SecretKey,
+}
 
 /// The sandbox, as its routes see it. Each request gets a clone, and all clones share the same
 /// state.
@@ -26,10 +33,10 @@ pub struct Sandbox {
     pub faults: Arc<Switch>,
     /// Whether a repeated order id is refused, unless the faults overrule it.
     pub detect_duplicates: bool,
-    /// The queue of callbacks; `None` if no callback URL is set.
-    pub callbacks: Option<callbacks::Queue>,
-    /// The token of the Airalo protocol. It ends with the process, as a token ends some day.
-    pub token: Arc<str>,
+    /// The queue of callbacks.
+    pub callbacks: Queue,
+    /// Where the callbacks of USIMSA's protocol go; `None` if no URL is set.
+    pub usimsa: Option<Arc<Channel>>,
     pub metrics: Arc<Metrics>,
     pub shutdown: Shutdown,
 }

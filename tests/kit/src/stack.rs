@@ -534,10 +534,20 @@ fn env<const N: usize>(pairs: [(&str, &str); N]) -> BTreeMap<String, String> {
         .collect()
 }
 
+/// The program that sells as this provider: the sandbox, or the one for tests, which speaks further
+/// protocols.
+fn seller(provider: &str) -> &'static str {
+    if matches!(provider, SANDBOX | "usimsa") {
+        "sandbox"
+    } else {
+        "upstreams"
+    }
+}
+
 /// Imports the catalogue that the sandbox has for this provider, like `sandbox catalogue --provider
 /// NAME | esimctl option import -`.
 async fn import_catalogue(esimctl: &Esimctl, provider: &str) -> Result<()> {
-    let mut command = Command::new(bin_dir().join("sandbox"));
+    let mut command = Command::new(bin_dir().join(seller(provider)));
     let output = output(
         command.args(["catalogue", "--provider", provider]),
         Duration::from_secs(30),

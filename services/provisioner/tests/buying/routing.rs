@@ -1,5 +1,5 @@
 //! Options that several providers sell: a rejection leads to the next provider, and nothing else
-//! does. The sandbox speaks all protocols over one ledger, so its count of purchases covers all
+//! does. The seller speaks all protocols over one ledger, so its count of purchases covers all
 //! providers together.
 
 use std::time::Duration;

@@ -2,6 +2,7 @@
 
 use domain::PlacementId;
 use runtime::{CommonConfig, Shutdown};
+use sandbox::ServeConfig;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -20,22 +21,24 @@ impl Seller {
     pub async fn start(callback_url: Option<&str>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let listen = address();
-        let config = sandbox::Config {
+        let config = upstreams::Config {
             command: None,
             provider: "sandbox".into(),
-            listen,
-            admin_listen: address(),
-            ledger: Some(folder.path().join("ledger")),
-            access_key: Some(ACCESS_KEY.into()),
-            secret_key: Some(SECRET_KEY.into()),
-            detect_duplicates: true,
-            callback_url: callback_url.map(Into::into),
+            serve: ServeConfig {
+                listen,
+                admin_listen: address(),
+                ledger: Some(folder.path().join("ledger")),
+                access_key: Some(ACCESS_KEY.into()),
+                secret_key: Some(SECRET_KEY.into()),
+                detect_duplicates: true,
+                callback_url: callback_url.map(Into::into),
+                common: CommonConfig::default(),
+            },
             esim_access_callback_url: callback_url
                 .map(|url| url.replace("/sandbox/", "/esim-access/").into()),
-            common: CommonConfig::default(),
         };
         let shutdown = Shutdown::new();
-        tokio::spawn(sandbox::run(config, shutdown.clone()));
+        tokio::spawn(upstreams::run(config, shutdown.clone()));
         let seller = Self {
             base: format!("http://{listen}"),
             http: testkit::http::client().unwrap(),

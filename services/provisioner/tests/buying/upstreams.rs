@@ -1,5 +1,5 @@
 //! Providers that name a purchase by an id of their own, and whose look-ups prove no absence: eSIM
-//! Access and Airalo. The sandbox speaks both protocols.
+//! Access and Airalo. The program for tests (`tests/upstreams`) speaks both protocols.
 
 use std::time::Duration;
 

@@ -46,7 +46,7 @@ async fn a_unit_is_called_back_when_it_becomes_ready_and_a_duplicate_twice() {
     let (_folder, path) = ledger_file();
     let (url, mut callbacks) = partner().await;
     let mut settings = config(&path);
-    settings.callback_url = Some(url.into());
+    settings.serve.callback_url = Some(url.into());
     let sandbox = Started::with(settings).await;
 
     let duplicate = sandbox
@@ -139,7 +139,7 @@ async fn a_unit_is_called_back_when_it_becomes_ready_and_a_duplicate_twice() {
 async fn an_absent_partner_delays_no_order() {
     let (_folder, path) = ledger_file();
     let mut settings = config(&path);
-    settings.callback_url = Some(format!("http://{}{PATH}", free_address()).into());
+    settings.serve.callback_url = Some(format!("http://{}{PATH}", free_address()).into());
     let sandbox = Started::with(settings).await;
     let begun = Instant::now();
     for n in 0..20 {

@@ -211,7 +211,7 @@ async fn a_fresh_purchase_is_not_found_for_a_while() {
 async fn undetected_duplicates_buy_again_and_the_ledger_shows_it() {
     let (_folder, path) = ledger_file();
     let mut settings = config(&path);
-    settings.detect_duplicates = false;
+    settings.serve.detect_duplicates = false;
     let sandbox = Started::with(settings).await;
     let ready = option("ready");
     let answers = [

@@ -5,7 +5,6 @@
 mod callbacks;
 mod faults;
 mod options;
-mod protocols;
 mod support;
 
 use std::{collections::HashSet, fs};

@@ -7,7 +7,7 @@ use std::{ops::Deref, time::Duration};
 
 use reqwest::{Client, Method, RequestBuilder, StatusCode};
 use runtime::{CommonConfig, Shutdown, clock};
-use sandbox::{Config, script::option_id};
+use sandbox::{Config, ServeConfig, script::option_id};
 use serde_json::{Value, json};
 use signing::SecretKey;
 use tempfile::TempDir;
@@ -215,7 +215,7 @@ impl Started {
 
     pub async fn with(config: Config) -> Self {
         let shutdown = Shutdown::new();
-        let address = config.listen;
+        let address = config.serve.listen;
         let running = tokio::spawn(sandbox::run(config, shutdown.clone()));
         Self {
             caller: Caller::new(address).await,
@@ -247,15 +247,16 @@ pub fn config(ledger: &Path) -> Config {
     Config {
         command: None,
         provider: "sandbox".into(),
-        listen: free_address(),
-        admin_listen: free_address(),
-        ledger: Some(ledger.to_owned()),
-        access_key: Some(ACCESS_KEY.into()),
-        secret_key: Some(SECRET.into()),
-        detect_duplicates: true,
-        callback_url: None,
-        esim_access_callback_url: None,
-        common: CommonConfig::default(),
+        serve: ServeConfig {
+            listen: free_address(),
+            admin_listen: free_address(),
+            ledger: Some(ledger.to_owned()),
+            access_key: Some(ACCESS_KEY.into()),
+            secret_key: Some(SECRET.into()),
+            detect_duplicates: true,
+            callback_url: None,
+            common: CommonConfig::default(),
+        },
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use super::{CALLBACK_TOKEN, SANDBOX_ACCESS_KEY, SANDBOX_SECRET_KEY, Stage};
+use super::{CALLBACK_TOKEN, SANDBOX, SANDBOX_ACCESS_KEY, SANDBOX_SECRET_KEY, Stage, seller};
 use crate::process::Program;
 use crate::{bin_dir, ports};
 
@@ -57,6 +57,15 @@ impl Plan<'_> {
         settings
     }
 
+    /// The file name of a stage's program. A protocol that the sandbox does not speak needs the
+    /// program for tests.
+    fn binary(&self, stage: Stage) -> &'static str {
+        match stage {
+            Stage::Sandbox => seller(self.provider.unwrap_or(SANDBOX)),
+            _ => stage.name(),
+        }
+    }
+
     pub(super) fn program(&self, stage: Stage, replica: usize) -> Result<Program> {
         let name = format!("{}-{replica}", stage.name());
         let fixed = match (stage, replica) {
@@ -105,7 +114,7 @@ impl Plan<'_> {
         Ok(Program {
             log: self.dir.join(format!("{name}.log")),
             name,
-            binary: bin_dir().join(stage.name()),
+            binary: bin_dir().join(self.binary(stage)),
             args: Vec::new(),
             env,
             ready_url: format!("http://127.0.0.1:{admin}/readyz"),

@@ -1,11 +1,15 @@
 //! The protocols of eSIM Access and Airalo: each answer has the shape of an example, which we wrote
 //! after the documentation of the provider. All protocols sell from one ledger.
 
+#![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
+
 use reqwest::StatusCode;
 use serde_json::{Value, json};
 use signing::SecretKey;
 
-use crate::support::{ACCESS_KEY, SECRET, Started, option};
+use support::{ACCESS_KEY, SECRET, Started, option};
+
+mod support;
 
 /// Asserts that the answer has each field of the example, with a value of the same kind. An answer
 /// may have more fields.

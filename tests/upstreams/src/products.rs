@@ -1,8 +1,8 @@
 //! The products of the sandbox, as the protocols with a catalogue list them: the scripted options
-//! ([`crate::script`]), and some more that show what an import makes of other countries, and what it
+//! ([`sandbox::script`]), and some more that show what an import makes of other countries, and what it
 //! refuses. Each of the further ones can be ordered and behaves as `ready`.
 
-use crate::script::{self, option_id};
+use sandbox::script::{self, COUNTRIES, DAYS, MEGABYTES, option_id};
 
 /// A product of the catalogue.
 pub struct Product {
@@ -28,12 +28,6 @@ pub enum Kind {
     ByTheDay,
     TopUp,
 }
-
-/// The days for which a scripted option is valid, and its data in MB.
-pub const DAYS: u16 = 30;
-pub const MEGABYTES: u32 = 5 * 1024;
-/// Where a scripted option can be used.
-pub const COUNTRIES: &[&str] = &["JP"];
 
 /// The products that are no scripted options: name, countries, data in MB, days, kind.
 type Further = (

@@ -1,4 +1,4 @@
-//! The protocol of eSIM Access, as the sandbox serves it. It sells from the same ledger, by the same
+//! The protocol of eSIM Access, as this program serves it. It sells from the same ledger, by the same
 //! scripts, as the other protocols: a `packageCode` is the id of an option, and our caller's
 //! `transactionId` is the id of the order.
 //!
@@ -23,20 +23,23 @@ use time::{
     macros::format_description,
 };
 
-use crate::{
+use sandbox::{
+    Credentials, Sandbox,
     after::{self, GiveBack},
-    auth::Credentials,
     error::Error,
     garble::{self, Shape},
-    products::{self, Kind},
+    ledger::Ledger,
     profile::UnitNumber,
     protocol::{Product, UnitStatus, code},
     purchase::Purchase,
-    routes::MAX_UNITS,
-    sale::{self, Protocol, Sale},
+    sale::{self, MAX_UNITS, Sale},
     script,
-    state::Sandbox,
     units::{self, Shown},
+};
+
+use crate::{
+    products::{self, Kind},
+    state::Upstreams,
 };
 
 pub const ORDER: &str = "/api/v1/open/esim/order";
@@ -51,6 +54,8 @@ const WINDOW_MS: u64 = 5 * 60 * 1000;
 const PAGE_MOST: usize = 100;
 /// The price of each package, in ten-thousandths of a dollar.
 const PRICE: u64 = 15_000;
+/// The same in dollars, as in the catalogue.
+pub const PRICE_TEXT: &str = "1.50";
 /// What our account holds, in the same unit. It never gets less, because nothing here is real.
 const BALANCE: u64 = 1_000_000_000;
 
@@ -61,7 +66,7 @@ const SHAPE: Shape = Shape {
     message: "/errorMsg",
 };
 
-pub fn routes() -> Router<Sandbox> {
+pub fn routes() -> Router<Upstreams> {
     Router::new()
         .route(ORDER, post(order))
         .route("/api/v1/open/esim/query", post(query))
@@ -197,11 +202,12 @@ fn order_number(purchase: &Purchase) -> String {
 }
 
 async fn order(
-    State(sandbox): State<Sandbox>,
+    State(upstreams): State<Upstreams>,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Response {
-    let order: NewOrder = match read(&sandbox, &headers, body) {
+    let sandbox = &upstreams.sandbox;
+    let order: NewOrder = match read(sandbox, &headers, body) {
         Ok(order) => order,
         Err(failure) => return failure.into_response(),
     };
@@ -239,11 +245,11 @@ async fn order(
     let id = order.transaction_id;
     let repeats = sandbox.repeats();
     let sold = sale::sell(
-        &sandbox,
+        sandbox,
         id.clone(),
         products,
         repeats,
-        Protocol::EsimAccess,
+        upstreams.esim_access.as_ref(),
     )
     .await;
     let purchase = match sold {
@@ -480,7 +486,7 @@ async fn packages(
 }
 
 /// The callback that says that profiles of a purchase are ready. It carries none.
-pub fn callback(purchase: &Purchase) -> Value {
+pub fn callback(_: &Ledger, purchase: &Purchase, _: UnitNumber, _: &str) -> Value {
     json!({
         "notifyType": "ORDER_STATUS",
         "content": {

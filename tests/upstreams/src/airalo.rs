@@ -1,4 +1,4 @@
-//! The Airalo Partner API, as the sandbox serves it. It sells from the same ledger, by the same
+//! The Airalo Partner API, as this program serves it. It sells from the same ledger, by the same
 //! scripts, as the other protocols: a `package_id` is the id of an option, and the description of
 //! an order is the id of the order.
 //!
@@ -25,17 +25,21 @@ use time::{
 };
 use url::form_urlencoded;
 
-use crate::{
-    after, form,
+use sandbox::{
+    Sandbox, after,
     garble::{self, Shape},
     ledger::Repeats,
-    products::{self, Kind},
     profile,
     protocol::{Product, UnitStatus, code},
     purchase::Purchase,
-    sale::{self, Protocol, Sale},
-    state::Sandbox,
+    sale::{self, Sale},
     units,
+};
+
+use crate::{
+    form,
+    products::{self, Kind},
+    state::Upstreams,
 };
 
 pub const ORDERS: &str = "/v2/orders";
@@ -51,6 +55,8 @@ const PAGE_MOST: usize = 100;
 const VALIDITY: u32 = 30;
 /// The price of each unit, in dollars.
 const PRICE: f64 = 4.5;
+/// The same as in the catalogue.
+pub const PRICE_TEXT: &str = "4.50";
 /// What our account holds. It never gets less, because nothing here is real.
 const BALANCE: f64 = 100_000.0;
 const MB: u64 = 1024 * 1024;
@@ -63,7 +69,7 @@ const SHAPE: Shape = Shape {
     message: "/reason",
 };
 
-pub fn routes() -> Router<Sandbox> {
+pub fn routes() -> Router<Upstreams> {
     Router::new()
         .route("/v2/token", post(give_token))
         .route(ORDERS, post(order).get(list))
@@ -122,12 +128,12 @@ impl IntoResponse for Denied {
 }
 
 /// Checks that the request has our token.
-fn authenticate(sandbox: &Sandbox, headers: &HeaderMap) -> Result<(), Denied> {
+fn authenticate(upstreams: &Upstreams, headers: &HeaderMap) -> Result<(), Denied> {
     let given = headers
         .get(header::AUTHORIZATION)
         .and_then(|value| value.to_str().ok())
         .and_then(|value| value.strip_prefix("Bearer "));
-    if given == Some(&*sandbox.token) {
+    if given == Some(&*upstreams.token) {
         Ok(())
     } else {
         Err(Denied::Unauthorized)
@@ -148,10 +154,11 @@ fn read(
 }
 
 async fn give_token(
-    State(sandbox): State<Sandbox>,
+    State(upstreams): State<Upstreams>,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Response {
+    let sandbox = &upstreams.sandbox;
     let form = match read(&headers, body) {
         Ok(form) => form,
         Err(denied) => return denied.into_response(),
@@ -168,17 +175,18 @@ async fn give_token(
     Json(data(&json!({
         "token_type": "Bearer",
         "expires_in": TOKEN_LASTS,
-        "access_token": &*sandbox.token,
+        "access_token": &*upstreams.token,
     })))
     .into_response()
 }
 
 async fn order(
-    State(sandbox): State<Sandbox>,
+    State(upstreams): State<Upstreams>,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Response {
-    let form = match authenticate(&sandbox, &headers).and_then(|()| read(&headers, body)) {
+    let sandbox = &upstreams.sandbox;
+    let form = match authenticate(&upstreams, &headers).and_then(|()| read(&headers, body)) {
         Ok(form) => form,
         Err(denied) => return denied.into_response(),
     };
@@ -197,10 +205,10 @@ async fn order(
     let garble = sandbox.garble(products.iter());
     let description = field("description").cloned().unwrap_or_default();
     let repeats = Repeats::Bought;
-    let sold = sale::sell(&sandbox, description, products, repeats, Protocol::Airalo).await;
+    let sold = sale::sell(sandbox, description, products, repeats, None).await;
     match sold {
         Ok(Sale::Sold(purchase)) => {
-            let shown = shown(&sandbox, &purchase, clock::now());
+            let shown = shown(sandbox, &purchase, clock::now());
             garble::garbled(garble, &SHAPE, data(&shown))
         }
         Ok(Sale::Refused(refused)) => {
@@ -220,11 +228,12 @@ async fn order(
 
 /// Shows an order. Airalo's own id of it is the number of its first unit.
 async fn show(
-    State(sandbox): State<Sandbox>,
+    State(upstreams): State<Upstreams>,
     headers: HeaderMap,
     Path(order_id): Path<String>,
 ) -> Response {
-    if let Err(denied) = authenticate(&sandbox, &headers) {
+    let sandbox = &upstreams.sandbox;
+    if let Err(denied) = authenticate(&upstreams, &headers) {
         return denied.into_response();
     }
     let first = order_id.parse().ok();
@@ -233,17 +242,18 @@ async fn show(
         return (StatusCode::NOT_FOUND, Json(body)).into_response();
     };
     let garble = sandbox.garble(purchase.products.iter());
-    let shown = shown(&sandbox, &purchase, clock::now());
+    let shown = shown(sandbox, &purchase, clock::now());
     garble::garbled(garble, &SHAPE, data(&shown))
 }
 
 /// Lists the orders whose description contains a text, newest first.
 async fn list(
-    State(sandbox): State<Sandbox>,
+    State(upstreams): State<Upstreams>,
     headers: HeaderMap,
     RawQuery(query): RawQuery,
 ) -> Response {
-    if let Err(denied) = authenticate(&sandbox, &headers) {
+    let sandbox = &upstreams.sandbox;
+    if let Err(denied) = authenticate(&upstreams, &headers) {
         return denied.into_response();
     }
     let Some(asked) = Asked::read(query.as_deref().unwrap_or_default(), 25) else {
@@ -270,7 +280,7 @@ async fn list(
         purchases.retain(|purchase| now - purchase.at >= lag);
     }
     asked.page(purchases.iter().rev(), |purchase| {
-        shown(&sandbox, purchase, now)
+        shown(sandbox, purchase, now)
     })
 }
 
@@ -332,11 +342,11 @@ fn days(text: &str) -> Option<(Date, Date)> {
 
 /// Lists the products: places, each with its operator and the operator's packages.
 async fn packages(
-    State(sandbox): State<Sandbox>,
+    State(upstreams): State<Upstreams>,
     headers: HeaderMap,
     RawQuery(query): RawQuery,
 ) -> Response {
-    if let Err(denied) = authenticate(&sandbox, &headers) {
+    if let Err(denied) = authenticate(&upstreams, &headers) {
         return denied.into_response();
     }
     let Some(asked) = Asked::read(query.as_deref().unwrap_or_default(), 25) else {
@@ -450,15 +460,16 @@ fn shown(sandbox: &Sandbox, purchase: &Purchase, now: OffsetDateTime) -> Value {
 
 /// Shows how much of its data an eSIM has used, in MB.
 async fn usage(
-    State(sandbox): State<Sandbox>,
+    State(upstreams): State<Upstreams>,
     headers: HeaderMap,
     Path(iccid): Path<String>,
 ) -> Response {
-    if let Err(denied) = authenticate(&sandbox, &headers) {
+    let sandbox = &upstreams.sandbox;
+    if let Err(denied) = authenticate(&upstreams, &headers) {
         return denied.into_response();
     }
     let unit = profile::unit(&iccid);
-    let esim = match unit.map(|unit| after::look(&sandbox, unit)) {
+    let esim = match unit.map(|unit| after::look(sandbox, unit)) {
         Some(Ok(Some(esim))) => esim,
         Some(Err(error)) => return error.into_response(),
         Some(Ok(None)) | None => {
@@ -477,8 +488,8 @@ async fn usage(
     .into_response()
 }
 
-async fn balance(State(sandbox): State<Sandbox>, headers: HeaderMap) -> Response {
-    if let Err(denied) = authenticate(&sandbox, &headers) {
+async fn balance(State(upstreams): State<Upstreams>, headers: HeaderMap) -> Response {
+    if let Err(denied) = authenticate(&upstreams, &headers) {
         return denied.into_response();
     }
     let available = json!({ "amount": BALANCE, "currency": "USD" });

@@ -1,0 +1,42 @@
+//! Where the callbacks of a protocol go, and the queue of purchases that need them.
+
+use std::sync::Arc;
+
+use reqwest::Url;
+use serde_json::Value;
+use tokio::sync::mpsc;
+
+use crate::{ledger::Ledger, profile::UnitNumber, purchase::Purchase};
+
+/// The maximum number of purchases in the queue.
+const QUEUE: usize = 10_000;
+/// Where the callbacks of a protocol go, and what they say about a unit that has become ready.
+pub struct Channel {
+    pub url: Url,
+    pub body: fn(&Ledger, &Purchase, UnitNumber, &str) -> Value,
+}
+
+/// A purchase that may need callbacks.
+pub(crate) type Made = (Arc<Channel>, Arc<Purchase>);
+
+/// The queue of purchases that need callbacks.
+#[derive(Clone)]
+pub struct Queue(mpsc::Sender<Made>);
+
+impl Queue {
+    pub fn new() -> (Self, mpsc::Receiver<Made>) {
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        (Self(sender), receiver)
+    }
+
+    /// Adds a purchase without waiting. If the queue is full, the callbacks of the purchase are
+    /// lost.
+    pub fn push(&self, channel: &Arc<Channel>, purchase: Arc<Purchase>) {
+        if let Err(error) = self.0.try_send((Arc::clone(channel), purchase)) {
+            tracing::warn!(
+                %error,
+                "the callbacks of a purchase are lost, because their queue is full or the sandbox stops; provisioners find its profiles by asking again"
+            );
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! The upstreams: the sandbox provider, which speaks the protocols of eSIM Access and Airalo, too.
+//!
+//! Only tests need them, so the product does not have them. Everything else is that of the sandbox
+//! (`services/sandbox`): the scripts, the faults of the whole provider, and the one ledger that all
+//! protocols sell from, so that a test sees by which protocol however often something was bought.
+
+mod airalo;
+mod esim_access;
+mod form;
+mod products;
+mod state;
+
+use std::sync::Arc;
+
+use axum::Router;
+use clap::Parser;
+use runtime::Shutdown;
+use sandbox::{Command, Further, ServeConfig, callbacks, channel::Channel, secret};
+use secrecy::SecretString;
+use serde_json::Value;
+
+use crate::state::Upstreams;
+
+/// The providers that tests buy from, which sell nothing real and record every purchase
+///
+/// It is the sandbox provider, which speaks the protocols of eSIM Access and Airalo beside that of
+/// USIMSA. `sandbox --help` says what the settings mean.
+#[derive(Parser, Clone, Debug)]
+#[command(
+    name = "upstreams",
+    version,
+    override_usage = "upstreams [OPTIONS] [COMMAND]"
+)]
+pub struct Config {
+    /// What the program does; `serve` if it is left out
+    #[arg(value_enum)]
+    pub command: Option<Command>,
+    /// The provider whose options `catalogue` prints
+    ///
+    /// Those of another provider than `sandbox` are live options.
+    #[arg(long, default_value = "sandbox", value_parser = ["airalo", "esim-access", "sandbox", "usimsa"])]
+    pub provider: String,
+    #[command(flatten)]
+    pub serve: ServeConfig,
+    /// The URL of callbacks in the protocol of eSIM Access, including its secret token
+    ///
+    /// For example `http://127.0.0.1:18082/callbacks/esim-access/<token>`. Without it, purchases by
+    /// this protocol get no callbacks.
+    #[arg(long, env = "SANDBOX_ESIM_ACCESS_CALLBACK_URL", hide_env_values = true)]
+    pub esim_access_callback_url: Option<SecretString>,
+}
+
+/// Serves until `shutdown`.
+pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
+    let url = secret(
+        "SANDBOX_ESIM_ACCESS_CALLBACK_URL",
+        config.esim_access_callback_url.as_ref(),
+        callbacks::url,
+    )?;
+    let body = esim_access::callback;
+    let esim_access = url.map(|url| Arc::new(Channel { url, body }));
+    sandbox::serve(config.serve, shutdown, |sandbox| Further {
+        routes: Router::new()
+            .merge(esim_access::routes())
+            .merge(airalo::routes())
+            .with_state(Upstreams {
+                sandbox: sandbox.clone(),
+                token: airalo::token().into(),
+                esim_access,
+            }),
+        orders: &[esim_access::ORDER, airalo::ORDERS],
+    })
+    .await
+}
+
+/// The scripted options of a provider, in the form that `esimctl option import` reads.
+pub fn catalogue(provider: &str) -> Value {
+    let price = match provider {
+        "airalo" => Some(airalo::PRICE_TEXT),
+        "esim-access" => Some(esim_access::PRICE_TEXT),
+        _ => None,
+    };
+    sandbox::script::catalogue(provider, price)
+}
