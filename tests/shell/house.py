@@ -1,0 +1,343 @@
+#!/usr/bin/env python3
+"""tests/shell/house.py [ROOT]: the arrows of the house run down, and no program decides by prose.
+
+It reads the sources of all crates and draws an arrow from each file to the files whose items it names,
+whether by `use` or by a path in the code. It fails, with one line for each fault, if
+
+- files name each other in a circle;
+- an arrow runs up, or sideways into another room, in the floors that house.toml declares: those of the
+  crates, and those within a crate;
+- code compares or takes apart a text that is meant for people: a field or column named reason, message,
+  command, detail or text. A state that a program reads is a code (decision 35);
+- a fault that house.toml lists as known is gone. So that list can only shrink.
+
+A re-export (`pub use`) is no arrow: whoever names the item through it has an arrow to the file that
+defines the item. Test code does not count. tests/shell/test_house.py shows that each rule can fail.
+"""
+
+import re
+import sys
+import tomllib
+from collections import defaultdict
+from pathlib import Path
+
+PROSE = "reason|message|command|detail|text"
+ACCESS = rf"\.(?:{PROSE})\b(?:\(\))?"
+ADAPTERS = r"(?:\s*\.(?:as_deref|as_str|as_ref|trim|to_lowercase|unwrap_or_default|clone)\(\))*"
+TAKES_APART = r"(?:contains|starts_with|ends_with|strip_prefix|strip_suffix|split_once|is_some_and)"
+# A name of an enum or of one of its variants is a code.
+CODE = r"(?!\s*&?(?:Some\(|(?!Some\())(?:\w+::)*[A-Z][a-z])"
+DECISIONS = [
+    re.compile(rf"{ACCESS}{ADAPTERS}\s*(?:==|!=){CODE}"),
+    re.compile(rf"{ACCESS}{ADAPTERS}\s*\.{TAKES_APART}\("),
+    re.compile(rf"(?:==|!=)\s*&?\*?\w+{ACCESS}"),
+    re.compile(rf"match\s+[\w.]+{ACCESS}\s*\.as_(?:str|deref)\(\)\s*\{{"),
+    re.compile(rf"(?<![.\w])(?:reason|command|detail){ADAPTERS}\s*\.(?:contains|starts_with|ends_with|strip_prefix|strip_suffix|split_once)\("),
+    re.compile(rf"(?<![.\w])(?:reason|command|detail)(?:\.as_deref\(\)|\.as_str\(\))?\s*(?:==|!=){CODE}"),
+]
+# Columns in SQL, which stand in strings. What `SET` writes is no decision.
+SQL = re.compile(
+    r"\b(?:WHERE|AND|OR|NOT|WHEN|ON|\()\s*(?:\w+\.)?(?:reason|message|command|detail)"
+    r"\s*(?:=|<>|~\*?|(?:NOT\s+)?I?LIKE|(?:NOT\s+)?IN\s*\()\s*'"
+)
+TOKEN = re.compile(
+    r"""//[^\n]*|/\*.*?\*/|b?r(?P<hash>\#*)".*?"(?P=hash)|b?"(?:\\.|[^"\\])*"|b?'(?:\\.[^']*|[^'\\])'""",
+    re.S,
+)
+PATH = re.compile(r"(?<![\w:.])(?:r#)?([A-Za-z_]\w*(?:\s*::\s*[A-Za-z_]\w*)+)")
+
+
+def without_text(source):
+    """The code without comments and strings; line ends stay."""
+
+    def blank(match):
+        text = match.group()
+        lines = "\n" * text.count("\n")
+        return lines if text.startswith("/") else f'""{lines}'
+
+    return TOKEN.sub(blank, source)
+
+
+def block_end(code, start):
+    """The end of the item that begins at start: after its block, or its semicolon."""
+    depth = 0
+    for at in range(start, len(code)):
+        if code[at] == "{":
+            depth += 1
+        elif code[at] == "}":
+            depth -= 1
+            if depth == 0:
+                return at + 1
+        elif code[at] == ";" and depth == 0:
+            return at + 1
+    return len(code)
+
+
+def without_tests(code, also=None):
+    """The code without what is compiled for tests only. `also` is a text of the same shape to cut alike."""
+    attribute = re.compile(r"#\[cfg\((?:all\()?test\b[^\]]*\]|#\[(?:tokio::)?test\b[^\]]*\]")
+    at = 0
+    while match := attribute.search(code, at):
+        end = block_end(code, match.end())
+        blank = "\n" * code.count("\n", match.start(), end)
+        code = code[: match.start()] + blank + code[end:]
+        at = match.start()
+    return code
+
+
+def use_paths(tree, prefix=()):
+    """The paths of a use tree as (segments, name), where name is what the item is called here."""
+    tree = tree.strip()
+    if tree.startswith("{") and tree.endswith("}"):
+        depth, part, parts = 0, "", []
+        for letter in tree[1:-1]:
+            depth += letter == "{"
+            depth -= letter == "}"
+            if letter == "," and depth == 0:
+                parts.append(part)
+                part = ""
+            else:
+                part += letter
+        for part in parts + [part]:
+            if part.strip():
+                yield from use_paths(part, prefix)
+        return
+    head, sep, rest = tree.partition("::")
+    if sep:
+        yield from use_paths(rest, prefix + (head.strip(),))
+        return
+    name = tree.split(" as ")
+    item = name[0].strip()
+    segments = prefix if item == "self" else prefix + (item,)
+    yield segments, name[-1].strip() if len(name) > 1 else (segments[-1] if segments else item)
+
+
+class Module:
+    def __init__(self, path, file):
+        self.path, self.file = path, file
+        self.children, self.names, self.code, self.uses = {}, {}, "", []
+
+
+class Crate:
+    """The modules of one crate, and the arrows between its files."""
+
+    def __init__(self, root):
+        self.modules = {}
+        entry = [root / "src/lib.rs", root / "src/main.rs"]
+        self.entry = next((file for file in entry if file.exists()), None)
+        if self.entry:
+            self.load((), self.entry, root / "src")
+
+    def load(self, path, file, folder):
+        module = Module(path, file)
+        self.modules[path] = module
+        self.read(module, without_tests(without_text(file.read_text())), folder)
+
+    def read(self, module, code, folder):
+        for match in list(re.finditer(r"(#\[path[^\]]*\]\s*)?\bmod\s+(\w+)\s*(;|\{)", code)):
+            name = match.group(2)
+            if match.group(3) == ";":
+                for file in (folder / f"{name}.rs", folder / name / "mod.rs"):
+                    if file.exists():
+                        module.children[name] = module.path + (name,)
+                        self.load(module.path + (name,), file, folder / name)
+            else:
+                end = block_end(code, match.start())
+                inner = Module(module.path + (name,), module.file)
+                module.children[name] = inner.path
+                self.modules[inner.path] = inner
+                body = code[match.end() : end - 1]
+                code = code[: match.start()] + " " * (end - match.start()) + code[end:]
+                self.read(inner, body, folder / name)
+        for match in re.finditer(r"(\bpub(?:\([^)]*\))?\s+)?\buse\s+([^;]+);", code):
+            for segments, name in use_paths(match.group(2)):
+                module.uses.append((segments, name, bool(match.group(1))))
+                module.names[name] = segments
+        module.code = re.sub(r"\buse\s+[^;]+;", "", code)
+
+    def resolve(self, at, segments, depth=0):
+        """The module that defines the item which the path names, or None if it is of another crate."""
+        if depth > 12 or not segments:
+            return None
+        module, rest = self.modules[at], list(segments)
+        head = rest[0]
+        if head == "crate":
+            module, rest = self.modules[()], rest[1:]
+        elif head in ("self", "super"):
+            while rest and rest[0] in ("self", "super"):
+                if rest[0] == "super":
+                    if not module.path:
+                        return None
+                    module = self.modules[module.path[:-1]]
+                rest = rest[1:]
+        elif head in module.children:
+            pass
+        elif head in module.names and tuple(module.names[head]) != tuple(segments[:1]):
+            return self.resolve(at, list(module.names[head]) + rest[1:], depth + 1)
+        else:
+            return None
+        while rest:
+            head = rest[0]
+            if head in module.children:
+                module, rest = self.modules[module.children[head]], rest[1:]
+            elif head in module.names:
+                found = self.resolve(module.path, list(module.names[head]) + rest[1:], depth + 1)
+                return found
+            else:
+                break
+        return module
+
+    def arrows(self):
+        found = defaultdict(set)
+        for at, module in self.modules.items():
+            paths = [segments for segments, _, public in module.uses if not public]
+            paths += [re.split(r"\s*::\s*", match.group(1)) for match in PATH.finditer(module.code)]
+            for segments in paths:
+                target = self.resolve(at, segments)
+                if target and target.file != module.file:
+                    found[module.file].add(target.file)
+        return found
+
+
+def circles(arrows):
+    """The strongly connected sets of more than one file (Tarjan)."""
+    index, low, stack, on, found = {}, {}, [], set(), []
+    sys.setrecursionlimit(10_000)
+
+    def visit(node):
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        on.add(node)
+        for after in sorted(arrows.get(node, ())):
+            if after not in index:
+                visit(after)
+                low[node] = min(low[node], low[after])
+            elif after in on:
+                low[node] = min(low[node], index[after])
+        if low[node] == index[node]:
+            members = set()
+            while True:
+                member = stack.pop()
+                on.discard(member)
+                members.add(member)
+                if member == node:
+                    break
+            if len(members) > 1:
+                found.append(members)
+
+    for node in sorted(arrows):
+        if node not in index:
+            visit(node)
+    return found
+
+
+def place(floors, name):
+    """The floor and the room of a file or a crate: those of the longest entry that it begins with."""
+    best = None
+    for number, rooms in enumerate(floors):
+        for room, entries in enumerate(rooms):
+            for entry in entries:
+                inside = name in (entry, f"{entry}.rs") or name.startswith(entry + "/")
+                if inside and (best is None or len(entry) > best[2]):
+                    best = (number, room, len(entry))
+    return best and best[:2]
+
+
+def runs_down(mine, theirs):
+    """Whether an arrow from one place to another stays in its room or leads to a lower floor."""
+    return mine == theirs or theirs[0] < mine[0]
+
+
+def check(root):
+    """The faults, as lines."""
+    root = Path(root)
+    house = tomllib.loads((root / "tests/shell/house.toml").read_text())
+    known = house.get("known", {})
+    manifests = [
+        file
+        for pattern in tomllib.loads((root / "Cargo.toml").read_text())["workspace"]["members"]
+        for file in sorted(root.glob(f"{pattern}/Cargo.toml"))
+    ]
+    faults, arrows_between_files, steps, decisions = [], {}, set(), set()
+
+    crates = {}
+    for manifest in manifests:
+        text = tomllib.loads(manifest.read_text())
+        crates[text["package"]["name"]] = (manifest.parent, text)
+    for name, (folder, manifest) in crates.items():
+        mine = place(house["crates"]["floors"], name)
+        if mine is None:
+            faults.append(f"crate {name} has no floor in house.toml")
+            continue
+        for other in manifest.get("dependencies", {}):
+            theirs = place(house["crates"]["floors"], other) if other in crates else None
+            if theirs and (mine == theirs or not runs_down(mine, theirs)):
+                steps.add(f"crate {name} -> crate {other}")
+
+        def short(file):
+            return str(file.relative_to(root))
+
+        drawn = Crate(folder).arrows()
+        arrows = {short(file): {short(to) for to in targets} for file, targets in drawn.items()}
+        arrows_between_files.update(arrows)
+        floors = house.get("floors", {}).get(str(folder.relative_to(root)))
+        if floors:
+            source = f"{folder.relative_to(root)}/src/"
+            for file in sorted((folder / "src").rglob("*.rs")):
+                inner = short(file).removeprefix(source)
+                if place(floors, inner) is None and "tests" not in inner:
+                    faults.append(f"{short(file)} has no floor in house.toml")
+            for file, targets in arrows.items():
+                mine = place(floors, file.removeprefix(source))
+                for target in targets:
+                    theirs = place(floors, target.removeprefix(source))
+                    if mine and theirs and not runs_down(mine, theirs):
+                        steps.add(f"{file} -> {target}")
+
+        for file in sorted((folder / "src").rglob("*.rs")):
+            if file.name == "tests.rs" or short(file).startswith("tests/"):
+                continue
+            raw = file.read_text()
+            code = without_tests(without_text(raw))
+            for rule in DECISIONS:
+                for match in rule.finditer(code):
+                    line = code.count("\n", 0, match.start()) + 1
+                    what = " ".join(match.group().split())
+                    decisions.add((f"{short(file)}: {what}", line))
+            for number, line in enumerate(raw.split("\n"), 1):
+                # Comments may quote anything.
+                if not line.lstrip().startswith(("//", "--")):
+                    for match in SQL.finditer(line.split(" -- ")[0]):
+                        decisions.add((f"{short(file)}: {' '.join(match.group().split())}", number))
+
+    # The known circles are listed as the arrows that have to go.
+    to_go = {tuple(arrow.split(" -> ")) for arrow in known.get("circles", [])}
+    left = {file: {to for to in targets if (file, to) not in to_go} for file, targets in arrows_between_files.items()}
+    for loop in circles(left):
+        inside = sorted(f"{a} -> {b}" for a in loop for b in left.get(a, ()) if b in loop)
+        faults.append("these files name each other in a circle: " + "; ".join(inside))
+    loops = circles(arrows_between_files)
+    for file, to in sorted(to_go):
+        if to not in arrows_between_files.get(file, ()) or not any(file in loop and to in loop for loop in loops):
+            faults.append(f"house.toml lists what is gone: {file} -> {to} in a circle")
+    for kind, found, listed in (
+        ("an arrow runs up or into another room", steps, set(known.get("arrows", []))),
+        (
+            "code decides by a text that is meant for people; keep a code beside it",
+            {what for what, _ in decisions},
+            set(known.get("decisions", [])) | set(house.get("exceptions", {})),
+        ),
+    ):
+        lines = dict(decisions)
+        for one in sorted(found - listed):
+            line = f" (line {lines[one]})" if one in lines else ""
+            faults.append(f"{kind}: {one}{line}")
+        for one in sorted(listed - found):
+            faults.append(f"house.toml lists what is gone: {one}")
+    return faults
+
+
+if __name__ == "__main__":
+    wrong = check(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).resolve().parents[2])
+    print("\n".join(wrong) if wrong else "no circle, no arrow that runs up, no decision by prose")
+    sys.exit(bool(wrong))

@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+"""Each rule of house.py finds its fault in a small house, and finds nothing where there is none."""
+
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(Path(__file__).parent))
+import house  # noqa: E402
+
+FLOORS = """
+[crates]
+floors = [[["ground"]], [["roof"]]]
+[floors]
+"libs/roof" = [[["low"]], [["left"], ["right"]], [["lib"]]]
+"""
+
+
+class House(unittest.TestCase):
+    def faults(self, files, floors=FLOORS):
+        with tempfile.TemporaryDirectory() as root:
+            whole = {
+                "Cargo.toml": '[workspace]\nmembers = ["libs/*"]\n',
+                "tests/shell/house.toml": floors,
+                "libs/ground/Cargo.toml": '[package]\nname = "ground"\n',
+                "libs/ground/src/lib.rs": "",
+                "libs/roof/Cargo.toml": '[package]\nname = "roof"\n[dependencies]\nground.path = "../ground"\n',
+                "libs/roof/src/lib.rs": "mod left;\nmod low;\nmod right;\npub use low::Low;\n",
+                "libs/roof/src/low.rs": "pub struct Low;\n",
+                "libs/roof/src/left.rs": "use crate::Low;\npub fn left(_: Low) {}\n",
+                "libs/roof/src/right.rs": "pub fn right() {}\n",
+            } | files
+            for name, text in whole.items():
+                file = Path(root) / name
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(text)
+            return house.check(root)
+
+    def finds(self, files, *words, floors=FLOORS):
+        faults = self.faults(files, floors)
+        self.assertEqual(len(faults), 1, faults)
+        for word in words:
+            self.assertIn(word, faults[0])
+
+    def test_a_house_in_order_has_no_faults(self):
+        self.assertEqual(self.faults({}), [])
+
+    def test_files_that_name_each_other(self):
+        ring = {
+            "libs/ground/src/lib.rs": "mod a;\nmod b;\n",
+            "libs/ground/src/a.rs": "use super::b::B;\npub struct A(B);\n",
+            "libs/ground/src/b.rs": "pub enum B { One(Box<crate::a::A>) }\n",
+        }
+        self.finds(ring, "circle", "a.rs -> libs/ground/src/b.rs")
+
+    def test_a_circle_through_a_re_export(self):
+        ring = {
+            "libs/ground/src/lib.rs": "mod a;\nmod b;\npub use a::A;\npub use b::{B as C};\n",
+            "libs/ground/src/a.rs": "pub struct A(Box<crate::C>);\n",
+            "libs/ground/src/b.rs": "use crate::A;\npub struct B(A);\n",
+        }
+        self.finds(ring, "circle")
+
+    def test_what_only_tests_and_comments_name_does_not_count(self):
+        tests = {
+            "libs/ground/src/lib.rs": "mod a;\nmod b;\n",
+            "libs/ground/src/a.rs": "use super::b::B;\npub struct A(B);\n",
+            "libs/ground/src/b.rs": "//! See [`crate::a::A`].\npub struct B;\nconst TEXT: &str = \"crate::a::A\";\n"
+            "#[cfg(test)]\nmod tests {\n    use crate::a::A;\n}\n",
+        }
+        self.assertEqual(self.faults(tests), [])
+
+    def test_an_arrow_that_runs_up(self):
+        self.finds({"libs/roof/src/low.rs": "pub struct Low;\nfn up() { crate::right::right() }\n"}, "low.rs -> libs/roof/src/right.rs")
+
+    def test_an_arrow_into_another_room(self):
+        self.finds({"libs/roof/src/right.rs": "use crate::left;\npub fn right() { left::left(todo!()) }\n"}, "right.rs -> libs/roof/src/left.rs")
+
+    def test_a_crate_that_depends_upward(self):
+        self.finds({"libs/ground/Cargo.toml": '[package]\nname = "ground"\n[dependencies]\nroof.path = "../roof"\n'}, "crate ground -> crate roof")
+
+    def test_a_file_and_a_crate_without_a_floor(self):
+        files = {"libs/roof/src/lib.rs": "mod left;\nmod low;\nmod new;\nmod right;\npub use low::Low;\n", "libs/roof/src/new.rs": ""}
+        self.finds(files, "new.rs has no floor")
+        self.finds({"libs/new/Cargo.toml": '[package]\nname = "new"\n', "libs/new/src/lib.rs": ""}, "crate new has no floor")
+
+    def test_decisions_by_prose(self):
+        for code in (
+            'row.reason == "gone"',
+            "row.reason.as_deref() == Some(GONE)",
+            "one.message.contains(WORD)",
+            'row.command.strip_prefix("placement ")',
+            'GONE != row.detail',
+            'match row.reason.as_str() { "gone" => 1, _ => 2 }',
+            'reason.starts_with("gone")',
+            'query("SELECT 1 FROM orders WHERE reason LIKE \'gone%\'")',
+        ):
+            self.finds({"libs/roof/src/low.rs": f"pub struct Low;\nfn f() {{ {code}; }}\n"}, "decides by a text")
+
+    def test_decisions_by_a_code(self):
+        for code in (
+            "row.reason == Some(Reason::Gone)",
+            "row.reason == Gone",
+            "match row.reason { Reason::Gone => 1 }",
+            "row.reason = text",
+            'query("UPDATE orders SET reason = \'gone\'")',
+            '// row.reason == "gone"\n',
+        ):
+            self.assertEqual(self.faults({"libs/roof/src/low.rs": f"pub struct Low;\nfn f() {{ {code}; }}\n"}), [])
+
+    def test_what_is_known_must_exist(self):
+        known = '\n[known]\narrows = ["libs/roof/src/low.rs -> libs/roof/src/right.rs"]\ncircles = ["libs/ground/src/a.rs -> libs/ground/src/b.rs"]\n'
+        faults = self.faults({}, FLOORS + known)
+        self.assertEqual(len(faults), 2, faults)
+
+
+if __name__ == "__main__":
+    unittest.main()
