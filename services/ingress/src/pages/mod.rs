@@ -43,10 +43,13 @@ macro_rules! example {
 
 /// Each page: its path, its type and its text. Header names have the neutral brand, which
 /// [`router`] replaces.
-fn pages(document: &str) -> [(&'static str, &'static str, String); 12] {
+fn pages(document: &str) -> [(&'static str, &'static str, String); 13] {
     let errors = format!("{HEAD}{}</main>\n</html>\n", errors::html());
     let guide =
         include_str!("../../../../docs/partner-guide.md").replace("](errors.md", "](errors");
+    let summary = include_str!("llms.txt");
+    // The summary, the guide and the errors in one text, for programs that read one file only.
+    let everything = [summary, &guide, include_str!("../../../../docs/errors.md")].join("\n\n");
     [
         ("/openapi.json", "application/json", document),
         ("/reference", HTML, include_str!("reference.html")),
@@ -61,7 +64,8 @@ fn pages(document: &str) -> [(&'static str, &'static str, String); 12] {
             include_str!("pages.css"),
         ),
         (ERRORS, HTML, &errors),
-        ("/llms.txt", TEXT, include_str!("llms.txt")),
+        ("/llms.txt", TEXT, summary),
+        ("/llms-full.txt", TEXT, &everything),
         ("/partner-guide.md", MARKDOWN, &guide),
         example!("esim.sh"),
         example!("esim.py"),

@@ -74,6 +74,7 @@ async fn the_pages_are_those_of_the_brand() {
         "openapi.json",
         "partner-guide.md",
         "llms.txt",
+        "llms-full.txt",
         "errors",
         "examples/esim.py",
     ] {
