@@ -200,6 +200,28 @@ def test_only_documented_errors_and_only_what_is_an_answer_is_believed(kind: typ
         assert all(one.status in (b"429", b"408", b"503", b"422") for one in sent), sent
 
 
+@settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(script=st.lists(answers(), min_size=1, max_size=4))
+def test_look_ups_and_lists_raise_only_documented_errors(script: list[Raw]) -> None:
+    for read in (
+        lambda partner: partner.find_order("A-1", patience=PATIENCE),
+        lambda partner: list(partner.orders(patience=PATIENCE)),
+        lambda partner: list(partner.options(patience=PATIENCE)),
+        lambda partner: list(partner.events(patience=PATIENCE)),
+    ):
+        left = list(script)
+
+        def next_answer(head: bytes, write: Write, left: list[Raw] = left) -> None:
+            if left:
+                write(left.pop(0).text)
+
+        with server(next_answer) as url:
+            try:
+                read(Partner(url, *KEYS, waits=WAITS, sleep=lambda _: None))
+            except (Unavailable, ApiError) as error:
+                assert str(error).isprintable()
+
+
 def drip(text: bytes) -> Callable[[bytes, Write], None]:
     def write_slowly(head: bytes, write: Write) -> None:
         for index in range(len(text)):

@@ -160,6 +160,35 @@ test("only documented errors, and only what is an answer is believed", async () 
   }
 });
 
+test("look-ups and lists throw only documented errors", async () => {
+  const first = Number(process.env.SEED ?? Date.now() % 1_000_000);
+  const all = async (list: AsyncIterable<unknown>): Promise<void> => {
+    for await (const _ of list);
+  };
+  const reads: ((partner: Partner) => Promise<unknown>)[] = [
+    (partner) => partner.findOrder("A-1", { patience: 100 }),
+    (partner) => all(partner.orders({}, { patience: 100 })),
+    (partner) => all(partner.options({}, { patience: 100 })),
+    (partner) => all(partner.events({ patience: 100 })),
+  ];
+  for (let seed = first; seed < first + (process.env.SEED ? 1 : 100); seed++)
+    for (const read of reads) {
+      const random = new Random(seed);
+      const left = Array.from({ length: 1 + random.below(4) }, () => answer(random));
+      const next = (socket: Socket): void => {
+        const one = left.shift();
+        if (one) socket.end(one.text);
+        else socket.destroy();
+      };
+      await withServer(next, (baseUrl) =>
+        read(new Partner({ baseUrl, ...KEYS, waits: WAITS, timeout: 5, sleep: async () => undefined })),
+      ).catch((error: unknown) => {
+        ok(error instanceof Unavailable || error instanceof ApiError, `SEED=${seed} repeats it: ${String(error)}`);
+        ok(!/[\p{C}\p{Zl}\p{Zp}]/u.test(error.message), `SEED=${seed} repeats it`);
+      });
+    }
+});
+
 /** Writes the pieces one after the other, for as long as the other side reads. */
 const writing =
   (pieces: () => Iterator<string>, pause: number) =>

@@ -20,7 +20,7 @@ from uuid import UUID
 
 import httpx
 
-from .errors import Answer, ApiError, InDoubt, OrderIdTaken, OrderRefused, PartnerError, Unavailable
+from .errors import Answer, ApiError, InDoubt, OrderIdTaken, OrderRefused, PartnerError, Unavailable, printable
 from .generated.models import Order, OrderState
 
 TAKEN = "external_order_id_taken"
@@ -176,8 +176,9 @@ def order(external_order_id: str, items: Sequence[AnyItem], waits: Waits, patien
         if time.monotonic() + pause >= until:
             if is_in_doubt:
                 text = "there is no definite answer; repeat the order with the same id; the last attempt"
-                raise InDoubt(f"{text}: {problem}") from problem
-            raise Unavailable(f"nothing was stored; place the order later; the last attempt: {problem}") from problem
+                raise InDoubt(f"{text}: {printable(str(problem))}") from problem
+            text = "nothing was stored; place the order later; the last attempt"
+            raise Unavailable(f"{text}: {printable(str(problem))}") from problem
         yield Pause(pause)
     raise AssertionError("the waits do not end")
 
@@ -209,7 +210,8 @@ def read(
             problem = ApiError(outcome)
         wait = None if pause is None else _wait(outcome, pause)
         if wait is None or time.monotonic() + wait >= until:
-            raise Unavailable(f"GET {path} got no definite answer; the last attempt: {problem}") from problem
+            text = f"GET {path} got no definite answer; the last attempt"
+            raise Unavailable(f"{text}: {printable(str(problem))}") from problem
         yield Pause(wait)
     raise AssertionError("the last turn returns or raises")
 
