@@ -3,9 +3,9 @@
 //! RFC 8259 leaves open what such an object means: parsers take the first value, the last one, or
 //! refuse it. So a proxy or an audit in front of us could read another request than we do, and an
 //! operator who wrote a key twice may have meant the value that a parser drops. The requests of
-//! self-service and the files that `esimctl` imports are refused then. A create-order request is not,
-//! because its specification is silent about it and old clients may rely on the last value
-//! (`docs/decisions/0001-silent-specification.md`).
+//! self-service and the files that `esimctl` imports are refused then. So is a create-order request
+//! (`docs/decisions/0001-silent-specification.md`), which ingress reads in its own way, because it
+//! leaves numbers as text.
 
 use std::{collections::HashSet, fmt};
 

@@ -129,22 +129,34 @@ macro_rules! options {
         .fetch_all($connection)
         .await?
         .into_iter()
-        .map(|row| {
-            let option = ProductOption {
-                option_id: row.option_id.into(),
-                name: row.name,
-                provider: row.provider,
-                provider_option_id: row.provider_option_id,
-                alternatives: alternatives(&row.alternatives)?,
-                environment: row.environment.parse()?,
-                enabled: row.enabled,
-                details: Map::new(),
-                standard: None,
-            };
-            Ok((option, row.version))
+        .map(|row| Changed {
+            option_id: row.option_id.into(),
+            version: row.version,
+            option: alternatives(&row.alternatives).and_then(|alternatives| {
+                Ok(ProductOption {
+                    option_id: row.option_id.into(),
+                    name: row.name,
+                    provider: row.provider,
+                    provider_option_id: row.provider_option_id,
+                    alternatives,
+                    environment: row.environment.parse()?,
+                    enabled: row.enabled,
+                    details: Map::new(),
+                    standard: None,
+                })
+            }),
         })
         .collect()
     };
+}
+
+/// An option as it is stored, with the version of its last change.
+#[derive(Debug)]
+pub struct Changed {
+    pub option_id: OptionId,
+    pub version: i64,
+    /// An error if the row cannot be read, which concerns this option only.
+    pub option: Result<ProductOption>,
 }
 
 /// Inserts or updates an option. Returns whether anything changed. An unchanged option is not
@@ -215,17 +227,11 @@ pub async fn all(connection: &mut PgConnection) -> Result<Vec<ProductOption>> {
 }
 
 /// The options that changed after `version`, without details, each with the version of its change.
-pub async fn changed_since(
-    connection: &mut PgConnection,
-    version: i64,
-) -> Result<Vec<(ProductOption, i64)>> {
-    options!(connection, "WHERE version > $1", version)
+pub async fn changed_since(connection: &mut PgConnection, version: i64) -> Result<Vec<Changed>> {
+    Ok(options!(connection, "WHERE version > $1", version))
 }
 
 /// The options with these ids, without details.
-pub async fn by_ids(
-    connection: &mut PgConnection,
-    ids: &[Uuid],
-) -> Result<Vec<(ProductOption, i64)>> {
-    options!(connection, "WHERE option_id = ANY($1)", ids)
+pub async fn by_ids(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<Changed>> {
+    Ok(options!(connection, "WHERE option_id = ANY($1)", ids))
 }

@@ -218,23 +218,15 @@ struct Topups<'a> {
     provider_options: Vec<&'a str>,
 }
 
-/// Whether an order of the partner with this external id stands. An archived order still occupies
-/// its external id.
+/// Whether an order of the partner with this external id stands and can no longer be refused. An
+/// archived order still occupies its external id.
 pub async fn is_taken(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     external_order_id: &str,
 ) -> Result<bool> {
-    let taken = sqlx::query_scalar!(
-        r#"SELECT EXISTS (
-               SELECT FROM orders WHERE partner_id = $1 AND external_order_id = $2 AND refused_at IS NULL
-           ) OR EXISTS (
-               SELECT FROM archived_orders WHERE partner_id = $1 AND external_order_id = $2 AND NOT refused
-           ) AS "taken!""#,
-        partner_id.uuid(),
-        external_order_id,
-    );
-    Ok(taken.fetch_one(connection).await?)
+    let status = status(connection, partner_id, external_order_id).await?;
+    Ok(status.is_some_and(|status| status.decided))
 }
 
 /// Whether a stored order may still be refused.
@@ -250,6 +242,10 @@ pub struct OrderStatus {
 /// [`refuse`] of the order is under way, this waits for its end, so that the result is the final
 /// one. Otherwise a repeated request could be told that the order stands while its first request is
 /// answered with 422. An archived order has long been decided.
+///
+/// It is one statement, so that it is about one order. When the refusal frees the external id, a
+/// further request may store an order with the same id right after it. A second statement would see
+/// that order, which is not decided, and the first one would not have looked at it.
 pub async fn status(
     connection: &mut PgConnection,
     partner_id: PartnerId,
@@ -259,25 +255,27 @@ pub async fn status(
     // has passed, or if something of it is bought. `clock_timestamp()` is the current time, unlike
     // `now()`, which is the start of the transaction.
     let query = sqlx::query!(
-        r#"SELECT answering IS NULL OR answer_by <= clock_timestamp() OR EXISTS (
-                   SELECT FROM placements p WHERE p.order_id = orders.order_id AND p.state IN ('placed', 'parked')
-               ) AS "decided!",
-               extract(epoch FROM answer_by - clock_timestamp())::float8 AS "undecided_for!"
-           FROM orders WHERE partner_id = $1 AND external_order_id = $2 AND refused_at IS NULL
-           FOR SHARE OF orders"#,
+        r#"WITH standing AS (
+               SELECT answering IS NULL OR answer_by <= clock_timestamp() OR EXISTS (
+                          SELECT FROM placements p
+                          WHERE p.order_id = orders.order_id AND p.state IN ('placed', 'parked')
+                      ) AS decided,
+                      extract(epoch FROM answer_by - clock_timestamp())::float8 AS undecided_for
+               FROM orders WHERE partner_id = $1 AND external_order_id = $2 AND refused_at IS NULL
+               FOR SHARE OF orders
+           )
+           SELECT decided AS "decided!", undecided_for AS "undecided_for!" FROM standing
+           UNION ALL
+           SELECT true, 0
+           WHERE NOT EXISTS (SELECT FROM standing) AND EXISTS (
+               SELECT FROM archived_orders WHERE partner_id = $1 AND external_order_id = $2 AND NOT refused)"#,
         partner_id.uuid(),
         external_order_id,
     );
-    if let Some(row) = query.fetch_optional(&mut *connection).await? {
-        return Ok(Some(OrderStatus {
-            decided: row.decided,
-            undecided_for: age(row.undecided_for),
-        }));
-    }
-    let archived = is_taken(connection, partner_id, external_order_id).await?;
-    Ok(archived.then_some(OrderStatus {
-        decided: true,
-        undecided_for: Duration::ZERO,
+    let found = query.fetch_optional(&mut *connection).await?;
+    Ok(found.map(|row| OrderStatus {
+        decided: row.decided,
+        undecided_for: age(row.undecided_for),
     }))
 }
 
@@ -400,13 +398,19 @@ async fn finish_refusal(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cancelled {
     /// The order is cancelled, so nothing of it is bought, now or later.
-    Done,
+    Done(OrderId),
+    /// The newest order with this external id was cancelled before. Nothing was changed.
+    Before(OrderId),
     /// The request that created the order may still be unanswered, at most for this time. Nothing
     /// was changed.
     Undecided { order_id: OrderId, rest: Duration },
     /// Something of the order is bought or may be bought. Nothing was changed.
     TooLate,
-    /// The partner has no order with this external id, or only refused ones.
+    /// The newest order with this external id was answered with 422.
+    Refused,
+    /// The order with this external id was moved into the archive.
+    Archived,
+    /// The partner has no order with this external id.
     Unknown,
 }
 
@@ -415,6 +419,9 @@ pub enum Cancelled {
 /// `answer_by` only the request that created the order may refuse it, so that a partner cannot
 /// cancel an order and get a 201 for it afterwards. That does not hold for the order `answered`,
 /// because the process that answered it has said that its answer has left.
+///
+/// One statement finds the order that is judged: the one that stands, or else the newest that was
+/// refused. A second statement might find another one that was stored in the meantime.
 pub async fn cancel(
     connection: &mut PgConnection,
     partner_id: PartnerId,
@@ -423,21 +430,38 @@ pub async fn cancel(
 ) -> Result<Cancelled> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
     let query = sqlx::query!(
-        r#"SELECT order_id,
-                  greatest(extract(epoch FROM answer_by - clock_timestamp())::float8, 0) AS "undecided_for!"
-           FROM orders WHERE partner_id = $1 AND external_order_id = $2 AND refused_at IS NULL FOR UPDATE"#,
+        r#"WITH newest AS (
+               SELECT order_id, refused_at, cancelled_at,
+                      greatest(extract(epoch FROM answer_by - clock_timestamp())::float8, 0) AS undecided_for
+               FROM orders WHERE partner_id = $1 AND external_order_id = $2
+               -- The order of the unique index, read backwards.
+               ORDER BY refused_at DESC NULLS FIRST LIMIT 1 FOR UPDATE
+           )
+           SELECT n.order_id AS "order_id?", n.refused_at, n.cancelled_at, n.undecided_for,
+                  EXISTS (SELECT FROM archived_orders WHERE partner_id = $1 AND external_order_id = $2) AS "archived!"
+           FROM (VALUES (true)) one LEFT JOIN newest n ON true"#,
         partner_id.uuid(),
         external_order_id,
     );
-    let order = query.fetch_optional(&mut *transaction).await?;
-    let Some(order) = order else {
-        return Ok(Cancelled::Unknown);
+    let found = query.fetch_one(&mut *transaction).await?;
+    let Some(order_id) = found.order_id.map(OrderId::from) else {
+        return Ok(if found.archived {
+            Cancelled::Archived
+        } else {
+            Cancelled::Unknown
+        });
     };
-    let order_id = OrderId::from(order.order_id);
-    if order.undecided_for > 0.0 && answered != Some(order_id) {
+    if found.cancelled_at.is_some() {
+        return Ok(Cancelled::Before(order_id));
+    }
+    if found.refused_at.is_some() {
+        return Ok(Cancelled::Refused);
+    }
+    let undecided_for = found.undecided_for.unwrap_or_default();
+    if undecided_for > 0.0 && answered != Some(order_id) {
         return Ok(Cancelled::Undecided {
             order_id,
-            rest: age(order.undecided_for),
+            rest: age(undecided_for),
         });
     }
     let closed = close(&mut transaction, order_id).await?;
@@ -449,10 +473,10 @@ pub async fn cancel(
     let action = Action {
         actor: Actor::PARTNER,
         command: "order cancel",
-        target: &format!("order {}", order.order_id),
+        target: &format!("order {order_id}"),
         reason: actions::REASON,
     };
     let affected = i64::try_from(closed.len()).unwrap_or(i64::MAX);
     actions::finish(transaction, Mode::Apply(action), affected).await?;
-    Ok(Cancelled::Done)
+    Ok(Cancelled::Done(order_id))
 }

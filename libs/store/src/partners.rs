@@ -89,8 +89,9 @@ pub struct NewPartner<'a> {
 #[derive(Clone, Debug)]
 pub struct Credentials {
     pub partner_id: PartnerId,
-    /// A sandbox partner buys nothing real.
-    pub environment: Environment,
+    /// A sandbox partner buys nothing real. `None` if the row holds a name that this version does not
+    /// know; then the partner cannot be served, but the others can.
+    pub environment: Option<Environment>,
     /// The valid keys: the current pair and, during an overlap, also the old one.
     pub keys: Vec<Keys>,
     pub disabled: bool,
@@ -368,8 +369,10 @@ macro_rules! credentials {
     ($connection:expr, $condition:literal, $argument:expr) => {
         sqlx::query!(
             r#"SELECT partner_id, environment, access_key, secret_key, old_access_key, old_secret_key,
-                      CASE WHEN old_keys_until > now() THEN extract(epoch FROM old_keys_until - now())::float8 END
-                          AS old_ends_in,
+                      -- A time that is not finite must not make the statement fail for all partners.
+                      CASE WHEN old_keys_until > now()
+                           THEN extract(epoch FROM least(old_keys_until, now() + interval '10 years') - now())::float8
+                      END AS old_ends_in,
                       disabled_at IS NOT NULL AS "disabled!", moved_to IS NOT NULL AS "moved!",
                       max_in_flight, requests_per_second, orders_per_second, units_per_second, signed_body_required,
                       version
@@ -390,7 +393,7 @@ macro_rules! credentials {
             });
             Ok(Credentials {
                 partner_id: row.partner_id.into(),
-                environment: row.environment.parse()?,
+                environment: row.environment.parse().ok(),
                 keys: std::iter::once(new).chain(old).collect(),
                 disabled: row.disabled,
                 moved: row.moved,

@@ -5,7 +5,7 @@ use domain::PlacementState;
 use crate::{
     Assumption, Safeguard,
     protocol::Protocol,
-    state::{Delivery, Ingress, Notifier, Settlement, State, Turn, Work},
+    state::{Delivery, Ingress, Notifier, Second, Settlement, State, Third, Turn, Work},
 };
 
 /// One step of one participant; a process may die or stall after each. Provisioners are named by
@@ -18,8 +18,17 @@ pub enum Action {
     Publish,
     /// Ingress ends its wait: it tries to refuse the order, or lets it stand.
     Decide { refuses: bool },
-    /// The partner repeats the POST, and the response is "already taken".
+    /// A second POST finds the order, and the response is "already taken".
     Repeat,
+    /// The first of two statements of a second POST finds no order that stands. This is only
+    /// possible without the safeguard that makes them one.
+    FindNone,
+    /// A second POST finds the order of the third one, and the response is "already taken".
+    FindThird,
+    /// A third POST with the id of the refused order is stored.
+    StoreThird,
+    /// The order of the third POST is decided.
+    DecideThird { refuses: bool },
     /// Ingress sends the response.
     Answer,
     /// The partner has hung up, or `answer_by` has passed: ingress sends no response.
@@ -300,6 +309,34 @@ impl Protocol {
         }
     }
 
+    /// What a second and a third POST can do once the order is refused.
+    fn repeats(&self, state: &State, actions: &mut Vec<Action>) {
+        let decided = match state.third {
+            Third::Unborn => {
+                actions.push(Action::StoreThird);
+                None
+            }
+            Third::Undecided => {
+                let decides = |refuses| Action::DecideThird { refuses };
+                actions.extend([true, false].map(decides));
+                Some(false)
+            }
+            Third::Stands => Some(true),
+            Third::Refused => None,
+        };
+        match (state.second, decided) {
+            (Second::Asks, Some(decided)) if decided || !self.has(Safeguard::Undecided) => {
+                actions.push(Action::FindThird);
+            }
+            // The second of two statements only asks whether any order has the id.
+            (Second::FoundNone, Some(_)) => actions.push(Action::FindThird),
+            (Second::Asks, None) if !self.has(Safeguard::OneStatement) => {
+                actions.push(Action::FindNone);
+            }
+            _ => {}
+        }
+    }
+
     fn receives(&self, state: &State, actions: &mut Vec<Action>) {
         match state.ingress {
             Ingress::Checking => {
@@ -331,6 +368,10 @@ impl Protocol {
         let undecided = matches!(state.ingress, Ingress::Asking | Ingress::Waiting);
         if undecided && (state.is_decided() || !self.has(Safeguard::Undecided)) {
             actions.push(Action::Repeat);
+        }
+        // Later moments add nothing, because the answer of the refused order changes no row.
+        if state.ingress == Ingress::Refusing {
+            self.repeats(state, actions);
         }
         if !state.late {
             actions.push(Action::AnswerBy);

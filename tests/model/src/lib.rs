@@ -64,6 +64,9 @@ pub enum Safeguard {
     RefusalInTime,
     /// A second POST is answered "already taken" only after the order can no longer be refused
     Undecided,
+    /// A second POST sees in one statement whether an order stands and whether it is decided. Two
+    /// statements may see two orders, if a third POST is stored in between
+    OneStatement,
     /// Readiness of an order that is still being answered goes to its ingress, not to the stream
     AnsweredFirst,
     /// Ingress publishes such readiness only once the answer has left
@@ -139,7 +142,8 @@ pub enum Promise {
     BoughtOnce,
     /// Nothing is bought for an order that was answered with 422.
     NothingForRefused,
-    /// An order that was called "already taken" is never refused.
+    /// An order that was called "already taken" is never refused, whichever of the orders with its id
+    /// it is.
     TakenStands,
     /// No webhook is sent before the order's 201.
     AnswerFirst,

@@ -15,7 +15,7 @@ use stateright::{Model, Property};
 use crate::{
     Assumption, Promise, Safeguard, Settings,
     actions::Action,
-    state::{Answer, Delivery, Ingress, Row, State, Turn},
+    state::{Answer, Delivery, Ingress, Row, Second, State, Third, Turn},
 };
 
 /// The protocol under [`Settings`].
@@ -29,7 +29,7 @@ type Condition = fn(&Protocol, &State) -> bool;
 
 /// States that the protocol must reach. A model that never gets there would keep every promise
 /// without proving anything.
-pub const ENDS: [(&str, Condition); 10] = [
+pub const ENDS: [(&str, Condition); 11] = [
     ("an order is answered with 201 and delivered", |_, state| {
         state.answer == Some(Answer::Created)
             && state
@@ -76,6 +76,10 @@ pub const ENDS: [(&str, Condition); 10] = [
             };
             state.answer == Some(Answer::Refused) && state.rows.iter().all(rejected)
         },
+    ),
+    (
+        "the id of a refused order is taken by another order",
+        |_, state| state.second == Second::TakenByThird,
     ),
     ("ingress holds a readiness event", |_, state| {
         state.rows.iter().any(|row| row.held)
@@ -164,7 +168,11 @@ impl Model for Protocol {
                 state.answer != Some(Answer::Refused)
                     || state.rows.iter().all(|row| row.bought == 0)
             },
-            |_, state| !(state.taken && state.any(PlacementState::Refused)),
+            |_, state| match state.second {
+                Second::Asks | Second::FoundNone => true,
+                Second::Taken => !state.is_refused(),
+                Second::TakenByThird => state.third != Third::Refused,
+            },
             |_, state| !state.overtaken,
             |protocol, state| state.rows.iter().all(Row::is_settled) || protocol.goes_on(state),
         ];

@@ -11,10 +11,6 @@ pub const OVERDUE: u8 = 3;
 
 /// One state of the whole system.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "independent facts, also of different processes"
-)]
 pub struct State {
     /// The ingress that has the order.
     pub ingress: Ingress,
@@ -36,8 +32,37 @@ pub struct State {
     pub faults: u8,
     /// A webhook was sent before the 201. This must never happen.
     pub overtaken: bool,
-    /// A second POST of the order was answered "already taken" while it could still be refused.
-    pub taken: bool,
+    /// A second POST with the id of the order.
+    pub second: Second,
+    /// A third POST with this id.
+    pub third: Third,
+}
+
+/// The progress of a second POST, which asks about the order that has its id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Second {
+    /// It asks again and again.
+    Asks,
+    /// The first of its two statements found no order. This is only possible without the safeguard
+    /// that makes them one.
+    FoundNone,
+    /// It was answered "already taken" because of the first order.
+    Taken,
+    /// It was answered "already taken" because of the third order.
+    TakenByThird,
+}
+
+/// The order of a third POST. Its purchase is not modelled: it is decided at any moment and either
+/// way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Third {
+    /// Not stored. It is stored only after the first order was refused, which frees the id.
+    Unborn,
+    /// Stored; it may still be refused.
+    Undecided,
+    /// It can no longer be refused.
+    Stands,
+    Refused,
 }
 
 /// The progress of ingress with its order.
@@ -248,7 +273,8 @@ impl State {
             notifier: Notifier::Idle,
             faults,
             overtaken: false,
-            taken: false,
+            second: Second::Asks,
+            third: Third::Unborn,
         }
     }
 
@@ -263,6 +289,12 @@ impl State {
     /// The order is stored.
     pub fn is_stored(&self) -> bool {
         self.ingress != Ingress::Checking
+    }
+
+    /// Whether the order is refused, so that its id is free.
+    pub fn is_refused(&self) -> bool {
+        let refused = |row: &Row| row.placement.state == domain::PlacementState::Refused;
+        self.rows.iter().any(refused)
     }
 
     /// Whether the order can't be refused any more, as a second POST of it finds.

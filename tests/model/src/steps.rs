@@ -11,8 +11,8 @@ use crate::{
     actions::{Action, Does, Found},
     protocol::Protocol,
     state::{
-        Answer, Delivery, Ingress, Job, Notifier, OVERDUE, Request, SETTLED, Settlement, State,
-        Turn, Work,
+        Answer, Delivery, Ingress, Job, Notifier, OVERDUE, Request, SETTLED, Second, Settlement,
+        State, Third, Turn, Work,
     },
 };
 
@@ -29,7 +29,17 @@ impl Protocol {
             Action::SweepDelivery(index) => {
                 state.rows[index].delivery = Delivery::Pending(Turn::Due);
             }
-            Action::Repeat => state.taken = true,
+            Action::Repeat => state.second = Second::Taken,
+            Action::FindNone => state.second = Second::FoundNone,
+            Action::FindThird => state.second = Second::TakenByThird,
+            Action::StoreThird => state.third = Third::Undecided,
+            Action::DecideThird { refuses } => {
+                state.third = if refuses {
+                    Third::Refused
+                } else {
+                    Third::Stands
+                };
+            }
             Action::Store { .. }
             | Action::Publish
             | Action::Decide { .. }
@@ -237,10 +247,14 @@ impl Protocol {
         // Claims read this column only until `answer_by`, so states that differ only in it are
         // equal afterwards.
         state.answering &= !state.late;
-        state.taken &= matches!(
+        let may_repeat = matches!(
             state.ingress,
             Ingress::Asking | Ingress::Waiting | Ingress::Refusing
         );
+        if !may_repeat {
+            state.second = Second::Asks;
+            state.third = Third::Unborn;
+        }
         // Provisioners of the same provider are interchangeable, and so are requests. Sorting them
         // makes states equal that differ only in their order.
         if state.rows.len() == 1 {

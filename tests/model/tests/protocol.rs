@@ -126,7 +126,7 @@ fn after_an_unknown_outcome_another_provider_would_sell_it_twice() {
 fn without_any_one_safeguard_the_promise_breaks() {
     use Safeguard::{
         Abandon, AnswerBy, AnsweredFirst, DueWork, EarlyClock, FirstLease, HeldReadiness,
-        IdempotentClaim, LookUp, RecordedAttempt, RecordedDelivery, RefusalInTime,
+        IdempotentClaim, LookUp, OneStatement, RecordedAttempt, RecordedDelivery, RefusalInTime,
         RefusalTransaction, Settle, Sweep, SweepFence, Undecided,
     };
     let breaks = |safeguard| breaks(&without(safeguard));
@@ -149,7 +149,7 @@ fn without_any_one_safeguard_the_promise_breaks() {
     for safeguard in [DueWork, Sweep, SweepFence, RecordedDelivery] {
         assert_eq!(breaks(safeguard), Promise::NothingLost, "{safeguard:?}");
     }
-    for safeguard in [RefusalInTime, Undecided] {
+    for safeguard in [RefusalInTime, Undecided, OneStatement] {
         assert_eq!(breaks(safeguard), Promise::TakenStands, "{safeguard:?}");
     }
     assert_eq!(breaks(RefusalTransaction), Promise::NothingForRefused);

@@ -285,11 +285,11 @@ pub async fn pause(connection: &mut PgConnection, id: EndpointId) -> Result<()> 
 }
 
 /// Pauses the deliveries to an endpoint, as its partner, until [`resume_by_partner`] or [`resume`].
-/// A pause that an operator has set stays as it is.
+/// A pause that an operator has set stays as it is. Returns whether anything changed.
 pub(crate) async fn pause_by_partner(
     connection: &mut PgConnection,
     endpoint: EndpointKey,
-) -> Result<()> {
+) -> Result<bool> {
     let statement = sqlx::query!(
         "INSERT INTO endpoints AS e (partner_id, blocked_until, paused_by_partner) VALUES ($1, 'infinity', true)
          ON CONFLICT (partner_id) DO UPDATE
@@ -297,29 +297,41 @@ pub(crate) async fn pause_by_partner(
          WHERE e.blocked_until IS DISTINCT FROM 'infinity'",
         endpoint.id.uuid(),
     );
-    statement.execute(connection).await?;
-    Ok(())
+    Ok(statement.execute(connection).await?.rows_affected() > 0)
+}
+
+/// What became of a request to end a pause.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Resumed {
+    Now,
+    NotPaused,
+    /// An operator has paused the endpoint, so only an operator ends that.
+    ByOperator,
 }
 
 /// Ends a pause that the partner has set. A notifier then makes the retries due, as after a new
-/// URL. Returns false if an operator has paused the endpoint, so that only an operator ends it.
+/// URL.
 pub(crate) async fn resume_by_partner(
     connection: &mut PgConnection,
     endpoint: EndpointKey,
-) -> Result<bool> {
+) -> Result<Resumed> {
     let statement = sqlx::query!(
         "UPDATE endpoints SET blocked_until = NULL, paused_by_partner = false, moving_since = now()
          WHERE partner_id = $1 AND blocked_until = 'infinity' AND paused_by_partner",
         endpoint.id.uuid(),
     );
     if statement.execute(&mut *connection).await?.rows_affected() > 0 {
-        return Ok(true);
+        return Ok(Resumed::Now);
     }
     let query = sqlx::query_scalar!(
         r#"SELECT EXISTS (SELECT FROM endpoints WHERE partner_id = $1 AND blocked_until = 'infinity') AS "paused!""#,
         endpoint.id.uuid(),
     );
-    Ok(!query.fetch_one(connection).await?)
+    Ok(if query.fetch_one(connection).await? {
+        Resumed::ByOperator
+    } else {
+        Resumed::NotPaused
+    })
 }
 
 /// The effect of a new webhook URL on the block of the endpoint. A pause stays in any case.

@@ -329,7 +329,8 @@ pub async fn forget(connection: &mut PgConnection, limit: u32) -> Result<u64> {
     Ok(count(query.fetch_one(connection).await?))
 }
 
-/// Finds one event of the partner, or of any partner if `partner_id` is `None`.
+/// Finds one event of the partner, or of any partner if `partner_id` is `None`. A partner does not
+/// find one that is [unconfirmed](View::is_unconfirmed).
 pub async fn find(
     connection: &mut PgConnection,
     partner_id: Option<PartnerId>,
@@ -344,7 +345,8 @@ pub async fn find(
     let Some(id) = found.fetch_optional(&mut *connection).await? else {
         return Ok(None);
     };
-    Ok(view::read(connection, &[id]).await?.pop())
+    let found = view::read(connection, &[id]).await?.pop();
+    Ok(found.filter(|view| partner_id.is_none() || !view.is_unconfirmed))
 }
 
 /// A page of a partner's events.
@@ -356,16 +358,21 @@ pub struct Page {
     pub limit: i64,
 }
 
-/// A partner's events, the newest first.
+/// A partner's events, the newest first, without those that are
+/// [unconfirmed](View::is_unconfirmed).
 pub async fn list(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     page: &Page,
 ) -> Result<Vec<View>> {
     let ids = sqlx::query_scalar!(
-        "SELECT delivery_id FROM deliveries
+        "SELECT delivery_id FROM deliveries d
          WHERE kind <> 'topup.ready' AND partner_id = $1 AND created_at <= coalesce($2, 'infinity'::timestamptz)
            AND (created_at, delivery_id) < (coalesce($2, 'infinity'::timestamptz), $3)
+           -- Those that are unconfirmed, as in the view.
+           AND (kind <> 'topup.failed'
+                OR NOT EXISTS (SELECT FROM orders o
+                               WHERE o.order_id = d.order_id AND (o.refused_at IS NOT NULL OR o.answer_by > now())))
          ORDER BY created_at DESC, delivery_id DESC LIMIT $4",
         partner_id.uuid(),
         page.before.map(|(at, _)| at),

@@ -48,6 +48,10 @@ pub struct View {
     pub delivered_at: Option<OffsetDateTime>,
     #[serde(with = "rfc3339")]
     pub created_at: OffsetDateTime,
+    /// It is a `topup.failed` of an order that was or may still be answered with 422. Then it is not
+    /// sent, so its partner is not shown it.
+    #[serde(skip)]
+    pub is_unconfirmed: bool,
     /// When the profile of the topup was erased. The webhook cannot be sent again then.
     #[serde(with = "rfc3339::option")]
     pub erased_at: Option<OffsetDateTime>,
@@ -73,6 +77,8 @@ pub(crate) async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<
                   o.external_order_id AS "external_order_id?", d.state, d.attempt, d.attempted_at, d.duration_ms, d.status,
                   d.error, (SELECT nullif(w.at, '-infinity') FROM work w WHERE w.id = d.delivery_id) AS due_at,
                   d.delivered_at, d.created_at, e.erased_at AS "erased_at?",
+                  coalesce(d.kind = 'topup.failed' AND (o.refused_at IS NOT NULL OR o.answer_by > now()), false)
+                      AS "is_unconfirmed!",
                   CASE WHEN d.state = 'delivered' THEN 'delivered' ELSE last.class END AS class,
                   CASE WHEN d.state <> 'delivered' OR d.kind <> 'topup.ready' THEN last.answer END AS answer
            FROM deliveries d
@@ -109,6 +115,7 @@ pub(crate) async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<
             due_at: row.due_at,
             delivered_at: row.delivered_at,
             created_at: row.created_at,
+            is_unconfirmed: row.is_unconfirmed,
             erased_at: row.erased_at,
         }
     });

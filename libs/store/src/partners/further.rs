@@ -90,41 +90,59 @@ pub struct Change<'a> {
 }
 
 /// Changes a further endpoint. After a new URL the notifiers make waiting deliveries due, and the
-/// next probe of a blocked endpoint is due at once. Returns false if the partner has no such
-/// endpoint.
+/// next probe of a blocked endpoint is due at once. Returns whether anything changed; `None` if the
+/// partner has no such endpoint.
 pub async fn change(
     connection: &mut PgConnection,
     vault: &Vault,
     endpoint: EndpointKey,
     change: &Change<'_>,
-) -> Result<bool> {
-    let headers = match change.headers {
+) -> Result<Option<bool>> {
+    // The lock keeps what is compared as it is until the change has committed.
+    let query = sqlx::query!(
+        "SELECT url, events, headers FROM further_endpoints
+         WHERE endpoint_id = $1 AND partner_id = $2 AND purpose = 'webhooks' FOR UPDATE",
+        endpoint.id.uuid(),
+        endpoint.partner_id.uuid(),
+    );
+    let Some(was) = query.fetch_optional(&mut *connection).await? else {
+        return Ok(None);
+    };
+    let events = change.events.map(names);
+    let is_moved = change.url.is_some_and(|url| url != was.url);
+    let is_other = events.as_ref().is_some_and(|events| *events != was.events);
+    // Sealed values differ although what they hold is the same.
+    let headers = match (change.headers, &was.headers) {
+        (None, _) => None,
+        (Some(new), None) => Some(new).filter(|new| !new.is_empty()),
+        (Some(new), Some(sealed)) => {
+            let same = open_headers(vault, endpoint.id, sealed).is_ok_and(|old| old == *new);
+            (!same).then_some(new)
+        }
+    };
+    if !is_moved && !is_other && headers.is_none() {
+        return Ok(Some(false));
+    }
+    let sealed = match headers {
         Some(headers) => seal_headers(vault, endpoint.id, headers)?,
         None => None,
     };
-    let events = change.events.map(names);
-    // `was` locks the row and decides whether the URL changes.
-    let query = sqlx::query_scalar!(
-        r#"WITH was AS MATERIALIZED (
-               SELECT url FROM further_endpoints WHERE endpoint_id = $1 AND partner_id = $2 AND purpose = 'webhooks' FOR UPDATE
-           )
-           UPDATE further_endpoints f
-           SET url = coalesce($3::text, f.url), events = coalesce($4::text[], f.events),
-               headers = CASE WHEN $5::bool THEN $6 ELSE f.headers END
-           FROM was WHERE f.endpoint_id = $1
-           RETURNING ($3::text IS NOT NULL AND was.url <> $3::text) AS "moved!""#,
+    let statement = sqlx::query!(
+        "UPDATE further_endpoints
+         SET url = coalesce($2::text, url), events = coalesce($3::text[], events),
+             headers = CASE WHEN $4::bool THEN $5 ELSE headers END
+         WHERE endpoint_id = $1",
         endpoint.id.uuid(),
-        endpoint.partner_id.uuid(),
         change.url,
         events.as_deref() as Option<&[&str]>,
-        change.headers.is_some(),
-        headers,
+        headers.is_some(),
+        sealed,
     );
-    let moved = query.fetch_optional(&mut *connection).await?;
-    if moved == Some(true) {
+    statement.execute(&mut *connection).await?;
+    if is_moved {
         endpoints::begin_move(connection, endpoint.id, Block::ProbeNow).await?;
     }
-    Ok(moved.is_some())
+    Ok(Some(true))
 }
 
 /// Deletes a further endpoint. What it still waits for is not sent any more: deliveries that are

@@ -14,7 +14,7 @@ use crate::{Result, options, partners::Rotated};
 pub struct OfferedOption {
     pub option_id: OptionId,
     pub name: String,
-    /// The operator's description.
+    /// The operator's description; empty if it cannot be read.
     pub details: Map<String, Value>,
     /// The standard fields without what the option costs us; all are `None` if nothing is known.
     pub countries: Option<Vec<String>>,
@@ -74,18 +74,21 @@ pub async fn options(
         filter.min_days,
         filter.max_days,
     );
-    let offered = rows.fetch_all(connection).await?.into_iter().map(|row| {
-        Ok(OfferedOption {
+    let offered = rows
+        .fetch_all(connection)
+        .await?
+        .into_iter()
+        .map(|row| OfferedOption {
             option_id: row.option_id.into(),
             name: row.name,
-            details: options::details(&row.details)?,
+            // The option can be ordered without its description, and the others are listed.
+            details: options::details(&row.details).unwrap_or_default(),
             countries: row.countries,
             data_mb: row.data_mb,
             unlimited: row.unlimited,
             days: row.days,
-        })
-    });
-    offered.collect()
+        });
+    Ok(offered.collect())
 }
 
 /// A partner's account, without secrets.

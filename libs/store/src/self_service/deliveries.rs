@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use domain::{DeliveryId, EndpointId, PartnerId, TopupId, WebhookId};
-use sqlx::PgConnection;
+use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
 
 use super::REASON;
@@ -15,9 +15,10 @@ use crate::{
         walk::{Kinds, Matching, Order, Source, Walk},
     },
     operator::{
-        actions::{Action, Actor, Mode},
+        actions::{self, Action, Actor, Mode},
         deliveries::{self, AttemptView, Filter, Resendable, resendable},
     },
+    seconds,
 };
 
 /// The maximum number of attempts of a delivery that are shown; older ones are left out.
@@ -167,16 +168,17 @@ pub async fn deliveries(
         after: page.after,
     };
     let found = walk.find(connection, page.limit.into(), LOOKED_AT).await?;
-    let views = view::read(connection, &found.ids).await?;
+    let mut views = view::read(connection, &found.ids).await?;
+    views.retain(|view| !view.is_unconfirmed);
     Ok((views, walk.after.filter(|_| !found.ended)))
 }
 
 /// The result of [`redeliver`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Redelivered {
-    /// It is sent again now.
+    /// It is sent again now, and its retries begin anew.
     Again,
-    /// It is due soon anyway, or an attempt is in flight.
+    /// It is due soon anyway, or an attempt is in flight, and its retries have just begun.
     Due,
     /// The last attempt is younger than the interval; this much time is left.
     TooSoon(Duration),
@@ -208,12 +210,15 @@ pub async fn redeliver(
         return Ok(Redelivered::Unknown);
     };
     if let Some(answer) = without_replay(&delivery, interval) {
-        return Ok(answer);
+        let is_restarted = answer == Redelivered::Due
+            && restart(connection, partner_id, webhook_id, id, interval).await?;
+        return Ok(if is_restarted {
+            Redelivered::Again
+        } else {
+            answer
+        });
     }
-    let (command, target) = match webhook_id {
-        WebhookId::Topup(id) => ("topup redeliver", format!("topup {id}")),
-        WebhookId::Event(_) => ("event redeliver", format!("event {webhook_id}")),
-    };
+    let (command, target) = recorded(webhook_id);
     let mode = Mode::Apply(Action {
         actor: Actor::PARTNER,
         command,
@@ -236,6 +241,48 @@ pub async fn redeliver(
         Some(now) => without_replay(&now, interval).unwrap_or(Redelivered::Due),
         None => Redelivered::Unknown,
     })
+}
+
+/// How a redelivery is recorded: its command and its target.
+fn recorded(webhook_id: &WebhookId) -> (&'static str, String) {
+    match webhook_id {
+        WebhookId::Topup(id) => ("topup redeliver", format!("topup {id}")),
+        WebhookId::Event(_) => ("event redeliver", format!("event {webhook_id}")),
+    }
+}
+
+/// Begins the retries of a delivery anew whose next attempt is due soon anyway, or is in flight. This
+/// attempt is then the first of the schedule. Returns whether anything changed: the first attempt
+/// may not have ended yet, the schedule may have just begun, or its last attempt is younger than
+/// `interval`, because the first waits of a schedule are short.
+async fn restart(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    webhook_id: &WebhookId,
+    id: DeliveryId,
+    interval: Duration,
+) -> Result<bool> {
+    let mut transaction = connection.begin().await?;
+    let statement = sqlx::query!(
+        "UPDATE deliveries SET schedule_start = attempt
+         WHERE delivery_id = $1 AND partner_id = $2 AND state = 'pending' AND attempt > schedule_start
+           AND greatest(attempted_at, created_at) <= clock_timestamp() - make_interval(secs => $3)",
+        id.uuid(),
+        partner_id.uuid(),
+        seconds(interval),
+    );
+    if statement.execute(&mut *transaction).await?.rows_affected() == 0 {
+        return Ok(false);
+    }
+    let (command, target) = recorded(webhook_id);
+    let action = Action {
+        actor: Actor::PARTNER,
+        command,
+        target: &target,
+        reason: REASON,
+    };
+    actions::finish(transaction, Mode::Apply(action), 1).await?;
+    Ok(true)
 }
 
 /// Why a delivery is not made due; `None` if it can be.
@@ -298,8 +345,10 @@ async fn find(
         }
         WebhookId::Event(id) => {
             let query = sqlx::query_scalar!(
-                "SELECT delivery_id FROM deliveries
-                 WHERE delivery_id = $2 AND partner_id = $1 AND kind <> 'topup.ready'",
+                "SELECT d.delivery_id FROM deliveries d LEFT JOIN orders o ON o.order_id = d.order_id
+                 WHERE d.delivery_id = $2 AND d.partner_id = $1 AND d.kind <> 'topup.ready'
+                   -- Those that are unconfirmed, as in the view.
+                   AND (d.kind <> 'topup.failed' OR (o.refused_at IS NOT NULL OR o.answer_by > now()) IS NOT TRUE)",
                 partner_id.uuid(),
                 id.uuid(),
             );

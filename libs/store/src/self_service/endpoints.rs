@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::{record_change, webhooks::MOST_COUNTED};
 use crate::{
     Result,
-    deliveries::endpoints::{self, EndpointKey, with_state},
+    deliveries::endpoints::{self, EndpointKey, Resumed, with_state},
     partners::further::{self, Change, NewEndpoint},
     vault::Vault,
 };
@@ -125,7 +125,7 @@ pub async fn create_endpoint(
     Ok(true)
 }
 
-/// Changes a further endpoint, and records that. Returns false if the partner has no such one.
+/// Changes a further endpoint, and records that if anything changed. Returns false if the partner has no such one.
 pub async fn change_endpoint(
     connection: &mut PgConnection,
     vault: &Vault,
@@ -133,10 +133,12 @@ pub async fn change_endpoint(
     change: &Change<'_>,
 ) -> Result<bool> {
     let mut transaction = connection.begin().await?;
-    if !further::change(&mut transaction, vault, endpoint, change).await? {
+    let Some(changed) = further::change(&mut transaction, vault, endpoint, change).await? else {
         return Ok(false);
+    };
+    if changed {
+        record_change(&mut transaction, "endpoint set", endpoint.partner_id).await?;
     }
-    record_change(&mut transaction, "endpoint set", endpoint.partner_id).await?;
     transaction.commit().await?;
     Ok(true)
 }
@@ -161,7 +163,8 @@ pub enum PauseChanged {
     Unknown,
 }
 
-/// Pauses an endpoint of the partner, and records that. A second pause changes nothing.
+/// Pauses an endpoint of the partner, and records that. A second pause changes nothing, so it leaves
+/// no record.
 pub async fn pause_endpoint(
     connection: &mut PgConnection,
     endpoint: EndpointKey,
@@ -170,14 +173,15 @@ pub async fn pause_endpoint(
     if !further::exists(&mut transaction, endpoint.partner_id, endpoint.id).await? {
         return Ok(PauseChanged::Unknown);
     }
-    endpoints::pause_by_partner(&mut transaction, endpoint).await?;
-    record_change(&mut transaction, "endpoint pause", endpoint.partner_id).await?;
+    if endpoints::pause_by_partner(&mut transaction, endpoint).await? {
+        record_change(&mut transaction, "endpoint pause", endpoint.partner_id).await?;
+    }
     transaction.commit().await?;
     Ok(PauseChanged::Done)
 }
 
 /// Ends a pause of the partner, and records that. Resuming an endpoint that is not paused changes
-/// nothing.
+/// nothing, so it leaves no record.
 pub async fn resume_endpoint(
     connection: &mut PgConnection,
     endpoint: EndpointKey,
@@ -186,10 +190,13 @@ pub async fn resume_endpoint(
     if !further::exists(&mut transaction, endpoint.partner_id, endpoint.id).await? {
         return Ok(PauseChanged::Unknown);
     }
-    if !endpoints::resume_by_partner(&mut transaction, endpoint).await? {
-        return Ok(PauseChanged::ByOperator);
+    match endpoints::resume_by_partner(&mut transaction, endpoint).await? {
+        Resumed::ByOperator => return Ok(PauseChanged::ByOperator),
+        Resumed::Now => {
+            record_change(&mut transaction, "endpoint resume", endpoint.partner_id).await?;
+        }
+        Resumed::NotPaused => {}
     }
-    record_change(&mut transaction, "endpoint resume", endpoint.partner_id).await?;
     transaction.commit().await?;
     Ok(PauseChanged::Done)
 }

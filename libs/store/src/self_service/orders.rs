@@ -164,20 +164,22 @@ macro_rules! units {
 }
 
 /// The order of the partner with this external id: the one that stands, or else the newest refused
-/// one.
+/// one. `only` names one of several that had the same id.
 pub async fn order(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     external_order_id: &str,
+    only: Option<OrderId>,
 ) -> Result<Option<OrderHead>> {
     let found = sqlx::query_as!(
         OrderHead,
         r#"SELECT order_id, external_order_id, refused_at IS NOT NULL AS "refused!", cancelled_at, created_at
-           FROM orders WHERE partner_id = $1 AND external_order_id = $2
+           FROM orders WHERE partner_id = $1 AND external_order_id = $2 AND ($3::uuid IS NULL OR order_id = $3)
            -- The order of the unique index, read backwards.
            ORDER BY refused_at DESC NULLS FIRST LIMIT 1"#,
         partner_id.uuid(),
         external_order_id,
+        only.map(OrderId::uuid),
     );
     Ok(found.fetch_optional(connection).await?)
 }

@@ -32,7 +32,8 @@ pub(super) const MOST_COUNTED: i64 = 10_000;
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Endpoint {
     pub url: Option<String>,
-    /// The further events that are sent, such as `topup.failed`.
+    /// What it receives, as `GET /endpoints` shows it: `topup.ready` and the names of further events,
+    /// such as `topup.failed`.
     pub events: Vec<String>,
     /// `open`, `blocked` (after failures), `probing` (one webhook tests it), `paused` (by us or by
     /// you) or `no_url`.
@@ -69,7 +70,7 @@ pub async fn endpoint(
 ) -> Result<Option<Endpoint>> {
     let endpoint = with_state!(
         Endpoint,
-        r#"SELECT p.webhook_url AS url, p.webhook_events AS events,
+        r#"SELECT p.webhook_url AS url, array_prepend('topup.ready', p.webhook_events) AS "events!",
                   "#,
         "p.webhook_url",
         r#" AS "state!",

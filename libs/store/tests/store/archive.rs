@@ -190,7 +190,7 @@ impl Bench {
         count.await.unwrap()
     }
 
-    async fn waits_for_a_lock(&self) -> bool {
+    pub async fn waits_for_a_lock(&self) -> bool {
         let waits = "SELECT count(*) > 0 FROM pg_stat_activity
                      WHERE datname = current_database() AND wait_event_type = 'Lock'";
         sqlx::query_scalar(waits)
@@ -274,7 +274,7 @@ async fn the_external_id_of_a_refused_order_stays_free() {
     let partner = PartnerId::new();
     let order = bench.stored(accepted_ago(partner, 500)).await;
     let cancelled = bench.cancel(&order).await;
-    assert_eq!(cancelled, orders::Cancelled::Done);
+    assert_eq!(cancelled, orders::Cancelled::Done(order.order_id));
     let mut archive = bench.ripe(10).await;
     bench
         .moved(&mut archive, std::slice::from_ref(&order))

@@ -118,8 +118,8 @@ async fn a_base_backup_and_its_log_restore_the_last_commit_or_a_time_before_it()
     for time in [None, Some(between.as_str())] {
         let mut restored = restore(&mut server, &data, backups, time).await;
         for (name, is_there) in [("before", true), ("after", true), ("last", time.is_none())] {
-            let taken = orders::is_taken(&mut restored, partner, name).await;
-            assert_eq!(taken.unwrap(), is_there, "{name}, {time:?}");
+            let status = orders::status(&mut restored, partner, name).await;
+            assert_eq!(status.unwrap().is_some(), is_there, "{name}, {time:?}");
         }
         drop(restored);
         let settings = std::fs::read_to_string(data.join("postgresql.auto.conf")).unwrap();

@@ -48,8 +48,9 @@ impl Follower {
             self.disabled.insert(partner.partner_id, partner.disabled);
         }
         let changed = options::changed_since(&mut connection, self.options_seen).await;
-        for (option, version) in changed.unwrap() {
-            self.options_seen = self.options_seen.max(version);
+        for changed in changed.unwrap() {
+            self.options_seen = self.options_seen.max(changed.version);
+            let option = changed.option.unwrap();
             self.names.insert(option.option_id.uuid(), option.name);
         }
     }
@@ -104,13 +105,70 @@ async fn a_follower_misses_no_change() {
     assert_eq!(follower.names, names);
 }
 
+/// Other roles write these rows, and a later version may write names that this one does not know.
+#[tokio::test]
+async fn a_row_that_cannot_be_read_is_set_aside_alone() {
+    let bench = Bench::new().await;
+    let mut connection = bench.connection().await;
+    let fine = bench.partner(None).await;
+    let broken = bench.partner(None).await;
+    let option = option("fine");
+    let unreadable = OptionId::new();
+    options::import(&mut connection, &option).await.unwrap();
+    options::import(
+        &mut connection,
+        &ProductOption {
+            option_id: unreadable,
+            ..option.clone()
+        },
+    )
+    .await
+    .unwrap();
+    bench
+        .sql(&format!(
+            "ALTER TABLE partners DROP CONSTRAINT IF EXISTS partners_environment_check;
+             ALTER TABLE options DROP CONSTRAINT IF EXISTS options_environment_check;
+             UPDATE partners SET environment = 'moon' WHERE partner_id = '{broken}';
+             UPDATE partners SET old_access_key = 'old', old_keys_until = '9999-12-31' WHERE partner_id = '{fine}';
+             UPDATE options SET environment = 'moon' WHERE option_id = '{unreadable}'"
+        ))
+        .await;
+    let partners = partners::changed_since(&mut connection, 0).await.unwrap();
+    let read: HashMap<_, _> = partners
+        .iter()
+        .map(|one| (one.partner_id, (one.environment.is_some(), one.keys.len())))
+        .collect();
+    assert_eq!(
+        read,
+        HashMap::from([(fine, (true, 2)), (broken, (false, 1))])
+    );
+    for read in [
+        options::changed_since(&mut connection, 0).await.unwrap(),
+        options::by_ids(
+            &mut connection,
+            &[option.option_id.uuid(), unreadable.uuid()],
+        )
+        .await
+        .unwrap(),
+    ] {
+        let read: HashMap<_, _> = read
+            .iter()
+            .map(|one| (one.option_id, one.option.is_ok()))
+            .collect();
+        assert_eq!(
+            read,
+            HashMap::from([(option.option_id, true), (unreadable, false)])
+        );
+    }
+}
+
 #[tokio::test]
 async fn importing_the_same_option_again_changes_nothing() {
     let bench = Bench::new().await;
     let mut connection = bench.connection().await;
     let mut option = option("ready");
     assert!(options::import(&mut connection, &option).await.unwrap());
-    let seen = options::changed_since(&mut connection, 0).await.unwrap()[0].1;
+    let seen = options::changed_since(&mut connection, 0).await.unwrap()[0].version;
     assert!(!options::import(&mut connection, &option).await.unwrap());
     assert!(
         options::changed_since(&mut connection, seen)
@@ -121,7 +179,7 @@ async fn importing_the_same_option_again_changes_nothing() {
     option.enabled = false;
     assert!(options::import(&mut connection, &option).await.unwrap());
     let changed = options::changed_since(&mut connection, seen).await.unwrap();
-    assert!(!changed[0].0.enabled && changed[0].1 > seen);
+    assert!(!changed[0].option.as_ref().unwrap().enabled && changed[0].version > seen);
     let by_id = options::by_ids(&mut connection, &[option.option_id.uuid(), Uuid::nil()]).await;
     assert_eq!(by_id.unwrap().len(), 1);
 }

@@ -427,6 +427,45 @@ async fn a_partner_ends_its_own_pause_and_no_other() {
     let resumed = self_service::resume_endpoint(&mut connection, further).await;
     assert_eq!(resumed.unwrap(), PauseChanged::Done);
     assert_eq!(endpoints_of(&bench.claim_all_due().await), [further.id]);
+    // Only a change is recorded, whatever is asked for how often.
+    let recorded = "SELECT count(*) FROM operator_actions WHERE command LIKE 'endpoint %'";
+    let before = bench.numbers(recorded).await;
+    let url = bench.shown(further).await.url;
+    let same = Change {
+        url: url.as_deref(),
+        events: Some(READY),
+        headers: None,
+    };
+    for _ in 0..3 {
+        let resumed = self_service::resume_endpoint(&mut connection, further).await;
+        assert_eq!(resumed.unwrap(), PauseChanged::Done);
+        let set = self_service::change_endpoint(&mut connection, &VAULT, further, &same).await;
+        assert!(set.unwrap());
+    }
+    assert_eq!(bench.numbers(recorded).await, before);
+    for _ in 0..3 {
+        let paused = self_service::pause_endpoint(&mut connection, further).await;
+        assert_eq!(paused.unwrap(), PauseChanged::Done);
+    }
+    assert_eq!(bench.numbers(recorded).await, before + 1);
+    let headers = Headers::from([("x-key".to_owned(), "s3cret".to_owned())]);
+    for (headers, records) in [
+        (headers.clone(), 2),
+        (headers, 2),
+        (Headers::new(), 3),
+        (Headers::new(), 3),
+    ] {
+        let change = Change {
+            url: None,
+            events: None,
+            headers: Some(&headers),
+        };
+        let set = self_service::change_endpoint(&mut connection, &VAULT, further, &change).await;
+        assert!(set.unwrap());
+        assert_eq!(bench.numbers(recorded).await, before + records);
+    }
+    let resumed = self_service::resume_endpoint(&mut connection, further).await;
+    assert_eq!(resumed.unwrap(), PauseChanged::Done);
     // An operator's pause replaces that of the partner, who cannot end it.
     self_service::pause_endpoint(&mut connection, further)
         .await

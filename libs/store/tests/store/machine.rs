@@ -301,7 +301,7 @@ async fn a_cancellation_refuses_as_the_machine_says() {
         let answered = "UPDATE orders o SET answer_by = now() FROM placements p
                         WHERE o.order_id = p.order_id AND p.placement_id::text = $1";
         bench.set(answered, placement(&order)).await;
-        let cancelled = bench.cancel(&order).await == Cancelled::Done;
+        let cancelled = bench.cancel(&order).await == Cancelled::Done(order.order_id);
         let after = start.placement.after(Event::Refuse);
         assert_eq!(cancelled, after.is_ok(), "{start:?}");
         assert_eq!(

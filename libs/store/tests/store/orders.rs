@@ -48,11 +48,11 @@ impl Bench {
         operator::orders::find(&mut connection, id).await.unwrap()
     }
 
-    async fn is_taken(&self, partner: PartnerId, id: &str) -> bool {
+    /// Whether an order with this id stands, decided or not.
+    async fn stands(&self, partner: PartnerId, id: &str) -> bool {
         let mut connection = self.connection().await;
-        orders::is_taken(&mut connection, partner, id)
-            .await
-            .unwrap()
+        let status = orders::status(&mut connection, partner, id).await;
+        status.unwrap().is_some()
     }
 }
 
@@ -199,9 +199,9 @@ async fn external_ids_are_kept_as_sent() {
                 .all(|order| order.external_order_id == id),
             "{id:?}"
         );
-        assert!(bench.is_taken(partner, id).await, "{id:?}");
+        assert!(bench.stands(partner, id).await, "{id:?}");
     }
-    assert!(!bench.is_taken(PartnerId::new(), "a").await);
+    assert!(!bench.stands(PartnerId::new(), "a").await);
 }
 
 #[tokio::test]
@@ -229,7 +229,7 @@ async fn a_refused_order_frees_its_external_id() {
         bench.claim(&[placement(&order)]).await;
         bench.settle(&[rejected(placement(&order), 1)]).await;
         assert!(bench.refuse(&order).await.is_some());
-        assert!(!bench.is_taken(partner, "again").await);
+        assert!(!bench.stands(partner, "again").await);
         let found = bench.found(&order.order_id.to_string()).await.remove(0);
         assert!(found.refused);
         assert_eq!(found.placements[0].state, PlacementState::Refused.as_str());
@@ -382,6 +382,49 @@ async fn an_order_is_decided_once_it_cannot_be_refused() {
         status(&bench.stored(answered).await).await.unwrap().decided,
         "its answer waits for no verdict"
     );
+}
+
+/// Three orders with one id: the second one asks for the first while that is refused, and the third
+/// one is stored as soon as the id is free. Nothing is known of the third order, which may be
+/// refused, too, so it is not "taken".
+#[tokio::test]
+async fn a_status_is_that_of_one_order() {
+    let bench = Bench::new().await;
+    let first = order(PartnerId::new(), 1);
+    bench.store(std::slice::from_ref(&first)).await;
+    let third = named(first.partner_id, &first.external_order_id);
+    let mut other = bench.connection().await;
+    let mut refusing = other.begin().await.unwrap();
+    let id = first.order_id.uuid();
+    for statement in [
+        "UPDATE placements SET state = 'refused' WHERE order_id = $1",
+        "UPDATE orders SET refused_at = now() WHERE order_id = $1",
+    ] {
+        let refused = sqlx::query(statement).bind(id).execute(&mut *refusing);
+        assert_eq!(refused.await.unwrap().rows_affected(), 1);
+    }
+    let stored = orders::insert(&mut refusing, &[third]).await.unwrap();
+    assert_eq!(stored, [true]);
+    let asked = async {
+        let mut connection = bench.connection().await;
+        let external_order_id = &first.external_order_id;
+        orders::status(&mut connection, first.partner_id, external_order_id)
+            .await
+            .unwrap()
+    };
+    let committed = async {
+        let waits = async || Ok(bench.waits_for_a_lock().await.then_some(()));
+        wait::soon("the status to wait for the refusal", waits).await;
+        refusing.commit().await.unwrap();
+    };
+    let (status, ()) = tokio::join!(asked, committed);
+    assert_eq!(status, None, "another look finds the third order");
+    // It stands, but is not decided, so nobody is told that the id is taken.
+    let (partner, id) = (first.partner_id, &first.external_order_id);
+    assert!(bench.stands(partner, id).await);
+    let mut connection = bench.connection().await;
+    let taken = orders::is_taken(&mut connection, partner, id).await;
+    assert!(!taken.unwrap());
 }
 
 #[tokio::test]

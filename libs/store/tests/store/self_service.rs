@@ -2,14 +2,17 @@
 
 use std::time::Duration;
 
-use domain::{OrderId, PartnerId, TopupId, WebhookId};
-use store::deliveries::events::Kind;
+use domain::{DeliveryId, OrderId, PartnerId, TopupId, WebhookId};
+use store::deliveries::events::{self, Kind, Page};
 use store::operator::actions::Mode;
 use store::operator::deliveries::{Filter, replay};
 use store::orders::{self, Cancelled, NewOrder};
 use store::self_service::{
-    self, Made, OrderPage, OrderState, Position, Redelivered, Stored, StoredWebhook, UnitState,
+    self, DeliveryPage, Made, OrderPage, OrderState, Position, Redelivered, Stored, StoredWebhook,
+    UnitState,
 };
+
+use uuid::Uuid;
 
 use crate::bench::{
     Bench, PROVIDER, answered, bought, bought_pending, delivery_id, disputed, not_bought, order,
@@ -43,7 +46,7 @@ impl Bench {
         let partner = order.partner_id;
         let id = &order.external_order_id;
         let mut connection = self.connection().await;
-        let head = self_service::order(&mut connection, partner, id)
+        let head = self_service::order(&mut connection, partner, id, None)
             .await
             .unwrap()
             .unwrap();
@@ -98,7 +101,7 @@ async fn only_an_order_that_is_certainly_not_bought_is_cancelled() {
     let mut connection = bench.connection().await;
     for (answered, done) in [(OrderId::new(), false), (early.order_id, true)] {
         let cancelled = orders::cancel(&mut connection, early.partner_id, id, Some(answered)).await;
-        assert_eq!(cancelled.unwrap() == Cancelled::Done, done);
+        assert_eq!(cancelled.unwrap() == Cancelled::Done(order_id), done);
     }
     drop(connection);
 
@@ -108,8 +111,9 @@ async fn only_an_order_that_is_certainly_not_bought_is_cancelled() {
         ..waits.clone()
     };
     assert_eq!(bench.cancel(&stranger).await, Cancelled::Unknown);
-    assert_eq!(bench.cancel(&waits).await, Cancelled::Done);
-    assert_eq!(bench.cancel(&waits).await, Cancelled::Unknown);
+    let waiting = waits.order_id;
+    assert_eq!(bench.cancel(&waits).await, Cancelled::Done(waiting));
+    assert_eq!(bench.cancel(&waits).await, Cancelled::Before(waiting));
     assert_eq!(
         bench.seen(&waits).await,
         (OrderState::Cancelled, vec![UnitState::Failed; 2])
@@ -126,14 +130,14 @@ async fn only_an_order_that_is_certainly_not_bought_is_cancelled() {
     bench.store(&[again]).await;
 
     // An attempt may have bought something until it is recorded that it has not.
-    for (settlement, cancelled) in [
-        (None, Cancelled::TooLate),
-        (Some(unknown as fn(_, _) -> _), Cancelled::TooLate),
-        (Some(bought_pending), Cancelled::TooLate),
-        (Some(parked), Cancelled::TooLate),
-        (Some(disputed), Cancelled::TooLate),
-        (Some(not_bought), Cancelled::Done),
-        (Some(rejected), Cancelled::Done),
+    for (settlement, is_cancelled) in [
+        (None, false),
+        (Some(unknown as fn(_, _) -> _), false),
+        (Some(bought_pending), false),
+        (Some(parked), false),
+        (Some(disputed), false),
+        (Some(not_bought), true),
+        (Some(rejected), true),
     ] {
         let order = bench.past_answer(1).await;
         let id = placement(&order);
@@ -143,8 +147,11 @@ async fn only_an_order_that_is_certainly_not_bought_is_cancelled() {
         }
         let before = bench.everything(order.order_id).await;
         let state = bench.state(id).await;
-        assert_eq!(bench.cancel(&order).await, cancelled, "{state}");
-        if cancelled == Cancelled::TooLate {
+        let cancelled = bench.cancel(&order).await;
+        if is_cancelled {
+            assert_eq!(cancelled, Cancelled::Done(order.order_id), "{state}");
+        } else {
+            assert_eq!(cancelled, Cancelled::TooLate, "{state}");
             assert_eq!(bench.everything(order.order_id).await, before, "{state}");
         }
     }
@@ -174,7 +181,7 @@ async fn a_claim_and_a_cancellation_exclude_each_other() {
         let (claimed, cancel) = tokio::join!(bench.claim(&ids), bench.cancel(&order));
         let expected = if claimed.is_empty() {
             cancelled += 1;
-            (Cancelled::Done, "refused")
+            (Cancelled::Done(order.order_id), "refused")
         } else {
             bought += 1;
             (Cancelled::TooLate, "placing")
@@ -302,6 +309,83 @@ async fn one_redelivery_in_an_interval() {
     let sql = "SELECT count(*) FROM operator_actions WHERE target = 'topup ' || $1";
     let recorded: i64 = bench.value(sql, &topup).await;
     assert_eq!(recorded, 1);
+}
+
+/// A retry is due, but it is the last one of its schedule. The partner asks for a redelivery, which
+/// begins the schedule anew without another attempt, and says so in the record.
+#[tokio::test]
+async fn a_redelivery_begins_the_retries_anew_although_one_is_due() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some("https://example.com/hook")).await;
+    let topup = bench.deliveries(partner, 1, false).await.remove(0);
+    let failed = "UPDATE deliveries SET attempt = 7, schedule_start = 0 WHERE topup_id = $1";
+    bench.set(failed, &topup).await;
+    let start = "SELECT schedule_start::bigint FROM deliveries WHERE topup_id = $1";
+    let recorded = "SELECT count(*) FROM operator_actions WHERE target = 'topup ' || $1";
+    // Within the interval a partner would otherwise keep its webhook at the short first waits.
+    assert_eq!(bench.redeliver(partner, &topup).await, Redelivered::Due);
+    assert_eq!(bench.value::<i64>(start, &topup).await, 0);
+    bench.set(LONG_AGO, &topup).await;
+    assert_eq!(bench.redeliver(partner, &topup).await, Redelivered::Again);
+    assert_eq!(bench.value::<i64>(start, &topup).await, 7);
+    assert_eq!(bench.redeliver(partner, &topup).await, Redelivered::Due);
+    assert_eq!(bench.value::<i64>(recorded, &topup).await, 1);
+}
+
+/// The event of a failed unit is stored before it is clear whether the order gets its 422. Until then,
+/// and if it does, there is nothing to show.
+#[tokio::test]
+async fn an_event_of_an_order_that_may_be_refused_is_not_shown() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some("https://example.com/hook")).await;
+    bench
+        .sql("UPDATE partners SET webhook_events = '{topup.failed}'")
+        .await;
+    let shown = async || {
+        let mut connection = bench.connection().await;
+        let page = Page {
+            before: None,
+            limit: 10,
+        };
+        let events = events::list(&mut connection, partner, &page).await.unwrap();
+        let pages = DeliveryPage {
+            limit: 10,
+            ..DeliveryPage::default()
+        };
+        let all = self_service::deliveries(&mut connection, partner, &pages).await;
+        let all: Vec<_> = all.unwrap().0.iter().map(|one| one.delivery_id).collect();
+        let events: Vec<_> = events.iter().map(|one| one.delivery_id).collect();
+        assert_eq!(events, all);
+        events
+    };
+    let ids = async || {
+        let ids = sqlx::query_scalar("SELECT delivery_id FROM deliveries ORDER BY created_at");
+        ids.fetch_all(&bench.pool).await.unwrap() as Vec<Uuid>
+    };
+    let refused = bench.stored(order(partner, 1)).await;
+    bench.claim(&[placement(&refused)]).await;
+    bench.settle(&[rejected(placement(&refused), 1)]).await;
+    let id = DeliveryId::from(ids().await[0]);
+    let webhook_id = WebhookId::Event(id);
+    let mut connection = bench.connection().await;
+    for refuses in [false, true] {
+        if refuses {
+            assert!(bench.refuse(&refused).await.is_some());
+        }
+        assert!(shown().await.is_empty(), "{refuses}");
+        let found = events::find(&mut connection, Some(partner), id).await;
+        assert!(found.unwrap().is_none(), "{refuses}");
+        let again =
+            self_service::redeliver(&mut connection, partner, &webhook_id, None, MINUTE).await;
+        assert_eq!(again.unwrap(), Redelivered::Unknown, "{refuses}");
+    }
+    // An operator sees it, and so does the partner once the order is answered with 201.
+    let found = events::find(&mut connection, None, id).await;
+    assert!(found.unwrap().is_some());
+    let failed = bench.stored(answered(partner, 1)).await;
+    bench.claim(&[placement(&failed)]).await;
+    bench.settle(&[rejected(placement(&failed), 1)]).await;
+    assert_eq!(shown().await, [DeliveryId::from(ids().await[1])]);
 }
 
 #[tokio::test]

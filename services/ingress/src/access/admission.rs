@@ -279,11 +279,16 @@ impl Admission {
         gauges.register();
     }
 
+    /// Counts a request of a partner. Returns what is left of its requests per second, which is in the
+    /// answer to this request whatever else becomes of it.
+    pub(crate) fn request(&self, partner: &KnownPartner) -> Result<Left, ApiError> {
+        self.rates.of(partner).request()
+    }
+
     /// Admits an order whose body has at most `body` bytes. It is called before the body is read,
     /// so that the memory is reserved before it is used.
     pub(crate) fn order(&self, partner: &KnownPartner, body: u64) -> Result<Admitted, ApiError> {
         let rates = self.rates.of(partner);
-        rates.request()?;
         let own = partner.limits.max_in_flight;
         let is_overloaded = self.orders.capacity() < self.most_in_flight;
         let in_flight = self
@@ -308,57 +313,47 @@ impl Admission {
         })
     }
 
-    /// Admits a self-service request. It counts as a request of the partner, and not as an order in
-    /// flight. If there is no room, it waits a moment, because a few look-ups at the same time are
-    /// no flood.
-    pub(crate) async fn self_service(&self, partner: &KnownPartner) -> Result<Queried, ApiError> {
-        let left = self.rates.of(partner).request()?;
+    /// Admits a self-service request, which is no order in flight. If there is no room, it waits a
+    /// moment, because a few look-ups at the same time are no flood.
+    pub(crate) async fn self_service(
+        &self,
+        partner: &KnownPartner,
+    ) -> Result<InFlightPermit, ApiError> {
         let refused = |bound| match bound {
             Bound::Share | Bound::Own => {
                 share_in_use("self_service_share", self.self_service.used_by(partner.id))
             }
             Bound::Capacity => ApiError::overloaded("self_service"),
         };
-        let in_flight = match self.self_service.acquire(partner.id, 1, None) {
-            Ok(permit) => permit,
+        match self.self_service.acquire(partner.id, 1, None) {
+            Ok(permit) => Ok(permit),
             Err(bound) => {
                 let waiting = self.waiting.acquire(partner.id, 1, None);
                 let _waiting = waiting.map_err(|_| refused(bound))?;
                 self.self_service
                     .acquire_within(partner.id, self.wait)
                     .await
-                    .map_err(refused)?
+                    .map_err(refused)
             }
-        };
-        Ok(Queried { in_flight, left })
+        }
     }
 
-    /// Admits a request that waits for webhooks. It counts as a request of the partner, and not
-    /// among those of [`Self::self_service`].
-    pub(crate) fn listener(&self, partner: &KnownPartner) -> Result<Queried, ApiError> {
-        let left = self.rates.of(partner).request()?;
+    /// Admits a request that waits for webhooks. It is not among those of [`Self::self_service`].
+    pub(crate) fn listener(&self, partner: &KnownPartner) -> Result<InFlightPermit, ApiError> {
         let own = Some(self.partner_listeners);
         let in_flight = self.listeners.acquire(partner.id, 1, own);
-        let in_flight = in_flight.map_err(|bound| match bound {
+        in_flight.map_err(|bound| match bound {
             Bound::Share | Bound::Own => {
                 share_in_use("listeners_share", self.listeners.used_by(partner.id))
             }
             Bound::Capacity => ApiError::overloaded("listeners"),
-        })?;
-        Ok(Queried { in_flight, left })
+        })
     }
 
     /// The number of orders that the partner has in flight in this process.
     pub(crate) fn orders_in_flight(&self, partner: PartnerId) -> u64 {
         self.orders.used_by(partner)
     }
-}
-
-/// A self-service request that was admitted.
-pub(crate) struct Queried {
-    pub(crate) in_flight: InFlightPermit,
-    /// What is left of the partner's requests per second.
-    pub(crate) left: Left,
 }
 
 /// An order that is in flight until this is dropped.

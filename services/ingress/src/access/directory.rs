@@ -91,7 +91,7 @@ impl KnownPartner {
 pub(crate) enum Key {
     Missing,
     /// The stored key cannot be decrypted, for example because this process does not have its
-    /// master key. Requests get a 500 and not a 401, because the fault is ours.
+    /// master key, or something else of the partner's row cannot be read. Requests get a 500 and not a 401, because the fault is ours.
     Unusable,
     Known(SecretKey),
 }
@@ -306,8 +306,11 @@ impl Directory {
             let found = self
                 .database
                 .run(async |connection| store::options::by_ids(connection, &missing).await);
-            for (option, _) in found.await? {
-                known.insert(option.option_id, self.learn_option(option));
+            for found in found.await? {
+                // One that cannot be read was logged when its change was read.
+                if let Ok(option) = found.option {
+                    known.insert(option.option_id, self.learn_option(option));
+                }
             }
         }
         Ok(known)
@@ -318,13 +321,26 @@ impl Directory {
     /// It ends too early by as much as the query took until PostgreSQL saw it, so [`Self::changes`]
     /// asks again after a slow query.
     fn learn_partner(&self, credentials: &Credentials, asked: Instant) {
+        if credentials.environment.is_none() {
+            tracing::error!(
+                partner.id = %credentials.partner_id,
+                "a partner's row has an environment that this version does not know, so its requests \
+                 get 500; the other partners are served. Correct the row, or install the version \
+                 that wrote it"
+            );
+        }
         let partner = |keys: &Keys| {
+            let key = match credentials.environment {
+                Some(_) => self.open(credentials.partner_id, keys.secret_key.as_deref()),
+                None => Key::Unusable,
+            };
             let partner = KnownPartner {
                 id: credentials.partner_id,
-                environment: credentials.environment,
+                // Without a usable key nothing is bought for it, whatever stands here.
+                environment: credentials.environment.unwrap_or(Environment::Sandbox),
                 disabled: credentials.disabled,
                 moved: credentials.moved,
-                key: self.open(credentials.partner_id, keys.secret_key.as_deref()),
+                key,
                 limits: credentials.limits,
                 signed_body_required: credentials.signed_body_required,
                 until: keys.ends_in.map(|left| asked + left),
@@ -349,6 +365,17 @@ impl Directory {
                 Key::Unusable
             }
         }
+    }
+
+    /// Forgets an option whose row cannot be read, so that nobody orders it as it was before.
+    fn set_aside(&self, option_id: OptionId, error: &Error) {
+        tracing::error!(
+            option.id = %option_id,
+            %error,
+            "an option cannot be read, so it cannot be ordered; the other options can. Import it again"
+        );
+        let mut options = self.options.write().unwrap_or_else(PoisonError::into_inner);
+        options.remove(&option_id);
     }
 
     fn learn_option(&self, option: ProductOption) -> Arc<ProductOption> {
@@ -427,9 +454,12 @@ impl Directory {
             seen.partners = newest;
             seen.read_again = 0;
         }
-        for (option, version) in store::options::changed_since(connection, seen.options).await? {
-            seen.options = seen.options.max(version);
-            self.learn_option(option);
+        for changed in store::options::changed_since(connection, seen.options).await? {
+            seen.options = seen.options.max(changed.version);
+            match changed.option {
+                Ok(option) => drop(self.learn_option(option)),
+                Err(error) => self.set_aside(changed.option_id, &error),
+            }
         }
         // Ended keys are dropped only while the database responds. A request with a key that is not
         // cached needs a look-up, so without the database it would get a 500 instead of a 401.

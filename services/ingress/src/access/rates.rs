@@ -56,7 +56,14 @@ pub(crate) struct PartnerRates {
     orders: Rate,
     units: Rate,
     esim_requests: Rate,
+    changes: Rate,
 }
+
+/// How many recorded changes a partner may make per second, and how many at once. Each leaves a row
+/// that is kept for ever, and no partner changes its account for long at this pace by hand. Nobody
+/// needs to set it.
+const CHANGES: NonZeroU32 = NonZeroU32::new(10).unwrap();
+const CHANGES_AT_ONCE: u32 = 200;
 
 /// The limits that hold for a partner: its own where an operator has set one, otherwise those of
 /// this process.
@@ -142,6 +149,12 @@ impl Rates {
                 all.partner_esim_requests_per_second,
                 1,
             ),
+            changes: Rate::new(
+                "changes that are recorded",
+                "changes_per_second",
+                CHANGES,
+                CHANGES_AT_ONCE,
+            ),
         }
     }
 }
@@ -154,6 +167,11 @@ impl PartnerRates {
     /// Counts a question to a provider about a delivered eSIM.
     pub(crate) fn esim_request(&self) -> Result<Left, ApiError> {
         self.esim_requests.check(NonZeroU32::MIN)
+    }
+
+    /// Counts a change that is recorded.
+    pub(crate) fn change(&self) -> Result<Left, ApiError> {
+        self.changes.check(NonZeroU32::MIN)
     }
 
     pub(crate) fn per_second(&self) -> PerSecond {

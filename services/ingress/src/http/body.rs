@@ -31,7 +31,7 @@ pub(crate) async fn read(
 
 /// The maximum number of bytes that the body may have according to its headers: `Content-Length`,
 /// or `MAX_BODY` if the body is chunked and its length is unknown. A body that is too long by its
-/// `Content-Length` is refused before it is read.
+/// `Content-Length`, or encoded, is refused before it is read.
 pub(crate) fn content_length(
     limits: &LimitsConfig,
     headers: &HeaderMap,
@@ -49,7 +49,21 @@ pub(crate) fn content_length(
     if length > max_body {
         return Err(ApiError::with(Code::BodyTooLarge, max_body));
     }
+    // Without a body there is nothing that could be encoded.
+    if length > 0 && is_encoded(headers) {
+        return Err(Code::ContentEncodingUnsupported.into());
+    }
     Ok(length)
+}
+
+/// Whether the body is compressed, or encoded in another way. `identity` stands for none.
+fn is_encoded(headers: &HeaderMap) -> bool {
+    let values = headers.get_all(header::CONTENT_ENCODING).iter();
+    let mut encodings = values.flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
+    encodings.any(|name| {
+        let name = name.trim_ascii();
+        !name.is_empty() && !name.eq_ignore_ascii_case(b"identity")
+    })
 }
 
 /// Reads a body whose [`content_length`] is within the limit.

@@ -39,10 +39,24 @@ pub(crate) enum Code {
     #[strum(props(status = 400, bought = "no", message = "Header {} is repeated"))]
     RepeatedHeader,
 
-    /// The body is missing, empty or not valid JSON. We read bodies exactly as they arrive and do
-    /// not support `Content-Encoding`, so do not compress them.
+    /// The body is missing, empty or not valid JSON, or its objects and arrays are nested more than
+    /// 128 deep.
     #[strum(props(status = 400, bought = "no", message = "Invalid JSON format"))]
     InvalidJson,
+
+    /// The body has a `Content-Encoding`, for example because it is compressed. We read bodies exactly
+    /// as they arrive, so send it uncompressed and without this header.
+    #[strum(props(
+        status = 415,
+        bought = "no",
+        message = "The body must be sent without Content-Encoding"
+    ))]
+    ContentEncodingUnsupported,
+
+    /// The body is JSON, but not an object with fields. Send an object, as the description of the
+    /// request says.
+    #[strum(props(status = 422, bought = "no", message = "Body must be a JSON object"))]
+    BodyNotObject,
 
     /// The body is larger than we accept, which is 64 KiB unless we changed it; `GET /account`
     /// shows the limit as `body_bytes`. Split the order into several orders, each with an
@@ -266,10 +280,11 @@ pub(crate) enum Code {
     ParameterUnknown,
 
     /// The query or an object of the body has this parameter twice. Send it once: we could only guess
-    /// which of the two you mean, and a program between us may guess otherwise. Orders are the
-    /// exception, because their specification does not say it: of a repeated key the last one counts.
+    /// which of the two you mean, and a program between us may guess otherwise. An order with a
+    /// repeated key buys nothing.
     #[strum(props(
         status = 422,
+        bought = "no",
         message = "Parameter {} is given more than once; send it once"
     ))]
     ParameterRepeated,

@@ -247,7 +247,17 @@ impl IntoResponse for ApiError {
                 let body = json!({ "error": { "code": "unauthorized", "message": message } });
                 (StatusCode::UNAUTHORIZED, Json(body)).into_response()
             }
-            Self::Plain { code, message } => simple(code, &message),
+            Self::Plain { code, message } => {
+                let mut response = simple(code, &message);
+                if code == Code::ContentEncodingUnsupported {
+                    // RFC 7694: a 415 names the encodings that are accepted.
+                    let accepted = HeaderValue::from_static("identity");
+                    response
+                        .headers_mut()
+                        .insert(header::ACCEPT_ENCODING, accepted);
+                }
+                response
+            }
             Self::Unprocessable(faults) => {
                 let messages: Vec<String> = faults.into_iter().map(|fault| fault.message).collect();
                 (

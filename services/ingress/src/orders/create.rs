@@ -44,8 +44,14 @@ use crate::{
 struct Received {
     draft: Draft,
     admitted: Admitted,
-    /// What is left of the partner's orders per second; `None` if the order has errors and was not
-    /// counted.
+}
+
+/// What is known of a request before it is clear what becomes of it.
+#[derive(Default)]
+struct Notes {
+    external_order_id: Option<String>,
+    /// What is left of the partner's orders per second. Before the order is counted, and if it never
+    /// is because of its own errors, it is what is left of its requests.
     left: Option<Left>,
 }
 
@@ -74,8 +80,8 @@ pub(crate) async fn create_order(
     };
     let partner = &signed.partner;
     Span::current().record("partner.id", field::display(partner.id));
-    let mut external_order_id = None;
-    let received = receive(&app, &signed, &parts.headers, body, &mut external_order_id).await;
+    let mut notes = Notes::default();
+    let received = receive(&app, &signed, &parts.headers, body, &mut notes).await;
     let mut response = match received {
         Ok(received) => {
             let mishap = mishap::wanted(partner, &received.draft);
@@ -83,7 +89,6 @@ pub(crate) async fn create_order(
                 parts.uri.path(),
                 received.draft.external_order_id.as_deref(),
             );
-            let left = received.left;
             let refusal = mishap.and_then(|mishap| {
                 app.mishaps
                     .refusal(mishap, partner.id, &received.draft, Instant::now())
@@ -98,11 +103,11 @@ pub(crate) async fn create_order(
                 Err(_) => false,
             };
             let mut response = created.unwrap_or_else(ApiError::into_response);
-            if let Some(left) = left {
-                error::show_left(&mut response, left);
-            }
             if let Some(location) = location.filter(|_| is_stored) {
                 response.headers_mut().insert(header::LOCATION, location);
+            }
+            if let Some(left) = notes.left {
+                error::show_left(&mut response, left);
             }
             match mishap {
                 Some(mishap) => mishap.spoil(response, connection),
@@ -111,7 +116,11 @@ pub(crate) async fn create_order(
         }
         Err(error) => {
             app.metrics.order(order_result(&error), 0);
-            error.into_response()
+            let mut response = error.into_response();
+            if let Some(left) = notes.left {
+                error::show_left(&mut response, left);
+            }
+            response
         }
     };
     // The log line and the metric of a refused request name its partner. They are made in
@@ -119,7 +128,7 @@ pub(crate) async fn create_order(
     // there.
     response.extensions_mut().insert(partner.id);
     if response.extensions().get::<ErrorRecord>().is_some()
-        && let Some(id) = external_order_id
+        && let Some(id) = notes.external_order_id
     {
         response.extensions_mut().insert(ExternalOrderId(id));
     }
@@ -128,29 +137,28 @@ pub(crate) async fn create_order(
 
 /// Admits an order, reads its body and parses it. Each step is cheaper than the next one, so that a
 /// request that will be refused costs as little as possible. Notes the external id once it is known,
-/// for the record of a refused order.
+/// for the record of a refused order, and what is left of the partner's rate.
 async fn receive(
     app: &App,
     signed: &Signed,
     headers: &HeaderMap,
     body: Body,
-    external_order_id: &mut Option<String>,
+    notes: &mut Notes,
 ) -> Result<Received, ApiError> {
+    notes.left = Some(app.admission.request(&signed.partner)?);
     let length = body::content_length(&app.limits, headers)?;
     let mut admitted = app.admission.order(&signed.partner, length as u64)?;
     let body = body::read_stream(&app.limits, body).await?;
     app.authenticator.body(signed, &body)?;
     let draft = request::read(&body, app.max_order)?;
-    external_order_id.clone_from(&draft.external_order_id);
+    notes.external_order_id.clone_from(&draft.external_order_id);
     // An order with errors is refused by [`create`] anyway, so it does not use up any of the orders
     // and units per second that the partner may send.
     let units = draft.units().filter(|_| draft.errors.is_empty());
-    let left = units.map(|units| admitted.units(units)).transpose()?;
-    Ok(Received {
-        draft,
-        admitted,
-        left,
-    })
+    if let Some(units) = units {
+        notes.left = Some(admitted.units(units)?);
+    }
+    Ok(Received { draft, admitted })
 }
 
 /// Checks the order against the catalogue, has it stored, and makes its 201. Every result is

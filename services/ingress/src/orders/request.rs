@@ -9,10 +9,17 @@
 //! and not into a struct, because serde would stop at the first error, and because a number that
 //! fits no Rust type is still valid JSON and must get a 422 instead of a 400.
 
-use std::{collections::HashMap, num::NonZeroU32};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+    num::NonZeroU32,
+};
 
 use domain::OptionId;
-use serde::Deserialize;
+use serde::{
+    Deserialize, Deserializer,
+    de::{MapAccess, Visitor},
+};
 use serde_json::value::RawValue;
 
 use crate::http::{
@@ -22,6 +29,8 @@ use crate::http::{
 
 /// The longest `external_order_id`, in characters.
 pub(crate) const MAX_EXTERNAL_ID: usize = 255;
+/// The maximum number of characters of a key or a parameter that a response repeats.
+pub(crate) const MAX_KEY: usize = 64;
 
 /// The maximum size of one order.
 #[derive(Clone, Copy, Debug)]
@@ -70,15 +79,29 @@ impl Draft {
 /// A JSON object whose values are still text.
 type Object<'a> = HashMap<String, &'a RawValue>;
 
+/// How deep objects and arrays may be nested. An order has three levels; what it has beyond them is
+/// ignored, but has to be looked through for repeated keys.
+const MOST_NESTED: usize = 128;
+
 /// Parses a body. Returns a 400 if it is missing or not JSON; all other faults are errors of the
 /// draft.
+///
+/// A body with a repeated key, and one that is no object, has no other faults: what its fields say
+/// is not certain, or it has none.
 pub(crate) fn read(body: &[u8], limits: OrderSize) -> Result<Draft, ApiError> {
     let whole: &RawValue = parse(body)?;
-    let fields: Object<'_> = if is(whole, '{') {
-        parse(whole.get().as_bytes())?
+    let fault = if is(whole, '{') {
+        repeated_key(whole)?.map(|key| repeated(&key))
     } else {
-        Object::new()
+        Some(Fault::new(Code::BodyNotObject))
     };
+    if let Some(fault) = fault {
+        return Ok(Draft {
+            errors: vec![fault],
+            ..Draft::default()
+        });
+    }
+    let fields: Object<'_> = parse(whole.get().as_bytes())?;
     let field = |name| fields.get(name).copied().filter(|value| !is(value, 'n'));
     let mut draft = Draft::default();
     match external_order_id(field("external_order_id"))? {
@@ -91,6 +114,70 @@ pub(crate) fn read(body: &[u8], limits: OrderSize) -> Result<Draft, ApiError> {
 
 fn parse<'a, T: Deserialize<'a>>(text: &'a [u8]) -> Result<T, ApiError> {
     serde_json::from_slice(text).map_err(|_| Code::InvalidJson.into())
+}
+
+/// The fault of a key that stands twice in one object.
+pub(crate) fn repeated(key: &str) -> Fault {
+    let key: String = key.chars().take(MAX_KEY).collect();
+    Fault::with(Code::ParameterRepeated, key)
+}
+
+/// A key that some object of this value has twice, however it is written. Parsers differ in which of
+/// the two values they take, so whoever looks at an order before us, such as a proxy or an audit,
+/// might see another one than we would buy.
+///
+/// Numbers and texts are left as they are, because one that fits no Rust type is valid JSON.
+fn repeated_key(whole: &RawValue) -> Result<Option<String>, ApiError> {
+    let mut unread = vec![(whole, 1)];
+    while let Some((value, depth)) = unread.pop() {
+        if depth > MOST_NESTED {
+            return Err(Code::InvalidJson.into());
+        }
+        let text = value.get().as_bytes();
+        if is(value, '{') {
+            let Entries(entries) = parse(text)?;
+            let mut known = HashSet::with_capacity(entries.len());
+            for (key, inner) in entries {
+                if known.contains(&key) {
+                    return Ok(Some(key));
+                }
+                known.insert(key);
+                unread.push((inner, depth + 1));
+            }
+        } else if is(value, '[') {
+            let inner: Vec<&RawValue> = parse(text)?;
+            unread.extend(inner.into_iter().map(|inner| (inner, depth + 1)));
+        }
+        unread.retain(|(value, _)| is(value, '{') || is(value, '['));
+    }
+    Ok(None)
+}
+
+/// All entries of a JSON object, repeated ones, too.
+struct Entries<'a>(Vec<(String, &'a RawValue)>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for Entries<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct AllEntries;
+
+        impl<'de> Visitor<'de> for AllEntries {
+            type Value = Entries<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a JSON object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut entries = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    entries.push(entry);
+                }
+                Ok(Entries(entries))
+            }
+        }
+
+        deserializer.deserialize_map(AllEntries)
+    }
 }
 
 /// Whether a value begins with this character. The first character tells the type of a JSON value;
@@ -223,12 +310,38 @@ mod tests {
     };
     const OPTION: &str = "6f9619ff-8b86-d011-b42d-00c04fc964ff";
 
+    #[test]
+    fn what_is_nested_too_deep_hides_no_key() {
+        let deep = format!("{}{}", "[".repeat(MOST_NESTED), "]".repeat(MOST_NESTED));
+        let body = format!(r#"{{"note": {deep}, "qty": 1, "qty": 3}}"#);
+        assert!(read(body.as_bytes(), LIMITS).is_err());
+    }
+
     // The table of rules in `tests/e2e` tests each rule of the specification. These tests look for
     // bodies that nobody thought of.
     proptest! {
         #[test]
         fn any_body_is_read_or_refused(body in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = read(&body, LIMITS);
+        }
+
+        #[test]
+        fn a_repeated_key_is_found_wherever_and_however_it_stands(
+            depth in 0..MOST_NESTED - 2,
+            is_array in any::<bool>(),
+            escaped in any::<bool>(),
+            number in "-?[1-9][0-9]{0,400}(\\.[0-9]{1,3})?([eE][1-9]{1,4})?",
+        ) {
+            let again = if escaped { "\\u0071ty" } else { "qty" };
+            let (open, close) = if is_array { ("[", "]") } else { ("{\"a\":", "}") };
+            let nested = |inner: &str| format!("{}{inner}{}", open.repeat(depth), close.repeat(depth));
+            let object = |key: &str| nested(&format!("{{\"qty\":{number},\"{key}\":3}}"));
+            for (key, found) in [(again, vec![Code::ParameterRepeated]), ("Qty", vec![])] {
+                let body = format!("{{\"external_order_id\":\"a\",\"note\":{},\"products\":[{{\"option_id\":\"{OPTION}\",\"qty\":1}}]}}", object(key));
+                let draft = read(body.as_bytes(), LIMITS).unwrap();
+                let codes: Vec<Code> = draft.errors.iter().map(|fault| fault.code).collect();
+                prop_assert_eq!(codes, found, "{}", body);
+            }
         }
 
         #[test]

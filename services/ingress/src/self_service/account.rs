@@ -118,7 +118,7 @@ pub(super) struct NewKeys<'a> {
 pub(super) async fn rotate(session: Session) -> Result<Response, ApiError> {
     let (access_key, secret_key) = generate::keys().map_err(ApiError::internal)?;
     let vault = &session.service().vault;
-    let rotated = session.run(async |connection, partner| {
+    let rotated = session.change(async |connection, partner| {
         self_service::rotate(connection, partner, "keys rotate", async |transaction| {
             partners::rotate_keys(
                 transaction,

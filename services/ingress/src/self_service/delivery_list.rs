@@ -140,7 +140,7 @@ pub(super) async fn list(Search(session, uri): Search) -> Result<Response, ApiEr
         after: after.map(|(at, id)| Position { at, id }),
         limit,
     };
-    let listing = session.run(async |connection, partner| {
+    let listing = session.read(async |connection, partner| {
         self_service::deliveries(connection, partner, &page).await
     });
     let (found, next) = listing.await?;

@@ -76,6 +76,30 @@ pub(crate) struct NotFound(#[to_schema] Message);
 #[response(headers(("X-Service-Error" = String, description = "`order_archived`")))]
 pub(crate) struct Archived(#[to_schema] Message);
 
+/// The path does not accept this method; `Allow` names those that it accepts
+#[derive(ToResponse)]
+#[response(headers(
+    ("X-Service-Error" = String, description = "`method_not_allowed`"),
+    ("Allow" = String, description = "The methods of the path")))]
+pub(crate) struct MethodNotAllowed(#[to_schema] Message);
+
+/// The body did not arrive in time
+#[derive(ToResponse)]
+#[response(headers(("X-Service-Error" = String, description = "`body_timeout`")))]
+pub(crate) struct BodyTimeout(#[to_schema] Message);
+
+/// The body is larger than `body_bytes` of the account
+#[derive(ToResponse)]
+#[response(headers(("X-Service-Error" = String, description = "`body_too_large`")))]
+pub(crate) struct BodyTooLarge(#[to_schema] Message);
+
+/// The body has a `Content-Encoding`, which is not supported
+#[derive(ToResponse)]
+#[response(headers(
+    ("X-Service-Error" = String, description = "`content_encoding_unsupported`"),
+    ("Accept-Encoding" = String, description = "`identity`")))]
+pub(crate) struct ContentEncodingUnsupported(#[to_schema] Message);
+
 /// The request is refused, and all its errors are named. This request bought nothing and never will
 #[derive(ToResponse)]
 #[response(headers(
@@ -115,8 +139,9 @@ pub(crate) struct NewEndpoint {
     /// 2048 bytes. `null` removes the URL. Without this field the URL stays as it is.
     #[schema(example = "https://shop.example.com/webhooks")]
     url: Option<String>,
-    /// The further events that you want to receive, of `topup.failed` and `key.expiring`. An empty
-    /// list means none. Without this field they stay as they are.
+    /// What you want to receive beside `topup.ready`, which you always do and may leave out here:
+    /// `topup.failed` and `key.expiring`. An empty list means none of the two. Without this field
+    /// they stay as they are.
     #[schema(example = json!(["topup.failed", "key.expiring"]))]
     events: Option<Vec<String>>,
 }

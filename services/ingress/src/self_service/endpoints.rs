@@ -25,7 +25,7 @@ use webhooks::{headers, url::WebhookUrl};
 use super::{
     Id, OVERLAP, Session, events, json,
     query::{json_body, only_fields},
-    webhook::{NewSecret, refused, replace_secret, resolved, url},
+    webhook::{self, NewSecret, refused, replace_secret, resolved, url},
 };
 use crate::http::{
     body,
@@ -188,7 +188,7 @@ pub(super) async fn create(session: Session, request: Request) -> Result<Respons
         headers: &wanted.headers.unwrap_or_default(),
     };
     let creating = session
-        .run(async |connection, _| self_service::create_endpoint(connection, vault, &new).await);
+        .change(async |connection, _| self_service::create_endpoint(connection, vault, &new).await);
     if !creating.await? {
         return Err(ApiError::with(Code::TooManyEndpoints, MOST));
     }
@@ -230,30 +230,10 @@ impl Wanted {
         };
         Ok(Self {
             url,
-            events: given("events").map(wanted_events).transpose()?,
+            events: given("events").map(webhook::events).transpose()?,
             headers: given("headers").map(wanted_headers).transpose()?,
         })
     }
-}
-
-/// Reads the wanted events. Each is named once in the result, in the order of the choices.
-fn wanted_events(given: &Value) -> Result<Vec<Kind>, ApiError> {
-    let choices = Kind::OF_FURTHER_ENDPOINTS;
-    let kind = |name: &Value| {
-        let name = name.as_str()?;
-        choices.into_iter().find(|kind| kind.as_str() == name)
-    };
-    let given = given
-        .as_array()
-        .and_then(|names| names.iter().map(kind).collect::<Option<Vec<_>>>());
-    let Some(given) = given else {
-        let names = choices.map(Kind::as_str).join(", ");
-        return refused("events", Fault::with(Code::EventsInvalid, names));
-    };
-    Ok(choices
-        .into_iter()
-        .filter(|kind| given.contains(kind))
-        .collect())
 }
 
 /// Reads the wanted headers. Messages about them never repeat a value, which may be a secret.
@@ -337,7 +317,7 @@ pub(super) async fn change(
         events: wanted.events.as_deref(),
         headers: wanted.headers.as_ref(),
     };
-    let changing = session.run(async |connection, _| {
+    let changing = session.change(async |connection, _| {
         self_service::change_endpoint(connection, vault, key, &change).await
     });
     if !changing.await? {
@@ -368,7 +348,7 @@ pub(super) async fn change(
 pub(super) async fn delete(session: Session, Id(id): Id<EndpointId>) -> Result<Response, ApiError> {
     let key = further_key(&session, id)?;
     let deleting =
-        session.run(async |connection, _| self_service::delete_endpoint(connection, key).await);
+        session.change(async |connection, _| self_service::delete_endpoint(connection, key).await);
     if !deleting.await? {
         return Err(Code::NotFound.into());
     }
@@ -399,7 +379,7 @@ pub(super) async fn secret(session: Session, Id(id): Id<EndpointId>) -> Result<R
     current(&session, id).await?;
     let secret = generate::webhook_secret().map_err(ApiError::internal)?;
     let vault = &session.service().vault;
-    let rotated = session.run(async |connection, partner| {
+    let rotated = session.change(async |connection, partner| {
         self_service::rotate(
             connection,
             partner,
@@ -434,7 +414,7 @@ pub(super) async fn secret(session: Session, Id(id): Id<EndpointId>) -> Result<R
         (status = 200, description = "The endpoint", body = Shown),
         (status = 404, response = super::described::NotFound)))]
 pub(super) async fn pause(session: Session, Id(id): Id<EndpointId>) -> Result<Response, ApiError> {
-    let pausing = session.run(async |connection, partner_id| {
+    let pausing = session.change(async |connection, partner_id| {
         self_service::pause_endpoint(connection, EndpointKey { partner_id, id }).await
     });
     pause_changed(&session, id, pausing.await?).await
@@ -451,7 +431,7 @@ pub(super) async fn pause(session: Session, Id(id): Id<EndpointId>) -> Result<Re
         (status = 404, response = super::described::NotFound),
         (status = 409, description = "We have paused the endpoint, so ask us to resume it (`webhook_paused`)", body = super::described::Message)))]
 pub(super) async fn resume(session: Session, Id(id): Id<EndpointId>) -> Result<Response, ApiError> {
-    let resuming = session.run(async |connection, partner_id| {
+    let resuming = session.change(async |connection, partner_id| {
         self_service::resume_endpoint(connection, EndpointKey { partner_id, id }).await
     });
     pause_changed(&session, id, resuming.await?).await

@@ -147,8 +147,7 @@ pub(super) async fn show(
     session: Session,
     Id(EventId(id)): Id<EventId>,
 ) -> Result<Response, ApiError> {
-    let event = find(&session, id).await?.ok_or(Code::NotFound)?;
-    detail(&session, StatusCode::OK, &event).await
+    detail(&session, StatusCode::OK, id).await
 }
 
 pub(super) async fn find(session: &Session, id: DeliveryId) -> Result<Option<View>, ApiError> {
@@ -157,13 +156,20 @@ pub(super) async fn find(session: &Session, id: DeliveryId) -> Result<Option<Vie
         .await
 }
 
-async fn detail(session: &Session, status: StatusCode, event: &View) -> Result<Response, ApiError> {
-    let id = event.delivery_id;
-    let made = session
-        .run(async |connection, _| self_service::attempts(connection, id).await)
-        .await?;
+/// An event with its attempts, both of one snapshot.
+async fn detail(
+    session: &Session,
+    status: StatusCode,
+    id: DeliveryId,
+) -> Result<Response, ApiError> {
+    let reading = session.read(async |connection, partner| {
+        let event = events::find(connection, Some(partner), id).await?;
+        Ok((event, self_service::attempts(connection, id).await?))
+    });
+    let (event, made) = reading.await?;
+    let event = event.ok_or(Code::NotFound)?;
     let shown = EventDetail {
-        event: Event::new(event),
+        event: Event::new(&event),
         attempts: attempts(session.service(), id, &made),
     };
     Ok(json(status, &shown))
@@ -244,9 +250,9 @@ pub(super) async fn test_endpoint(
         let late = Instant::now() >= deadline || stop.is_cancelled();
         match find(session, id).await {
             Ok(Some(event)) if event.state != "pending" => {
-                return detail(session, StatusCode::OK, &event).await;
+                return detail(session, StatusCode::OK, id).await;
             }
-            Ok(Some(event)) if late => return detail(session, StatusCode::ACCEPTED, &event).await,
+            Ok(Some(_)) if late => return detail(session, StatusCode::ACCEPTED, id).await,
             Ok(None) => return Err(Code::NotFound.into()),
             Err(error) if late => return Err(error),
             // A database that is busy delays only this answer and not the test, so an error is

@@ -26,7 +26,10 @@ use tokio::time::Instant;
 use utoipa::ToSchema;
 use webhooks::{body::Body, event};
 
-use super::{Search, SelfService, Session, json, query::Query};
+use super::{
+    Search, SelfService, Session, json,
+    query::{Query, number},
+};
 use crate::http::{
     codes::Code,
     error::{ApiError, Fault},
@@ -81,9 +84,7 @@ pub(super) async fn listen(Search(session, uri): Search) -> Result<Response, Api
     let limit = query.limit().into();
     let cursor = query.read("cursor", Fault::new(Code::CursorInvalid), parse_cursor);
     let created_after = query.created_after();
-    let wait = query.read("wait", Fault::new(Code::WaitInvalid), |text| {
-        text.parse::<u16>().ok()
-    });
+    let wait = query.read("wait", Fault::new(Code::WaitInvalid), number::<u16>);
     query.check()?;
     let stop = &session.service().stop;
     let longest = session.app.limits.listen_wait;

@@ -41,7 +41,7 @@ use std::{
 };
 
 use axum::{
-    Json, Router,
+    Router,
     body::{Body, Bytes},
     extract::{FromRequestParts, Path, Request, State},
     http::{HeaderMap, HeaderValue, StatusCode, Uri, header, request::Parts},
@@ -59,11 +59,7 @@ use tracing::field;
 use webhooks::{dns::Dns, guard::Guard, qr::QrUrls};
 
 use crate::{
-    access::{
-        admission::{InFlightPermit, Queried},
-        authentication::Signed,
-        directory::KnownPartner,
-    },
+    access::{admission::InFlightPermit, authentication::Signed, directory::KnownPartner},
     http::{
         body,
         codes::Code,
@@ -300,6 +296,16 @@ impl Session {
         service.database.run(work).await.map_err(ApiError::internal)
     }
 
+    /// Runs `work` that changes something which is recorded. Each record is kept, so a partner makes
+    /// only so many per second; further ones get a 429.
+    async fn change<T>(
+        &self,
+        work: impl AsyncFnOnce(&mut PgConnection, PartnerId) -> Result<T, store::Error>,
+    ) -> Result<T, ApiError> {
+        self.app.admission.rates.of(&self.partner).change()?;
+        self.run(work).await
+    }
+
     /// Reads on one snapshot, as an answer needs it that is composed of several statements; see
     /// [`store::self_service::snapshot`].
     async fn read<T>(
@@ -353,8 +359,12 @@ async fn admit(State(Gate { app, kind }): State<Gate>, request: Request, next: N
     };
     let id = signed.partner.id;
     tracing::Span::current().record("partner.id", field::display(id));
+    let left = match app.admission.request(&signed.partner) {
+        Ok(left) => left,
+        Err(error) => return private(error.into_response(), id),
+    };
     let admitted = async {
-        let Queried { in_flight, left } = match kind {
+        let in_flight = match kind {
             Kind::Short => app.admission.self_service(&signed.partner).await?,
             Kind::Listener => app.admission.listener(&signed.partner)?,
         };
@@ -364,11 +374,16 @@ async fn admit(State(Gate { app, kind }): State<Gate>, request: Request, next: N
             is_body_signed: signed.body_digest.is_some(),
             partner: signed.partner,
         });
-        let mut response = next.run(Request::from_parts(parts, body)).await;
-        error::show_left(&mut response, left);
+        let response = next.run(Request::from_parts(parts, body)).await;
         Ok::<_, ApiError>(response.map(|body| Body::new(PermitBody { body, permit })))
     };
     let mut response = admitted.await.unwrap_or_else(ApiError::into_response);
+    error::show_left(&mut response, left);
+    private(response, id)
+}
+
+/// The response to a partner, which no cache may store.
+fn private(mut response: Response, id: PartnerId) -> Response {
     response.extensions_mut().insert(id);
     response
         .headers_mut()
@@ -439,6 +454,30 @@ impl http_body::Body for PermitBody {
     }
 }
 
+/// Makes an answer. A body that cannot be written is a 500, whatever `status` is.
 fn json(status: StatusCode, body: &impl Serialize) -> Response {
-    (status, Json(body)).into_response()
+    match serde_json::to_vec(body) {
+        Ok(body) => {
+            let json = HeaderValue::from_static("application/json");
+            (status, [(header::CONTENT_TYPE, json)], body).into_response()
+        }
+        Err(error) => ApiError::internal(error).into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_that_cannot_be_written_is_a_500() {
+        let unwritable = std::collections::BTreeMap::from([((), 1)]);
+        let answer = json(StatusCode::ACCEPTED, &unwritable);
+        assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        let error = answer.extensions().get::<error::ErrorRecord>();
+        assert_eq!(error.map(|error| error.reason), Some("internal_error"));
+        let answer = json(StatusCode::ACCEPTED, &[1]);
+        assert_eq!(answer.status(), StatusCode::ACCEPTED);
+        assert_eq!(answer.headers()[header::CONTENT_TYPE], "application/json");
+    }
 }

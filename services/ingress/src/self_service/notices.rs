@@ -137,7 +137,7 @@ pub(super) async fn set(session: Session, request: Request) -> Result<Response, 
         interval: session.app.limits.notice_verify_interval,
         per_day: session.app.limits.notice_verifications_per_day.get(),
     };
-    let setting = session.run(async |connection, partner| {
+    let setting = session.change(async |connection, partner| {
         self_service::set_channel(
             connection,
             &service.vault,
@@ -200,7 +200,7 @@ fn wanted(guard: &Guard, body: &[u8], environment: Environment) -> Result<Wanted
 #[utoipa::path(delete, path = "/notices", operation_id = "remove_notices", tag = "Notices",
     responses((status = 200, description = "The channel, which is `none`", body = Notices)))]
 pub(super) async fn remove(session: Session) -> Result<Response, ApiError> {
-    if session.run(self_service::remove_channel).await? {
+    if session.change(self_service::remove_channel).await? {
         tracing::info!(partner.id = %session.id(), "a partner removed its channel for notices");
     }
     answer(&session, None, None).await
@@ -228,7 +228,7 @@ pub(super) async fn verify(session: Session, request: Request) -> Result<Respons
     let Some(code) = body.get("code").and_then(Value::as_str) else {
         return refused("it must be a string".into());
     };
-    let verifying = session.run(async |connection, partner| {
+    let verifying = session.change(async |connection, partner| {
         self_service::verify_channel(connection, partner, code).await
     });
     match verifying.await? {

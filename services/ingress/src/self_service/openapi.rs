@@ -17,9 +17,10 @@ use utoipa::{
 use super::{
     account, delivery_list,
     described::{
-        Archived, BadRequest, Denied, Internal, InvalidJson, KeyExpiring, Message, Messages,
-        NotFound, NoticeEvent, Overloaded, TooManyRequests, TopupFailed, Unauthorized,
-        Unprocessable, WebhookTest,
+        Archived, BadRequest, BodyTimeout, BodyTooLarge, ContentEncodingUnsupported, Denied,
+        Internal, InvalidJson, KeyExpiring, Message, Messages, MethodNotAllowed, NotFound,
+        NoticeEvent, Overloaded, TooManyRequests, TopupFailed, Unauthorized, Unprocessable,
+        WebhookTest,
     },
     endpoints, esims, events, listen, notices, options, orders, redeliveries, sandbox, topups,
     webhook,
@@ -54,7 +55,8 @@ const PREFIX: &str = "X-Service-";
     ),
     components(
         schemas(webhooks::body::Body, TopupFailed, KeyExpiring, WebhookTest, NoticeEvent, Message, Messages, Denied),
-        responses(InvalidJson, BadRequest, NotFound, Archived, Unprocessable, Internal, Unauthorized, TooManyRequests, Overloaded)
+        responses(InvalidJson, BadRequest, NotFound, MethodNotAllowed, BodyTimeout, Archived, BodyTooLarge,
+            ContentEncodingUnsupported, Unprocessable, Internal, Unauthorized, TooManyRequests, Overloaded)
     ),
     modifiers(&Signed)
 )]
@@ -112,10 +114,16 @@ pub(crate) fn document(brand: &str) -> serde_json::Result<String> {
     let common = [
         ("400", "BadRequest"),
         ("401", "Unauthorized"),
+        ("405", "MethodNotAllowed"),
         ("422", "Unprocessable"),
         ("429", "TooManyRequests"),
         ("503", "Overloaded"),
         ("500", "Internal"),
+    ];
+    let of_bodies = [
+        ("408", "BodyTimeout"),
+        ("413", "BodyTooLarge"),
+        ("415", "ContentEncodingUnsupported"),
     ];
     let headers = [
         (
@@ -136,7 +144,8 @@ pub(crate) fn document(brand: &str) -> serde_json::Result<String> {
         }
     }
     for operation in members(&mut document["paths"]).flat_map(members) {
-        for (status, name) in common {
+        let of_body = operation.get("requestBody").map(|_| of_bodies);
+        for (status, name) in common.into_iter().chain(of_body.into_iter().flatten()) {
             let responses = &mut operation["responses"];
             if responses.get(status).is_none() {
                 responses[status] = json!({"$ref": format!("#/components/responses/{name}")});
@@ -193,7 +202,7 @@ const ENUM_FIELDS: [Field; 12] = [
 /// Adds the enums, and refers to them in the fields that have their values.
 fn add_enums(document: &mut Value) {
     let codes: Vec<&str> = Code::VARIANTS.iter().map(|code| code.name()).collect();
-    let choices = Kind::CHOICES.map(Kind::as_str);
+    let choices = Kind::OF_FURTHER_ENDPOINTS.map(Kind::as_str);
     let events = [Kind::TopupFailed, Kind::KeyExpiring, Kind::WebhookTest];
     let types: Vec<&str> = (events.into_iter().chain(Kind::NOTICES))
         .map(Kind::as_str)
@@ -232,7 +241,7 @@ fn add_enums(document: &mut Value) {
         ),
         (
             "EventChoice",
-            "A further event that you can ask for.",
+            "What an endpoint can receive: the webhooks of ready eSIMs (`topup.ready`), which the first endpoint always receives, and further events.",
             &choices,
         ),
         (

@@ -16,7 +16,7 @@ use utoipa::ToSchema;
 
 use super::{
     Search,
-    query::{Query, cursor, cut},
+    query::{Query, cursor, cut, number},
 };
 use crate::http::{
     codes::Code,
@@ -129,18 +129,15 @@ pub(super) async fn list(
 
 /// Reads the filters.
 fn filter(query: &mut Query<'_>) -> OptionFilter {
-    let mut number = |name: &'static str| {
+    let mut positive = |name: &'static str| {
         let fault = Fault::with(Code::OptionNumberInvalid, name);
         query.read(name, fault, |text| {
-            let digits = text.bytes().all(|byte| byte.is_ascii_digit());
-            text.parse()
-                .ok()
-                .filter(|number: &i32| digits && *number > 0)
+            number(text).filter(|number: &i32| *number > 0)
         })
     };
-    let min_data_mb = number("min_data_mb");
-    let min_days = number("min_days");
-    let max_days = number("max_days");
+    let min_data_mb = positive("min_data_mb");
+    let min_days = positive("min_days");
+    let max_days = positive("max_days");
     let country = Fault::new(Code::CountryInvalid);
     let unlimited = Fault::new(Code::UnlimitedInvalid);
     OptionFilter {

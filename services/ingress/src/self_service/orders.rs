@@ -10,10 +10,9 @@ use axum::{
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
-use domain::{OrderId, PartnerId};
+use domain::OrderId;
 use serde::Serialize;
 use store::{
-    PgConnection,
     archive::is_archived,
     orders::Cancelled,
     profile::Profile,
@@ -145,20 +144,25 @@ struct Whole {
     units: Vec<Unit>,
 }
 
-/// Reads an order and its units, or the code of the error if there is no such order.
-async fn stored(
-    connection: &mut PgConnection,
-    partner: PartnerId,
+/// Looks an order up with its units, on one snapshot. `only` names one of several orders that had
+/// the same external id.
+async fn find(
+    session: &Session,
     external_order_id: &str,
-) -> Result<Result<Whole, Code>, store::Error> {
-    let found = match self_service::order(connection, partner, external_order_id).await? {
-        Some(head) => Some(Whole {
-            units: self_service::units(connection, partner, head.order_id).await?,
-            head,
-        }),
-        None => None,
-    };
-    or_archived(found, is_archived(connection, partner, external_order_id)).await
+    only: Option<OrderId>,
+) -> Result<Whole, ApiError> {
+    let reading = session.read(async |connection, partner| {
+        let head = self_service::order(connection, partner, external_order_id, only).await?;
+        let found = match head {
+            Some(head) => Some(Whole {
+                units: self_service::units(connection, partner, head.order_id).await?,
+                head,
+            }),
+            None => None,
+        };
+        or_archived(found, is_archived(connection, partner, external_order_id)).await
+    });
+    Ok(reading.await??)
 }
 
 impl Whole {
@@ -198,14 +202,8 @@ impl Whole {
     params(("external_order_id" = String, Path, description = "Your own id of the order")),
     responses((status = 200, description = "The order", body = Order), (status = 404, response = super::described::NotFound), (status = 410, response = super::described::Archived)))]
 pub(super) async fn show(session: Session, Id(id): Id<ExternalId>) -> Result<Response, ApiError> {
-    find(&session, &id.0).await?.shown(session.service())
-}
-
-/// Looks an order up, on one snapshot.
-async fn find(session: &Session, external_order_id: &str) -> Result<Whole, ApiError> {
-    let reading = session
-        .read(async |connection, partner| stored(connection, partner, external_order_id).await);
-    Ok(reading.await??)
+    let order = find(&session, &id.0, None).await?;
+    order.shown(session.service())
 }
 
 /// Cancel an order
@@ -224,13 +222,12 @@ async fn find(session: &Session, external_order_id: &str) -> Result<Whole, ApiEr
 pub(super) async fn cancel(session: Session, Id(id): Id<ExternalId>) -> Result<Response, ApiError> {
     let cancel = async |answered: Option<OrderId>| {
         session
-            .run(async |connection, partner| {
-                let cancelled = store::orders::cancel(connection, partner, &id.0, answered).await?;
-                Ok((cancelled, stored(connection, partner, &id.0).await?))
+            .change(async |connection, partner| {
+                store::orders::cancel(connection, partner, &id.0, answered).await
             })
             .await
     };
-    let (mut cancelled, mut order) = cancel(None).await?;
+    let mut cancelled = cancel(None).await?;
     // PostgreSQL does not know yet whether the order is answered, but a process may.
     if let Cancelled::Undecided { order_id, .. } = cancelled
         && session
@@ -241,14 +238,19 @@ pub(super) async fn cancel(session: Session, Id(id): Id<ExternalId>) -> Result<R
             .has_left(order_id)
             .await
     {
-        (cancelled, order) = cancel(Some(order_id)).await?;
+        cancelled = cancel(Some(order_id)).await?;
     }
-    let order = order?;
     match cancelled {
+        // The id is free now, so another order may have it by the time the order is shown.
+        Cancelled::Done(order_id) | Cancelled::Before(order_id) => {
+            let order = find(&session, &id.0, Some(order_id)).await?;
+            order.shown(session.service())
+        }
         Cancelled::Undecided { rest, .. } => Ok(retry_after(Code::OrderNotAnswered, rest)),
         Cancelled::TooLate => Err(Code::OrderNotWaiting.into()),
-        Cancelled::Unknown if order.head.cancelled_at.is_none() => Err(Code::OrderRefused.into()),
-        Cancelled::Done | Cancelled::Unknown => order.shown(session.service()),
+        Cancelled::Refused => Err(Code::OrderRefused.into()),
+        Cancelled::Archived => Err(Code::OrderArchived.into()),
+        Cancelled::Unknown => Err(Code::NotFound.into()),
     }
 }
 
@@ -354,7 +356,7 @@ impl Filter {
 
 /// The list of the one order with this id, with its topups.
 async fn list_one(session: &Session, id: &str, filter: &Filter) -> Result<Response, ApiError> {
-    let found = match find(session, id).await {
+    let found = match find(session, id, None).await {
         Ok(whole) => Some(whole),
         Err(ApiError::Plain {
             code: Code::NotFound,

@@ -7,7 +7,7 @@
 //! it is checked like anything else that a client sends; a forged one can only select another page
 //! of what the partner may see anyway.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, str::FromStr};
 
 use axum::http::Uri;
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
@@ -22,7 +22,7 @@ use crate::{
         codes::Code,
         error::{ApiError, Fault},
     },
-    orders::request::external_id,
+    orders::request::{MAX_KEY, external_id, repeated},
 };
 
 /// The number of entries of a page if the request has no `limit`.
@@ -32,8 +32,6 @@ const MAX_LIMIT: u16 = 100;
 
 /// The maximum number of unknown parameters that one response names.
 const MAX_UNKNOWN: usize = 10;
-/// The maximum number of characters of an unknown parameter that a response repeats.
-const MAX_NAME: usize = 64;
 
 /// The parameters of a request's query, and the faults that were found in them.
 pub(super) struct Query<'a> {
@@ -72,11 +70,7 @@ impl<'a> Query<'a> {
 
     /// `limit`: the number of entries of the page.
     pub(super) fn limit(&mut self) -> u16 {
-        let read = |text: &str| {
-            text.parse()
-                .ok()
-                .filter(|limit| (1..=MAX_LIMIT).contains(limit))
-        };
+        let read = |text: &str| number(text).filter(|limit| (1..=MAX_LIMIT).contains(limit));
         self.read("limit", Fault::with(Code::LimitInvalid, MAX_LIMIT), read)
             .unwrap_or(DEFAULT_LIMIT)
     }
@@ -159,23 +153,23 @@ fn unknown<'a>(given: impl Iterator<Item = &'a str>, known: &[&str]) -> Vec<Faul
         }
     }
     let fault = |name: &str| {
-        let name: String = name.chars().take(MAX_NAME).collect();
+        let name: String = name.chars().take(MAX_KEY).collect();
         Fault::with(Code::ParameterUnknown, name)
     };
     unknown.into_iter().take(MAX_UNKNOWN).map(fault).collect()
 }
 
-/// Reads a JSON body. Returns a 400 if it is no JSON, and a 422 if an object in it has a key twice.
+/// Reads a JSON body. Returns a 400 if it is no JSON, and a 422 if it is no object or if an object in
+/// it has a key twice.
 pub(super) fn json_body(body: &[u8]) -> Result<Value, ApiError> {
-    let value = serde_json::from_slice(body).map_err(|_| ApiError::from(Code::InvalidJson))?;
-    match repeated_key(body) {
-        None => Ok(value),
-        Some(name) => {
-            let name: String = name.chars().take(MAX_NAME).collect();
-            let fault = Fault::with(Code::ParameterRepeated, name);
-            Err(ApiError::Unprocessable(vec![fault]))
-        }
-    }
+    let value: Value =
+        serde_json::from_slice(body).map_err(|_| ApiError::from(Code::InvalidJson))?;
+    let fault = match repeated_key(body) {
+        Some(key) => repeated(&key),
+        None if value.is_object() => return Ok(value),
+        None => Fault::new(Code::BodyNotObject),
+    };
+    Err(ApiError::Unprocessable(vec![fault]))
 }
 
 /// A key that some object of this JSON text has twice.
@@ -210,12 +204,20 @@ pub(super) fn no_parameters(uri: &Uri) -> Result<(), ApiError> {
     Query::of(uri).check()
 }
 
-/// Reads an RFC 3339 time.
+/// Reads an RFC 3339 time of the years 1 to 9999 in UTC. Others cannot be written in this format,
+/// because UTC may shift a time out of the years that it has, and the year 0 is stored as 1 BC. An
+/// answer that repeats such a time could not be made.
 pub(super) fn moment(text: &str) -> Option<OffsetDateTime> {
-    // A time close to the end of the year 9999 may have no representation in UTC.
     OffsetDateTime::parse(text, &Rfc3339)
         .ok()?
         .checked_to_offset(UtcOffset::UTC)
+        .filter(|at| (1..=9999).contains(&at.year()))
+}
+
+/// Reads a number that consists of digits only.
+pub(super) fn number<T: FromStr>(text: &str) -> Option<T> {
+    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    digits.then(|| text.parse().ok())?
 }
 
 /// The fault of a time that cannot be read. The message begins with its name.
@@ -325,6 +327,33 @@ mod tests {
                 Code::CreatedAfterInvalid
             ]
         );
+    }
+
+    #[test]
+    fn only_what_can_be_printed_is_read() {
+        for (text, is_read) in [
+            ("0001-01-01T00:00:00Z", true),
+            ("9999-12-31T23:59:59.999999999Z", true),
+            ("0000-12-31T23:59:59-01:00", true),
+            ("0000-12-31T23:59:59Z", false),
+            ("0000-01-01T00:00:00+23:59", false),
+            ("0001-01-01T00:00:00+00:01", false),
+            ("9999-12-31T23:59:59-00:01", false),
+            ("2026-11-22T00:00:00", false),
+        ] {
+            let read = moment(text);
+            assert_eq!(read.is_some(), is_read, "{text}");
+            assert!(read.is_none_or(|at| at.format(&Rfc3339).is_ok()), "{text}");
+        }
+        for (text, read) in [
+            ("7", Some(7)),
+            ("+7", None),
+            ("-7", None),
+            ("7.0", None),
+            ("", None),
+        ] {
+            assert_eq!(number::<u16>(text), read, "{text}");
+        }
     }
 
     #[test]

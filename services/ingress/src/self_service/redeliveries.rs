@@ -174,7 +174,7 @@ pub(super) async fn begin(session: Session, request: Request) -> Result<Response
         until: asked.until,
     };
     let interval = session.app.limits.redeliver_interval;
-    let beginning = session.run(async |connection, partner| {
+    let beginning = session.change(async |connection, partner| {
         redeliveries::begin(connection, partner, &wanted, interval).await
     });
     let path = parts.uri.path();
@@ -249,7 +249,7 @@ pub(super) async fn show(session: Session, Id(id): Id<Uuid>) -> Result<Response,
     responses((status = 200, description = "The redelivery, which has ended", body = ManyAgain), (status = 404, response = super::described::NotFound)))]
 pub(super) async fn cancel(session: Session, Id(id): Id<Uuid>) -> Result<Response, ApiError> {
     let cancelling = session
-        .run(async |connection, partner| redeliveries::cancel(connection, partner, id).await);
+        .change(async |connection, partner| redeliveries::cancel(connection, partner, id).await);
     let found = cancelling.await?.ok_or(Code::NotFound)?;
     Ok(json(StatusCode::OK, &ManyAgain::from(&found)))
 }
@@ -275,7 +275,7 @@ mod tests {
         let state = (Code::WebhookStateInvalid, Some("state"));
         for (body, expected) in [
             ("{}", vec![since]),
-            ("[]", vec![since]),
+            ("[]", vec![(Code::BodyNotObject, None)]),
             (r#"{"since": null}"#, vec![since]),
             (
                 r#"{"since": 7, "until": "now", "state": "lost"}"#,

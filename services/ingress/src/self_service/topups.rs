@@ -314,7 +314,7 @@ pub(super) async fn send_again(
     endpoint: Option<EndpointId>,
 ) -> Result<(), ApiError> {
     let interval = session.app.limits.redeliver_interval;
-    let redelivering = session.run(async |connection, partner| {
+    let redelivering = session.change(async |connection, partner| {
         self_service::redeliver(connection, partner, id, endpoint, interval).await
     });
     match (redelivering.await?, id) {
@@ -336,15 +336,13 @@ pub(super) async fn send_again(
         (Redelivered::Gone, WebhookId::Event(_)) => Err(Code::EventVoid.into()),
         (Redelivered::NoEndpoint, _) => Err(Code::WebhookUrlMissing.into()),
         (Redelivered::Unknown, WebhookId::Topup(topup)) => {
-            let archived = session.run(async |connection, partner| {
-                is_topup_archived(connection, partner, topup).await
+            let reading = session.read(async |connection, partner| {
+                let found = self_service::unit(connection, partner, topup).await?;
+                or_archived(found, is_topup_archived(connection, partner, topup)).await
             });
-            Err(if archived.await? {
-                Code::OrderArchived
-            } else {
-                Code::NotFound
-            }
-            .into())
+            // A topup that is found now was brought back from the archive a moment ago.
+            let code = reading.await?.err().unwrap_or(Code::OrderArchived);
+            Err(code.into())
         }
         (Redelivered::Unknown, WebhookId::Event(_)) => Err(Code::NotFound.into()),
     }

@@ -97,7 +97,7 @@ pub(super) async fn set(session: Session, request: Request) -> Result<Response, 
         url,
         events: wanted.events.as_deref(),
     };
-    let changing = session.run(async |connection, partner| {
+    let changing = session.change(async |connection, partner| {
         self_service::set_webhook(connection, partner, &new).await
     });
     if changing.await? {
@@ -135,7 +135,12 @@ fn wanted(guard: &Guard, body: &[u8], environment: Environment) -> Result<Wanted
         .get("events")
         .filter(|given| !given.is_null())
         .map(events)
-        .transpose()?;
+        .transpose()?
+        // It receives these anyway, and they are not among the events that are stored.
+        .map(|mut events| {
+            events.retain(|kind| *kind != Kind::TopupReady);
+            events
+        });
     let url = match body.get("url") {
         Some(Value::Null) => Some(None),
         Some(Value::String(text)) => Some(Some(url(guard, text, environment)?)),
@@ -151,16 +156,22 @@ fn wanted(guard: &Guard, body: &[u8], environment: Environment) -> Result<Wanted
     Ok(Wanted { url, events })
 }
 
-/// Reads the wanted events. Each is named once in the result, in the order of [`Kind::CHOICES`].
-fn events(given: &Value) -> Result<Vec<Kind>, ApiError> {
-    let kind = |name: &Value| name.as_str()?.parse::<Kind>().ok();
+/// Reads the wanted events. Each is named once in the result, in the order of the choices.
+/// `topup.ready` is a choice of every endpoint.
+pub(super) fn events(given: &Value) -> Result<Vec<Kind>, ApiError> {
+    let choices = Kind::OF_FURTHER_ENDPOINTS;
+    let kind = |name: &Value| {
+        let name = name.as_str()?;
+        choices.into_iter().find(|kind| kind.as_str() == name)
+    };
     let given = given
         .as_array()
         .and_then(|names| names.iter().map(kind).collect::<Option<Vec<_>>>());
     let Some(given) = given else {
-        return refused("events", Fault::with(Code::EventsInvalid, Kind::choices()));
+        let names = choices.map(Kind::as_str).join(", ");
+        return refused("events", Fault::with(Code::EventsInvalid, names));
     };
-    Ok(Kind::CHOICES
+    Ok(choices
         .into_iter()
         .filter(|kind| given.contains(kind))
         .collect())
@@ -243,7 +254,7 @@ pub(super) async fn rotate_secret(session: Session) -> Result<Response, ApiError
 pub(super) async fn replace_secret(session: &Session) -> Result<Response, ApiError> {
     let secret = generate::webhook_secret().map_err(ApiError::internal)?;
     let vault = &session.service().vault;
-    let rotated = session.run(async |connection, partner| {
+    let rotated = session.change(async |connection, partner| {
         self_service::rotate(
             connection,
             partner,

@@ -127,7 +127,7 @@ async fn a_topup_that_never_comes_is_reported_to_a_partner_that_asked() {
         assert_refused(&answer, 422, code);
     }
     let before = get(&shop.client, "/webhook").await.unwrap();
-    assert_eq!(before["events"], json!([]));
+    assert_eq!(before["events"], json!(["topup.ready"]));
     let asked = ask(
         &shop.client,
         "PUT",
@@ -139,8 +139,14 @@ async fn a_topup_that_never_comes_is_reported_to_a_partner_that_asked() {
     let endpoint: Value = asked.json().unwrap();
     assert_eq!(
         (&endpoint["events"], &endpoint["url"]),
-        (&json!(["topup.failed"]), &before["url"])
+        (&json!(["topup.ready", "topup.failed"]), &before["url"])
     );
+    // Both requests show the same, and what they show can be set.
+    let all = get(&shop.client, "/endpoints").await.unwrap();
+    assert_eq!(all["endpoints"][0]["events"], endpoint["events"]);
+    let same = json!({"events": endpoint["events"]}).to_string();
+    let again = ask(&shop.client, "PUT", "/webhook", &same).await.unwrap();
+    assert_eq!(again.json().unwrap(), endpoint);
 
     let partly = stack.option("partly").unwrap();
     let id = fresh("partly");

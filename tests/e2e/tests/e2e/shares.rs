@@ -78,6 +78,57 @@ async fn answers_say_how_much_is_left_of_the_partners_rate() {
         .unwrap();
     assert_eq!(ordered.status, 201);
     assert_eq!(LEFT.map(|name| header(&ordered, name)), ["1", "0", "1"]);
+    // An order that does not count as one, and other requests whose bodies are refused.
+    for (body, status) in [("{}", 422), ("", 400), ("[]", 422)] {
+        let refused = shop.client.post(body).send().await.unwrap();
+        assert_eq!(
+            (refused.status, header(&refused, "ratelimit-limit")),
+            (status, "10"),
+            "{body}"
+        );
+    }
+    let encoded = shop.client.post("{}").method("PUT");
+    let encoded = encoded.path("/api/v1/api_partner/webhook");
+    let encoded = encoded.header("content-encoding", "gzip").send().await;
+    let encoded = encoded.unwrap();
+    assert_eq!(
+        (encoded.status, header(&encoded, "ratelimit-limit")),
+        (415, "10")
+    );
+}
+
+/// Each change of an account leaves a record that is kept, so a partner makes only so many.
+#[tokio::test]
+async fn changes_that_are_recorded_have_a_rate_of_their_own() {
+    let stack = Stack::start().await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let path = |verb: &str| {
+        let first = &shop.partner.partner_id;
+        format!("/api/v1/api_partner/endpoints/{first}/{verb}")
+    };
+    let ask = async |verb: &str| {
+        let request = shop.client.post("").path(&path(verb));
+        request.send().await.unwrap()
+    };
+    let mut refused = None;
+    for verb in ["pause", "resume"].into_iter().cycle().take(1_000) {
+        let answer = ask(verb).await;
+        if answer.status == 429 {
+            refused = Some(answer);
+            break;
+        }
+        assert_eq!(answer.status, 200, "{answer:?}");
+    }
+    let refused = refused.expect("a thousand changes in a few seconds");
+    assert_eq!(
+        (
+            header(&refused, "x-service-error"),
+            header(&refused, "ratelimit-limit")
+        ),
+        ("rate_limited", "10")
+    );
+    // What changes nothing goes on.
+    assert_eq!(shop.client.get(ACCOUNT).send().await.unwrap().status, 200);
 }
 
 #[tokio::test]

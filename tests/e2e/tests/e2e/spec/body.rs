@@ -11,9 +11,21 @@ const NOTHING: Expected = Unprocessable(&[
     "External order id can't be blank",
     "Products can't be blank",
 ]);
+const NO_OBJECT: Expected = Unprocessable(&["Body must be a JSON object"]);
 const BLANK: Expected = Unprocessable(&["External order id can't be blank"]);
 const NO_STRING: Expected = Unprocessable(&["External order id must be a string"]);
 const TAKEN: Expected = Unprocessable(&["External order id has already been taken"]);
+
+/// The answer to a body in which some object has this key twice.
+macro_rules! repeated {
+    ($key:literal) => {
+        Unprocessable(&[concat!(
+            "Parameter ",
+            $key,
+            " is given more than once; send it once"
+        )])
+    };
+}
 
 pub const ROWS: &[Row] = &rows! {
     // 400
@@ -35,20 +47,33 @@ pub const ROWS: &[Row] = &rows! {
         => NOT_JSON;
     "UTF-16",
         |w| w.post(w.body().to_string().encode_utf16().flat_map(u16::to_le_bytes).collect::<Vec<u8>>()) => NOT_JSON;
-    // The specification does not say what a repeated key means, and old clients may rely on the last value.
-    "a repeated key of an order: the last one counts", |w| {
-        let taken = format!(r#"{{"external_order_id":"{}","#, w.taken);
-        w.post(w.body().to_string().replacen('{', &taken, 1))
-    } => ONE;
-    "a repeated key of an item: the last one counts", |w| w.qty("0,\"qty\":1") => ONE;
+    // A repeated key: nobody can know which of the two values is meant, so nothing is bought.
+    "a repeated external_order_id", |w| {
+        let id = format!(r#"{{"external_order_id":"{}","#, fresh("first"));
+        w.post(w.body().to_string().replacen('{', &id, 1))
+    } => repeated!("external_order_id");
+    "repeated products", |w| w.post(w.body().to_string().replacen('{', r#"{"products":[],"#, 1))
+        => repeated!("products");
+    "a repeated qty", |w| w.qty("1,\"qty\":3") => repeated!("qty");
+    "a repeated qty with the same value", |w| w.qty("1,\"qty\":1") => repeated!("qty");
+    "a repeated qty of which one is escaped", |w| w.qty("1,\"\\u0071ty\":3") => repeated!("qty");
+    "a repeated qty beside another error", |w| w.qty("0,\"qty\":0") => repeated!("qty");
+    "a repeated option_id", |w| w.qty("1,\"option_id\":null") => repeated!("option_id");
+    "a repeated key of a field that we do not know", |w| w.qty("1,\"note\":[{\"a\":1,\"a\":2}]") => repeated!("a");
+    "a repeated key behind a number that fits no type", |w| w.qty("1e999,\"qty\":1") => repeated!("qty");
+    "a repeated key of two items is none", |w| w.items(&[("ready", 1), ("ready", 1)])
+        => Expected::Created(&[("ready", 1), ("ready", 1)]);
+    "keys that differ in case are two", |w| w.qty("1,\"Qty\":3") => ONE;
+    "what is nested deeper than we look", |w| w.qty(&format!("1,\"note\":{}{}", "[".repeat(200), "]".repeat(200)))
+        => NOT_JSON;
     // JSON that is no object
     "an empty object", |w| w.post("{}") => NOTHING;
-    "an array", |w| w.post("[]") => NOTHING;
-    "an array with an order in it", |w| w.post(json!([w.body()]).to_string()) => NOTHING;
-    "null", |w| w.post("null") => NOTHING;
-    "a number", |w| w.post("17") => NOTHING;
-    "a text", |w| w.post("\"order\"") => NOTHING;
-    "true, with blanks around", |w| w.post(" true\n") => NOTHING;
+    "an array", |w| w.post("[]") => NO_OBJECT;
+    "an array with an order in it", |w| w.post(json!([w.body()]).to_string()) => NO_OBJECT;
+    "null", |w| w.post("null") => NO_OBJECT;
+    "a number", |w| w.post("17") => NO_OBJECT;
+    "a text", |w| w.post("\"order\"") => NO_OBJECT;
+    "true, with blanks around", |w| w.post(" true\n") => NO_OBJECT;
     // external_order_id
     "external_order_id is required", |w| {
         let mut body = w.body();

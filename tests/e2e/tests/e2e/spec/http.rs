@@ -7,6 +7,7 @@ use testkit::client::{ACCESS_KEY, ORDERS_SHORT, SIGNATURE, TIMESTAMP};
 use testkit::{raw, rows};
 
 const TOO_LARGE: Expected = Error(413, "Request body is larger than 65536 bytes");
+const ENCODED: Expected = Error(415, "The body must be sent without Content-Encoding");
 const ONE_HOST: Expected = Error(400, "Exactly one Host header is required");
 /// `MAX_BODY`.
 const MOST: usize = 64 * 1024;
@@ -39,6 +40,14 @@ pub const ROWS: &[Row] = &rows! {
     "64 KiB is not too large",
         |w| { let body = w.body().to_string(); w.post(format!("{body}{}", " ".repeat(MOST - body.len()))) } => ONE;
     "64 KiB and 1 byte is too large, whatever it is", |w| w.post(" ".repeat(MOST + 1)) => TOO_LARGE;
+    "415: a compressed body", |w| w.order().header("content-encoding", "gzip") => ENCODED;
+    "415: a body that was encoded twice", |w| w.order().header("content-encoding", "identity, BR") => ENCODED;
+    "415: a compressed body of self-service", |w| {
+        w.post("{}").method("PUT").path("/api/v1/api_partner/webhook").header("content-encoding", "gzip")
+    } => ENCODED;
+    "identity is no encoding", |w| w.order().header("content-encoding", "identity") => ONE;
+    "without a body nothing is encoded",
+        |w| w.post("").method("HEAD").header("content-encoding", "gzip") => Bare(200);
     "authentication comes before the size",
         |w| w.post(" ".repeat(MOST + 1)).header(SIGNATURE, "no") => Denied("Invalid signature.");
 };

@@ -111,6 +111,23 @@ pub const ROWS: &[Row] = &rows! {
         => Unprocessable(&["External order id can't be blank"]);
     "422: a look-up by an id that no order can have", |w| get(w, "/orders").query("external_order_id=%00&limit=0")
         => Unprocessable(&["Limit must be an integer from 1 to 100", "External order id can't contain a NUL character"]);
+    // What could not be printed.
+    "422: a redelivery since the year 0", |w| {
+        w.post(r#"{"since": "0000-01-01T00:00:00Z"}"#).path("/api/v1/api_partner/webhooks/redeliver").whole()
+    } => Unprocessable(&["Since must be a time such as 2026-11-22T00:00:00Z"]);
+    "422: a redelivery since a time that is before the year 1 in UTC", |w| {
+        w.post(r#"{"since": "0001-01-01T00:00:00+01:00"}"#).path("/api/v1/api_partner/webhooks/redeliver").whole()
+    } => Unprocessable(&["Since must be a time such as 2026-11-22T00:00:00Z"]);
+    "422: orders after a time in the year 0", |w| get(w, "/orders").query("created_after=0000-06-01T00:00:00Z")
+        => Unprocessable(&["Created after must be a time such as 2026-11-22T00:00:00Z"]);
+    "422: webhooks of the year 0", |w| get(w, "/webhooks").query("since=0000-06-01T00:00:00Z&until=0000-07-01T00:00:00Z")
+        => Unprocessable(&["Since must be a time such as 2026-11-22T00:00:00Z",
+            "Until must be a time such as 2026-11-22T00:00:00Z"]);
+    "422: a number with a sign", |w| get(w, "/orders").query("limit=%2B5")
+        => Unprocessable(&["Limit must be an integer from 1 to 100"]);
+    "422: a body of self-service that is no object",
+        |w| w.post("[]").method("PUT").path("/api/v1/api_partner/webhook")
+        => Unprocessable(&["Body must be a JSON object"]);
     // What is given twice.
     "422: a parameter that is given twice", |w| get(w, "/orders").query("limit=5&limit=6")
         => Unprocessable(&["Parameter limit is given more than once; send it once"]);
