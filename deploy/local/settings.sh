@@ -131,12 +131,12 @@ check_service_settings() {
   for name in "${SERVICE_SETTINGS[@]}"; do
     [[ -n ${!name-} && ${!name} != *[[:cntrl:]]* ]] || continue
     case $name in
-      PLACEMENT_WAIT | QUEUE_DEADLINE | QR_WAIT | CONSOLE_SESSION | CONSOLE_IDLE | *_TIMEOUT | SETTLE | PARK_AFTER | BREAKER_OPEN* | ENDPOINT_BLOCK*)
+      PLACEMENT_WAIT | QUEUE_DEADLINE | CONSOLE_SESSION | CONSOLE_IDLE | *_TIMEOUT | SETTLE | PARK_AFTER | BREAKER_OPEN* | ENDPOINT_BLOCK*)
         pattern="(0|$span)" meaning='a duration, such as 2s or 500ms'
         ;;
       RETRY_SCHEDULE) pattern="$span(, ?$span)*" meaning='durations with commas between them, such as 5s,5m' ;;
       MAX_* | *_CONCURRENCY | *_CONNECTIONS) pattern='[1-9][0-9]{0,8}' meaning='a number of at least 1' ;;
-      *_FAILURES | *_RATE | *_PER_SECOND | *_PER_MINUTE | REFUSALS_LOGGED | *_KEPT) pattern='[0-9]{1,9}' meaning='a number' ;;
+      *_FAILURES | *_RATE | *_PER_SECOND | *_PER_MINUTE) pattern='[0-9]{1,9}' meaning='a number' ;;
       OTEL_EXPORTER_OTLP_ENDPOINT) pattern='https?://[^ ]+' meaning='an http or https address' ;;
       OTEL_EXPORTER_OTLP_PROTOCOL) pattern='(grpc|http/protobuf)' meaning='grpc or http/protobuf' ;;
       LOG_FORMAT) pattern='(auto|text|json)' meaning='auto, text or json' ;;

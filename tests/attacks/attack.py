@@ -110,7 +110,7 @@ class Attack:
         await asyncio.gather(*[one() for _ in range(connections)])
 
     async def huge_heads(self):
-        """Heads right below MAX_HEAD, which are read, and above."""
+        """Heads right below the largest head, which are read, and above."""
         heads = [f"GET {ORDERS} HTTP/1.1\r\nHost: i\r\nX-Huge: {'x' * size}\r\n\r\n".encode() for size in (15_000, 60_000)]
         await self.requests(300, lambda number: heads[number % 2], at_once=1)
 

@@ -14,7 +14,7 @@ pub const EXAMPLES: &str = "Examples:
   esimctl partner refused ak_0123456789abcdef01234567
   esimctl partner refused ak_0123456789abcdef01234567 --limit 200 --json
 
-Ingress keeps requests that it answered with a 4xx or 503 and whose access key is known: the newest PARTNER_REFUSALS_KEPT of
+Ingress keeps requests that it answered with a 4xx or 503 and whose access key is known: the newest 1,000 of
 each kind (orders, other requests, and requests without a valid signature), and no longer than the term `refusals` of
 `esimctl retention`. A request with an unknown access key, and one that a proxy refused, is not among them. `unrecorded`
 counts the requests of the same kind before this one that were not kept, because more than PARTNER_REFUSALS_PER_MINUTE

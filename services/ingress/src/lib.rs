@@ -89,6 +89,12 @@ use crate::{
 /// The maximum number of host names of new webhook URLs that are resolved at the same time. Further
 /// ones wait, so that many new URLs do not overload the name servers.
 const RESOLVING: usize = 8;
+/// The maximum number of requests that wait for an undecided order with the same external id. While an
+/// order waits for its verdict, it may still be refused, and its external id would then be free
+/// again. A second request with this id therefore waits until the first order is decided. Each one
+/// that waits asks the database a few times per second, which this bounds; further ones get a 503
+/// with Retry-After.
+const DUPLICATES_WAITING: usize = 64;
 
 /// Accepts signed orders from partners
 ///
@@ -140,14 +146,6 @@ pub struct Config {
     /// the 201.
     #[arg(long, env = "PLACEMENT_WAIT", default_value = "2s", value_parser = placement_wait)]
     pub placement_wait: Duration,
-
-    /// Maximum number of requests that wait for an undecided order with the same external id
-    ///
-    /// While an order waits for its verdict, it may still be refused, and its external id would
-    /// then be free again. A second request with this id therefore waits until the first order is
-    /// decided. Further requests beyond this number get a 503 with Retry-After.
-    #[arg(long, env = "DUPLICATES_WAITING", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..))]
-    pub duplicates_waiting: u16,
 
     /// Maximum number of items in one order
     ///
@@ -367,8 +365,8 @@ fn warn_of_many_connections(config: &Config) {
         tracing::warn!(
             self_service = config.limits.self_service_concurrency,
             connections,
-            "SELF_SERVICE_CONCURRENCY is larger than DATABASE_CONNECTIONS, so self-service requests can occupy all \
-             database connections and delay orders; lower the first setting or raise the second"
+            "DATABASE_CONNECTIONS is smaller than what self-service requests may use at once, so they can occupy \
+             all database connections and delay orders; raise it"
         );
     }
 }
@@ -392,7 +390,7 @@ fn accept_orders(
         providers: config.providers.clone(),
         placement_wait: config.placement_wait,
         queue_deadline: config.limits.queue_deadline,
-        duplicates: Semaphore::new(config.duplicates_waiting.into()),
+        duplicates: Semaphore::new(DUPLICATES_WAITING),
         metrics: parts.metrics.clone(),
         shutdown: shutdown.clone(),
     })

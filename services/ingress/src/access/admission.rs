@@ -230,7 +230,7 @@ pub(crate) struct Admission {
     /// `SELF_SERVICE_WAIT`.
     wait: Duration,
     listeners: Arc<InFlightLimit>,
-    /// `PARTNER_LISTENERS`.
+    /// The limit of one partner.
     partner_listeners: u64,
     /// `MAX_IN_FLIGHT`: the capacity of `orders` unless the process is overloaded.
     most_in_flight: u64,

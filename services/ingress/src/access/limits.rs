@@ -10,14 +10,14 @@ use std::{num::NonZeroU32, time::Duration};
 use clap::{Args, value_parser};
 use runtime::{config::positive_duration, listener::Bounds};
 
-/// The limits of one process.
+/// The limits of one process. Those with `skip` are no settings, because nobody needs another value:
+/// their comments say why. They are fields all the same, so that unit tests can change them.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Limits")]
 pub struct LimitsConfig {
-    /// Maximum size of the head of a request, in bytes
-    ///
-    /// A request with a larger head gets a 431. The minimum is 8192 bytes.
-    #[arg(long, env = "MAX_HEAD", default_value_t = 16 * 1024, value_parser = value_parser!(u32).range(8192..=1_048_576))]
+    /// Maximum size of the head of a request, in bytes. A request with a larger head gets a 431. The
+    /// longest head that a partner needs, with a traceparent and a proxy's headers, has 2 KiB.
+    #[arg(skip = 16 * 1024)]
     pub max_head: u32,
 
     /// Maximum size of the body of a request, in bytes
@@ -88,13 +88,11 @@ pub struct LimitsConfig {
     #[arg(long, env = "TARGET_DELAY", default_value = "200ms", value_parser = positive_duration)]
     pub target_delay: Duration,
 
-    /// Maximum estimated memory for orders in flight, in MiB
-    ///
-    /// An order counts with the size of its body while the body is read, and then with 512 bytes
+    /// Maximum estimated memory for orders in flight, in MiB. An order counts with the size of its body while the body is read, and then with 512 bytes
     /// per unit. Further orders get a 503 with Retry-After. Partners share this limit like
     /// `MAX_IN_FLIGHT`. If the value is too small for one body of `MAX_BODY` or one order of
     /// `MAX_UNITS`, it is raised so that each of them fits.
-    #[arg(long, env = "MAX_IN_FLIGHT_MEMORY", default_value_t = 64, value_parser = value_parser!(u32).range(1..=1_048_576))]
+    #[arg(skip = 64)]
     pub max_in_flight_memory: u32,
 
     /// Maximum time that an order waits to be stored
@@ -137,26 +135,25 @@ pub struct LimitsConfig {
     #[arg(long, env = "SELF_SERVICE_IN_FLIGHT", default_value_t = 64, value_parser = value_parser!(u32).range(1..))]
     pub self_service_in_flight: u32,
 
-    /// Maximum number of self-service requests that wait until fewer are in flight
-    ///
-    /// A few look-ups at once are no flood, so they wait a moment instead of being refused. Further
+    /// Maximum number of self-service requests that wait until fewer are in flight. A few look-ups at once are no flood, so they wait a moment instead of being refused. Further
     /// requests are refused at once: with a 429 if the partner has used up its share of
     /// `SELF_SERVICE_IN_FLIGHT`, otherwise with a 503, both with Retry-After. A single partner can
     /// use at most half of what the other partners leave free.
-    #[arg(long, env = "SELF_SERVICE_WAITING", default_value_t = 256, value_parser = value_parser!(u32).range(1..))]
+    #[arg(skip = 256)]
     pub self_service_waiting: u32,
 
     /// Maximum time that a self-service request waits until fewer are in flight
     ///
-    /// After this time it gets a 429 or a 503, as at `SELF_SERVICE_WAITING`.
+    /// A few look-ups at once are no flood, so they wait a moment. After this time, or if 256 wait
+    /// already, a request gets a 429 if the partner has used up its share of
+    /// `SELF_SERVICE_IN_FLIGHT`, otherwise a 503, both with Retry-After.
     #[arg(long, env = "SELF_SERVICE_WAIT", default_value = "2s", value_parser = positive_duration)]
     pub self_service_wait: Duration,
 
-    /// Maximum number of database connections that self-service requests use at once
-    ///
-    /// It should be smaller than `DATABASE_CONNECTIONS`, so that orders always find a free
-    /// connection. A request that waits 2s for a connection gets a 503 with Retry-After.
-    #[arg(long, env = "SELF_SERVICE_CONCURRENCY", default_value_t = 2, value_parser = value_parser!(u16).range(1..=512))]
+    /// Maximum number of database connections that self-service requests use at once, so that orders
+    /// always find a free one. A look-up takes a millisecond, so two serve what one process can. A
+    /// request that waits 2s for a connection gets a 503 with Retry-After.
+    #[arg(skip = 2u16)]
     pub self_service_concurrency: u16,
 
     /// Minimum time between the last attempt of a webhook and its redelivery at the partner's
@@ -167,19 +164,15 @@ pub struct LimitsConfig {
     #[arg(long, env = "REDELIVER_INTERVAL", default_value = "60s", value_parser = positive_duration)]
     pub redeliver_interval: Duration,
 
-    /// Maximum number of questions per second of one partner that go to a provider
-    ///
-    /// These are `GET …/topups/{topup_id}/usage` without an answer that is new enough, and
+    /// Maximum number of questions per second of one partner that go to a provider. These are `GET …/topups/{topup_id}/usage` without an answer that is new enough, and
     /// `POST …/topups/{topup_id}/give-back`. Further ones get a 429 with Retry-After. The calls to a
     /// provider are few (`PROVIDER_RATE`), and purchases need them, too.
-    #[arg(long, env = "PARTNER_ESIM_REQUESTS_PER_SECOND", default_value = "5")]
+    #[arg(skip = NonZeroU32::new(5).unwrap_or(NonZeroU32::MIN))]
     pub partner_esim_requests_per_second: NonZeroU32,
 
-    /// How old a provider's answer about the data use of an eSIM may be to be served again
-    ///
-    /// An older one is served only if the provider does not answer now. Providers count the data with
+    /// How old a provider's answer about the data use of an eSIM may be to be served again. An older one is served only if the provider does not answer now. Providers count the data with
     /// a delay of an hour or more, so asking more often shows nothing new.
-    #[arg(long, env = "USAGE_FRESH", default_value = "5m", value_parser = positive_duration)]
+    #[arg(skip = Duration::from_mins(5))]
     pub usage_fresh: Duration,
 
     /// Maximum time that a request about a delivered eSIM waits for the provider
@@ -198,11 +191,10 @@ pub struct LimitsConfig {
     #[arg(long, env = "LISTENERS", default_value_t = 128, value_parser = value_parser!(u32).range(1..))]
     pub listeners: u32,
 
-    /// Maximum number of one sandbox account's requests that wait for webhooks
-    ///
-    /// Further requests of the account get a 429 with Retry-After, so that one account cannot take
+    /// Maximum number of one sandbox account's requests that wait for webhooks: one for each of a few
+    /// developers. Further requests of the account get a 429 with Retry-After, so that one account cannot take
     /// all of `LISTENERS`.
-    #[arg(long, env = "PARTNER_LISTENERS", default_value_t = 4, value_parser = value_parser!(u32).range(1..))]
+    #[arg(skip = 4)]
     pub partner_listeners: u32,
 
     /// Maximum time that `GET …/webhook/listen` waits for webhooks
@@ -218,12 +210,10 @@ pub struct LimitsConfig {
     #[arg(long, env = "WEBHOOK_TEST_INTERVAL", default_value = "10s", value_parser = positive_duration)]
     pub webhook_test_interval: Duration,
 
-    /// Maximum time that `POST …/webhook/test` waits for the outcome of the test
-    ///
-    /// After this time it gets a 202, and the partner can look the event up. It must be longer than
-    /// the notifier's `WEBHOOK_TIMEOUT`; otherwise the test of a slow endpoint gets a 202 instead
-    /// of its outcome.
-    #[arg(long, env = "WEBHOOK_TEST_WAIT", default_value = "20s", value_parser = positive_duration)]
+    /// Maximum time that `POST …/webhook/test` waits for the outcome of the test. After this time it
+    /// gets a 202, and the partner can look the event up. It is longer than the notifier's
+    /// `WEBHOOK_TIMEOUT` by default, so that also the test of a slow endpoint gets its outcome.
+    #[arg(skip = Duration::from_secs(20))]
     pub webhook_test_wait: Duration,
 
     /// Minimum time between two codes that verify a partner's channel for notices
@@ -240,47 +230,36 @@ pub struct LimitsConfig {
     #[arg(long, env = "NOTICE_VERIFICATIONS_PER_DAY", default_value = "5")]
     pub notice_verifications_per_day: NonZeroU32,
 
-    /// Maximum number of QR pictures that are drawn at once
-    ///
-    /// Further pictures wait for up to `QR_WAIT`. The limit is low because drawing costs processor
+    /// Maximum number of QR pictures that are drawn at once. Further ones wait for up to `qr_wait`. The limit is low because drawing costs processor
     /// time, anyone can ask for pictures, and orders come first.
-    #[arg(long, env = "QR_CONCURRENCY", default_value_t = 1, value_parser = value_parser!(u16).range(1..=512))]
+    #[arg(skip = 1u16)]
     pub qr_concurrency: u16,
 
-    /// Maximum number of QR pictures of one source that wait to be drawn next
-    ///
-    /// A source is an IPv4 address or an IPv6 /64. Its further pictures wait until these are drawn,
+    /// Maximum number of QR pictures of one source that wait to be drawn next. A source is an IPv4 address or an IPv6 /64. Its further pictures wait until these are drawn,
     /// so a flood from one source makes the pictures of the others wait for only so many of its own.
     /// Behind a proxy, which is then the only source, the pictures are drawn in the order in which
     /// they were asked for.
-    #[arg(long, env = "QR_PER_SOURCE", default_value_t = 8, value_parser = value_parser!(u16).range(1..=512))]
+    #[arg(skip = 8u16)]
     pub qr_per_source: u16,
 
-    /// Maximum number of QR pictures that are drawn per second
-    ///
-    /// Further pictures wait for up to `QR_WAIT`.
-    #[arg(long, env = "QR_RATE", default_value = "100")]
+    /// Maximum number of QR pictures that are drawn per second. A picture takes a millisecond of one
+    /// processor, so this is a tenth of it. Further ones wait for up to `qr_wait`.
+    #[arg(skip = NonZeroU32::new(100).unwrap_or(NonZeroU32::MIN))]
     pub qr_rate: NonZeroU32,
 
-    /// Maximum time that a request waits for its QR picture to be drawn
-    ///
-    /// After this time it gets a 503 with Retry-After.
-    #[arg(long, env = "QR_WAIT", default_value = "1s", value_parser = positive_duration)]
+    /// Maximum time that a request waits for its QR picture to be drawn. After this time it gets a 503 with Retry-After.
+    #[arg(skip = Duration::from_secs(1))]
     pub qr_wait: Duration,
 
-    /// Maximum number of log lines per second about refused requests
-    ///
-    /// Further refused requests are not logged, so that a flood of them does not fill the log. The
+    /// Maximum number of log lines per second about refused requests. Further refused requests are not logged, so that a flood of them does not fill the log. The
     /// metrics count all of them, and the next line has the number of missing ones in `suppressed`.
-    #[arg(long, env = "REFUSALS_LOGGED", default_value_t = 20)]
+    #[arg(skip = 20)]
     pub refusals_logged: u32,
 
-    /// Maximum number of refused requests of one partner that are kept for operators
-    ///
-    /// `esimctl partner refused` and the console show them. The number holds for each of three
+    /// Maximum number of refused requests of one partner that are kept for operators. `esimctl partner refused` and the console show them. The number holds for each of three
     /// kinds: orders, other requests, and requests without a valid signature. Of these, the newest
     /// ones are kept, for as long as `esimctl retention` says.
-    #[arg(long, env = "PARTNER_REFUSALS_KEPT", default_value_t = 1000, value_parser = value_parser!(u32).range(1..=100_000))]
+    #[arg(skip = 1000)]
     pub partner_refusals_kept: u32,
 
     /// Maximum number of refused requests of one partner and kind per minute that are kept

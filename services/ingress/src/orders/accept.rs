@@ -97,7 +97,7 @@ pub(crate) struct Orders {
     pub(crate) placement_wait: Duration,
     /// `QUEUE_DEADLINE`: the longest time that an order waits in the queue of the group commit.
     pub(crate) queue_deadline: Duration,
-    /// `DUPLICATES_WAITING`: limits the requests that wait for an undecided order with the same
+    /// Limits the requests that wait for an undecided order with the same
     /// external id.
     pub(crate) duplicates: Semaphore,
     pub(crate) metrics: Metrics,
@@ -389,7 +389,7 @@ impl Orders {
     ///
     /// If the earlier order was refused, this request tries to store its own order again. It ends
     /// with a 503 if that has not worked after the longest time that one order can take to be
-    /// decided, and at once if `DUPLICATES_WAITING` requests wait already.
+    /// decided, and at once if too many requests wait already.
     async fn store_unless_taken(
         &self,
         order: &mut NewOrder,

@@ -47,7 +47,7 @@ pub(crate) struct QrRenderer {
     permits: Arc<Semaphore>,
     rate: DefaultDirectRateLimiter,
     wait: Duration,
-    /// `QR_PER_SOURCE`.
+    /// The limit of one source.
     per_source: usize,
     /// The sources whose pictures wait or are drawn, with the places in the queue that each has.
     sources: Mutex<HashMap<IpAddr, Arc<Semaphore>>>,

@@ -5,7 +5,7 @@
 //! over. It changes nothing, so webhooks are still sent to the configured URL, or wait for one.
 //! Live accounts cannot listen.
 //!
-//! Limits: `LISTENERS` and `PARTNER_LISTENERS` bound the requests that wait, in all and for each
+//! Limits: `LISTENERS` bounds the requests that wait, a fixed number those of each
 //! partner, and `LISTEN_WAIT` bounds how long each one waits. They are admitted separately from the
 //! other self-service requests ([`super::Kind`]), because they do nothing for most of their time.
 

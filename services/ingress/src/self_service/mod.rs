@@ -3,8 +3,7 @@
 //! Guarantees:
 //!
 //! - These requests leave room for orders. They have limits in flight of their own and use at most
-//!   `SELF_SERVICE_CONCURRENCY` database connections, which is meant to be less than
-//!   `DATABASE_CONNECTIONS`.
+//!   two database connections, which is meant to be less than `DATABASE_CONNECTIONS`.
 //! - Every answer says how many more requests the partner may send now.
 //! - A partner sees only what is its own. An id of another partner is answered like an unknown one,
 //!   so that nobody can find out which ids exist.
@@ -81,7 +80,7 @@ const OVERLAP: Overlap = Overlap {
 /// What the handlers of these requests need.
 pub(crate) struct SelfService {
     pub(crate) database: Database,
-    /// `SELF_SERVICE_CONCURRENCY`: limits the database connections that these requests use at once.
+    /// Limits the database connections that these requests use at once.
     /// Requests get them in the order of their arrival. A flood of one partner does not starve the
     /// others, because [`Admission::self_service`](crate::access::admission::Admission) bounds the
     /// share of each partner.

@@ -12,7 +12,7 @@ use testkit::stack::{Stack, Stage};
 
 const CREATES: usize = 16;
 const ROUNDS: usize = 20;
-/// Rounds at the same time: fewer requests wait than `DUPLICATES_WAITING` allows.
+/// Rounds at the same time: fewer requests wait than ingress lets wait.
 const AT_ONCE: usize = 2;
 const TAKEN: &str = r#"422 {"errors":["External order id has already been taken"]}"#;
 
