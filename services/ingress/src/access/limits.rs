@@ -17,7 +17,7 @@ use runtime::{config::positive_duration, listener::Bounds};
 pub struct LimitsConfig {
     /// Maximum size of the head of a request, in bytes. A request with a larger head gets a 431. The
     /// longest head that a partner needs, with a traceparent and a proxy's headers, has 2 KiB.
-    #[arg(skip = 16 * 1024)]
+    #[arg(skip = 16 * 1024_u32)]
     pub max_head: u32,
 
     /// Maximum size of the body of a request, in bytes
@@ -92,7 +92,7 @@ pub struct LimitsConfig {
     /// per unit. Further orders get a 503 with Retry-After. Partners share this limit like
     /// `MAX_IN_FLIGHT`. If the value is too small for one body of `MAX_BODY` or one order of
     /// `MAX_UNITS`, it is raised so that each of them fits.
-    #[arg(skip = 64)]
+    #[arg(skip = 64_u32)]
     pub max_in_flight_memory: u32,
 
     /// Maximum time that an order waits to be stored
@@ -139,7 +139,7 @@ pub struct LimitsConfig {
     /// requests are refused at once: with a 429 if the partner has used up its share of
     /// `SELF_SERVICE_IN_FLIGHT`, otherwise with a 503, both with Retry-After. A single partner can
     /// use at most half of what the other partners leave free.
-    #[arg(skip = 256)]
+    #[arg(skip = 256_u32)]
     pub self_service_waiting: u32,
 
     /// Maximum time that a self-service request waits until fewer are in flight
@@ -153,7 +153,7 @@ pub struct LimitsConfig {
     /// Maximum number of database connections that self-service requests use at once, so that orders
     /// always find a free one. A look-up takes a millisecond, so two serve what one process can. A
     /// request that waits 2s for a connection gets a 503 with Retry-After.
-    #[arg(skip = 2u16)]
+    #[arg(skip = 2_u16)]
     pub self_service_concurrency: u16,
 
     /// Minimum time between the last attempt of a webhook and its redelivery at the partner's
@@ -194,7 +194,7 @@ pub struct LimitsConfig {
     /// Maximum number of one sandbox account's requests that wait for webhooks: one for each of a few
     /// developers. Further requests of the account get a 429 with Retry-After, so that one account cannot take
     /// all of `LISTENERS`.
-    #[arg(skip = 4)]
+    #[arg(skip = 4_u32)]
     pub partner_listeners: u32,
 
     /// Maximum time that `GET …/webhook/listen` waits for webhooks
@@ -232,14 +232,14 @@ pub struct LimitsConfig {
 
     /// Maximum number of QR pictures that are drawn at once. Further ones wait for up to `qr_wait`. The limit is low because drawing costs processor
     /// time, anyone can ask for pictures, and orders come first.
-    #[arg(skip = 1u16)]
+    #[arg(skip = 1_u16)]
     pub qr_concurrency: u16,
 
     /// Maximum number of QR pictures of one source that wait to be drawn next. A source is an IPv4 address or an IPv6 /64. Its further pictures wait until these are drawn,
     /// so a flood from one source makes the pictures of the others wait for only so many of its own.
     /// Behind a proxy, which is then the only source, the pictures are drawn in the order in which
     /// they were asked for.
-    #[arg(skip = 8u16)]
+    #[arg(skip = 8_u16)]
     pub qr_per_source: u16,
 
     /// Maximum number of QR pictures that are drawn per second. A picture takes a millisecond of one
@@ -253,13 +253,13 @@ pub struct LimitsConfig {
 
     /// Maximum number of log lines per second about refused requests. Further refused requests are not logged, so that a flood of them does not fill the log. The
     /// metrics count all of them, and the next line has the number of missing ones in `suppressed`.
-    #[arg(skip = 20)]
+    #[arg(skip = 20_u32)]
     pub refusals_logged: u32,
 
     /// Maximum number of refused requests of one partner that are kept for operators. `esimctl partner refused` and the console show them. The number holds for each of three
     /// kinds: orders, other requests, and requests without a valid signature. Of these, the newest
     /// ones are kept, for as long as `esimctl retention` says.
-    #[arg(skip = 1000)]
+    #[arg(skip = 1000_u32)]
     pub partner_refusals_kept: u32,
 
     /// Maximum number of refused requests of one partner and kind per minute that are kept

@@ -311,6 +311,21 @@ mod tests {
     const OPTION: &str = "6f9619ff-8b86-d011-b42d-00c04fc964ff";
 
     #[test]
+    fn a_repeated_key_is_the_only_fault() {
+        let item = format!(r#"{{"option_id": "{OPTION}", "qty": 1, "\u0071ty": 3}}"#);
+        let body = format!(r#"{{"external_order_id": "", "products": [{item}]}}"#);
+        let draft = read(body.as_bytes(), LIMITS).unwrap();
+        let named: Vec<_> = draft
+            .errors
+            .iter()
+            .map(|fault| (fault.code, fault.message.as_str()))
+            .collect();
+        let message = "Parameter qty is given more than once; send it once";
+        assert_eq!(named, [(Code::ParameterRepeated, message)]);
+        assert!(draft.items.is_empty());
+    }
+
+    #[test]
     fn what_is_nested_too_deep_hides_no_key() {
         let deep = format!("{}{}", "[".repeat(MOST_NESTED), "]".repeat(MOST_NESTED));
         let body = format!(r#"{{"note": {deep}, "qty": 1, "qty": 3}}"#);

@@ -1,8 +1,8 @@
-//! Types that only the `OpenAPI` document needs: bodies that are read field by field and so have no
-//! type of their own, error responses, and the bodies of webhooks.
+//! Types that only the `OpenAPI` document needs: the body of an order, error responses, and the
+//! bodies of webhooks.
 //!
 //! The compiler does not compare these types with the code, so a change of a body or an error has
-//! to be repeated here.
+//! to be repeated here. The other bodies of requests have types beside their handlers.
 
 #![expect(dead_code, reason = "only the document reads these types")]
 
@@ -132,94 +132,6 @@ pub(crate) struct TooManyRequests(#[to_schema] Message);
 #[response(headers(("Retry-After" = u32, description = "The number of seconds after which to send the request again")))]
 pub(crate) struct Overloaded(#[to_schema] Message);
 
-/// The changes of the endpoint: a new URL, the wanted events, or both.
-#[derive(ToSchema)]
-pub(crate) struct NewEndpoint {
-    /// The URL that receives webhooks: `https`, or for a sandbox account also `http`, with at most
-    /// 2048 bytes. `null` removes the URL. Without this field the URL stays as it is.
-    #[schema(example = "https://shop.example.com/webhooks")]
-    url: Option<String>,
-    /// What you want to receive beside `topup.ready`, which you always do and may leave out here:
-    /// `topup.failed` and `key.expiring`. An empty list means none of the two. Without this field
-    /// they stay as they are.
-    #[schema(example = json!(["topup.failed", "key.expiring"]))]
-    events: Option<Vec<String>>,
-}
-
-/// Which webhooks are sent again.
-#[derive(ToSchema)]
-pub(crate) struct NewRedelivery {
-    /// Only webhooks whose last attempt began at this RFC 3339 time or later; before the first
-    /// attempt the time of creation counts. With the state `delivered`, they must also have been
-    /// created at most 7 days before it.
-    #[schema(format = DateTime, example = "2026-11-22T10:00:00Z")]
-    since: String,
-    /// Only webhooks whose last attempt began before this time. Without it, until now.
-    #[schema(format = DateTime, example = "2026-11-22T12:00:00Z")]
-    until: Option<String>,
-    /// `exhausted`, `pending` (those that wait for a retry) or `delivered` (those that you
-    /// acknowledged and lost). Without it, the first two.
-    #[schema(value_type = Option<RedeliverableState>)]
-    state: Option<String>,
-}
-
-/// A state of webhooks that can be sent again.
-#[derive(ToSchema)]
-#[schema(rename_all = "snake_case")]
-pub(crate) enum RedeliverableState {
-    Exhausted,
-    Pending,
-    Delivered,
-}
-
-/// A new further endpoint.
-#[derive(ToSchema)]
-pub(crate) struct NewFurtherEndpoint {
-    /// The URL that receives webhooks: `https`, or for a sandbox account also `http`, with at most
-    /// 2048 bytes.
-    #[schema(example = "https://crm.example.com/esims")]
-    url: String,
-    /// What it receives: `topup.ready`, which is the webhook of a ready eSIM, `topup.failed` and
-    /// `key.expiring`. The default is `topup.ready` alone.
-    #[schema(example = json!(["topup.ready", "topup.failed"]))]
-    events: Option<Vec<String>>,
-    /// Headers that each request to it carries, for example the key of your gateway. They are
-    /// stored encrypted and never shown again.
-    #[schema(example = json!({"x-api-key": "s3cret"}))]
-    headers: Option<std::collections::BTreeMap<String, String>>,
-}
-
-/// The changes of a further endpoint; a field that is left out keeps its value.
-#[derive(ToSchema)]
-pub(crate) struct EndpointChange {
-    #[schema(example = "https://crm.example.com/esims")]
-    url: Option<String>,
-    #[schema(example = json!(["topup.ready"]))]
-    events: Option<Vec<String>>,
-    /// Replaces all headers; an empty object removes them.
-    #[schema(example = json!({"x-api-key": "s3cret"}))]
-    headers: Option<std::collections::BTreeMap<String, String>>,
-}
-
-/// The channel for notices: a URL or an e-mail address, and only one of them.
-#[derive(ToSchema)]
-pub(crate) struct NewNotices {
-    /// A URL on another server than your webhook endpoint: `https`, or for a sandbox account also
-    /// `http`, with at most 2048 bytes.
-    #[schema(example = "https://status.example.com/notices")]
-    url: Option<String>,
-    /// An e-mail address. It is possible only if `email_from` of the channel is not null.
-    #[schema(example = "ops@example.com")]
-    email: Option<String>,
-}
-
-/// The code that we have sent to the channel.
-#[derive(ToSchema)]
-pub(crate) struct NoticeCode {
-    #[schema(example = "7KQM-2XWB-9TRA")]
-    code: String,
-}
-
 /// A notice. Its type says what has happened, and its data has the fields that this type needs.
 #[derive(ToSchema)]
 pub(crate) struct NoticeEvent {
@@ -264,14 +176,6 @@ pub(crate) struct NoticeData {
     /// The code of `notice.verify`.
     #[schema(example = "7KQM-2XWB-9TRA")]
     code: Option<String>,
-}
-
-/// The event to make in the sandbox.
-#[derive(ToSchema)]
-pub(crate) struct NewSandboxEvent {
-    /// The type of the event, which is `key.expiring`.
-    #[schema(example = "key.expiring")]
-    r#type: String,
 }
 
 /// `topup.failed`: a topup will never have an eSIM, although its order was answered with 201.

@@ -23,9 +23,10 @@ use utoipa::ToSchema;
 use webhooks::{headers, url::WebhookUrl};
 
 use super::{
-    Id, OVERLAP, Session, events, json,
-    query::{json_body, only_fields},
-    webhook::{self, NewSecret, refused, replace_secret, resolved, url},
+    Id, OVERLAP, Session, events,
+    fields::Fields,
+    json,
+    webhook::{self, NewSecret, replace_secret, resolved, url},
 };
 use crate::http::{
     body,
@@ -162,18 +163,15 @@ pub(super) struct Changed {
 /// secret of its own, which only this answer shows. A webhook has the same `webhook-id` at each
 /// endpoint if it is about a ready eSIM. An account has at most ten endpoints with the first one. If
 /// the answer is lost, list the endpoints, and delete the one whose secret you do not have.
-#[utoipa::path(post, path = "/endpoints", operation_id = "create_endpoint", tag = "Endpoints", request_body = super::described::NewFurtherEndpoint,
+#[utoipa::path(post, path = "/endpoints", operation_id = "create_endpoint", tag = "Endpoints", request_body = NewFurtherEndpoint,
     responses(
         (status = 201, description = "The endpoint with its secret", body = Changed),
         (status = 400, response = super::described::InvalidJson),
         (status = 409, description = "The account has the maximum number of endpoints (`too_many_endpoints`)", body = super::described::Message),
         (status = 422, response = super::described::Unprocessable)))]
 pub(super) async fn create(session: Session, request: Request) -> Result<Response, ApiError> {
-    let wanted = Wanted::read(&session, request).await?;
-    let Some(url) = &wanted.url else {
-        return refused("url", Fault::new(Code::UrlMissing));
-    };
-    let warning = resolved(session.service(), url).await?;
+    let wanted = NewFurtherEndpoint::read(&session, request).await?;
+    let warning = resolved(session.service(), &wanted.url).await?;
     let secret = generate::webhook_secret().map_err(ApiError::internal)?;
     let vault = &session.service().vault;
     let key = EndpointKey {
@@ -182,7 +180,7 @@ pub(super) async fn create(session: Session, request: Request) -> Result<Respons
     };
     let new = NewEndpoint {
         key,
-        url: url.as_str(),
+        url: wanted.url.as_str(),
         secret: &secret,
         events: wanted.events.as_deref().unwrap_or(&[Kind::TopupReady]),
         headers: &wanted.headers.unwrap_or_default(),
@@ -204,42 +202,81 @@ pub(super) async fn create(session: Session, request: Request) -> Result<Respons
     Ok(json(StatusCode::CREATED, &changed))
 }
 
-/// What a body asks for; `None` keeps the stored value.
-struct Wanted {
-    url: Option<WebhookUrl>,
+/// A new further endpoint.
+#[derive(ToSchema)]
+pub(super) struct NewFurtherEndpoint {
+    /// The URL that receives webhooks: `https`, or for a sandbox account also `http`, with at most
+    /// 2048 bytes.
+    #[schema(value_type = String, example = "https://crm.example.com/esims")]
+    url: WebhookUrl,
+    /// What it receives: `topup.ready`, which is the webhook of a ready eSIM, `topup.failed` and
+    /// `key.expiring`. The default is `topup.ready` alone.
+    #[schema(value_type = Option<Vec<String>>, example = json!(["topup.ready", "topup.failed"]))]
     events: Option<Vec<Kind>>,
+    /// Headers that each request to it carries, for example the key of your gateway. They are
+    /// stored encrypted and never shown again.
+    #[schema(value_type = Option<std::collections::BTreeMap<String, String>>, example = json!({"x-api-key": "s3cret"}))]
     headers: Option<Headers>,
 }
 
-impl Wanted {
-    /// Reads a body, and checks what can be checked without a name server.
+impl NewFurtherEndpoint {
     async fn read(session: &Session, request: Request) -> Result<Self, ApiError> {
-        let (parts, body) = request.into_parts();
-        let body = body::read(&session.app.limits, &parts.headers, body).await?;
-        let body = json_body(&body)?;
-        only_fields(&body, &["url", "events", "headers"])?;
-        let given = |name: &str| body.get(name).filter(|given| !given.is_null());
-        let url = match given("url") {
-            Some(Value::String(text)) => {
-                Some(url(&session.service().guard, text, session.environment())?)
-            }
-            Some(_) => {
-                return refused("url", Fault::with(Code::UrlInvalid, "it must be a string"));
-            }
-            None => None,
-        };
-        Ok(Self {
+        let mut fields = fields(session, request).await?;
+        let missing = Fault::new(Code::UrlMissing);
+        let url = fields.required("url", missing, |value| further_url(session, value));
+        let events = fields.read("events", webhook::events);
+        let headers = fields.read("headers", wanted_headers);
+        let made = url.map(|url| Self {
             url,
-            events: given("events").map(webhook::events).transpose()?,
-            headers: given("headers").map(wanted_headers).transpose()?,
-        })
+            events,
+            headers,
+        });
+        fields.check(made)
     }
 }
 
+/// The changes of a further endpoint; a field that is left out keeps its value.
+#[derive(ToSchema)]
+pub(super) struct EndpointChange {
+    #[schema(value_type = Option<String>, example = "https://crm.example.com/esims")]
+    url: Option<WebhookUrl>,
+    #[schema(value_type = Option<Vec<String>>, example = json!(["topup.ready"]))]
+    events: Option<Vec<Kind>>,
+    /// Replaces all headers; an empty object removes them.
+    #[schema(value_type = Option<std::collections::BTreeMap<String, String>>, example = json!({"x-api-key": "s3cret"}))]
+    headers: Option<Headers>,
+}
+
+impl EndpointChange {
+    async fn read(session: &Session, request: Request) -> Result<Self, ApiError> {
+        let mut fields = fields(session, request).await?;
+        let change = Self {
+            url: fields.read("url", |value| further_url(session, value)),
+            events: fields.read("events", webhook::events),
+            headers: fields.read("headers", wanted_headers),
+        };
+        let is_empty = change.url.is_none() && change.events.is_none() && change.headers.is_none();
+        if is_empty && fields.is_faultless() {
+            fields.fault(Fault::new(Code::UrlMissing).of_parameter("url"));
+        }
+        fields.check(Some(change))
+    }
+}
+
+async fn fields(session: &Session, request: Request) -> Result<Fields, ApiError> {
+    let (parts, body) = request.into_parts();
+    let body = body::read(&session.app.limits, &parts.headers, body).await?;
+    Fields::of(&body)
+}
+
+fn further_url(session: &Session, value: &Value) -> Result<WebhookUrl, Fault> {
+    let guard = &session.service().guard;
+    url(guard, value, session.environment(), "it must be a string")
+}
+
 /// Reads the wanted headers. Messages about them never repeat a value, which may be a secret.
-fn wanted_headers(given: &Value) -> Result<Headers, ApiError> {
-    let wrong =
-        |why: &dyn std::fmt::Display| refused("headers", Fault::with(Code::HeadersInvalid, why));
+fn wanted_headers(given: &Value) -> Result<Headers, Fault> {
+    let wrong = |why: &dyn std::fmt::Display| Err(Fault::with(Code::HeadersInvalid, why));
     let Some(given) = given.as_object() else {
         return wrong(&"they must be an object of strings");
     };
@@ -286,7 +323,7 @@ fn further_key(session: &Session, id: EndpointId) -> Result<EndpointKey, ApiErro
 /// A field that you leave out keeps its value; one of them is required. After a new URL is set, the
 /// webhooks that wait are sent to it within seconds, and a blocked endpoint is tested at once.
 /// Change the first endpoint with `PUT /webhook`.
-#[utoipa::path(put, path = "/endpoints/{endpoint_id}", operation_id = "change_endpoint", tag = "Endpoints", request_body = super::described::EndpointChange,
+#[utoipa::path(put, path = "/endpoints/{endpoint_id}", operation_id = "change_endpoint", tag = "Endpoints", request_body = EndpointChange,
     params(("endpoint_id" = Uuid, Path, description = "The id of the endpoint")),
     responses(
         (status = 200, description = "The endpoint", body = Changed),
@@ -301,10 +338,7 @@ pub(super) async fn change(
 ) -> Result<Response, ApiError> {
     let key = further_key(&session, id)?;
     let stored = current(&session, id).await?;
-    let wanted = Wanted::read(&session, request).await?;
-    if wanted.url.is_none() && wanted.events.is_none() && wanted.headers.is_none() {
-        return refused("url", Fault::new(Code::UrlMissing));
-    }
+    let wanted = EndpointChange::read(&session, request).await?;
     let warning = match &wanted.url {
         Some(url) if stored.url.as_deref() != Some(url.as_str()) => {
             resolved(session.service(), url).await?

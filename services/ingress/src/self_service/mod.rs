@@ -20,6 +20,7 @@ pub(crate) mod described;
 mod endpoints;
 mod esims;
 mod events;
+mod fields;
 mod listen;
 mod notices;
 pub(crate) mod openapi;

@@ -8,18 +8,13 @@
 use axum::{extract::Request, http::StatusCode, response::Response};
 use domain::Environment;
 use serde::Serialize;
-use serde_json::Value;
 use signing::generate;
 use store::self_service::{self, Channel, SetChannel, Verification, VerificationLimits};
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
-use webhooks::{guard::Guard, mail::EmailAddress, url::WebhookUrl};
+use webhooks::{mail::EmailAddress, url::WebhookUrl};
 
-use super::{
-    Session, json,
-    query::{json_body, only_fields},
-    webhook,
-};
+use super::{SelfService, Session, fields::Fields, json, webhook};
 use crate::http::{
     body,
     codes::Code,
@@ -108,7 +103,7 @@ pub(super) async fn show(session: Session) -> Result<Response, ApiError> {
 /// `POST /notices/verify` to activate the channel. Until then nothing else is sent there. A new
 /// channel replaces the old one. Setting the channel that is verified already changes nothing. A
 /// code can be sent once a minute and five times a day.
-#[utoipa::path(put, path = "/notices", operation_id = "set_notices", tag = "Notices", request_body = super::described::NewNotices,
+#[utoipa::path(put, path = "/notices", operation_id = "set_notices", tag = "Notices", request_body = NewNotices,
     responses(
         (status = 200, description = "The channel, and for a new URL its secret", body = ChangedNotices),
         (status = 400, response = super::described::InvalidJson),
@@ -118,18 +113,15 @@ pub(super) async fn set(session: Session, request: Request) -> Result<Response, 
     let (parts, body) = request.into_parts();
     let body = body::read(&session.app.limits, &parts.headers, body).await?;
     let service = session.service();
-    let wanted = wanted(&service.guard, &body, session.environment())?;
+    let wanted = NewNotices::read(service, &body, session.environment())?;
     let mut warning = None;
-    let target = match &wanted {
-        Wanted::Email(_) if service.mail_from.is_none() => {
-            let fault = Fault::new(Code::EmailNotOffered).of_parameter("email");
-            return Err(ApiError::Unprocessable(vec![fault]));
-        }
-        Wanted::Email(address) => address.to_target(),
-        Wanted::Url(url) => {
+    let target = match (&wanted.url, &wanted.email) {
+        (Some(url), _) => {
             warning = webhook::resolved(service, url).await?;
             url.as_str().to_owned()
         }
+        (None, Some(address)) => address.to_target(),
+        (None, None) => return Err(Code::NoticeChannelMissing.into()),
     };
     // The secret of an e-mail address signs nothing, because nobody checks signatures of mails.
     let secret = generate::webhook_secret().map_err(ApiError::internal)?;
@@ -152,7 +144,7 @@ pub(super) async fn set(session: Session, request: Request) -> Result<Response, 
         SetChannel::TooSoon(wait) => Err(ApiError::too_soon(Code::VerificationLimited, wait)),
         SetChannel::Unchanged => answer(&session, None, None).await,
         SetChannel::Set => {
-            let is_url = matches!(wanted, Wanted::Url(_));
+            let is_url = wanted.url.is_some();
             tracing::info!(
                 partner.id = %session.id(),
                 channel = if is_url { "url" } else { "email" },
@@ -163,34 +155,57 @@ pub(super) async fn set(session: Session, request: Request) -> Result<Response, 
     }
 }
 
-enum Wanted {
-    Url(WebhookUrl),
-    Email(EmailAddress),
+/// The channel for notices: a URL or an e-mail address, and only one of them.
+#[derive(ToSchema)]
+pub(super) struct NewNotices {
+    /// A URL on another server than your webhook endpoint: `https`, or for a sandbox account also
+    /// `http`, with at most 2048 bytes.
+    #[schema(value_type = Option<String>, example = "https://status.example.com/notices")]
+    url: Option<WebhookUrl>,
+    /// An e-mail address. It is possible only if `email_from` of the channel is not null.
+    #[schema(value_type = Option<String>, example = "ops@example.com")]
+    email: Option<EmailAddress>,
 }
 
-/// Reads the channel from a body, and checks what can be checked without a name server.
-fn wanted(guard: &Guard, body: &[u8], environment: Environment) -> Result<Wanted, ApiError> {
-    let body = json_body(body)?;
-    only_fields(&body, &["url", "email"])?;
-    let field = |name: &str| body.get(name).filter(|value| !value.is_null());
-    let refused =
-        |parameter, fault: Fault| Err(ApiError::Unprocessable(vec![fault.of_parameter(parameter)]));
-    match (field("url"), field("email")) {
-        (Some(Value::String(text)), None) => {
-            webhook::url(guard, text, environment).map(Wanted::Url)
+impl NewNotices {
+    /// Reads the channel, and checks what can be checked without a name server.
+    fn read(
+        service: &SelfService,
+        body: &[u8],
+        environment: Environment,
+    ) -> Result<Self, ApiError> {
+        let mut fields = Fields::of(body)?;
+        if fields.has("url") == fields.has("email") {
+            fields.fault(Fault::new(Code::NoticeChannelMissing));
         }
-        (Some(_), None) => refused("url", Fault::with(Code::UrlInvalid, "it must be a string")),
-        (None, Some(Value::String(text))) => match text.parse() {
-            Ok(address) => Ok(Wanted::Email(address)),
-            Err(error) => refused("email", Fault::with(Code::EmailInvalid, error)),
-        },
-        (None, Some(_)) => refused(
-            "email",
-            Fault::with(Code::EmailInvalid, "it must be a string"),
-        ),
-        _ => Err(ApiError::Unprocessable(vec![Fault::new(
-            Code::NoticeChannelMissing,
-        )])),
+        let url = fields.read("url", |value| {
+            webhook::url(&service.guard, value, environment, "it must be a string")
+        });
+        let email = fields.read("email", |value| match value.as_str().map(str::parse) {
+            Some(Ok(_)) if service.mail_from.is_none() => Err(Fault::new(Code::EmailNotOffered)),
+            Some(Ok(address)) => Ok(address),
+            Some(Err(error)) => Err(Fault::with(Code::EmailInvalid, error)),
+            None => Err(Fault::with(Code::EmailInvalid, "it must be a string")),
+        });
+        fields.check(Some(Self { url, email }))
+    }
+}
+
+/// The code that we have sent to the channel.
+#[derive(ToSchema)]
+pub(super) struct NoticeCode {
+    #[schema(example = "7KQM-2XWB-9TRA")]
+    code: String,
+}
+
+impl NoticeCode {
+    fn read(body: &[u8]) -> Result<Self, ApiError> {
+        let mut fields = Fields::of(body)?;
+        let wrong = || Fault::with(Code::NoticeCodeInvalid, "it must be a string");
+        let code = fields.required("code", wrong(), |value| {
+            value.as_str().map(String::from).ok_or_else(wrong)
+        });
+        fields.check(code.map(|code| Self { code }))
     }
 }
 
@@ -211,7 +226,7 @@ pub(super) async fn remove(session: Session) -> Result<Response, ApiError> {
 /// Give back the code that we have sent to the channel. It is valid for half an hour, and five
 /// wrong codes end it, too; then set the channel again to get a new one. Blanks, hyphens and the
 /// case of letters do not matter.
-#[utoipa::path(post, path = "/notices/verify", operation_id = "verify_notices", tag = "Notices", request_body = super::described::NoticeCode,
+#[utoipa::path(post, path = "/notices/verify", operation_id = "verify_notices", tag = "Notices", request_body = NoticeCode,
     responses(
         (status = 200, description = "The channel, which now gets notices", body = Notices),
         (status = 400, response = super::described::InvalidJson),
@@ -220,16 +235,13 @@ pub(super) async fn remove(session: Session) -> Result<Response, ApiError> {
 pub(super) async fn verify(session: Session, request: Request) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
     let body = body::read(&session.app.limits, &parts.headers, body).await?;
-    let body = json_body(&body)?;
+    let NoticeCode { code } = NoticeCode::read(&body)?;
     let refused = |detail: String| {
         let fault = Fault::with(Code::NoticeCodeInvalid, detail).of_parameter("code");
         Err(ApiError::Unprocessable(vec![fault]))
     };
-    let Some(code) = body.get("code").and_then(Value::as_str) else {
-        return refused("it must be a string".into());
-    };
     let verifying = session.change(async |connection, partner| {
-        self_service::verify_channel(connection, partner, code).await
+        self_service::verify_channel(connection, partner, &code).await
     });
     match verifying.await? {
         Verification::Verified => {

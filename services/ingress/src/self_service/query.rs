@@ -13,7 +13,7 @@ use axum::http::Uri;
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use domain::{EndpointId, distinct::Distinct};
 use serde::de::DeserializeSeed;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use time::{OffsetDateTime, UtcOffset, format_description::well_known::Rfc3339};
 use uuid::Uuid;
 
@@ -145,7 +145,7 @@ impl<'a> Query<'a> {
 
 /// A fault for each of the first names that are not known, so that a spelling mistake does not
 /// change what a request means.
-fn unknown<'a>(given: impl Iterator<Item = &'a str>, known: &[&str]) -> Vec<Fault> {
+pub(super) fn unknown<'a>(given: impl Iterator<Item = &'a str>, known: &[&str]) -> Vec<Fault> {
     let mut unknown: Vec<&str> = Vec::new();
     for name in given {
         if !known.contains(&name) && !unknown.contains(&name) {
@@ -159,15 +159,15 @@ fn unknown<'a>(given: impl Iterator<Item = &'a str>, known: &[&str]) -> Vec<Faul
     unknown.into_iter().take(MAX_UNKNOWN).map(fault).collect()
 }
 
-/// Reads a JSON body. Returns a 400 if it is no JSON, and a 422 if it is no object or if an object in
-/// it has a key twice.
-pub(super) fn json_body(body: &[u8]) -> Result<Value, ApiError> {
+/// Reads a JSON object. Returns a 400 if the body is no JSON, and a 422 if it is no object or if an
+/// object in it has a key twice.
+pub(super) fn json_object(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
     let value: Value =
         serde_json::from_slice(body).map_err(|_| ApiError::from(Code::InvalidJson))?;
-    let fault = match repeated_key(body) {
-        Some(key) => repeated(&key),
-        None if value.is_object() => return Ok(value),
-        None => Fault::new(Code::BodyNotObject),
+    let fault = match (repeated_key(body), value) {
+        (Some(key), _) => repeated(&key),
+        (None, Value::Object(object)) => return Ok(object),
+        (None, _) => Fault::new(Code::BodyNotObject),
     };
     Err(ApiError::Unprocessable(vec![fault]))
 }
@@ -181,22 +181,6 @@ fn repeated_key(json: &[u8]) -> Option<String> {
     // Its error is the repeated key, because the text was parsed before.
     let _ = distinct.deserialize(&mut serde_json::Deserializer::from_slice(json));
     repeated
-}
-
-/// The faults of the fields of a JSON body that are not known.
-pub(super) fn unknown_fields(body: &Value, known: &[&str]) -> Vec<Fault> {
-    let fields = body.as_object().into_iter().flatten();
-    unknown(fields.map(|(name, _)| name.as_str()), known)
-}
-
-/// Returns a 422 if a body has a field that is not known.
-pub(super) fn only_fields(body: &Value, known: &[&str]) -> Result<(), ApiError> {
-    let faults = unknown_fields(body, known);
-    if faults.is_empty() {
-        Ok(())
-    } else {
-        Err(ApiError::Unprocessable(faults))
-    }
 }
 
 /// Returns a 422 if a request that has no parameters has a query all the same.
@@ -371,12 +355,12 @@ mod tests {
             "Parameter limit is given more than once; send it once"
         );
         let body = br#"{"url": "https://a.example", "url": "https://b.example"}"#;
-        let Err(ApiError::Unprocessable(faults)) = json_body(body) else {
+        let Err(ApiError::Unprocessable(faults)) = json_object(body) else {
             panic!("it passed");
         };
         assert_eq!(faults[0].code, Code::ParameterRepeated);
-        assert!(json_body(b"{\"url\": null}").is_ok());
-        assert!(matches!(json_body(b"{"), Err(ApiError::Plain { .. })));
+        assert!(json_object(b"{\"url\": null}").is_ok());
+        assert!(matches!(json_object(b"{"), Err(ApiError::Plain { .. })));
     }
 
     #[test]

@@ -10,9 +10,10 @@ use axum::{
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use store::deliveries::redeliveries::{self, Begun, Wanted};
+use strum::IntoStaticStr;
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -20,8 +21,9 @@ use uuid::Uuid;
 use super::{
     Id, Search, Session,
     delivery_list::WebhookState,
+    fields::Fields,
     json,
-    query::{Query, json_body, moment, time_fault, unknown_fields},
+    query::{Query, moment, time_fault},
 };
 use crate::http::{
     body,
@@ -97,49 +99,54 @@ pub(super) struct Redeliveries<'a> {
     redeliveries: Vec<ManyAgain<'a>>,
 }
 
-/// The body of the request, once it was checked.
-struct Asked {
-    state: Option<WebhookState>,
+/// Which webhooks are sent again.
+#[derive(ToSchema)]
+pub(super) struct NewRedelivery {
+    /// Only webhooks whose last attempt began at this RFC 3339 time or later; before the first
+    /// attempt the time of creation counts. With the state `delivered`, they must also have been
+    /// created at most 7 days before it.
+    #[schema(value_type = String, format = DateTime, example = "2026-11-22T10:00:00Z")]
     since: OffsetDateTime,
+    /// Only webhooks whose last attempt began before this time. Without it, until now.
+    #[schema(value_type = Option<String>, format = DateTime, example = "2026-11-22T12:00:00Z")]
     until: Option<OffsetDateTime>,
+    /// `exhausted`, `pending` (those that wait for a retry) or `delivered` (those that you
+    /// acknowledged and lost). Without it, the first two.
+    state: Option<RedeliverableState>,
 }
 
-/// Reads the body, and names all faults at once.
-fn asked(body: &[u8]) -> Result<Asked, ApiError> {
-    let body = json_body(body)?;
-    let mut faults = unknown_fields(&body, &["since", "until", "state"]);
-    let mut given = |name: &'static str| {
-        let value = body.get(name).filter(|value| !value.is_null())?;
-        let read = value.as_str().and_then(moment);
-        if read.is_none() {
-            faults.push(time_fault(name));
-        }
-        read
-    };
-    let since = given("since");
-    let until = given("until");
-    if body.get("since").is_none_or(Value::is_null) {
-        faults.push(time_fault("since"));
-    }
-    let state = match body.get("state").filter(|value| !value.is_null()) {
-        None => None,
-        Some(state) => {
-            let state = state.as_str().and_then(WebhookState::parse);
-            let state = state.filter(|state| *state != WebhookState::NoEndpoint);
-            if state.is_none() {
-                let fault = Fault::with(Code::WebhookStateInvalid, STATES);
-                faults.push(fault.of_parameter("state"));
+/// A state of webhooks that can be sent again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema, IntoStaticStr)]
+#[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
+pub(super) enum RedeliverableState {
+    Exhausted,
+    Pending,
+    Delivered,
+}
+
+impl NewRedelivery {
+    fn read(body: &[u8]) -> Result<Self, ApiError> {
+        let mut fields = Fields::of(body)?;
+        let time = |name| {
+            move |value: &Value| {
+                value
+                    .as_str()
+                    .and_then(moment)
+                    .ok_or_else(|| time_fault(name))
             }
-            state
-        }
-    };
-    match since {
-        Some(since) if faults.is_empty() => Ok(Asked {
-            state,
+        };
+        let since = fields.required("since", time_fault("since"), time("since"));
+        let until = fields.read("until", time("until"));
+        let state = fields.read("state", |value| {
+            RedeliverableState::deserialize(value)
+                .map_err(|_| Fault::with(Code::WebhookStateInvalid, STATES))
+        });
+        fields.check(since.map(|since| Self {
             since,
             until,
-        }),
-        _ => Err(ApiError::Unprocessable(faults)),
+            state,
+        }))
     }
 }
 
@@ -153,7 +160,7 @@ fn asked(body: &[u8]) -> Result<Asked, ApiError> {
 /// redelivery can run at a time, and a further one can begin a minute after the last one began. This
 /// request needs a signature that covers its body.
 #[utoipa::path(post, path = "/webhooks/redeliver", operation_id = "redeliver_webhooks", tag = "Webhook",
-    request_body = super::described::NewRedelivery,
+    request_body = NewRedelivery,
     security(("access_key" = [], "timestamp" = [], "signature" = [], "content_sha256" = [])),
     responses(
         (status = 202, description = "It has begun", body = ManyAgain,
@@ -167,9 +174,9 @@ pub(super) async fn begin(session: Session, request: Request) -> Result<Response
     let (parts, body) = request.into_parts();
     session.requires_signed_body()?;
     let body = body::read(&session.app.limits, &parts.headers, body).await?;
-    let asked = asked(&body)?;
+    let asked = NewRedelivery::read(&body)?;
     let wanted = Wanted {
-        state: asked.state.map(WebhookState::as_str),
+        state: asked.state.map(RedeliverableState::into),
         since: asked.since,
         until: asked.until,
     };
@@ -259,7 +266,7 @@ mod tests {
     use super::*;
 
     fn faults(body: &str) -> Vec<(Code, Option<&'static str>)> {
-        match asked(body.as_bytes()) {
+        match NewRedelivery::read(body.as_bytes()) {
             Err(ApiError::Unprocessable(faults)) => faults
                 .iter()
                 .map(|fault| (fault.code, fault.parameter))
@@ -300,8 +307,8 @@ mod tests {
         ] {
             assert_eq!(faults(body), expected, "{body}");
         }
-        assert!(asked(b"{}").is_err() && asked(b"").is_err());
-        let good = asked(br#"{"since": "2026-01-01T00:00:00Z"}"#).unwrap();
+        assert!(NewRedelivery::read(b"{}").is_err() && NewRedelivery::read(b"").is_err());
+        let good = NewRedelivery::read(br#"{"since": "2026-01-01T00:00:00Z"}"#).unwrap();
         assert_eq!((good.state, good.until), (None, None));
     }
 }

@@ -6,17 +6,17 @@
 
 use axum::{extract::Request, http::StatusCode, response::Response};
 use domain::Environment;
-use serde_json::Value;
 use store::{
     deliveries::events::Kind,
     self_service::{self, Made},
 };
+use utoipa::ToSchema;
 
 use super::{
     Session,
     events::{Event, find},
+    fields::Fields,
     json,
-    query::{json_body, only_fields},
 };
 use crate::http::{
     body,
@@ -24,13 +24,39 @@ use crate::http::{
     error::{ApiError, Fault},
 };
 
+/// The event to make in the sandbox.
+#[derive(ToSchema)]
+pub(super) struct NewSandboxEvent {
+    /// The type of the event, which is `key.expiring`.
+    #[schema(value_type = String, example = "key.expiring")]
+    r#type: SandboxEvent,
+}
+
+/// The types of events that can be made.
+enum SandboxEvent {
+    KeyExpiring,
+}
+
+impl NewSandboxEvent {
+    fn read(body: &[u8]) -> Result<Self, ApiError> {
+        let mut fields = Fields::of(body)?;
+        let name = Kind::KeyExpiring.as_str();
+        let wrong = || Fault::with(Code::EventTypeInvalid, name);
+        let kind = fields.required("type", wrong(), |value| {
+            let known = value.as_str() == Some(name);
+            known.then_some(SandboxEvent::KeyExpiring).ok_or_else(wrong)
+        });
+        fields.check(kind.map(|r#type| Self { r#type }))
+    }
+}
+
 /// Make an event in the sandbox
 ///
 /// Sends a `key.expiring` as it comes before old keys end, so that you can test how your program
 /// handles it. Nothing ends: your keys stay as they are. Only sandbox accounts may do so, at most
 /// once every 10 s. A `topup.failed` comes after an order of the sandbox option `partly`, and a
 /// `webhook.test` after `POST /webhook/test`.
-#[utoipa::path(post, path = "/sandbox/events", operation_id = "make_sandbox_event", tag = "Sandbox", request_body = super::described::NewSandboxEvent,
+#[utoipa::path(post, path = "/sandbox/events", operation_id = "make_sandbox_event", tag = "Sandbox", request_body = NewSandboxEvent,
     responses(
         (status = 201, description = "The event, which is sent within seconds", body = Event),
         (status = 400, response = super::described::InvalidJson),
@@ -43,13 +69,9 @@ pub(super) async fn make_event(session: Session, request: Request) -> Result<Res
     }
     let (parts, body) = request.into_parts();
     let body = body::read(&session.app.limits, &parts.headers, body).await?;
-    let body = json_body(&body)?;
-    only_fields(&body, &["type"])?;
-    let kind = Kind::KeyExpiring.as_str();
-    if body.get("type").and_then(Value::as_str) != Some(kind) {
-        let fault = Fault::with(Code::EventTypeInvalid, kind);
-        return Err(ApiError::Unprocessable(vec![fault.of_parameter("type")]));
-    }
+    let NewSandboxEvent {
+        r#type: SandboxEvent::KeyExpiring,
+    } = NewSandboxEvent::read(&body)?;
     let interval = session.app.limits.webhook_test_interval;
     let making = session.run(async |connection, partner| {
         self_service::expire_keys(connection, partner, interval).await

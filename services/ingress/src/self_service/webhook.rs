@@ -28,10 +28,7 @@ use webhooks::{
     url::WebhookUrl,
 };
 
-use super::{
-    OVERLAP, SelfService, Session, json,
-    query::{json_body, only_fields},
-};
+use super::{OVERLAP, SelfService, Session, fields::Fields, json};
 use crate::http::{
     body,
     codes::Code,
@@ -74,7 +71,7 @@ pub(super) struct ChangedEndpoint {
 /// removed, and webhooks wait until one is set. A field that you leave out keeps its value; one of
 /// the two is required. A URL whose host has a forbidden address is refused. If the host cannot be
 /// resolved within two seconds, the URL is set and the answer has a `warning`.
-#[utoipa::path(put, path = "/webhook", operation_id = "set_webhook", tag = "Webhook", request_body = super::described::NewEndpoint,
+#[utoipa::path(put, path = "/webhook", operation_id = "set_webhook", tag = "Webhook", request_body = NewEndpoint,
     responses(
         (status = 200, description = "The endpoint", body = ChangedEndpoint),
         (status = 400, response = super::described::InvalidJson),
@@ -82,7 +79,7 @@ pub(super) struct ChangedEndpoint {
 pub(super) async fn set(session: Session, request: Request) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
     let body = body::read(&session.app.limits, &parts.headers, body).await?;
-    let wanted = wanted(&session.service().guard, &body, session.environment())?;
+    let wanted = NewEndpoint::read(&session.service().guard, &body, session.environment())?;
     let url = wanted.url.as_ref();
     let warning = match url.and_then(Option::as_ref) {
         Some(url)
@@ -115,50 +112,44 @@ pub(super) async fn set(session: Session, request: Request) -> Result<Response, 
     Ok(json(StatusCode::OK, &changed))
 }
 
-/// The changes that a body asks for; `None` keeps the stored value.
-struct Wanted {
+/// The changes of the endpoint: a new URL, the wanted events, or both.
+#[derive(ToSchema)]
+pub(super) struct NewEndpoint {
+    /// The URL that receives webhooks: `https`, or for a sandbox account also `http`, with at most
+    /// 2048 bytes. `null` removes the URL. Without this field the URL stays as it is.
+    #[schema(value_type = Option<String>, example = "https://shop.example.com/webhooks")]
     #[expect(clippy::option_option, reason = "kept, removed or set")]
     url: Option<Option<WebhookUrl>>,
+    /// What you want to receive beside `topup.ready`, which you always do and may leave out here:
+    /// `topup.failed` and `key.expiring`. An empty list means none of the two. Without this field
+    /// they stay as they are.
+    #[schema(value_type = Option<Vec<String>>, example = json!(["topup.failed", "key.expiring"]))]
     events: Option<Vec<Kind>>,
 }
 
-/// A 422 about one field of the body.
-pub(super) fn refused<T>(parameter: &'static str, fault: Fault) -> Result<T, ApiError> {
-    Err(ApiError::Unprocessable(vec![fault.of_parameter(parameter)]))
-}
-
-/// Reads the changes from a body, and checks what can be checked without a name server.
-fn wanted(guard: &Guard, body: &[u8], environment: Environment) -> Result<Wanted, ApiError> {
-    let body = json_body(body)?;
-    only_fields(&body, &["url", "events"])?;
-    let events = body
-        .get("events")
-        .filter(|given| !given.is_null())
-        .map(events)
-        .transpose()?
+impl NewEndpoint {
+    /// Reads the changes, and checks what can be checked without a name server.
+    fn read(guard: &Guard, body: &[u8], environment: Environment) -> Result<Self, ApiError> {
+        let mut fields = Fields::of(body)?;
+        let url = fields.nullable("url", |value| {
+            url(guard, value, environment, "it must be a string or null")
+        });
+        let events = fields.read("events", events);
+        if url.is_none() && events.is_none() && fields.is_faultless() {
+            fields.fault(Fault::new(Code::UrlMissing).of_parameter("url"));
+        }
         // It receives these anyway, and they are not among the events that are stored.
-        .map(|mut events| {
+        let events = events.map(|mut events| {
             events.retain(|kind| *kind != Kind::TopupReady);
             events
         });
-    let url = match body.get("url") {
-        Some(Value::Null) => Some(None),
-        Some(Value::String(text)) => Some(Some(url(guard, text, environment)?)),
-        Some(_) => {
-            return refused(
-                "url",
-                Fault::with(Code::UrlInvalid, "it must be a string or null"),
-            );
-        }
-        None if events.is_some() => None,
-        None => return refused("url", Fault::new(Code::UrlMissing)),
-    };
-    Ok(Wanted { url, events })
+        fields.check(Some(Self { url, events }))
+    }
 }
 
 /// Reads the wanted events. Each is named once in the result, in the order of the choices.
 /// `topup.ready` is a choice of every endpoint.
-pub(super) fn events(given: &Value) -> Result<Vec<Kind>, ApiError> {
+pub(super) fn events(given: &Value) -> Result<Vec<Kind>, Fault> {
     let choices = Kind::OF_FURTHER_ENDPOINTS;
     let kind = |name: &Value| {
         let name = name.as_str()?;
@@ -169,7 +160,7 @@ pub(super) fn events(given: &Value) -> Result<Vec<Kind>, ApiError> {
         .and_then(|names| names.iter().map(kind).collect::<Option<Vec<_>>>());
     let Some(given) = given else {
         let names = choices.map(Kind::as_str).join(", ");
-        return refused("events", Fault::with(Code::EventsInvalid, names));
+        return Err(Fault::with(Code::EventsInvalid, names));
     };
     Ok(choices
         .into_iter()
@@ -177,33 +168,37 @@ pub(super) fn events(given: &Value) -> Result<Vec<Kind>, ApiError> {
         .collect())
 }
 
-/// Parses a URL, and makes all checks that need no name server.
+/// Parses a URL, and makes all checks that need no name server. `no_string` says what the value must
+/// be if it is no string.
 pub(super) fn url(
     guard: &Guard,
-    text: &str,
+    given: &Value,
     environment: Environment,
-) -> Result<WebhookUrl, ApiError> {
-    let url: WebhookUrl = match text.parse() {
-        Ok(url) => url,
-        Err(error) => return refused("url", Fault::with(Code::UrlInvalid, error)),
+    no_string: &str,
+) -> Result<WebhookUrl, Fault> {
+    let Some(text) = given.as_str() else {
+        return Err(Fault::with(Code::UrlInvalid, no_string));
     };
+    let url: WebhookUrl = text
+        .parse()
+        .map_err(|error| Fault::with(Code::UrlInvalid, error))?;
     let judged = url
         .parsed()
         .map(|parsed| guard.check_new(&parsed, environment));
     match judged.unwrap_or(Err(Forbidden::Address)) {
         Ok(()) => Ok(url),
-        Err(reason) => forbidden(reason),
+        Err(reason) => Err(forbidden(reason)),
     }
 }
 
-/// A 422 that says what webhooks are not sent to.
-fn forbidden<T>(reason: Forbidden) -> Result<T, ApiError> {
+/// What is wrong with a URL that webhooks are not sent to.
+fn forbidden(reason: Forbidden) -> Fault {
     let detail = match reason {
         Forbidden::Port => "has a port that webhooks are not sent to",
         Forbidden::Plain => "must begin with https:// for a live account",
         Forbidden::Address => "has an address that webhooks are not sent to",
     };
-    refused("url", Fault::with(Code::UrlForbidden, detail))
+    Fault::with(Code::UrlForbidden, detail)
 }
 
 /// Resolves the host of a URL and judges its addresses, as each connection does. If they are not
@@ -223,7 +218,10 @@ pub(super) async fn resolved(
     };
     match tokio::time::timeout(RESOLVE, resolving).await {
         Ok(Ok(_)) => Ok(None),
-        Ok(Err(NameError::Forbidden(reason))) => forbidden(reason),
+        Ok(Err(NameError::Forbidden(reason))) => {
+            let fault = forbidden(reason).of_parameter("url");
+            Err(ApiError::Unprocessable(vec![fault]))
+        }
         Ok(Err(NameError::Unresolved)) | Err(_) => Ok(Some(UNRESOLVED)),
     }
 }

@@ -14,6 +14,7 @@ const CREATES: usize = 16;
 const ROUNDS: usize = 20;
 /// Rounds at the same time: fewer requests wait than ingress lets wait.
 const AT_ONCE: usize = 2;
+const UNDECIDED: &str = r#"503 {"error":"An earlier request with this external order id is not answered yet; try again in a few seconds"}"#;
 const TAKEN: &str = r#"422 {"errors":["External order id has already been taken"]}"#;
 
 /// The same order, 16 times at once, by turns to each client.
@@ -96,13 +97,19 @@ async fn of_sixteen_simultaneous_creates_one_wins() {
     );
 
     // A refused order frees its id, perhaps while other requests use it. Nothing is bought for any of
-    // them, so none is told that the id is taken: each is refused itself.
+    // them, so none is told that the id is taken: each is refused itself, or on a slow machine is told
+    // after some seconds that it is not decided yet.
     let refusal =
         json!({"errors": ["eSIM Request failed - Status: 9001, Message: Option is not on sale"]});
     let refused = stack.option("refused").unwrap();
     for answers in rounds(&both, "refused", refused).await.unwrap() {
-        let expected = BTreeMap::from([(format!("422 {refusal}"), CREATES)]);
-        assert_eq!(counted(&answers), expected);
+        let counts = counted(&answers);
+        let of = |answer: &str| counts.get(answer).copied().unwrap_or_default();
+        let refused = of(&format!("422 {refusal}"));
+        assert!(
+            refused >= 1 && refused + of(UNDECIDED) == CREATES,
+            "{counts:?}"
+        );
     }
     assert_eq!(
         stack.ledger().await.unwrap().units,

@@ -2,6 +2,7 @@
 
 use crate::shop::{PATH, SOON, Shop, fresh, open};
 use anyhow::{Context, Result, ensure};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use testkit::client::{Answer, Client, ORDERS, ORDERS_SHORT};
@@ -181,11 +182,7 @@ async fn a_lost_answer_and_a_lost_webhook_are_cured_by_the_order() {
 async fn every_id_that_can_be_ordered_is_found_by_a_query() {
     let (stack, shop) = open().await;
     let ready = stack.option("ready").unwrap();
-    let encoded = |id: &str| {
-        id.bytes()
-            .map(|byte| format!("%{byte:02X}"))
-            .collect::<String>()
-    };
+    let encoded = |id: &str| utf8_percent_encode(id, NON_ALPHANUMERIC).to_string();
     let in_query = |id: &str| format!("/orders?external_order_id={}", encoded(id));
     let unusual = format!("{}/a+b%2Fö ?&#\u{7f}\n", fresh("any"));
     for id in [".", "..", &unusual] {

@@ -175,7 +175,7 @@ async fn topup_ids_that_exist_already_are_replaced_and_the_order_succeeds() {
 
 #[tokio::test]
 async fn one_account_cannot_take_all_places_of_listening() {
-    let limits = [("LISTENERS", "5")];
+    let limits = [("LISTENERS", "20")];
     let stack = Stack::with(Stage::Ingress, &limits).await.unwrap();
     let shop = Shop::open(&stack).await.unwrap();
     let other = Shop::open(&stack).await.unwrap();

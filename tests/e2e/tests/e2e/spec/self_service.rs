@@ -65,8 +65,8 @@ pub const ROWS: &[Row] = &rows! {
     "422: all faults of a redelivery are named", |w| {
         let body = r#"{"until": "x", "state": "no_endpoint"}"#;
         w.post(body).path("/v1/api_partner/webhooks/redeliver").whole()
-    } => Unprocessable(&["Until must be a time such as 2026-11-22T00:00:00Z",
-        "Since must be a time such as 2026-11-22T00:00:00Z", "State must be exhausted, pending or delivered"]);
+    } => Unprocessable(&["Since must be a time such as 2026-11-22T00:00:00Z",
+        "Until must be a time such as 2026-11-22T00:00:00Z", "State must be exhausted, pending or delivered"]);
     "409: a redelivery of a partner without a URL", |w| {
         w.post(r#"{"since": "2026-01-01T00:00:00Z"}"#).path("/api/v1/api_partner/webhooks/redeliver").whole()
     } => Error(409, "The account has no webhook URL; set one first");
@@ -206,7 +206,8 @@ pub const ROWS: &[Row] = &rows! {
     "422: two channels for notices",
         |w| w.post(r#"{"url": "https://a.example", "email": "a@b.example"}"#).method("PUT")
             .path("/v1/api_partner/notices")
-        => Unprocessable(&["Send either url or email, and only one of them"]);
+        => Unprocessable(&["Send either url or email, and only one of them",
+            "Notices are not sent by e-mail here; send a url"]);
     "422: an e-mail address that is none",
         |w| w.post(r#"{"email": "Ops <ops@b.example>"}"#).method("PUT").path("/api/v1/api_partner/notices")
         => Unprocessable(&["Email is invalid: the part before the @ may have up to 64 letters, digits and the characters !#$%&'*+-/=?^_`{|}~, and single dots between them"]);
