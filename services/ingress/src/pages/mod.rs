@@ -197,7 +197,10 @@ mod tests {
     #[test]
     fn the_guide_and_the_reference_say_where_webhooks_come_from() {
         for (route, _, text) in pages("{}") {
-            let places = usize::from(matches!(route, "/reference" | "/partner-guide.md"));
+            let places = usize::from(matches!(
+                route,
+                "/reference" | "/partner-guide.md" | "/llms-full.txt"
+            ));
             assert_eq!(text.matches(SOURCES).count(), places, "{route}");
         }
         assert!(source_sentence(&[]).contains("Ask us"));
