@@ -84,45 +84,32 @@ pub(crate) async fn create_order(
     let received = receive(&app, &signed, &parts.headers, body, &mut notes).await;
     let mut response = match received {
         Ok(received) => {
-            let mishap = mishap::wanted(partner, &received.draft);
-            let location = location(
-                parts.uri.path(),
-                received.draft.external_order_id.as_deref(),
-            );
-            let refusal = mishap.and_then(|mishap| {
-                app.mishaps
-                    .refusal(mishap, partner.id, &received.draft, Instant::now())
-            });
-            let created = match refusal {
-                Some(refusal) => Err(refusal),
-                None => create(&app, partner, received, Arc::clone(&connection)).await,
-            };
-            let is_stored = match &created {
-                Ok(_) => true,
-                Err(ApiError::Unprocessable(faults)) => check::names_taken(faults),
-                Err(_) => false,
-            };
-            let mut response = created.unwrap_or_else(ApiError::into_response);
-            if let Some(location) = location.filter(|_| is_stored) {
-                response.headers_mut().insert(header::LOCATION, location);
-            }
-            if let Some(left) = notes.left {
-                error::show_left(&mut response, left);
-            }
-            match mishap {
-                Some(mishap) => mishap.spoil(response, connection),
-                None => response,
+            let orders = parts.uri.path();
+            match mishap::wanted(partner, &received.draft) {
+                None => answer(&app, partner, orders, received, connection).await,
+                // Only an order of a sandbox account can get here.
+                Some(mishap) => {
+                    let limited =
+                        app.mishaps
+                            .refusal(mishap, partner.id, &received.draft, Instant::now());
+                    if let Some(limited) = limited {
+                        limited.into_response()
+                    } else {
+                        let own = Arc::clone(&connection);
+                        let answer = answer(&app, partner, orders, received, own).await;
+                        mishap.spoil(answer, connection)
+                    }
+                }
             }
         }
         Err(error) => {
             app.metrics.order(order_result(&error), 0);
-            let mut response = error.into_response();
-            if let Some(left) = notes.left {
-                error::show_left(&mut response, left);
-            }
-            response
+            error.into_response()
         }
     };
+    if let Some(left) = notes.left {
+        error::show_left(&mut response, left);
+    }
     // The log line and the metric of a refused request name its partner. They are made in
     // [`crate::http::observe`], outside of this handler, so the response carries the partner's id
     // there.
@@ -131,6 +118,28 @@ pub(crate) async fn create_order(
         && let Some(id) = notes.external_order_id
     {
         response.extensions_mut().insert(ExternalOrderId(id));
+    }
+    response
+}
+
+/// The answer to an order that was read and admitted.
+async fn answer(
+    app: &App,
+    partner: &KnownPartner,
+    orders: &str,
+    received: Received,
+    connection: Arc<Connection>,
+) -> Response {
+    let location = location(orders, received.draft.external_order_id.as_deref());
+    let created = create(app, partner, received, connection).await;
+    let is_stored = match &created {
+        Ok(_) => true,
+        Err(ApiError::Unprocessable(faults)) => check::names_taken(faults),
+        Err(_) => false,
+    };
+    let mut response = created.unwrap_or_else(ApiError::into_response);
+    if let Some(location) = location.filter(|_| is_stored) {
+        response.headers_mut().insert(header::LOCATION, location);
     }
     response
 }

@@ -8,8 +8,9 @@
 //! stored. The metrics and the log record the answer that the order would have had, because a
 //! partner's test must not wake an operator.
 //!
-//! [`super::create`] calls [`Mishaps::refusal`] before an order is stored and [`Mishap::spoil`] with
-//! its answer; nothing else in ingress knows of mishaps.
+//! [`super::create`] asks [`wanted`] first. An order without a mishap, which every live one is, goes
+//! straight to its answer. Around the answer of one with a mishap it calls [`Mishaps::refusal`] and
+//! [`Mishap::spoil`]; nothing else in ingress knows of mishaps.
 
 use std::{
     collections::VecDeque,
