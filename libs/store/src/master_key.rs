@@ -90,21 +90,40 @@ impl Pass {
             .or_default()
     }
 
-    fn count_partner(&mut self, row: &PartnerRow) {
-        for (index, sealed) in row.secrets().into_iter().enumerate() {
-            let Some(sealed) = sealed else { continue };
+    /// Counts the secrets of a row.
+    fn count(&mut self, secrets: &[Secret<'_>]) {
+        for secret in secrets {
+            let Some(sealed) = secret.sealed else {
+                continue;
+            };
             let usage = self.usage(sealed);
             usage.partner_secrets += 1;
-            usage.webhook_secrets += u64::from(PartnerRow::WEBHOOKS.contains(&index));
+            usage.webhook_secrets += u64::from(secret.purpose.keyring() == Keyring::Webhooks);
         }
     }
 
-    fn count_endpoint(&mut self, row: &EndpointRow) {
-        for sealed in row.sealed().into_iter().flatten() {
-            let usage = self.usage(sealed);
-            usage.partner_secrets += 1;
-            usage.webhook_secrets += 1;
+    /// The secrets of a row as they should be stored, and how many of them change.
+    fn reseal_row<const N: usize>(
+        &mut self,
+        vault: &Vault,
+        secrets: &[Secret<'_>; N],
+    ) -> Result<([Option<Vec<u8>>; N], u64)> {
+        let mut new = secrets
+            .each_ref()
+            .map(|secret| secret.sealed.map(<[u8]>::to_vec));
+        let mut changed = 0;
+        for (new, secret) in new.iter_mut().zip(secrets) {
+            let prefix = vault.first_prefix(secret.purpose.keyring())?;
+            let Some(old) = secret.sealed.filter(|old| !old.starts_with(&prefix)) else {
+                continue;
+            };
+            let what = (secret.column, secret.id);
+            if let Some(resealed) = self.reseal(vault, what, Ok(secret.purpose), old) {
+                *new = Some(resealed);
+                changed += 1;
+            }
         }
+        Ok((new, changed))
     }
 
     /// Seals a value again. Returns `None` if that fails, and notes the failure in the pass.
@@ -168,7 +187,7 @@ async fn walk(
     while let Some(last) = after {
         let page = partners(connection, last).await?;
         for row in &page {
-            pass.count_partner(row);
+            pass.count(&row.secrets());
             if let Some(vault) = vault {
                 reencrypt_partner(connection, vault, row, &mut pass).await?;
             }
@@ -180,7 +199,7 @@ async fn walk(
     while let Some(last) = after {
         let page = further_endpoints(connection, last).await?;
         for row in &page {
-            pass.count_endpoint(row);
+            pass.count(&row.secrets());
             if let Some(vault) = vault {
                 reencrypt_endpoint(connection, vault, row, &mut pass).await?;
             }
@@ -217,6 +236,16 @@ async fn walk(
     }
 }
 
+/// A sealed column of a row.
+struct Secret<'a> {
+    column: &'static str,
+    /// The partner or the endpoint that it belongs to.
+    id: Uuid,
+    purpose: Purpose<'static>,
+    /// `None` if the row has no such secret.
+    sealed: Option<&'a [u8]>,
+}
+
 struct PartnerRow {
     partner_id: Uuid,
     secret_key: Option<Vec<u8>>,
@@ -226,17 +255,28 @@ struct PartnerRow {
 }
 
 impl PartnerRow {
-    /// The indices of the webhook secrets among [`Self::secrets`].
-    const WEBHOOKS: [usize; 2] = [1, 3];
-
-    fn secrets(&self) -> [Option<&[u8]>; 4] {
+    fn secrets(&self) -> [Secret<'_>; 4] {
+        let id = self.partner_id;
+        let key = Purpose::SecretKey(id.into());
+        let webhook = Purpose::WebhookSecret(id.into());
+        // An erased partner has an empty secret.
+        let webhook_secret = Some(&*self.webhook_secret).filter(|secret| !secret.is_empty());
         [
-            self.secret_key.as_deref(),
-            // An erased partner has an empty secret.
-            Some(&*self.webhook_secret).filter(|secret| !secret.is_empty()),
-            self.old_secret_key.as_deref(),
-            self.old_webhook_secret.as_deref(),
+            ("secret_key", key, self.secret_key.as_deref()),
+            ("webhook_secret", webhook, webhook_secret),
+            ("old_secret_key", key, self.old_secret_key.as_deref()),
+            (
+                "old_webhook_secret",
+                webhook,
+                self.old_webhook_secret.as_deref(),
+            ),
         ]
+        .map(|(column, purpose, sealed)| Secret {
+            column,
+            id,
+            purpose,
+            sealed,
+        })
     }
 }
 
@@ -260,34 +300,7 @@ async fn reencrypt_partner(
     row: &PartnerRow,
     pass: &mut Pass,
 ) -> Result<()> {
-    let id = row.partner_id;
-    let key_prefix = vault.first_prefix(Keyring::Partners)?;
-    let webhook_prefix = vault.first_prefix(Keyring::Webhooks)?;
-    let purposes = [
-        ("secret_key", Purpose::SecretKey(id.into()), &key_prefix),
-        (
-            "webhook_secret",
-            Purpose::WebhookSecret(id.into()),
-            &webhook_prefix,
-        ),
-        ("old_secret_key", Purpose::SecretKey(id.into()), &key_prefix),
-        (
-            "old_webhook_secret",
-            Purpose::WebhookSecret(id.into()),
-            &webhook_prefix,
-        ),
-    ];
-    let mut new = row.secrets().map(|sealed| sealed.map(<[u8]>::to_vec));
-    let mut changed = 0;
-    for (sealed, (what, purpose, prefix)) in new.iter_mut().zip(purposes) {
-        let Some(old) = sealed.as_deref().filter(|old| !old.starts_with(prefix)) else {
-            continue;
-        };
-        if let Some(resealed) = pass.reseal(vault, (what, id), Ok(purpose), old) {
-            *sealed = Some(resealed);
-            changed += 1;
-        }
-    }
+    let (new, changed) = pass.reseal_row(vault, &row.secrets())?;
     if changed == 0 {
         return Ok(());
     }
@@ -302,7 +315,7 @@ async fn reencrypt_partner(
          SET secret_key = $2, webhook_secret = $3, old_secret_key = $4, old_webhook_secret = $5
          WHERE partner_id = $1 AND secret_key IS NOT DISTINCT FROM $6 AND webhook_secret = $7
            AND old_secret_key IS NOT DISTINCT FROM $8 AND old_webhook_secret IS NOT DISTINCT FROM $9",
-        id,
+        row.partner_id,
         secret_key,
         webhook_secret.unwrap_or_default(),
         old_secret_key,
@@ -324,12 +337,21 @@ struct EndpointRow {
 }
 
 impl EndpointRow {
-    fn sealed(&self) -> [Option<&[u8]>; 3] {
+    fn secrets(&self) -> [Secret<'_>; 3] {
+        let id = self.endpoint_id;
+        let secret = Purpose::EndpointSecret(id.into());
+        let headers = Purpose::EndpointHeaders(id.into());
         [
-            Some(&self.secret),
-            self.old_secret.as_deref(),
-            self.headers.as_deref(),
+            ("endpoint_secret", secret, Some(&*self.secret)),
+            ("old_endpoint_secret", secret, self.old_secret.as_deref()),
+            ("endpoint_headers", headers, self.headers.as_deref()),
         ]
+        .map(|(column, purpose, sealed)| Secret {
+            column,
+            id,
+            purpose,
+            sealed,
+        })
     }
 }
 
@@ -351,24 +373,7 @@ async fn reencrypt_endpoint(
     row: &EndpointRow,
     pass: &mut Pass,
 ) -> Result<()> {
-    let id = row.endpoint_id;
-    let prefix = vault.first_prefix(Keyring::Webhooks)?;
-    let purposes = [
-        ("endpoint_secret", Purpose::EndpointSecret(id.into())),
-        ("old_endpoint_secret", Purpose::EndpointSecret(id.into())),
-        ("endpoint_headers", Purpose::EndpointHeaders(id.into())),
-    ];
-    let mut new = row.sealed().map(|sealed| sealed.map(<[u8]>::to_vec));
-    let mut changed = 0;
-    for (sealed, (what, purpose)) in new.iter_mut().zip(purposes) {
-        let Some(old) = sealed.as_deref().filter(|old| !old.starts_with(&prefix)) else {
-            continue;
-        };
-        if let Some(resealed) = pass.reseal(vault, (what, id), Ok(purpose), old) {
-            *sealed = Some(resealed);
-            changed += 1;
-        }
-    }
+    let (new, changed) = pass.reseal_row(vault, &row.secrets())?;
     if changed == 0 {
         return Ok(());
     }
@@ -377,7 +382,7 @@ async fn reencrypt_endpoint(
         "UPDATE further_endpoints SET secret = $2, old_secret = $3, headers = $4
          WHERE endpoint_id = $1 AND secret = $5 AND old_secret IS NOT DISTINCT FROM $6
            AND headers IS NOT DISTINCT FROM $7",
-        id,
+        row.endpoint_id,
         secret.unwrap_or_default(),
         old_secret,
         headers,

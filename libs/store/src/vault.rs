@@ -75,7 +75,7 @@ pub enum Purpose<'a> {
 }
 
 impl Purpose<'_> {
-    fn keyring(self) -> Keyring {
+    pub(crate) fn keyring(self) -> Keyring {
         match self {
             Self::SecretKey(_) => Keyring::Partners,
             Self::WebhookSecret(_) | Self::EndpointSecret(_) | Self::EndpointHeaders(_) => {
