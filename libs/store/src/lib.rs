@@ -48,6 +48,7 @@ pub mod schema;
 pub mod self_service;
 pub mod server;
 pub mod sessions;
+mod start;
 mod sweep;
 pub mod vault;
 pub mod work;

@@ -3,18 +3,17 @@
 //! As at the real provider, callbacks are a convenience and no guarantee. They are not signed,
 //! nobody retries them, and those that do not fit into the queue, or that are unsent when the
 //! sandbox stops or crashes, are lost. Then the provisioner finds the profile when it asks again.
-//! In return no order ever waits for a callback: [`Queue::push`](crate::channel::Queue::push) only hands the purchase over, and
-//! [`run`] sends in a task of its own.
+//! In return no order ever waits for a callback: a sale only puts its purchase into the queue
+//! ([`crate::channel`]), and [`run`] sends in a task of its own.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use anyhow::Context;
 use reqwest::{Client, Url};
 use runtime::client;
+use serde_json::Value;
 use tokio::{sync::mpsc, task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
-
-use serde_json::Value;
 
 use crate::{
     channel::{Channel, Made},

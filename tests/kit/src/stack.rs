@@ -13,8 +13,13 @@
 //! ```
 
 mod plan;
+mod stage;
 
-use self::plan::Plan;
+pub use self::stage::{CALLBACK_TOKEN, SANDBOX_ACCESS_KEY, SANDBOX_SECRET_KEY, Stage};
+use self::{
+    plan::Plan,
+    stage::{SANDBOX, seller},
+};
 use crate::client::Client;
 use crate::database::Database;
 use crate::esimctl::{CatalogueOption, Esimctl, Partner};
@@ -31,42 +36,6 @@ use tempfile::TempDir;
 use tokio::process::Command;
 use url::Url;
 use uuid::Uuid;
-
-pub const SANDBOX_SECRET_KEY: &str = "c2FuZGJveC1zZWNyZXQta2V5LW9mLXRoZS10ZXN0cw==";
-pub const SANDBOX_ACCESS_KEY: &str = "sandbox-test";
-const SANDBOX: &str = "sandbox";
-
-/// The token in the URL of the sandbox's callbacks, see [`Builder::callbacks`].
-pub const CALLBACK_TOKEN: &str = "callback-token-that-nobody-else-has";
-
-/// A program of the stack: the sandbox provider, or one of the three stages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Stage {
-    Sandbox,
-    Ingress,
-    Provisioner,
-    Notifier,
-}
-
-impl Stage {
-    pub const ALL: [Self; 4] = [
-        Self::Sandbox,
-        Self::Ingress,
-        Self::Provisioner,
-        Self::Notifier,
-    ];
-    /// The stages of the pipeline, without the sandbox.
-    pub const OURS: [Self; 3] = [Self::Ingress, Self::Provisioner, Self::Notifier];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Sandbox => "sandbox",
-            Self::Ingress => "ingress",
-            Self::Provisioner => "provisioner",
-            Self::Notifier => "notifier",
-        }
-    }
-}
 
 /// The purchases that the sandbox provider recorded.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -532,16 +501,6 @@ fn env<const N: usize>(pairs: [(&str, &str); N]) -> BTreeMap<String, String> {
         .into_iter()
         .map(|(name, value)| (name.to_owned(), value.to_owned()))
         .collect()
-}
-
-/// The program that sells as this provider: the sandbox, or the one for tests, which speaks further
-/// protocols.
-fn seller(provider: &str) -> &'static str {
-    if matches!(provider, SANDBOX | "usimsa") {
-        "sandbox"
-    } else {
-        "upstreams"
-    }
 }
 
 /// Imports the catalogue that the sandbox has for this provider, like `sandbox catalogue --provider

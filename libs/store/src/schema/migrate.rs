@@ -20,7 +20,10 @@ use sqlx::{
     migrate::{Migrate, MigrateError, Migration, Migrator},
 };
 
-use super::{MIGRATIONS, SchemaError, newest, serves};
+use super::{
+    roles::grant,
+    version::{MIGRATIONS, SchemaError, latest, newest, serves},
+};
 use crate::{
     Error,
     sessions::{self, Session},
@@ -31,7 +34,6 @@ const TABLE: &str = "_sqlx_migrations";
 const SHORTEST: Duration = Duration::from_millis(1);
 /// PostgreSQL's longest timeout is about 24 days.
 const LONGEST: Duration = Duration::from_hours(24 * 24);
-pub(super) const SERVES_TABLE: &str = "_schema_serves";
 
 const UNFINISHED_INDEX: &str = ". The build was cancelled, and what it has built is marked invalid, so no query uses it; \
                                 the next run drops it and builds the index anew";
@@ -128,8 +130,8 @@ pub async fn migrate(connection: &mut PgConnection) -> Result<i64, MigrationErro
     let version = apply(connection, &MIGRATIONS, Patience::default(), |_| {}).await?;
     // If the schema is newer than this program, a newer migrator has granted what its own programs
     // need, and an older grant would take that away.
-    if version <= super::latest() {
-        super::grant(connection).await.map_err(SchemaError::from)?;
+    if version <= latest() {
+        grant(connection).await.map_err(SchemaError::from)?;
     }
     Ok(version)
 }

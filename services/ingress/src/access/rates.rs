@@ -25,6 +25,7 @@ use governor::{
 use runtime::lock;
 use store::partners::Limits;
 
+pub(crate) use crate::http::error::Left;
 use crate::{
     access::{directory::KnownPartner, limits::LimitsConfig},
     http::{
@@ -84,17 +85,6 @@ struct Rate {
 
 /// A limiter that says how much is left of its burst.
 type Limiter = RateLimiter<NotKeyed, InMemoryState, DefaultClock, StateInformationMiddleware>;
-
-/// How much of a rate is left after a request, for the headers of its answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Left {
-    /// The limit per second.
-    pub(crate) limit: u32,
-    /// How many more are possible at once.
-    pub(crate) remaining: u32,
-    /// The number of seconds after which the whole burst is possible again, rounded up.
-    pub(crate) reset: u32,
-}
 
 impl Rates {
     /// Creates the rate limits. `max_units` is the maximum number of units of one order; such an

@@ -16,10 +16,7 @@ use axum::{
 };
 use serde_json::json;
 
-use crate::{
-    access::rates::Left,
-    http::{codes::Code, named::Named},
-};
+use crate::http::{codes::Code, named::Named};
 
 /// The limit per second, or of requests at once.
 const LIMIT: HeaderName = HeaderName::from_static("ratelimit-limit");
@@ -293,6 +290,17 @@ impl IntoResponse for ApiError {
 
 fn simple(code: Code, message: &str) -> Response {
     (code.status(), Json(json!({ "error": message }))).into_response()
+}
+
+/// How much of a rate is left after a request, for the headers of its answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Left {
+    /// The limit per second.
+    pub(crate) limit: u32,
+    /// How many more are possible at once.
+    pub(crate) remaining: u32,
+    /// The number of seconds after which the whole burst is possible again, rounded up.
+    pub(crate) reset: u32,
 }
 
 /// Adds the headers that say how much of a rate is left, unless the answer has them because a limit

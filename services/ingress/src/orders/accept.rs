@@ -58,10 +58,7 @@ use crate::{
         error::{ApiError, Fault, PARTNER_MOVING},
     },
     metrics::{Metrics, OrderResult},
-    orders::{
-        check::taken_fault,
-        handshake::{Handshake, PendingAnswer},
-    },
+    orders::handshake::{Handshake, PendingAnswer},
 };
 
 /// The maximum number of orders in one commit.
@@ -247,7 +244,7 @@ impl Orders {
         let sent = match self.store_unless_taken(&mut order, &mut answer).await {
             Ok(Some(sent)) => sent,
             Ok(None) => {
-                let taken = ApiError::Unprocessable(vec![taken_fault()]);
+                let taken = ApiError::Unprocessable(vec![Fault::new(Code::ExternalOrderIdTaken)]);
                 return self.fail(OrderResult::Duplicate, taken, answer);
             }
             Err(error @ ApiError::Unavailable { .. }) => {

@@ -98,7 +98,7 @@ impl Orders {
             store::orders::is_taken(connection, partner.id, &external_order_id).await
         });
         if taken.await.map_err(ApiError::internal)? {
-            errors.insert(0, taken_fault());
+            errors.insert(0, Fault::new(Code::ExternalOrderIdTaken));
         }
         Err(ApiError::Unprocessable(errors))
     }
@@ -195,11 +195,6 @@ fn alternative(pair: &Pair) -> Alternative {
         lane: String::new(),
         options: BTreeMap::new(),
     }
-}
-
-/// The error of an order whose external id an earlier order has.
-pub(super) fn taken_fault() -> Fault {
-    Fault::new(Code::ExternalOrderIdTaken)
 }
 
 /// Whether the taken external id is the only error, so that the request repeats an earlier one.

@@ -5,7 +5,9 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use super::{CALLBACK_TOKEN, SANDBOX, SANDBOX_ACCESS_KEY, SANDBOX_SECRET_KEY, Stage, seller};
+use super::stage::{
+    CALLBACK_TOKEN, SANDBOX, SANDBOX_ACCESS_KEY, SANDBOX_SECRET_KEY, Stage, seller,
+};
 use crate::process::Program;
 use crate::{bin_dir, ports};
 
@@ -18,7 +20,7 @@ pub(super) struct Plan<'a> {
     pub(super) ingress_port: u16,
     /// The port of the first provisioner, if the sandbox calls it back.
     pub(super) callback_port: Option<u16>,
-    /// The provider that the sandbox plays, see [`Builder::provider`].
+    /// The provider that the sandbox plays, see [`super::Builder::provider`].
     pub(super) provider: Option<&'a str>,
 }
 
