@@ -7,6 +7,7 @@ whether by `use` or by a path in the code. It fails, with one line for each faul
 - files name each other in a circle;
 - an arrow runs up, or sideways into another room, in the floors that house.toml declares: those of the
   crates, and those within a crate;
+- a file has more than 600 lines;
 - code compares or takes apart a text that is meant for people: a field or column named reason, message,
   command, detail or text. A state that a program reads is a code (decision 35);
 - a fault that house.toml lists as known is gone. So that list can only shrink.
@@ -21,6 +22,7 @@ import tomllib
 from collections import defaultdict
 from pathlib import Path
 
+LONGEST = 600
 PROSE = "reason|message|command|detail|text"
 ACCESS = rf"\.(?:{PROSE})\b(?:\(\))?"
 ADAPTERS = r"(?:\s*\.(?:as_deref|as_str|as_ref|trim|to_lowercase|unwrap_or_default|clone)\(\))*"
@@ -258,7 +260,7 @@ def check(root):
         for pattern in tomllib.loads((root / "Cargo.toml").read_text())["workspace"]["members"]
         for file in sorted(root.glob(f"{pattern}/Cargo.toml"))
     ]
-    faults, arrows_between_files, steps, decisions = [], {}, set(), set()
+    faults, arrows_between_files, steps, decisions, long = [], {}, set(), set(), set()
 
     crates = {}
     for manifest in manifests:
@@ -277,6 +279,9 @@ def check(root):
         def short(file):
             return str(file.relative_to(root))
 
+        for file in sorted(folder.rglob("*.rs")):
+            if len(file.read_text().splitlines()) > LONGEST:
+                long.add(short(file))
         drawn = Crate(folder).arrows()
         arrows = {short(file): {short(to) for to in targets} for file, targets in drawn.items()}
         arrows_between_files.update(arrows)
@@ -322,6 +327,7 @@ def check(root):
             faults.append(f"house.toml lists what is gone: {file} -> {to} in a circle")
     for kind, found, listed in (
         ("an arrow runs up or into another room", steps, set(known.get("arrows", []))),
+        (f"a file has more than {LONGEST} lines", long, set(known.get("long", []))),
         (
             "code decides by a text that is meant for people; keep a code beside it",
             {what for what, _ in decisions},

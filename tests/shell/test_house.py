@@ -86,6 +86,10 @@ class House(unittest.TestCase):
         self.finds(files, "new.rs has no floor")
         self.finds({"libs/new/Cargo.toml": '[package]\nname = "new"\n', "libs/new/src/lib.rs": ""}, "crate new has no floor")
 
+    def test_a_long_file(self):
+        self.assertEqual(self.faults({"libs/ground/src/lib.rs": "// A line.\n" * 600}), [])
+        self.finds({"libs/ground/src/lib.rs": "// A line.\n" * 601}, "more than 600 lines: libs/ground/src/lib.rs")
+
     def test_decisions_by_prose(self):
         for code in (
             'row.reason == "gone"',
