@@ -202,6 +202,18 @@ TABLE hourly
     CONSTRAINT hourly_bounds CHECK ((((hour >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (hour <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (octet_length(stage) <= 100000))) NOT VALID
     CONSTRAINT hourly_pkey PRIMARY KEY (hour, stage)
 
+TABLE minutely
+    span text NOT NULL
+    at timestamp with time zone NOT NULL
+    measure text NOT NULL
+    subject text NOT NULL
+    instance uuid NOT NULL
+    n bigint NOT NULL
+    failed bigint NOT NULL
+    histogram bigint[] NOT NULL
+    CONSTRAINT minutely_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(span), octet_length(measure), octet_length(subject), pg_column_size(histogram)) <= 100000) AND (array_ndims(histogram) = 1) AND (array_position(histogram, NULL::bigint) IS NULL)))
+    CONSTRAINT minutely_pkey PRIMARY KEY (span, at, measure, subject, instance)
+
 TABLE operation_parts
     operation_id uuid NOT NULL
     redelivery_id uuid NOT NULL

@@ -17,12 +17,13 @@
 //!   of partners whose attempts are slow.
 //! - Storing: [`group_commit`] writes many items with one statement.
 //! - Across all of them: [`timing`] has the times that several stages must agree on, [`trace`]
-//!   connects the spans of one order, [`metrics`] measures, [`pulse`] watches PostgreSQL, and
+//!   connects the spans of one order, [`metrics`] and [`figures`] measure, [`pulse`] watches PostgreSQL, and
 //!   [`effect`] names the points at which a crash test can kill a process.
 
 pub mod access;
 pub mod batcher;
 pub mod effect;
+pub mod figures;
 pub mod group_commit;
 mod majority;
 pub mod metrics;

@@ -10,8 +10,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use runtime::{Shutdown, health::Readiness, outage};
-use store::Database;
+use runtime::{Shutdown, clock, health::Readiness, outage};
+use serde_json::json;
+use store::{
+    Database,
+    operator::health::{Finding, Kind},
+};
+use time::OffsetDateTime;
 use tokio::time::timeout;
 
 use crate::metrics::PulseMetrics;
@@ -33,6 +38,7 @@ pub async fn run(
     let metrics = PulseMetrics::new();
     let mut ticks = shutdown.ticks(PERIOD);
     let mut looked_at = Instant::now();
+    let mut away_since = None;
     while ticks.next().await {
         if looked_at.elapsed() > LOOK_AGAIN {
             looked_at = Instant::now();
@@ -45,23 +51,22 @@ pub async fn run(
         let committed = if let Ok(committed) = timeout(PATIENCE, &mut pulse).await {
             committed
         } else {
-            is_away(
-                &readiness,
-                &format!("a commit takes longer than {PATIENCE:?}"),
-            );
+            let error = format!("a commit takes longer than {PATIENCE:?}");
+            is_away(&readiness, &error, &mut away_since);
             pulse.await
         };
         match committed {
             Ok(pulse) => {
                 metrics.show(&pulse, began.elapsed());
                 if let Some(unfit) = &pulse.unfit {
-                    is_away(&readiness, &unfit.to_string());
+                    is_away(&readiness, &unfit.to_string(), &mut away_since);
                 } else {
+                    away_since = None;
                     readiness.set_ready("database");
                     outage::DATABASE.worked();
                 }
             }
-            Err(error) => is_away(&readiness, &error.to_string()),
+            Err(error) => is_away(&readiness, &error.to_string(), &mut away_since),
         }
     }
     // Without the note operators miss this process for an hour, or until another one begins.
@@ -75,8 +80,11 @@ pub async fn run(
 
 /// Notes that nothing can be committed now. The first line is written in any case, because it says
 /// why the stage is not ready; the lines after it share the limit of an outage with all others.
-fn is_away(readiness: &Readiness, error: &str) {
-    let was_ready = readiness.set_not_ready("database", error);
+fn is_away(readiness: &Readiness, error: &str, since: &mut Option<OffsetDateTime>) {
+    let since = *since.get_or_insert_with(clock::now);
+    let why = error.to_owned();
+    let finding = Finding::new(Kind::DatabaseDown { why }, Some(since));
+    let was_ready = readiness.set_not_ready("database", error, json!(finding.told()));
     let others = outage::DATABASE.failed();
     if was_ready || others.is_some() {
         tracing::error!(

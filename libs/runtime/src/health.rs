@@ -3,7 +3,8 @@
 //! - `/livez` responds 200 while the process runs. It checks nothing else, because restarting a
 //!   process does not bring a database back.
 //! - `/readyz` responds 200 if the service can take work. Otherwise it responds 503 and names the
-//!   parts that are missing, for example `{"missing":{"database":"…"},"ready":false}`.
+//!   parts that are missing, for example `{"missing":{"database":"…"},"ready":false}`, with
+//!   `findings`: what is wrong in the words of `esimctl attention`.
 //! - `/metrics` shows the metrics in the Prometheus text format.
 
 use std::{
@@ -15,6 +16,7 @@ use std::{
 
 use axum::{Json, Router, extract::State, http::StatusCode, response::IntoResponse, routing::get};
 use opentelemetry::metrics::Gauge;
+use serde_json::Value;
 
 use crate::{Shutdown, connection, listener, lock};
 
@@ -25,10 +27,18 @@ const IDLE: Duration = Duration::from_mins(5);
 /// The parts of a service that are not ready, each with its reason. Clones share their state.
 #[derive(Clone)]
 pub struct Readiness {
-    missing: Arc<Mutex<BTreeMap<&'static str, String>>>,
+    missing: Arc<Mutex<BTreeMap<&'static str, Missing>>>,
     /// The gauge `esim.<part>.up` of each part.
     up: Arc<BTreeMap<&'static str, Gauge<u64>>>,
     shutdown: Shutdown,
+}
+
+/// Why a part is missing.
+#[derive(Clone)]
+struct Missing {
+    reason: String,
+    /// The same for people, with what to do, as a JSON object; null if there is nothing to add.
+    finding: Value,
 }
 
 impl Readiness {
@@ -37,7 +47,13 @@ impl Readiness {
     pub fn new(shutdown: &Shutdown, parts: &[&'static str]) -> Self {
         let missing = parts
             .iter()
-            .map(|part| (*part, "not ready yet".to_owned()))
+            .map(|part| {
+                let missing = Missing {
+                    reason: "not ready yet".to_owned(),
+                    finding: Value::Null,
+                };
+                (*part, missing)
+            })
             .collect();
         let meter = opentelemetry::global::meter("runtime");
         let up = parts.iter().map(|part| {
@@ -61,9 +77,19 @@ impl Readiness {
         self.show(part, 1);
     }
 
-    /// Marks a part as not ready. Operators read the reason. Returns whether it was ready before.
-    pub fn set_not_ready(&self, part: &'static str, reason: impl Into<String>) -> bool {
-        let before = lock(&self.missing).insert(part, reason.into());
+    /// Marks a part as not ready. Operators read the reason and the finding. Returns whether it was
+    /// ready before.
+    pub fn set_not_ready(
+        &self,
+        part: &'static str,
+        reason: impl Into<String>,
+        finding: Value,
+    ) -> bool {
+        let missing = Missing {
+            reason: reason.into(),
+            finding,
+        };
+        let before = lock(&self.missing).insert(part, missing);
         self.show(part, 0);
         before.is_none()
     }
@@ -77,11 +103,21 @@ impl Readiness {
     /// The parts that are not ready, with their reasons. During a stop, the process itself is among
     /// them, so that no new work is sent to it.
     pub fn missing(&self) -> BTreeMap<&'static str, String> {
-        let mut missing = lock(&self.missing).clone();
+        let mut missing: BTreeMap<&'static str, String> = lock(&self.missing)
+            .iter()
+            .map(|(part, missing)| (*part, missing.reason.clone()))
+            .collect();
         if self.shutdown.is_stopping() {
             missing.insert("process", "stopping".into());
         }
         missing
+    }
+
+    /// What is wrong with the parts that are not ready.
+    fn findings(&self) -> Vec<Value> {
+        let missing = lock(&self.missing);
+        let findings = missing.values().map(|missing| missing.finding.clone());
+        findings.filter(|finding| !finding.is_null()).collect()
     }
 }
 
@@ -133,7 +169,9 @@ async fn ready(State(readiness): State<Readiness>) -> impl IntoResponse {
     };
     (
         status,
-        Json(serde_json::json!({ "ready": ready, "missing": missing })),
+        Json(serde_json::json!({
+            "ready": ready, "missing": missing, "findings": readiness.findings(),
+        })),
     )
 }
 

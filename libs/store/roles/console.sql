@@ -2,7 +2,7 @@
 -- may show activation codes has the master key that opens it. It reads no other key or secret.
 GRANT SELECT ON configuration_version, options, orders, placements, topups, work, held, deliveries, delivery_attempts,
     endpoints, further_deliveries, providers, provider_lanes, provider_replicas, pulses, sweeps, retention, operator_actions,
-    redeliveries, archives, archived_orders, provider_references, hourly, esim_requests, refused_requests,
+    redeliveries, archives, archived_orders, provider_references, hourly, minutely, esim_requests, refused_requests,
     retention_due
     TO esim_console;
 GRANT SELECT (partner_id, name, environment, access_key, old_access_key, old_keys_until, webhook_url, webhook_host,

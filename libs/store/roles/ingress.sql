@@ -44,7 +44,7 @@ GRANT SELECT, INSERT, UPDATE (ended_at, cancelled_at) ON redeliveries TO esim_in
 GRANT SELECT ON sweeps TO esim_ingress;
 
 -- Its pulse, and what it does if the server has lost commits.
-GRANT SELECT, INSERT, UPDATE, DELETE ON pulses TO esim_ingress;
+GRANT SELECT, INSERT, UPDATE, DELETE ON pulses, minutely TO esim_ingress;
 GRANT EXECUTE ON FUNCTION commits_lost(uuid, bigint, bigint) TO esim_ingress;
 
 -- The external id of an archived order stays taken, and look-ups say that the order is archived.

@@ -34,5 +34,5 @@ GRANT SELECT, DELETE ON operator_actions TO esim_notifier;
 GRANT SELECT, DELETE ON archived_orders, refused_requests TO esim_notifier;
 
 -- Its pulse, and what it does if the server has lost commits.
-GRANT SELECT, INSERT, UPDATE, DELETE ON pulses TO esim_notifier;
+GRANT SELECT, INSERT, UPDATE, DELETE ON pulses, minutely TO esim_notifier;
 GRANT EXECUTE ON FUNCTION commits_lost(uuid, bigint, bigint) TO esim_notifier;

@@ -21,7 +21,7 @@ GRANT UPDATE ON sweeps TO esim_provisioner;
 GRANT SELECT, INSERT, UPDATE, DELETE ON hourly TO esim_provisioner;
 
 -- Its pulse, and what it does if the server has lost commits.
-GRANT SELECT, INSERT, UPDATE, DELETE ON pulses TO esim_provisioner;
+GRANT SELECT, INSERT, UPDATE, DELETE ON pulses, minutely TO esim_provisioner;
 GRANT EXECUTE ON FUNCTION commits_lost(uuid, bigint, bigint) TO esim_provisioner;
 
 -- It answers what partners ask about delivered eSIMs, and marks those that were given back.

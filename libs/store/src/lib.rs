@@ -29,6 +29,7 @@ pub mod database;
 pub mod deliveries;
 mod error;
 pub mod esim_requests;
+pub mod figures;
 pub mod ledger;
 pub mod master_key;
 mod nodelay;

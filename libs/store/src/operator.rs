@@ -16,7 +16,6 @@ pub mod endpoints;
 pub mod erase;
 pub mod give_backs;
 pub mod health;
-pub mod hourly;
 pub mod operations;
 pub mod options;
 pub mod orders;

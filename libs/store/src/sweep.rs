@@ -14,7 +14,7 @@ use std::time::Duration;
 use sqlx::{Connection, PgConnection, Postgres, Transaction};
 use time::OffsetDateTime;
 
-use crate::{Result, operator::hourly, seconds};
+use crate::{Result, seconds};
 
 /// The longest time range of one sweep, in seconds. It bounds the cost of the statement, even if
 /// the stage has been stopped for long and has much to catch up.
@@ -123,8 +123,6 @@ impl<'a> Fence<'a> {
     /// Ends the sweep: moves the start of the next range, sets a new fence if needed, and commits.
     /// `late` is the number of rows that got work.
     pub(crate) async fn done(mut self, late: u64) -> Result<Swept> {
-        // What the range passes for good is counted now, once.
-        hourly::add(&mut self.transaction, self.stage, self.from, self.next).await?;
         let statement = sqlx::query!(
             "UPDATE sweeps
              SET up_to = $2,

@@ -42,8 +42,10 @@ use runtime::{
     Shutdown,
     health::{self, Readiness},
 };
+use serde_json::json;
 use store::{
     Database,
+    operator::health::{Finding, Kind},
     schema::{self, SchemaError},
 };
 
@@ -97,12 +99,19 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
 /// does for the other programs.
 async fn watch(database: Database, readiness: Readiness, shutdown: Shutdown) -> anyhow::Result<()> {
     let mut ticks = shutdown.ticks(LOOK);
+    let mut away_since = None;
     while ticks.next().await {
         let checked = database.run(async |connection| schema::check(connection).await);
         match checked.await {
-            Ok(_) => readiness.set_ready("database"),
+            Ok(_) => {
+                away_since = None;
+                readiness.set_ready("database");
+            }
             Err(SchemaError::Store(error)) => {
-                readiness.set_not_ready("database", error.to_string());
+                let since = *away_since.get_or_insert_with(runtime::clock::now);
+                let why = error.to_string();
+                let finding = Finding::new(Kind::DatabaseDown { why }, Some(since));
+                readiness.set_not_ready("database", error.to_string(), json!(finding.told()));
             }
             Err(error) => return Err(error.into()),
         }

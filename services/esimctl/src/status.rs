@@ -8,23 +8,21 @@ use clap::Args;
 use serde_json::{Value, json};
 use store::{
     deliveries::endpoints::Endpoint,
-    operator::{
-        health::{
-            self, Finding, Report,
-            finding::Severity,
-            stages::Life,
-            told::{Told, lasted},
-            waiting::{Backlog, Drain, Queue, Waiting},
-        },
-        hourly::{self, Hour},
+    figures::{Count, Counts, Figures, Measure, Span},
+    operator::health::{
+        self, Finding, Report,
+        finding::Severity,
+        stages::Life,
+        told::{Told, lasted},
+        waiting::{Backlog, Drain, Queue, Waiting},
     },
 };
-use time::OffsetDateTime;
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 use crate::{
     FOUND,
     console::{Console, list},
-    output::{Row, cells, or_dash, printable, table, utc, width},
+    output::{Row, or_dash, printable, table, utc, width},
 };
 
 pub const EXAMPLES: &str = "Examples:
@@ -35,8 +33,11 @@ pub const EXAMPLES: &str = "Examples:
 First comes what is wrong, as `esimctl attention` shows it, then the stages and what waits for them: rows that are due, and
 young ones, which were stored a moment ago and belong to the message that announced them. The command looks twice, and
 estimates when a backlog is worked off from what became less in between. With `--over 0s` it looks once and estimates
-nothing. Counts of due rows end at 100,000. The hours are hours of UTC; `done` and `failed` say what had become of the
-purchases and webhooks of an hour a few seconds after they were stored, so what is in neither took longer.
+nothing. Counts of due rows end at 100,000.
+
+Then come the figures. Each event counts in the minute and the hour (of UTC) in which it happened. `half` and `95 %` say within
+which time half and 95 % of them ended: answers, calls and webhook requests since they began, purchases and deliveries since
+their orders. The lines of subjects are of the last ten minutes; `--minutes 120` shows minutes instead of hours.
 Of webhook URLs only the host is shown, because partners put secrets into them; `esimctl endpoint list` has the URLs.";
 
 pub const ATTENTION_EXAMPLES: &str = "Examples:
@@ -59,9 +60,15 @@ pub struct Command {
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = runtime::config::duration)]
     over: Duration,
     /// How many hours to show
-    #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(i32).range(1..=744))]
+    #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(i32).range(1..=2160))]
     hours: i32,
+    /// Show this many minutes instead of hours
+    #[arg(long, value_parser = clap::value_parser!(i32).range(1..=2880), conflicts_with = "hours")]
+    minutes: Option<i32>,
 }
+
+/// The minutes of which each provider and endpoint is shown.
+const NOW: i32 = 10;
 
 #[derive(Args, Clone, Debug)]
 pub struct Attention {
@@ -182,18 +189,34 @@ pub async fn run(asked: &Command, console: &Console) -> anyhow::Result<()> {
         let second = health::examine(&mut connection, MOST).await?;
         (second, Some(first.waiting))
     };
-    let hours = hourly::list(&mut connection, asked.hours).await?;
+    let (span, spans) = match asked.minutes {
+        Some(minutes) => (Span::Minute, minutes),
+        None => (Span::Hour, asked.hours),
+    };
+    let over_time = Figures::read(&mut connection, span, spans, false).await?;
+    let now = Figures::read(&mut connection, Span::Minute, NOW, true).await?;
+    let subjects = now.by_subject();
+    let times = over_time.by_time();
     let queues = shown(&report.waiting, earlier.as_ref(), &report.endpoints);
     let mut json = findings_json(&report);
     json["stages"] = json!(report.stages);
     json["queues"] = queues.iter().map(as_json).collect();
-    json["hours"] = json!(hours);
+    json["now"] = subjects.iter().map(subject_json).collect();
+    json[match span {
+        Span::Minute => "minutes",
+        Span::Hour => "hours",
+    }] = times.iter().map(time_json).collect();
     console.print(&json, || {
         let stages = table(report.stages.iter().map(|life| stage_row(life, report.at)));
         let queues = list(&queues, "No provider and no endpoint has work.", row);
-        let hours = list(&hours, "No hour has figures yet.", hour_row);
+        let now = list(
+            &subjects,
+            "Nothing has happened in the last ten minutes.",
+            |one| subject_row(one, &report.endpoints),
+        );
+        let times = list(&times, "Nothing has figures yet.", time_row);
         let findings = findings(&report, width());
-        format!("{findings}\n\n{stages}\n\n{queues}\n\n{hours}")
+        format!("{findings}\n\n{stages}\n\n{queues}\n\n{now}\n\n{times}")
     })
 }
 
@@ -278,8 +301,82 @@ fn row(shown: &Shown<'_>) -> Row<6> {
     ]
 }
 
-fn hour_row(hour: &Hour) -> Row<5> {
-    cells!(hour: hour = utc(hour.hour), stage, created, done, failed)
+/// A time in seconds: `80 ms`, `5.0 s`.
+fn seconds(time: Option<f64>) -> String {
+    match time {
+        None => "-".to_owned(),
+        Some(time) if time < 1.0 => format!("{:.0} ms", time * 1_000.0),
+        Some(time) if time < 100.0 => format!("{time:.1} s"),
+        Some(time) => lasted(time),
+    }
+}
+
+fn percent(share: Option<f64>) -> String {
+    share.map_or_else(|| "-".to_owned(), |share| format!("{:.1} %", share * 100.0))
+}
+
+fn count_json(count: &Count) -> Value {
+    json!({
+        "n": count.n, "failed": count.failed, "half_s": count.within(0.5), "most_s": count.within(0.95),
+    })
+}
+
+fn subject_json((measure, subject, count): &(Measure, String, Count)) -> Value {
+    let mut json = count_json(count);
+    json["measure"] = json!(measure);
+    json["subject"] = json!(subject);
+    json
+}
+
+fn subject_row(
+    (measure, subject, count): &(Measure, String, Count),
+    endpoints: &[Endpoint],
+) -> Row<6> {
+    let endpoint = endpoints
+        .iter()
+        .find(|one| one.endpoint_id.to_string() == *subject);
+    let of = endpoint.map_or_else(
+        || subject.clone(),
+        |one| format!("{} at {} ({subject})", one.name, one.host()),
+    );
+    [
+        ("last 10 min", measure.as_str().to_owned()),
+        ("of", if of.is_empty() { "-".to_owned() } else { of }),
+        ("n", count.n.to_string()),
+        ("failed", percent(count.failed_share())),
+        ("half", seconds(count.within(0.5))),
+        ("95 %", seconds(count.within(0.95))),
+    ]
+}
+
+fn time_json((at, counts): &(OffsetDateTime, Counts)) -> Value {
+    let at = at.format(&Rfc3339).unwrap_or_default();
+    let mut json = json!({ "at": at });
+    for (measure, count) in counts {
+        json[measure.as_str()] = count_json(count);
+    }
+    json
+}
+
+fn time_row((at, counts): &(OffsetDateTime, Counts)) -> Row<12> {
+    let none = Count::default();
+    let of = |measure: Measure| counts.get(&measure).unwrap_or(&none);
+    let n = |measure: Measure| of(measure).n.to_string();
+    let most = |measure: Measure| seconds(of(measure).within(0.95));
+    [
+        ("since", utc(*at)),
+        ("answered", n(Measure::Answered)),
+        ("5xx", of(Measure::Answered).failed.to_string()),
+        ("95 %", most(Measure::Answered)),
+        ("refused", n(Measure::Refused)),
+        ("bought", n(Measure::Bought)),
+        ("95 %", most(Measure::Bought)),
+        ("failed", n(Measure::Failed)),
+        ("parked", n(Measure::Parked)),
+        ("delivered", n(Measure::Delivered)),
+        ("95 %", most(Measure::Delivered)),
+        ("exhausted", n(Measure::Exhausted)),
+    ]
 }
 
 #[cfg(test)]

@@ -43,7 +43,7 @@ use anyhow::Context;
 use axum::Router;
 use clap::Parser;
 use domain::TopupIds;
-use pipeline::{Batcher, Nats, NatsConfig, publish::JobRow, timing::PLACEMENT_WAIT_MAX};
+use pipeline::{Batcher, Nats, NatsConfig, figures, publish::JobRow, timing::PLACEMENT_WAIT_MAX};
 use runtime::{
     CommonConfig, Shutdown,
     config::BadSetting,
@@ -282,6 +282,12 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         &config.public_url,
     );
     let router = router(&config, &parts, directory, orders, observer, &shutdown)?;
+    let figures = figures::run(
+        parts.metrics.figures.clone(),
+        parts.database.clone(),
+        shutdown.clone(),
+    );
+    shutdown.spawn("figures", figures);
     let server = Server::new(&config.limits, router, shutdown.clone());
     tracing::info!(listen = %config.listen, admin = %config.admin_listen, "ingress is listening");
     shutdown.spawn("server", server.serve(listener));

@@ -12,12 +12,14 @@
 use std::{
     collections::HashSet,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use domain::PartnerId;
 use opentelemetry::{KeyValue, global, metrics::Counter};
-use pipeline::payload::Verdict;
+use pipeline::{figures::Figures, payload::Verdict};
 use runtime::{lock, metrics::Instruments};
+use store::figures::Measure;
 use strum::IntoStaticStr;
 
 /// The maximum number of partners with a series of their own. The others share the series `other`.
@@ -26,6 +28,8 @@ const PARTNERS: usize = 100;
 /// The instruments. Clones share them.
 #[derive(Clone)]
 pub(crate) struct Metrics {
+    /// The same counts, for operators who ask PostgreSQL.
+    pub(crate) figures: Figures,
     orders: Counter<u64>,
     units: Counter<u64>,
     auth_failures: Counter<u64>,
@@ -80,6 +84,7 @@ impl Default for Metrics {
     fn default() -> Self {
         let make = Instruments::of("ingress");
         Self {
+            figures: Figures::default(),
             orders: make.counter(
                 "esim.orders",
                 "Create-order requests of known partners, by outcome",
@@ -107,8 +112,21 @@ impl Default for Metrics {
 }
 
 impl Metrics {
+    /// Counts the answer to a create-order request.
+    pub(crate) fn answered(&self, took: Duration, failed: bool) {
+        self.figures.took(Measure::Answered, "", took, failed);
+    }
+
+    /// Counts units that the provider has rejected of an order that is carried out all the same.
+    pub(crate) fn failed(&self, provider: &str, units: usize) {
+        self.figures.count(Measure::Failed, provider, units);
+    }
+
     /// Counts a create-order request, and its units if it was accepted.
     pub(crate) fn order(&self, result: OrderResult, units: usize) {
+        if matches!(result, OrderResult::Refused | OrderResult::Unreachable) {
+            self.figures.count(Measure::Refused, "", 1);
+        }
         self.orders
             .add(1, &[KeyValue::new("outcome", <&str>::from(result))]);
         if matches!(result, OrderResult::Accepted) {

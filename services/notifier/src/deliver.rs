@@ -284,7 +284,16 @@ impl Deliver {
         duration: Duration,
         since_claim: Duration,
     ) {
-        self.metrics.attempt(&delivery.environment, class, duration);
+        self.metrics.attempt(
+            &delivery.environment,
+            delivery.endpoint.id,
+            class,
+            duration,
+            next == Next::Delivered,
+        );
+        if next == Next::Exhausted {
+            self.metrics.exhausted();
+        }
         self.metrics.delivery(match next {
             Next::Delivered => "delivered",
             Next::Retry(_) => "retried",

@@ -48,7 +48,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use clap::Parser;
 use pipeline::{
-    Nats, NatsConfig,
+    Nats, NatsConfig, figures,
     metrics::{DueRows, Watched, watch as watch_streams},
     pulse,
     streams::{DEAD, READY, Source},
@@ -387,6 +387,10 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         retention::run(database.clone(), config.retention_rate, shutdown.clone()),
     );
     let metrics = Arc::new(Metrics::register());
+    shutdown.spawn(
+        "figures",
+        figures::run(metrics.figures.clone(), database.clone(), shutdown.clone()),
+    );
     let causes = events::Causes {
         key_notice: config.key_expiring_notice,
         source_addresses: config.source.source_addresses.texts(),

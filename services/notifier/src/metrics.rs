@@ -3,13 +3,16 @@
 
 use std::time::Duration;
 
+use domain::EndpointId;
 use opentelemetry::{
     KeyValue,
     metrics::{Counter, Gauge, Histogram},
 };
+use pipeline::figures::Figures;
 use runtime::metrics::Instruments;
 use store::{
     deliveries::events::Kind,
+    figures::Measure,
     operator::health::webhooks::Backlog,
     retention::{self, Class},
 };
@@ -24,6 +27,8 @@ const DELIVERY_BOUNDS: [f64; 16] = [
 const ATTEMPT_BOUNDS: [f64; 10] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5, 5.0, 15.0];
 
 pub struct Metrics {
+    /// The same counts, for operators who ask PostgreSQL.
+    pub figures: Figures,
     deliveries: Counter<u64>,
     attempts: Counter<u64>,
     attempt_duration: Histogram<f64>,
@@ -40,6 +45,7 @@ impl Metrics {
     pub fn register() -> Self {
         let make = Instruments::of("notifier");
         Self {
+            figures: Figures::default(),
             deliveries: make.counter("esim.deliveries", "Claimed deliveries, by result"),
             attempts: make.counter("esim.delivery.attempts", "Webhook requests, by result"),
             attempt_duration: make.durations(
@@ -95,7 +101,17 @@ impl Metrics {
         self.notices.add(count, &of);
     }
 
-    pub fn attempt(&self, environment: &str, class: &'static str, took: Duration) {
+    /// Counts a request to an endpoint.
+    pub fn attempt(
+        &self,
+        environment: &str,
+        endpoint: EndpointId,
+        class: &'static str,
+        took: Duration,
+        acknowledged: bool,
+    ) {
+        self.figures
+            .took(Measure::Attempt, &endpoint.to_string(), took, !acknowledged);
         let of = [
             KeyValue::new("outcome", class),
             KeyValue::new("environment", environment.to_owned()),
@@ -104,7 +120,14 @@ impl Metrics {
         self.attempt_duration.record(took.as_secs_f64(), &[]);
     }
 
+    /// Counts a webhook that has used up its retries.
+    pub fn exhausted(&self) {
+        self.figures.count(Measure::Exhausted, "", 1);
+    }
+
     pub fn delivered_after(&self, since_order: Duration) {
+        self.figures
+            .took(Measure::Delivered, "", since_order, false);
         self.delivery_duration
             .record(since_order.as_secs_f64(), &[]);
     }

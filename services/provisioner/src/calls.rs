@@ -106,8 +106,13 @@ impl Calls {
         let began = Instant::now();
         let answer = self.provider.balance().await;
         let outcome = answer.as_ref().map_or_else(Trouble::class, |_| "answered");
-        self.metrics
-            .call(&self.name, "balance", outcome, began.elapsed());
+        self.metrics.call(
+            &self.name,
+            "balance",
+            outcome,
+            began.elapsed(),
+            answer.is_err(),
+        );
         answer
     }
 
@@ -118,8 +123,13 @@ impl Calls {
         let began = Instant::now();
         let answer = self.provider.status(esim).await;
         let outcome = answer.as_ref().map_or_else(Trouble::class, |_| "answered");
-        self.metrics
-            .call(&self.name, "status", outcome, began.elapsed());
+        self.metrics.call(
+            &self.name,
+            "status",
+            outcome,
+            began.elapsed(),
+            answer.is_err(),
+        );
         answer
     }
 
@@ -143,8 +153,13 @@ impl Calls {
             Ok(GiveBackAnswer::Refused(_)) => "refused",
             Err(trouble) => trouble.class(),
         };
-        self.metrics
-            .call(&self.name, "give_back", outcome, began.elapsed());
+        self.metrics.call(
+            &self.name,
+            "give_back",
+            outcome,
+            began.elapsed(),
+            answer.is_err(),
+        );
         Some(answer)
     }
 
@@ -165,7 +180,7 @@ impl Calls {
             Err(trouble) => trouble.class(),
         };
         self.metrics
-            .call(&self.name, call, outcome, began.elapsed());
+            .call(&self.name, call, outcome, began.elapsed(), answer.is_err());
         match &answer {
             // A provider that says that it is busy has responded, so it does not count as failing.
             Ok(_) | Err(Trouble::Busy { .. }) => self.breaker.answered(breaker_version).await,

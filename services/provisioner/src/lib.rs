@@ -50,7 +50,7 @@ pub mod watch;
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use clap::Parser;
-use pipeline::{Nats, NatsConfig, pulse, worker::Limits};
+use pipeline::{Nats, NatsConfig, figures, pulse, worker::Limits};
 use runtime::{
     CommonConfig, Shutdown,
     config::BadSetting,
@@ -403,6 +403,12 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         let pulse = pulse::run(parts.database.clone(), readiness, shutdown.clone());
         shutdown.spawn("pulse", pulse);
         start::sweep(parts.database.clone(), &shutdown);
+        let figures = figures::run(
+            parts.metrics.figures.clone(),
+            parts.database.clone(),
+            shutdown.clone(),
+        );
+        shutdown.spawn("figures", figures);
         let backlogs =
             parts
                 .metrics

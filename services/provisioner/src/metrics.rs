@@ -8,10 +8,11 @@ use opentelemetry::{
     KeyValue, global,
     metrics::{Counter, Gauge, Histogram},
 };
-use pipeline::metrics::DueRows;
+use pipeline::{figures::Figures, metrics::DueRows};
 use runtime::{Shutdown, metrics::Instruments, outage};
 use store::{
     Database,
+    figures::Measure,
     providers::{self, Backlog, BreakerState},
     server::{Server, server},
 };
@@ -30,6 +31,8 @@ const READY_BOUNDS: [f64; 15] = [
 /// The instruments. Clones share them.
 #[derive(Clone)]
 pub struct Metrics {
+    /// The same counts, for operators who ask PostgreSQL.
+    pub figures: Figures,
     balance: Gauge<f64>,
     breaker: Gauge<u64>,
     lanes_held_back: Gauge<u64>,
@@ -51,6 +54,7 @@ impl Default for Metrics {
     fn default() -> Self {
         let make = Instruments::of("provisioner");
         Self {
+            figures: Figures::default(),
             balance: global::meter("provisioner")
                 .f64_gauge("esim.provider.balance")
                 .with_description("What is left in our account at a provider; read every 5 min")
@@ -185,7 +189,16 @@ impl Metrics {
             .record(u64::try_from(lanes).unwrap_or(u64::MAX), &[provider(name)]);
     }
 
-    pub fn call(&self, name: &str, call: &'static str, outcome: &'static str, took: Duration) {
+    /// Counts a call. One without a usable response has `failed`.
+    pub fn call(
+        &self,
+        name: &str,
+        call: &'static str,
+        outcome: &'static str,
+        took: Duration,
+        failed: bool,
+    ) {
+        self.figures.took(Measure::Call, name, took, failed);
         let asked = [provider(name), KeyValue::new("call", call)];
         self.call_duration.record(took.as_secs_f64(), &asked);
         let [name, call] = asked;
@@ -198,7 +211,27 @@ impl Metrics {
             .add(1, &[provider(name), KeyValue::new("outcome", outcome)]);
     }
 
-    pub fn topups(&self, name: &str, outcome: &'static str, units: usize) {
+    /// Counts units that failed for good. If ingress may still refuse their order, it is not `decided`
+    /// what they are: ingress counts them as refused or failed, once it has answered.
+    pub fn failed(&self, name: &str, units: usize, decided: bool) {
+        if decided {
+            self.figures.count(Measure::Failed, name, units);
+        }
+        self.topups(name, "failed", units);
+    }
+
+    /// Counts units that were parked.
+    pub fn parked(&self, name: &str, units: usize) {
+        self.figures.count(Measure::Parked, name, units);
+        self.topups(name, "parked", units);
+    }
+
+    /// Counts a purchase that the provider has confirmed, and notes the time since its order.
+    pub fn bought(&self, name: &str, since_order: Duration) {
+        self.figures.took(Measure::Bought, name, since_order, false);
+    }
+
+    fn topups(&self, name: &str, outcome: &'static str, units: usize) {
         if units > 0 {
             let units = u64::try_from(units).unwrap_or(u64::MAX);
             self.topups
@@ -222,6 +255,7 @@ impl Metrics {
     pub fn ready(&self, name: &str, units: usize, since_order: Duration) {
         self.topups(name, "ready", units);
         for _ in 0..units {
+            self.figures.took(Measure::Ready, name, since_order, false);
             self.ready_duration
                 .record(since_order.as_secs_f64(), &[provider(name)]);
         }

@@ -3,24 +3,22 @@
 
 use std::time::Duration;
 
-use domain::PartnerId;
 use secrecy::SecretString;
 use sqlx::Connection;
+use store::figures::{self, Count, Figure, Figures, Measure, Span};
 use store::operator::{
     accounts::{self, NotChanged, NotSet, Role},
     actions::{self, Action, Actor},
     breakers,
     health::{self, Kind, waiting},
-    hourly,
     search::{self, By},
     sessions::{self, Accepted, Browser, Lifetime, NotSignedIn, Opened, Person},
 };
-use store::placements::{self, Outcome};
-use testkit::wait::until;
+use store::placements::Outcome;
+use time::OffsetDateTime;
+use uuid::Uuid;
 
-use crate::bench::{
-    Bench, PROVIDER, bought, iccid, order, parked, placement, ready, settlement, topups,
-};
+use crate::bench::{Bench, PROVIDER, iccid, order, parked, placement, ready, settlement, topups};
 
 pub const LIFETIME: Lifetime = Lifetime {
     idle: Duration::from_mins(30),
@@ -431,59 +429,90 @@ async fn what_needs_a_person_is_one_list_with_one_action_each() {
     );
 }
 
-/// Sweeps read a range several times, until no row of it can appear any more.
+/// Two processes count the same events, in two minutes of one hour and in several writes.
 #[tokio::test]
-async fn each_row_is_counted_in_its_hour_once() {
+async fn figures_are_added_up_over_processes_and_writes() {
     let bench = Bench::new().await;
-    let finished = bench.placing(1).await;
-    bench
-        .settle(&[bought(
-            placement(&finished),
-            1,
-            topups(&finished).iter().map(ready).collect(),
-            true,
-        )])
-        .await;
-    bench.stored(order(PartnerId::new(), 1)).await;
-    bench
-        .sql("UPDATE placements SET created_at = created_at - interval '30 s'")
-        .await;
-    bench
-        .sql("UPDATE sweeps SET up_to = up_to - interval '31 s'")
-        .await;
-    let lag = Duration::from_secs(10);
-    let counted = async || {
-        hourly::list(&mut *bench.connection().await, 24)
-            .await
-            .unwrap()
+    let counted = |minute, measure, subject: &str, millis: &[u64]| {
+        let mut count = Count::default();
+        for millis in millis {
+            count.note(Some(Duration::from_millis(*millis)), *millis > 1_000);
+        }
+        Figure {
+            minute,
+            measure,
+            subject: subject.to_owned(),
+            count,
+        }
     };
-    until(
-        Duration::from_mins(1),
-        "the hour to be counted",
-        async || {
-            let mut provisioner = bench.as_role("provisioner").await;
-            placements::sweep(&mut provisioner, lag).await.unwrap();
-            let created: i64 = counted().await.iter().map(|hour| hour.created).sum();
-            Ok((created > 0).then_some(()))
-        },
-    )
-    .await
-    .unwrap();
-    for _ in 0..5 {
-        placements::sweep(&mut *bench.connection().await, lag)
-            .await
-            .unwrap();
-    }
-    let hours = counted().await;
-    let of = |of: fn(&hourly::Hour) -> i64| hours.iter().map(of).sum::<i64>();
+    let hour: OffsetDateTime = sqlx::query_scalar("SELECT date_trunc('hour', now(), 'UTC')")
+        .fetch_one(&mut *bench.connection().await)
+        .await
+        .unwrap();
+    let next = hour + Duration::from_mins(1);
+    let mut ingress = bench.as_role("ingress").await;
+    let mut provisioner = bench.as_role("provisioner").await;
+    let (first, second) = (Uuid::now_v7(), Uuid::now_v7());
+    let call = Measure::Call;
+    let two_minutes = [
+        counted(hour, call, "usimsa", &[40, 40]),
+        counted(next, call, "usimsa", &[40]),
+        counted(hour, call, "airalo", &[5_000]),
+    ];
+    figures::add(&mut provisioner, first, &two_minutes)
+        .await
+        .unwrap();
+    figures::add(&mut provisioner, first, &two_minutes[..1])
+        .await
+        .unwrap();
+    figures::add(&mut provisioner, second, &two_minutes[..1])
+        .await
+        .unwrap();
+    let answered = [counted(hour, Measure::Answered, "", &[80])];
+    figures::add(&mut ingress, second, &answered).await.unwrap();
+
+    let mut console = bench.as_role("console").await;
+    let hours = Figures::read(&mut console, Span::Hour, 24, true)
+        .await
+        .unwrap();
+    let found: Vec<_> = hours
+        .by_subject()
+        .into_iter()
+        .map(|(measure, subject, count)| (measure, subject, count.n, count.failed))
+        .collect();
     assert_eq!(
-        (
-            of(|hour| hour.created),
-            of(|hour| hour.done),
-            of(|hour| hour.failed)
-        ),
-        (2, 1, 0)
+        found,
+        [
+            (Measure::Answered, String::new(), 1, 0),
+            (call, "airalo".to_owned(), 1, 1),
+            (call, "usimsa".to_owned(), 7, 0),
+        ]
     );
+    let sums = hours.sums();
+    assert_eq!(sums[&call].histogram.iter().sum::<u64>(), 8);
+    assert!(sums[&call].within(1.0).unwrap() >= 2.5, "{sums:?}");
+    let minutes = Figures::read(&mut console, Span::Minute, 120, false)
+        .await
+        .unwrap();
+    let minutes = minutes.by_time();
+    let calls: Vec<_> = minutes
+        .iter()
+        .map(|(at, counts)| (*at, counts[&call].n))
+        .collect();
+    assert_eq!(calls, [(hour, 7), (next, 1)]);
+
+    bench
+        .sql("UPDATE minutely SET at = at - interval '49 hours'")
+        .await;
+    figures::erase_old(&mut provisioner).await.unwrap();
+    let left = Figures::read(&mut console, Span::Minute, 10_000, false)
+        .await
+        .unwrap();
+    assert!(left.by_time().is_empty(), "{left:?}");
+    let left = Figures::read(&mut console, Span::Hour, 100, false)
+        .await
+        .unwrap();
+    assert_eq!(left.sums()[&call].n, 8);
 }
 
 #[tokio::test]

@@ -19,14 +19,12 @@ use axum_htmx::HxRequest;
 use store::{
     PgConnection,
     deliveries::endpoints::Endpoint,
-    operator::{
-        health::{
-            self, Finding, Kind, Report,
-            finding::Severity,
-            stages::{Life, Stage},
-            waiting::{Backlog, Drain, Queue},
-        },
-        hourly::{self, Hour},
+    figures::{Count, Counts, Figures as Counted, Measure, Span},
+    operator::health::{
+        self, Finding, Kind, Report,
+        finding::Severity,
+        stages::{Life, Stage},
+        waiting::{Backlog, Drain, Queue},
     },
     providers::BreakerState,
 };
@@ -43,12 +41,15 @@ use crate::{
     view::{Shell, page},
 };
 
-/// How long figures are shown before they are read again.
-const FRESH: Duration = Duration::from_secs(4);
+/// How long figures are shown before they are read again. A dead stage has to be named within 15 s, of
+/// which its silence takes ten.
+const FRESH: Duration = Duration::from_secs(2);
 /// How old the look is, at most about, with which the newest one is compared to see what drains.
 const COMPARED: Duration = Duration::from_mins(1);
 /// The hours of the sparklines.
 const HOURS: i32 = 24;
+/// The minutes of the latencies and errors.
+const MINUTES: i32 = 10;
 /// The most endpoints of the page.
 const ENDPOINTS: usize = 20;
 /// The most parked purchases that are read to see what is wrong.
@@ -104,8 +105,14 @@ pub(crate) struct StageView {
     /// What waits now; `None` where nothing can wait.
     waiting: Option<String>,
     oldest: Option<String>,
-    rate: String,
+    /// What happened in the last minutes, each with how long it took.
+    now: Vec<NowView>,
     sparks: Vec<Spark>,
+}
+
+struct NowView {
+    what: &'static str,
+    figures: String,
 }
 
 struct Spark {
@@ -121,6 +128,7 @@ struct ProviderView {
     due: String,
     oldest: String,
     drain: String,
+    calls: String,
 }
 
 struct EndpointView {
@@ -132,6 +140,7 @@ struct EndpointView {
     due: String,
     waiting: String,
     drain: String,
+    requests: String,
     exhausted: String,
 }
 
@@ -139,7 +148,11 @@ struct EndpointView {
 struct Look {
     at: Instant,
     report: Report,
-    hours: Vec<Hour>,
+    /// The last 24 hours.
+    hours: Vec<(OffsetDateTime, Counts)>,
+    /// The last minutes, of everybody and of each provider and endpoint.
+    now: Counts,
+    subjects: Vec<(Measure, String, Count)>,
 }
 
 /// The newest look, and an older one to compare it with.
@@ -178,9 +191,14 @@ impl Shared {
 }
 
 async fn look(connection: &mut PgConnection) -> Result<Look, store::Error> {
+    let report = health::examine(&mut *connection, PARKED).await?;
+    let hours = Counted::read(&mut *connection, Span::Hour, HOURS, false).await?;
+    let now = Counted::read(connection, Span::Minute, MINUTES, true).await?;
     Ok(Look {
-        report: health::examine(&mut *connection, PARKED).await?,
-        hours: hourly::list(connection, HOURS).await?,
+        report,
+        hours: hours.by_time(),
+        now: now.sums(),
+        subjects: now.by_subject(),
         at: Instant::now(),
     })
 }
@@ -222,6 +240,7 @@ fn page_of(kind: &Kind) -> Option<String> {
             Some(format!("/partners/{}", endpoint.partner_id))
         }
         Kind::StageDead { .. }
+        | Kind::DatabaseDown { .. }
         | Kind::OnStandby
         | Kind::NotDurable { .. }
         | Kind::StandbyMissing
@@ -292,16 +311,14 @@ fn drains(newest: &Look, earlier: Option<&Look>, queue: &Queue) -> String {
     }
 }
 
-/// What of a stage's rows is counted.
-type Counted = fn(&Hour) -> i64;
-
-/// The last 24 hours of a stage, with hours in which nothing came.
-fn spark(look: &Look, stage: &str, what: &str, counted: Counted) -> Spark {
+/// The last 24 hours of something, with hours in which it did not happen.
+fn spark(look: &Look, measure: Measure, what: &str) -> Spark {
     let this_hour = look.report.at.unix_timestamp() / 3_600;
     let of = |hour: i64| {
         let mut all = look.hours.iter();
-        let found = all.find(|one| one.stage == stage && one.hour.unix_timestamp() / 3_600 == hour);
-        found.map_or(0, counted)
+        let found = all.find(|(at, _)| at.unix_timestamp() / 3_600 == hour);
+        let count = found.and_then(|(_, counts)| counts.get(&measure));
+        count.map_or(0, |count| i64::try_from(count.n).unwrap_or(i64::MAX))
     };
     let hours: Vec<i64> = (this_hour - i64::from(HOURS) + 1..=this_hour)
         .map(of)
@@ -323,30 +340,35 @@ fn spark(look: &Look, stage: &str, what: &str, counted: Counted) -> Spark {
     }
 }
 
-/// How many rows of a stage came within the hour that is not over yet, as a rate.
-fn rate(look: &Look, stage: &str) -> String {
-    let what = if stage == "placements" {
-        "purchases"
-    } else {
-        "webhooks"
+/// A count of the last minutes: how many, within which time half and 95 % of them ended, and how many
+/// failed.
+fn latency(count: Option<&Count>) -> String {
+    let Some(count) = count.filter(|count| count.n > 0) else {
+        return format!("none in the last {MINUTES} min");
     };
-    let hour = look.report.at.unix_timestamp() / 3_600;
-    let seconds = look.report.at.unix_timestamp() % 3_600;
-    let created = look
-        .hours
-        .iter()
-        .find(|one| one.stage == stage && one.hour.unix_timestamp() / 3_600 == hour);
-    let created = created.map_or(0, |one| one.created);
+    let time = |share| {
+        let within = count.within(share).unwrap_or_default();
+        took(time::Duration::seconds_f64(within))
+    };
+    let failed = match count.failed_share() {
+        Some(share) if count.failed > 0 => format!(", {:.1} % failed", share * 100.0),
+        _ => String::new(),
+    };
     format!(
-        "{what} in this hour: {} (it began {} ago)",
-        number(created),
-        took(time::Duration::seconds(seconds))
+        "{} in the last {MINUTES} min, half within {}, 95 % within {}{failed}",
+        number(count.n),
+        time(0.5),
+        time(0.95)
     )
 }
 
 fn figures(look: &Look, earlier: Option<&Look>) -> Figures {
     let report = &look.report;
-    let stage = |stage: Stage, name, of_providers: Option<bool>, of: &'static str, sparks| {
+    let stage = |stage: Stage,
+                 name,
+                 of_providers: Option<bool>,
+                 now: &[(&'static str, Measure)],
+                 sparks| {
         let mine = report.stages.iter().find(|one| one.stage == stage);
         let (life, class) = mine.map_or_else(|| (String::new(), "note"), life);
         let waiting = of_providers.map(|of_providers| report.waiting.sum(of_providers));
@@ -356,25 +378,34 @@ fn figures(look: &Look, earlier: Option<&Look>) -> Figures {
             class,
             waiting: waiting.map(|(waiting, _)| number(waiting)),
             oldest: waiting.map(|(_, seconds)| oldest(seconds)),
-            rate: rate(look, of),
+            now: now
+                .iter()
+                .map(|(what, measure)| NowView {
+                    what,
+                    figures: latency(look.now.get(measure)),
+                })
+                .collect(),
             sparks,
         }
     };
-    let provisioner = vec![
-        spark(look, "placements", "bought within seconds", |hour| {
-            hour.done
-        }),
-        spark(look, "placements", "failed or parked", |hour| hour.failed),
-    ];
-    let notifier = vec![
-        spark(look, "deliveries", "delivered within seconds", |hour| {
-            hour.done
-        }),
-        spark(look, "deliveries", "exhausted", |hour| hour.failed),
-    ];
-    let ingress = vec![spark(look, "placements", "accepted purchases", |hour| {
-        hour.created
-    })];
+    let sparks = |of: &[(Measure, &str)]| -> Vec<Spark> {
+        of.iter()
+            .map(|(measure, what)| spark(look, *measure, what))
+            .collect()
+    };
+    let ingress = sparks(&[
+        (Measure::Answered, "answered orders"),
+        (Measure::Refused, "refused by the provider"),
+    ]);
+    let provisioner = sparks(&[
+        (Measure::Bought, "bought"),
+        (Measure::Failed, "failed eSIMs"),
+        (Measure::Parked, "parked eSIMs"),
+    ]);
+    let notifier = sparks(&[
+        (Measure::Delivered, "delivered eSIMs"),
+        (Measure::Exhausted, "webhooks given up"),
+    ]);
     let mut endpoints: Vec<&Endpoint> = report.endpoints.iter().collect();
     endpoints.retain(|endpoint| endpoint.pending > 0);
     endpoints.sort_by_key(|endpoint| Reverse(endpoint.pending));
@@ -388,19 +419,31 @@ fn figures(look: &Look, earlier: Option<&Look>) -> Figures {
             .map(|one| finding(one, report.at))
             .collect(),
         stages: vec![
-            stage(Stage::Ingress, "Ingress", None, "placements", ingress),
+            stage(
+                Stage::Ingress,
+                "Ingress",
+                None,
+                &[("Order to answer", Measure::Answered)],
+                ingress,
+            ),
             stage(
                 Stage::Provisioner,
                 "Provisioner",
                 Some(true),
-                "placements",
+                &[
+                    ("Order to bought", Measure::Bought),
+                    ("Calls to providers", Measure::Call),
+                ],
                 provisioner,
             ),
             stage(
                 Stage::Notifier,
                 "Notifier",
                 Some(false),
-                "deliveries",
+                &[
+                    ("Order to delivered", Measure::Delivered),
+                    ("Webhook requests", Measure::Attempt),
+                ],
                 notifier,
             ),
         ],
@@ -411,6 +454,13 @@ fn figures(look: &Look, earlier: Option<&Look>) -> Figures {
             .collect(),
         most_endpoints: ENDPOINTS,
     }
+}
+
+/// The last minutes of a provider or an endpoint.
+fn of_subject(look: &Look, measure: Measure, subject: &str) -> String {
+    let mut all = look.subjects.iter();
+    let found = all.find(|(of, name, _)| *of == measure && name == subject);
+    latency(found.map(|(_, _, count)| count))
 }
 
 fn providers_of(look: &Look, earlier: Option<&Look>) -> Vec<ProviderView> {
@@ -439,6 +489,7 @@ fn providers_of(look: &Look, earlier: Option<&Look>) -> Vec<ProviderView> {
                 due: number(backlog.waiting()),
                 oldest: oldest(backlog.oldest),
                 drain: drains(look, earlier, queue),
+                calls: of_subject(look, Measure::Call, name),
             })
         });
     rows.collect()
@@ -464,6 +515,7 @@ fn endpoint(endpoint: &Endpoint, look: &Look, earlier: Option<&Look>) -> Endpoin
         ),
         waiting: number(endpoint.pending),
         drain: drains(look, earlier, &queue),
+        requests: of_subject(look, Measure::Attempt, &endpoint.endpoint_id.to_string()),
         exhausted: number(endpoint.exhausted),
     }
 }

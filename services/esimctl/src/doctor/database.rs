@@ -70,37 +70,26 @@ pub async fn check(
 }
 
 async fn connect(options: &PgConnectOptions, lines: &mut Lines<'_>) -> Option<PgConnection> {
-    let remedy = "check DATABASE_URL, the password and that the server is up";
-    let see = "docs/operations.md#databasedown";
-    match timeout(PATIENCE, options.connect()).await {
-        Err(_) => lines.fault(
-            "connection",
-            format!("PostgreSQL does not answer within {PATIENCE:?}"),
-            remedy,
-            see,
-        ),
+    let why = match timeout(PATIENCE, options.connect()).await {
+        Err(_) => format!("it does not answer within {PATIENCE:?}"),
         Ok(Err(error)) => match SchemaError::refused(&error) {
-            Some(pooler) => lines.fault(
-                "connection",
-                one_line(&pooler.to_string()),
-                "point DATABASE_URL at PostgreSQL itself",
-                "docs/operations.md#upgrade",
-            ),
-            None => lines.fault(
-                "connection",
-                format!(
-                    "PostgreSQL cannot be reached: {}",
-                    one_line(&error.to_string())
-                ),
-                remedy,
-                see,
-            ),
+            Some(pooler) => {
+                lines.fault(
+                    "connection",
+                    one_line(&pooler.to_string()),
+                    "point DATABASE_URL at PostgreSQL itself",
+                    "docs/operations.md#upgrade",
+                );
+                return None;
+            }
+            None => format!("it cannot be reached: {}", one_line(&error.to_string())),
         },
         Ok(Ok(connection)) => {
             lines.fine("connection", "PostgreSQL answers");
             return Some(connection);
         }
-    }
+    };
+    lines.finding(Finding::new(Kind::DatabaseDown { why }, None));
     None
 }
 

@@ -223,6 +223,7 @@ fn place(kind: &Kind) -> (Area, &'static str) {
         {
             (Area::Openid, "openid clock")
         }
+        Matter::DatabaseDown => (Area::Database, "connection"),
         Matter::OnStandby => (Area::Database, "primary"),
         Matter::NotDurable => (Area::Database, "durability"),
         Matter::NotSynchronous => (Area::Database, "synchronous"),

@@ -271,15 +271,18 @@ async fn status_shows_what_waits_and_the_last_hours() {
         .run(&words("status --over 0s"))
         .await
         .says("No provider and no endpoint has work")
-        .says("No hour has figures yet");
+        .says("Nothing has figures yet");
     let made = operator.create_partner().await;
     let (mut connection, order) = operator.ready_order(&made, "o-1").await;
     record(&mut connection, &order, 0, Some(Duration::from_hours(1))).await;
     sqlx::query(
         "WITH due AS (UPDATE work SET at = now() - interval '1 minute'),
               url AS (UPDATE partners SET webhook_url = 'https://hooks.acme.example/secret-path?token=7')
-         INSERT INTO hourly (hour, stage, created, done, failed)
-         VALUES (date_trunc('hour', now()), 'deliveries', 3, 2, 1)",
+         INSERT INTO minutely (span, at, measure, subject, instance, n, failed, histogram)
+         SELECT span, date_trunc(span, now(), 'UTC'), measure, '', gen_random_uuid(), n, 1,
+                array_fill(0, ARRAY[8]) || ARRAY[n, 0, 0, 0, 0, 0, 0, 0]
+         FROM unnest('{minute,hour}'::text[]) AS span,
+              (VALUES ('answered', 40), ('refused', 3), ('parked', 2)) AS counted (measure, n)",
     )
     .execute(&mut connection)
     .await
@@ -290,7 +293,27 @@ async fn status_shows_what_waits_and_the_last_hours() {
     assert_eq!(endpoint["queue"]["partner_id"], made["partner_id"]);
     assert_eq!(endpoint["backlog"]["due"], 1);
     assert!(endpoint["drain"].is_null(), "one look estimates nothing");
-    assert_eq!(status["hours"][0]["done"], 2);
+    let hour = &status["hours"][0];
+    assert_eq!(
+        (&hour["answered"]["n"], &hour["answered"]["failed"]),
+        (&json!(40), &json!(1))
+    );
+    assert_eq!(
+        (&hour["refused"]["n"], &hour["parked"]["n"]),
+        (&json!(3), &json!(2))
+    );
+    assert!(hour["failed"].is_null(), "{hour}");
+    // They took between 2.5 and 5 s.
+    let most = hour["answered"]["most_s"].as_f64().unwrap();
+    assert!((2.5..=5.0).contains(&most), "{hour}");
+    let minutes = operator.json(&words("status --over 0s --minutes 30")).await;
+    assert_eq!(minutes["minutes"][0]["answered"]["n"], 40);
+    operator
+        .run(&words("status --over 0s"))
+        .await
+        .says("answered")
+        .says("2.5 %")
+        .says("4.9 s");
     // The second look finds as much as the first one.
     let status = operator.json(&words("status --over 1100ms")).await;
     assert_eq!(status["queues"][0]["drain"]["drain"], "never");

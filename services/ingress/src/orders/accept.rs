@@ -328,6 +328,13 @@ impl Orders {
             Ok(None) => {
                 self.metrics
                     .order(OrderResult::Accepted, topups(&order).count());
+                for placement in &order.placements {
+                    let verdict = verdicts.get(&placement.placement_id);
+                    if matches!(verdict, Some(Verdict::Rejected)) {
+                        let units = placement.topups.len();
+                        self.metrics.failed(&placement.provider, units);
+                    }
+                }
                 pending_answer.expect_units(answer_deadline);
                 send_201_and_wait(&order, answer_deadline, answer).await;
                 // The 201 has left, or never will. Dropping `pending_answer` publishes the

@@ -73,6 +73,7 @@ pub(crate) async fn create_order(
     Extension(connection): Extension<Arc<Connection>>,
     request: Request,
 ) -> Response {
+    let began = Instant::now();
     let (parts, body) = request.into_parts();
     let signed = match app.authenticator.head(&parts).await {
         Ok(signed) => signed,
@@ -82,6 +83,7 @@ pub(crate) async fn create_order(
     Span::current().record("partner.id", field::display(partner.id));
     let mut notes = Notes::default();
     let received = receive(&app, &signed, &parts.headers, body, &mut notes).await;
+    let mut is_asked_for = false;
     let mut response = match received {
         Ok(received) => {
             let orders = parts.uri.path();
@@ -89,6 +91,7 @@ pub(crate) async fn create_order(
                 None => answer(&app, partner, orders, received, connection).await,
                 // Only an order of a sandbox account can get here.
                 Some(mishap) => {
+                    is_asked_for = true;
                     let limited =
                         app.mishaps
                             .refusal(mishap, partner.id, &received.draft, Instant::now());
@@ -109,6 +112,11 @@ pub(crate) async fn create_order(
     };
     if let Some(left) = notes.left {
         error::show_left(&mut response, left);
+    }
+    // A failure that a sandbox partner has asked for is none of ours.
+    if !is_asked_for {
+        let failed = response.status().is_server_error();
+        app.metrics.answered(began.elapsed(), failed);
     }
     // The log line and the metric of a refused request name its partner. They are made in
     // [`crate::http::observe`], outside of this handler, so the response carries the partner's id

@@ -160,6 +160,9 @@ impl ProviderWork {
             announced,
         };
         let settled = self.settle(claimed, outcome).await;
+        if settled.moved && claimed.placed_age.is_none() {
+            self.calls.metrics.bought(&self.calls.name, since_order);
+        }
         self.calls
             .metrics
             .ready(&self.calls.name, settled.ready.len(), since_order);
@@ -309,12 +312,12 @@ impl ProviderWork {
             self.calls.metrics.rerouted(&self.calls.name, next);
         }
         if settled.moved {
+            let undecided =
+                matches!(outcome, Outcome::Rejected { .. }) && claimed.answering.is_some();
             self.calls
                 .metrics
-                .topups(&self.calls.name, "failed", failed);
-            self.calls
-                .metrics
-                .topups(&self.calls.name, "parked", parked);
+                .failed(&self.calls.name, failed, !undecided);
+            self.calls.metrics.parked(&self.calls.name, parked);
         }
     }
 }

@@ -9,7 +9,8 @@ use std::{collections::BTreeMap, time::Duration};
 use testkit::{
     bin_dir, http, ports,
     process::{Process, Program},
-    shop::{Shop, fresh},
+    receiver::Answer,
+    shop::{PATH, Shop, fresh, verdicts_come},
     stack::{Stack, Stage},
     wait,
 };
@@ -247,4 +248,63 @@ async fn one_of_two_processes_that_dies_is_missed_and_one_that_is_stopped_is_not
             .then_some(()))
     });
     whole.await.unwrap();
+}
+
+/// Orders take 5 s instead of 0.1 s, an endpoint fails, an order is refused: `status` and the first page
+/// say so, by minutes, and call nothing by another name.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn latencies_and_errors_are_read_from_postgresql_alone() {
+    let stack = Stack::start().await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let mut console = Console::start(&stack, folder.path()).await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    verdicts_come(&stack, &shop.client).await.unwrap();
+    shop.receiver.answer(PATH, |_| Answer::status(500));
+    let slow = stack.option("slow").unwrap();
+    let bought = shop.buy(&fresh("slow"), slow, 1).await.unwrap();
+    assert_eq!(bought.len(), 1);
+    let mut last = None;
+    let found = wait::until(SOON * 2, "the figures of all of it", async || {
+        let args = ["status", "--over", "0s", "--minutes", "60"];
+        let status: Value = stack.esimctl.run(&args).await?;
+        let now = status["now"].as_array().context("now")?;
+        let of = |measure: &str| now.iter().find(|one| one["measure"] == measure);
+        let took = |measure: &str| of(measure).and_then(|one| one["most_s"].as_f64());
+        let sums = |measure: &str| -> u64 {
+            let minutes = status["minutes"].as_array().expect("minutes").iter();
+            minutes.filter_map(|one| one[measure]["n"].as_u64()).sum()
+        };
+        // The slow call took 5 s, and so did the purchase.
+        let slow = took("call").is_some_and(|most| most > 2.5)
+            && took("bought").is_some_and(|most| most > 2.5)
+            && of("call").is_some_and(|one| one["subject"] == "sandbox");
+        let failing = of("attempt").is_some_and(|one| {
+            one["failed"] == one["n"] && one["subject"] == shop.partner.partner_id.as_str()
+        });
+        // An order that was refused is no failure, and one that failed before verdicts came is none that
+        // was refused.
+        let stored = stack.stored().await?;
+        let count = |refused: bool| -> u64 {
+            let all = stored
+                .iter()
+                .filter(|one| one.refused == refused && (refused || one.topup == "failed"));
+            u64::try_from(all.count()).unwrap_or(u64::MAX)
+        };
+        let apart =
+            sums("refused") == count(true) && sums("failed") == count(false) && sums("parked") == 0;
+        let answered = of("answered").is_some_and(|one| one["failed"] == 0);
+        last = Some(status.clone());
+        Ok((slow && failing && apart && answered).then_some(()))
+    });
+    found.await.with_context(|| format!("{last:?}")).unwrap();
+    let page = console.get("/").await.unwrap();
+    for part in [
+        "Order to bought",
+        "95 % within",
+        "Webhook requests",
+        "100.0 % failed",
+    ] {
+        assert!(page.contains(part), "{part}: {page}");
+    }
+    assert!(!page.contains("refused by the provider: none"), "{page}");
 }

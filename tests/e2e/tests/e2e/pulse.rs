@@ -22,7 +22,15 @@ async fn a_stage_is_not_ready_while_nothing_can_be_committed() {
     for stage in Stage::OURS {
         let url = stack.process(stage).unwrap().program().ready_url.clone();
         wait::soon(&format!("{} not to be ready", stage.name()), async || {
-            Ok((http.get(&url).send().await?.status() == 503).then_some(()))
+            let answer = http.get(&url).send().await?;
+            if answer.status() != 503 {
+                return Ok(None);
+            }
+            // It says so in the words of `esimctl attention`.
+            let body: serde_json::Value = answer.json().await?;
+            let found = &body["findings"][0];
+            let is_told = found["alert"] == "DatabaseDown" && found["since"].is_string();
+            Ok(is_told.then_some(()))
         })
         .await;
         let process = stack.process(stage).unwrap();

@@ -89,6 +89,9 @@ pub enum Kind {
         /// The age of the oldest of that, in seconds.
         oldest: f64,
     },
+    /// PostgreSQL does not answer, or a commit takes too long. Who notices it cannot read anything else,
+    /// so it is found by the processes themselves (`/readyz`) and by the doctor.
+    DatabaseDown { why: String },
     /// Commits were lost, so nothing is bought until somebody has compared with the providers.
     CommitsLost {
         providers: Vec<String>,
@@ -218,6 +221,7 @@ impl Kind {
     pub fn severity(&self) -> Severity {
         let is_fault = match self {
             Self::StageDead { .. }
+            | Self::DatabaseDown { .. }
             | Self::CommitsLost { .. }
             | Self::OnStandby
             | Self::NotDurable { .. }
@@ -274,6 +278,7 @@ impl Kind {
             Self::BreakerOpen { .. } | Self::LanesHeldBack { .. } | Self::Blocked { .. } => false,
             Self::Paused { endpoint } => !endpoint.paused_by_partner,
             Self::StageDead { .. }
+            | Self::DatabaseDown { .. }
             | Self::CommitsLost { .. }
             | Self::OnStandby
             | Self::NotDurable { .. }
@@ -312,6 +317,7 @@ impl Matter {
     pub fn alerts(self) -> Result<&'static [&'static str], &'static str> {
         Ok(match self {
             Self::StageDead => &["IngressDown", "ProvisionerDown", "NotifierDown"],
+            Self::DatabaseDown => &["DatabaseDown"],
             Self::CommitsLost => &["CommitsLost"],
             Self::OnStandby => {
                 return Err(
@@ -367,7 +373,7 @@ mod tests {
     use super::*;
 
     /// Alerts for which there is no finding, and why.
-    const ONLY_ALERTS: [(&str, &str); 17] = [
+    const ONLY_ALERTS: [(&str, &str); 16] = [
         ("IngressErrors", "a rate of responses, which no row shows"),
         ("IngressSlow", "a rate of responses, which no row shows"),
         (
@@ -398,10 +404,6 @@ mod tests {
             "who asks the console sees it; orders do not need it",
         ),
         ("MixedVersions", "the processes do not store their version"),
-        (
-            "DatabaseDown",
-            "then nothing can be read, and each program says so by its error",
-        ),
         ("OrdersBudgetBurns", "an objective over hours and days"),
         (
             "OrdersBudgetBurnsSlowly",

@@ -143,6 +143,7 @@ impl Kind {
                 stage.as_str(),
                 what_waits(*stage, *waiting, *oldest)
             ),
+            Self::DatabaseDown { why } => format!("PostgreSQL takes no work of this program: {why}"),
             Self::CommitsLost { providers, told } => format!(
                 "PostgreSQL has lost commits, so nothing is bought from {}: {}",
                 named(providers),
@@ -341,6 +342,9 @@ impl Kind {
                 Stage::Provisioner => "Orders are accepted and wait. Nothing is bought.",
                 Stage::Notifier => "Orders are bought. No partner gets a webhook.",
             },
+            Self::DatabaseDown { .. } => {
+                "If all processes see it, no partner can order: orders get a 500."
+            }
             Self::CommitsLost { .. } => "Orders are accepted and wait. Nothing is bought.",
             Self::OnStandby => "No partner can order.",
             Self::NotDurable { .. } => "Nobody now. A crash would lose orders that were answered.",
@@ -397,6 +401,9 @@ impl Kind {
         Cow::Borrowed(match self {
             Self::StageDead { .. } => {
                 "start it, or read its log; a process that cannot commit is not ready"
+            }
+            Self::DatabaseDown { .. } => {
+                "see whether the server is up and its disk has room; this program tries again by itself"
             }
             Self::CommitsLost { .. } => {
                 "compare with the providers first; closing a breaker before could buy again what was forgotten"
@@ -517,6 +524,7 @@ impl Kind {
                 Some(format!("esimctl endpoint resume {}", endpoint.endpoint_id))
             }
             Self::StageDead { .. }
+            | Self::DatabaseDown { .. }
             | Self::OnStandby
             | Self::NotDurable { .. }
             | Self::StandbyMissing

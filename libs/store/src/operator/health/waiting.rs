@@ -17,13 +17,11 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::webhooks;
+use super::webhooks::{self, YOUNG};
 use crate::{Result, age, count, providers};
 
 /// Where counts of due rows end.
 pub const MOST: u64 = 100_000;
-/// How many rows after the sweep are looked at.
-pub const YOUNG: i64 = 10_000;
 
 /// Whose work waits.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]

@@ -6,9 +6,10 @@ use std::time::Duration;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::waiting::YOUNG;
 use crate::{Result, age, count};
 
+/// How many rows after the sweep are looked at.
+pub const YOUNG: i64 = 10_000;
 /// The most endpoints that are looked at.
 pub const MOST_ENDPOINTS: i32 = 1_000;
 

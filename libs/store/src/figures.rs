@@ -1,0 +1,323 @@
+//! Figures by the time of the event: how many orders were answered, bought, parked and delivered in
+//! each minute and each hour, how long that took, and how much of it failed.
+//!
+//! Nothing counts orders when somebody looks, and no order pays for it. Each process counts in memory
+//! what it does (`pipeline::figures`), and adds its counts to its own rows once in ten seconds with
+//! [`add`]. So rows of two processes never wait for each other, and what a process has counted since
+//! its last write is lost if it dies: figures show how the system does, and are no accounts.
+//!
+//! A minute is kept for [`MINUTES_KEPT`] and an hour for [`HOURS_KEPT`]. Each statement adds to both,
+//! so nothing has to be summed up later.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use serde::Serialize;
+use sqlx::PgConnection;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use crate::{Result, count};
+
+/// How long minutes are kept, in hours.
+pub const MINUTES_KEPT: i32 = 48;
+/// How long hours are kept, in days.
+pub const HOURS_KEPT: i32 = 90;
+
+/// What is counted.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    strum::EnumIter,
+    strum::EnumString,
+    strum::IntoStaticStr,
+)]
+#[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
+pub enum Measure {
+    /// Create-order requests that were answered: with a 201 or a 4xx, or failed, with a 5xx.
+    Answered,
+    /// Those of them that the provider refused, which got a 422.
+    Refused,
+    /// Purchases that a provider has confirmed, since their orders.
+    Bought,
+    /// Units whose profiles are stored, since their orders.
+    Ready,
+    /// Units that failed for good.
+    Failed,
+    /// Units that were parked.
+    Parked,
+    /// Calls to a provider. One without a usable response has failed.
+    Call,
+    /// Webhook requests to an endpoint. One that was not acknowledged has failed.
+    Attempt,
+    /// Webhooks of eSIMs that were acknowledged, since their orders.
+    Delivered,
+    /// Webhooks that have used up their retries.
+    Exhausted,
+}
+
+impl Measure {
+    pub fn as_str(self) -> &'static str {
+        self.into()
+    }
+}
+
+/// The upper limits of the buckets of a histogram, in seconds. A last bucket holds what took longer.
+pub const BOUNDS: [f64; 15] = [
+    0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0, 7_200.0,
+];
+pub const BUCKETS: usize = BOUNDS.len() + 1;
+
+/// A count with its failures and its histogram.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Count {
+    pub n: u64,
+    pub failed: u64,
+    /// How many of them took how long. What has no duration is in no bucket.
+    pub histogram: [u64; BUCKETS],
+}
+
+impl Count {
+    /// Counts one event.
+    pub fn note(&mut self, took: Option<Duration>, failed: bool) {
+        self.n = self.n.saturating_add(1);
+        self.failed = self.failed.saturating_add(u64::from(failed));
+        if let Some(took) = took {
+            let took = took.as_secs_f64();
+            let bucket = BOUNDS.iter().position(|most| took <= *most);
+            let bucket = &mut self.histogram[bucket.unwrap_or(BOUNDS.len())];
+            *bucket = bucket.saturating_add(1);
+        }
+    }
+
+    /// Adds another count.
+    pub fn merge(&mut self, other: &Self) {
+        self.n = self.n.saturating_add(other.n);
+        self.failed = self.failed.saturating_add(other.failed);
+        for (mine, others) in self.histogram.iter_mut().zip(other.histogram) {
+            *mine = mine.saturating_add(others);
+        }
+    }
+
+    /// The time within which this share of all ended, in seconds: a place within the bucket, as if its
+    /// events were spread evenly. `None` if nothing has a duration; the last bucket has no upper limit,
+    /// so of it the lower one is told.
+    #[expect(clippy::cast_precision_loss, reason = "an estimate")]
+    pub fn within(&self, share: f64) -> Option<f64> {
+        let all: u64 = self.histogram.iter().sum();
+        if all == 0 {
+            return None;
+        }
+        let wanted = share.clamp(0.0, 1.0) * all as f64;
+        let mut before = 0.0;
+        for (bucket, inside) in self.histogram.iter().enumerate() {
+            let inside = *inside as f64;
+            if inside > 0.0 && before + inside >= wanted {
+                let low = if bucket == 0 { 0.0 } else { BOUNDS[bucket - 1] };
+                let Some(high) = BOUNDS.get(bucket) else {
+                    return Some(low);
+                };
+                return Some(low + (high - low) * (wanted - before) / inside);
+            }
+            before += inside;
+        }
+        BOUNDS.last().copied()
+    }
+
+    /// The share that failed.
+    #[expect(clippy::cast_precision_loss, reason = "a share")]
+    pub fn failed_share(&self) -> Option<f64> {
+        (self.n > 0).then(|| self.failed as f64 / self.n as f64)
+    }
+}
+
+/// What was counted of a subject in a minute.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Figure {
+    pub minute: OffsetDateTime,
+    pub measure: Measure,
+    /// A provider's name, an endpoint's id, or nothing.
+    pub subject: String,
+    pub count: Count,
+}
+
+/// Adds what this process has counted to its minutes and hours.
+pub async fn add(connection: &mut PgConnection, instance: Uuid, figures: &[Figure]) -> Result<()> {
+    let mut counts: BTreeMap<_, Count> = BTreeMap::new();
+    for figure in figures {
+        let hour = figure.minute.replace_minute(0).unwrap_or(figure.minute);
+        for (span, at) in [(Span::Minute, figure.minute), (Span::Hour, hour)] {
+            let key = (span, at, figure.measure, figure.subject.as_str());
+            counts.entry(key).or_default().merge(&figure.count);
+        }
+    }
+    let spans: Vec<&str> = counts.keys().map(|key| key.0.into()).collect();
+    let times: Vec<OffsetDateTime> = counts.keys().map(|key| key.1).collect();
+    let measures: Vec<&str> = counts.keys().map(|key| key.2.as_str()).collect();
+    let subjects: Vec<&str> = counts.keys().map(|key| key.3).collect();
+    let signed = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+    let numbers: Vec<i64> = counts.values().map(|count| signed(count.n)).collect();
+    let failed: Vec<i64> = counts.values().map(|count| signed(count.failed)).collect();
+    let histograms = counts.values().flat_map(|count| count.histogram);
+    let histograms: Vec<i64> = histograms.map(signed).collect();
+    // The histograms come as one list, of which each row takes its part.
+    let statement = sqlx::query!(
+        "INSERT INTO minutely AS m (span, at, measure, subject, instance, n, failed, histogram)
+         SELECT span, at, measure, subject, $1, n, failed, ($8::bigint[])[(nth - 1) * $9 + 1 : nth * $9]
+         FROM unnest($2::text[], $3::timestamptz[], $4::text[], $5::text[], $6::bigint[], $7::bigint[])
+              WITH ORDINALITY AS new (span, at, measure, subject, n, failed, nth)
+         ON CONFLICT (span, at, measure, subject, instance) DO UPDATE
+         SET n = m.n + excluded.n, failed = m.failed + excluded.failed,
+             histogram = ARRAY (SELECT a + b FROM unnest(m.histogram, excluded.histogram) WITH ORDINALITY AS pair (a, b, nth)
+                                ORDER BY nth)",
+        instance,
+        &spans as &[&str],
+        &times,
+        &measures as &[&str],
+        &subjects as &[&str],
+        &numbers,
+        &failed,
+        &histograms,
+        i64::try_from(BUCKETS).unwrap_or(i64::MAX),
+    );
+    statement.execute(connection).await?;
+    Ok(())
+}
+
+/// Deletes figures that are past their time.
+pub async fn erase_old(connection: &mut PgConnection) -> Result<()> {
+    let statement = sqlx::query!(
+        "DELETE FROM minutely
+         WHERE (span = 'minute' AND at < now() - make_interval(hours => $1))
+            OR (span = 'hour' AND at < now() - make_interval(days => $2))",
+        MINUTES_KEPT,
+        HOURS_KEPT,
+    );
+    statement.execute(connection).await?;
+    Ok(())
+}
+
+/// A minute or an hour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, strum::IntoStaticStr)]
+#[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
+pub enum Span {
+    Minute,
+    Hour,
+}
+
+/// The most rows that one look reads.
+const MOST: i64 = 50_000;
+
+/// What was counted in a time, by what is counted.
+pub type Counts = BTreeMap<Measure, Count>;
+
+/// What all processes together have counted in the last minutes or hours.
+#[derive(Clone, Debug, Default)]
+pub struct Figures(BTreeMap<(OffsetDateTime, Measure, String), Count>);
+
+impl Figures {
+    /// Reads the last `spans` minutes or hours; the one that is not over yet is among them. Without
+    /// `subjects`, those of all subjects are summed up.
+    pub async fn read(
+        connection: &mut PgConnection,
+        span: Span,
+        spans: i32,
+        subjects: bool,
+    ) -> Result<Self> {
+        let name: &str = span.into();
+        let query = sqlx::query!(
+            r#"SELECT at, measure, CASE WHEN $3::bool THEN subject ELSE '' END AS "subject!", n, failed, histogram
+               FROM minutely
+               WHERE span = $1 AND at > date_trunc($1, now(), 'UTC') - $2::int * ('1 ' || $1)::interval
+               ORDER BY at DESC LIMIT $4"#,
+            name,
+            spans,
+            subjects,
+            MOST,
+        );
+        let mut figures = Self::default();
+        for row in query.fetch_all(connection).await? {
+            // A newer version may count what this one does not know.
+            let Ok(measure) = row.measure.parse::<Measure>() else {
+                continue;
+            };
+            let mut one = Count {
+                n: count(row.n),
+                failed: count(row.failed),
+                ..Count::default()
+            };
+            for (bucket, number) in one.histogram.iter_mut().zip(row.histogram) {
+                *bucket = count(number);
+            }
+            let key = (row.at, measure, row.subject);
+            figures.0.entry(key).or_default().merge(&one);
+        }
+        Ok(figures)
+    }
+
+    /// The minutes or hours in which something was counted, the oldest first.
+    pub fn by_time(&self) -> Vec<(OffsetDateTime, Counts)> {
+        let mut times: BTreeMap<OffsetDateTime, Counts> = BTreeMap::new();
+        for ((at, measure, _), count) in &self.0 {
+            let counts = times.entry(*at).or_default();
+            counts.entry(*measure).or_default().merge(count);
+        }
+        times.into_iter().collect()
+    }
+
+    /// The sums of the whole time, by what is counted and by subject.
+    pub fn by_subject(&self) -> Vec<(Measure, String, Count)> {
+        let mut subjects: BTreeMap<(Measure, &str), Count> = BTreeMap::new();
+        for ((_, measure, subject), count) in &self.0 {
+            let sum = subjects.entry((*measure, subject.as_str())).or_default();
+            sum.merge(count);
+        }
+        let subjects = subjects.into_iter();
+        subjects
+            .map(|((measure, subject), count)| (measure, subject.to_owned(), count))
+            .collect()
+    }
+
+    /// The sums of the whole time, by what is counted.
+    pub fn sums(&self) -> Counts {
+        let mut sums = Counts::new();
+        for ((_, measure, _), count) in &self.0 {
+            sums.entry(*measure).or_default().merge(count);
+        }
+        sums
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_of_all_ended_within_the_time_of_its_bucket() {
+        let mut count = Count::default();
+        assert_eq!((count.within(0.5), count.failed_share()), (None, None));
+        for tenths in 1..=10 {
+            count.note(Some(Duration::from_millis(tenths * 10)), tenths == 1);
+        }
+        assert_eq!(count.n, 10);
+        assert!((count.failed_share().unwrap() - 0.1).abs() < 1e-9);
+        let half = count.within(0.5).unwrap();
+        assert!((0.025..=0.05).contains(&half), "{half}");
+        let most = count.within(0.95).unwrap();
+        assert!((0.05..=0.1).contains(&most), "{most}");
+        count.note(Some(Duration::from_hours(9)), false);
+        assert_eq!(count.within(1.0), Some(7_200.0));
+        let mut twice = count.clone();
+        twice.merge(&count);
+        assert_eq!(twice.n, 22);
+        assert_eq!(twice.within(0.5), count.within(0.5));
+    }
+}
