@@ -14,6 +14,8 @@ pub mod lane;
 mod lpa;
 pub mod placement;
 pub mod product;
+pub mod reason;
+pub mod standing;
 pub mod states;
 pub mod topup_id;
 pub mod webhook_id;
@@ -24,6 +26,7 @@ pub use ids::{
 };
 pub use lane::lane;
 pub use lpa::{ActivationCode, Iccid, InvalidProfile};
+pub use reason::{Reason, Why};
 pub use states::{Environment, PlacementState};
 pub use topup_id::{TopupId, TopupIds};
 pub use webhook_id::WebhookId;

@@ -25,6 +25,9 @@ pub enum InvalidProfile {
     MatchingId,
     #[error("the text does not have the shape LPA:1$<smdp>$<code>")]
     Shape,
+    /// The webhook has no field for a confirmation code, and nobody can install the eSIM without it.
+    #[error("the eSIM cannot be installed without a confirmation code, which no webhook carries")]
+    ConfirmationCode,
     #[error("the ICCID is not 18 to 20 digits")]
     Iccid,
 }
@@ -57,14 +60,58 @@ impl ActivationCode {
         })
     }
 
-    /// Parses `LPA:1$<smdp>$<code>`. A text with more parts, such as a confirmation code, is
-    /// refused, because the webhook has no field for it.
-    pub fn parse(download_link: &str) -> Result<Self, InvalidProfile> {
-        let rest = download_link
-            .strip_prefix("LPA:1$")
-            .ok_or(InvalidProfile::Shape)?;
-        let (smdp, matching_id) = rest.split_once('$').ok_or(InvalidProfile::Shape)?;
+    /// Reads an activation code in every form that GSMA SGP.22, section 4.1, allows:
+    /// `1$<smdp>$<matching id>[$<OID>[$<confirmation code flag>[$…]]]`, with or without the prefix
+    /// `LPA:` in any letter case, and with blanks around it and around its fields.
+    ///
+    /// The OID of the SM-DP+ and the fields behind the flag are dropped, because a phone installs the
+    /// eSIM without them. A matching id is needed, although SGP.22 lets it be empty: such a code
+    /// installs whatever the SM-DP+ holds for the phone, so it does not name the eSIM that was bought.
+    pub fn parse(text: &str) -> Result<Self, InvalidProfile> {
+        let mut fields = without_prefix(text).split('$').map(trim);
+        if fields.next() != Some("1") {
+            return Err(InvalidProfile::Shape);
+        }
+        let smdp = fields.next().ok_or(InvalidProfile::Shape)?;
+        let matching_id = fields.next().ok_or(InvalidProfile::Shape)?;
+        match fields.next().unwrap_or_default() {
+            oid if oid.is_empty() || is_oid(oid) => {}
+            // A flag that stands one field too early.
+            "1" => return Err(InvalidProfile::ConfirmationCode),
+            _ => return Err(InvalidProfile::Shape),
+        }
+        // Only an empty flag and 0 say that no confirmation code is needed.
+        if !matches!(fields.next(), None | Some("" | "0")) {
+            return Err(InvalidProfile::ConfirmationCode);
+        }
         Self::new(smdp, matching_id)
+    }
+
+    /// Reads an activation code as a provider sends it: its SM-DP+ address and its matching id in two
+    /// fields, or the whole text in `code`, as for [`Self::parse`]. If there is an address beside a
+    /// whole text, both must name the same server.
+    pub fn read(smdp: Option<&str>, code: &str) -> Result<Self, InvalidProfile> {
+        let smdp = smdp.map(without_prefix).filter(|smdp| !smdp.is_empty());
+        if !code.contains('$') {
+            let smdp = smdp.ok_or(InvalidProfile::Shape)?;
+            return Self::new(smdp.strip_prefix("1$").unwrap_or(smdp), trim(code));
+        }
+        let read = Self::parse(code)?;
+        match smdp {
+            Some(smdp) if !smdp.eq_ignore_ascii_case(&read.smdp) => Err(InvalidProfile::Smdp),
+            _ => Ok(read),
+        }
+    }
+
+    /// What two activation codes of the same eSIM have in common, however they are written: a host
+    /// name has no letter case and may end with a dot, and GSMA writes matching ids in capitals.
+    pub fn identity(&self) -> String {
+        let smdp = self.smdp.strip_suffix('.').unwrap_or(&self.smdp);
+        format!(
+            "{}${}",
+            smdp.to_ascii_lowercase(),
+            self.matching_id.to_ascii_uppercase()
+        )
     }
 
     /// The host name of the server (SM-DP+) from which the phone downloads the profile.
@@ -89,6 +136,27 @@ impl fmt::Debug for ActivationCode {
     }
 }
 
+/// The text without blanks at its ends. Some of them are visible to nobody who copies a code from a
+/// page.
+fn trim(text: &str) -> &str {
+    text.trim_matches(|of: char| of.is_whitespace() || matches!(of, '\u{feff}' | '\u{200b}'))
+}
+
+/// The text without blanks around it and without the prefix `LPA:`, which only QR codes need.
+fn without_prefix(text: &str) -> &str {
+    let text = trim(text);
+    match text.split_at_checked(4) {
+        Some((prefix, rest)) if prefix.eq_ignore_ascii_case("LPA:") => trim(rest),
+        _ => text,
+    }
+}
+
+/// Whether the text is an object identifier, such as `1.3.6.1.4.1.31746`.
+fn is_oid(text: &str) -> bool {
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    text.contains('.') && text.split('.').all(is_number)
+}
+
 /// The number of an eSIM, 18 to 20 digits. The last one should be a Luhn check digit, but it is not
 /// checked, because published ICCIDs do not always pass that check.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -96,9 +164,9 @@ pub struct Iccid(String);
 
 impl Iccid {
     /// Parses the digits. A provider may pad the number with `F` at its end; this padding is
-    /// dropped.
+    /// dropped, and so are blanks around it.
     pub fn parse(text: &str) -> Result<Self, InvalidProfile> {
-        let digits = text.trim_end_matches(['F', 'f']);
+        let digits = trim(text).trim_end_matches(['F', 'f']);
         let valid =
             (18..=20).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_digit());
         if valid {
@@ -137,11 +205,6 @@ mod tests {
             ActivationCode::new("a.b", ""),
             Err(InvalidProfile::MatchingId)
         );
-        // A second `$` would announce a confirmation code, which our webhook can't carry.
-        assert_eq!(
-            ActivationCode::parse("LPA:1$a.b$C$$1"),
-            Err(InvalidProfile::MatchingId)
-        );
         assert_eq!(
             ActivationCode::parse("LPA:2$a.b$C"),
             Err(InvalidProfile::Shape)
@@ -150,6 +213,68 @@ mod tests {
             ActivationCode::parse("https://a.b"),
             Err(InvalidProfile::Shape)
         );
+    }
+
+    #[test]
+    fn each_form_of_sgp_22_is_read() {
+        for text in [
+            "LPA:1$smdp.example.com$04386-AGYFT",
+            "1$smdp.example.com$04386-AGYFT",
+            "lpa:1$smdp.example.com$04386-AGYFT",
+            "Lpa: 1$smdp.example.com$04386-AGYFT",
+            " \t\u{feff}LPA:1$smdp.example.com$04386-AGYFT\u{a0}\r\n",
+            "LPA:1$ smdp.example.com $ 04386-AGYFT ",
+            "LPA:1$smdp.example.com$04386-AGYFT$",
+            "LPA:1$smdp.example.com$04386-AGYFT$$",
+            "LPA:1$smdp.example.com$04386-AGYFT$$0",
+            "LPA:1$smdp.example.com$04386-AGYFT$1.3.6.1.4.1.31746",
+            "1$smdp.example.com$04386-AGYFT$1.3.6.1.4.1.31746$",
+            "1$smdp.example.com$04386-AGYFT$1.3.6.1.4.1.31746$0$$",
+            "1$smdp.example.com$04386-AGYFT$$$F54172BDF98A95D65CBEB88A38A1C11D800A85C3$1",
+        ] {
+            let code = ActivationCode::parse(text).unwrap();
+            assert_eq!(
+                code.download_link(),
+                "LPA:1$smdp.example.com$04386-AGYFT",
+                "{text}"
+            );
+            assert_eq!(ActivationCode::read(None, text), Ok(code.clone()), "{text}");
+            let smdp = Some(" SMDP.example.com");
+            assert_eq!(ActivationCode::read(smdp, text), Ok(code), "{text}");
+        }
+        let capitals = ActivationCode::parse("LPA:1$SMDP.EXAMPLE.COM.$04386-agyft").unwrap();
+        assert_eq!(capitals.smdp(), "SMDP.EXAMPLE.COM.");
+        assert_eq!(capitals.identity(), "smdp.example.com$04386-AGYFT");
+    }
+
+    #[test]
+    fn what_no_webhook_could_deliver_is_refused() {
+        for (text, why) in [
+            ("LPA:1$a.b$C$$1", InvalidProfile::ConfirmationCode),
+            ("1$a.b$C$1.3.6.1$1$X", InvalidProfile::ConfirmationCode),
+            ("LPA:1$a.b$C$$1234", InvalidProfile::ConfirmationCode),
+            ("LPA:1$a.b$C$1", InvalidProfile::ConfirmationCode),
+            ("LPA:1$a.b$$1.3.6.1", InvalidProfile::MatchingId),
+            ("LPA:1$a.b$", InvalidProfile::MatchingId),
+            ("LPA:1$$C", InvalidProfile::Smdp),
+            ("LPA:1$a.b", InvalidProfile::Shape),
+            ("LPA:$a.b$C", InvalidProfile::Shape),
+            ("LPA:1$a.b$C$what", InvalidProfile::Shape),
+            ("C", InvalidProfile::Shape),
+            ("", InvalidProfile::Shape),
+        ] {
+            assert_eq!(ActivationCode::read(None, text), Err(why), "{text}");
+        }
+        let other = ActivationCode::read(Some("other.example"), "LPA:1$a.b$C");
+        assert_eq!(other, Err(InvalidProfile::Smdp));
+    }
+
+    #[test]
+    fn an_address_and_a_matching_id_may_come_apart() {
+        for smdp in ["a.b", " a.b\n", "LPA:1$a.b", "lpa:a.b", "1$a.b"] {
+            let code = ActivationCode::read(Some(smdp), " C-1 ").unwrap();
+            assert_eq!(code.download_link(), "LPA:1$a.b$C-1", "{smdp}");
+        }
     }
 
     #[test]
@@ -176,10 +301,27 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_text_parses_or_is_refused(text in "\\PC*") {
+        fn every_text_parses_or_is_refused(text in "(LPA:|lpa:)?[ 1]{0,2}\\PC{0,40}") {
             if let Ok(code) = ActivationCode::parse(&text) {
-                prop_assert_eq!(code.download_link(), text);
+                prop_assert_eq!(ActivationCode::parse(&code.download_link()), Ok(code.clone()));
+                prop_assert!(text.contains(code.smdp()) && text.contains(code.matching_id()));
             }
+        }
+
+        /// Every combination of the parts of a code is read as the same code.
+        #[test]
+        fn no_optional_part_changes_what_is_read(
+            prefix in "(LPA:|lpa:|Lpa:)?", blanks in "[ \t]{0,2}", oid in "(1\\.3\\.6)?",
+            flag in "0?", more in "(\\$[A-F0-9]{0,4}){0,2}", fields in 3..6_usize,
+        ) {
+            let tail = match fields {
+                3 => String::new(),
+                4 => format!("${oid}"),
+                _ => format!("${oid}${flag}{more}"),
+            };
+            let text = format!("{blanks}{prefix}{blanks}1$a.b{blanks}$C-1{tail}{blanks}");
+            let code = ActivationCode::parse(&text).unwrap();
+            prop_assert_eq!(code.download_link(), "LPA:1$a.b$C-1");
         }
     }
 }

@@ -26,6 +26,11 @@ GRANT SELECT, DELETE, INSERT, UPDATE (ended_at, cancelled_at) ON redeliveries TO
 GRANT SELECT, INSERT, UPDATE (cancelled_at) ON operations TO esim_operator;
 GRANT SELECT, INSERT ON operation_parts TO esim_operator;
 
+-- A profile that an operator enters by hand, with its webhook.
+GRANT INSERT (topup_id, provider, provider_unit_id, iccid, profile, ready_at, delivery_id, code_digest),
+    UPDATE (iccid, ready_at, delivery_id, code_digest) ON esims TO esim_operator;
+GRANT INSERT ON deliveries TO esim_operator;
+
 -- Retention and erasure.
 GRANT SELECT, UPDATE ON retention TO esim_operator;
 GRANT SELECT, UPDATE, DELETE ON retention_due TO esim_operator;

@@ -11,8 +11,8 @@ GRANT UPDATE (state, attempt, attempted_at, not_found_at, placed_at, reason, unk
               refusal_message, disputed, provider_reference, provider, lane, alternatives, tried)
     ON placements TO esim_provisioner;
 GRANT UPDATE (state, reason, provider_option_id) ON topups TO esim_provisioner;
-GRANT INSERT (topup_id, provider, provider_unit_id, iccid, profile, ready_at, delivery_id) ON esims TO esim_provisioner;
-GRANT UPDATE (iccid, profile, ready_at, delivery_id) ON esims TO esim_provisioner;
+GRANT INSERT (topup_id, provider, provider_unit_id, iccid, profile, ready_at, delivery_id, code_digest) ON esims TO esim_provisioner;
+GRANT UPDATE (iccid, profile, ready_at, delivery_id, code_digest) ON esims TO esim_provisioner;
 GRANT INSERT (delivery_id, partner_id, kind, topup_id, order_id) ON deliveries TO esim_provisioner;
 
 GRANT SELECT, INSERT, UPDATE, DELETE ON work, held, provider_replicas, provider_lanes TO esim_provisioner;

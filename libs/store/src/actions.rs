@@ -213,7 +213,29 @@ impl Recorded {
 /// recorded with its state `after` was changed, even if no further row was, as when an endpoint is
 /// resumed for which no webhook waits. Showing something changes nothing on purpose.
 pub(super) fn changed_nothing(command: &str, affected: i64, has_after: bool) -> bool {
-    affected == 0 && !has_after && !command.contains("show")
+    affected == 0 && !has_after && Read::of(command) != Some(Read::ShowCode)
+}
+
+/// The recorded commands by which a program decides later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::EnumString, strum::IntoStaticStr)]
+pub enum Read {
+    /// An operator has seen an activation code.
+    #[strum(serialize = "topup show-code")]
+    ShowCode,
+    /// An operator has found out that a purchase was not made.
+    #[strum(serialize = "placement resolve --not-bought")]
+    NotBought,
+}
+
+impl Read {
+    pub(crate) fn of(command: &str) -> Option<Self> {
+        command.parse().ok()
+    }
+
+    /// The name under which the command is recorded.
+    pub fn as_str(self) -> &'static str {
+        self.into()
+    }
 }
 
 /// Which recorded actions to list; `None` matches all.

@@ -91,14 +91,16 @@ pub struct Open {
 }
 
 /// Claims due rows of a provider, the oldest first, and leases them. Those of `busy` partners are
-/// left for later. While the breaker of the provider is open it returns nothing. A row that cannot be
-/// read is [set aside](set_aside), so that it does not keep the others from being answered.
+/// left for later. While the breaker of the provider is not closed it returns nothing, except for a
+/// `probe`. A row that cannot be read is [set aside](set_aside), so that it does not keep the others
+/// from being answered.
 pub async fn claim(
     connection: &mut PgConnection,
     provider: &str,
     limit: usize,
     busy: &[PartnerId],
     lease: Duration,
+    probe: bool,
 ) -> Result<Vec<Claimed>> {
     let busy: Vec<Uuid> = busy.iter().map(|partner| partner.uuid()).collect();
     let query = sqlx::query_as!(
@@ -106,7 +108,7 @@ pub async fn claim(
         r#"WITH free AS (
                SELECT topup_id FROM esim_requests
                WHERE provider = $1 AND at <= now() AND partner_id <> ALL ($4)
-                 AND NOT EXISTS (SELECT FROM providers WHERE name = $1 AND open_until > now())
+                 AND ($5 OR NOT EXISTS (SELECT FROM providers WHERE name = $1 AND open_until IS NOT NULL))
                ORDER BY at LIMIT $2
                FOR UPDATE SKIP LOCKED
            ), leased AS (
@@ -127,6 +129,7 @@ pub async fn claim(
         i64::try_from(limit).unwrap_or(i64::MAX),
         seconds(lease),
         &busy,
+        probe,
     );
     let mut claimed = Vec::new();
     for row in query.fetch_all(&mut *connection).await? {

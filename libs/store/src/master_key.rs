@@ -16,7 +16,9 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::{
-    Result, signed,
+    Result,
+    profile::Profile,
+    signed,
     vault::{self, Keyring, Purpose, Vault, VaultError},
 };
 
@@ -429,6 +431,7 @@ async fn reencrypt_profiles(
     let mut topups = Vec::new();
     let mut old = Vec::new();
     let mut new = Vec::new();
+    let mut digests: Vec<Option<Vec<u8>>> = Vec::new();
     for row in page {
         let Some(sealed) = &row.sealed else { continue };
         let topup_id: Result<TopupId, _> = row.topup_id.parse();
@@ -437,6 +440,14 @@ async fn reencrypt_profiles(
         if let Some(resealed) = pass.reseal(vault, ("profile", &row.topup_id), purpose, sealed) {
             topups.push(row.topup_id.clone());
             old.push(sealed.clone());
+            // Two rows of one page must not get one digest, because the statement would fail.
+            let digest = topup_id
+                .ok()
+                .and_then(|topup_id| Profile::open(vault, &topup_id, &resealed).ok())
+                .and_then(|profile| profile.code_digest(vault).ok())
+                .map(Some)
+                .filter(|digest| !digests.contains(digest));
+            digests.push(digest.flatten());
             new.push(resealed);
         }
     }
@@ -445,18 +456,25 @@ async fn reencrypt_profiles(
     }
     // `free` locks the rows that still hold the profile that was read. It skips rows that another
     // session has locked, because outcomes are recorded in batches that lock rows in another order,
-    // and waiting could end in a deadlock.
+    // and waiting could end in a deadlock. The digest of the code is made anew under the new key. It
+    // stays as it was if another eSIM has the new one, which only happens if a provider has sent one
+    // code twice while two keys were in use.
     let statement = sqlx::query!(
         "WITH free AS MATERIALIZED (
-             SELECT t.ctid, new.sealed
-             FROM unnest($1::text[], $2::bytea[], $3::bytea[]) AS new(topup_id, was, sealed)
+             SELECT t.ctid, new.sealed, new.digest
+             FROM unnest($1::text[], $2::bytea[], $3::bytea[], $4::bytea[]) AS new(topup_id, was, sealed, digest)
              JOIN esims t ON t.topup_id = new.topup_id AND t.profile = new.was
              WHERE t.topup_id = ANY($1) FOR NO KEY UPDATE OF t SKIP LOCKED
          )
-         UPDATE esims t SET profile = free.sealed FROM free WHERE t.ctid = free.ctid",
+         UPDATE esims t
+         SET profile = free.sealed,
+             code_digest = CASE WHEN EXISTS (SELECT FROM esims other WHERE other.code_digest = free.digest)
+                                THEN t.code_digest ELSE coalesce(free.digest, t.code_digest) END
+         FROM free WHERE t.ctid = free.ctid",
         &topups,
         &old,
         &new,
+        &digests as &[Option<Vec<u8>>],
     );
     pass.reencrypted += statement.execute(connection).await?.rows_affected();
     Ok(())

@@ -13,6 +13,7 @@ pub mod breakers;
 pub mod catalogue;
 pub mod deliveries;
 pub mod endpoints;
+pub mod entered;
 pub mod erase;
 pub mod give_backs;
 pub mod health;

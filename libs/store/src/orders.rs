@@ -11,7 +11,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use domain::{OptionId, OrderId, PartnerId, PlacementId, TopupId};
+use domain::{OptionId, OrderId, PartnerId, PlacementId, Reason, TopupId, reason::Code};
 use serde_json::json;
 use sqlx::PgConnection;
 use uuid::Uuid;
@@ -357,9 +357,6 @@ async fn close(connection: &mut PgConnection, order_id: OrderId) -> Result<Vec<C
     Ok(closed.collect())
 }
 
-/// The reason of a unit of a refused order whose purchase was not sent.
-pub(crate) const ORDER_REFUSED: &str = "its order was refused";
-
 /// Marks the order as refused after [`close`] has moved its placements, and its topups as failed. A
 /// topup gets the reason of its placement if there is one.
 async fn finish_refusal(
@@ -372,11 +369,11 @@ async fn finish_refusal(
         .iter()
         .map(|placement| placement.placement_id)
         .collect();
-    let reason = if cancelled {
-        "its order was cancelled"
+    let reason = Reason::from(if cancelled {
+        Code::OrderCancelled
     } else {
-        ORDER_REFUSED
-    };
+        Code::OrderRefused
+    });
     let statement = sqlx::query!(
         "WITH refused AS (
              UPDATE orders SET refused_at = now(), cancelled_at = CASE WHEN $3 THEN now() END WHERE order_id = $1
@@ -388,7 +385,7 @@ async fn finish_refusal(
         order_id.uuid(),
         &placements,
         cancelled,
-        reason,
+        reason.to_string(),
     );
     statement.execute(connection).await?;
     Ok(())

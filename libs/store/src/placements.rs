@@ -16,7 +16,6 @@ use std::time::Duration;
 
 pub use claim::{Claim, Claimed, ClaimedTopup, claim};
 use domain::{OrderId, PlacementId};
-pub(crate) use settle::REJECTED;
 pub use settle::{
     KnownColumns, Outcome, Progress, ReadyProfile, Settled, Settlement, Unit, settle,
 };

@@ -11,7 +11,7 @@ use sqlx::PgConnection;
 
 use crate::{
     Result,
-    vault::{Purpose, Vault, VaultError},
+    vault::{Keyring, Purpose, Vault, VaultError},
 };
 
 /// A profile without its ICCID.
@@ -23,6 +23,16 @@ pub struct Profile {
     pub expired_date: String,
 }
 
+/// A profile as it is stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SealedProfile {
+    pub sealed: Vec<u8>,
+    /// A keyed digest of the SM-DP+ address and the activation code. An index keeps it unique over
+    /// all providers, so that no provider's mistake gives one eSIM to two partners. It stays when
+    /// the profile is erased, and tells nothing to whom the master key is unknown.
+    pub code_digest: Vec<u8>,
+}
+
 #[derive(Serialize, Deserialize)]
 struct Stored {
     smdp: String,
@@ -31,14 +41,22 @@ struct Stored {
 }
 
 impl Profile {
-    pub fn seal(&self, vault: &Vault, topup_id: &TopupId) -> Result<Vec<u8>> {
+    pub fn seal(&self, vault: &Vault, topup_id: &TopupId) -> Result<SealedProfile> {
         let stored = Stored {
             smdp: self.code.smdp().to_owned(),
             activate_code: self.code.matching_id().to_owned(),
             expired_date: self.expired_date.clone(),
         };
         let bytes = serde_json::to_vec(&stored).map_err(|_| VaultError::Damaged)?;
-        Ok(vault.seal(Purpose::Profile(topup_id), &bytes)?)
+        Ok(SealedProfile {
+            sealed: vault.seal(Purpose::Profile(topup_id), &bytes)?,
+            code_digest: self.code_digest(vault)?,
+        })
+    }
+
+    /// The digest under the present master key, see [`SealedProfile`].
+    pub(crate) fn code_digest(&self, vault: &Vault) -> Result<Vec<u8>, VaultError> {
+        vault.digest(Keyring::Profiles, self.code.identity().as_bytes())
     }
 
     pub fn open(vault: &Vault, topup_id: &TopupId, sealed: &[u8]) -> Result<Self> {

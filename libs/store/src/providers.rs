@@ -178,8 +178,8 @@ pub async fn answered(
     Ok(closed.fetch_optional(connection).await?)
 }
 
-/// Lets one probe through a breaker whose open time has passed, if a placement of the provider is
-/// due. The breaker is then open for `lease`, so no other process gets a probe during that time.
+/// Lets one probe through a breaker whose open time has passed, if a placement of the provider, or a
+/// request about a delivered eSIM, is due. The breaker is then open for `lease`, so no other process gets a probe during that time.
 /// The calls of the probe begin at the returned version.
 pub async fn probe(
     connection: &mut PgConnection,
@@ -192,12 +192,13 @@ pub async fn probe(
         "UPDATE providers
          SET open_until = now() + make_interval(secs => $2), version = version + 1, changed_at = now()
          WHERE name = $1 AND open_until <= now()
-           AND EXISTS (
+           AND (EXISTS (
                SELECT FROM unnest('{buy_again,buy,find,collect}'::text[]) AS wanted (kind)
                CROSS JOIN LATERAL (
                    SELECT at FROM work w WHERE w.kind = wanted.kind AND w.provider = $1 ORDER BY at LIMIT 1
                ) oldest
                WHERE oldest.at <= now())
+             OR EXISTS (SELECT FROM esim_requests r WHERE r.provider = $1 AND r.at <= now()))
          RETURNING",
         "",
         name,

@@ -166,11 +166,11 @@ pub async fn recover(
                    attempt = p.attempt + (open.was = 'accepted')::int,
                    attempted_at = now(), not_found_at = NULL, unknowns = 0,
                    reason = CASE WHEN p.alternatives IS NOT NULL
-                                 THEN 'restored from a dump: may have been bought after it at '
+                                 THEN 'outcome_unknown: restored from a dump: may have been bought after it at '
                                      || array_to_string(open.providers, ' or ')
                                  WHEN open.parks
-                                 THEN 'restored from a dump: may have been bought, or refused with 422, after it'
-                                 ELSE 'restored from a dump: may have been bought after it' END
+                                 THEN 'outcome_unknown: restored from a dump: may have been bought, or refused with 422, after it'
+                                 ELSE 'outcome_unknown: restored from a dump: may have been bought after it' END
                FROM open WHERE p.placement_id = open.placement_id
                RETURNING p.placement_id, p.order_id, p.partner_id, p.provider, p.lane, p.state, open.was,
                          open.unanswered, open.providers

@@ -23,7 +23,9 @@ use chacha20poly1305::{
     aead::{Aead, Payload},
 };
 use domain::{DeliveryId, EndpointId, PartnerId, TopupId};
+use hmac::{Hmac, Mac};
 use secrecy::{ExposeSecret, SecretSlice, SecretString};
+use sha2::Sha256;
 
 /// The length of a master key in bytes.
 const KEY: usize = 32;
@@ -125,7 +127,14 @@ pub enum VaultError {
 struct MasterKey {
     id: String,
     cipher: XChaCha20Poly1305,
+    /// Computes digests. Its key is derived from the master key, so that no key has two uses.
+    digest: HmacSha256,
 }
+
+type HmacSha256 = Hmac<Sha256>;
+
+/// The length of a digest in bytes. It is long enough that two texts never share one.
+const DIGEST: usize = 16;
 
 /// Master keys as they are written in a setting, before a vault uses them.
 type Written = Vec<(String, SecretSlice<u8>)>;
@@ -160,10 +169,13 @@ impl Vault {
             all.push((*ring, keys));
         }
         let key = |(id, bytes): (String, SecretSlice<u8>)| {
-            let cipher = XChaCha20Poly1305::new_from_slice(bytes.expose_secret());
-            cipher
-                .map(|cipher| MasterKey { id, cipher })
-                .map_err(|_| VaultError::Damaged)
+            let hmac =
+                |key: &[u8]| HmacSha256::new_from_slice(key).map_err(|_| VaultError::Damaged);
+            let cipher = XChaCha20Poly1305::new_from_slice(bytes.expose_secret())
+                .map_err(|_| VaultError::Damaged)?;
+            let derived = hmac(bytes.expose_secret())?.chain_update(b"digest");
+            let digest = hmac(&derived.finalize().into_bytes())?;
+            Ok(MasterKey { id, cipher, digest })
         };
         let rings = all
             .into_iter()
@@ -216,6 +228,14 @@ impl Vault {
             )
             .map_err(|_| VaultError::Damaged)?;
         Ok([&self.first_prefix(purpose.keyring())?, &nonce[..], &sealed].concat())
+    }
+
+    /// The digest of a text under the first key for a purpose. Without the key nobody can tell which
+    /// text it belongs to, and a guess cannot be checked.
+    pub(crate) fn digest(&self, ring: Keyring, text: &[u8]) -> Result<Vec<u8>, VaultError> {
+        let key = self.keys(ring)?.first().ok_or(VaultError::NoKey)?;
+        let digest = key.digest.clone().chain_update(text).finalize();
+        Ok(digest.into_bytes()[..DIGEST].to_vec())
     }
 
     /// Opens a value and seals it again under the first key for its purpose.

@@ -208,7 +208,8 @@ fn topup_row(order: &OrderView, topup: &TopupView) -> Row<8> {
         .position(|one| one.placement_id == topup.placement_id);
     let placed_at = placement.and_then(|index| order.placements[index].placed_at);
     cells!(topup:
-        "#" = or_dash(placement.map(|index| index + 1)), topup_id, option = option_of(topup), state,
+        "#" = or_dash(placement.map(|index| index + 1)), topup_id, option = option_of(topup),
+        stands = order.standing(topup).label().to_owned(),
         ready = stage(order, placed_at, topup.ready_at), webhook = or_dash(topup.delivery.as_ref()),
         delivered = stage(order, topup.ready_at, topup.delivered_at),
         total = or_dash(topup.delivered_at.map(|at| took(at - order.created_at))),
@@ -295,7 +296,7 @@ fn notes(order: &OrderView, lanes: &[WaitingLane]) -> Vec<String> {
                 list([
                     placement
                         .reason
-                        .clone()
+                        .told()
                         .filter(|_| !route::is_rerouted(placement)),
                     route::route(placement),
                     reference,
@@ -309,7 +310,7 @@ fn notes(order: &OrderView, lanes: &[WaitingLane]) -> Vec<String> {
             .erased_at
             .map(|at| format!("profile erased {}", utc(at)));
         let story = list([
-            topup.reason.clone(),
+            topup.reason.told(),
             webhook_attempts(order, topup),
             route::give_back(topup),
             erased,

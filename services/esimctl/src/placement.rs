@@ -6,17 +6,26 @@
 //! the placement up at the provider and says what was found. Only `resolve --retry` can buy twice,
 //! so its preview says so in capitals, and every resolution is recorded with a reason (`confirm`).
 
-use anyhow::anyhow;
+use std::{fs, path::PathBuf};
+
+use anyhow::{Context, anyhow};
 use clap::{
     Args, Subcommand,
     builder::{PossibleValuesParser, TypedValueParser},
 };
-use domain::{PlacementId, PlacementState, placement::Resolution};
+use domain::{ActivationCode, Iccid, PlacementId, PlacementState, TopupId, placement::Resolution};
 use serde_json::json;
-use store::operator::{
-    actions::Mode,
-    placements::{self, Decision, Listed, NotResolved, Resolved},
+use store::{
+    config::MasterKeyConfig,
+    operator::{
+        actions::{Mode, Read},
+        entered::{self, Entered, NotEntered, Ready},
+        placements::{self, Decision, Listed, NotResolved, Resolved},
+    },
+    profile::Profile,
+    vault::Keyring,
 };
+use time::{Date, format_description::StaticFormatDescription, macros::format_description};
 
 use crate::{
     confirm::{Change, Confirm},
@@ -47,6 +56,13 @@ Before you run it, look the placement id up at the provider, where it is the ord
 If `esimctl placement list` names further providers (elsewhere), look the placement id up at each of them. After a restored
 dump any of them may have sold it. --bought --provider NAME says which one has it. A purchase at eSIM Access from
 before the restore needs --reference, too, because the time of its attempt is not known any more.";
+
+const ENTER_EXAMPLES: &str = "Example:
+  esimctl placement enter 20250129123456618033988749 --iccid 8982123456789012345 --expires 2027-01-31 \\
+    --code-file code.txt --reason 'the provider sent it by mail, ticket 4711'
+
+The unit becomes ready, its profile is stored encrypted, and its webhook is sent. Once no unit of its placement is missing,
+the placement is no longer parked. Delete the file afterwards. The command needs the master key of the profiles.";
 
 const MOST: i64 = 10_000;
 
@@ -92,6 +108,40 @@ pub enum Command {
         #[command(flatten)]
         confirm: Confirm,
     },
+    /// Enter the profile of a bought unit by hand, so that it is delivered
+    ///
+    /// For a profile that the provider has sent in a form that cannot be read, or by another way.
+    #[command(after_help = ENTER_EXAMPLES)]
+    Enter {
+        /// The topup id of the unit
+        #[arg(value_name = "TOPUP_ID")]
+        topup_id: TopupId,
+        /// The ICCID of the eSIM
+        #[arg(long, value_name = "DIGITS", value_parser = Iccid::parse)]
+        iccid: Iccid,
+        /// The last day on which the eSIM can be used, such as 2027-01-31
+        #[arg(long, value_name = "DATE", value_parser = day)]
+        expires: String,
+        /// A file with the activation code, such as `LPA:1$smdp.example.com$AB-12`
+        ///
+        /// It is read from a file, because whoever sees a command line could install the eSIM.
+        #[arg(long, value_name = "FILE")]
+        code_file: PathBuf,
+        /// The provider's id of the unit, if the provider has not named it yet
+        #[arg(long, value_name = "ID")]
+        unit: Option<String>,
+        #[command(flatten)]
+        master_key: MasterKeyConfig,
+        #[command(flatten)]
+        confirm: Confirm,
+    },
+}
+
+/// A real day.
+fn day(text: &str) -> Result<String, time::error::Parse> {
+    const DAY: StaticFormatDescription = format_description!("[year]-[month]-[day]");
+    Date::parse(text, DAY)?;
+    Ok(text.to_owned())
 }
 
 /// What the operator found at the provider.
@@ -117,7 +167,7 @@ impl Found {
         } else if self.retry {
             (Resolution::Retry, "placement resolve --retry")
         } else {
-            (Resolution::NotBought, "placement resolve --not-bought")
+            (Resolution::NotBought, Read::NotBought.as_str())
         }
     }
 }
@@ -174,6 +224,81 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
                 )
                 .await
         }
+        Command::Enter {
+            topup_id,
+            iccid,
+            expires,
+            code_file,
+            unit,
+            master_key,
+            confirm,
+        } => {
+            let vault = master_key.vault(&[Keyring::Profiles])?;
+            let file = code_file.display();
+            let text = fs::read_to_string(code_file)
+                .with_context(|| format!("cannot read the activation code from {file}"))?;
+            let code = ActivationCode::parse(&text).with_context(|| {
+                format!("{file} holds no activation code that can be delivered")
+            })?;
+            let profile = Profile {
+                code,
+                expired_date: expires.clone(),
+            };
+            let entered = Entered {
+                topup_id,
+                iccid,
+                profile: &profile,
+                unit: unit.as_deref(),
+            };
+            let run = async |mode: Mode<'_>| {
+                let ready = entered::enter(&mut connection, &vault, &entered, mode).await;
+                ready.map_err(|error| not_entered(topup_id, &error))
+            };
+            let print = |ready: &Ready, dry_run| {
+                let text = if dry_run { will_be_ready } else { is_ready };
+                console.print(ready, || text(ready))
+            };
+            confirm
+                .carry_out(
+                    "placement enter",
+                    &format!("topup {topup_id}"),
+                    Change {
+                        run,
+                        describe: will_be_ready,
+                        print,
+                    },
+                )
+                .await
+        }
+    }
+}
+
+fn not_entered(topup_id: &TopupId, error: &NotEntered) -> anyhow::Error {
+    anyhow!("no profile was entered for topup {topup_id}: {error}")
+}
+
+fn will_be_ready(ready: &Ready) -> String {
+    format!(
+        "topup {} becomes ready with this profile, and its webhook is sent; {}",
+        ready.topup_id,
+        missing(ready)
+    )
+}
+
+fn is_ready(ready: &Ready) -> String {
+    format!(
+        "topup {} is ready, and its webhook is sent; {}",
+        ready.topup_id,
+        missing(ready)
+    )
+}
+
+fn missing(ready: &Ready) -> String {
+    let placement = ready.placement_id;
+    match ready.pending {
+        0 => format!("nothing of placement {placement} is missing any more"),
+        1 => format!("1 unit of placement {placement} still has no profile"),
+        more => format!("{more} units of placement {placement} still have no profile"),
     }
 }
 
@@ -230,7 +355,7 @@ fn row(one: &Listed) -> Row<11> {
     cells!(one:
         placement_id, provider, elsewhere = or_dash(elsewhere), option = one.lane.clone(), state, attempt, bought = if one.bought { "yes" } else { "-" }.to_owned(),
         pending = format!("{}/{}", one.pending, one.units), accepted = utc(one.created_at), external_order_id,
-        reason = or_dash(one.reason.as_ref()),
+        reason = or_dash(one.reason.told()),
     )
 }
 

@@ -11,8 +11,10 @@
 //! shows the outcome; after `PARK_AFTER` without one the give-back is parked for an operator.
 //!
 //! Nothing here is recorded by group commit, because partners ask rarely, and a record that is lost
-//! with a process costs one more look. These calls neither open nor close the breaker, so that a
-//! failing look at eSIMs stops no purchase.
+//! with a process costs one more look. These calls never open the breaker, so that a failing look at
+//! eSIMs stops no purchase. While the breaker is not closed they wait, as purchases do. A look may be
+//! the probe of a half-open breaker if no placement is due, because the requests would wait for ever
+//! otherwise.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -62,7 +64,7 @@ pub async fn answer(
             // An attempt is sent within a time that counts from before the claim.
             let claim_began = Instant::now();
             let busy = at_their_share(&in_progress, most.div_ceil(2));
-            match work.claim_request(&busy).await {
+            match work.claim_request(&busy, false).await {
                 Ok(Some(one)) => {
                     let counted = Counted::new(&in_progress, one.partner_id);
                     let work = Arc::clone(&work);
@@ -122,13 +124,30 @@ impl Drop for Counted {
 }
 
 impl ProviderWork {
-    /// Claims the oldest due row, but none of a busy partner.
-    async fn claim_request(&self, busy: &[PartnerId]) -> Result<Option<Claimed>, store::Error> {
+    /// Answers the oldest due row as the probe of a half-open breaker. The caller has the probe.
+    pub(crate) async fn probe_with_request(self: &Arc<Self>) -> Result<(), store::Error> {
+        let claim_began = Instant::now();
+        if let Some(one) = self.claim_request(&[], true).await? {
+            let work = Arc::clone(self);
+            self.shutdown.tracker().spawn(async move {
+                work.answer(&one, claim_began).await;
+            });
+        }
+        Ok(())
+    }
+
+    /// Claims the oldest due row, but none of a busy partner. While the breaker is not closed, only a
+    /// `probe` gets one.
+    async fn claim_request(
+        &self,
+        busy: &[PartnerId],
+        probe: bool,
+    ) -> Result<Option<Claimed>, store::Error> {
         let name = &self.calls.name;
         let lease = self.lease;
-        let claiming = self
-            .database
-            .run(async |connection| esim_requests::claim(connection, name, 1, busy, lease).await);
+        let claiming = self.database.run(async |connection| {
+            esim_requests::claim(connection, name, 1, busy, lease, probe).await
+        });
         Ok(claiming.await?.pop())
     }
 

@@ -10,7 +10,9 @@
 //! its lanes fail and none succeeds. A single bad lane does not open it; such a lane is held back
 //! by its own limit ([`crate::limiter`]). While the breaker is open, placements wait in PostgreSQL.
 //! After a while it is half open: one placement probes the provider, and its result closes the
-//! breaker or opens it again for longer.
+//! breaker or opens it again for longer. If no placement is due, a request about a delivered eSIM
+//! probes it instead; such a probe may close the breaker, but its failure only lets the next probe
+//! follow.
 //!
 //! [`Calls`](crate::calls::Calls) reports the result of each call. A result counts only if the
 //! breaker has not changed since the call began. Otherwise the late failures of calls that were
@@ -197,6 +199,14 @@ impl Breaker {
         self.apply(perform(Effect::CommitHealth, updated).await);
     }
 
+    /// Records that the probe got a response, if it is a call that says nothing about purchases. Unlike
+    /// [`Self::answered`], it does not end a streak of failures while the breaker is closed.
+    pub async fn answered_probe(&self, version: BreakerVersion) {
+        if !self.is_closed() {
+            self.answered(version).await;
+        }
+    }
+
     /// Records that a call failed: a purchase in `lane`, or a look-up or collect without one.
     /// `version` is the one at which the call began. Writes to PostgreSQL only if the breaker has
     /// to open, or if the call was a failed probe.
@@ -246,7 +256,7 @@ impl Breaker {
         if let Some(now) = probe {
             tracing::info!(
                 provider.name = self.provider,
-                "probing the provider with one placement"
+                "probing the provider with one placement or request"
             );
             lock(&self.known).probe = Some(now.version);
             self.update(now);

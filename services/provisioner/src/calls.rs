@@ -5,9 +5,13 @@
 //! [`crate::place`] makes all of its calls through [`Calls`], so that no call to a provider escapes
 //! the rate limit or the breaker's count.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use pipeline::{Effect, perform};
+use tokio::time::timeout_at;
 
 use crate::{
     breaker::Breaker,
@@ -28,23 +32,30 @@ pub struct Calls {
     pub breaker: Arc<Breaker>,
     pub limiters: Arc<LaneLimiters>,
     pub metrics: Metrics,
+    /// The timeout of one call (`PROVIDER_TIMEOUT`).
+    pub timeout: Duration,
 }
+
+/// The most calls that a look-up, or another operation that buys nothing, may take the time of. A
+/// search at a busy account asks for dozens of pages, and each of them may wait for its turn.
+const LONGEST: u32 = 30;
 
 impl Calls {
     /// Sends a purchase. Returns `None`, and sends nothing, if its turn under the rate limit comes
-    /// after `send_by`.
+    /// after `send_by` of the purchase. It ends within `PROVIDER_TIMEOUT` after that time, whatever
+    /// else the adapter has to ask before.
     pub async fn purchase(
         &self,
         lane: &Arc<str>,
         purchase: &Purchase,
-        send_by: Instant,
     ) -> Option<Result<PurchaseAnswer, Trouble>> {
-        self.rate.turn().await;
-        if Instant::now() > send_by {
+        let turn = timeout_at(purchase.send_by.into(), self.rate.turn()).await;
+        if turn.is_err() || Instant::now() > purchase.send_by {
             return None;
         }
         let begun = self.limiters.begin(lane, Instant::now());
         let purchasing = perform(Effect::Purchase, self.provider.purchase(purchase));
+        let purchasing = within(purchase.send_by + self.timeout, purchasing);
         let outcome = |answer: &PurchaseAnswer| match answer {
             PurchaseAnswer::Bought(_) => "bought",
             PurchaseAnswer::Rejected { .. } => "rejected",
@@ -56,7 +67,7 @@ impl Calls {
             Err(Trouble::Unknown(reason)) => PurchaseResult::Unknown(reason),
             Err(Trouble::Denied(_) | Trouble::Busy { .. }) => PurchaseResult::Inconclusive,
         };
-        self.limiters.end(&begun, result, Instant::now());
+        begun.end(result, Instant::now());
         Some(answer)
     }
 
@@ -74,6 +85,7 @@ impl Calls {
     ) -> Result<FindAnswer, Trouble> {
         self.turn_of_look_up().await;
         let find = perform(Effect::Find, self.provider.find(sought));
+        let find = within(self.longest(), find);
         let answer = self.measure("find", None, find, found).await;
         match &answer {
             Ok(FindAnswer::Found(_)) => self.limiters.found(lane, was_unknown, Instant::now()),
@@ -90,7 +102,13 @@ impl Calls {
     pub async fn collect(&self, sought: &Sought) -> Result<FindAnswer, Trouble> {
         self.turn_of_look_up().await;
         let collect = perform(Effect::Collect, self.provider.collect(sought));
+        let collect = within(self.longest(), collect);
         self.measure("collect", None, collect, found).await
+    }
+
+    /// When an operation that begins now is given up.
+    fn longest(&self) -> Instant {
+        Instant::now() + self.timeout * LONGEST
     }
 
     async fn turn_of_look_up(&self) {
@@ -104,7 +122,7 @@ impl Calls {
     pub async fn balance(&self) -> Result<Balance, Trouble> {
         self.rate.turn().await;
         let began = Instant::now();
-        let answer = self.provider.balance().await;
+        let answer = within(self.longest(), self.provider.balance()).await;
         let outcome = answer.as_ref().map_or_else(Trouble::class, |_| "answered");
         self.metrics.call(
             &self.name,
@@ -117,11 +135,15 @@ impl Calls {
     }
 
     /// Asks what became of a delivered eSIM. Its turn comes behind the calls of orders. Like
-    /// [`Self::balance`], it concerns no breaker.
+    /// [`Self::balance`], it opens no breaker. It closes one only if it is the probe.
     pub async fn status(&self, esim: &DeliveredEsim) -> Result<EsimStatus, Trouble> {
         self.rate.turn_behind().await;
+        let breaker_version = self.breaker.version_at_begin();
         let began = Instant::now();
-        let answer = self.provider.status(esim).await;
+        let answer = within(self.longest(), self.provider.status(esim)).await;
+        if matches!(answer, Ok(_) | Err(Trouble::Busy { .. })) {
+            self.breaker.answered_probe(breaker_version).await;
+        }
         let outcome = answer.as_ref().map_or_else(Trouble::class, |_| "answered");
         self.metrics.call(
             &self.name,
@@ -135,19 +157,21 @@ impl Calls {
 
     /// Gives a delivered eSIM back. Returns `None`, and sends nothing, if its turn comes after `send_by`.
     /// It queues like the calls of orders, because an attempt that waited behind them could never be
-    /// sent in time during a long backlog. Like [`Self::balance`], it concerns no breaker.
+    /// sent in time during a long backlog. Like [`Self::balance`], it opens no breaker. While the breaker
+    /// is not closed it is not sent, because what a half-open breaker stops, it stops for every call.
     pub async fn give_back(
         &self,
         esim: &DeliveredEsim,
         send_by: Instant,
     ) -> Option<Result<GiveBackAnswer, Trouble>> {
-        self.rate.turn().await;
+        let turn = timeout_at(send_by.into(), self.rate.turn()).await;
         let is_too_late = |send_by: Instant| Instant::now() > send_by;
-        if is_too_late(send_by) {
+        if turn.is_err() || is_too_late(send_by) || !self.breaker.is_closed() {
             return None;
         }
         let began = Instant::now();
-        let answer = perform(Effect::GiveBack, self.provider.give_back(esim)).await;
+        let giving_back = perform(Effect::GiveBack, self.provider.give_back(esim));
+        let answer = within(send_by + self.timeout, giving_back).await;
         let outcome = match &answer {
             Ok(GiveBackAnswer::Returned) => "returned",
             Ok(GiveBackAnswer::Refused(_)) => "refused",
@@ -190,6 +214,17 @@ impl Calls {
     }
 }
 
+/// Awaits an operation until `end`. If it is given up, nobody knows what became of it, as with a call
+/// that gets no response.
+async fn within<T>(
+    end: Instant,
+    operation: impl Future<Output = Result<T, Trouble>>,
+) -> Result<T, Trouble> {
+    timeout_at(end.into(), operation)
+        .await
+        .unwrap_or_else(|_| Err(Trouble::Unknown("it took too long and was given up".into())))
+}
+
 fn found(answer: &FindAnswer) -> &'static str {
     match answer {
         FindAnswer::Found(_) => "found",
@@ -199,8 +234,6 @@ fn found(answer: &FindAnswer) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use domain::PlacementId;
     use futures_util::future::BoxFuture;
     use store::config::{DatabaseConfig, PoolConfig};
@@ -269,22 +302,32 @@ mod tests {
             breaker,
             limiters,
             metrics,
+            timeout: Duration::from_secs(10),
         };
+        let send_by = Instant::now();
         let purchase = Purchase {
             placement_id: PlacementId::new(),
             items: vec![("option".into(), 1)],
+            send_by,
         };
-        let send_by = Instant::now();
-        assert!(
-            calls
-                .purchase(&"lane".into(), &purchase, send_by)
-                .await
-                .is_none()
-        );
+        assert!(calls.purchase(&"lane".into(), &purchase).await.is_none());
         let esim = DeliveredEsim {
             unit_id: ProviderId::parse("1".to_owned()).unwrap(),
             iccid: domain::Iccid::parse("8982123456789012345").unwrap(),
         };
         assert!(calls.give_back(&esim, send_by).await.is_none());
+        // The state of the breaker is not known yet, so it is not closed.
+        let later = Instant::now() + Duration::from_mins(1);
+        assert!(calls.give_back(&esim, later).await.is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_operation_that_drips_is_given_up() {
+        let began = Instant::now();
+        let end = began + Duration::from_secs(30);
+        let endless = std::future::pending::<Result<(), Trouble>>();
+        let given_up = within(end, endless).await;
+        assert!(matches!(given_up, Err(Trouble::Unknown(_))));
+        assert_eq!(within(end, async { Ok(7) }).await, Ok(7));
     }
 }

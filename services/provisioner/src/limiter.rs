@@ -34,6 +34,7 @@
 //! value, so that tests can simulate hours. A lane is remembered while it is in use and two minutes
 //! longer, so memory is bounded by the number of options that are sold.
 
+mod begun;
 mod budget;
 mod lane;
 #[cfg(test)]
@@ -49,6 +50,7 @@ use pipeline::worker::LaneState;
 use runtime::lock;
 use store::provider_lanes::MOST_UNSETTLED;
 
+pub use self::begun::{Begun, PurchaseResult};
 use self::{
     budget::FailingBudget,
     lane::{HeldBack, Lane},
@@ -67,19 +69,6 @@ const REPORTED_LANES: usize = 256;
 /// before the process counts as stuck.
 const STUCK: Duration = Duration::from_secs(1);
 
-/// The result of a purchase for its lane.
-#[derive(Clone, Copy, Debug)]
-pub enum PurchaseResult<'a> {
-    /// The provider bought or rejected it.
-    Answered,
-    /// It was certainly not sent, with the reason.
-    NotSent(&'a str),
-    /// Its outcome is unknown, with the reason. A look-up decides.
-    Unknown(&'a str),
-    /// The provider was busy or denied access, which says nothing about the lane.
-    Inconclusive,
-}
-
 /// A lane whose purchases are held back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaneReport {
@@ -92,13 +81,6 @@ pub struct LaneReport {
     pub reason: String,
     /// How long the lane has been held back.
     pub held_for: Duration,
-}
-
-/// A purchase in flight. The caller must pass it to [`LaneLimiters::end`].
-pub struct Begun {
-    lane: Arc<str>,
-    /// The lane was suspect, so the purchase was charged to the failing budget when it began.
-    charged: bool,
 }
 
 /// The limits of a provider's lanes in this process.
@@ -178,7 +160,7 @@ impl LaneLimiters {
     }
 
     /// Records that a purchase is about to be sent.
-    pub fn begin(&self, lane: &Arc<str>, now: Instant) -> Begun {
+    pub fn begin(self: &Arc<Self>, lane: &Arc<str>, now: Instant) -> Begun {
         let mut lanes = lock(&self.lanes);
         let lanes = &mut *lanes;
         lanes.in_flight += 1;
@@ -192,18 +174,17 @@ impl LaneLimiters {
         if entry.is_suspect {
             lanes.budget.charge(now);
         }
-        Begun {
-            lane: Arc::clone(lane),
-            charged: entry.is_suspect,
-        }
+        let charged = entry.is_suspect;
+        let limiters = Arc::clone(self);
+        let lane = Arc::clone(lane);
+        Begun::new(move |result, now| limiters.end(&lane, charged, result, now))
     }
 
-    /// Records the result of a purchase.
-    pub fn end(&self, begun: &Begun, result: PurchaseResult<'_>, now: Instant) {
+    fn end(&self, lane: &Arc<str>, charged: bool, result: PurchaseResult<'_>, now: Instant) {
         let mut lanes = lock(&self.lanes);
         let lanes = &mut *lanes;
         lanes.in_flight = lanes.in_flight.saturating_sub(1);
-        let Some(lane) = lanes.by_name.get_mut(&begun.lane) else {
+        let Some(lane) = lanes.by_name.get_mut(lane) else {
             return;
         };
         lane.in_flight = lane.in_flight.saturating_sub(1);
@@ -230,7 +211,7 @@ impl LaneLimiters {
             result,
             PurchaseResult::NotSent(_) | PurchaseResult::Unknown(_)
         );
-        match (begun.charged, fails) {
+        match (charged, fails) {
             (true, false) => lanes.budget.refund(),
             (false, true) => lanes.budget.charge(now),
             (true, true) | (false, false) => {}
@@ -388,13 +369,13 @@ mod tests {
 
     const PERMITS: usize = 256;
 
-    fn limiters(now: Instant) -> LaneLimiters {
-        LaneLimiters::new("test".into(), PERMITS, now)
+    fn limiters(now: Instant) -> Arc<LaneLimiters> {
+        Arc::new(LaneLimiters::new("test".into(), PERMITS, now))
     }
 
-    fn buy(limiters: &LaneLimiters, lane: &str, result: PurchaseResult<'_>, now: Instant) {
+    fn buy(limiters: &Arc<LaneLimiters>, lane: &str, result: PurchaseResult<'_>, now: Instant) {
         let begun = limiters.begin(&lane.into(), now);
-        limiters.end(&begun, result, now);
+        begun.end(result, now);
     }
 
     #[test]
@@ -465,7 +446,7 @@ mod tests {
         assert!(limiters.waiting(now).is_empty());
     }
 
-    fn grown(now: Instant) -> LaneLimiters {
+    fn grown(now: Instant) -> Arc<LaneLimiters> {
         let limiters = limiters(now);
         (0..2 * PERMITS).for_each(|_| buy(&limiters, "a", PurchaseResult::Answered, now));
         assert_eq!(limiters.state("a", now).permits, PERMITS);
@@ -589,7 +570,7 @@ mod tests {
     #[test]
     fn a_process_whose_permits_are_all_taken_for_a_second_is_stuck() {
         let start = Instant::now();
-        let limiters = LaneLimiters::new("test".into(), 1, start);
+        let limiters = Arc::new(LaneLimiters::new("test".into(), 1, start));
         let _hangs = limiters.begin(&"a".into(), start);
         assert!(!limiters.is_stuck(start + STUCK / 2));
         assert!(limiters.is_stuck(start + STUCK));

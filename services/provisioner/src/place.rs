@@ -30,7 +30,7 @@ use std::{
 };
 
 pub use self::settle::Settlements;
-use domain::{PlacementId, PlacementState, placement};
+use domain::{PlacementId, PlacementState, Reason, placement, reason::Code};
 use pipeline::{
     GroupCommit, messaging_span,
     payload::{JobPlacement, TopupJob, Verdict},
@@ -60,8 +60,6 @@ use crate::{
 /// The most attempts of one placement. After the last one the placement is parked, because a
 /// provider at which purchases are sent and never arrive needs a person.
 const MAX_ATTEMPTS: u32 = 50;
-/// The reason for parking a purchase whose units stay pending for too long.
-const LATE: &str = store::operator::story::PROFILES_LATE;
 /// The longest wait that is honoured if a provider asks for one, so that a nonsensical
 /// `Retry-After` cannot stop a placement for days.
 const LONGEST_WAIT: Duration = Duration::from_mins(10);
@@ -245,17 +243,17 @@ impl ProviderWork {
         trigger: &Trigger,
         permit: Option<Permit>,
     ) {
-        let purchase = Purchase {
-            placement_id: claimed.placement_id,
-            items: assign::items(&claimed.topups),
-        };
         // If this process stalled after the claim, a look-up by another process may already have
         // said "not found", and sending the purchase now could make it a second one. So it is sent
         // within the first half of the settling delay or not at all. Then the call also ends within
         // that delay, because `SETTLE` is more than twice `PROVIDER_TIMEOUT`.
-        let send_by = trigger.claim_began + self.settle_delay / 2;
+        let purchase = Purchase {
+            placement_id: claimed.placement_id,
+            items: assign::items(&claimed.topups),
+            send_by: trigger.claim_began + self.settle_delay / 2,
+        };
         let asked = Instant::now();
-        let Some(answer) = self.calls.purchase(lane, &purchase, send_by).await else {
+        let Some(answer) = self.calls.purchase(lane, &purchase).await else {
             tracing::warn!(
                 placement.id = %claimed.placement_id,
                 "attempt abandoned without sending the purchase, because it was recorded too long \
@@ -266,7 +264,7 @@ impl ProviderWork {
             if self.proves_no_absence() {
                 let abandoned = Outcome::NotBought {
                     retry_in: placement::next_attempt(claimed.attempt),
-                    reason: "recorded too long ago, so it was not sent".to_owned(),
+                    reason: Reason::with(Code::NotSent, "it was recorded too long ago"),
                 };
                 self.settle(claimed, abandoned).await;
             }
@@ -285,7 +283,8 @@ impl ProviderWork {
                 // are recorded as one outcome, an ordinary order costs one record instead of two.
                 let bought = self.collect_at_once(claimed, bought).await;
                 let _room = self.release_once_recordable(permit).await;
-                self.record_units(claimed, trigger, bought, LATE).await;
+                self.record_units(claimed, trigger, bought, Code::ProfilesLate.into())
+                    .await;
             }
             Ok(PurchaseAnswer::Rejected { status, message }) => {
                 let _room = self.release_once_recordable(permit).await;
@@ -358,13 +357,13 @@ impl ProviderWork {
         let outcome = match trouble {
             Trouble::Unknown(_) => Outcome::Unknown {
                 look_in: placement::next_look(Duration::ZERO),
-                reason,
+                reason: Reason::with(Code::OutcomeUnknown, reason),
             },
             // These attempts certainly bought nothing, so they are repeated without limit, until
             // the provider accepts one or an operator acts.
             Trouble::NotSent(_) | Trouble::Denied(_) | Trouble::Busy { .. } => Outcome::NotBought {
                 retry_in: placement::next_attempt(claimed.attempt).max(wait),
-                reason,
+                reason: Reason::with(Code::NotSent, reason),
             },
         };
         // The outcome is recorded before the verdict is sent, because ingress may answer 422 only
@@ -397,7 +396,9 @@ impl ProviderWork {
                     attempt = claimed.attempt,
                     "a look-up found the purchase"
                 );
-                return self.record_units(claimed, trigger, bought, LATE).await;
+                return self
+                    .record_units(claimed, trigger, bought, Code::ProfilesLate.into())
+                    .await;
             }
             Ok(FindAnswer::NotFound) => {
                 let after_settling_delay = claimed.attempt_age >= self.settle_delay;
@@ -408,10 +409,8 @@ impl ProviderWork {
                 if self.proves_no_absence() {
                     self.not_found_by_search(claimed)
                 } else if after_settling_delay && claimed.attempt >= MAX_ATTEMPTS {
-                    self.park(
-                        claimed,
-                        format!("not bought after {} attempts", claimed.attempt),
-                    )
+                    let said = format!("not found after each of {} attempts", claimed.attempt);
+                    self.park(claimed, Reason::with(Code::OutcomeUnknown, said))
                 } else {
                     Outcome::NotFound {
                         after_settling_delay,
@@ -420,9 +419,9 @@ impl ProviderWork {
                 }
             }
             Err(trouble) => {
-                let reason = trouble.reason().to_owned();
+                let reason = Reason::with(Code::OutcomeUnknown, trouble.reason());
                 if claimed.attempt_age >= self.park_after && self.is_lasting(claimed, &trouble) {
-                    self.park(claimed, format!("outcome unknown: {reason}"))
+                    self.park(claimed, reason)
                 } else {
                     let look_in =
                         placement::next_look(claimed.attempt_age).max(trouble.after(LONGEST_WAIT));
@@ -443,9 +442,7 @@ impl ProviderWork {
     /// look into the provider's portal.
     fn not_found_by_search(&self, claimed: &Claimed) -> Outcome {
         if claimed.attempt_age >= self.park_after {
-            let reason = "outcome unknown: the provider lists no such purchase, but its list does \
-                          not prove that there is none";
-            return self.park(claimed, reason.to_owned());
+            return self.park(claimed, Code::SearchProvesNothing.into());
         }
         Outcome::NotFound {
             after_settling_delay: false,
@@ -461,7 +458,8 @@ impl ProviderWork {
         let _room = self.release_once_recordable(permit).await;
         match answer {
             Ok(FindAnswer::Found(bought)) => {
-                self.record_units(claimed, trigger, bought, LATE).await;
+                self.record_units(claimed, trigger, bought, Code::ProfilesLate.into())
+                    .await;
             }
             Ok(FindAnswer::NotFound) => {
                 tracing::error!(
@@ -473,19 +471,16 @@ impl ProviderWork {
                     claimed,
                     trigger,
                     Bought::default(),
-                    "bought, but the provider no longer knows it",
+                    Code::PurchaseVanished.into(),
                 )
                 .await;
             }
             Err(trouble) => {
                 let since_purchase = claimed.placed_age.unwrap_or_default();
                 if since_purchase >= self.park_after && self.is_lasting(claimed, &trouble) {
-                    let late = format!(
-                        "bought, but its profiles cannot be collected: {}",
-                        trouble.reason()
-                    );
+                    let late = Reason::with(Code::ProfilesUncollectable, trouble.reason());
                     return self
-                        .record_units(claimed, trigger, Bought::default(), &late)
+                        .record_units(claimed, trigger, Bought::default(), late)
                         .await;
                 }
                 // A purchase that is overdue parks after a few failed calls in a row. Until then it
@@ -499,10 +494,10 @@ impl ProviderWork {
                 };
                 let look_in = placement::next_collect(since_purchase, overdue)
                     .max(trouble.after(LONGEST_WAIT));
-                let reason = trouble.reason().to_owned();
+                let reason = Reason::with(Code::ProfilesUncollectable, trouble.reason());
                 tracing::warn!(
                     placement.id = %claimed.placement_id,
-                    reason,
+                    reason = trouble.reason(),
                     "profiles could not be collected; trying again later"
                 );
                 self.settle(claimed, Outcome::Unknown { look_in, reason })
@@ -526,7 +521,13 @@ impl ProviderWork {
 
     /// Records the units that the provider returned, and announces those that became ready. `late`
     /// says why the placement is parked if units are overdue.
-    async fn record_units(&self, claimed: &Claimed, trigger: &Trigger, bought: Bought, late: &str) {
+    async fn record_units(
+        &self,
+        claimed: &Claimed,
+        trigger: &Trigger,
+        bought: Bought,
+        late: Reason,
+    ) {
         // The claim read the age of the order; the calls since then have taken time, too.
         let since_order = claimed.age + trigger.claim_began.elapsed();
         // Without NATS no readiness event can announce the deliveries. Then they get due work in

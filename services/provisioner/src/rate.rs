@@ -42,6 +42,23 @@ pub struct Rate {
     behind: Mutex<()>,
 }
 
+/// A call of an order that waits for its turn. It is counted until this is dropped, also if its task
+/// panics or is cancelled.
+struct Waiting<'a>(&'a watch::Sender<usize>);
+
+impl<'a> Waiting<'a> {
+    fn new(orders: &'a watch::Sender<usize>) -> Self {
+        orders.send_modify(|waiting| *waiting += 1);
+        Self(orders)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.send_modify(|waiting| *waiting -= 1);
+    }
+}
+
 impl Rate {
     /// Creates the rate limit of the replica `instance`. No call has its turn before the share has
     /// been renewed for the first time.
@@ -57,18 +74,17 @@ impl Rate {
     }
 
     /// Waits for the turn of one call of an order. Such calls get their turns in the order in which
-    /// they asked. The wait must not be cancelled.
+    /// they asked. A wait that is given up takes no turn.
     pub async fn turn(&self) {
         if self.limit == 0 {
             return;
         }
-        self.orders.send_modify(|waiting| *waiting += 1);
+        let _waiting = Waiting::new(&self.orders);
         self.next().await;
-        self.orders.send_modify(|waiting| *waiting -= 1);
     }
 
     /// Waits for the turn of one call that concerns no order in progress: until no call of an order
-    /// waits, but for [`BEHIND_MOST`] at most. The wait must not be cancelled.
+    /// waits, but for [`BEHIND_MOST`] at most.
     pub async fn turn_behind(&self) {
         if self.limit == 0 {
             return;
@@ -179,6 +195,17 @@ mod tests {
         });
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_wait_that_is_given_up_is_not_counted_for_ever() {
+        let rate = Rate::new(10, "a".into());
+        assert!(timeout(Duration::from_secs(1), rate.turn()).await.is_err());
+        assert_eq!(*rate.orders.borrow(), 0);
+        rate.share.send_replace(10.0);
+        let began = Instant::now();
+        rate.turn_behind().await;
+        assert!(began.elapsed() < BEHIND_MOST, "{:?}", began.elapsed());
+    }
+
     #[tokio::test]
     async fn a_call_that_waits_for_a_small_share_has_its_turn_as_soon_as_the_share_grows() {
         let rate = Rate::new(100, "a".into());
@@ -258,6 +285,7 @@ mod tests {
         let purchase = &Purchase {
             placement_id,
             items: vec![("P".into(), 1)],
+            send_by: std::time::Instant::now() + Duration::from_mins(1),
         };
         let find = async |provider: Arc<dyn Provider>| {
             // A list whose pages are always full has many of them.

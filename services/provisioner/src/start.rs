@@ -58,6 +58,7 @@ pub(crate) fn providers(
             breaker: Arc::clone(&watched.breaker),
             limiters: Arc::clone(&watched.limiters),
             metrics: parts.metrics.clone(),
+            timeout: config.provider_timeout,
         };
         all.push(watched);
         let work = Arc::new(ProviderWork {

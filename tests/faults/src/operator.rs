@@ -74,7 +74,7 @@ impl Victims {
             let Some(id) = placement["placement_id"].as_str() else {
                 bail!("a placement has no id: {placement}");
             };
-            if reason.contains(" was bought although ") {
+            if reason.starts_with("bought_unexpectedly") {
                 let resolve = [
                     "placement",
                     "resolve",

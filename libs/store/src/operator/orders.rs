@@ -3,6 +3,10 @@
 
 use std::collections::BTreeMap;
 
+use domain::{
+    Why,
+    standing::{self, EndpointState, Standing, Webhook},
+};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -49,7 +53,7 @@ pub struct PlacementView {
     /// The number of the last recorded attempt.
     pub attempt: i32,
     /// Why the placement left the normal path.
-    pub reason: Option<String>,
+    pub reason: Why,
     /// When that attempt was recorded.
     #[serde(with = "time::serde::rfc3339::option")]
     pub attempted_at: Option<OffsetDateTime>,
@@ -99,8 +103,8 @@ pub struct TopupView {
     pub placement_id: Uuid,
     /// `pending`, `ready`, `returned`, `failed` or `parked`.
     pub state: String,
-    /// Why the unit failed or its placement is parked; `None` once it has its profile.
-    pub reason: Option<String>,
+    /// Why the unit failed or its placement is parked; nothing once it has its profile.
+    pub reason: Why,
     pub iccid: Option<String>,
     /// When its profile was stored.
     #[serde(with = "time::serde::rfc3339::option")]
@@ -135,6 +139,37 @@ pub struct TopupView {
     pub returned_at: Option<OffsetDateTime>,
     /// Whether the webhook was delivered before and is, or was, sent again.
     pub delivered_before: bool,
+}
+
+impl OrderView {
+    /// Whether webhooks to the first endpoint are sent now.
+    pub fn endpoint_state(&self) -> EndpointState {
+        // Another name is one of a newer version, and is told as that of an endpoint without a hold.
+        self.endpoint.parse().unwrap_or(EndpointState::Open)
+    }
+
+    /// How one of its units stands, as everybody is told.
+    pub fn standing(&self, unit: &TopupView) -> Standing {
+        let webhook = unit.delivery.as_deref().map(|state| Webhook {
+            state: state.parse().unwrap_or(standing::DeliveryState::Pending),
+            attempts: unit
+                .delivery_attempts
+                .and_then(|attempts| attempts.try_into().ok())
+                .unwrap_or_default(),
+            is_gone: unit.delivery_status == Some(410),
+            was_delivered: unit.delivered_before,
+        });
+        standing::standing(&standing::Unit {
+            state: unit.state.parse().unwrap_or(standing::UnitState::Pending),
+            reason: unit.reason.code(),
+            give_back: unit
+                .give_back
+                .as_deref()
+                .and_then(|state| state.parse().ok()),
+            webhook,
+            endpoint: self.endpoint_state(),
+        })
+    }
 }
 
 /// The newest orders that match an id of any kind, at most [`search::MOST`]. See [`search::find`].
@@ -196,7 +231,7 @@ pub async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<Ord
                 provider: row.provider,
                 state: row.state,
                 attempt: row.attempt,
-                reason: row.reason,
+                reason: row.reason.into(),
                 attempted_at: row.attempted_at,
                 placed_at: row.placed_at,
                 lane: row.lane,
@@ -264,6 +299,6 @@ pub async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<Ord
 /// normal path for no reason.
 fn forget_reasons(units: &mut [TopupView]) {
     for unit in units.iter_mut().filter(|unit| unit.ready_at.is_some()) {
-        unit.reason = None;
+        unit.reason = Why::default();
     }
 }

@@ -8,8 +8,9 @@
 use std::iter;
 
 use domain::{
-    OrderId, PartnerId, PlacementId, PlacementState,
+    OrderId, PartnerId, PlacementId, PlacementState, Reason, Why,
     placement::{Event, Placement, Resolution},
+    reason::Code,
 };
 use serde::Serialize;
 use sqlx::{Connection, PgConnection};
@@ -42,7 +43,7 @@ pub struct Listed {
     /// The number of the last recorded attempt.
     pub attempt: i32,
     /// Why the placement left the normal path.
-    pub reason: Option<String>,
+    pub reason: Why,
     /// Whether the provider confirmed the purchase.
     pub bought: bool,
     pub units: i64,
@@ -221,8 +222,10 @@ pub enum NotResolved {
 
 crate::store_error!(NotResolved);
 
-/// The reason of a placement and of its units that were given up by [`Resolution::NotBought`].
-pub(super) const GIVEN_UP: &str = "settled by an operator as not bought";
+/// The stored reason of a placement and of its units that were given up by [`Resolution::NotBought`].
+fn given_up() -> String {
+    Reason::from(Code::GivenUp).to_string()
+}
 
 /// The longest number of a purchase that calls to a provider name.
 const LONGEST_REFERENCE: usize = 128;
@@ -233,8 +236,9 @@ fn is_reference(text: &str) -> bool {
 }
 
 /// What distinguishes one parking of a placement from the next one: the attempt, and why it is parked.
-pub fn parking(attempt: i32, reason: Option<&str>) -> String {
-    let reason = reason.unwrap_or("no reason is recorded");
+pub fn parking(attempt: i32, reason: &Why) -> String {
+    let reason = reason.told();
+    let reason = reason.as_deref().unwrap_or("no reason is recorded");
     // A form carries this text. Browsers change line breaks in it, and pages show control characters
     // in another form, so that it would never be the same again.
     let carried = |of: &char| of.is_alphanumeric() || of.is_ascii_graphic() || *of == ' ';
@@ -366,7 +370,7 @@ pub async fn resolve(
     let settled = parked
         .after(Event::Resolve(decision.resolution))
         .map_err(|_| NotResolved::NotParked(parked.state))?;
-    let now = parking(row.attempt, row.reason.as_deref());
+    let now = parking(row.attempt, &row.reason.into());
     if decision.seen.is_some_and(|seen| seen != now) {
         return Err(NotResolved::Changed(now));
     }
@@ -428,7 +432,7 @@ pub async fn resolve(
         pair.provider,
         pair.lane,
         decision.reference,
-        GIVEN_UP,
+        given_up(),
     );
     statement.execute(&mut *transaction).await?;
     let units = settle_units(&mut transaction, placement_id, due).await?;
@@ -470,7 +474,7 @@ async fn settle_units(
                         SELECT FROM esims e WHERE e.topup_id = t.topup_id AND e.ready_at IS NOT NULL) END",
         placement_id.uuid(),
         due,
-        GIVEN_UP,
+        given_up(),
     );
     statement.execute(&mut *connection).await?;
     let query = sqlx::query_as!(

@@ -1,6 +1,7 @@
 //! What several providers had to do with a placement, and what became of a give-back, in words.
 //! `esimctl order show` and the console show both.
 
+use domain::Reason;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 use super::{
@@ -53,7 +54,8 @@ pub fn route(placement: &PlacementView) -> Option<String> {
         let at = OffsetDateTime::parse(at, &Rfc3339).map_or_else(|_| at.clone(), minute);
         let attempts = attempts(next, *attempt);
         parts.push(format!(
-            "{provider} ({lane}) rejected it at {at}, in {attempts}: {reason}"
+            "{provider} ({lane}) rejected it at {at}, in {attempts}: {}",
+            Reason::read(reason).told()
         ));
         next = tried.attempt + 1;
     }
@@ -102,6 +104,7 @@ pub fn give_back(topup: &TopupView) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use domain::Why;
     use uuid::Uuid;
 
     use super::*;
@@ -120,7 +123,7 @@ mod tests {
             provider: "airalo".into(),
             state: "accepted".into(),
             attempt,
-            reason: None,
+            reason: Why::default(),
             attempted_at: None,
             placed_at: None,
             lane: "jp".into(),

@@ -101,10 +101,10 @@ async fn exactly(connection: &mut PgConnection, id: &str) -> Result<Hits> {
                UNION ALL SELECT p.order_id, 'topup' FROM topups t JOIN placements p ON p.placement_id = t.placement_id
                          WHERE t.topup_id = $2
                UNION ALL SELECT p.order_id, 'iccid'
-                         FROM known
-                         JOIN esims e ON e.provider = known.provider AND e.iccid = $3
+                         FROM esims e
                          JOIN topups t ON t.topup_id = e.topup_id
                          JOIN placements p ON p.placement_id = t.placement_id
+                         WHERE e.iccid = $3
                UNION ALL SELECT p.order_id, 'provider'
                          FROM known
                          JOIN esims e ON e.provider = known.provider AND e.provider_unit_id = $2

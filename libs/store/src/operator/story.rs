@@ -1,13 +1,14 @@
 //! The story of an order: its state in one sentence, which support can paste to a partner, and its
 //! timeline. `esimctl order show` and the console show both.
 
+use domain::{Reason, Why};
 use serde::Serialize;
 use sqlx::PgConnection;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339, macros::format_description};
 use uuid::Uuid;
 
 use super::{
-    actions::changed_nothing,
+    actions::{Read, changed_nothing},
     orders::{OrderView, PlacementView, TopupView},
     route::is_rerouted,
 };
@@ -20,13 +21,6 @@ pub use sentence::sentence;
 pub const MOST_ATTEMPTS: i64 = 500;
 /// The most recorded actions that a timeline holds; the newest ones.
 const MOST_ACTIONS: i64 = 1_000;
-/// How the resolution of a parked purchase as not bought is recorded.
-const NOT_BOUGHT: &str = "placement resolve --not-bought";
-
-/// Why a purchase is parked whose units stay without a profile for too long. The sentence tells it
-/// apart from a purchase that is itself in doubt.
-pub const PROFILES_LATE: &str = "bought, but its profiles do not come";
-
 /// What happened at a moment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
@@ -56,13 +50,13 @@ pub enum What {
     Rejected {
         placement_id: Uuid,
         provider: String,
-        reason: String,
+        reason: Reason,
     },
     /// Units of a placement failed for good.
     Failed {
         placement_id: Uuid,
         units: usize,
-        reason: Option<String>,
+        reason: Why,
         /// Whether `at` is the time of the failure. Otherwise it is that of the last attempt of the
         /// purchase, because no other time is stored.
         is_exact: bool,
@@ -78,10 +72,7 @@ pub enum What {
         changed_nothing: bool,
     },
     /// The placement waits for an operator.
-    Parked {
-        placement_id: Uuid,
-        reason: Option<String>,
-    },
+    Parked { placement_id: Uuid, reason: Why },
     /// The profile of a unit was stored.
     Ready { topup_id: String },
     /// An attempt to send a webhook.
@@ -168,7 +159,7 @@ pub async fn timeline(connection: &mut PgConnection, order: &OrderView) -> Resul
             let rejected = What::Rejected {
                 placement_id,
                 provider: tried.provider.clone(),
-                reason: tried.reason.clone(),
+                reason: Reason::read(&tried.reason),
             };
             add(OffsetDateTime::parse(&tried.at, &Rfc3339).ok(), rejected);
         }
@@ -298,9 +289,9 @@ async fn failures(
         &ids,
     );
     let events = query.fetch_all(connection).await?;
-    let mut groups: Vec<(Uuid, Option<&str>, Vec<&TopupView>)> = Vec::new();
+    let mut groups: Vec<(Uuid, &Why, Vec<&TopupView>)> = Vec::new();
     for unit in failed {
-        let reason = unit.reason.as_deref();
+        let reason = &unit.reason;
         let known = groups
             .iter_mut()
             .find(|(placement, why, _)| *placement == unit.placement_id && *why == reason);
@@ -312,7 +303,9 @@ async fn failures(
     let moments = groups.into_iter().map(|(placement_id, reason, units)| {
         let given_up = acted
             .iter()
-            .rfind(|one| one.command == NOT_BOUGHT && one.is_about(placement_id))
+            .rfind(|one| {
+                Read::of(&one.command) == Some(Read::NotBought) && one.is_about(placement_id)
+            })
             .map(|one| one.at);
         let reported = events
             .iter()
@@ -324,7 +317,7 @@ async fn failures(
         let what = What::Failed {
             placement_id,
             units: units.len(),
-            reason: reason.map(str::to_owned),
+            reason: reason.clone(),
             is_exact: exact.is_some(),
         };
         Moment {

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use domain::{OrderId, PartnerId, PlacementId, PlacementState, TopupId};
+use domain::{OrderId, PartnerId, PlacementId, PlacementState, Reason, TopupId, reason::Code};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
@@ -317,7 +317,7 @@ impl Unreadable {
             placement_id: self.placement_id,
             attempt: self.attempt,
             outcome: Outcome::Disputed {
-                reason: format!("its row cannot be read: {error}"),
+                reason: Reason::with(Code::RowUnreadable, error.to_string()),
             },
             known_columns: None,
         };

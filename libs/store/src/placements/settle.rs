@@ -21,13 +21,12 @@ mod moves;
 
 use std::{collections::HashMap, time::Duration};
 
-use domain::{DeliveryId, Iccid, OrderId, PartnerId, PlacementId, TopupId};
+use domain::{DeliveryId, Iccid, OrderId, PartnerId, PlacementId, Reason, TopupId, reason::Code};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use self::moves::Moves;
-pub(crate) use self::moves::REJECTED;
-use crate::{Result, retry_conflicts, seconds, signed};
+use crate::{Result, profile::SealedProfile, retry_conflicts, seconds, signed};
 
 /// The outcome of an attempt, or of a look-up or collect after it.
 #[derive(Clone, Debug)]
@@ -63,13 +62,13 @@ pub enum Outcome {
         collect_in: Option<Duration>,
         /// Why the purchase is parked: its profiles have been missing for too long. `None` if it is
         /// not parked.
-        park: Option<String>,
+        park: Option<Reason>,
         /// Whether a readiness event will announce the new deliveries. Otherwise they get due work,
         /// for `answer_by` at the earliest.
         announced: bool,
     },
     /// The attempt certainly bought nothing; a further attempt may follow.
-    NotBought { retry_in: Duration, reason: String },
+    NotBought { retry_in: Duration, reason: Reason },
     /// The provider rejected the purchase for good. It goes to the next pair, or fails if there is
     /// none.
     Rejected { status: String, message: String },
@@ -81,11 +80,11 @@ pub enum Outcome {
     },
     /// The call left the outcome of the attempt, or the state of its units, unknown. Only the count
     /// of such calls and the time of the next one change.
-    Unknown { look_in: Duration, reason: String },
+    Unknown { look_in: Duration, reason: Reason },
     /// The outcome stayed unknown for too long. An operator must resolve the placement.
-    Parked { reason: String },
+    Parked { reason: Reason },
     /// The provider's response cannot be stored, or the row cannot be read. An operator must act.
-    Disputed { reason: String },
+    Disputed { reason: Reason },
 }
 
 /// What is known about one unit that the provider has named.
@@ -103,7 +102,7 @@ pub enum Progress {
     Pending,
     /// The profile has arrived.
     Ready(ReadyProfile),
-    /// It will never have a profile, for this reason.
+    /// It will never have a profile, with the provider's word for that.
     Failed(String),
 }
 
@@ -111,8 +110,8 @@ pub enum Progress {
 #[derive(Clone, Debug)]
 pub struct ReadyProfile {
     pub iccid: Iccid,
-    /// The sealed profile.
-    pub profile: Vec<u8>,
+    /// The sealed profile, with the digest of its code.
+    pub profile: SealedProfile,
     /// The delivery that is created together with the profile.
     pub delivery_id: DeliveryId,
 }
@@ -238,6 +237,13 @@ async fn settle_rounds(
 
 type Changes = HashMap<PlacementId, Settled>;
 
+/// Notes that a placement has moved, and the delivery of one of its units that became ready.
+fn note(changes: &mut Changes, placement: Uuid, ready: Option<Uuid>) {
+    let settled = changes.entry(placement.into()).or_default();
+    settled.moved = true;
+    settled.ready.extend(ready.map(DeliveryId::from));
+}
+
 /// The purchases of a batch in the shape of the statement: one vector per column.
 #[derive(Default)]
 struct Bought {
@@ -253,6 +259,7 @@ struct Bought {
     provider_units: Vec<String>,
     iccids: Vec<Option<String>>,
     profiles: Vec<Option<Vec<u8>>>,
+    code_digests: Vec<Option<Vec<u8>>>,
     deliveries: Vec<Option<Uuid>>,
     failed_placements: Vec<Uuid>,
     failed_topups: Vec<String>,
@@ -277,7 +284,7 @@ impl Bought {
             columns.placements.push(placement);
             columns.attempts.push(signed(settlement.attempt));
             columns.collect_in.push(collect_in.map(seconds));
-            columns.park.push(park.clone());
+            columns.park.push(park.as_ref().map(Reason::to_string));
             columns.references.push(reference.clone());
             if !announced {
                 columns.unannounced.push(placement);
@@ -292,7 +299,8 @@ impl Bought {
                     Progress::Failed(reason) => {
                         columns.failed_placements.push(placement);
                         columns.failed_topups.push(unit.topup_id.to_string());
-                        columns.failed_reasons.push(reason.clone());
+                        let reason = Reason::with(Code::UnitFailed, reason);
+                        columns.failed_reasons.push(reason.to_string());
                         None
                     }
                 };
@@ -301,7 +309,10 @@ impl Bought {
                     .push(ready.map(|ready| ready.iccid.as_str().to_owned()));
                 columns
                     .profiles
-                    .push(ready.map(|ready| ready.profile.clone()));
+                    .push(ready.map(|ready| ready.profile.sealed.clone()));
+                columns
+                    .code_digests
+                    .push(ready.map(|ready| ready.profile.code_digest.clone()));
                 columns
                     .deliveries
                     .push(ready.map(|ready| ready.delivery_id.uuid()));
@@ -339,8 +350,9 @@ impl Bought {
         let query = sqlx::query!(
             r#"WITH unit AS MATERIALIZED (
                    -- All units of the batch, as a table.
-                   SELECT * FROM unnest($6::uuid[], $7::text[], $8::text[], $9::text[], $10::bytea[], $11::uuid[])
-                       AS unit (placement_id, topup_id, provider_unit_id, iccid, profile, delivery_id)
+                   SELECT * FROM unnest($6::uuid[], $7::text[], $8::text[], $9::text[], $10::bytea[], $11::uuid[],
+                                        $13::bytea[])
+                       AS unit (placement_id, topup_id, provider_unit_id, iccid, profile, delivery_id, code_digest)
                ), moved AS (
                    -- Moves each placement to `placed`, or parks it if its profiles are overdue. Only the attempt
                    -- that is recorded last can be settled, and only while it is open, or bought with profiles
@@ -359,9 +371,9 @@ impl Bought {
                    -- Inserts the eSIMs, or adds the profile that has now arrived to a known one, if the provider
                    -- still names the same unit. A unit stays with its topup for ever; only its profile may come
                    -- later. A failed topup gets none.
-                   INSERT INTO esims AS e (topup_id, provider, provider_unit_id, iccid, profile, ready_at, delivery_id)
+                   INSERT INTO esims AS e (topup_id, provider, provider_unit_id, iccid, profile, ready_at, delivery_id, code_digest)
                    SELECT unit.topup_id, p.provider, unit.provider_unit_id, unit.iccid, unit.profile,
-                          CASE WHEN unit.profile IS NOT NULL THEN now() END, unit.delivery_id
+                          CASE WHEN unit.profile IS NOT NULL THEN now() END, unit.delivery_id, unit.code_digest
                    FROM unit
                    JOIN topups t ON t.topup_id = unit.topup_id AND t.placement_id = unit.placement_id
                                     AND t.state = 'pending'
@@ -369,7 +381,7 @@ impl Bought {
                    WHERE unit.placement_id = ANY (ARRAY (SELECT placement_id FROM moved))
                    ON CONFLICT (topup_id) DO UPDATE
                    SET iccid = excluded.iccid, profile = excluded.profile, ready_at = excluded.ready_at,
-                       delivery_id = excluded.delivery_id
+                       delivery_id = excluded.delivery_id, code_digest = excluded.code_digest
                    WHERE e.ready_at IS NULL AND excluded.ready_at IS NOT NULL
                      AND e.provider_unit_id = excluded.provider_unit_id
                    RETURNING e.topup_id, e.delivery_id
@@ -426,11 +438,10 @@ impl Bought {
             &self.profiles as &[Option<Vec<u8>>],
             &self.deliveries as &[Option<Uuid>],
             &self.references as &[Option<String>],
+            &self.code_digests as &[Option<Vec<u8>>],
         );
         for row in query.fetch_all(&mut *connection).await? {
-            let settled = changes.entry(row.placement_id.into()).or_default();
-            settled.moved = true;
-            settled.ready.extend(row.delivery_id.map(DeliveryId::from));
+            note(changes, row.placement_id, row.delivery_id);
         }
         Ok(())
     }
@@ -469,7 +480,7 @@ impl Bought {
                        -- been at other providers may have this purchase from one of them, so its id is only named.
                        provider_reference = CASE WHEN p.tried IS NULL THEN coalesce(p.provider_reference, new.reference)
                                                  ELSE p.provider_reference END,
-                       reason = 'attempt ' || new.attempt || ' was bought although this placement was ' || p.state
+                       reason = 'bought_unexpectedly: attempt ' || new.attempt || ' was bought although this placement was ' || p.state
                                 || ' at attempt ' || p.attempt
                                 || coalesce('; the provider of that attempt knows the purchase as ' || new.reference, '')
                    FROM unnest($1::uuid[], $2::int[], $3::text[]) AS new (placement_id, attempt, reference)

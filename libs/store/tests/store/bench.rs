@@ -3,6 +3,7 @@
 
 use std::{sync::LazyLock, time::Duration};
 
+use domain::reason::{Code, Reason};
 use domain::{
     DeliveryId, Environment, Iccid, OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds,
 };
@@ -19,6 +20,7 @@ use store::placements::{
     Settlement, Unit,
 };
 use store::primary::DurabilityConfig;
+use store::profile::SealedProfile;
 use store::work::Page;
 use store::{schema, vault::Vault};
 use testkit::database::Database;
@@ -460,7 +462,7 @@ pub fn bought_pending(placement_id: PlacementId, attempt: u32) -> Settlement {
 pub fn not_bought(placement_id: PlacementId, attempt: u32) -> Settlement {
     let outcome = Outcome::NotBought {
         retry_in: Duration::from_mins(1),
-        reason: "it was not sent".into(),
+        reason: Reason::with(Code::NotSent, "no connection"),
     };
     settlement(placement_id, attempt, outcome)
 }
@@ -476,7 +478,7 @@ pub fn rejected(placement_id: PlacementId, attempt: u32) -> Settlement {
 pub fn unknown(placement_id: PlacementId, attempt: u32) -> Settlement {
     let outcome = Outcome::Unknown {
         look_in: Duration::from_mins(1),
-        reason: "no answer".into(),
+        reason: Reason::with(Code::OutcomeUnknown, "no answer"),
     };
     settlement(placement_id, attempt, outcome)
 }
@@ -501,7 +503,7 @@ pub fn parked(placement_id: PlacementId, attempt: u32) -> Settlement {
         placement_id,
         attempt,
         Outcome::Parked {
-            reason: "the outcome stays unknown".into(),
+            reason: Reason::with(Code::OutcomeUnknown, "no answer"),
         },
     )
 }
@@ -511,7 +513,7 @@ pub fn disputed(placement_id: PlacementId, attempt: u32) -> Settlement {
         placement_id,
         attempt,
         Outcome::Disputed {
-            reason: "it conflicts".into(),
+            reason: Reason::with(Code::SoldTwice, "the ICCID"),
         },
     )
 }
@@ -528,10 +530,18 @@ pub fn unit(topup_id: &TopupId, progress: Progress) -> Unit {
 pub fn ready(topup_id: &TopupId) -> Unit {
     let progress = Progress::Ready(ReadyProfile {
         iccid: iccid(topup_id),
-        profile: b"sealed".to_vec(),
+        profile: sealed(topup_id),
         delivery_id: delivery_id(topup_id),
     });
     unit(topup_id, progress)
+}
+
+/// A profile that nobody opens, with a digest of its own for each topup.
+pub fn sealed(topup_id: &TopupId) -> SealedProfile {
+    SealedProfile {
+        sealed: b"sealed".to_vec(),
+        code_digest: topup_id.as_str().into(),
+    }
 }
 
 /// The delivery of a topup: the tests derive its id, so that they can name it.

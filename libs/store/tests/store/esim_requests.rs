@@ -79,7 +79,7 @@ impl Bench {
 
     async fn claim_requests(&self) -> Vec<Claimed> {
         let mut connection = self.connection().await;
-        esim_requests::claim(&mut connection, PROVIDER, 10, &[], MINUTE)
+        esim_requests::claim(&mut connection, PROVIDER, 10, &[], MINUTE, false)
             .await
             .unwrap()
     }

@@ -11,6 +11,7 @@
 //! - [`redeliveries`]: the list of a partner's webhooks, and many of them sent again.
 //! - [`notices`]: what partners are told on another channel.
 //! - [`self_service`]: what partners see and change themselves.
+//! - [`reasons`]: reasons are codes, and what becomes of older prose.
 //! - [`recover`]: recovery after an old dump is restored. [`cells`]: a partner moves to another cell.
 //! - [`archive`]: finished orders leave the tables and come back as they were. [`archived_tables`]: no
 //!   table is forgotten there.
@@ -60,6 +61,7 @@ mod pooler;
 mod primary;
 mod provider_lanes;
 mod providers;
+mod reasons;
 mod recover;
 mod redeliveries;
 mod refused;

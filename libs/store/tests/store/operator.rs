@@ -220,7 +220,7 @@ async fn a_purchase_at_another_provider_of_a_restored_placement_is_collected_the
         .await
         .unwrap();
     assert_eq!(listed[0].elsewhere, ["next-1", "next-2"]);
-    let reason = listed[0].reason.as_deref().unwrap();
+    let reason = listed[0].reason.told().unwrap();
     assert!(
         reason.ends_with("at sandbox or next-1 or next-2"),
         "{reason}"
@@ -318,7 +318,10 @@ async fn placements_are_listed_by_state_and_provider() {
     let parked = &parked[0];
     assert_eq!(parked.placement_id, placement(&doubted));
     assert_eq!((parked.units, parked.pending, parked.bought), (2, 2, false));
-    assert_eq!(parked.reason.as_deref(), Some("the outcome stays unknown"));
+    assert_eq!(
+        parked.reason.told().as_deref(),
+        Some("it is not known whether the last attempt has bought it: no answer")
+    );
     let newest_first = list(None, Some(PROVIDER)).await;
     let newest_first: Vec<_> = newest_first.iter().map(|one| one.placement_id).collect();
     assert_eq!(newest_first, [placement(&open), placement(&doubted)]);

@@ -234,8 +234,8 @@ async fn a_refused_order_frees_its_external_id() {
         assert!(found.refused);
         assert_eq!(found.placements[0].state, PlacementState::Refused.as_str());
         assert_eq!(
-            found.topups[0].reason.as_deref(),
-            Some("the provider rejected it: 9001 it refused")
+            found.topups[0].reason.told(),
+            Some("the provider rejected it: 9001 it refused".to_owned())
         );
     }
     bench.store(&[named(partner, "again")]).await;

@@ -432,7 +432,7 @@ async fn one_order_opens_few_indexes_and_starts_few_nodes() {
     const PATH: [(&str, &str); 4] = rows! {
         "INSERT INTO orders (order_id, partner_id, external_order_id" => "stored";
         "FOR UPDATE SKIP LOCKED\n           ), claimed AS (" => "claimed";
-        "INSERT INTO esims (topup_id, provider, provider_unit_id, iccid, profile, ready_at, delivery_id)\n                   SELECT topup_id, provider, provider_unit_id, iccid, profile, now(), delivery_id FROM unit" => "settled";
+        "INSERT INTO esims (topup_id, provider, provider_unit_id, iccid, profile, ready_at, delivery_id, code_digest)\n                   SELECT topup_id, provider, provider_unit_id, iccid, profile, now(), delivery_id, code_digest FROM unit" => "settled";
         "d.delivery_id = new.delivery_id AND d.state = 'pending' AND d.attempt = 0" => "delivered";
     };
     let (_database, mut connection) = migrated().await;
@@ -456,7 +456,8 @@ async fn one_order_opens_few_indexes_and_starts_few_nodes() {
         }
     }
     assert!(nodes <= 10, "{nodes} nodes modify or lock");
-    assert!(opens <= 25, "{opens} indexes are opened");
+    // 26: the unique index of activation codes keeps one eSIM from two partners.
+    assert!(opens <= 26, "{opens} indexes are opened");
 }
 
 /// Counts the nodes that modify or lock rows, and collects the tables of the modifying ones.

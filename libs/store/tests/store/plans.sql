@@ -18,9 +18,9 @@ FROM filled;
 INSERT INTO provider_references (reference, placement_id) SELECT 'reference-' || n, id FROM filled;
 INSERT INTO topups (topup_id, placement_id, position, option_id, provider_option_id)
 SELECT to_char(at, 'YYYYMMDDHH24MISS') || lpad(n::text, 12, '0'), id, 0, partner_id, 'option' FROM filled;
-INSERT INTO esims (topup_id, provider, provider_unit_id, iccid, profile, ready_at, delivery_id)
+INSERT INTO esims (topup_id, provider, provider_unit_id, iccid, profile, ready_at, delivery_id, code_digest)
 SELECT to_char(at, 'YYYYMMDDHH24MISS') || lpad(n::text, 12, '0'), CASE n % 2 WHEN 0 THEN 'sandbox' ELSE 'usimsa' END,
-       'unit-' || n, '89' || lpad(n::text, 17, '0'), decode(repeat(md5(n::text), 12), 'hex'), at, id
+       'unit-' || n, '89' || lpad(n::text, 17, '0'), decode(repeat(md5(n::text), 12), 'hex'), at, id, decode(md5(n::text), 'hex')
 FROM filled;
 INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id, state, attempt, attempted_at, status,
                         delivered_at, created_at)

@@ -13,7 +13,7 @@ use store::retention::{self, Backlog, Class, Step};
 use store::{
     partners,
     placements::{Progress, ReadyProfile},
-    profile::Profile,
+    profile::{Profile, SealedProfile},
     vault::Purpose,
 };
 use time::Duration;
@@ -36,7 +36,10 @@ impl Bench {
         let order = self.ordered_ago(partner_id, days).await;
         let topup = topups(&order).remove(0);
         self.claim(&[placement(&order)]).await;
-        let profile = profile().seal(&VAULT, &topup).unwrap();
+        let profile = SealedProfile {
+            code_digest: topup.as_str().into(),
+            ..profile().seal(&VAULT, &topup).unwrap()
+        };
         let ready = Progress::Ready(ReadyProfile {
             iccid: iccid(&topup),
             profile,

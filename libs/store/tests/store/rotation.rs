@@ -245,7 +245,7 @@ async fn ready_units(bench: &Bench, partner: PartnerId, count: usize) -> Vec<Top
         code: ActivationCode::new("smdp.example.com", "A1-B2").unwrap(),
         expired_date: "2026-12-31".into(),
     };
-    let seal = |topup| profile.seal(&VAULT, topup).unwrap();
+    let seal = |topup| profile.seal(&VAULT, topup).unwrap().sealed;
     sqlx::query(
         "UPDATE esims t SET profile = new.profile
          FROM unnest($1::text[], $2::bytea[]) AS new(topup_id, profile) WHERE t.topup_id = new.topup_id",

@@ -9,7 +9,7 @@ use store::placements::{self, Claim, Outcome, Progress, ReadyProfile, Settlement
 
 use crate::bench::{
     Bench, bought, bought_pending, delivery_id, fresh, iccid, ids, not_bought, not_found, order,
-    order_of, parked, part, placement, ready, rejected, settlement, topups, unit, unknown,
+    order_of, parked, part, placement, ready, rejected, sealed, settlement, topups, unit, unknown,
 };
 
 impl Bench {
@@ -212,7 +212,7 @@ async fn a_unit_sold_twice_is_found_by_its_constraint_and_changes_nothing() {
     let sold_iccid = |topup: &TopupId| {
         Progress::Ready(ReadyProfile {
             iccid: iccid(&topups(&first)[0]),
-            profile: b"sealed".to_vec(),
+            profile: sealed(topup),
             delivery_id: delivery_id(topup),
         })
     };
@@ -220,7 +220,7 @@ async fn a_unit_sold_twice_is_found_by_its_constraint_and_changes_nothing() {
     let before = bench.everything(second.order_id).await;
     for (unit, constraint) in [
         (same_unit, "esims_provider_unit_key"),
-        (same_iccid, "esims_iccid_key"),
+        (same_iccid, "esims_iccid"),
     ] {
         let error = bench
             .try_settle(&[bought(placement(&second), 1, vec![unit], false)])
@@ -231,15 +231,28 @@ async fn a_unit_sold_twice_is_found_by_its_constraint_and_changes_nothing() {
         assert_eq!(bench.everything(second.order_id).await, before);
     }
 
-    // Another provider may use the same names.
+    // Another provider may use the same id of a unit, but has neither the same ICCID nor the same code.
     let third = bench.stored(order_of(vec![part("elsewhere", &[0])])).await;
     let id = placement(&third);
     bench.claim_as("elsewhere", &[id], Claim::Fresh).await;
     let topup = &topups(&third)[0];
+    let sold_code = Progress::Ready(ReadyProfile {
+        iccid: iccid(topup),
+        profile: sealed(&topups(&first)[0]),
+        delivery_id: delivery_id(topup),
+    });
+    for (progress, constraint) in [
+        (sold_iccid(topup), "esims_iccid"),
+        (sold_code, "esims_code_key"),
+    ] {
+        let twice = bought(id, 1, vec![unit(topup, progress)], false);
+        let error = bench.try_settle(&[twice]).await.unwrap_err();
+        assert_eq!(error.constraint(), Some(constraint));
+        assert!(error.is_about_data());
+    }
     let unit = Unit {
-        topup_id: topup.clone(),
-        progress: sold_iccid(topup),
         provider_unit_id: sold.provider_unit_id,
+        ..ready(topup)
     };
     assert_eq!(
         bench.settle(&[bought(id, 1, vec![unit], false)]).await[0]
@@ -297,7 +310,9 @@ async fn an_unexpected_purchase_is_parked(bench: &Bench, is_fresh: bool) {
         let reason = bench.reason(&order).await;
         assert_eq!(
             reason,
-            format!("attempt 1 was bought although this placement was {was} at attempt {attempt}")
+            format!(
+                "bought_unexpectedly: attempt 1 was bought although this placement was {was} at attempt {attempt}"
+            )
         );
         // Neither a repeated outcome nor the current attempt's own success may hide it again.
         let before = bench.everything(order.order_id).await;
@@ -346,7 +361,7 @@ async fn units_finish_one_by_one() {
     let reason: String = bench
         .value("SELECT reason FROM topups WHERE topup_id = $1", &units[1])
         .await;
-    assert_eq!(reason, "no such profile");
+    assert_eq!(reason, "unit_failed: no such profile");
 }
 
 #[tokio::test]
@@ -376,17 +391,14 @@ async fn overdue_profiles_park_visibly_and_arrive_all_the_same() {
         reference: None,
         units: Vec::new(),
         collect_in: Some(Duration::from_hours(1)),
-        park: Some("bought, but its profiles do not come".into()),
+        park: Some(domain::reason::Code::ProfilesLate.into()),
         announced: false,
     };
     for _ in 0..2 {
         let settled = bench.settle(&[settlement(id, 1, outcome.clone())]).await;
         assert!(settled[0].moved && !settled[0].unexpected);
         assert_eq!(bench.state(id).await, "parked");
-        assert_eq!(
-            bench.reason(&order).await,
-            "bought, but its profiles do not come"
-        );
+        assert_eq!(bench.reason(&order).await, "profiles_late");
     }
     let settled = bench
         .settle(&[bought(id, 1, vec![ready(&topups(&order)[0])], false)])
@@ -477,7 +489,10 @@ async fn a_purchase_of_a_lost_attempt_is_parked_beside_ordinary_ones() {
         assert_eq!(bench.state(placement(&ordinary)).await, "placed");
         assert_eq!(bench.state(placement(&lost)).await, "parked");
         let reason = bench.reason(&lost).await;
-        assert!(reason.starts_with("attempt 2 was bought"), "{reason}");
+        assert!(
+            reason.starts_with("bought_unexpectedly: attempt 2 was bought"),
+            "{reason}"
+        );
     }
 }
 
@@ -527,7 +542,7 @@ async fn a_rejection_fails_the_units_with_its_reason() {
     let bench = Bench::new().await;
     let order = bench.placing(2).await;
     bench.settle(&[rejected(placement(&order), 1)]).await;
-    let reason = "the provider rejected it: 9001 it refused";
+    let reason = "rejected: 9001 it refused";
     for topup in topups(&order) {
         assert_eq!(bench.states(&topup).await, ("failed".into(), "none".into()));
         let statement = "SELECT reason FROM topups WHERE topup_id = $1";

@@ -229,7 +229,8 @@ fn parked(one: &placements::Listed, now: OffsetDateTime) -> Row {
     } else {
         format!(" (look it up at {}, too)", one.elsewhere.join(", "))
     };
-    let reason = one.reason.as_deref().unwrap_or("no reason is recorded");
+    let reason = one.reason.told();
+    let reason = reason.as_deref().unwrap_or("no reason is recorded");
     Row {
         what: format!("order {}", one.external_order_id),
         path: Some(format!("/orders/{}", one.order_id)),

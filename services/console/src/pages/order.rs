@@ -4,12 +4,14 @@
 use askama::Template;
 use axum::{extract::State, response::Response};
 use domain::{
-    GiveBackState, OrderId, PlacementId, PlacementState, TopupId, WebhookId, placement::Resolution,
+    GiveBackState, OrderId, PlacementId, PlacementState, TopupId, WebhookId,
+    placement::Resolution,
+    standing::{Actor, EndpointState, Standing},
 };
 use store::{
     PgConnection,
     operator::{
-        actions::Mode,
+        actions::{Mode, Read},
         activation,
         deliveries::{self, Filter},
         give_backs::{self, Found as Returned},
@@ -211,11 +213,11 @@ fn placement_row(placement: &PlacementView) -> PlacementRow {
         state: placement.state.clone(),
         attempt: placement.attempt,
         reference: or_none(placement.provider_reference.as_ref()),
-        reason: or_none(placement.reason.as_ref()),
+        reason: or_none(placement.reason.told()),
         route: route::route(placement),
         others: others(placement),
         parked: placement.state == PlacementState::Parked.as_str(),
-        seen: placements::parking(placement.attempt, placement.reason.as_deref()),
+        seen: placements::parking(placement.attempt, &placement.reason),
     }
 }
 
@@ -237,22 +239,22 @@ fn held(order: &OrderView, unit: &TopupView, now: OffsetDateTime) -> Option<Stri
     if unit.delivery.as_deref() != Some("pending") {
         return None;
     }
-    let why = match order.endpoint.as_str() {
-        "paused" => {
+    let why = match order.endpoint_state() {
+        EndpointState::Paused => {
             "Its endpoint is paused by an operator, so it waits until an operator resumes the endpoint."
         }
-        "paused_by_partner" => {
+        EndpointState::PausedByPartner => {
             "Its endpoint is paused by the partner, so it waits until the partner resumes it."
         }
-        "blocked" | "probing" => {
+        EndpointState::Blocked | EndpointState::Probing => {
             "Its endpoint is blocked, so it waits, and is sent by itself as soon as a test is acknowledged. An operator can \
              resume the endpoint on the partner's page."
         }
-        "no_url" => "The account has no webhook URL, so it waits for one.",
-        _ if unit.delivery_due_at.is_none_or(|due| due <= now + AT_ONCE) => {
+        EndpointState::NoUrl => "The account has no webhook URL, so it waits for one.",
+        EndpointState::Open if unit.delivery_due_at.is_none_or(|due| due <= now + AT_ONCE) => {
             "It is being sent, or is due within seconds."
         }
-        _ => return None,
+        EndpointState::Open => return None,
     };
     Some(why.to_owned())
 }
@@ -267,13 +269,17 @@ fn unit_row(
     let delivery = unit.delivery.as_deref();
     let held = held(order, unit, now);
     let is_ready = unit.ready_at.is_some() && unit.erased_at.is_none();
-    let (state, class) = match (unit.state.as_str(), unit.give_back.as_deref()) {
-        ("ready", Some("asked" | "sending")) => ("being given back".to_owned(), "note"),
-        ("ready", Some("parked")) => ("give-back on hold".to_owned(), "bad"),
-        ("ready", _) => (unit.state.clone(), "good"),
-        ("failed" | "parked", _) => (unit.state.clone(), "bad"),
-        _ => (unit.state.clone(), "note"),
+    let standing = order.standing(unit);
+    // What waits for nobody is no fault, and only a webhook that arrived is good news.
+    let class = match standing.must_act() {
+        Actor::Partner | Actor::Operator => "bad",
+        Actor::Nobody => match standing {
+            Standing::Delivered | Standing::SentAgain => "good",
+            Standing::Failed => "bad",
+            _ => "note",
+        },
     };
+    let state = standing.label().to_owned();
     UnitRow {
         id: unit.topup_id.clone(),
         option: unit
@@ -295,7 +301,7 @@ fn unit_row(
             _ => "-".into(),
         },
         delivered: or_none(unit.delivered_at.map(utc)),
-        reason: or_none(unit.reason.as_ref().or(unit.delivery_error.as_ref())),
+        reason: or_none(unit.reason.told().or_else(|| unit.delivery_error.clone())),
         give_back: route::give_back(unit),
         give_back_attempt: unit.give_back_attempt.unwrap_or_default(),
         resolve: unit.give_back.as_deref() == Some(GiveBackState::Parked.as_str())
@@ -324,7 +330,7 @@ pub(crate) async fn resolve(
     let reason = act.fields.reason()?;
     let (resolution, command) = match act.fields.get("found") {
         Some("bought") => (Resolution::Bought, "placement resolve --bought"),
-        Some("not-bought") => (Resolution::NotBought, "placement resolve --not-bought"),
+        Some("not-bought") => (Resolution::NotBought, Read::NotBought.as_str()),
         Some("retry") => (Resolution::Retry, "placement resolve --retry"),
         _ => {
             return Err(Problem::Invalid(
@@ -555,7 +561,7 @@ pub(crate) async fn code(
     let topup: TopupId = given.id("a topup")?;
     let reason = act.fields.reason()?;
     let target = format!("topup {topup}");
-    let mode = Mode::Apply(act.action("topup show-code", &target, reason));
+    let mode = Mode::Apply(act.action(Read::ShowCode.as_str(), &target, reason));
     let profile = app
         .database()
         .run(async |connection| activation::code(connection, vault, &topup, mode).await)

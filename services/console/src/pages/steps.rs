@@ -1,5 +1,6 @@
 //! The moments of an order's story in words, as its picture and its list of steps show them.
 
+use domain::Why;
 use store::operator::story::{Moment, What};
 use time::Duration;
 
@@ -108,7 +109,11 @@ fn told(what: What, endpoint: &str) -> Told {
 /// The steps of a purchase.
 fn of_purchase(what: What) -> Told {
     let row = "purchase";
-    let because = |reason: Option<String>| reason.unwrap_or_else(|| "no reason is recorded".into());
+    let because = |reason: Why| {
+        reason
+            .told()
+            .unwrap_or_else(|| "no reason is recorded".into())
+    };
     match what {
         What::Attempted {
             attempt, provider, ..
@@ -127,7 +132,8 @@ fn of_purchase(what: What) -> Told {
             provider, reason, ..
         } => {
             let text = format!(
-                "{provider} rejected the purchase, so the next provider is asked: {reason}"
+                "{provider} rejected the purchase, so the next provider is asked: {}",
+                reason.detail.unwrap_or_default()
             );
             (row, Went::Badly, text)
         }

@@ -145,7 +145,7 @@ async fn an_action_on_a_changed_row_is_a_readable_conflict() {
             .await
             .unwrap();
     // The page was shown before the placement was bought again and parked again.
-    let before = parking(attempt - 1, reason.as_deref());
+    let before = parking(attempt - 1, &reason.clone().into());
     let (status, page) = act(&resolve, &[("found", "retry"), ("seen", &before)]).await;
     assert_eq!(status, 409, "{page}");
     // The page of a problem is a page like any other one: its reader can search, or go back.
@@ -153,7 +153,7 @@ async fn an_action_on_a_changed_row_is_a_readable_conflict() {
         &page,
         "It has changed meanwhile | parked anew | role=\"search\" | ana (operator) | Back to the page",
     );
-    let seen = parking(attempt, reason.as_deref());
+    let seen = parking(attempt, &reason.clone().into());
     let (status, page) = act(&resolve, &[("found", "not-bought"), ("seen", &seen)]).await;
     assert_eq!(status, 303, "{page}");
     let (status, page) = act(&resolve, &[("found", "retry"), ("seen", &seen)]).await;
@@ -271,7 +271,7 @@ async fn a_routed_purchase_and_a_parked_give_back_are_resolved_on_the_page_of_th
         "<option>sandbox</option><option>airalo</option> | it may also be at airalo: look there, too",
     );
     let token = browser.token.clone();
-    let seen = parking(1, Some("the outcome stays unknown"));
+    let seen = parking(1, &Some("outcome_unknown: no answer".to_owned()).into());
     let mut form = vec![
         ("token", token.as_str()),
         ("reason", "a test"),

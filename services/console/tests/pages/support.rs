@@ -352,7 +352,7 @@ async fn store_order(
 
 async fn park(connection: &mut PgConnection, placement: PlacementId, partner: PartnerId) {
     sqlx::query(
-        "WITH parked AS (UPDATE placements SET state = 'parked', attempt = 1, reason = 'the outcome stays unknown'
+        "WITH parked AS (UPDATE placements SET state = 'parked', attempt = 1, reason = 'outcome_unknown: no answer'
                          WHERE placement_id = $1)
          INSERT INTO held (id, state, provider, partner_id) VALUES ($1, 'parked', 'sandbox', $2)",
     )

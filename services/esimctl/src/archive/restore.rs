@@ -273,7 +273,7 @@ fn explained(error: NotRestored) -> anyhow::Error {
         Some("orders_external_order_id_key") => error.context(
             "the partner has used the external id for another order since the term of archived orders ended",
         ),
-        Some("esims_iccid_key" | "esims_provider_unit_key") => error.context(
+        Some("esims_iccid" | "esims_code_key" | "esims_provider_unit_key") => error.context(
             "the provider has sold the ICCID or the unit again since, and another order has it",
         ),
         Some("orders_pkey") => error.context("the order is in the database already"),

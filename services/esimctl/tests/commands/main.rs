@@ -20,7 +20,10 @@ use std::time::Duration;
 use domain::{ActivationCode, Iccid, PartnerId};
 use serde_json::{Value, json};
 use store::placements::{self, Claim, Outcome, Progress, ReadyProfile, Settlement, Unit};
-use store::{deliveries as stored, partners, profile::Profile};
+use store::{
+    deliveries as stored, partners,
+    profile::{Profile, SealedProfile},
+};
 use tokio::io::{AsyncBufReadExt, BufReader, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 use url::Url;
@@ -117,7 +120,10 @@ async fn make_unit_ready(connection: &mut store::PgConnection, order: &Order, nu
         provider_unit_id: format!("unit-{number}"),
         progress: Progress::Ready(ReadyProfile {
             iccid: Iccid::parse(&format!("898100000000000000{number}")).unwrap(),
-            profile: profile.seal(&vault(), &order.topup).unwrap(),
+            profile: SealedProfile {
+                code_digest: order.topup.as_str().into(),
+                ..profile.seal(&vault(), &order.topup).unwrap()
+            },
             delivery_id: order.delivery,
         }),
     };

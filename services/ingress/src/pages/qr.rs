@@ -158,7 +158,7 @@ pub(crate) async fn show(
     uri: Uri,
 ) -> Result<Response, ApiError> {
     let Path((text, size)) = path.map_err(|_| ApiError::from(Code::NotFound))?;
-    let code = ActivationCode::parse(&text).map_err(|_| ApiError::from(Code::NotFound))?;
+    let code = code_of(&text)?;
     let size = size.parse().map_err(|_| ApiError::from(Code::NotFound))?;
     // Only the fuzz targets have no connection.
     let peer = connection.map_or(
@@ -167,6 +167,15 @@ pub(crate) async fn show(
     );
     let source = listener::source(peer);
     drawn(&renderer, source, &code, size, &uri).await
+}
+
+/// The activation code of a path. Only the text of our webhooks is drawn, not the other forms of a
+/// code that providers send, so that each picture has one address.
+fn code_of(text: &str) -> Result<ActivationCode, ApiError> {
+    ActivationCode::parse(text)
+        .ok()
+        .filter(|code| code.download_link() == text)
+        .ok_or_else(|| Code::NotFound.into())
 }
 
 async fn drawn(
@@ -307,7 +316,7 @@ mod tests {
     async fn only_activation_codes_of_sane_size_are_drawn() {
         let renderer = renderer(Duration::from_secs(10));
         let draw = |text: &str, size: &str| {
-            let code = ActivationCode::parse(text).map_err(|_| ApiError::from(Code::NotFound));
+            let code = code_of(text);
             let size = size.parse().map_err(|_| ApiError::from(Code::NotFound));
             let renderer = Arc::clone(&renderer);
             async move { drawn(&renderer, ONE, &code?, size?, &Uri::from_static("/")).await }
@@ -317,6 +326,8 @@ mod tests {
         assert_eq!(good.headers()["cache-control"], "no-store");
         for (text, size) in [
             ("https://example.com", "300"),
+            ("1$smdp.example$AB12", "300"),
+            ("LPA:1$smdp.example$AB12$", "300"),
             ("LPA:1$smdp.example$AB12", "63"),
             ("LPA:1$smdp.example$AB12", "1025"),
             ("LPA:1$smdp.example$AB12", "-1"),

@@ -19,7 +19,7 @@ use store::placements::{self, Claim, Outcome, Progress, ReadyProfile, Settlement
 use store::vault::{Keyring, Vault};
 use store::{
     deliveries::endpoints::{self, EndpointKey},
-    profile::Profile,
+    profile::{Profile, SealedProfile},
     schema,
 };
 use testkit::{database::Database, nats::OwnStreams, receiver::Receiver, wait};
@@ -198,7 +198,7 @@ impl Bench {
         due_in: Option<Duration>,
     ) -> Vec<TopupId> {
         let ids: Vec<TopupId> = (0..count).map(|_| self.ids.next(clock::now())).collect();
-        let seal = |id| profile().seal(&self.vault, id).unwrap();
+        let seal = |id| profile().seal(&self.vault, id).unwrap().sealed;
         let profiles: Vec<Vec<u8>> = ids.iter().map(seal).collect();
         sqlx::query(
             "WITH new AS (
@@ -306,7 +306,10 @@ impl Bench {
             provider_unit_id: topup_id.to_string(),
             progress: Progress::Ready(ReadyProfile {
                 iccid: Iccid::parse(iccid(&topup_id)).unwrap(),
-                profile: profile().seal(&self.vault, &topup_id).unwrap(),
+                profile: SealedProfile {
+                    code_digest: topup_id.as_str().into(),
+                    ..profile().seal(&self.vault, &topup_id).unwrap()
+                },
                 delivery_id,
             }),
         };

@@ -99,7 +99,7 @@ struct Simulation {
     /// Orders per second of each lane.
     rates: Vec<u32>,
     lanes: Vec<SimulatedLane>,
-    processes: Vec<LaneLimiters>,
+    processes: Vec<Arc<LaneLimiters>>,
     in_flight: Vec<InFlight>,
     unsettled: Vec<Unsettled>,
     /// The process that makes the next look-up or purchase.
@@ -121,7 +121,7 @@ impl Simulation {
             rates: vec![0; scripts.len()],
             lanes: (0..scripts.len()).map(lane).collect(),
             processes: (0..processes)
-                .map(|_| LaneLimiters::new("simulated".into(), PERMITS, start))
+                .map(|_| Arc::new(LaneLimiters::new("simulated".into(), PERMITS, start)))
                 .collect(),
             in_flight: Vec::new(),
             unsettled: Vec::new(),
@@ -248,13 +248,12 @@ impl Simulation {
         {
             let lane = &mut self.lanes[placement.lane];
             lane.in_flight -= 1;
-            let process = &self.processes[placement.process];
             if answered {
-                process.end(&begun, PurchaseResult::Answered, now);
+                begun.end(PurchaseResult::Answered, now);
                 lane.bought
                     .push((self.now, self.now.saturating_sub(placement.created)));
             } else {
-                process.end(&begun, PurchaseResult::Unknown("HTTP 500"), now);
+                begun.end(PurchaseResult::Unknown("HTTP 500"), now);
                 let look_at = self.now + placement::next_look(Duration::ZERO);
                 self.unsettled.push(Unsettled {
                     placement,

@@ -1,5 +1,5 @@
 //! The probes of a provider whose breaker is half open: one placement at a time finds out whether
-//! the provider works again.
+//! the provider works again. If no placement is due, a request about a delivered eSIM does.
 //!
 //! A probe does not go through the worker, because the worker runs rows only with a permit, and no
 //! lane has permits until the breaker is closed. It needs no permit either: PostgreSQL grants one
@@ -78,12 +78,13 @@ impl ProviderWork {
                 break;
             }
         }
-        let Some(candidate) = candidate else {
-            return Ok(());
-        };
+        // The statement grants a probe only if there is something to probe with.
         if !self.calls.breaker.probe(self.lease).await? {
             return Ok(());
         }
+        let Some(candidate) = candidate else {
+            return Ok(self.probe_with_request().await?);
+        };
         let claim_began = Instant::now();
         for claimed in perform(Effect::ClaimDue, self.claim(&[candidate], Claim::Probe)).await? {
             let trigger = Trigger {

@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use domain::{DeliveryId, PlacementState, placement};
+use domain::{DeliveryId, PlacementState, Reason, placement, reason::Code};
 use pipeline::{Effect, GroupCommit, group_commit::Writer, perform};
 use runtime::{Shutdown, outage};
 use store::{
@@ -25,6 +25,9 @@ use crate::{
     providers::{Bought, Trouble, UnitState},
 };
 
+/// How long after its purchase a unit may have an unreadable profile before its placement is parked.
+/// Until then the provider may still be writing it.
+const UNREADABLE_AFTER: Duration = Duration::from_mins(1);
 /// The most settlements in one commit.
 const BATCH: usize = 256;
 /// How many outcomes in a row must have been unknown before a placement is parked. Its age alone
@@ -73,7 +76,8 @@ impl ProviderWork {
     }
 
     /// Logs that a placement is parked.
-    fn alarm(&self, claimed: &Claimed, reason: &str) {
+    fn alarm(&self, claimed: &Claimed, reason: &Reason) {
+        let reason = reason.told();
         let placement = claimed.placement_id;
         let order = claimed.order_id;
         let partner = claimed.partner_id;
@@ -91,14 +95,15 @@ impl ProviderWork {
     }
 
     /// Logs the alarm, and makes the outcome that parks the placement.
-    pub(crate) fn park(&self, claimed: &Claimed, reason: String) -> Outcome {
+    pub(crate) fn park(&self, claimed: &Claimed, reason: Reason) -> Outcome {
         self.alarm(claimed, &reason);
         Outcome::Parked { reason }
     }
 
     /// Settles a purchase with what the provider returned. Each ready unit gets its
     /// encrypted profile and a delivery in the same commit. If units are still missing, another
-    /// collect follows, and if they are overdue, the placement is parked for the reason `late`.
+    /// collect follows, and if they are overdue, the placement is parked for the reason `late`. One
+    /// whose profile has arrived and cannot be read is parked sooner, because an operator can enter it.
     /// `since_order` is the age of the order, and `announced` says whether readiness events will
     /// announce the deliveries.
     pub(crate) async fn settle_bought(
@@ -107,15 +112,20 @@ impl ProviderWork {
         since_order: Duration,
         bought: Bought,
         announced: bool,
-        late: &str,
+        late: Reason,
     ) -> Settled {
         let waiting = claimed.topups.iter().filter(|topup| topup.pending).count();
         let mut final_units = 0;
+        let mut unreadable: Option<Reason> = None;
         let mut known = Vec::with_capacity(bought.units.len());
         let product = |option| self.calls.provider.product(option);
         for (topup_id, unit) in assign::pair(&claimed.topups, bought.units, product) {
             let progress = match unit.state {
                 UnitState::Pending => Progress::Pending,
+                UnitState::Unreadable(fault) => {
+                    unreadable = Some(fault.into());
+                    Progress::Pending
+                }
                 UnitState::Failed(reason) => Progress::Failed(reason),
                 UnitState::Ready {
                     iccid,
@@ -147,8 +157,14 @@ impl ProviderWork {
         }
         let since_purchase = claimed.placed_age.unwrap_or_default();
         let complete = final_units >= waiting;
-        let park = (!complete && since_purchase >= self.park_after).then(|| late.to_owned());
-        if park.is_some() && claimed.was != PlacementState::Parked {
+        let overdue = match &unreadable {
+            Some(_) => UNREADABLE_AFTER.min(self.park_after),
+            None => self.park_after,
+        };
+        let park = (!complete && since_purchase >= overdue).then(|| unreadable.unwrap_or(late));
+        if let Some(late) = &park
+            && claimed.was != PlacementState::Parked
+        {
             self.alarm(claimed, late);
         }
         let outcome = Outcome::Bought {
@@ -196,12 +212,23 @@ impl ProviderWork {
                 Err(pipeline::group_commit::Closed) => return Settled::default(),
             };
             if error.is_about_data() && !matches!(settlement.outcome, Outcome::Disputed { .. }) {
-                let reason = match error.constraint() {
-                    Some(constraint) => {
-                        format!("the provider's response conflicts with stored data ({constraint})")
-                    }
-                    None => "the provider's response cannot be stored".to_owned(),
-                };
+                // That it is bought is certain, and is recorded before the dispute about the rest.
+                if let Outcome::Bought { reference, .. } = &settlement.outcome {
+                    let bought = Settlement {
+                        outcome: Outcome::Bought {
+                            reference: reference.clone(),
+                            units: Vec::new(),
+                            collect_in: Some(Duration::from_mins(1)),
+                            park: None,
+                            announced: true,
+                        },
+                        known_columns: None,
+                        ..settlement.clone()
+                    };
+                    // If this fails, too, the dispute is recorded without it.
+                    let _ = self.settlements.write(bought).await;
+                }
+                let reason = dispute(error.constraint());
                 tracing::error!(
                     placement.id = %claimed.placement_id,
                     %error,
@@ -319,5 +346,16 @@ impl ProviderWork {
                 .failed(&self.calls.name, failed, !undecided);
             self.calls.metrics.parked(&self.calls.name, parked);
         }
+    }
+}
+
+/// Why an outcome is disputed that the database has refused because of this constraint.
+fn dispute(constraint: Option<&str>) -> Reason {
+    match constraint {
+        Some("esims_iccid") => Reason::with(Code::SoldTwice, "the ICCID"),
+        Some("esims_code_key") => Reason::with(Code::SoldTwice, "the activation code"),
+        Some("esims_provider_unit_key") => Reason::with(Code::SoldTwice, "the id of the unit"),
+        Some(other) => Reason::with(Code::ResponseUnstorable, other),
+        None => Code::ResponseUnstorable.into(),
     }
 }

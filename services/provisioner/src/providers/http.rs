@@ -6,10 +6,10 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicI64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::Context;
@@ -18,7 +18,7 @@ use reqwest::{
     Client, Method, Response, StatusCode, Url,
     header::{self, HeaderMap},
 };
-use runtime::client;
+use runtime::{client, lock};
 use serde::{Serialize, de::DeserializeOwned};
 use time::{
     OffsetDateTime, PrimitiveDateTime, format_description::StaticFormatDescription,
@@ -35,9 +35,17 @@ const DATE: StaticFormatDescription = format_description!(
     "[weekday repr:short], [day] [month repr:short] [year] [hour]:[minute]:[second] GMT"
 );
 
+/// The longest time for which connections are used. A provider that moves to another address changes
+/// its DNS record; a connection that was kept for ever would never notice. The system's resolver does
+/// not tell the TTL of a record, so the time is short.
+const CONNECTIONS: Duration = Duration::from_mins(1);
+
 /// The HTTP interface of a provider.
 pub(super) struct Http {
-    client: Client,
+    /// The client with its connections, and when it was made.
+    client: Mutex<(Client, Instant)>,
+    timeout: Duration,
+    connections_last: Duration,
     base: Url,
     /// Whether spans may show URLs: the base has no user, password or query, which could be secret.
     is_plain: bool,
@@ -102,12 +110,12 @@ impl Http {
         defined: fn(StatusCode) -> bool,
     ) -> anyhow::Result<Self> {
         let Paced { limits, rate } = paced;
-        let client = client::direct(limits.timeout)
-            .connect_timeout(limits.timeout.min(Duration::from_secs(3)))
-            .build()
-            .context("cannot build the provider's HTTP client")?;
+        let client =
+            new_client(limits.timeout).context("cannot build the provider's HTTP client")?;
         Ok(Self {
-            client,
+            client: Mutex::new((client, Instant::now())),
+            timeout: limits.timeout,
+            connections_last: CONNECTIONS,
             base: base
                 .join("/")
                 .context("the provider's address takes no path")?,
@@ -126,6 +134,22 @@ impl Http {
     /// the next page of a list, calls this before each of them.
     pub(super) async fn turn(&self) {
         self.rate.turn().await;
+    }
+
+    /// The client, with new connections if the old ones have been used for long enough. A call that is
+    /// on its way on an old connection ends there.
+    fn client(&self) -> Client {
+        let mut current = lock(&self.client);
+        if current.1.elapsed() >= self.connections_last {
+            match new_client(self.timeout) {
+                Ok(client) => *current = (client, Instant::now()),
+                Err(error) => tracing::warn!(
+                    %error,
+                    "cannot build a new HTTP client, so the old connections to the provider stay"
+                ),
+            }
+        }
+        current.0.clone()
     }
 
     /// How far the provider's clock was ahead of ours at its last response, in seconds.
@@ -185,7 +209,10 @@ impl Http {
             span.record("url.full", url.as_str());
         }
         url.set_query(call.query);
-        let mut request = self.client.request(call.method, url).headers(call.headers);
+        let mut request = self
+            .client()
+            .request(call.method, url)
+            .headers(call.headers);
         if let Some(context) = trace::context_of(span) {
             request = request.header(trace::TRACEPARENT, context);
         }
@@ -216,6 +243,12 @@ impl Http {
             _ => Ok((status, read(response, self.answer_max).await?)),
         }
     }
+}
+
+fn new_client(timeout: Duration) -> reqwest::Result<Client> {
+    client::direct(timeout)
+        .connect_timeout(timeout.min(Duration::from_secs(3)))
+        .build()
 }
 
 /// Reads a body of the protocol. The error is not serde's, because that one would quote the body,
@@ -294,7 +327,65 @@ fn describe(error: &reqwest::Error) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpListener,
+    };
+
     use super::*;
+    use crate::providers::Limits;
+
+    /// Calls a server twice, and returns the number of its connections.
+    async fn connections_of_two_calls(last: Duration) -> usize {
+        testkit::http::client().unwrap(); // This installs the TLS provider.
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let accepted = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&accepted);
+        tokio::spawn(async move {
+            while let Ok((mut connection, _)) = listener.accept().await {
+                count.fetch_add(1, Ordering::Relaxed);
+                tokio::spawn(async move {
+                    let mut request = [0; 4096];
+                    while connection
+                        .read(&mut request)
+                        .await
+                        .is_ok_and(|read| read > 0)
+                    {
+                        let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}";
+                        let _ = connection.write_all(answer).await;
+                    }
+                });
+            }
+        });
+        let limits = Limits {
+            timeout: Duration::from_secs(5),
+            answer_max: 1 << 10,
+        };
+        let url = url.parse().unwrap();
+        let mut http = Http::new(&url, Paced::without_rate(limits), |_| true).unwrap();
+        http.connections_last = last;
+        for _ in 0..2 {
+            let call = Call {
+                method: Method::GET,
+                path: "/",
+                query: None,
+                route: "/",
+                headers: HeaderMap::new(),
+                body: None,
+            };
+            http.call(call).await.unwrap();
+        }
+        accepted.load(Ordering::Relaxed)
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_kept_until_it_is_old() {
+        assert_eq!(connections_of_two_calls(CONNECTIONS).await, 1);
+        assert_eq!(connections_of_two_calls(Duration::ZERO).await, 2);
+    }
 
     #[test]
     fn a_form_ends_with_its_boundary_and_is_never_like_another_one() {

@@ -15,9 +15,12 @@ mod sandbox;
 mod text;
 mod usimsa;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use domain::{ActivationCode, Iccid, PlacementId};
+use domain::{ActivationCode, Iccid, InvalidProfile, PlacementId, Reason, reason::Code};
 use futures_util::{FutureExt, future::BoxFuture};
 use signing::Token;
 use store::esim_requests::Reading;
@@ -132,6 +135,9 @@ pub struct Purchase {
     pub placement_id: PlacementId,
     /// The provider's option ids, each with the number of units.
     pub items: Vec<(String, usize)>,
+    /// The time until which it may be sent. An adapter that needs other calls before it, for example
+    /// for a token, checks the time again after them.
+    pub send_by: Instant,
 }
 
 /// A purchase that the provider is asked about.
@@ -274,8 +280,71 @@ pub enum UnitState {
         /// The expiry date, `YYYY-MM-DD`, a real day.
         expired_date: String,
     },
+    /// The provider has sent a profile that cannot be delivered.
+    Unreadable(Fault),
     /// The unit will never have a profile, with the reason.
     Failed(String),
+}
+
+/// Why a profile that has arrived cannot be delivered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// This field cannot be read.
+    Field(&'static str),
+    /// Nobody can install the eSIM without a confirmation code, for which the webhook has no field.
+    ConfirmationCode,
+}
+
+impl Fault {
+    /// The fault of an activation code in this field.
+    fn of_code(error: &InvalidProfile, field: &'static str) -> Self {
+        match error {
+            InvalidProfile::ConfirmationCode => Self::ConfirmationCode,
+            InvalidProfile::Smdp
+            | InvalidProfile::MatchingId
+            | InvalidProfile::Shape
+            | InvalidProfile::Iccid => Self::Field(field),
+        }
+    }
+}
+
+impl From<&'static str> for Fault {
+    fn from(field: &'static str) -> Self {
+        Self::Field(field)
+    }
+}
+
+impl From<Fault> for Reason {
+    fn from(fault: Fault) -> Self {
+        match fault {
+            Fault::Field(field) => Self::with(Code::ProfileUnreadable, field),
+            Fault::ConfirmationCode => Code::ConfirmationCodeNeeded.into(),
+        }
+    }
+}
+
+impl UnitState {
+    /// The state of a unit whose profile has arrived. A fault is logged, because it needs the provider
+    /// or an operator.
+    fn read(unit_id: &ProviderId, state: Result<Self, Fault>) -> Self {
+        state.unwrap_or_else(|fault| {
+            tracing::error!(
+                provider.unit.id = unit_id.as_str(),
+                fault = Reason::from(fault).told(),
+                "a profile cannot be delivered; the unit is asked for again, and its placement is \
+                 parked if that lasts"
+            );
+            Self::Unreadable(fault)
+        })
+    }
+}
+
+/// The text of a field; `None` if the field is missing or blank, which means that the provider has
+/// not filled it yet.
+fn filled(field: Option<&String>) -> Option<&str> {
+    field
+        .map(|text| text.trim())
+        .filter(|text| !text.is_empty())
 }
 
 /// What is left in our account.

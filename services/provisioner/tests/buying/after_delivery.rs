@@ -157,6 +157,49 @@ async fn a_question_about_the_use_is_answered_by_each_provider_that_can() {
     assert_eq!((row.failure.as_deref(), row.due), (Some("failed"), false));
 }
 
+/// What a half-open breaker stops, it stops for every kind of call: one request probes, and the others
+/// wait for its result. No placement is due here that could be the probe.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_half_open_breaker_lets_one_request_through_as_its_probe() {
+    let bench = bench(|_| {}).await;
+    let mut units = Vec::new();
+    for _ in 0..3 {
+        units.push(bench.delivered("sandbox", "ready").await);
+    }
+    let opened = bench
+        .esimctl("provider open sandbox --for 1h --reason test")
+        .await;
+    assert_eq!(opened["state"], "open", "{opened}");
+    bench.sandbox.faults(json!({ "down": true })).await;
+    for unit in &units {
+        bench.ask_usage(unit).await;
+    }
+    let asked = async || {
+        bench
+            .calls(&["call=\"status\"", "provider=\"sandbox\""])
+            .await
+    };
+    assert!(asked().await < 0.5, "the breaker is open");
+    bench.half_open("sandbox").await;
+    wait::soon("a probe", async || Ok((asked().await > 0.5).then_some(()))).await;
+    // The failed probe neither lets the others through nor opens the breaker for longer.
+    assert!(asked().await < 1.5);
+    let open: i64 = sqlx::query_scalar(
+        "SELECT count(*) FROM esim_requests WHERE usage_asked_at IS NOT NULL AND at <= now()",
+    )
+    .fetch_one(&bench.pool)
+    .await
+    .unwrap();
+    assert_eq!((open, bench.breaker("sandbox").await), (2, ("open", 0)));
+
+    bench.sandbox.faults(json!({})).await;
+    bench.half_open("sandbox").await;
+    bench.until_breaker("sandbox", "closed").await;
+    for unit in &units[1..] {
+        bench.row(unit, |row| !row.usage_open).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unused_esim_is_given_back_and_a_used_one_is_not() {
     let bench = bench(|_| {}).await;

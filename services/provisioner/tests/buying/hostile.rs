@@ -2,7 +2,10 @@
 //! them is taken for a request that was not sent, and a rejection is only what the protocol says
 //! exactly: both would buy again or refuse what is bought.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use domain::PlacementId;
 use provisioner::providers::{
@@ -187,7 +190,7 @@ fn bodies() -> Vec<Row> {
         ("expiredDate", "2027-01-31"),
     ];
     let unreadable: [(&str, &[&str]); 4] = testkit::rows! {
-        "iccid" => &["898212345678901234x", "1", "898212345678901234567890"];
+        "iccid" => &["", "898212345678901234x", "1", "898212345678901234567890"];
         "smdp" => &["", "smdp.example.com$X", "https://smdp.example.com", "smdp example com"];
         "activateCode" => &["", "A1$B2", r"A1\r\nX: 1", "<script>"];
         "expiredDate" => &["2027-02-30", "1999-12-31", "2027-01-31x", "31.01.2027", "9999999-01-01"];
@@ -201,7 +204,13 @@ fn bodies() -> Vec<Row> {
             format!(r#","{name}":"{value}""#)
         });
         let response = unit(&format!(r#""topupId":"1"{}"#, fields.concat()));
-        rows.push(row(format!("{field} {value}"), response, "1 pending"));
+        // An empty field is one that the provider has not filled yet.
+        let class = if value.is_empty() {
+            "1 pending"
+        } else {
+            "1 unreadable"
+        };
+        rows.push(row(format!("{field} {value}"), response, class));
     }
     rows
 }
@@ -235,8 +244,12 @@ fn edges() -> Vec<Row> {
 }
 
 fn class(units: &[ProviderUnit]) -> String {
-    let pending = |unit: &&ProviderUnit| matches!(unit.state, UnitState::Pending);
-    assert!(units.iter().all(|unit| pending(&unit)), "{units:?}");
+    let is_unreadable = |unit: &ProviderUnit| matches!(unit.state, UnitState::Unreadable(_));
+    if !units.is_empty() && units.iter().all(is_unreadable) {
+        return format!("{} unreadable", units.len());
+    }
+    let is_pending = |unit: &ProviderUnit| matches!(unit.state, UnitState::Pending);
+    assert!(units.iter().all(is_pending), "{units:?}");
     format!("{} pending", units.len())
 }
 
@@ -297,6 +310,7 @@ pub fn asked(placement_id: PlacementId, reference: Option<&str>) -> (Purchase, S
     let purchase = Purchase {
         placement_id,
         items: vec![("P".into(), 2)],
+        send_by: Instant::now() + Duration::from_mins(1),
     };
     let sought = Sought {
         placement_id,
@@ -331,6 +345,7 @@ fn units(bought: &Bought) -> String {
         UnitState::Pending => 'p',
         UnitState::Ready { .. } => 'R',
         UnitState::Failed(_) => 'f',
+        UnitState::Unreadable(_) => 'u',
     };
     let states: String = bought.units.iter().map(state).collect();
     let reference = bought.reference.as_ref().map_or("-", ProviderId::as_str);
@@ -349,6 +364,7 @@ async fn no_response_is_taken_for_what_it_is_not() {
     let purchase = Purchase {
         placement_id: PlacementId::new(),
         items: vec![("option".into(), 1)],
+        send_by: Instant::now() + Duration::from_mins(1),
     };
     let sought = Sought {
         placement_id: purchase.placement_id,

@@ -128,6 +128,7 @@ async fn an_esim_is_ready_with_all_of_its_fields_only() {
     };
     let ready = ["unknown", "B1 R", "B1 R"];
     let pending = ["unknown", "B1 p", "B1 p"];
+    let unreadable = ["unknown", "B1 u", "B1 u"];
     let unknown = ["unknown"; 3];
     let rows = vec![
         (fields(("", "")), ready),
@@ -135,10 +136,17 @@ async fn an_esim_is_ready_with_all_of_its_fields_only() {
         (fields(("\"ac\"", "\"other\"")), pending),
         (fields(("\"iccid\"", "\"other\"")), pending),
         (fields(("\"expiredTime\"", "\"other\"")), pending),
-        (fields(("89852245280000942210", "8985")), pending),
-        (fields(("AB-12", "AB-12$$1")), pending),
-        (fields(("LPA:1$", "LPA:2$")), pending),
-        (fields(("2027-01-31", "2027-02-30")), pending),
+        // A blank field is not filled yet, and one that cannot be read is no reason to wait.
+        (fields(("LPA:1$smdp.example$AB-12", " ")), pending),
+        (fields(("89852245280000942210", "8985")), unreadable),
+        (fields(("AB-12", "AB-12$$1")), unreadable),
+        (fields(("LPA:1$", "LPA:2$")), unreadable),
+        (fields(("2027-01-31", "2027-02-30")), unreadable),
+        // The forms of GSMA SGP.22, section 4.1.
+        (fields(("LPA:1$", "lpa:1$")), ready),
+        (fields(("LPA:1$", " 1$")), ready),
+        (fields(("AB-12", "AB-12$")), ready),
+        (fields(("AB-12", "AB-12$1.3.6.1.4.1.31746$0")), ready),
         (
             fields(("GOT_RESOURCE", "CANCEL")),
             ["unknown", "B1 f", "B1 f"],

@@ -58,10 +58,7 @@ async fn a_purchase_whose_collects_fail_parks_with_the_failed_call() {
         "UPDATE placements SET placed_at = placed_at - interval '1 day' WHERE placement_id = $1";
     bench.set(aged, id).await;
     let reason = bench.hurry(id, is_parked).await.reason.unwrap();
-    assert!(
-        reason.starts_with("bought, but its profiles cannot be collected: "),
-        "{reason}"
-    );
+    assert!(reason.starts_with("profiles_uncollectable: "), "{reason}");
     assert!(reason.contains("500"), "{reason}");
 }
 

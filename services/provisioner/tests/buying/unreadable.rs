@@ -64,7 +64,7 @@ async fn a_message_reaches_the_database_as_one_clean_line() {
         (stored.state.as_str(), stored.reason.as_deref()),
         (
             "failed",
-            Some("the provider rejected it: 9001 sold out [31m X-Injected: 1 gnp.exe")
+            Some("rejected: 9001 sold out [31m X-Injected: 1 gnp.exe")
         )
     );
 }
@@ -96,6 +96,66 @@ async fn a_profile_with_an_impossible_date_waits_for_its_correction() {
         1
     );
     assert_eq!(bench.sandbox.bought(id).await, (1, 1));
+}
+
+/// What cannot be read is parked with the name of its field, and an operator can enter the profile.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unreadable_profile_is_entered_by_hand() {
+    let bench = Bench::start(|config| config.park_after = Duration::from_millis(1)).await;
+    bench
+        .sandbox
+        .faults(json!({ "garbled": { "duplicate-callback": "bad_date" } }))
+        .await;
+    let id = bench.accept(&["duplicate-callback"]).await;
+    let stored = bench.hurry(id, |stored| stored.state == "parked").await;
+    let reason = stored.reason.unwrap();
+    assert_eq!(reason, "profile_unreadable: expiredDate");
+    assert!(stored.bought && stored.pending == 1);
+    let topup: String = sqlx::query_scalar("SELECT topup_id FROM topups WHERE placement_id = $1")
+        .bind(id.uuid())
+        .fetch_one(&bench.pool)
+        .await
+        .unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("code.txt");
+    let enter = async |code: &str, iccid: &str| {
+        std::fs::write(&file, code).unwrap();
+        let file = file.display();
+        bench
+            .esimctl(&format!(
+                "placement enter {topup} --iccid {iccid} --expires 2027-01-31 --code-file {file} --yes --reason mail"
+            ))
+            .await
+    };
+    let refused = enter("LPA:1$smdp.example.com$BY-HAND$$1", "8982123456789012345").await;
+    assert!(
+        refused["error"]
+            .as_str()
+            .unwrap()
+            .contains("confirmation code"),
+        "{refused}"
+    );
+    let entered = enter(
+        "\u{feff}lpa:1$smdp.example.com$BY-HAND\n",
+        "8982123456789012345",
+    )
+    .await;
+    assert_eq!(
+        (&entered["state"], &entered["pending"]),
+        (&json!("placed"), &json!(0)),
+        "{entered}"
+    );
+    let stored = bench.look(id).await;
+    assert_eq!((stored.ready, stored.deliveries, stored.due), (1, 1, false));
+    let again = enter("1$smdp.example.com$OTHER", "8982123456789012346").await;
+    assert!(again["error"].as_str().unwrap().contains("ready already"));
+    let recorded: String = sqlx::query_scalar(
+        "SELECT target FROM operator_actions WHERE command = 'placement enter' AND reason = 'mail'",
+    )
+    .fetch_one(&bench.pool)
+    .await
+    .unwrap();
+    assert_eq!(recorded, format!("topup {topup}"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -156,7 +216,7 @@ async fn a_value_that_is_too_large_for_the_database_parks_its_placement() {
     refuse(&bench, id, "54000").await;
     bench.announce("sandbox", &[id]).await;
     let stored = bench.until(id, |stored| stored.state == "parked").await;
-    assert!(stored.reason.unwrap().contains("cannot be stored"));
+    assert_eq!(stored.reason.as_deref(), Some("response_unstorable"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -329,7 +329,7 @@ async fn parked(
     let state = Some(domain::PlacementState::Parked);
     let mut matters: BTreeMap<_, Vec<placements::Listed>> = BTreeMap::new();
     for one in placements::list(&mut *connection, state, None, most).await? {
-        let matter = (one.provider.clone(), one.reason.clone());
+        let matter = (one.provider.clone(), one.reason.told());
         matters.entry(matter).or_default().push(one);
     }
     for backlog in backlogs {

@@ -1,72 +1,25 @@
 //! The state of an order in one sentence, for its partner.
 
+use domain::{
+    reason::Code,
+    standing::{EndpointState, Standing},
+};
 use time::OffsetDateTime;
 
-use super::{PROFILES_LATE, minute};
-use crate::{
-    operator::{
-        orders::{OrderView, TopupView},
-        placements::GIVEN_UP,
-    },
-    orders::ORDER_REFUSED,
-    placements::REJECTED,
-};
-
-/// How a unit stands, as a partner needs to know it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Standing {
-    Delivered,
-    SentAgain,
-    NotSentAgain,
-    Sending,
-    Failing,
-    Exhausted,
-    Gone,
-    NoUrl,
-    Waiting,
-    ProfilesLate,
-    OnHold,
-    GivingBack,
-    GiveBackOnHold,
-    Returned,
-    Failed,
-}
-
-fn standing(topup: &TopupView) -> Standing {
-    // A give-back that has ended is told by the state of the unit.
-    if topup.state == "ready" {
-        match topup.give_back.as_deref() {
-            Some("asked" | "sending") => return Standing::GivingBack,
-            Some("parked") => return Standing::GiveBackOnHold,
-            _ => {}
-        }
-    }
-    match (topup.state.as_str(), topup.delivery.as_deref()) {
-        ("ready", Some("delivered")) => Standing::Delivered,
-        ("ready", Some("exhausted")) if topup.delivered_before => Standing::NotSentAgain,
-        ("ready", Some("exhausted")) if topup.delivery_status == Some(410) => Standing::Gone,
-        ("ready", Some("exhausted")) => Standing::Exhausted,
-        ("ready", Some("no_endpoint")) => Standing::NoUrl,
-        ("ready", _) if topup.delivered_before => Standing::SentAgain,
-        ("ready", _) if topup.delivery_attempts.unwrap_or_default() > 0 => Standing::Failing,
-        ("ready", _) => Standing::Sending,
-        ("returned", _) => Standing::Returned,
-        ("failed", _) => Standing::Failed,
-        ("parked", _) if topup.reason.as_deref() == Some(PROFILES_LATE) => Standing::ProfilesLate,
-        ("parked", _) => Standing::OnHold,
-        _ => Standing::Waiting,
-    }
-}
+use super::minute;
+use crate::operator::orders::{OrderView, TopupView};
 
 /// When the webhooks that wait are sent, for the partner: the next attempt, or what holds all of
 /// them up.
 fn next(order: &OrderView, units: &[&TopupView], now: OffsetDateTime) -> String {
-    match order.endpoint.as_str() {
-        "paused" => "your endpoint is paused by us, and nothing is sent until we resume it".into(),
-        "paused_by_partner" => {
+    match order.endpoint_state() {
+        EndpointState::Paused => {
+            "your endpoint is paused by us, and nothing is sent until we resume it".into()
+        }
+        EndpointState::PausedByPartner => {
             "you have paused your endpoint, and nothing is sent until you resume it".into()
         }
-        "blocked" | "probing" => {
+        EndpointState::Blocked | EndpointState::Probing => {
             let test = order.endpoint_until.filter(|until| *until > now);
             let test = test.map_or_else(
                 || "due now".to_owned(),
@@ -77,7 +30,7 @@ fn next(order: &OrderView, units: &[&TopupView], now: OffsetDateTime) -> String 
                  everything that waits is sent once a test is acknowledged"
             )
         }
-        _ => {
+        EndpointState::Open | EndpointState::NoUrl => {
             let next = units.iter().filter_map(|one| one.delivery_due_at).min();
             match next {
                 Some(at) if at > now => format!("the next attempt is at {}", minute(at)),
@@ -104,8 +57,10 @@ fn told(
     };
     let is = if units.len() == 1 { "is" } else { "are" };
     let was = if units.len() == 1 { "was" } else { "were" };
+    let esims = if units.len() == 1 { "eSIM" } else { "eSIMs" };
     let next = next(order, units, now);
-    let is_held = order.endpoint != "open" && order.endpoint != "no_url";
+    let endpoint = order.endpoint_state();
+    let is_held = !matches!(endpoint, EndpointState::Open | EndpointState::NoUrl);
     match standing {
         Standing::Delivered => {
             let at = last.map_or_else(String::new, |at| {
@@ -131,7 +86,7 @@ fn told(
         Standing::NotSentAgain => format!(
             "{is} ready and {was} delivered to your endpoint before; sending the webhook again failed ({response})"
         ),
-        Standing::Sending if is_held => format!("{is} ready, and the webhook waits: {next}"),
+        Standing::Held(_) => format!("{is} ready, and the webhook waits: {next}"),
         Standing::Sending => format!("{is} ready, and the webhook is being sent"),
         Standing::Failing => {
             format!("{is} ready, but the webhook has not arrived yet ({response}; {next})")
@@ -150,11 +105,19 @@ fn told(
         }
         Standing::Waiting => format!("{is} being bought or prepared by the provider"),
         Standing::ProfilesLate => {
-            let esim = if units.len() == 1 { "eSIM" } else { "eSIMs" };
             format!(
-                "{is} bought, but the provider has not sent the {esim} yet; we are clarifying this with the provider"
+                "{is} bought, but the provider has not sent the {esims} yet; we are clarifying this with the provider"
             )
         }
+        Standing::Uncollectable => format!(
+            "{is} bought, but the provider does not hand the {esims} over yet; we are clarifying this with the provider"
+        ),
+        Standing::Undeliverable => format!(
+            "{is} bought, but the provider has sent something that we cannot deliver; we are clarifying this with the provider"
+        ),
+        Standing::Vanished => format!(
+            "{is} bought, but the provider does not find the purchase any more; we are clarifying this with the provider"
+        ),
         Standing::OnHold => {
             format!("{is} on hold: we are clarifying the purchase with the provider")
         }
@@ -168,7 +131,7 @@ fn told(
         Standing::Failed => {
             let by_operator = units
                 .iter()
-                .all(|one| one.reason.as_deref() == Some(GIVEN_UP));
+                .all(|one| one.reason.code() == Some(Code::GivenUp));
             let why = if by_operator {
                 "the provider does not have the purchase, or has refunded it"
             } else {
@@ -181,13 +144,17 @@ fn told(
 
 /// Why an order was refused, as its 422 said.
 fn refusal(order: &OrderView) -> String {
-    let reasons = || order.topups.iter().map(|one| one.reason.as_deref());
-    let rejected = reasons()
-        .flatten()
-        .find_map(|one| one.strip_prefix(REJECTED));
+    let reasons = || order.topups.iter().map(|one| one.reason.0.as_ref());
+    let rejected = reasons().flatten().find(|one| one.code == Code::Rejected);
     match rejected {
-        Some(answer) => format!("the provider rejected the purchase ({answer})"),
-        None if reasons().all(|one| one == Some(ORDER_REFUSED)) => {
+        Some(reason) => match &reason.detail {
+            Some(answer) => format!("the provider rejected the purchase ({answer})"),
+            None => "the provider rejected the purchase".to_owned(),
+        },
+        None if reasons()
+            .flatten()
+            .all(|one| one.code == Code::OrderRefused) =>
+        {
             "the provider could not be reached".to_owned()
         }
         None => "the provider rejected the purchase or could not be reached".to_owned(),
@@ -215,7 +182,7 @@ pub fn sentence(order: &OrderView, now: OffsetDateTime) -> String {
     }
     let mut groups: Vec<(Standing, Vec<&TopupView>)> = Vec::new();
     for topup in &order.topups {
-        let standing = standing(topup);
+        let standing = order.standing(topup);
         match groups.iter_mut().find(|(known, _)| *known == standing) {
             Some((_, of)) => of.push(topup),
             None => groups.push((standing, vec![topup])),

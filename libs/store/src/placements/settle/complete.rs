@@ -86,6 +86,7 @@ struct CompletePurchases {
     provider_units: Vec<String>,
     iccids: Vec<String>,
     profiles: Vec<Vec<u8>>,
+    code_digests: Vec<Vec<u8>>,
     deliveries: Vec<Uuid>,
 }
 
@@ -121,7 +122,8 @@ impl CompletePurchases {
                 columns.topups.push(unit.topup_id.to_string());
                 columns.provider_units.push(unit.provider_unit_id.clone());
                 columns.iccids.push(ready.iccid.as_str().to_owned());
-                columns.profiles.push(ready.profile.clone());
+                columns.profiles.push(ready.profile.sealed.clone());
+                columns.code_digests.push(ready.profile.code_digest.clone());
                 columns.deliveries.push(ready.delivery_id.uuid());
             }
         }
@@ -149,13 +151,13 @@ impl CompletePurchases {
                ), unit AS MATERIALIZED (
                    SELECT *
                    FROM unnest($3::uuid[], $4::uuid[], $5::uuid[], $6::text[], $7::text[], $8::text[], $9::text[],
-                               $10::bytea[], $11::uuid[])
+                               $10::bytea[], $11::uuid[], $12::bytea[])
                        AS unit (placement_id, order_id, partner_id, provider, topup_id, provider_unit_id, iccid,
-                                profile, delivery_id)
+                                profile, delivery_id, code_digest)
                    WHERE placement_id = ANY (ARRAY (SELECT placement_id FROM moved))
                ), stored AS (
-                   INSERT INTO esims (topup_id, provider, provider_unit_id, iccid, profile, ready_at, delivery_id)
-                   SELECT topup_id, provider, provider_unit_id, iccid, profile, now(), delivery_id FROM unit
+                   INSERT INTO esims (topup_id, provider, provider_unit_id, iccid, profile, ready_at, delivery_id, code_digest)
+                   SELECT topup_id, provider, provider_unit_id, iccid, profile, now(), delivery_id, code_digest FROM unit
                ), created AS (
                    INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id)
                    SELECT delivery_id, partner_id, 'topup.ready', topup_id, order_id FROM unit
@@ -172,6 +174,7 @@ impl CompletePurchases {
             &self.iccids,
             &self.profiles,
             &self.deliveries,
+            &self.code_digests,
         );
         let mut moved: HashMap<PlacementId, Vec<DeliveryId>> =
             HashMap::with_capacity(self.placements.len());

@@ -1,14 +1,12 @@
 //! The general statement for outcomes that bought nothing, which moves their placements and the work
 //! that is left. The parent module calls it for the outcomes of a batch that are no purchases.
 
+use domain::{Reason, reason::Code};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::{Changes, Outcome, Settlement};
 use crate::{Result, seconds, signed};
-
-/// How the reason of a unit begins whose purchase the provider rejected; its answer follows.
-pub(crate) const REJECTED: &str = "the provider rejected it: ";
 
 /// What the statement does for an outcome that bought nothing. It reads the name of the variant as
 /// `kind`.
@@ -49,7 +47,8 @@ impl Moves {
                 }
                 Outcome::Rejected { status, message } => {
                     refusal = (Some(status.clone()), Some(message.clone()));
-                    let reason = format!("{REJECTED}{status} {message}");
+                    let reason =
+                        Reason::with(Code::Rejected, format!("{status} {message}").trim_end());
                     (MoveKind::Rejected, None, Some(reason))
                 }
                 Outcome::NotFound {
@@ -70,7 +69,7 @@ impl Moves {
             columns.attempts.push(signed(settlement.attempt));
             columns.kinds.push(kind.into());
             columns.due_in.push(due_in.map(seconds));
-            columns.reasons.push(reason);
+            columns.reasons.push(reason.as_ref().map(Reason::to_string));
             columns.statuses.push(refusal.0);
             columns.messages.push(refusal.1);
         }

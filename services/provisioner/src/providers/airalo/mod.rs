@@ -12,13 +12,11 @@
 //! what is a guess.
 
 mod packages;
+mod prices;
 mod token;
 mod wire;
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex},
-};
+use std::{collections::HashMap, sync::Arc, time::Instant};
 
 use domain::PlacementId;
 use futures_util::{FutureExt, future::BoxFuture};
@@ -26,13 +24,14 @@ use reqwest::{
     Method, StatusCode,
     header::{self, HeaderMap, HeaderValue},
 };
-use runtime::lock;
 use time::{UtcOffset, format_description::StaticFormatDescription, macros::format_description};
+use tokio::time::timeout_at;
 use url::form_urlencoded;
 
 use self::{
     packages::Packages,
-    token::Tokens,
+    prices::Prices,
+    token::{Token, Tokens},
     wire::{Order, Orders, Refusal},
 };
 use super::{
@@ -56,10 +55,10 @@ const PAGE: usize = 50;
 const PAGES: usize = 5;
 /// The size of a page of the catalogue: countries and regions, each with all of its products.
 const PACKAGES_PAGE: usize = 25;
+/// The most pages of the catalogue when its prices are read. A longer list is not believed.
+const LIST_PAGES: u32 = 400;
 /// A day in the filter of a list.
 const DAY: StaticFormatDescription = format_description!("[year]-[month]-[day]");
-/// The most options whose price has changed that are remembered.
-const CHANGED: usize = 10_000;
 
 pub(super) const KNOWN: KnownProvider = KnownProvider {
     name: "airalo",
@@ -90,7 +89,7 @@ fn connect(account: &Account, paced: Paced) -> anyhow::Result<Connected> {
     let provider = Airalo {
         http: Http::new(&account.url()?, paced, is_defined)?,
         tokens: Tokens::new(client_id, client_secret.into()),
-        changed_prices: Mutex::default(),
+        prices: Prices::default(),
     };
     Ok(Connected {
         provider: Arc::new(provider),
@@ -107,9 +106,7 @@ fn is_defined(status: StatusCode) -> bool {
 struct Airalo {
     http: Http,
     tokens: Tokens,
-    /// The options whose product has cost more than they allow, with that price. They are refused
-    /// before anything is sent, until the process is started again.
-    changed_prices: Mutex<HashMap<String, Price>>,
+    prices: Prices,
 }
 
 /// What a refusal means for the call that got it.
@@ -155,6 +152,19 @@ impl Airalo {
         body: Option<Body>,
     ) -> Result<Reply, Trouble> {
         let token = self.tokens.get(&self.http).await?;
+        self.call_with(&token, method, path, route, query, body)
+            .await
+    }
+
+    async fn call_with(
+        &self,
+        token: &Token,
+        method: Method,
+        path: &str,
+        route: &'static str,
+        query: Option<&str>,
+        body: Option<Body>,
+    ) -> Result<Reply, Trouble> {
         let headers = HeaderMap::from_iter([
             (header::AUTHORIZATION, token.header.clone()),
             (header::ACCEPT, HeaderValue::from_static("application/json")),
@@ -171,7 +181,7 @@ impl Airalo {
             Ok((StatusCode::UNPROCESSABLE_ENTITY, body)) => Ok(Reply::Refused(parse(&body)?)),
             Ok((_, body)) => Ok(Reply::Done(body)),
             Err(Trouble::Denied(reason)) => {
-                self.tokens.forget(&token).await;
+                self.tokens.forget(token).await;
                 if token.is_new {
                     return Err(Trouble::Denied(reason));
                 }
@@ -218,13 +228,17 @@ impl Airalo {
 
     /// Reads one page of the catalogue.
     async fn packages(&self, page: u32) -> Result<Listed<Offer>, Trouble> {
+        self.package_list(page).await?.listed(page)
+    }
+
+    async fn package_list(&self, page: u32) -> Result<Packages, Trouble> {
         let query = form_urlencoded::Serializer::new(String::new())
             .append_pair("limit", &PACKAGES_PAGE.to_string())
             .append_pair("page", &page.to_string())
             .finish();
         let reply = self.call(Method::GET, PACKAGES, PACKAGES, Some(&query), None);
         match reply.await? {
-            Reply::Done(body) => parse::<Packages>(&body)?.listed(page),
+            Reply::Done(body) => parse::<Packages>(&body),
             Reply::Refused(refusal) => Err(trouble(&refusal)),
         }
     }
@@ -278,14 +292,38 @@ impl Airalo {
         wire::found(vec![order])
     }
 
-    /// Whether the product of this option has cost more than the option allows.
-    fn changed_price(&self, option: &str) -> Option<Price> {
-        lock(&self.changed_prices).get(option).copied()
+    /// The packages of one page with their prices.
+    async fn priced(&self, page: u32) -> Result<Listed<(String, Price)>, Trouble> {
+        self.package_list(page).await?.priced(page)
     }
 
-    /// Compares the price of a purchase with what the option allows. Airalo has no field for the
-    /// price that we expect, so a change is seen only after the first purchase. That one is
-    /// delivered, because it is paid; all further ones are refused.
+    /// What each package costs now.
+    async fn all_prices(&self) -> Result<HashMap<String, Price>, Trouble> {
+        let mut prices = HashMap::new();
+        let mut next = Some(1);
+        while let Some(page) = next {
+            if page > LIST_PAGES {
+                return Err(Trouble::Unknown(format!(
+                    "the list of packages has more than {LIST_PAGES} pages"
+                )));
+            }
+            // This call comes in addition to the one that needs the price.
+            self.http.turn().await;
+            let listed = self.priced(page).await?;
+            next = listed.next;
+            for (package, price) in listed.entries {
+                // A package that is listed twice costs what the dearer entry says.
+                let dearest = prices.entry(package).or_insert(price);
+                *dearest = (*dearest).max(price);
+            }
+        }
+        Ok(prices)
+    }
+
+    /// Compares the price of a purchase with what the option allows. The response does not say whether
+    /// its price is that of a unit or of the order, so only a price above both is certainly too high.
+    /// The purchase is paid and is delivered; the list of prices is read again, because it decides
+    /// what is bought next.
     fn note_price(&self, option: &str, terms: &Terms<'_>, quantity: usize, order: &Order) {
         let Some(most) = terms.most else { return };
         let Some(paid) = order.paid() else {
@@ -296,24 +334,42 @@ impl Airalo {
             );
             return;
         };
-        // The documentation does not say whether the price is that of a unit or of the order, so
-        // either may be what was allowed.
         let units = u64::try_from(quantity).unwrap_or(u64::MAX);
-        if paid <= most || paid == Price(most.0.saturating_mul(units)) {
+        if paid <= Price(most.0.saturating_mul(units)) {
             return;
         }
         tracing::error!(
             provider.option = option,
             price.paid = %paid,
             price.allowed = %most,
-            "the provider has raised the price of a product; this purchase is paid and is \
-             delivered, and further ones are refused until the catalogue names the new price and \
-             the provisioner is started again"
+            "a purchase was dearer than its option allows, although the provider's list named no \
+             higher price; it is paid and is delivered. Compare the provider's invoice, and take \
+             the option out of sale if that happens again"
         );
-        let mut changed = lock(&self.changed_prices);
-        if changed.len() < CHANGED {
-            changed.insert(option.to_owned(), paid);
-        }
+        self.prices.doubt();
+    }
+
+    /// Refuses a purchase whose option allows less than the provider asks for a unit now.
+    async fn too_dear(
+        &self,
+        terms: &Terms<'_>,
+        send_by: Instant,
+    ) -> Result<Option<String>, Trouble> {
+        let Some(most) = terms.most else {
+            return Ok(None);
+        };
+        let price = self
+            .prices
+            .of(terms.product, async || self.all_prices().await);
+        let price = timeout_at(send_by.into(), price).await;
+        let price = price.map_err(|_| {
+            Trouble::NotSent("the provider's prices were not read in time".to_owned())
+        })??;
+        Ok(match price {
+            Some(price) if price <= most => None,
+            Some(price) => Some(format!("the price of the option is {price} now")),
+            None => Some("the provider does not list the product, so its price is unknown".into()),
+        })
     }
 
     async fn buy(&self, purchase: &Purchase) -> Result<PurchaseAnswer, Trouble> {
@@ -329,8 +385,15 @@ impl Airalo {
         let Ok(terms) = price::terms(option) else {
             return rejected("the price behind @ in the option's id is unreadable".into());
         };
-        if let Some(price) = self.changed_price(option) {
-            return rejected(format!("the price of the option is {price} now"));
+        if let Some(why) = self.too_dear(&terms, purchase.send_by).await? {
+            return rejected(why);
+        }
+        // The time is checked after the token was got, because that may take a call of its own.
+        let token = self.tokens.get(&self.http).await?;
+        if Instant::now() > purchase.send_by {
+            return Err(Trouble::NotSent(
+                "its time was over before it could be sent".into(),
+            ));
         }
         let form = Body::multipart(&[
             ("package_id", terms.product),
@@ -338,7 +401,7 @@ impl Airalo {
             ("type", "sim"),
             ("description", &purchase.placement_id.to_string()),
         ]);
-        let reply = self.call(Method::POST, ORDERS, ORDERS, None, Some(form));
+        let reply = self.call_with(&token, Method::POST, ORDERS, ORDERS, None, Some(form));
         let order = match reply.await? {
             Reply::Done(body) => parse::<wire::Single>(&body)?.data,
             Reply::Refused(refusal) if outcome(&refusal) == Outcome::Rejected => {

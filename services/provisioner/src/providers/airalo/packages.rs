@@ -34,10 +34,31 @@ struct Operator {
 }
 
 impl Packages {
-    pub(super) fn listed(self, page: u32) -> Result<Listed<Offer>, Trouble> {
+    /// The number of the page after this one; `None` after the last one.
+    fn next(&self, page: u32) -> Result<Option<u32>, Trouble> {
         let last = number(&self.meta, "last_page").ok_or_else(|| {
             Trouble::Unknown("the response is unreadable: it does not name the last page".into())
         })?;
+        Ok((u64::from(page) < last).then(|| page.saturating_add(1)))
+    }
+
+    /// The packages whose id and price can be read, with what we pay for a unit.
+    pub(super) fn priced(self, page: u32) -> Result<Listed<(String, Price)>, Trouble> {
+        let next = self.next(page)?;
+        let operators = self.data.iter().flat_map(|place| &place.operators);
+        let packages = operators.flat_map(|operator| &operator.packages);
+        let entries = packages.filter_map(|package| {
+            let id = product(package, "id")?;
+            Some((id.into(), price(package)?))
+        });
+        Ok(Listed {
+            entries: entries.collect(),
+            next,
+        })
+    }
+
+    pub(super) fn listed(self, page: u32) -> Result<Listed<Offer>, Trouble> {
+        let next = self.next(page)?;
         let mut entries = Vec::new();
         for place in &self.data {
             for operator in &place.operators {
@@ -50,10 +71,7 @@ impl Packages {
                 }
             }
         }
-        Ok(Listed {
-            entries,
-            next: (u64::from(page) < last).then(|| page.saturating_add(1)),
-        })
+        Ok(Listed { entries, next })
     }
 }
 

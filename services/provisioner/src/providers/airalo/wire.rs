@@ -12,8 +12,8 @@ use time::{
 };
 
 use crate::providers::{
-    Balance, Bought, Custody, EsimStatus, FindAnswer, ProviderId, ProviderUnit, Sold, Trouble,
-    UnitState,
+    Balance, Bought, Custody, EsimStatus, Fault, FindAnswer, ProviderId, ProviderUnit, Sold,
+    Trouble, UnitState, filled,
     price::Price,
     text::{BadId, moment, one_line},
 };
@@ -139,26 +139,27 @@ impl Order {
 
 impl Sim {
     /// Reads the state of an eSIM; the error is the name of the field that is unreadable.
-    fn state(&self, order: &Order) -> Result<UnitState, &'static str> {
+    fn state(&self, order: &Order) -> Result<UnitState, Fault> {
         let slug = order.status.as_ref().map(|status| status.slug.as_str());
         if let Some(slug @ ("failed" | "refunded")) = slug {
             return Ok(UnitState::Failed(format!("the provider says {slug}")));
         }
-        let profile = (&self.iccid, &self.lpa, &self.matching_id);
+        let profile = (
+            filled(self.iccid.as_ref()),
+            filled(self.lpa.as_ref()),
+            filled(self.matching_id.as_ref()),
+        );
         let (Some(iccid), Some(smdp), Some(code)) = profile else {
             return Ok(UnitState::Pending);
         };
         // The webhook has no field for a confirmation code, and without it the eSIM is useless.
-        if self
-            .confirmation_code
-            .as_ref()
-            .is_some_and(|code| !code.is_empty())
-        {
-            return Err("confirmation_code");
+        if filled(self.confirmation_code.as_ref()).is_some() {
+            return Err(Fault::ConfirmationCode);
         }
         Ok(UnitState::Ready {
             iccid: Iccid::parse(iccid).map_err(|_| "iccid")?,
-            code: ActivationCode::new(smdp, code).map_err(|_| "lpa or matching_id")?,
+            code: ActivationCode::read(Some(smdp), code)
+                .map_err(|error| Fault::of_code(&error, "lpa or matching_id"))?,
             expired_date: order.expires().ok_or("created_at or validity")?,
         })
     }
@@ -182,15 +183,7 @@ pub(super) fn bought(orders: Vec<Order>) -> Result<Bought, Trouble> {
         for sim in &order.sims {
             let unit_id =
                 ProviderId::parse(sim.id.to_string()).map_err(|error| bad("sims.id", error))?;
-            let state = sim.state(&order).unwrap_or_else(|field| {
-                tracing::error!(
-                    provider.unit.id = unit_id.as_str(),
-                    field,
-                    "a profile cannot be delivered, because this field is unreadable or not \
-                     supported; the unit counts as not ready and is asked for again"
-                );
-                UnitState::Pending
-            });
+            let state = UnitState::read(&unit_id, sim.state(&order));
             units.push(ProviderUnit {
                 unit_id,
                 option_id: Some(option_id.clone()),

@@ -11,8 +11,8 @@ use store::esim_requests::Reading;
 
 use super::PAGE;
 use crate::providers::{
-    Balance, Custody, EsimStatus, Hint, Offer, ProviderId, ProviderUnit, Sold, Trouble, UnitState,
-    Unsuitable,
+    Balance, Custody, EsimStatus, Fault, Hint, Offer, ProviderId, ProviderUnit, Sold, Trouble,
+    UnitState, Unsuitable, filled,
     lists::{name, needs_confirmation_code, number, product, text},
     text::{BadId, day, moment, one_line},
 };
@@ -222,17 +222,21 @@ impl Allocated {
     }
 
     /// Reads the state of the eSIM; the error is the name of the field that is unreadable.
-    fn state(&self) -> Result<UnitState, &'static str> {
+    fn state(&self) -> Result<UnitState, Fault> {
         if let Some(status @ ("CANCEL" | "REVOKED")) = self.esim_status.as_deref() {
             return Ok(UnitState::Failed(format!("the provider says {status}")));
         }
-        let profile = (&self.iccid, &self.ac, &self.expired_time);
+        let profile = (
+            filled(self.iccid.as_ref()),
+            filled(self.ac.as_ref()),
+            filled(self.expired_time.as_ref()),
+        );
         let (Some(iccid), Some(code), Some(expires)) = profile else {
             return Ok(UnitState::Pending);
         };
         Ok(UnitState::Ready {
             iccid: Iccid::parse(iccid).map_err(|_| "iccid")?,
-            code: ActivationCode::parse(code).map_err(|_| "ac")?,
+            code: ActivationCode::read(None, code).map_err(|error| Fault::of_code(&error, "ac"))?,
             expired_date: day(expires).ok_or("expiredTime")?,
         })
     }
@@ -272,15 +276,7 @@ pub(super) fn units(allocated: Vec<Allocated>) -> Result<Vec<ProviderUnit>, Trou
             .map(ProviderId::parse)
             .transpose()
             .map_err(|error| bad("packageCode", error))?;
-        let state = state.unwrap_or_else(|field| {
-            tracing::error!(
-                provider.unit.id = unit_id.as_str(),
-                field,
-                "a profile cannot be delivered, because this field is unreadable; the unit counts \
-                 as not ready and is asked for again"
-            );
-            UnitState::Pending
-        });
+        let state = UnitState::read(&unit_id, state);
         units.push(ProviderUnit {
             unit_id,
             option_id,

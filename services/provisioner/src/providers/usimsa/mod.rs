@@ -23,9 +23,9 @@ use signing::{SecretKey, usimsa};
 use store::esim_requests::Reading;
 
 use super::{
-    Account, Bought, Capabilities, Connected, Custody, DeliveredEsim, EsimStatus, FindAnswer,
-    GiveBackAnswer, Hint, KnownProvider, LookUp, Paced, Provider, ProviderId, ProviderUnit,
-    Purchase, PurchaseAnswer, Setting, Sought, Trouble, UnitState,
+    Account, Bought, Capabilities, Connected, Custody, DeliveredEsim, EsimStatus, Fault,
+    FindAnswer, GiveBackAnswer, Hint, KnownProvider, LookUp, Paced, Provider, ProviderId,
+    ProviderUnit, Purchase, PurchaseAnswer, Setting, Sought, Trouble, UnitState, filled,
     http::{Body, Call, Http, parse},
     text::{BadId, day, moment, one_line},
 };
@@ -348,15 +348,7 @@ fn units(products: Option<Vec<Product>>) -> Result<Vec<ProviderUnit>, Trouble> {
             .map(ProviderId::parse)
             .transpose()
             .map_err(|error| bad("optionId", error))?;
-        let state = state.unwrap_or_else(|field| {
-            tracing::error!(
-                provider.unit.id = unit_id.as_str(),
-                field,
-                "a profile cannot be delivered, because this field is unreadable; the unit counts \
-                 as not ready and is asked for again"
-            );
-            UnitState::Pending
-        });
+        let state = UnitState::read(&unit_id, state);
         units.push(ProviderUnit {
             unit_id,
             option_id,
@@ -369,17 +361,18 @@ fn units(products: Option<Vec<Product>>) -> Result<Vec<ProviderUnit>, Trouble> {
 /// Reads the state of a unit; the error is the name of the field that is unreadable. A unit counts
 /// as ready when it has its whole profile, and not by its status, because the names of statuses
 /// differ from account to account.
-fn state(product: &Product) -> Result<UnitState, &'static str> {
+fn state(product: &Product) -> Result<UnitState, Fault> {
     let profile = (
-        &product.iccid,
-        &product.smdp,
-        &product.activate_code,
-        &product.expired_date,
+        filled(product.iccid.as_ref()),
+        filled(product.smdp.as_ref()),
+        filled(product.activate_code.as_ref()),
+        filled(product.expired_date.as_ref()),
     );
     if let (Some(iccid), Some(smdp), Some(code), Some(date)) = profile {
         return Ok(UnitState::Ready {
             iccid: Iccid::parse(iccid).map_err(|_| "iccid")?,
-            code: ActivationCode::new(smdp, code).map_err(|_| "smdp or activateCode")?,
+            code: ActivationCode::read(Some(smdp), code)
+                .map_err(|error| Fault::of_code(&error, "smdp or activateCode"))?,
             expired_date: day(date).ok_or("expiredDate")?,
         });
     }
@@ -398,7 +391,7 @@ mod tests {
     const WHOLE: &str = r#"{"topupId":"1","optionId":"o","iccid":"8982123456789012345F","smdp":"smdp.example",
                         "activateCode":"AB-12","expiredDate":"2026-12-31T00:00:00Z","status":"READY"}"#;
 
-    fn product(text: &str) -> Result<UnitState, &'static str> {
+    fn product(text: &str) -> Result<UnitState, Fault> {
         state(&serde_json::from_str(text).unwrap())
     }
 
@@ -426,7 +419,6 @@ mod tests {
         let long = "A".repeat(256);
         for (from, to, field) in [
             ("AB-12", "AB$12", "smdp or activateCode"),
-            ("AB-12", "", "smdp or activateCode"),
             ("AB-12", &long, "smdp or activateCode"),
             ("AB-12", r"AB\u0000", "smdp or activateCode"),
             ("smdp.example", "smdp/example", "smdp or activateCode"),
@@ -437,7 +429,6 @@ mod tests {
             ),
             ("8982123456789012345F", "89821234567890123", "iccid"),
             ("8982123456789012345F", "898212345678901234\u{664}", "iccid"),
-            ("8982123456789012345F", "", "iccid"),
             ("2026-12-31T00:00:00Z", "9999-99-99", "expiredDate"),
             ("2026-12-31T00:00:00Z", "2026-02-29", "expiredDate"),
             ("2026-12-31T00:00:00Z", "2026-13-01", "expiredDate"),
@@ -448,10 +439,9 @@ mod tests {
             ("2026-12-31T00:00:00Z", "2026-12-311", "expiredDate"),
             ("2026-12-31T00:00:00Z", "31.12.2026", "expiredDate"),
             ("2026-12-31T00:00:00Z", "2026-12-3ä", "expiredDate"),
-            ("2026-12-31T00:00:00Z", "", "expiredDate"),
         ] {
             let odd = WHOLE.replace(from, to);
-            assert_eq!(product(&odd).unwrap_err(), field, "{odd}");
+            assert_eq!(product(&odd).unwrap_err(), Fault::Field(field), "{odd}");
         }
         for date in [
             "2026-12-31",

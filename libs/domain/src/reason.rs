@@ -1,0 +1,250 @@
+//! Why a placement or a unit left the normal path, as a code with an optional detail.
+//!
+//! A reason is stored as its code, and behind `: ` the detail, which is text from outside: what a
+//! provider responded, or the name of a field. Programs decide by the code only. People read sentences
+//! that are made from it where they are shown, by an exhaustive `match`, so a new code does not
+//! compile before somebody has said what partner, support and operator read.
+//!
+//! Older versions stored prose. A migration has mapped what it knew; any other text is read as
+//! [`Code::Legacy`], with the text as its detail.
+
+use std::fmt;
+
+use serde::{Serialize, Serializer};
+use strum::{EnumString, IntoStaticStr};
+
+/// The codes. Their names are stored.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    EnumString,
+    IntoStaticStr,
+    strum::VariantArray,
+)]
+#[strum(serialize_all = "snake_case")]
+pub enum Code {
+    /// The last attempt was certainly not carried out. Another one follows.
+    NotSent,
+    /// The provider rejected the purchase: its code and message.
+    Rejected,
+    /// Nobody knows yet whether the last attempt has bought anything.
+    OutcomeUnknown,
+    /// The provider lists no such purchase, but its list does not prove that there is none.
+    SearchProvesNothing,
+    /// It is bought, and the provider has not sent the profiles for too long.
+    ProfilesLate,
+    /// It is bought, and the provider does not answer the request for the profiles as it should.
+    ProfilesUncollectable,
+    /// It is bought, and a profile has arrived of which a field cannot be read: the field.
+    ProfileUnreadable,
+    /// It is bought, and the profile cannot be installed without a confirmation code, which no webhook
+    /// carries.
+    ConfirmationCodeNeeded,
+    /// The provider had confirmed the purchase, and no longer knows it.
+    PurchaseVanished,
+    /// It was bought although nobody expected that any more.
+    BoughtUnexpectedly,
+    /// It is bought, and the provider has sold the same eSIM before: which id shows that.
+    SoldTwice,
+    /// It is bought, and the response cannot be stored.
+    ResponseUnstorable,
+    /// A stored row cannot be read.
+    RowUnreadable,
+    /// The provider says that the unit will never have a profile: its word for that.
+    UnitFailed,
+    /// An operator has found out that it is not bought, or was refunded.
+    GivenUp,
+    /// Its order was refused before it was sent.
+    OrderRefused,
+    /// Its order was cancelled before it was sent.
+    OrderCancelled,
+    /// Text that an older version has stored.
+    Legacy,
+}
+
+impl Code {
+    /// Whether something is certainly bought, although the unit is not ready.
+    pub fn is_bought(self) -> bool {
+        match self {
+            Self::ProfilesLate
+            | Self::ProfilesUncollectable
+            | Self::ProfileUnreadable
+            | Self::ConfirmationCodeNeeded
+            | Self::PurchaseVanished
+            | Self::SoldTwice
+            | Self::ResponseUnstorable => true,
+            // What was bought unexpectedly may be another attempt than the one of the order.
+            Self::BoughtUnexpectedly
+            | Self::NotSent
+            | Self::Rejected
+            | Self::OutcomeUnknown
+            | Self::SearchProvesNothing
+            | Self::RowUnreadable
+            | Self::UnitFailed
+            | Self::GivenUp
+            | Self::OrderRefused
+            | Self::OrderCancelled
+            | Self::Legacy => false,
+        }
+    }
+}
+
+/// A reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reason {
+    pub code: Code,
+    /// Text from outside: one short line. Nothing decides by it.
+    pub detail: Option<String>,
+}
+
+impl Reason {
+    pub fn with(code: Code, detail: impl Into<String>) -> Self {
+        let detail = detail.into();
+        Self {
+            code,
+            detail: Some(detail).filter(|detail| !detail.is_empty()),
+        }
+    }
+
+    /// Reads a stored reason.
+    pub fn read(stored: &str) -> Self {
+        let (code, detail) = match stored.split_once(": ") {
+            Some((code, detail)) => (code, Some(detail)),
+            None => (stored, None),
+        };
+        match code.parse() {
+            Ok(code) => Self {
+                code,
+                detail: detail.map(str::to_owned),
+            },
+            Err(_) => Self::with(Code::Legacy, stored),
+        }
+    }
+
+    /// The reason in words, for operators.
+    pub fn told(&self) -> String {
+        let what = match self.code {
+            Code::NotSent => "the last attempt was not carried out",
+            Code::Rejected => "the provider rejected it",
+            Code::OutcomeUnknown => "it is not known whether the last attempt has bought it",
+            Code::SearchProvesNothing => {
+                "the provider lists no such purchase, but its list does not prove that there is none"
+            }
+            Code::ProfilesLate => "it is bought, but its profiles do not come",
+            Code::ProfilesUncollectable => "it is bought, but its profiles cannot be collected",
+            Code::ProfileUnreadable => "it is bought, but this field of a profile cannot be read",
+            Code::ConfirmationCodeNeeded => {
+                "it is bought, but the eSIM needs a confirmation code, which no webhook carries"
+            }
+            Code::PurchaseVanished => "it is bought, but the provider no longer knows the purchase",
+            Code::BoughtUnexpectedly => "it was bought although nobody expected that any more",
+            Code::SoldTwice => {
+                "it is bought, but the provider has sold the same eSIM before, as this id shows"
+            }
+            Code::ResponseUnstorable => "it is bought, but the response cannot be stored",
+            Code::RowUnreadable => "its row cannot be read",
+            Code::UnitFailed => "the provider will not supply it",
+            Code::GivenUp => "an operator settled it as not bought",
+            Code::OrderRefused => "its order was refused",
+            Code::OrderCancelled => "its order was cancelled",
+            Code::Legacy => return self.detail.clone().unwrap_or_default(),
+        };
+        match &self.detail {
+            Some(detail) => format!("{what}: {detail}"),
+            None => what.to_owned(),
+        }
+    }
+}
+
+/// The reason of a row, if it has one.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct Why(pub Option<Reason>);
+
+impl Why {
+    pub fn code(&self) -> Option<Code> {
+        self.0.as_ref().map(|reason| reason.code)
+    }
+
+    /// The reason in words, for operators.
+    pub fn told(&self) -> Option<String> {
+        self.0.as_ref().map(Reason::told)
+    }
+}
+
+/// As it is stored.
+impl From<Option<String>> for Why {
+    fn from(stored: Option<String>) -> Self {
+        Self(stored.as_deref().map(Reason::read))
+    }
+}
+
+impl From<Code> for Reason {
+    fn from(code: Code) -> Self {
+        Self { code, detail: None }
+    }
+}
+
+/// As it is stored.
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let code: &str = self.code.into();
+        match &self.detail {
+            Some(detail) => write!(f, "{code}: {detail}"),
+            None => f.write_str(code),
+        }
+    }
+}
+
+impl Serialize for Reason {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use strum::VariantArray;
+
+    use super::*;
+
+    #[test]
+    fn each_code_is_read_as_it_was_stored_and_is_told() {
+        for code in Code::VARIANTS {
+            for reason in [Reason::from(*code), Reason::with(*code, "HTTP 500: a: b")] {
+                assert_eq!(Reason::read(&reason.to_string()), reason);
+                let is_told = *code == Code::Legacy || !reason.told().is_empty();
+                assert!(is_told, "{code:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn prose_of_older_versions_is_kept() {
+        for prose in ["bought, but odd", "outcome unknown: HTTP 500", ""] {
+            let read = Reason::read(prose);
+            assert_eq!(read.code, Code::Legacy);
+            assert_eq!(read.told(), prose);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_detail_comes_back(index in 0..Code::VARIANTS.len(), detail in "\\PC{1,40}") {
+            let reason = Reason::with(Code::VARIANTS[index], detail);
+            prop_assert_eq!(Reason::read(&reason.to_string()), reason);
+        }
+
+        #[test]
+        fn any_text_is_told(text in "\\PC{0,60}") {
+            prop_assert!(!Reason::read(&text).told().is_empty() || text.is_empty());
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! What Airalo asks for a unit of each package now, so that a raised price is never paid silently.
+//!
+//! A purchase at Airalo has no field for the price that we expect, and its response does not say
+//! whether its price is that of a unit or of the order. So the one rule is: the provider's own list
+//! says what a unit costs, and an option that allows less is not bought. The list is read before the
+//! first purchase that has a price to compare, and again once it is old. Nothing is stored, so that a
+//! restart and a second replica compare in the same way, and a price that falls again sells again.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use runtime::lock;
+
+use crate::providers::{Trouble, price::Price};
+
+/// How long a list serves before it is read again. Reading it takes about a dozen calls.
+const FRESH: Duration = Duration::from_mins(10);
+/// How long an old list serves while it cannot be read again.
+const KEPT: Duration = Duration::from_hours(24);
+/// The shortest time between two tries to read it.
+const PAUSE: Duration = Duration::from_mins(1);
+
+/// The prices by package, and when they were read.
+struct List {
+    prices: HashMap<String, Price>,
+    read_at: Instant,
+}
+
+#[derive(Default)]
+struct State {
+    list: Option<Arc<List>>,
+    tried_at: Option<Instant>,
+    /// A purchase was dearer than the list says, so the list is old.
+    is_doubted: bool,
+}
+
+#[derive(Default)]
+pub(super) struct Prices {
+    state: Mutex<State>,
+    /// Held by the one call that reads the list.
+    reading: tokio::sync::Mutex<()>,
+}
+
+impl Prices {
+    /// The price of a package; `None` if Airalo does not list it. One caller reads an old list anew,
+    /// and the others use the old one meanwhile. Without any list, all wait for it.
+    pub(super) async fn of(
+        &self,
+        package: &str,
+        read_all: impl AsyncFnOnce() -> Result<HashMap<String, Price>, Trouble>,
+    ) -> Result<Option<Price>, Trouble> {
+        if let Some(list) = self.kept() {
+            return Ok(list.prices.get(package).copied());
+        }
+        let reading = match (self.reading.try_lock(), self.last()) {
+            (Ok(reading), _) => reading,
+            (Err(_), Some(old)) => return Ok(old.prices.get(package).copied()),
+            (Err(_), None) => self.reading.lock().await,
+        };
+        // Another call may have read the list while this one waited.
+        let list = match self.kept() {
+            Some(list) => list,
+            None => self.read(read_all).await?,
+        };
+        drop(reading);
+        Ok(list.prices.get(package).copied())
+    }
+
+    /// Lets the list be read again before it is old, because a purchase was dearer.
+    pub(super) fn doubt(&self) {
+        lock(&self.state).is_doubted = true;
+    }
+
+    /// The list, if it need not be read again now.
+    fn kept(&self) -> Option<Arc<List>> {
+        let state = lock(&self.state);
+        let list = state.list.as_ref()?;
+        let is_fresh = list.read_at.elapsed() < FRESH && !state.is_doubted;
+        let is_recent = state.tried_at.is_some_and(|at| at.elapsed() < PAUSE);
+        (is_fresh || (is_recent && list.read_at.elapsed() < KEPT)).then(|| Arc::clone(list))
+    }
+
+    /// The last list, however old, if it still serves.
+    fn last(&self) -> Option<Arc<List>> {
+        let state = lock(&self.state);
+        let list = state.list.as_ref();
+        list.filter(|list| list.read_at.elapsed() < KEPT).cloned()
+    }
+
+    /// Reads the list. If that fails, the last one serves.
+    async fn read(
+        &self,
+        read_all: impl AsyncFnOnce() -> Result<HashMap<String, Price>, Trouble>,
+    ) -> Result<Arc<List>, Trouble> {
+        let tried_at = lock(&self.state).tried_at;
+        let pause = tried_at.and_then(|at| PAUSE.checked_sub(at.elapsed()));
+        if let Some(after) = pause {
+            return Err(Trouble::Busy {
+                after: Some(after),
+                reason: "the provider's prices could not be read a moment ago".into(),
+            });
+        }
+        lock(&self.state).tried_at = Some(Instant::now());
+        match read_all().await {
+            Ok(prices) => {
+                let list = Arc::new(List {
+                    prices,
+                    read_at: Instant::now(),
+                });
+                let mut state = lock(&self.state);
+                state.list = Some(Arc::clone(&list));
+                state.is_doubted = false;
+                Ok(list)
+            }
+            Err(trouble) => {
+                tracing::warn!(
+                    reason = trouble.reason(),
+                    "the provider's prices cannot be read, so the last ones are compared; without \
+                     any, options that name a price are not bought"
+                );
+                let old = self.last();
+                old.ok_or_else(|| unread(trouble))
+            }
+        }
+    }
+}
+
+/// Whatever became of the calls for the list, the purchase was not sent.
+fn unread(trouble: Trouble) -> Trouble {
+    match trouble {
+        Trouble::Denied(_) | Trouble::Busy { .. } => trouble,
+        Trouble::NotSent(reason) | Trouble::Unknown(reason) => Trouble::Busy {
+            after: Some(PAUSE),
+            reason: format!("the provider's prices cannot be read: {reason}"),
+        },
+    }
+}
