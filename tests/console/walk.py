@@ -173,7 +173,7 @@ def ended(walk, program, order):
     """A form whose session has ended comes back to its page, and says that nothing was done."""
     context = walk.context()
     page = by_provider(context, "on-call", order)
-    esimctl(program, "operator", "sign-out", "oidc:on-call@example.com")
+    esimctl(program, "operator", "set", "oidc:on-call@example.com", "--signed-out")
     details = page.locator("details.action", has_text="Send its webhook again").first
     details.locator("summary").click()
     details.locator("input[name=reason]").fill("the walk of tests/console")

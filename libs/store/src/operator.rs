@@ -19,6 +19,7 @@ pub mod give_backs;
 pub mod health;
 pub mod operations;
 pub mod options;
+pub mod order_list;
 pub mod orders;
 pub mod placements;
 pub mod route;

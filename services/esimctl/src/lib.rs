@@ -9,7 +9,7 @@
 //!
 //! Every command checks its arguments before it connects. Most commands change everything in one
 //! transaction, so that an interrupted command has changed all or nothing. `migrate`, `master-key
-//! reencrypt`, `partner erase`, `partner move`, `partner set-webhook`, `archive run` and `archive
+//! reencrypt`, `partner erase`, `partner move`, `partner set --webhook-url`, `archive run` and `archive
 //! restore` commit in several steps, because they may have to change many rows; run them again after
 //! an interruption.
 //!
@@ -17,56 +17,20 @@
 //! (`cell_file`) lists them for `cell`, `partner move` and `--all-cells`; all other commands work on
 //! the one database that `DATABASE_URL` names.
 //!
-//! A group of commands has a module of its own, such as `partner`, and all of them share four
-//! modules: `console` connects to the database and prints the result, `output` lays out text,
-//! `lookup` finds the partner that an argument names, and `confirm` shows a preview and asks before
-//! a change that cannot be taken back.
+//! A group of commands has a module of its own, such as `partner`, in the folder of its subject, such as
+//! `partners`. All of them share the modules in `frame`: `console` connects to the database and prints the
+//! result, `output` lays out text, `lookup` finds the partner that an argument names, and `confirm` shows a
+//! preview and asks before a change that cannot be taken back.
 
-mod action;
-mod all_cells;
-mod archive;
-mod catalogue;
-mod cell;
-mod cell_file;
-mod confirm;
-mod console;
-mod csv;
-mod database_password;
-mod delivery;
+mod cells;
+mod deliveries;
 mod doctor;
-mod endpoint;
-mod erase;
-mod event;
-mod find;
-mod give_back;
-mod ledger;
-mod lookup;
-mod master_key;
-mod migrate;
-mod moment;
-mod operation;
-mod operator;
-mod option;
-mod order;
-mod output;
-mod partner;
-mod partner_change;
-mod partner_move;
-mod placement;
-mod progress;
-mod provider;
-mod provider_check;
-mod provider_lists;
-mod reconcile;
-mod recover;
-mod reencrypt;
-mod refused;
-mod retention;
-mod rotate;
-mod secret_file;
-mod secret_set;
+mod frame;
+mod orders;
+mod partners;
+mod providers;
 mod status;
-mod webhook_url;
+mod upkeep;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -74,6 +38,21 @@ use clap::{Parser, Subcommand};
 use runtime::terminal::{is_closed, say};
 use store::config::{BadDatabase, DatabaseConfig, MasterKeyError};
 
+// The modules are found under their own names, whatever folder they are in.
+use crate::{
+    cells::{all_cells, cell, cell_file},
+    deliveries::{delivery, endpoint, event, operation, webhook_url},
+    frame::{confirm, console, csv, lookup, moment, output, progress, secret_file},
+    orders::{erase, find, give_back, order, order_list, placement},
+    partners::{partner, partner_change, partner_move, refused, rotate},
+    providers::{
+        catalogue, ledger, option, provider, provider_check, provider_lists, reconcile, recover,
+    },
+    upkeep::{
+        action, archive, database_password, master_key, migrate, operator, reencrypt, retention,
+        secret_set,
+    },
+};
 use crate::{
     console::{Console, NoCells, NoDatabase},
     output::one_line,
@@ -120,12 +99,12 @@ pub struct Config {
     /// `provider list` and `migrate`. With `--json` each cell gives a line `{"cell":…,"result":…}`. The
     /// exit status is the worst of all cells. `find` and a `show` succeed if one cell has what they look
     /// for.
-    #[arg(long, global = true)]
+    #[arg(long, global = true, hide = !cell_file::is_named())]
     all_cells: bool,
     /// The file that lists the cells, for `cell`, `partner move` and `--all-cells`
     ///
     /// `esimctl cell list --help` shows an example.
-    #[arg(long, global = true, value_name = "FILE", env = "ESIM_CELLS")]
+    #[arg(long, global = true, value_name = "FILE", env = "ESIM_CELLS", hide = !cell_file::is_named())]
     cells: Option<PathBuf>,
     #[command(subcommand)]
     command: Command,
@@ -135,21 +114,22 @@ pub struct Config {
 
 #[derive(Subcommand, Clone, Debug)]
 enum Command {
-    /// Create and change partner accounts, their keys and webhook URLs
-    #[command(subcommand)]
-    Partner(partner::Command),
-    /// List and import the options that partners may order, and take one out of sale
-    #[command(subcommand)]
-    Option(option::Command),
-    /// Take products and prices of a provider over into the options
-    #[command(subcommand)]
-    Catalogue(catalogue::Command),
-    /// Show webhooks with their attempts, and send them again
-    #[command(subcommand)]
-    Delivery(delivery::Command),
-    /// List partners' webhook endpoints, and pause or resume them
-    #[command(subcommand)]
-    Endpoint(endpoint::Command),
+    // In the order of tasks: what is wrong, what is it about, what can be done, and then the upkeep.
+    /// Look for what is wrong, and say how to mend it
+    ///
+    /// It looks at PostgreSQL, roles, keys, NATS, stages, waiting work, name servers, the console's OpenID
+    /// provider and backups, and changes nothing.
+    #[command(after_help = doctor::EXAMPLES)]
+    Doctor(Box<doctor::Command>),
+    /// Say what is wrong, since when, who feels it and what to do
+    #[command(after_help = status::ATTENTION_EXAMPLES)]
+    Attention(status::Attention),
+    /// Say the same, and show the stages, what waits at each provider and endpoint, and figures
+    #[command(after_help = status::EXAMPLES)]
+    Status(status::Command),
+    /// Find orders and partners by any id, number or name
+    #[command(after_help = find::EXAMPLES)]
+    Find(find::Command),
     /// Show a stored order stage by stage, or erase it
     #[command(subcommand)]
     Order(order::Command),
@@ -159,48 +139,39 @@ enum Command {
     /// List give-backs of delivered eSIMs that are parked, and resolve them
     #[command(subcommand)]
     GiveBack(give_back::Command),
+    /// Show webhooks with their attempts, and send them again
+    #[command(subcommand)]
+    Delivery(delivery::Command),
+    /// Send webhooks of many partners again, and watch or cancel that
+    #[command(subcommand)]
+    Operation(operation::Command),
+    /// List partners' webhook endpoints, and pause or resume them
+    #[command(subcommand)]
+    Endpoint(endpoint::Command),
     /// List providers, open or close their breakers, try and reconcile their accounts
     #[command(subcommand)]
     Provider(provider::Command),
-    /// Create and replace the keys that encrypt the stored secrets
+    /// Create and change partner accounts, their keys and webhook URLs
     #[command(subcommand)]
-    MasterKey(master_key::Command),
-    /// Create all secrets of a new system, and hand each service its share
+    Partner(partner::Command),
+    /// List and import the options that partners may order, and take one out of sale
     #[command(subcommand)]
-    Secrets(secret_set::Command),
+    Option(option::Command),
+    /// Take products and prices of a provider over into the options
+    #[command(subcommand)]
+    Catalogue(catalogue::Command),
+    /// Show what operators and partners changed, and why
+    #[command(subcommand)]
+    Action(action::Command),
+    /// After a restore: look up every unfinished purchase before anything is bought
+    #[command(after_help = recover::EXAMPLES)]
+    Recover(recover::Command),
     /// Show and set how long profiles, attempts and recorded actions are kept
     #[command(subcommand)]
     Retention(retention::Command),
     /// Move finished orders into files, and find, check and restore them
     #[command(subcommand)]
     Archive(archive::Command),
-    /// List the cells, write the proxy's map of them, and check that they fit together
-    #[command(subcommand)]
-    Cell(cell::Command),
-    /// Show what operators and partners changed, and why
-    #[command(subcommand)]
-    Action(action::Command),
-    /// Send webhooks of many partners again, and watch or cancel that
-    #[command(subcommand)]
-    Operation(operation::Command),
-    /// Create operators who sign in at the console, and change what they may do
-    #[command(subcommand)]
-    Operator(operator::Command),
-    /// Find orders and partners by any id, number or name
-    #[command(after_help = find::EXAMPLES)]
-    Find(find::Command),
-    /// Say what is wrong, since when, who feels it and what to do
-    #[command(after_help = status::ATTENTION_EXAMPLES)]
-    Attention(status::Attention),
-    /// Say the same, and show the stages, what waits at each provider and endpoint, and figures
-    #[command(after_help = status::EXAMPLES)]
-    Status(status::Command),
-    /// Look for what is wrong, and say how to mend it
-    ///
-    /// It looks at PostgreSQL, roles, keys, NATS, stages, waiting work, name servers, the console's OpenID
-    /// provider and backups, and changes nothing.
-    #[command(after_help = doctor::EXAMPLES)]
-    Doctor(Box<doctor::Command>),
     /// Bring the database's schema to this version
     ///
     /// Run it before the services of this version start. If the database server cannot be reached
@@ -208,9 +179,18 @@ enum Command {
     /// server.
     #[command(after_help = migrate::EXAMPLES)]
     Migrate(migrate::Command),
-    /// After a restore: look up every unfinished purchase before anything is bought
-    #[command(after_help = recover::EXAMPLES)]
-    Recover(recover::Command),
+    /// Create all secrets of a new system, and hand each service its share
+    #[command(subcommand)]
+    Secrets(secret_set::Command),
+    /// Create and replace the keys that encrypt the stored secrets
+    #[command(subcommand)]
+    MasterKey(master_key::Command),
+    /// Create operators who sign in at the console, and change what they may do
+    #[command(subcommand)]
+    Operator(operator::Command),
+    /// List the cells, write the proxy's map of them, and check that they fit together
+    #[command(subcommand, hide = !cell_file::is_named())]
+    Cell(cell::Command),
 }
 
 /// Adds examples to the help of a group: the first example of each of its commands, which is the
@@ -332,6 +312,17 @@ mod tests {
     #[test]
     fn the_commands_are_consistent() {
         Config::command().debug_assert();
+    }
+
+    /// `config show`, `completions` and `man` are added to these.
+    #[test]
+    fn the_commands_are_few() {
+        fn leaves(command: &clap::Command) -> usize {
+            let shown = command.get_subcommands().filter(|one| !one.is_hide_set());
+            shown.map(|one| leaves(one).max(1)).sum()
+        }
+        let leaves = leaves(&Config::command());
+        assert!(leaves <= 52, "{leaves} commands");
     }
 
     #[test]

@@ -135,7 +135,7 @@ impl World {
             if behaviour == Behaviour::Absent {
                 let url = self.receiver.url(&endpoints::path(index));
                 let partner = &self.clients.partners[index].partner_id;
-                let set = ["partner", "set-webhook", partner, "--url", &url];
+                let set = ["partner", "set", partner, "--webhook-url", &url];
                 let _: Value = self.stack.esimctl.run(&set).await?;
             }
         }

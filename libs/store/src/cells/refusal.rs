@@ -40,7 +40,7 @@ pub enum NotMoved {
     )]
     Providers { cell: String, providers: String },
     #[error(
-        "operation {0} is sending webhooks of this partner again: wait until `esimctl operation show {0}` says that it has ended, or end it with `esimctl operation cancel {0}`"
+        "operation {0} is sending webhooks of this partner again: wait until `esimctl operation list {0}` says that it has ended, or end it with `esimctl operation cancel {0}`"
     )]
     Operation(Uuid),
     #[error(

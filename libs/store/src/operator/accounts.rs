@@ -91,7 +91,9 @@ pub struct SetUp {
 pub enum NotChanged {
     #[error("there is no operator of this name; see `esimctl operator list`")]
     Unknown,
-    #[error("there is an operator of this name already; `esimctl operator reset` makes a new link")]
+    #[error(
+        "there is an operator of this name already; `esimctl operator set NAME --new-password` makes a new link"
+    )]
     Exists,
     #[error(
         "a name has 1 to {LONGEST_NAME} characters: ASCII letters, digits and punctuation such as . _ - @ +, without blanks, \
@@ -111,7 +113,7 @@ crate::store_error!(NotChanged);
 #[derive(Debug, thiserror::Error)]
 pub enum NotSet {
     #[error(
-        "the link was used, was replaced or has ended; ask for a new one (`esimctl operator reset`)"
+        "the link was used, was replaced or has ended; ask for a new one (`esimctl operator set NAME --new-password`)"
     )]
     Invalid,
     #[error(transparent)]

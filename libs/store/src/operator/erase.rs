@@ -54,7 +54,7 @@ pub enum NotErased {
         /// Units that wait for a profile or for an attempt of their webhook.
         units: i64,
     },
-    #[error("the partner is enabled; run `esimctl partner disable` first")]
+    #[error("the partner is enabled; run `esimctl partner set PARTNER --disabled` first")]
     Enabled,
     /// The last orders of the partner may not have work yet, so whether they are finished cannot be
     /// seen.

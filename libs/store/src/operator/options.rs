@@ -1,4 +1,4 @@
-//! Takes an option out of sale, and puts it back (`esimctl option disable | enable`).
+//! Takes an option out of sale, and puts it back (`esimctl option set`).
 
 use domain::OptionId;
 use serde::Serialize;

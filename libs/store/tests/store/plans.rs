@@ -87,7 +87,7 @@ const SMALL_UNTIL_17: [(&str, &str); 1] = rows! {
 
 /// Statements that name no key. Each runs once for each cell: a loop of a stage, a gauge, or an
 /// operator's list.
-const PER_CELL: [(&str, &str); 31] = rows! {
+const PER_CELL: [(&str, &str); 32] = rows! {
     "FROM (SELECT topup_id, profile FROM esims WHERE topup_id < ':' ORDER BY topup_id DESC LIMIT 1000)"
         => "start: the newest profiles check the master key";
     "WITH RECURSIVE pair (lane, partner_id, nth)" => "a look at due placements";
@@ -115,6 +115,7 @@ const PER_CELL: [(&str, &str); 31] = rows! {
     "SELECT at, operator, database_role, command" => "an operator's list";
     "SELECT parked.id AS" => "an operator's list";
     "SELECT placement_id, state, provider FROM placements" => "an operator's list";
+    "FROM (SELECT * FROM orders WHERE order_id < $1 AND order_id >= $2 ORDER BY" => "an operator's list";
     "FROM deliveries\n           WHERE kind = 'topup.ready'\n             AND created_at >= $1" => "an operator's list";
     "SELECT id FROM held WHERE state = $1" => "an operator's list";
     "UNION ALL (SELECT order_id, 'external_order_id' FROM orders" => "an operator's search";

@@ -67,17 +67,17 @@ async fn a_partner_is_disabled_and_enabled() {
     let operator = Operator::new().await;
     let made = operator.create_partner().await;
     let id = text(&made, "partner_id");
-    let first = operator.json(&["partner", "disable", id]).await;
+    let first = operator.json(&["partner", "set", id, "--disabled"]).await;
     assert!(first["disabled_at"].is_string(), "{first}");
-    let again = ["partner", "disable", text(&made, "access_key")];
+    let again = ["partner", "set", text(&made, "access_key"), "--disabled"];
     assert_eq!(operator.json(&again).await, first);
     operator
         .run(&["partner", "list"])
         .await
         .says("disabled since");
-    assert!(operator.json(&["partner", "enable", id]).await["disabled_at"].is_null());
+    assert!(operator.json(&["partner", "set", id, "--enabled"]).await["disabled_at"].is_null());
     operator
-        .run(&["partner", "disable", "ak_nobody"])
+        .run(&["partner", "set", "ak_nobody", "--disabled"])
         .await
         .fails(1, "`esimctl partner list`");
 }
@@ -90,20 +90,20 @@ async fn each_change_of_a_partner_is_recorded_without_its_secrets() {
     let url = "https://acme.example/hooks/a-token";
     let mut shown = Vec::new();
     for change in [
-        format!("set-webhook {id} --url {url} --reason moved"),
-        format!("set-events {id} --events topup.failed"),
-        format!("set-limits {id} --max-in-flight 3"),
-        format!("set-signing {id} --body required"),
-        format!("disable {id}"),
-        format!("enable {id}"),
-        format!("rotate-keys {id}"),
-        format!("rotate-webhook-secret {id}"),
+        format!("set {id} --webhook-url {url} --reason moved"),
+        format!("set {id} --events topup.failed"),
+        format!("set {id} --max-in-flight 3"),
+        format!("set {id} --signed-body required"),
+        format!("set {id} --disabled"),
+        format!("set {id} --enabled"),
+        format!("rotate {id} keys"),
+        format!("rotate {id} webhook-secret"),
     ] {
         let command = format!("partner {change}");
         shown.push(operator.json(&words(&command)).await);
     }
     // What is refused changes nothing.
-    let again = format!("partner rotate-keys {id}");
+    let again = format!("partner rotate {id} keys");
     operator
         .run(&words(&again))
         .await
@@ -157,11 +157,11 @@ async fn a_partner_has_limits_of_its_own() {
     let operator = Operator::new().await;
     let made = operator.create_partner().await;
     let id = text(&made, "partner_id");
-    let set = format!("partner set-limits {id} --max-in-flight 3 --units-per-second 40");
+    let set = format!("partner set {id} --max-in-flight 3 --units-per-second 40");
     let set = operator.json(&words(&set)).await;
     assert_eq!(set["max_in_flight"], 3);
     assert_eq!(set["units_per_second"], 40);
-    let set = format!("partner set-limits {id} --max-in-flight default --orders-per-second 5");
+    let set = format!("partner set {id} --max-in-flight default --orders-per-second 5");
     let set = operator.json(&words(&set)).await;
     assert_eq!(set["max_in_flight"], json!(null));
     assert_eq!(set["orders_per_second"], 5);
@@ -175,7 +175,7 @@ async fn a_partner_has_limits_of_its_own() {
         &["--orders-per-second", "0"],
         &["--orders-per-second", "many"],
     ] {
-        let set = [&["partner", "set-limits", id], bad].concat();
+        let set = [&["partner", "set", id], bad].concat();
         assert!(!operator.run(&set).await.line(2).is_empty());
     }
 }
@@ -191,14 +191,25 @@ async fn a_partner_must_sign_bodies_where_the_operator_wants_it() {
     );
     for (body, required) in [("required", true), ("optional", false)] {
         let set = operator
-            .json(&["partner", "set-signing", id, "--body", body])
+            .json(&["partner", "set", id, "--signed-body", body])
             .await;
         assert_eq!(set["signed_body_required"], required);
         let shown = operator.run(&["partner", "show", id]).await;
         assert_eq!(shown.text().contains("signed body"), required, "{shown:?}");
     }
-    for bad in [&[][..], &["--body", "maybe"]] {
-        let set = [&["partner", "set-signing", id], bad].concat();
+    // One call makes one kind of change.
+    for bad in [
+        &["--signed-body", "maybe"][..],
+        &["--signed-body", "required", "--disabled"],
+        &["--disabled", "--enabled"],
+        &[
+            "--webhook-url",
+            "https://a.example/",
+            "--max-in-flight",
+            "3",
+        ],
+    ] {
+        let set = [&["partner", "set", id], bad].concat();
         assert!(!operator.run(&set).await.line(2).is_empty());
     }
 }
@@ -224,9 +235,9 @@ async fn a_live_partner_gets_an_http_url_only_on_request() {
     let made = operator.json(&create).await;
     let set = [
         "partner",
-        "set-webhook",
+        "set",
         text(&made, "partner_id"),
-        "--url",
+        "--webhook-url",
         url,
     ];
     operator.run(&set).await.fails(1, "https://");

@@ -227,7 +227,10 @@ impl Archiver {
             .run(&["archive", "show", "o-9", "--from", to])
             .await
             .fails(1, "no archived order");
-        operator.run(&["archive", "verify", to]).await.says("ok");
+        operator
+            .run(&["archive", "list", "--verify", to])
+            .await
+            .says("ok");
     }
 
     /// The arguments that restore an order or an archive.
@@ -273,7 +276,9 @@ impl Archiver {
     async fn names_archives_of_a_partner(&mut self) {
         let operator = &self.operator;
         let partner = text(&self.partner, "partner_id").to_owned();
-        operator.json(&["partner", "disable", &partner]).await;
+        operator
+            .json(&["partner", "set", &partner, "--disabled"])
+            .await;
         for statement in [
             "UPDATE sweeps SET up_to = now() + interval '1 minute'",
             "DELETE FROM work",
@@ -297,7 +302,7 @@ impl Archiver {
         bytes[last] ^= 1;
         fs::write(&file, bytes).unwrap();
         let verified = operator
-            .run(&["archive", "verify", folder.to_str().unwrap()])
+            .run(&["archive", "list", "--verify", folder.to_str().unwrap()])
             .await;
         assert_eq!(verified.code, Some(1), "{verified:?}");
         assert!(verified.stdout.contains("esims.csv.gz"), "{verified:?}");
@@ -382,7 +387,10 @@ async fn a_run_that_is_killed_loses_and_duplicates_nothing() {
         9
     );
     let to = archiver.to().to_owned();
-    let verified = archiver.operator.json(&["archive", "verify", &to]).await;
+    let verified = archiver
+        .operator
+        .json(&["archive", "list", "--verify", &to])
+        .await;
     assert_eq!(verified["archives"][0]["orders"], 9);
     assert_eq!(verified["archives"][0]["faults"], json!([]));
 
@@ -441,7 +449,7 @@ async fn a_forged_archive_is_not_restored() {
     fs::rename(folder.join("orders.csv.gz"), &outside).unwrap();
     elsewhere["files"][0]["name"] = json!("../orders.csv.gz");
     fs::write(&manifest, elsewhere.to_string()).unwrap();
-    let verify = ["archive", "verify", folder.to_str().unwrap()];
+    let verify = ["archive", "list", "--verify", folder.to_str().unwrap()];
     let refused = archiver.operator.run(&verify).await;
     assert_eq!(refused.code, Some(1), "{refused:?}");
     assert!(refused.stdout.contains("cannot open"), "{refused:?}");

@@ -202,7 +202,7 @@ async fn an_endpoint_is_blocked_paused_and_resumed() {
     let id = text(&made, "partner_id");
     operator
         .json(&words(&format!(
-            "partner set-webhook {id} --url https://acme.example/hooks"
+            "partner set {id} --webhook-url https://acme.example/hooks"
         )))
         .await;
     let state = async || operator.json(&["endpoint", "list"]).await[0]["state"].clone();

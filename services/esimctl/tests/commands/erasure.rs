@@ -89,8 +89,8 @@ async fn a_partner_is_erased_after_it_was_disabled() {
     operator
         .run(&with(&erase, &CONFIRMED))
         .await
-        .fails(1, "partner disable");
-    operator.json(&["partner", "disable", &id]).await;
+        .fails(1, "partner set PARTNER --disabled");
+    operator.json(&["partner", "set", &id, "--disabled"]).await;
     let mut connection = operator.database.connect().await.unwrap();
     sqlx::query("UPDATE sweeps SET up_to = now() + interval '1 minute'")
         .execute(&mut connection)

@@ -10,6 +10,7 @@ mod erasure;
 mod ledger;
 mod operators;
 mod options;
+mod orders;
 mod output;
 mod roles;
 mod rotation;
@@ -160,9 +161,9 @@ async fn a_url_makes_waiting_webhooks_due() {
 
     let set = [
         "partner",
-        "set-webhook",
+        "set",
         id,
-        "--url",
+        "--webhook-url",
         "https://acme.example/hooks",
     ];
     let expected =
@@ -172,14 +173,14 @@ async fn a_url_makes_waiting_webhooks_due() {
     assert!(operator.run(&set).await.text().contains("none was waiting"));
     let removed = [
         "partner",
-        "set-webhook",
+        "set",
         text(&made, "access_key"),
-        "--remove",
+        "--no-webhook-url",
     ];
     let expected = json!({ "partner_id": id, "webhook_url": null, "deliveries_due": 0 });
     assert_eq!(operator.json(&removed).await, expected);
-    for wrong in [&set[..3], &[&set[..], &["--remove"]].concat()] {
-        assert!(operator.run(wrong).await.line(2).contains("--url"));
+    for wrong in [&set[..3], &[&set[..], &["--no-webhook-url"]].concat()] {
+        assert!(operator.run(wrong).await.line(2).contains("--webhook-url"));
     }
 }
 
@@ -422,7 +423,7 @@ async fn wrong_settings_are_one_line_that_names_them() {
     for (settings, part) in testkit::rows! {
         &[][..] => "MASTER_KEY or MASTER_KEY_FILE";
         &[("MASTER_KEY", MASTER_KEY), ("MASTER_KEY_FILE", "/keys")] => "both MASTER_KEY and MASTER_KEY_FILE";
-        &[("MASTER_KEY_FILE", "/nowhere/keys")] => "MASTER_KEY_FILE=/nowhere/keys";
+        &[("MASTER_KEY_FILE", "/nowhere/keys")] => "MASTER_KEY_FILE: cannot read /nowhere/keys";
         &[("MASTER_KEY", "hush")] => "master key number 1";
     } {
         let mut command = esimctl(&create);

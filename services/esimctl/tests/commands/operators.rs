@@ -394,24 +394,26 @@ async fn an_account_of_an_operator_is_made_changed_and_never_shows_a_password() 
         .await
         .fails(1, r#"operator "ana""#);
     operator
-        .run(&words("operator role nobody support"))
+        .run(&words("operator set nobody --role support"))
         .await
         .fails(1, r#"operator "nobody""#);
     operator
-        .run(&words("operator role ana operator"))
+        .run(&words("operator set ana --role operator"))
         .await
         .says("ana is operator now");
     operator
-        .run(&words("operator disable ana"))
+        .run(&words("operator set ana --disabled"))
         .await
         .says("disabled");
     let listed = operator.run(&words("operator list")).await;
     listed.says("disabled").says("operator");
     operator
-        .run(&words("operator enable ana"))
+        .run(&words("operator set ana --enabled"))
         .await
         .says("enabled");
-    let again = operator.json(&words("operator reset ana")).await;
+    let again = operator
+        .json(&words("operator set ana --new-password"))
+        .await;
     assert_ne!(again["link"], made["link"]);
     let listed = operator.run(&words("operator list --json")).await;
     assert!(!listed.text().contains(token), "{listed:?}");
@@ -463,7 +465,7 @@ async fn an_operation_is_previewed_started_shown_and_cancelled() {
     let running = redeliveries::running(&mut connection, None, 10).await;
     assert_eq!(running.unwrap().len(), 1);
     operator
-        .run(&["operation", "show", id])
+        .run(&["operation", "list", id])
         .await
         .says("running")
         .says("0 of 1 have ended");
@@ -471,7 +473,7 @@ async fn an_operation_is_previewed_started_shown_and_cancelled() {
     let cancelled = operator.json(&cancel).await;
     assert!(cancelled["cancelled_at"].is_string(), "{cancelled}");
     operator.run(&["operation", "list"]).await.says("cancelled");
-    let none = "operation show 01994b7c-7d3e-7c3e-9c1d-0f6a5b4c3d2e";
+    let none = "operation list 01994b7c-7d3e-7c3e-9c1d-0f6a5b4c3d2e";
     operator
         .run(&words(none))
         .await

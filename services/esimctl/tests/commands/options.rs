@@ -26,7 +26,7 @@ async fn an_option_is_disabled_and_enabled_with_a_record() {
         one.unwrap()["enabled"].clone()
     };
 
-    let preview = ["option", "disable", "one", "--dry-run"];
+    let preview = ["option", "set", "one", "--disabled", "--dry-run"];
     operator
         .run(&preview)
         .await
@@ -34,7 +34,7 @@ async fn an_option_is_disabled_and_enabled_with_a_record() {
         .says("accepted before are still bought");
     assert_eq!(enabled("one").await, true);
 
-    let disable = [&["option", "disable", "one"][..], &CONFIRMED].concat();
+    let disable = [&["option", "set", "one", "--disabled"][..], &CONFIRMED].concat();
     let done = operator.json(&disable).await;
     assert_eq!(
         (&done["enabled"], &done["changed"]),
@@ -45,7 +45,7 @@ async fn an_option_is_disabled_and_enabled_with_a_record() {
     assert_eq!(again["changed"], false);
 
     let id = text(&done, "option_id").to_owned();
-    let enable = [&["option", "enable", &id][..], &CONFIRMED].concat();
+    let enable = [&["option", "set", &id, "--enabled"][..], &CONFIRMED].concat();
     operator.run(&enable).await.says("is now on sale");
     assert_eq!(enabled("one").await, true);
 
@@ -70,7 +70,7 @@ async fn an_option_is_disabled_and_enabled_with_a_record() {
     assert_eq!(recorded, expected);
 
     let several = operator
-        .run(&[&["option", "disable", "JP"][..], &CONFIRMED].concat())
+        .run(&[&["option", "set", "JP", "--disabled"][..], &CONFIRMED].concat())
         .await;
     let line = several.line(1);
     assert!(
@@ -78,7 +78,7 @@ async fn an_option_is_disabled_and_enabled_with_a_record() {
         "{line}"
     );
     operator
-        .run(&[&["option", "disable", "none"][..], &CONFIRMED].concat())
+        .run(&[&["option", "set", "none", "--disabled"][..], &CONFIRMED].concat())
         .await
         .fails(1, "esimctl option list");
 }

@@ -55,7 +55,15 @@ fn a_closed_pipe_ends_quietly_and_a_failed_write_is_an_error() {
 #[test]
 fn whoever_makes_a_change_must_be_named() {
     let open = ["provider", "open", "usimsa", "--for", "1h", "--reason", "x"];
-    let confirmed = ["option", "disable", "Japan", "--reason", "x", "--yes"];
+    let confirmed = [
+        "option",
+        "set",
+        "Japan",
+        "--disabled",
+        "--reason",
+        "x",
+        "--yes",
+    ];
     for arguments in [&open[..], &confirmed] {
         for user in [None, Some(""), Some(" ")] {
             let mut command = esimctl(arguments);
@@ -71,7 +79,7 @@ fn whoever_makes_a_change_must_be_named() {
             assert!(text.contains("needs the database"), "{text}");
         }
     }
-    let output = esimctl(&["option", "disable", "Japan", "--dry-run"]).output();
+    let output = esimctl(&["option", "set", "Japan", "--disabled", "--dry-run"]).output();
     let text = said(&output.unwrap());
     assert!(text.contains("needs the database"), "{text}");
 }

@@ -15,7 +15,7 @@ async fn new_keys_are_shown_once_and_the_old_ones_with_their_end() {
     let made = operator.create_partner().await;
     let id = text(&made, "partner_id");
     let first = text(&made, "access_key");
-    let rotated = operator.json(&["partner", "rotate-keys", first]).await;
+    let rotated = operator.json(&["partner", "rotate", first, "keys"]).await;
     let second = text(&rotated, "access_key");
     assert_eq!(text(&rotated, "partner_id"), id);
     assert_eq!(text(&rotated, "old_access_key"), first);
@@ -50,7 +50,7 @@ async fn new_keys_are_shown_once_and_the_old_ones_with_their_end() {
         .says("enabled, old keys until ");
 
     let refused = operator
-        .run(&["partner", "rotate-keys", id, "--overlap", "1h"])
+        .run(&["partner", "rotate", id, "keys", "--overlap", "1h"])
         .await;
     for part in [
         "nothing was changed",
@@ -61,11 +61,19 @@ async fn new_keys_are_shown_once_and_the_old_ones_with_their_end() {
         refused.fails(1, part);
     }
     let refused = operator
-        .run(&["partner", "rotate-keys", id, "--keep-old", "--overlap", "0"])
+        .run(&[
+            "partner",
+            "rotate",
+            id,
+            "keys",
+            "--keep-old",
+            "--overlap",
+            "0",
+        ])
         .await;
     refused.fails(1, "choose one");
     let kept = operator
-        .json(&["partner", "rotate-keys", id, "--keep-old"])
+        .json(&["partner", "rotate", id, "keys", "--keep-old"])
         .await;
     assert_eq!(text(&kept, "old_access_key"), first);
     let lost = partners::by_access_key(&mut connection, second)
@@ -73,7 +81,7 @@ async fn new_keys_are_shown_once_and_the_old_ones_with_their_end() {
         .unwrap();
     assert!(lost.is_none(), "{lost:?}");
     let at_once = operator
-        .json(&["partner", "rotate-keys", id, "--overlap", "0"])
+        .json(&["partner", "rotate", id, "keys", "--overlap", "0"])
         .await;
     assert!(at_once["old_access_key"].is_null() && at_once["old_keys_until"].is_null());
     for gone in [first, second] {
@@ -85,7 +93,7 @@ async fn new_keys_are_shown_once_and_the_old_ones_with_their_end() {
             "{gone}"
         );
     }
-    let human = operator.run(&["partner", "rotate-keys", id]).await;
+    let human = operator.run(&["partner", "rotate", id, "keys"]).await;
     for part in [
         "secret_key is shown only now",
         text(&at_once, "access_key"),
@@ -94,7 +102,7 @@ async fn new_keys_are_shown_once_and_the_old_ones_with_their_end() {
         human.says(part);
     }
     operator
-        .run(&["partner", "rotate-keys", "ak_nobody"])
+        .run(&["partner", "rotate", "ak_nobody", "keys"])
         .await
         .fails(1, "`esimctl partner list`");
 }
@@ -104,7 +112,7 @@ async fn a_new_webhook_secret_is_shown_once() {
     let operator = Operator::new().await;
     let made = operator.create_partner().await;
     let id = text(&made, "partner_id");
-    let rotate = ["partner", "rotate-webhook-secret", id];
+    let rotate = ["partner", "rotate", id, "webhook-secret"];
     let rotated = operator.json(&rotate).await;
     assert_ne!(rotated["webhook_secret"], made["webhook_secret"]);
     signing::webhook::Secret::parse(text(&rotated, "webhook_secret")).unwrap();
@@ -136,8 +144,8 @@ async fn a_new_webhook_secret_is_shown_once() {
 async fn nothing_is_rotated_under_another_master_key() {
     let operator = Operator::new().await;
     let made = operator.create_partner().await;
-    for rotate in ["rotate-keys", "rotate-webhook-secret"] {
-        let mut command = operator.command(&["partner", rotate, text(&made, "partner_id")]);
+    for what in ["keys", "webhook-secret"] {
+        let mut command = operator.command(&["partner", "rotate", text(&made, "partner_id"), what]);
         run(command.env("MASTER_KEY", SECOND))
             .await
             .fails(1, "nothing was changed");

@@ -2,7 +2,7 @@
 //! replicas the limits add up.
 //!
 //! A limit delays or refuses work, and never loses any. Each help text says what happens at the
-//! limit, and `docs/operations.md` has a row for it with the metric that shows it. The modules that
+//! limit, and `docs/reference.md` has a row for it with the metric that shows it. The modules that
 //! enforce a limit take the value from here.
 
 use std::{num::NonZeroU32, time::Duration};
@@ -105,7 +105,7 @@ pub struct LimitsConfig {
     /// Maximum number of signed requests per second of one partner
     ///
     /// Create-order and self-service requests count. Further requests get a 429 with Retry-After. A
-    /// burst of one second's worth is allowed. `esimctl partner set-limits` can give a partner
+    /// burst of one second's worth is allowed. `esimctl partner set` can give a partner
     /// another limit.
     #[arg(long, env = "PARTNER_REQUESTS_PER_SECOND", default_value = "2000")]
     pub partner_requests_per_second: NonZeroU32,
@@ -113,7 +113,7 @@ pub struct LimitsConfig {
     /// Maximum number of orders per second of one partner
     ///
     /// Only orders whose bodies have no errors count. Further orders get a 429 with Retry-After. A
-    /// burst of one second's worth is allowed. `esimctl partner set-limits` can give a partner
+    /// burst of one second's worth is allowed. `esimctl partner set` can give a partner
     /// another limit.
     #[arg(long, env = "PARTNER_ORDERS_PER_SECOND", default_value = "2000")]
     pub partner_orders_per_second: NonZeroU32,
@@ -122,7 +122,7 @@ pub struct LimitsConfig {
     ///
     /// Further orders get a 429 with Retry-After. A burst of one second's worth is allowed, or of
     /// one order with `MAX_UNITS` if that is more, so that the largest order always fits. `esimctl
-    /// partner set-limits` can give a partner another limit.
+    /// partner set` can give a partner another limit.
     #[arg(long, env = "PARTNER_UNITS_PER_SECOND", default_value = "10000")]
     pub partner_units_per_second: NonZeroU32,
 
@@ -256,7 +256,7 @@ pub struct LimitsConfig {
     #[arg(skip = 20_u32)]
     pub refusals_logged: u32,
 
-    /// Maximum number of refused requests of one partner that are kept for operators. `esimctl partner refused` and the console show them. The number holds for each of three
+    /// Maximum number of refused requests of one partner that are kept for operators. `esimctl partner show --refused` and the console show them. The number holds for each of three
     /// kinds: orders, other requests, and requests without a valid signature. Of these, the newest
     /// ones are kept, for as long as `esimctl retention` says.
     #[arg(skip = 1000_u32)]

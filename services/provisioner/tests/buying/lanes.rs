@@ -8,7 +8,7 @@ use testkit::wait;
 use crate::support::Bench;
 
 async fn lanes(bench: &Bench) -> Vec<Value> {
-    bench.esimctl("provider lanes").await["lanes"]
+    bench.esimctl("provider list --lanes").await["lanes"]
         .as_array()
         .unwrap()
         .clone()

@@ -321,7 +321,7 @@ impl Walk {
     pub async fn give_urls(&self) -> Result<()> {
         let key = &self.partners[1].access_key;
         let url = self.receiver.url("/b");
-        let args = ["partner", "set-webhook", key, "--url", &url];
+        let args = ["partner", "set", key, "--webhook-url", &url];
         let _: serde_json::Value = self.stack.esimctl.run(&args).await?;
         Ok(())
     }

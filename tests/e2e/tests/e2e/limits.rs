@@ -168,7 +168,7 @@ async fn a_partner_has_limits_of_its_own_within_a_second() {
     let stack = Stack::builder().start().await.unwrap();
     let (small, other) = partners(&stack).await.unwrap();
     let set = async |limits: &[&str]| {
-        let arguments = [&["partner", "set-limits", &small.access_key], limits].concat();
+        let arguments = [&["partner", "set", &small.access_key], limits].concat();
         stack
             .esimctl
             .run::<serde_json::Value>(&arguments)

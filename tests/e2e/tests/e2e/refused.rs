@@ -17,7 +17,7 @@ async fn kept(stack: &Stack, partner: &Partner, number: usize) -> Result<Vec<Val
         let access_key = partner.access_key.as_str();
         let kept: Vec<Value> = stack
             .esimctl
-            .run(&["partner", "refused", access_key])
+            .run(&["partner", "show", access_key, "--refused"])
             .await?;
         Ok((kept.len() >= number).then_some(kept))
     })

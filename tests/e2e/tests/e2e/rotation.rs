@@ -17,7 +17,7 @@ async fn rotate_keys(stack: &Stack, shop: &Shop, overlap: &str) -> Result<(Value
     let partner = shop.partner.partner_id.as_str();
     let rotated: Value = stack
         .esimctl
-        .run(&["partner", "rotate-keys", partner, "--overlap", overlap])
+        .run(&["partner", "rotate", partner, "keys", "--overlap", overlap])
         .await?;
     let text = |field: &str| rotated[field].as_str().unwrap_or_default().to_owned();
     let client = Client::new(&stack.base_url, &text("access_key"), &text("secret_key"))?;
@@ -94,7 +94,7 @@ async fn both_pairs_of_keys_order_until_the_old_one_ends() {
     }
     let _: Value = stack
         .esimctl
-        .run(&["partner", "disable", &shop.partner.partner_id])
+        .run(&["partner", "set", &shop.partner.partner_id, "--disabled"])
         .await
         .unwrap();
     for client in [&newest, &last] {

@@ -207,9 +207,9 @@ async fn known(stack: &Stack) -> Result<Known> {
 async fn require_signed_bodies(stack: &Stack, known: &Known, body: &str) -> Result<()> {
     let set = [
         "partner",
-        "set-signing",
+        "set",
         &known.victim.partner_id,
-        "--body",
+        "--signed-body",
         body,
     ];
     let _: Value = stack.esimctl.run(&set).await?;

@@ -225,7 +225,7 @@ async fn without_a_url_nothing_is_delivered_until_there_is_one() {
     let endpoint = Receiver::start().await.unwrap();
     endpoint.verify(PATH, &partner.webhook_secret).unwrap();
     let url = endpoint.url(PATH);
-    let command = ["partner", "set-webhook", &partner.partner_id, "--url", &url];
+    let command = ["partner", "set", &partner.partner_id, "--webhook-url", &url];
     let _: Value = stack.esimctl.run(&command).await.unwrap();
     let received = endpoint.wait_for(2, SOON).await.unwrap();
     let told: BTreeSet<String> = received

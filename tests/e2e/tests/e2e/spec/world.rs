@@ -184,7 +184,7 @@ async fn disabled(stack: &Stack) -> Result<Client> {
     let partner = stack.create_partner("sandbox", None).await?;
     let _: Value = stack
         .esimctl
-        .run(&["partner", "disable", &partner.partner_id])
+        .run(&["partner", "set", &partner.partner_id, "--disabled"])
         .await?;
     let client = stack.client(&partner)?;
     known(&client, 401).await?;

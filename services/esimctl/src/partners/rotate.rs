@@ -1,4 +1,4 @@
-//! `esimctl partner rotate-keys` and `rotate-webhook-secret`: replace a partner's keys or its
+//! `esimctl partner rotate`: replaces a partner's keys or its
 //! webhook secret.
 //!
 //! The old values stay valid during an overlap, so that the partner can change over without an
@@ -14,7 +14,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde_json::json;
 use signing::generate;
 use store::{
@@ -33,28 +33,19 @@ use crate::{
     output::{cells, printable, properties, utc},
 };
 
-pub const KEYS_EXAMPLES: &str = "Examples:
-  esimctl partner rotate-keys ak_0123456789abcdef01234567
-  esimctl partner rotate-keys ak_0123456789abcdef01234567 --overlap 7d --json
-  esimctl partner rotate-keys ak_0123456789abcdef01234567 --overlap 0      the old keys have leaked
+pub const EXAMPLES: &str = "Examples:
+  esimctl partner rotate ak_0123456789abcdef01234567 keys
+  esimctl partner rotate ak_0123456789abcdef01234567 keys --overlap 7d --json
+  esimctl partner rotate ak_0123456789abcdef01234567 keys --overlap 0              the old keys have leaked
+  esimctl partner rotate ak_0123456789abcdef01234567 webhook-secret
+  esimctl partner rotate ak_0123456789abcdef01234567 webhook-secret --overlap 0    the old secret has leaked
 
-The partner keeps its id and its orders. Both pairs of keys are valid until the overlap ends; with --overlap 0 the old
-pair ends within a second. A partner has at most one old pair, so a second rotation during an overlap is refused, except
-with
-  --keep-old     the partner never got the new keys: they are replaced, and the old keys stay valid
-  --overlap 0    all other keys end at once
-After an interruption, `esimctl partner show` says whether the rotation took effect.";
-
-pub const WEBHOOK_SECRET_EXAMPLES: &str = "Examples:
-  esimctl partner rotate-webhook-secret ak_0123456789abcdef01234567
-  esimctl partner rotate-webhook-secret ak_0123456789abcdef01234567 --overlap 7d --json
-  esimctl partner rotate-webhook-secret ak_0123456789abcdef01234567 --overlap 0      the old secret has leaked
-
-Until the overlap ends, webhook-signature holds two signatures, the new secret's first. With --overlap 0 only the new
-secret signs from now on: a partner that does not have it yet refuses its webhooks, which are then retried. A partner has
-at most one old secret, so a second rotation during an overlap is refused, except with
-  --keep-old     the partner never got the new secret: it is replaced, and the old secret still signs too
-  --overlap 0    all other secrets end at once
+The partner keeps its id and its orders. Until the overlap ends, both pairs of keys are valid, and webhook-signature holds
+two signatures, the new secret's first. With --overlap 0 the old pair ends within a second, and only the new secret signs
+from now on: a partner that does not have it yet refuses its webhooks, which are then retried. A partner has at most one
+old pair and one old secret, so a second rotation during an overlap is refused, except with
+  --keep-old     the partner never got the new ones: they are replaced, and the old ones stay valid
+  --overlap 0    all others end at once
 After an interruption, `esimctl partner show` says whether the rotation took effect.";
 
 /// The error for a statement that failed, perhaps only because its response never arrived: then the
@@ -69,6 +60,8 @@ const UNSEEN: &str = "the rotation took effect, but the new values could not be 
 pub struct Rotate {
     #[command(flatten)]
     which: Which,
+    /// What is replaced
+    what: What,
     /// How long the old keys or the old secret stay valid beside the new ones
     ///
     /// 0 ends the old ones at once, which is right if they have leaked.
@@ -85,6 +78,21 @@ pub struct Rotate {
     master_key: MasterKeyConfig,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum What {
+    /// The access key and the secret key, which sign requests
+    Keys,
+    /// The secret that signs webhooks
+    WebhookSecret,
+}
+
+pub async fn run(rotate: &Rotate, console: &Console) -> anyhow::Result<()> {
+    match rotate.what {
+        What::Keys => keys(rotate, console).await,
+        What::WebhookSecret => webhook_secret(rotate, console).await,
+    }
+}
+
 impl Rotate {
     fn overlap(&self) -> Overlap {
         Overlap {
@@ -94,7 +102,7 @@ impl Rotate {
     }
 }
 
-pub async fn keys(rotate: &Rotate, console: &Console) -> anyhow::Result<()> {
+async fn keys(rotate: &Rotate, console: &Console) -> anyhow::Result<()> {
     let (mut connection, vault, partner) = prepare(rotate, console).await?;
     let (access_key, secret_key) = generate::keys()?;
     let id = partner.partner_id.into();
@@ -139,7 +147,7 @@ pub async fn keys(rotate: &Rotate, console: &Console) -> anyhow::Result<()> {
     console.print(&shown, text).context(UNSEEN)
 }
 
-pub async fn webhook_secret(rotate: &Rotate, console: &Console) -> anyhow::Result<()> {
+async fn webhook_secret(rotate: &Rotate, console: &Console) -> anyhow::Result<()> {
     let (mut connection, vault, partner) = prepare(rotate, console).await?;
     let secret = generate::webhook_secret()?;
     let id = partner.partner_id.into();

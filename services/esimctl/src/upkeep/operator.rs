@@ -1,6 +1,6 @@
 //! `esimctl operator`: the accounts of operators who sign in at the console.
 //!
-//! No command takes or shows a password. `create` and `reset` print a one-time link, with which the
+//! No command takes or shows a password. `create` and `set --new-password` print a one-time link, with which the
 //! operator sets a password of their own; the link is shown once, and only its digest is stored.
 //! Every change is recorded, with the reason if one is given.
 
@@ -11,9 +11,12 @@ use clap::{
 };
 use secrecy::ExposeSecret;
 use serde_json::json;
-use store::operator::{
-    accounts::{self, Account, NotChanged, Role, SetUp},
-    actions::Action,
+use store::{
+    PgConnection,
+    operator::{
+        accounts::{self, Account, NotChanged, Role, SetUp},
+        actions::Action,
+    },
 };
 use url::Url;
 
@@ -37,30 +40,19 @@ const LIST_EXAMPLES: &str = "Examples:
   esimctl operator list
   esimctl operator list --json";
 
-const DISABLE_EXAMPLES: &str = "Examples:
-  esimctl operator disable ana --reason 'has left the team'
+const SET_EXAMPLES: &str = "Examples:
+  esimctl operator set ana --disabled --reason 'has left the team'
+  esimctl operator set ana --enabled
+  esimctl operator set ana --role operator --reason 'on call from today on'
+  esimctl operator set ana --new-password --console-url https://console.example/
+  esimctl operator set oidc:ana@example.com --signed-out --reason 'has left the team'
 
-The operator's sessions end at once. What the operator did stays recorded, so accounts are never deleted.";
-
-const ENABLE_EXAMPLES: &str = "Examples:
-  esimctl operator enable ana";
-
-const RESET_EXAMPLES: &str = "Examples:
-  esimctl operator reset ana --console-url https://console.example/
-
-It prints a new link. The old password, an older link and the operator's sessions end at once.";
-
-const SIGN_OUT_EXAMPLES: &str = "Examples:
-  esimctl operator sign-out ana
-  esimctl operator sign-out oidc:ana@example.com --reason 'has left the team'
+A disabled operator's sessions end at once. What the operator did stays recorded, so accounts are never deleted. A new role
+holds from the operator's next request on. --new-password prints a new link; the old password, an older link and the
+operator's sessions end at once.
 
 People who sign in by OpenID Connect have no account here. First take the console's groups from them at the OpenID
 provider, then sign them out, because a session keeps its role until it ends.";
-
-const ROLE_EXAMPLES: &str = "Examples:
-  esimctl operator role ana operator --reason 'on call from today on'
-
-The new role holds from the operator's next request on.";
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {
@@ -78,32 +70,41 @@ pub enum Command {
     /// List the operators with their roles
     #[command(after_help = LIST_EXAMPLES)]
     List,
-    /// Let an operator sign in no more, and end the operator's sessions
-    #[command(after_help = DISABLE_EXAMPLES)]
-    Disable(Who),
-    /// Let a disabled operator sign in again
-    #[command(after_help = ENABLE_EXAMPLES)]
-    Enable(Who),
-    /// End an operator's password and sessions, and print a link to set a new password
-    #[command(after_help = RESET_EXAMPLES)]
-    Reset {
+    /// Disable or enable an operator, or change the role or the password, or end all sessions
+    #[command(after_help = SET_EXAMPLES)]
+    Set {
         #[command(flatten)]
         who: Who,
+        #[command(flatten)]
+        change: Change,
         #[command(flatten)]
         link: Link,
     },
-    /// End all sessions of an operator, or of a person who signs in by OpenID Connect
-    #[command(after_help = SIGN_OUT_EXAMPLES)]
-    SignOut(Who),
-    /// Give an operator another role
-    #[command(after_help = ROLE_EXAMPLES)]
-    Role {
-        #[command(flatten)]
-        who: Who,
-        /// What the operator may do from now on
-        #[arg(value_parser = roles())]
-        role: Role,
-    },
+}
+
+/// What is changed of an operator.
+#[derive(Args, Clone, Debug)]
+#[group(required = true, multiple = false)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "one for each flag of the command line"
+)]
+pub struct Change {
+    /// Let the operator sign in no more, and end the operator's sessions
+    #[arg(long)]
+    disabled: bool,
+    /// Let a disabled operator sign in again
+    #[arg(long)]
+    enabled: bool,
+    /// What the operator may do from now on
+    #[arg(long, value_parser = roles())]
+    role: Option<Role>,
+    /// End the operator's password and sessions, and print a link to set a new password
+    #[arg(long)]
+    new_password: bool,
+    /// End all sessions of the operator, or of a person who signs in by OpenID Connect
+    #[arg(long)]
+    signed_out: bool,
 }
 
 fn roles() -> impl TypedValueParser<Value = Role> {
@@ -169,61 +170,58 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
                 &made.map_err(|error| named(&who.name, error))?,
             )
         }
-        Command::Reset { who, link } => {
-            let target = target(who);
-            let action = who.action("operator reset", &target);
-            let made = accounts::reset(&mut connection, &who.name, action).await;
-            print_link(
-                console,
-                link,
-                &made.map_err(|error| named(&who.name, error))?,
-            )
-        }
-        Command::Disable(who) | Command::Enable(who) => {
-            let disable = matches!(command, Command::Disable(_));
-            let verb = if disable {
-                "operator disable"
-            } else {
-                "operator enable"
-            };
-            let target = target(who);
-            let action = who.action(verb, &target);
-            let changed = accounts::set_disabled(&mut connection, &who.name, disable, action).await;
-            let account = changed.map_err(|error| named(&who.name, error))?;
-            let now = if disable {
-                "disabled; its sessions have ended"
-            } else {
-                "enabled"
-            };
-            console.print(&account, || format!("{} is {now}", printable(&who.name)))
-        }
-        Command::SignOut(who) => {
-            let target = target(who);
-            let action = who.action("operator sign-out", &target);
-            let ended = accounts::sign_out(&mut connection, &who.name, action).await?;
-            let result = json!({ "name": who.name, "sessions_ended": ended });
-            console.print(&result, || {
-                let name = printable(&who.name);
-                if ended == 0 {
-                    format!(
-                        "{name} had no session, so none was ended. Is the name right? Somebody of an OpenID provider is called \
-                         `oidc:NAME`, as in `esimctl action list`"
-                    )
-                } else {
-                    format!("{name} has no session now; ended: {ended}")
-                }
-            })
-        }
-        Command::Role { who, role } => {
-            let target = target(who);
-            let action = who.action("operator role", &target);
-            let changed = accounts::set_role(&mut connection, &who.name, *role, action).await;
-            let account = changed.map_err(|error| named(&who.name, error))?;
-            console.print(&account, || {
-                format!("{} is {} now", printable(&who.name), role.as_str())
-            })
+        Command::Set { who, change, link } => {
+            set(&mut connection, console, who, change, link).await
         }
     }
+}
+
+async fn set(
+    connection: &mut PgConnection,
+    console: &Console,
+    who: &Who,
+    change: &Change,
+    link: &Link,
+) -> anyhow::Result<()> {
+    let target = format!("operator {}", who.name);
+    let not_changed = |error| named(&who.name, error);
+    let name = printable(&who.name);
+    if change.new_password {
+        let action = who.action("operator reset", &target);
+        let made = accounts::reset(connection, &who.name, action).await;
+        return print_link(console, link, &made.map_err(not_changed)?);
+    }
+    if change.signed_out {
+        let action = who.action("operator sign-out", &target);
+        let ended = accounts::sign_out(connection, &who.name, action).await?;
+        let result = json!({ "name": who.name, "sessions_ended": ended });
+        return console.print(&result, || {
+            if ended == 0 {
+                format!(
+                    "{name} had no session, so none was ended. Is the name right? Somebody of an OpenID provider is called \
+                     `oidc:NAME`, as in `esimctl action list`"
+                )
+            } else {
+                format!("{name} has no session now; ended: {ended}")
+            }
+        });
+    }
+    if let Some(role) = change.role {
+        let action = who.action("operator role", &target);
+        let changed = accounts::set_role(connection, &who.name, role, action).await;
+        let account = changed.map_err(not_changed)?;
+        return console.print(&account, || format!("{name} is {} now", role.as_str()));
+    }
+    let disable = change.disabled && !change.enabled;
+    let (command, now) = if disable {
+        ("operator disable", "disabled; its sessions have ended")
+    } else {
+        ("operator enable", "enabled")
+    };
+    let action = who.action(command, &target);
+    let changed = accounts::set_disabled(connection, &who.name, disable, action).await;
+    let account = changed.map_err(not_changed)?;
+    console.print(&account, || format!("{name} is {now}"))
 }
 
 fn named(name: &str, error: NotChanged) -> anyhow::Error {
@@ -253,7 +251,7 @@ fn row(account: &Account) -> Row<6> {
         (Some(_), _) => "disabled",
         (None, true) => "active",
         (None, false) if account.setup_until.is_some() => "waits for its password",
-        (None, false) => "without a password: reset it",
+        (None, false) => "without a password: set a new one",
     };
     cells!(account:
         name, role = account.role.as_str().to_owned(), state = state.to_owned(),

@@ -441,7 +441,7 @@ impl Report {
                 let remedy = if one.is_alternative {
                     "import it without this alternative"
                 } else {
-                    "esimctl option disable"
+                    "esimctl option set --disabled"
                 };
                 cells!(one: name, option_id, product, remedy = remedy.to_owned())
             },

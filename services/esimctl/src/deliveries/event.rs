@@ -1,11 +1,10 @@
-//! `esimctl delivery events`, and `esimctl delivery show` of an event.
+//! `esimctl delivery list --events`, and `esimctl delivery show` of an event.
 //!
 //! An event is a notification other than the webhook of a ready topup, such as `topup.failed` or
 //! `webhook.test`. Its delivery is sent and retried like any other, but it is deleted together with
 //! its attempts when their retention ends. That is why an old event cannot be found.
 
 use anyhow::Context;
-use clap::Args;
 use domain::{DeliveryId, WebhookId};
 use serde_json::{Value, json};
 use store::{
@@ -19,32 +18,17 @@ use store::{
 use crate::{
     console::Console,
     delivery::at,
-    lookup::{Which, find},
+    lookup::find,
     output::{Row, cells, moment, or_dash, properties},
 };
 
-pub const EXAMPLES: &str = "Examples:
-  esimctl delivery events ak_0123456789abcdef01234567
-  esimctl delivery events ak_0123456789abcdef01234567 --limit 500 --json
-
-`esimctl delivery show evt_…` shows the attempts of one event. Events are deleted together with their attempts, when the
-retention of `attempts` ends.";
-
-#[derive(Args, Clone, Debug)]
-pub struct List {
-    #[command(flatten)]
-    which: Which,
-    /// The maximum number of events to list
-    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    limit: u32,
-}
-
-pub async fn list(asked: &List, console: &Console) -> anyhow::Result<()> {
+/// Lists the newest events of a partner.
+pub async fn list(partner: &str, limit: u32, console: &Console) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
-    let partner = find(&mut connection, &asked.which.partner).await?;
+    let partner = find(&mut connection, partner).await?;
     let page = Page {
         before: None,
-        limit: asked.limit.into(),
+        limit: limit.into(),
     };
     let found = events::list(&mut connection, partner.partner_id.into(), &page).await?;
     console.print_list(&found, "There are no events of this partner.", row)

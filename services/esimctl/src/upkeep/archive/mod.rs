@@ -2,7 +2,7 @@
 //!
 //! `store::archive` says what is moved when, and why nothing is lost or duplicated if the program
 //! dies. This module has the commands: `run` writes the files, `restore` puts orders back, and
-//! `verify` checks files without a database. The files themselves are in `folder` and `records`.
+//! `list --verify` checks files without a database. The files themselves are in `folder` and `records`.
 
 mod folder;
 mod records;
@@ -26,15 +26,13 @@ use crate::{
 const LIST_EXAMPLES: &str = "Examples:
   esimctl archive list
   esimctl archive list --json
+  esimctl archive list --verify /srv/archives
+  esimctl archive list --verify /srv/archives/archive-7 --json
 
 An archive without a completion time is being written, or its run was interrupted; the next `esimctl archive run` with
-the same folder continues it.";
+the same folder continues it.
 
-const VERIFY_EXAMPLES: &str = "Examples:
-  esimctl archive verify /srv/archives
-  esimctl archive verify /srv/archives/archive-7 --json
-
-The command needs no database. It reads all files, so it takes about a minute for 10 GB. Exit status 1 means that a file
+--verify needs no database. It reads all files, so it takes about a minute for 10 GB. Exit status 1 means that a file
 is missing or was changed; take it from a copy.";
 
 #[derive(Subcommand, Clone, Debug)]
@@ -46,22 +44,19 @@ pub enum Command {
     /// the next run continues where it stopped, and no order is lost or duplicated.
     #[command(after_help = run::EXAMPLES)]
     Run(run::Run),
-    /// List all archives
+    /// List all archives, or check the files of some against the sums and counts in their manifests
     #[command(after_help = LIST_EXAMPLES)]
-    List,
+    List {
+        /// Check the archive in this folder, or all archives in it
+        #[arg(long, value_name = "DIR")]
+        verify: Option<PathBuf>,
+    },
     /// Show an archive, or an archived order as `order show` would show it
     ///
     /// For an order the command restores it inside a transaction, reads it and rolls back, so the
     /// database does not change.
     #[command(after_help = restore::SHOW_EXAMPLES)]
     Show(restore::Show),
-    /// Check the files of archives against the sums and counts in their manifests
-    #[command(after_help = VERIFY_EXAMPLES)]
-    Verify {
-        /// The folder of an archive, or a folder that holds archives
-        #[arg(value_name = "DIR")]
-        folder: PathBuf,
-    },
     /// Put an archived order, or all orders of an archive, back into the database
     ///
     /// Every column gets the value that it had. The files stay as they are.
@@ -84,12 +79,14 @@ pub struct Named {
 pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     match command {
         Command::Run(asked) => run::run(asked, console).await,
-        Command::List => {
+        Command::List {
+            verify: Some(folder),
+        } => verify(folder, console),
+        Command::List { verify: None } => {
             let archives = archive::list(&mut console.connect().await?).await?;
             console.print_list(&archives, "There are no archives.", row)
         }
         Command::Show(asked) => restore::show(asked, console).await,
-        Command::Verify { folder } => verify(folder, console),
         Command::Restore(asked) => restore::restore(asked, console).await,
     }
 }

@@ -33,10 +33,8 @@ and may cancel it.";
 
 const LIST_EXAMPLES: &str = "Examples:
   esimctl operation list
-  esimctl operation list --limit 5 --json";
-
-const SHOW_EXAMPLES: &str = "Examples:
-  esimctl operation show 01994b7c-7d3e-7c3e-9c1d-0f6a5b4c3d2e";
+  esimctl operation list --limit 5 --json
+  esimctl operation list 01994b7c-7d3e-7c3e-9c1d-0f6a5b4c3d2e";
 
 const CANCEL_EXAMPLES: &str = "Examples:
   esimctl operation cancel 01994b7c-7d3e-7c3e-9c1d-0f6a5b4c3d2e --reason 'the wrong day'
@@ -48,19 +46,15 @@ pub enum Command {
     /// Send all webhooks again that match, in the background
     #[command(after_help = START_EXAMPLES)]
     Start(Start),
-    /// List operations with their progress, newest first
+    /// List operations with their progress, newest first, or show one of them
     #[command(after_help = LIST_EXAMPLES)]
     List {
+        /// The id of the operation to show
+        #[arg(value_name = "ID", conflicts_with = "limit")]
+        id: Option<Uuid>,
         /// The maximum number of operations to list
         #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(i64).range(1..=100))]
         limit: i64,
-    },
-    /// Show an operation with its progress
-    #[command(after_help = SHOW_EXAMPLES)]
-    Show {
-        /// The id of the operation
-        #[arg(value_name = "ID")]
-        id: Uuid,
     },
     /// End an operation early
     #[command(after_help = CANCEL_EXAMPLES)]
@@ -102,13 +96,13 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
     match command {
         Command::Start(asked) => start(asked, &mut connection, console).await,
-        Command::List { limit } => {
-            let found = operations::list(&mut connection, *limit).await?;
-            console.print_list(&found, "There are no operations.", row)
-        }
-        Command::Show { id } => {
+        Command::List { id: Some(id), .. } => {
             let found = operations::find(&mut connection, *id).await?;
             print(console, &found.with_context(|| unknown(*id))?)
+        }
+        Command::List { id: None, limit } => {
+            let found = operations::list(&mut connection, *limit).await?;
+            console.print_list(&found, "There are no operations.", row)
         }
         Command::Cancel { id, reason, by } => {
             let target = format!("operation {id}");

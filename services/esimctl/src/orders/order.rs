@@ -28,6 +28,7 @@ use crate::{
     archive::where_it_is,
     console::{Console, NotFound},
     erase::{self, EraseOrder},
+    order_list,
     output::{Row, cells, moment_after, or_dash, printable, properties, table, took, utc},
     provider::why,
 };
@@ -53,6 +54,9 @@ const MOST: usize = 20;
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {
+    /// List orders by partner, state, option, provider and time, newest first
+    #[command(after_help = order_list::EXAMPLES)]
+    List(order_list::List),
     /// Show an order with its purchases, units and webhooks
     ///
     /// It says how long each stage took, and what an unfinished order waits for.
@@ -73,6 +77,7 @@ pub enum Command {
 pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     let id = match command {
         Command::Show { id } => id,
+        Command::List(asked) => return order_list::run(asked, console).await,
         Command::Erase(asked) => return erase::order(asked, console).await,
     };
     let mut connection = console.connect().await?;

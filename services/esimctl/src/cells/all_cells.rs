@@ -30,7 +30,7 @@ fn kind(command: &Command) -> Kind {
         | Command::Partner(partner::Command::Show(_)) => Kind::LookUp,
         Command::Partner(partner::Command::List)
         | Command::Option(option::Command::List | option::Command::Import { .. })
-        | Command::Provider(provider::Command::List)
+        | Command::Provider(provider::Command::List { .. })
         | Command::Migrate(_) => Kind::Each,
         _ => Kind::NotAllowed,
     }

@@ -28,7 +28,7 @@ The classes:
   profiles  the eSIMs; the term begins when the webhook is delivered
   attempts  the attempts of webhooks with the responses of endpoints, and events
   audit     the actions that `esimctl action list` shows
-  refusals  requests of partners that were refused, which `esimctl partner refused` shows
+  refusals  requests of partners that were refused, which `esimctl partner show --refused` shows
   orders    finished orders, from the order on; `esimctl archive run` moves them into files
   archived  what is remembered of archived orders: their external ids stay taken for this long after the archiving
 Unless `orders` has a term, orders themselves are kept for ever, without the data of the other classes.";

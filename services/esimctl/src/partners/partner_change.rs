@@ -16,12 +16,12 @@ use crate::{
     console::Console,
     lookup::{Which, find},
     output::printable,
-    partner::{Endpoint, check_scheme, describe},
+    partner::{check_scheme, describe},
 };
 
 pub async fn set_webhook(
     which: &Which,
-    endpoint: &Endpoint,
+    url: Option<&WebhookUrl>,
     http: HttpConfig,
     why: &Why,
     console: &Console,
@@ -29,8 +29,7 @@ pub async fn set_webhook(
     let mut connection = console.connect().await?;
     let partner = find(&mut connection, &which.partner).await?;
     let partner_id = partner.partner_id;
-    check_scheme(endpoint.url.as_ref(), partner.environment.parse()?, http)?;
-    let url = endpoint.url.as_ref().map(WebhookUrl::as_str);
+    check_scheme(url, partner.environment.parse()?, http)?;
     let target = format!("partner {partner_id}");
     let action = why.action("partner set-webhook", &target);
     // A path or a query may hold a token, so only the hosts are recorded.
@@ -40,8 +39,9 @@ pub async fn set_webhook(
         .and_then(|url| host(&url.parse().ok()?));
     let changed = Changed::between(
         json!({ "webhook_host": old }),
-        json!({ "webhook_host": endpoint.url.as_ref().and_then(host) }),
+        json!({ "webhook_host": url.and_then(host) }),
     );
+    let url = url.map(WebhookUrl::as_str);
     let id = partner_id.into();
     let due = partners::set_webhook(&mut connection, id, url, action, changed)
         .await?

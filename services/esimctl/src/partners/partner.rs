@@ -9,7 +9,7 @@
 
 use anyhow::Context;
 use clap::{
-    Args, Subcommand, ValueEnum,
+    ArgGroup, Args, Subcommand, ValueEnum,
     builder::{PossibleValuesParser, TypedValueParser},
 };
 use domain::{Environment, PartnerId};
@@ -28,6 +28,7 @@ use time::OffsetDateTime;
 use webhooks::{config::HttpConfig, guard, mail, url::WebhookUrl};
 
 use crate::{
+    cell_file::is_named,
     confirm::Why,
     console::Console,
     erase::{self, ErasePartner},
@@ -45,7 +46,7 @@ const CREATE_EXAMPLES: &str = "Examples:
   esimctl partner create --name 'Acme Travel' --environment live --webhook-url https://acme.example/webhooks --json
 
 The secrets are stored encrypted and are shown only once: hand them to the partner over a safe channel. Without a webhook
-URL, the partner's webhooks wait until `esimctl partner set-webhook` or the partner itself sets one.";
+URL, the partner's webhooks wait until `esimctl partner set --webhook-url` or the partner itself sets one.";
 
 const LIST_EXAMPLES: &str = "Examples:
   esimctl partner list
@@ -53,44 +54,39 @@ const LIST_EXAMPLES: &str = "Examples:
 
 const SHOW_EXAMPLES: &str = "Examples:
   esimctl partner show ak_0123456789abcdef01234567
-  esimctl partner show 0199aabb-ccdd-7eee-8fff-001122334455 --json";
+  esimctl partner show 0199aabb-ccdd-7eee-8fff-001122334455 --json
+  esimctl partner show ak_0123456789abcdef01234567 --refused
+  esimctl partner show ak_0123456789abcdef01234567 --refused --limit 200 --json
 
-const SET_WEBHOOK_EXAMPLES: &str = "Examples:
-  esimctl partner set-webhook ak_0123456789abcdef01234567 --url https://acme.example/webhooks
-  esimctl partner set-webhook ak_0123456789abcdef01234567 --remove
+--refused shows the partner's requests that ingress answered with a 4xx or 503, for \"we sent it, and you do not have it\".
+Ingress keeps those whose access key is known: the newest 1,000 of each kind (orders, other requests, and
+requests without a valid signature), and no longer than the term `refusals` of `esimctl retention`. A request with an
+unknown access key, and one that a proxy refused, is not among them. `unrecorded` counts the requests of the same kind
+before this one that were not kept, because more than PARTNER_REFUSALS_PER_MINUTE came, or because they could not be
+stored.";
 
-A new URL makes the partner's waiting webhooks due at once, and ends a block of the endpoint. A pause stays.";
+const SET_EXAMPLES: &str = "Examples:
+  esimctl partner set ak_0123456789abcdef01234567 --disabled
+  esimctl partner set ak_0123456789abcdef01234567 --enabled
+  esimctl partner set ak_0123456789abcdef01234567 --webhook-url https://acme.example/webhooks
+  esimctl partner set ak_0123456789abcdef01234567 --no-webhook-url
+  esimctl partner set ak_0123456789abcdef01234567 --events topup.failed,key.expiring
+  esimctl partner set ak_0123456789abcdef01234567 --orders-per-second 20 --units-per-second 200
+  esimctl partner set ak_0123456789abcdef01234567 --orders-per-second default
+  esimctl partner set ak_0123456789abcdef01234567 --signed-body required
 
-const SET_EVENTS_EXAMPLES: &str = "Examples:
-  esimctl partner set-events ak_0123456789abcdef01234567 --events topup.failed,key.expiring
-  esimctl partner set-events ak_0123456789abcdef01234567 --none
+A change takes effect within a second. Each call makes one kind of change, because each is recorded for itself; limits may
+be changed together.
 
-The webhook of a ready topup is always sent and needs no setting. Partners can also set the events themselves.";
+The requests of a disabled partner are denied. Orders that were accepted before are still bought, and their webhooks are
+still sent. A new URL makes the partner's waiting webhooks due at once, and ends a block of the endpoint; a pause stays.
+The webhook of a ready topup is always sent and is no event; partners can set their events themselves.
 
-const DISABLE_EXAMPLES: &str = "Examples:
-  esimctl partner disable ak_0123456789abcdef01234567
+Each ingress applies the limits and counts for itself: with two replicas a partner can reach twice the limit. A request
+above a limit gets 429. `default` restores the setting of ingress, which is MAX_IN_FLIGHT, PARTNER_REQUESTS_PER_SECOND,
+PARTNER_ORDERS_PER_SECOND or PARTNER_UNITS_PER_SECOND.
 
-The partner's requests are denied within a second. Orders that were accepted before are still bought, and their webhooks
-are still sent.";
-
-const ENABLE_EXAMPLES: &str = "Examples:
-  esimctl partner enable ak_0123456789abcdef01234567
-
-The partner's requests are accepted again within a second.";
-
-const SET_LIMITS_EXAMPLES: &str = "Examples:
-  esimctl partner set-limits ak_0123456789abcdef01234567 --orders-per-second 20 --units-per-second 200
-  esimctl partner set-limits ak_0123456789abcdef01234567 --orders-per-second default
-
-Each ingress applies the limits within a second, and counts for itself: with two replicas a partner can reach twice the
-limit. A request above a limit gets 429. A limit that is not given stays as it is. `default` restores the setting of
-ingress, which is MAX_IN_FLIGHT, PARTNER_REQUESTS_PER_SECOND, PARTNER_ORDERS_PER_SECOND or PARTNER_UNITS_PER_SECOND.";
-
-const SET_SIGNING_EXAMPLES: &str = "Examples:
-  esimctl partner set-signing ak_0123456789abcdef01234567 --body required
-  esimctl partner set-signing ak_0123456789abcdef01234567 --body optional
-
-With `required`, each ingress denies requests without the header X-Service-Content-SHA256 within a second, because their
+With a signed body `required`, each ingress denies requests without the header X-Service-Content-SHA256, because their
 signature does not cover the query and the body. Ask the partner to send the header with every request first. Whenever
 the header is sent, the body is checked, also with `optional`.";
 
@@ -107,88 +103,23 @@ pub enum Command {
     List,
     /// Show a partner, without its secrets
     #[command(after_help = SHOW_EXAMPLES)]
-    Show(Which),
-    /// List the newest refused requests of a partner
-    #[command(after_help = refused::EXAMPLES)]
-    Refused(refused::Command),
-    /// Set or remove a partner's webhook URL, and send the waiting webhooks
-    #[command(after_help = SET_WEBHOOK_EXAMPLES)]
-    SetWebhook {
-        #[command(flatten)]
-        which: Which,
-        #[command(flatten)]
-        endpoint: Endpoint,
-        #[command(flatten)]
-        http: HttpConfig,
-        #[command(flatten)]
-        why: Why,
-    },
-    /// Set which events a partner gets beside the webhooks of ready topups
-    #[command(after_help = SET_EVENTS_EXAMPLES)]
-    SetEvents {
-        #[command(flatten)]
-        which: Which,
-        #[command(flatten)]
-        events: Events,
-        #[command(flatten)]
-        why: Why,
-    },
-    /// Deny a partner's requests; accepted orders go on
-    #[command(after_help = DISABLE_EXAMPLES)]
-    Disable {
-        #[command(flatten)]
-        which: Which,
-        #[command(flatten)]
-        why: Why,
-    },
-    /// Accept the requests of a disabled partner again
-    #[command(after_help = ENABLE_EXAMPLES)]
-    Enable {
-        #[command(flatten)]
-        which: Which,
-        #[command(flatten)]
-        why: Why,
-    },
-    /// Set limits for one partner, instead of the settings of ingress
-    #[command(after_help = SET_LIMITS_EXAMPLES)]
-    SetLimits {
-        #[command(flatten)]
-        which: Which,
-        #[command(flatten)]
-        limits: Limits,
-        #[command(flatten)]
-        why: Why,
-    },
-    /// Set whether a partner's requests must sign their query and body
-    #[command(after_help = SET_SIGNING_EXAMPLES)]
-    SetSigning {
-        #[command(flatten)]
-        which: Which,
-        /// Whether the signature must cover the query and the body
-        #[arg(long)]
-        body: Covered,
-        #[command(flatten)]
-        why: Why,
-    },
-    /// Replace a partner's keys, and print the new ones once
+    Show(Show),
+    /// Disable or enable a partner, or change its webhook URL, events, limits or signing
+    #[command(after_help = SET_EXAMPLES)]
+    Set(Box<Set>),
+    /// Replace a partner's keys or its webhook secret, and print the new ones once
     ///
-    /// The old keys stay valid for a while, so that the partner can change over without an
-    /// interruption.
-    #[command(after_help = rotate::KEYS_EXAMPLES)]
-    RotateKeys(Rotate),
-    /// Replace a partner's webhook secret, and print the new one once
-    ///
-    /// For a while webhooks are signed with both secrets, so that the partner can change over
-    /// without an interruption.
-    #[command(after_help = rotate::WEBHOOK_SECRET_EXAMPLES)]
-    RotateWebhookSecret(Rotate),
+    /// The old ones stay valid for a while, so that the partner can change over without an interruption:
+    /// requests may be signed with both keys, and webhooks are signed with both secrets.
+    #[command(after_help = rotate::EXAMPLES)]
+    Rotate(Rotate),
     /// Erase a disabled partner and the profiles of all its orders for good
     #[command(after_help = erase::PARTNER_EXAMPLES)]
     Erase(ErasePartner),
     /// Move a partner with all of its orders to another cell
     ///
     /// While it moves, its requests get 503 with `Retry-After`. The services keep running.
-    #[command(after_help = partner_move::EXAMPLES)]
+    #[command(after_help = partner_move::EXAMPLES, hide = !is_named())]
     Move(MovePartner),
 }
 
@@ -216,6 +147,18 @@ pub struct Create {
     master_key: MasterKeyConfig,
 }
 
+#[derive(Args, Clone, Debug)]
+pub struct Show {
+    #[command(flatten)]
+    which: Which,
+    /// Show the partner's newest refused requests instead
+    #[arg(long)]
+    refused: bool,
+    /// The most refused requests of each kind that are shown
+    #[arg(long, requires = "refused", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    limit: u32,
+}
+
 /// Refuses an `http` URL for a live partner, unless the operator allows it.
 pub fn check_scheme(
     url: Option<&WebhookUrl>,
@@ -230,20 +173,36 @@ pub fn check_scheme(
     )
 }
 
+/// What is changed of a partner. One kind of change is given, and the limits are one kind.
 #[derive(Args, Clone, Debug)]
-#[group(required = true, multiple = false)]
-pub struct Endpoint {
-    /// The new URL that gets the partner's webhooks
-    #[arg(long, value_parser = WebhookUrlParser)]
-    pub url: Option<WebhookUrl>,
+#[command(
+    group(ArgGroup::new("change").required(true).multiple(true).args([
+        "disabled", "enabled", "webhook_url", "no_webhook_url", "events", "no_events", "signed_body",
+        "max_in_flight", "requests_per_second", "orders_per_second", "units_per_second",
+    ])),
+    group(ArgGroup::new("one").conflicts_with("limits").args([
+        "disabled", "enabled", "webhook_url", "no_webhook_url", "events", "no_events", "signed_body",
+    ])),
+)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "one for each flag of the command line"
+)]
+pub struct Set {
+    #[command(flatten)]
+    which: Which,
+    /// Deny the partner's requests; accepted orders go on
+    #[arg(long)]
+    disabled: bool,
+    /// Accept the requests of a disabled partner again
+    #[arg(long)]
+    enabled: bool,
+    /// The new URL that gets the partner's webhooks; the waiting ones are sent
+    #[arg(long, value_name = "URL", value_parser = WebhookUrlParser)]
+    webhook_url: Option<WebhookUrl>,
     /// Remove the URL; the partner's webhooks then wait until one is set
     #[arg(long)]
-    remove: bool,
-}
-
-#[derive(Args, Clone, Debug)]
-#[group(required = true, multiple = false)]
-pub struct Events {
+    no_webhook_url: bool,
     /// The events that the partner gets, separated by commas, such as `topup.failed`
     ///
     /// They replace the events that were set before. The error for an unknown event lists all known
@@ -252,11 +211,20 @@ pub struct Events {
     events: Vec<Kind>,
     /// Send the partner no events
     #[arg(long)]
-    none: bool,
+    no_events: bool,
+    #[command(flatten)]
+    limits: Limits,
+    /// Whether the signature of a request must cover the query and the body
+    #[arg(long)]
+    signed_body: Option<Covered>,
+    #[command(flatten)]
+    http: HttpConfig,
+    #[command(flatten)]
+    why: Why,
 }
 
 #[derive(Args, Clone, Debug)]
-#[group(required = true, multiple = true)]
+#[group(id = "limits", multiple = true)]
 pub struct Limits {
     /// The maximum number of the partner's orders that each ingress has in flight at once
     #[arg(long, value_name = "N|default", value_parser = limit)]
@@ -301,7 +269,12 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
             let none = "There are no partners yet; see `esimctl partner create --help`.";
             console.print_list(&partners, none, row)
         }
-        Command::Show(which) => {
+        Command::Show(Show {
+            which,
+            refused: true,
+            limit,
+        }) => refused::run(which, *limit, console).await,
+        Command::Show(Show { which, .. }) => {
             let mut connection = console.connect().await?;
             let partner = find(&mut connection, &which.partner).await?;
             let channel = self_service::channel(&mut connection, partner.partner_id.into()).await?;
@@ -311,55 +284,57 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
             };
             console.print(&shown, || shown.describe())
         }
-        Command::Refused(asked) => refused::run(asked, console).await,
-        Command::SetWebhook {
-            which,
-            endpoint,
-            http,
-            why,
-        } => set_webhook(which, endpoint, *http, why, console).await,
-        Command::SetEvents { which, events, why } => {
-            let set = async |connection: &mut PgConnection, id| {
-                partners::set_events(connection, id, &events.events).await
-            };
-            change(which, ("partner set-events", why), console, set).await
-        }
-        Command::Disable { which, why } | Command::Enable { which, why } => {
-            let disabled = matches!(command, Command::Disable { .. });
-            let name = if disabled {
-                "partner disable"
-            } else {
-                "partner enable"
-            };
-            let set = async |connection: &mut PgConnection, id| {
-                partners::set_disabled(connection, id, disabled).await
-            };
-            change(which, (name, why), console, set).await
-        }
-        Command::SetLimits { which, limits, why } => {
-            let limits = NewLimits {
-                max_in_flight: limits.max_in_flight.unwrap_or_default(),
-                requests_per_second: limits.requests_per_second.unwrap_or_default(),
-                orders_per_second: limits.orders_per_second.unwrap_or_default(),
-                units_per_second: limits.units_per_second.unwrap_or_default(),
-            };
-            let set = async |connection: &mut PgConnection, id| {
-                partners::set_limits(connection, id, &limits).await
-            };
-            change(which, ("partner set-limits", why), console, set).await
-        }
-        Command::SetSigning { which, body, why } => {
-            let required = *body == Covered::Required;
-            let set = async |connection: &mut PgConnection, id| {
-                partners::set_signed_body_required(connection, id, required).await
-            };
-            change(which, ("partner set-signing", why), console, set).await
-        }
-        Command::RotateKeys(rotate) => rotate::keys(rotate, console).await,
-        Command::RotateWebhookSecret(rotate) => rotate::webhook_secret(rotate, console).await,
+        Command::Set(asked) => set(asked, console).await,
+        Command::Rotate(rotate) => rotate::run(rotate, console).await,
         Command::Erase(asked) => erase::partner(asked, console).await,
         Command::Move(asked) => partner_move::run(asked, console).await,
     }
+}
+
+/// Makes the change that is asked for. Each kind of change has its own name in the record.
+async fn set(asked: &Set, console: &Console) -> anyhow::Result<()> {
+    let which = &asked.which;
+    let why = &asked.why;
+    if asked.webhook_url.is_some() || asked.no_webhook_url {
+        let url = asked.webhook_url.as_ref();
+        return set_webhook(which, url, asked.http, why, console).await;
+    }
+    if asked.disabled || asked.enabled {
+        let disabled = asked.disabled;
+        let name = if disabled {
+            "partner disable"
+        } else {
+            "partner enable"
+        };
+        let set = async |connection: &mut PgConnection, id| {
+            partners::set_disabled(connection, id, disabled).await
+        };
+        return change(which, (name, why), console, set).await;
+    }
+    if let Some(covered) = asked.signed_body {
+        let required = covered == Covered::Required;
+        let set = async |connection: &mut PgConnection, id| {
+            partners::set_signed_body_required(connection, id, required).await
+        };
+        return change(which, ("partner set-signing", why), console, set).await;
+    }
+    if asked.no_events || !asked.events.is_empty() {
+        let set = async |connection: &mut PgConnection, id| {
+            partners::set_events(connection, id, &asked.events).await
+        };
+        return change(which, ("partner set-events", why), console, set).await;
+    }
+    let limits = &asked.limits;
+    let limits = NewLimits {
+        max_in_flight: limits.max_in_flight.unwrap_or_default(),
+        requests_per_second: limits.requests_per_second.unwrap_or_default(),
+        orders_per_second: limits.orders_per_second.unwrap_or_default(),
+        units_per_second: limits.units_per_second.unwrap_or_default(),
+    };
+    let set = async |connection: &mut PgConnection, id| {
+        partners::set_limits(connection, id, &limits).await
+    };
+    change(which, ("partner set-limits", why), console, set).await
 }
 
 async fn create(new: &Create, console: &Console) -> anyhow::Result<()> {
@@ -411,7 +386,7 @@ async fn create(new: &Create, console: &Console) -> anyhow::Result<()> {
     };
     console.print(&created, text).with_context(|| {
         format!(
-            "partner {partner_id} is created, but its secrets could not be shown: disable it with `esimctl partner disable`, and \
+            "partner {partner_id} is created, but its secrets could not be shown: disable it with `esimctl partner set --disabled`, and \
              create another one"
         )
     })

@@ -5,6 +5,8 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    env,
+    ffi::OsString,
     path::{Path, PathBuf},
 };
 
@@ -16,6 +18,16 @@ use store::config::DatabaseConfig;
 
 /// How far the sum of the shares may be above 1. Shares such as 0.1 are not exact in binary.
 const ROUNDING: f64 = 1e-9;
+
+/// Whether a file of cells is named. Most systems have one cell, and their help leaves out what is about
+/// several.
+pub fn is_named() -> bool {
+    let names_it = |argument: OsString| {
+        let argument = argument.to_string_lossy();
+        argument == "--cells" || argument.starts_with("--cells=")
+    };
+    env::var_os("ESIM_CELLS").is_some_and(|file| !file.is_empty()) || env::args_os().any(names_it)
+}
 
 /// The content of the file, in JSON.
 #[derive(Clone, Debug, Deserialize)]

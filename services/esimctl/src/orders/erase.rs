@@ -43,7 +43,7 @@ pub const PARTNER_EXAMPLES: &str = "Examples:
   esimctl partner erase ak_0123456789abcdef01234567 --reason 'contract ended'
 
 The command erases the partner's name, keys, webhook URL and webhook secret, and then all its orders as `order erase`
-does. The partner must be disabled first (`esimctl partner disable`), and all its orders must be finished. After an
+does. The partner must be disabled first (`esimctl partner set PARTNER --disabled`), and all its orders must be finished. After an
 interruption repeat the command with the partner's id, because the access key is erased by then.";
 
 /// The number of orders that one transaction erases.

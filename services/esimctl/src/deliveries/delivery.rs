@@ -39,8 +39,10 @@ const LIST_EXAMPLES: &str = "Examples:
   esimctl delivery list --state exhausted
   esimctl delivery list --partner ak_0123456789abcdef01234567 --since 2025-01-29T12:00:00Z --limit 500
   esimctl delivery list --since 30m --json
+  esimctl delivery list --partner ak_0123456789abcdef01234567 --events
 
---since compares the time of the last attempt, or the time when the eSIM became ready if there was no attempt yet.";
+--events lists the notifications other than the webhooks of ready topups, such as `topup.failed` or `key.expiring`. Events
+are deleted together with their attempts, when the retention of `attempts` ends. --since compares the time of the last attempt, or the time when the eSIM became ready if there was no attempt yet.";
 
 const REDELIVERIES_EXAMPLES: &str = "Examples:
   esimctl delivery redeliveries
@@ -74,20 +76,14 @@ the time when the eSIM became ready if there was no attempt yet. With --partner 
 except tests, which are sent once.";
 
 /// The error for a replay that could send nothing, because there is no URL to send to.
-pub const NO_URL: &str = "the partner has no webhook URL; set one with `esimctl partner set-webhook`, which also sends the \
+pub const NO_URL: &str = "the partner has no webhook URL; set one with `esimctl partner set --webhook-url`, which also sends the \
                           waiting webhooks";
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {
-    /// List the webhooks of ready topups, newest first
+    /// List the webhooks of ready topups, or the events of a partner, newest first
     #[command(after_help = LIST_EXAMPLES)]
     List(List),
-    /// List a partner's events, newest first
-    ///
-    /// An event is a notification other than the webhook of a ready topup, such as `topup.failed`
-    /// or `key.expiring`.
-    #[command(after_help = event::EXAMPLES)]
-    Events(event::List),
     /// Show one delivery with its attempts
     #[command(after_help = SHOW_EXAMPLES)]
     Show {
@@ -121,6 +117,9 @@ pub struct List {
     /// List only deliveries of this partner, named by its id or access key
     #[arg(long, value_name = "ID|ACCESS_KEY")]
     partner: Option<String>,
+    /// List the partner's events instead of the webhooks of its ready topups
+    #[arg(long, requires = "partner", conflicts_with_all = ["state", "since"])]
+    events: bool,
     /// List only deliveries in this state
     ///
     /// `pending` deliveries are sent or wait for their next attempt, `delivered` ones were
@@ -172,8 +171,13 @@ pub struct Replay {
 
 pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     match command {
+        Command::List(List {
+            events: true,
+            partner: Some(partner),
+            limit,
+            ..
+        }) => event::list(partner, *limit, console).await,
         Command::List(asked) => list_all(asked, console).await,
-        Command::Events(asked) => event::list(asked, console).await,
         Command::Show {
             id,
             answers,

@@ -42,22 +42,17 @@ const LIST_EXAMPLES: &str = "Examples:
 `esimctl option import` takes what --json prints, so that a catalogue can be kept in a file, edited, and copied to
 another system.";
 
-const DISABLE_EXAMPLES: &str = "Examples:
-  esimctl option disable JP-7D-1G --reason 'sold out at the provider, ticket 4711'
-  esimctl option disable d4c6c0a4-7f65-4f0b-9d0e-1f6f5a6f3c11 --reason 'sold out' --yes
-  esimctl option disable 'Japan 7 days 1 GB' --dry-run
+const SET_EXAMPLES: &str = "Examples:
+  esimctl option set JP-7D-1G --disabled --reason 'sold out at the provider, ticket 4711'
+  esimctl option set d4c6c0a4-7f65-4f0b-9d0e-1f6f5a6f3c11 --disabled --reason 'sold out' --yes
+  esimctl option set 'Japan 7 days 1 GB' --disabled --dry-run
+  esimctl option set JP-7D-1G --enabled --reason 'in stock again'
 
-New orders of the option are refused as soon as each ingress has read the change, which takes a few seconds. Orders that
-were accepted before are still bought and delivered. To stop these too, open the breaker of the provider with `esimctl
-provider open`, which stops all options of that provider.
+New orders of a disabled option are refused as soon as each ingress has read the change, which takes a few seconds. Orders
+that were accepted before are still bought and delivered. To stop these too, open the breaker of the provider with
+`esimctl provider open`, which stops all options of that provider.
 
 A later import of a file that does not say \"enabled\": false for the option puts it back on sale.";
-
-const ENABLE_EXAMPLES: &str = "Examples:
-  esimctl option enable JP-7D-1G --reason 'in stock again'
-  esimctl option enable 'Japan 7 days 1 GB' --dry-run
-
-Partners can order the option again as soon as each ingress has read the change, which takes a few seconds.";
 
 const IMPORT_EXAMPLES: &str = "Examples:
   esimctl option import options.json
@@ -101,12 +96,9 @@ pub enum Command {
         /// The JSON file with the options, or `-` for standard input
         file: String,
     },
-    /// Take an option out of sale: new orders of it are refused, accepted ones are still bought
-    #[command(after_help = DISABLE_EXAMPLES)]
-    Disable(Change),
-    /// Put an option back on sale
-    #[command(after_help = ENABLE_EXAMPLES)]
-    Enable(Change),
+    /// Take an option out of sale, or put it back
+    #[command(after_help = SET_EXAMPLES)]
+    Set(Change),
 }
 
 #[derive(Args, Clone, Debug)]
@@ -117,7 +109,20 @@ pub struct Change {
     #[arg(value_name = "NAME|ID", value_parser = NonEmptyStringValueParser::new())]
     option: String,
     #[command(flatten)]
+    sale: Sale,
+    #[command(flatten)]
     confirm: Confirm,
+}
+
+#[derive(Args, Clone, Debug)]
+#[group(required = true, multiple = false)]
+struct Sale {
+    /// Take it out of sale: new orders of it are refused, accepted ones are still bought
+    #[arg(long)]
+    disabled: bool,
+    /// Put it back on sale
+    #[arg(long)]
+    enabled: bool,
 }
 
 pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
@@ -131,12 +136,12 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
             )
         }
         Command::Import { file } => import(file, console).await,
-        Command::Disable(change) => set_enabled(change, false, console).await,
-        Command::Enable(change) => set_enabled(change, true, console).await,
+        Command::Set(change) => set_enabled(change, console).await,
     }
 }
 
-async fn set_enabled(asked: &Change, enabled: bool, console: &Console) -> anyhow::Result<()> {
+async fn set_enabled(asked: &Change, console: &Console) -> anyhow::Result<()> {
+    let enabled = asked.sale.enabled && !asked.sale.disabled;
     let mut connection = console.connect().await?;
     let option = one(
         operator::options::named(&mut connection, &asked.option).await?,
@@ -174,7 +179,7 @@ async fn set_enabled(asked: &Change, enabled: bool, console: &Console) -> anyhow
 }
 
 /// The only option that was found by what the operator has typed.
-fn one(found: Vec<Named>, typed: &str) -> anyhow::Result<Named> {
+pub fn one(found: Vec<Named>, typed: &str) -> anyhow::Result<Named> {
     match <[Named; 1]>::try_from(found) {
         Ok([option]) => Ok(option),
         Err(none) if none.is_empty() => {

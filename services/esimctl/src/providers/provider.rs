@@ -29,18 +29,13 @@ use crate::{
 const LIST_EXAMPLES: &str = "Examples:
   esimctl provider list
   esimctl provider list --json
-
---json prints {\"providers\":[…]}";
-
-const LANES_EXAMPLES: &str = "Examples:
-  esimctl provider lanes
-  esimctl provider lanes --json
+  esimctl provider list --lanes
 
 A lane is a group of purchases that usually fail together, in general those of one option. The list names it as the
 provider does. While a lane is held back, its orders wait, and other lanes are not affected. You need not reset
 anything: the first purchases that succeed raise the limit again.
 
---json prints {\"lanes\":[…]}";
+--json prints {\"providers\":[…]}, or {\"lanes\":[…]}";
 
 const OPEN_EXAMPLES: &str = "Examples:
   esimctl provider open usimsa --for 1h --reason 'their maintenance until 3:00'
@@ -57,10 +52,11 @@ Run it when the provider works again. The waiting work goes on at once. If calls
 pub enum Command {
     /// List all providers that were ever configured, with their breakers
     #[command(after_help = LIST_EXAMPLES)]
-    List,
-    /// List the lanes (usually single options) whose purchases are held back, and why
-    #[command(after_help = LANES_EXAMPLES)]
-    Lanes,
+    List {
+        /// List the lanes (usually single options) whose purchases are held back instead, and why
+        #[arg(long)]
+        lanes: bool,
+    },
     /// Open a provider's breaker, so that nothing is bought there for a while
     #[command(after_help = OPEN_EXAMPLES)]
     Open {
@@ -112,14 +108,14 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
     let (name, changed) = match command {
         Command::Check(_) | Command::Reconcile(_) => return Ok(()),
-        Command::List => {
+        Command::List { lanes: false } => {
             let all = providers::list(&mut connection).await?;
             let none = "There are no providers yet: a provisioner adds its own when it starts.";
             return console.print(&json!({ "providers": all }), || {
                 console::list(&all, none, row)
             });
         }
-        Command::Lanes => {
+        Command::List { lanes: true } => {
             let all = provider_lanes::list(&mut connection).await?;
             let none = "No lane is held back.";
             return console.print(&json!({ "lanes": all }), || {

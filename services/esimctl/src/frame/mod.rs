@@ -1,0 +1,11 @@
+//! What every command works with: the connection and the output, the confirmation and the record of a change, and the arguments
+//! that several commands share.
+
+pub mod confirm;
+pub mod console;
+pub mod csv;
+pub mod lookup;
+pub mod moment;
+pub mod output;
+pub mod progress;
+pub mod secret_file;

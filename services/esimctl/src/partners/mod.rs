@@ -1,0 +1,7 @@
+//! Partner accounts, their keys and limits, and what was refused to them.
+
+pub mod partner;
+pub mod partner_change;
+pub mod partner_move;
+pub mod refused;
+pub mod rotate;
