@@ -87,7 +87,7 @@ const SMALL_UNTIL_17: [(&str, &str); 1] = rows! {
 
 /// Statements that name no key. Each runs once for each cell: a loop of a stage, a gauge, or an
 /// operator's list.
-const PER_CELL: [(&str, &str); 32] = rows! {
+const PER_CELL: [(&str, &str); 35] = rows! {
     "FROM (SELECT topup_id, profile FROM esims WHERE topup_id < ':' ORDER BY topup_id DESC LIMIT 1000)"
         => "start: the newest profiles check the master key";
     "WITH RECURSIVE pair (lane, partner_id, nth)" => "a look at due placements";
@@ -119,7 +119,10 @@ const PER_CELL: [(&str, &str); 32] = rows! {
     "FROM deliveries\n           WHERE kind = 'topup.ready'\n             AND created_at >= $1" => "an operator's list";
     "SELECT id FROM held WHERE state = $1" => "an operator's list";
     "UNION ALL (SELECT order_id, 'external_order_id' FROM orders" => "an operator's search";
-    "SELECT date_trunc('hour', created_at, 'UTC')" => "the hours of a sweep";
+    "FROM (SELECT delivery_id, coalesce(endpoint_id, partner_id) AS endpoint_id" => "the health of the system: webhooks that no sweep has passed";
+    "FROM (SELECT placement_id, provider, state, created_at FROM placements" => "the health of the system: purchases that no sweep has passed";
+    "SELECT name AS provider, due.count" => "the health of the system: due requests about eSIMs";
+    "SELECT (SELECT count(*) FROM endpoints WHERE blocked_until < 'infinity')" => "the gauges of endpoints";
     "SELECT topup_id FROM esim_requests" => "a look at due requests about eSIMs";
     "WHERE r.give_back = 'parked' AND" => "an operator's list";
 };

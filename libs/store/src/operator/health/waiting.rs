@@ -6,7 +6,7 @@
 //! them may be under way, or nobody may ever act on it. So the work of a stage that is dead counts from
 //! the first second, although only that stage's own sweep would make it due.
 //!
-//! All numbers are read by indexes and are bounded: counts end at [`MOST`], the first [`YOUNG`] rows
+//! All numbers are read by indexes and are bounded: counts end at [`MOST`], the first 2,000 rows
 //! after the sweep are looked at, and at most [`MOST_ENDPOINTS`](super::webhooks::MOST_ENDPOINTS)
 //! endpoints. Nothing here counts orders.
 
@@ -17,7 +17,7 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::webhooks::{self, YOUNG};
+use super::webhooks;
 use crate::{Result, age, count, providers};
 
 /// Where counts of due rows end.
@@ -38,7 +38,7 @@ pub enum Queue {
 pub struct Backlog {
     /// Rows that are due, counted up to [`MOST`].
     pub due: u64,
-    /// Unfinished rows that no sweep has passed yet, among the first [`YOUNG`] rows.
+    /// Unfinished rows that no sweep has passed yet, among the first 2,000 rows.
     pub young: u64,
     /// How long the oldest due row has been due, in seconds.
     pub oldest_overdue: f64,
@@ -193,10 +193,9 @@ async fn young(connection: &mut PgConnection) -> Result<Vec<(String, u64, Durati
         r#"SELECT provider, count(*) AS "count!", extract(epoch FROM now() - min(created_at))::float8 AS "oldest!"
            FROM (SELECT placement_id, provider, state, created_at FROM placements
                  WHERE created_at > (SELECT up_to FROM sweeps WHERE stage = 'placements')
-                 ORDER BY created_at LIMIT $1) p
-           WHERE state IN ('accepted', 'placing') AND NOT EXISTS (SELECT FROM work w WHERE w.id = p.placement_id)
-           GROUP BY provider"#,
-        YOUNG,
+                 ORDER BY created_at LIMIT 2000) p
+           WHERE state IN ('accepted', 'placing') AND (SELECT w.at FROM work w WHERE w.id = p.placement_id) IS NULL
+           GROUP BY provider"#
     );
     let rows = query.fetch_all(connection).await?.into_iter();
     let young = rows.map(|row| (row.provider, count(row.count), age(row.oldest)));

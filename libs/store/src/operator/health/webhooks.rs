@@ -8,8 +8,6 @@ use uuid::Uuid;
 
 use crate::{Result, age, count};
 
-/// How many rows after the sweep are looked at.
-pub const YOUNG: i64 = 10_000;
 /// The most endpoints that are looked at.
 pub const MOST_ENDPOINTS: i32 = 1_000;
 
@@ -77,7 +75,8 @@ pub async fn due(connection: &mut PgConnection, most: i64) -> Result<Vec<Queue>>
     Ok(queues.collect())
 }
 
-/// The unfinished webhooks that no sweep has passed yet and that have no work, by endpoint. They
+/// The unfinished webhooks that no sweep has passed yet and that have no work, by endpoint, among the
+/// first 2,000 rows: a dead notifier leaves all of them unfinished, and a living one few. They
 /// belong to the message that announced them, or, if no notifier runs, to nobody.
 pub async fn young(connection: &mut PgConnection) -> Result<Vec<Queue>> {
     let query = sqlx::query!(
@@ -88,11 +87,10 @@ pub async fn young(connection: &mut PgConnection) -> Result<Vec<Queue>> {
            FROM (SELECT delivery_id, coalesce(endpoint_id, partner_id) AS endpoint_id, partner_id, state, created_at
                  FROM deliveries
                  WHERE created_at > (SELECT up_to FROM sweeps WHERE stage = 'deliveries')
-                 ORDER BY created_at LIMIT $1) d
+                 ORDER BY created_at LIMIT 2000) d
            JOIN partners p ON p.partner_id = d.partner_id
-           WHERE d.state = 'pending' AND NOT EXISTS (SELECT FROM work w WHERE w.id = d.delivery_id)
-           GROUP BY 1, 2, 3, 4"#,
-        YOUNG,
+           WHERE d.state = 'pending' AND (SELECT w.at FROM work w WHERE w.id = d.delivery_id) IS NULL
+           GROUP BY 1, 2, 3, 4"#
     );
     let rows = query.fetch_all(connection).await?;
     let queues = rows.into_iter().map(|row| Queue {
