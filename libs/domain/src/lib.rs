@@ -1,5 +1,5 @@
 //! The types and rules that every part of the pipeline shares: typed ids, the state machine of a
-//! placement and that of a give-back, the names of lanes, how an order is cut into purchases, the
+//! placement, that of a give-back and that of an endpoint, the rotation of secrets, the names of lanes, how an order is cut into purchases, the
 //! standard fields of a product, the text forms of an eSIM profile, and keys that JSON repeats.
 //!
 //! All crates of the workspace may depend on this one. It does no I/O and reads no clock: times and
@@ -8,6 +8,7 @@
 
 pub mod cut;
 pub mod distinct;
+pub mod endpoint;
 pub mod give_back;
 pub mod ids;
 pub mod lane;
@@ -15,6 +16,7 @@ mod lpa;
 pub mod placement;
 pub mod product;
 pub mod reason;
+pub mod rotation;
 pub mod standing;
 pub mod states;
 pub mod topup_id;
