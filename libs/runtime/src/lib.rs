@@ -26,6 +26,7 @@ mod manual;
 pub mod metrics;
 pub mod outage;
 mod process;
+pub mod retry_after;
 pub mod sampler;
 mod setting_files;
 mod shown;

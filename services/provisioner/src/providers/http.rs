@@ -292,11 +292,12 @@ fn date(headers: &HeaderMap) -> Option<OffsetDateTime> {
     Some(date.assume_utc())
 }
 
-/// The wait that `Retry-After` asks for in seconds. A date is ignored, because it could be compared
-/// only with the clock of the provider.
+/// The wait that `Retry-After` asks for. A date is compared with the clock of the provider, if the
+/// response says its time. Whoever waits bounds it: [`Trouble::after`].
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let value = headers.get(header::RETRY_AFTER)?.to_str().ok()?;
-    value.trim().parse().ok().map(Duration::from_secs)
+    let now = date(headers).unwrap_or_else(runtime::clock::now);
+    runtime::retry_after::parse(value, now)
 }
 
 /// Classifies a request that got no response. It was certainly not sent only if there was no
@@ -416,15 +417,24 @@ mod tests {
     }
 
     #[test]
-    fn retry_after_is_read_in_seconds() {
-        let read = |value: &'static str| {
-            retry_after(&HeaderMap::from_iter([(
-                header::RETRY_AFTER,
-                header::HeaderValue::from_static(value),
-            )]))
+    fn retry_after_is_read_as_seconds_and_as_a_date_by_the_clock_of_the_provider() {
+        let value = header::HeaderValue::from_static;
+        let read = |text: &'static str| {
+            let date = (header::DATE, value("Fri, 20 Nov 2026 05:59:00 GMT"));
+            retry_after(&HeaderMap::from_iter([
+                (header::RETRY_AFTER, value(text)),
+                date,
+            ]))
         };
         assert_eq!(read(" 7 "), Some(Duration::from_secs(7)));
-        for odd in ["", "-1", "soon", "Fri, 20 Nov 2026 06:00:00 GMT"] {
+        for date in [
+            "Fri, 20 Nov 2026 06:00:00 GMT",
+            "Friday, 20-Nov-26 06:00:00 GMT",
+            "Fri Nov 20 06:00:00 2026",
+        ] {
+            assert_eq!(read(date), Some(Duration::from_mins(1)), "{date}");
+        }
+        for odd in ["", "-1", "soon"] {
             assert_eq!(read(odd), None, "{odd}");
         }
         assert_eq!(retry_after(&HeaderMap::new()), None);
