@@ -85,7 +85,9 @@ TABLE delivery_attempts
     status integer
     class text NOT NULL
     answer bytea
+    detail text
     CONSTRAINT delivery_attempts_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(class), octet_length(answer)) <= 100000))) NOT VALID
+    CONSTRAINT delivery_attempts_detail_bounds CHECK ((octet_length(detail) <= 100000)) NOT VALID
     CONSTRAINT delivery_attempts_pkey PRIMARY KEY (delivery_id, attempt, at)
     CREATE INDEX delivery_attempts_at ON public.delivery_attempts USING btree (at)
 
@@ -101,8 +103,10 @@ TABLE endpoints
     told text
     told_at timestamp with time zone
     exhausted_told_at timestamp with time zone
+    unproven_since timestamp with time zone
     CONSTRAINT endpoints_bounds CHECK (((LEAST(moving_since, failing_since, told_at, exhausted_told_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(moving_since, failing_since, told_at, exhausted_told_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND ((blocked_until = 'infinity'::timestamp with time zone) OR ((blocked_until >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (blocked_until <= '9999-12-31 00:00:00+00'::timestamp with time zone))) AND (octet_length(told) <= 100000))) NOT VALID
     CONSTRAINT endpoints_pkey PRIMARY KEY (partner_id)
+    CONSTRAINT endpoints_unproven_bounds CHECK (((unproven_since >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (unproven_since <= '9999-12-31 00:00:00+00'::timestamp with time zone))) NOT VALID
     CREATE INDEX endpoints_moving ON public.endpoints USING btree (partner_id) WHERE (moving_since IS NOT NULL)
 
 TABLE esim_requests
@@ -175,6 +179,7 @@ TABLE further_endpoints
     CONSTRAINT further_endpoints_bounds CHECK (((LEAST(old_secret_until, verified_at, created_at, code_until) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(old_secret_until, verified_at, created_at, code_until) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(purpose), octet_length(url), octet_length(secret), octet_length(old_secret), octet_length(headers), octet_length(code_digest), pg_column_size(events)) <= 100000))) NOT VALID
     CONSTRAINT further_endpoints_pkey PRIMARY KEY (endpoint_id)
     CREATE INDEX further_endpoints_partner ON public.further_endpoints USING btree (partner_id, created_at)
+    CREATE TRIGGER channel_moved BEFORE UPDATE OF url ON public.further_endpoints FOR EACH ROW WHEN (((old.purpose = 'notices'::text) AND (new.url IS DISTINCT FROM old.url))) EXECUTE FUNCTION channel_moved()
 
 TABLE held
     id uuid NOT NULL
@@ -551,6 +556,18 @@ CASE CURRENT_USER
 END
     WITH (autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_threshold=500)
 
+CREATE OR REPLACE FUNCTION public.channel_moved()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    NEW.verified_at := NULL;
+    NEW.code_digest := NULL;
+    RETURN NEW;
+END
+$function$
+
 CREATE OR REPLACE FUNCTION public.close_placements(closed_order uuid)
  RETURNS TABLE(placement_id uuid, was text, attempt integer, refusal_status text, refusal_message text)
  LANGUAGE plpgsql
@@ -760,5 +777,53 @@ BEGIN
     SELECT delivery_id, 'deliver', '', coalesce(endpoint_id::text, ''), partner_id, greatest(answer_by, now())
     FROM created, subject;
     RETURN NULL;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION public.verify_channel(of_partner uuid, code text, OUT outcome text, OUT tries_left integer)
+ RETURNS record
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+DECLARE
+    -- How many wrong codes are taken before a new one has to be sent.
+    most constant integer := 5;
+    channel further_endpoints;
+    key bytea := convert_to(code, 'UTF8');
+    inner_pad bytea := decode(repeat('36', 64), 'hex');
+    outer_pad bytea := decode(repeat('5c', 64), 'hex');
+BEGIN
+    -- The lock keeps two requests at the same time from counting one try.
+    SELECT * INTO channel FROM further_endpoints WHERE partner_id = of_partner AND purpose = 'notices' FOR UPDATE;
+    tries_left := 0;
+    IF NOT FOUND THEN
+        outcome := 'none';
+        RETURN;
+    END IF;
+    IF channel.verified_at IS NOT NULL THEN
+        outcome := 'before';
+        RETURN;
+    END IF;
+    IF channel.code_digest IS NULL OR channel.code_tries >= most OR coalesce(channel.code_until <= now(), true) THEN
+        outcome := 'ended';
+        RETURN;
+    END IF;
+    -- A longer key would be hashed first. Codes are much shorter, so it is wrong anyway.
+    IF length(key) BETWEEN 1 AND 64 THEN
+        FOR i IN 0 .. length(key) - 1 LOOP
+            inner_pad := set_byte(inner_pad, i, get_byte(inner_pad, i) # get_byte(key, i));
+            outer_pad := set_byte(outer_pad, i, get_byte(outer_pad, i) # get_byte(key, i));
+        END LOOP;
+        IF channel.code_digest = sha256(outer_pad || sha256(inner_pad || convert_to(E'notice code\n', 'UTF8')
+                                                                        || uuid_send(channel.endpoint_id))) THEN
+            UPDATE further_endpoints SET verified_at = now(), code_digest = NULL WHERE endpoint_id = channel.endpoint_id;
+            outcome := 'verified';
+            RETURN;
+        END IF;
+    END IF;
+    UPDATE further_endpoints SET code_tries = code_tries + 1 WHERE endpoint_id = channel.endpoint_id;
+    outcome := 'wrong';
+    tries_left := most - channel.code_tries - 1;
 END
 $function$

@@ -27,16 +27,19 @@ GRANT UPDATE (access_key, secret_key, old_access_key, old_secret_key, old_keys_u
               webhook_secret, old_webhook_secret, old_webhook_secret_until) ON partners TO esim_ingress;
 GRANT UPDATE ON configuration_version TO esim_ingress;
 GRANT SELECT (has_further_endpoints), UPDATE (has_further_endpoints) ON partners TO esim_ingress;
-GRANT SELECT, INSERT, DELETE, UPDATE (url, secret, old_secret, old_secret_until, events, headers, verified_at, code_digest, code_tries)
+GRANT SELECT, INSERT (endpoint_id, partner_id, purpose, url, secret, events, headers, created_at), DELETE,
+    UPDATE (url, secret, old_secret, old_secret_until, events, headers)
     ON further_endpoints TO esim_ingress;
+-- It verifies a channel for notices only by this function, which asks for the code.
+GRANT EXECUTE ON FUNCTION verify_channel(uuid, text) TO esim_ingress;
 GRANT SELECT ON further_deliveries TO esim_ingress;
 GRANT UPDATE (state, schedule_start, delivered_at) ON deliveries TO esim_ingress;
 GRANT INSERT (delivery_id, partner_id, kind, created_at, credential, ends_at, endpoint_id) ON deliveries TO esim_ingress;
 GRANT INSERT ON delivery_attempts TO esim_ingress;
 GRANT INSERT, UPDATE ON work TO esim_ingress;
 GRANT DELETE ON held TO esim_ingress;
-GRANT INSERT (partner_id, moving_since, blocked_until, paused_by_partner),
-    UPDATE (moving_since, blocked_until, paused_by_partner, probe), DELETE ON endpoints TO esim_ingress;
+GRANT INSERT (partner_id, moving_since, blocked_until, paused_by_partner, unproven_since),
+    UPDATE (moving_since, blocked_until, paused_by_partner, probe, unproven_since), DELETE ON endpoints TO esim_ingress;
 GRANT SELECT, INSERT ON operator_actions TO esim_ingress;
 
 -- Redeliveries, which the notifiers work off. The sweeps tell which pending deliveries have no row in `work` yet.

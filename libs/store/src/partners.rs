@@ -18,8 +18,10 @@ use uuid::Uuid;
 mod endpoint;
 pub mod further;
 
+pub use domain::rotation::Overlap;
 pub(crate) use endpoint::change_webhook;
 pub use endpoint::{NewWebhook, set_events, set_webhook};
+pub use further::rotate_secret;
 
 use crate::{
     Result, age, seconds, signed, unsigned,
@@ -282,16 +284,6 @@ pub async fn set_signed_body_required(
     Ok(update.execute(connection).await?.rows_affected() > 0)
 }
 
-/// What becomes of the old keys or the old secret in a rotation.
-#[derive(Clone, Copy, Debug)]
-pub struct Overlap {
-    /// How long the old ones stay valid; 0 ends them at once.
-    pub lasts: Duration,
-    /// Keeps the old ones of the last rotation, and replaces its new ones. This is for new keys
-    /// that never reached the partner, which still uses the old ones.
-    pub keep_old: bool,
-}
-
 /// The result of a rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rotated {
@@ -325,35 +317,6 @@ pub async fn rotate_keys(
          RETURNING old_keys_until",
         partner_id.uuid(),
         access_key,
-        sealed,
-        seconds(overlap.lasts),
-        overlap.keep_old,
-    );
-    Ok(query
-        .fetch_optional(connection)
-        .await?
-        .map_or(Rotated::Refused, Rotated::Until))
-}
-
-/// Replaces a partner's webhook secret. The old one also signs during the overlap. The rules are
-/// those of [`rotate_keys`].
-pub async fn rotate_webhook_secret(
-    connection: &mut PgConnection,
-    vault: &Vault,
-    partner_id: PartnerId,
-    secret: &webhook::Secret,
-    overlap: Overlap,
-) -> Result<Rotated> {
-    let sealed = vault.seal(Purpose::WebhookSecret(partner_id), secret.expose())?;
-    let query = sqlx::query_scalar!(
-        "UPDATE partners
-         SET webhook_secret = $2,
-             old_webhook_secret =
-                 CASE WHEN $3 = 0::float8 THEN NULL WHEN $4 THEN old_webhook_secret ELSE webhook_secret END,
-             old_webhook_secret_until = CASE WHEN $3 > 0::float8 THEN now() + make_interval(secs => $3) END
-         WHERE partner_id = $1 AND ($3 = 0::float8 OR coalesce(old_webhook_secret_until > now(), false) = $4)
-         RETURNING old_webhook_secret_until",
-        partner_id.uuid(),
         sealed,
         seconds(overlap.lasts),
         overlap.keep_old,

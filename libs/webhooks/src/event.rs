@@ -2,7 +2,7 @@
 //! that Standard Webhooks recommends: a type, a time, and the data of this type. For example:
 //!
 //! ```json
-//! {"type":"webhook.test","timestamp":"2026-01-31T12:00:00Z","data":{}}
+//! {"type":"webhook.test","timestamp":"2026-01-31T12:00:00Z","data":{"challenge":"7KQM-2XWB-9TRA"}}
 //! ```
 
 use domain::OptionId;
@@ -92,7 +92,9 @@ enum Data<'a> {
         #[serde(with = "rfc3339")]
         ends_at: OffsetDateTime,
     },
-    WebhookTest {},
+    WebhookTest {
+        challenge: Option<&'a str>,
+    },
     Notice {
         #[serde(flatten)]
         notice: &'a Notice,
@@ -121,7 +123,9 @@ impl<'a> Body<'a> {
                 credential,
                 ends_at: *ends_at,
             },
-            Subject::WebhookTest => Data::WebhookTest {},
+            Subject::WebhookTest { challenge } => Data::WebhookTest {
+                challenge: challenge.as_deref(),
+            },
             Subject::Notice { kind, notice } => Data::Notice {
                 notice,
                 advice: advice(*kind),
@@ -190,8 +194,10 @@ mod tests {
             )
         );
         assert_eq!(
-            body(Subject::WebhookTest),
-            format!(r#"{{"type":"webhook.test",{head}{{}}}}"#)
+            body(Subject::WebhookTest {
+                challenge: Some("7KQM-2XWB-9TRA".into())
+            }),
+            format!(r#"{{"type":"webhook.test",{head}{{"challenge":"7KQM-2XWB-9TRA"}}}}"#)
         );
         let notice = Notice {
             host: Some("shop.example.com".into()),

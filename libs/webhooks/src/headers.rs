@@ -11,7 +11,7 @@ pub const MOST: usize = 10;
 pub const MOST_BYTES: usize = 4096;
 
 /// Names that a partner cannot set: those that frame the request or its connection, and those that
-/// we set ourselves.
+/// we set ourselves, in the form of [`as_read`].
 const RESERVED: [&str; 13] = [
     "accept",
     "connection",
@@ -29,6 +29,13 @@ const RESERVED: [&str; 13] = [
 ];
 /// The beginnings of such names.
 const RESERVED_BEGINNINGS: [&str; 3] = ["content-", "proxy-", "webhook-"];
+
+/// The name as a gateway may read it: CGI and its descendants (WSGI, PHP, Rack) pass a header on as a
+/// variable whose name has `_` for `-`, so `webhook_signature` could stand beside, or instead of, our
+/// `webhook-signature`.
+pub fn as_read(lower: &str) -> String {
+    lower.replace('_', "-")
+}
 
 /// Why a header cannot be set. The message never repeats the value, which may be a secret.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -49,8 +56,9 @@ pub fn check(name: &str, value: &str) -> Result<String, BadHeader> {
         // A name may be long or hold anything, so only its beginning is repeated.
         return Err(BadHeader::Name(lower.chars().take(100).collect()));
     }
-    let begins = |beginning: &&str| lower.starts_with(*beginning);
-    if RESERVED.contains(&lower.as_str()) || RESERVED_BEGINNINGS.iter().any(begins) {
+    let read = as_read(&lower);
+    let begins = |beginning: &&str| read.starts_with(*beginning);
+    if RESERVED.contains(&read.as_str()) || RESERVED_BEGINNINGS.iter().any(begins) {
         return Err(BadHeader::Reserved(lower));
     }
     let is_visible = value.bytes().all(|byte| matches!(byte, b' '..=b'~'));
@@ -84,6 +92,16 @@ mod tests {
             "Webhook-Signature",
             "webhook-",
             "traceparent",
+            "webhook_signature",
+            "WEBHOOK_ID",
+            "Webhook_Timestamp",
+            "content_length",
+            "Content_Type",
+            "transfer_encoding",
+            "Transfer_Encoding",
+            "keep_alive",
+            "user_agent",
+            "proxy_authorization",
         ] {
             let lower = name.to_ascii_lowercase();
             assert_eq!(check(name, "v"), Err(BadHeader::Reserved(lower)), "{name}");

@@ -5,13 +5,18 @@
 //! is complete, including what TLS itself receives. Otherwise interim (1xx) responses, or TLS
 //! records without content, could keep a processor busy until the deadline and delay all other
 //! webhooks. For this, the connection counts the bytes below TLS and begins anew with each request.
+//!
+//! No request begins on a connection that is older than [`OLDEST`], so that a partner that moves its
+//! host to another address gets its webhooks there: a connection is bound to the address that the
+//! name had when it was made, and a busy one would otherwise never end.
 
 use std::{
     io,
     net::SocketAddr,
     pin::Pin,
+    sync::{Arc, Mutex},
     task::{Context, Poll, ready},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
@@ -22,10 +27,11 @@ use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder, MaybeHttpsStream};
 use hyper_util::{
     client::legacy::{
         Client,
-        connect::{Connected, Connection, HttpConnector, dns::Name},
+        connect::{CaptureConnection, Connected, Connection, HttpConnector, dns::Name},
     },
     rt::{TokioExecutor, TokioIo, TokioTimer},
 };
+use runtime::lock;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
@@ -33,11 +39,16 @@ use tokio::{
 use tower::Service;
 use webhooks::dns::{Dns, NameError};
 
-/// The deadline for making a connection, which includes resolving the name, TCP and TLS. A longer
-/// one would leave too little time for the response.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long an unused connection is kept.
-const IDLE: Duration = Duration::from_secs(30);
+/// The age from which no request begins on a connection any more. A name whose address changes is
+/// looked up again after its TTL, so a longer age would be what makes a partner wait. A new
+/// connection each minute costs nothing that could be measured.
+pub const OLDEST: Duration = Duration::from_mins(1);
+/// The most headers that hyper reads of a response. What has more within the bytes that are allowed
+/// still counts by its status: [`crate::head`].
+const HEADERS: usize = 1_024;
+/// How much of the beginning of a response is kept to say what is wrong with it. It has room for a
+/// few interim responses.
+const HEAD_KEPT: usize = 4 * 1024;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -53,25 +64,84 @@ pub struct HeadTooLarge;
 #[error("connecting took too long")]
 pub struct ConnectTimeout;
 
-/// Creates the client, which speaks HTTP/1.1. After each request, a connection may receive
-/// `head_max` bytes before the head of the response is complete. `idle` is the number of unused
-/// connections that are kept for one host.
-pub fn endpoints(dns: Dns, head_max: usize, idle: usize) -> io::Result<WebhookClient> {
+/// There is no TCP connection, so whatever went wrong was not TLS.
+#[derive(Debug, thiserror::Error)]
+#[error("no TCP connection")]
+pub struct NotConnected(#[source] BoxError);
+
+/// The limits of requests to endpoints.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// The deadline of a whole exchange. Making the connection has no shorter one of its own: a
+    /// server whose TLS is slow may use all of it.
+    pub timeout: Duration,
+    /// Bytes that an endpoint may send before the head of its response is complete.
+    pub head_max: usize,
+    /// Unused connections that are kept for one host.
+    pub idle: usize,
+    /// The age from which no request begins on a connection any more. Half of it is for the time
+    /// that a connection may be unused before its last request begins.
+    pub oldest: Duration,
+}
+
+/// What is known of a connection besides what hyper knows. Requests get it from their
+/// [`CaptureConnection`].
+#[derive(Clone)]
+struct Known {
+    /// From when on the connection ends after its response.
+    ends_at: Instant,
+    /// The beginning of what was received since the last request.
+    head: Arc<Mutex<Vec<u8>>>,
+}
+
+/// Ends the connection of a request after its response if it is old. Returns the beginning of what
+/// was received since the request; empty if there was no connection.
+pub fn after_request(captured: &CaptureConnection) -> Vec<u8> {
+    let mut extras = http::Extensions::new();
+    if let Some(connected) = captured.connection_metadata().as_ref() {
+        connected.get_extras(&mut extras);
+        let known = extras.get::<Known>();
+        if known.is_some_and(|known| known.ends_at <= Instant::now()) {
+            connected.poison();
+        }
+    }
+    let known = extras.remove::<Known>();
+    known.map_or_else(Vec::new, |known| lock(&known.head).clone())
+}
+
+/// Creates the client, which speaks HTTP/1.1.
+///
+/// The head is read as tolerantly as browsers and curl read it, because an endpoint behind a sloppy
+/// gateway or plugin has received the webhook all the same.
+pub fn endpoints(dns: Dns, limits: &Limits) -> io::Result<WebhookClient> {
     let mut http = HttpConnector::new_with_resolver(Names(dns));
     http.enforce_http(false);
     http.set_nodelay(true);
-    http.set_connect_timeout(Some(CONNECT_TIMEOUT));
+    // Several addresses of one name share it.
+    http.set_connect_timeout(Some(limits.timeout));
     let https = HttpsConnectorBuilder::new()
         .with_provider_and_platform_verifier(rustls::crypto::ring::default_provider())?
         .https_or_http()
         .enable_http1()
-        .wrap_connector(CountingConnector { http, head_max });
+        .wrap_connector(CountingConnector {
+            http,
+            head_max: limits.head_max,
+        });
     Ok(Client::builder(TokioExecutor::new())
         .pool_timer(TokioTimer::new())
-        .pool_idle_timeout(IDLE)
-        .pool_max_idle_per_host(idle)
-        .http1_max_buf_size(head_max.max(16 * 1024))
-        .build(EndpointConnector(https)))
+        .pool_idle_timeout(limits.oldest / 2)
+        .pool_max_idle_per_host(limits.idle)
+        // Twice as much as the connection lets through, so that only its count decides.
+        .http1_max_buf_size(limits.head_max.max(16 * 1024) * 2)
+        .http1_max_headers(HEADERS)
+        .http1_allow_obsolete_multiline_headers_in_responses(true)
+        .http1_allow_spaces_after_header_name_in_responses(true)
+        .http1_ignore_invalid_headers_in_responses(true)
+        .build(EndpointConnector {
+            https,
+            timeout: limits.timeout,
+            oldest: limits.oldest,
+        }))
 }
 
 /// Resolves the names of endpoints. [`Dns`] refuses addresses that the guard forbids, so that a
@@ -121,7 +191,10 @@ impl Service<Uri> for CountingConnector {
         let connecting = self.http.call(uri);
         let most = self.head_max;
         async move {
-            let tcp = connecting.await?.into_inner();
+            let connected = connecting.await;
+            let tcp = connected
+                .map_err(|error| NotConnected(error.into()))?
+                .into_inner();
             Ok(TokioIo::new(Counted {
                 tcp,
                 received: 0,
@@ -199,7 +272,7 @@ macro_rules! write_through {
     };
 }
 write_through!(Counted, tcp);
-write_through!(Exchange, 0, begin);
+write_through!(Exchange, stream, begin);
 
 impl Connection for Counted {
     fn connected(&self) -> Connected {
@@ -207,9 +280,15 @@ impl Connection for Counted {
     }
 }
 
-/// Makes connections to endpoints within `CONNECT_TIMEOUT`, with TLS if the URL asks for it.
+/// Makes connections to endpoints within `timeout`, with TLS if the URL asks for it. The deadline of
+/// the request does not suffice, because the client may go on connecting when a request has ended or
+/// has got another connection.
 #[derive(Clone)]
-pub struct EndpointConnector(HttpsConnector<CountingConnector>);
+pub struct EndpointConnector {
+    https: HttpsConnector<CountingConnector>,
+    timeout: Duration,
+    oldest: Duration,
+}
 
 impl Service<Uri> for EndpointConnector {
     type Response = TokioIo<Exchange>;
@@ -217,27 +296,40 @@ impl Service<Uri> for EndpointConnector {
     type Future = BoxFuture<'static, Result<Self::Response, BoxError>>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.0.poll_ready(context)
+        self.https.poll_ready(context)
     }
 
     fn call(&mut self, uri: Uri) -> Self::Future {
-        let connecting = tokio::time::timeout(CONNECT_TIMEOUT, self.0.call(uri));
+        let connecting = tokio::time::timeout(self.timeout, self.https.call(uri));
+        // The address is looked up after this moment.
+        let ends_at = Instant::now() + self.oldest / 2;
         async move {
             let stream = connecting.await.map_err(|_| ConnectTimeout)??;
-            Ok(TokioIo::new(Exchange(TokioIo::new(stream))))
+            Ok(TokioIo::new(Exchange {
+                stream: TokioIo::new(stream),
+                known: Known {
+                    ends_at,
+                    head: Arc::default(),
+                },
+            }))
         }
         .boxed()
     }
 }
 
-/// A connection that resets the count of received bytes when a request is written to it. It lies
-/// above TLS, so what TLS sends by itself does not reset the count.
-pub struct Exchange(TokioIo<MaybeHttpsStream<TokioIo<Counted>>>);
+/// A connection that resets the count of received bytes when a request is written to it, and keeps
+/// the beginning of what it receives then. It lies above TLS, so what TLS sends by itself does not
+/// reset the count.
+pub struct Exchange {
+    stream: TokioIo<MaybeHttpsStream<TokioIo<Counted>>>,
+    known: Known,
+}
 
 impl Exchange {
     /// Resets the count, which is in the innermost layer of the connection.
     fn begin(&mut self) {
-        let counted = match self.0.inner_mut() {
+        lock(&self.known.head).clear();
+        let counted = match self.stream.inner_mut() {
             MaybeHttpsStream::Http(tcp) => tcp.inner_mut(),
             MaybeHttpsStream::Https(tls) => tls.inner_mut().get_mut().0.inner_mut().inner_mut(),
         };
@@ -251,12 +343,18 @@ impl AsyncRead for Exchange {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_read(context, buffer)
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
+        let received = &buffer.filled()[before..];
+        let mut head = lock(&self.known.head);
+        let room = HEAD_KEPT.saturating_sub(head.len());
+        head.extend_from_slice(&received[..received.len().min(room)]);
+        Poll::Ready(Ok(()))
     }
 }
 
 impl Connection for Exchange {
     fn connected(&self) -> Connected {
-        self.0.inner().connected()
+        self.stream.inner().connected().extra(self.known.clone())
     }
 }

@@ -189,7 +189,8 @@ impl Deliver {
         }
         let at = clock::now();
         let began = Instant::now();
-        let tried = self.attempt(&delivery, &endpoint, at).await;
+        let mut proves = false;
+        let tried = self.attempt(&delivery, &endpoint, at, &mut proves).await;
         let duration = began.elapsed();
         permit.attempted(duration);
 
@@ -217,6 +218,8 @@ impl Deliver {
             duration,
             status: response.map(|response| response.status),
             class: outcome::class(&tried),
+            detail: outcome::detail(&tried),
+            proves,
             response_start: self.sealed_response_start(&delivery, &tried, next),
             result: outcome::result(&tried, next),
             id: delivery.id,
@@ -339,11 +342,13 @@ impl Deliver {
 
     /// Sends one request, signed with the current time. An error that is not the endpoint's, for
     /// example a profile that cannot be decrypted, is also an attempt: it is recorded and retried.
+    /// `proves` becomes true if the endpoint returns the code of a test.
     async fn attempt(
         &self,
         delivery: &Delivery,
         endpoint: &Endpoint,
         now: OffsetDateTime,
+        proves: &mut bool,
     ) -> Tried {
         let url = endpoint.url.as_ref().map_err(|error| *error)?;
         let content = self.content(delivery).await?;
@@ -378,16 +383,29 @@ impl Deliver {
             .instrument(span.clone())
             .await;
         record_answer(&span, &answer);
-        Ok(answer?)
+        let (response, beginning) = answer?;
+        *proves = matches!(response.status, 200..=299)
+            && matches!(content.as_ref(), Content::Event(event)
+                if event.subject.is_answered_by(&beginning));
+        Ok((response, beginning))
     }
 
-    /// The content as it is sent. The code that verifies a channel for notices is made here, anew for
-    /// each attempt, and only its digest is stored, before the code leaves. So no database and no
-    /// other process ever holds a code.
+    /// The content as it is sent. The code of a test, and that which verifies a channel for notices,
+    /// are made here, anew for each attempt. Of the latter only the digest is stored, before the code
+    /// leaves. So no database and no other process ever holds a code.
     async fn content<'a>(&self, delivery: &'a Delivery) -> Result<Cow<'a, Content>, Failure> {
         let Content::Event(event) = &delivery.content else {
             return Ok(Cow::Borrowed(&delivery.content));
         };
+        if matches!(event.subject, Subject::WebhookTest { .. }) {
+            let challenge = code::generate().map_err(|_| Failure::Unwritable)?;
+            return Ok(Cow::Owned(Content::Event(Event {
+                created_at: event.created_at,
+                subject: Subject::WebhookTest {
+                    challenge: Some(challenge),
+                },
+            })));
+        }
         let Subject::Notice {
             kind: kind @ Kind::NoticeVerify,
             notice,
@@ -554,7 +572,7 @@ impl Stage for Deliver {
 /// Whether the delivery is a test of the endpoint. A test has one attempt only, because a retry
 /// would not show the state of the endpoint at the time when the partner asked.
 fn is_test(delivery: &Delivery) -> bool {
-    matches!(&delivery.content, Content::Event(event) if event.subject == Subject::WebhookTest)
+    matches!(&delivery.content, Content::Event(event) if event.subject.kind() == Kind::WebhookTest)
 }
 
 /// Whether the delivery goes to an e-mail address.

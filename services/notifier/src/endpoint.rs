@@ -108,13 +108,17 @@ impl Endpoints {
     }
 }
 
-/// Opens the headers of an endpoint. Ingress has checked that they can be sent.
+/// Opens the headers of an endpoint. Ingress has checked that they can be sent. One that it would
+/// refuse today, because it was set before the check had learned of its kind, is left out.
 fn headers(delivery: &Delivery, vault: &Vault) -> Result<HeaderMap, store::Error> {
     let Some(sealed) = &delivery.webhook_headers else {
         return Ok(HeaderMap::new());
     };
     let mut headers = HeaderMap::new();
     for (name, value) in further::open_headers(vault, delivery.endpoint.id, sealed)? {
+        if webhooks::headers::check(&name, &value).is_err() {
+            continue;
+        }
         let name = HeaderName::try_from(name).map_err(|_| VaultError::Damaged)?;
         let mut value = HeaderValue::try_from(value).map_err(|_| VaultError::Damaged)?;
         value.set_sensitive(true);

@@ -36,6 +36,7 @@ mod client;
 pub mod deliver;
 pub mod endpoint;
 mod events;
+mod head;
 pub mod mail;
 mod mail_text;
 pub mod metrics;
@@ -288,10 +289,11 @@ fn at_most(most: Duration, text: &str) -> Result<Duration, String> {
 impl Config {
     /// Creates the sender of webhooks.
     fn sender(&self) -> anyhow::Result<Sender> {
-        let limits = webhook::Limits {
+        let limits = client::Limits {
             timeout: self.webhook_timeout,
             head_max: usize::try_from(self.webhook_head_max).unwrap_or(usize::MAX),
             idle: self.endpoint_concurrency.into(),
+            oldest: client::OLDEST,
         };
         Ok(Sender::new(
             self.guard.clone().guard(),

@@ -36,7 +36,10 @@ use time::OffsetDateTime;
 use url::Url;
 use webhooks::{config::MailConfig, mail::EmailAddress};
 
-use crate::{schedule::EndpointResponse, webhook::Unanswered};
+use crate::{
+    schedule::EndpointResponse,
+    webhook::{TlsFault, Unanswered},
+};
 
 /// The ports of submission: with TLS from the first byte on, and with STARTTLS.
 const SMTPS_PORT: u16 = 465;
@@ -234,18 +237,18 @@ fn classify(error: &smtp::Error) -> Unanswered {
     if error.is_timeout() {
         return Unanswered::Timeout;
     }
-    if error.is_tls() {
-        return Unanswered::Tls;
-    }
     let mut cause: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(current) = cause {
         let io = current.downcast_ref::<std::io::Error>();
-        if let Some(wrapped) = io.and_then(std::io::Error::get_ref)
-            && wrapped.is::<rustls::Error>()
-        {
-            return Unanswered::Tls;
+        let wrapped = io.and_then(std::io::Error::get_ref);
+        let wrapped = wrapped.and_then(|wrapped| wrapped.downcast_ref::<rustls::Error>());
+        if let Some(error) = wrapped.or(current.downcast_ref()) {
+            return Unanswered::Tls(error.into());
         }
         cause = current.source();
+    }
+    if error.is_tls() {
+        return Unanswered::Tls(TlsFault::Other);
     }
     if error.is_response() || error.is_client() {
         Unanswered::NoAnswer

@@ -86,6 +86,15 @@ pub(crate) fn class(tried: &Tried) -> &'static str {
     }
 }
 
+/// What the record says beside the class, if the endpoint gave no readable response. Partners see
+/// it, so faults of our own are not told here.
+pub(crate) fn detail(tried: &Tried) -> Option<String> {
+    match tried {
+        Err(Failure::Unanswered(unanswered)) => Some(unanswered.to_string()),
+        _ => None,
+    }
+}
+
 /// The result as it is recorded. Only what went wrong at the endpoint counts towards blocking it.
 pub(crate) fn result(tried: &Tried, next: Next) -> AttemptResult {
     let retry_in = match next {

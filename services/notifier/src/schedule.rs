@@ -4,8 +4,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use time::{OffsetDateTime, format_description::well_known::Rfc2822};
-
 /// The share by which a wait varies, so that deliveries that failed together are not retried
 /// together.
 const JITTER: f64 = 0.1;
@@ -89,23 +87,9 @@ impl Schedule {
     }
 }
 
-/// The wait that a `Retry-After` header asks for, in seconds or as a date.
-pub fn retry_after(header: &str, now: OffsetDateTime) -> Option<Duration> {
-    let header = header.trim();
-    if header.bytes().all(|byte| byte.is_ascii_digit()) {
-        // A number that is too large counts as the largest.
-        return (!header.is_empty())
-            .then(|| Duration::from_secs(header.parse().unwrap_or(u64::MAX)));
-    }
-    let until = OffsetDateTime::parse(header, &Rfc2822).ok()?;
-    // A date in the past asks for no wait.
-    Some((until - now).try_into().unwrap_or_default())
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use time::macros::datetime;
 
     use super::*;
 
@@ -164,26 +148,6 @@ mod tests {
         }
         assert_eq!(next(0, Some(answered(410)), 0.5), Next::Exhausted);
         assert_eq!(next(0, None, 0.5), Next::Retry(Duration::from_secs(5)));
-    }
-
-    #[test]
-    fn retry_after_is_read_as_seconds_and_as_date() {
-        let now = datetime!(2015-10-21 07:27:00 UTC);
-        let read = |header| retry_after(header, now);
-        assert_eq!(read("120"), Some(Duration::from_mins(2)));
-        assert_eq!(read(" 0 "), Some(Duration::ZERO));
-        assert_eq!(
-            read("99999999999999999999999"),
-            Some(Duration::from_secs(u64::MAX))
-        );
-        assert_eq!(
-            read("Wed, 21 Oct 2015 07:28:00 GMT"),
-            Some(Duration::from_mins(1))
-        );
-        assert_eq!(read("Wed, 21 Oct 2015 07:26:00 GMT"), Some(Duration::ZERO));
-        for bad in ["", "-1", "1.5", "soon", "2015-10-21T07:28:00Z"] {
-            assert_eq!(read(bad), None, "{bad:?}");
-        }
     }
 
     proptest! {

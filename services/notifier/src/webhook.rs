@@ -15,6 +15,9 @@ use http::{
 };
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
+use hyper_util::client::legacy::connect::capture_connection;
+use runtime::retry_after;
+use rustls::CertificateError;
 use signing::webhook::{Secret, signatures};
 use time::OffsetDateTime;
 use url::Url;
@@ -25,8 +28,9 @@ use webhooks::{
 };
 
 use crate::{
-    client::{self, ConnectTimeout, HeadTooLarge, WebhookClient},
-    schedule::{self, EndpointResponse},
+    client::{self, ConnectTimeout, HeadTooLarge, Limits, NotConnected, WebhookClient},
+    head::{self, BadHead},
+    schedule::EndpointResponse,
 };
 
 /// The name in `User-Agent`.
@@ -83,14 +87,73 @@ pub enum Unanswered {
     Unresolved,
     #[error("timeout")]
     Timeout,
-    #[error("TLS failed")]
-    Tls,
+    #[error("TLS failed: {0}")]
+    Tls(TlsFault),
     #[error("connection failed")]
     Connect,
     #[error("the head of the response is too large (WEBHOOK_HEAD_MAX)")]
     HeadTooLarge,
-    #[error("no valid answer")]
+    /// Not a byte of a response arrived.
+    #[error("the connection ended before a response")]
     NoAnswer,
+    /// What arrived is no response.
+    #[error("the response cannot be read: {0}")]
+    BadAnswer(BadHead),
+}
+
+/// Why there is no connection with TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TlsFault {
+    #[error("the certificate has expired")]
+    Expired,
+    #[error("the certificate is not valid yet")]
+    NotYetValid,
+    #[error("the certificate is for another host name")]
+    OtherName,
+    #[error(
+        "the certificate is not signed by an authority that we know, or an intermediate \
+         certificate is missing"
+    )]
+    UnknownIssuer,
+    #[error("the certificate was revoked")]
+    Revoked,
+    #[error("the certificate cannot be verified")]
+    Certificate,
+    #[error("the server speaks no TLS at this port")]
+    NotTls,
+    #[error("the server has no TLS version or cipher in common with us")]
+    Incompatible,
+    #[error("the server refused the handshake with an alert")]
+    Alert,
+    #[error("the connection ended during the handshake")]
+    Ended,
+    #[error("the handshake failed")]
+    Other,
+}
+
+impl From<&rustls::Error> for TlsFault {
+    fn from(error: &rustls::Error) -> Self {
+        use rustls::Error::{AlertReceived, InvalidCertificate, InvalidMessage, PeerIncompatible};
+        match error {
+            InvalidCertificate(fault) => match fault {
+                CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+                    Self::Expired
+                }
+                CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+                    Self::NotYetValid
+                }
+                CertificateError::NotValidForName
+                | CertificateError::NotValidForNameContext { .. } => Self::OtherName,
+                CertificateError::UnknownIssuer => Self::UnknownIssuer,
+                CertificateError::Revoked => Self::Revoked,
+                _ => Self::Certificate,
+            },
+            InvalidMessage(_) => Self::NotTls,
+            PeerIncompatible(_) => Self::Incompatible,
+            AlertReceived(_) => Self::Alert,
+            _ => Self::Other,
+        }
+    }
 }
 
 impl Unanswered {
@@ -98,17 +161,6 @@ impl Unanswered {
     pub fn class(self) -> &'static str {
         self.into()
     }
-}
-
-/// The limits of a request to an endpoint.
-#[derive(Clone, Debug)]
-pub struct Limits {
-    /// The deadline of a whole exchange.
-    pub timeout: Duration,
-    /// Bytes that an endpoint may send before the head of its response is complete.
-    pub head_max: usize,
-    /// Unused connections that are kept for one host.
-    pub idle: usize,
 }
 
 /// Sends webhooks, with one client for all endpoints. Cheap to clone.
@@ -125,7 +177,7 @@ impl Sender {
     pub fn new(guard: Guard, name_servers: &NameServers, limits: &Limits) -> io::Result<Self> {
         let dns = Dns::new(guard.clone(), name_servers)?;
         Ok(Self {
-            endpoints: client::endpoints(dns, limits.head_max, limits.idle)?,
+            endpoints: client::endpoints(dns, limits)?,
             guard,
             timeout: limits.timeout,
         })
@@ -140,21 +192,33 @@ impl Sender {
         body: Vec<u8>,
         now: OffsetDateTime,
     ) -> Result<(EndpointResponse, Vec<u8>), Unanswered> {
-        let request = request(&url, headers, body).ok_or(Unanswered::BadUrl)?;
+        let mut request = request(&url, headers, body).ok_or(Unanswered::BadUrl)?;
         self.guard.check_url(&url).map_err(Unanswered::Forbidden)?;
+        let captured = capture_connection(&mut request);
         let exchange = async {
             let sent =
                 pipeline::perform(pipeline::Effect::Webhook, self.endpoints.request(request));
-            let response = sent.await.map_err(|error| classify(&error))?;
+            let sent = sent.await;
+            let received = client::after_request(&captured);
+            let response = match sent {
+                Ok(response) => response,
+                Err(error) => {
+                    let answer = EndpointResponse {
+                        status: unread(&error, &received)?,
+                        retry_after: None,
+                    };
+                    return Ok((answer, None));
+                }
+            };
             let retry_after = response
                 .headers()
                 .get(RETRY_AFTER)
                 .and_then(|header| header.to_str().ok());
             let answer = EndpointResponse {
                 status: response.status().as_u16(),
-                retry_after: retry_after.and_then(|header| schedule::retry_after(header, now)),
+                retry_after: retry_after.and_then(|header| retry_after::parse(header, now)),
             };
-            Ok((answer, response.into_body()))
+            Ok((answer, Some(response.into_body())))
         };
         let deadline = tokio::time::Instant::now() + self.timeout;
         let (answer, body) = tokio::time::timeout_at(deadline, exchange)
@@ -163,7 +227,9 @@ impl Sender {
         let mut beginning = Vec::new();
         let deadline = deadline.min(tokio::time::Instant::now() + ANSWER_WAIT);
         // A body that is late or broken changes nothing, because only the status counts.
-        let _ = tokio::time::timeout_at(deadline, read_to_cap(body, &mut beginning)).await;
+        if let Some(body) = body {
+            let _ = tokio::time::timeout_at(deadline, read_to_cap(body, &mut beginning)).await;
+        }
         Ok((answer, beginning))
     }
 }
@@ -195,32 +261,58 @@ async fn read_to_cap(mut body: Incoming, beginning: &mut Vec<u8>) {
     }
 }
 
-/// Classifies an error of an exchange. Only the class is kept, because the text may contain the
-/// URL, which may hold a secret of the partner.
-fn classify(error: &hyper_util::client::legacy::Error) -> Unanswered {
+/// The status of a response that hyper refused, whose first bytes were `received`. Otherwise the
+/// class of the error. The text of the error is not kept, because it may contain the URL, which may
+/// hold a secret of the partner.
+fn unread(error: &hyper_util::client::legacy::Error, received: &[u8]) -> Result<u16, Unanswered> {
+    match classify(error) {
+        Cause::Known(unanswered) => Err(unanswered),
+        Cause::Head => head::status(received).map_err(Unanswered::BadAnswer),
+        Cause::Ended if received.is_empty() => Err(Unanswered::NoAnswer),
+        // The head is not complete, so even a status that is there already does not count.
+        Cause::Ended => Err(Unanswered::BadAnswer(
+            head::status(received).err().unwrap_or(BadHead::Unfinished),
+        )),
+    }
+}
+
+/// What an error of an exchange says.
+enum Cause {
+    Known(Unanswered),
+    /// Hyper could not read the head.
+    Head,
+    /// The connection ended before the head was complete.
+    Ended,
+}
+
+fn classify(error: &hyper_util::client::legacy::Error) -> Cause {
+    let mut connected = true;
     let mut cause: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(current) = cause {
         if let Some(error) = current.downcast_ref::<NameError>() {
-            return match error {
+            return Cause::Known(match error {
                 NameError::Forbidden(forbidden) => Unanswered::Forbidden(*forbidden),
                 NameError::Unresolved => Unanswered::Unresolved,
-            };
+            });
         }
         if current.is::<ConnectTimeout>() {
-            return Unanswered::Timeout;
+            return Cause::Known(Unanswered::Timeout);
         }
-        // Either our bound on the received bytes ended it, or one of those that hyper has on its
-        // buffer and on the number of headers.
-        let too_large = |error: &hyper::Error| error.is_parse_too_large();
-        if current.is::<HeadTooLarge>() || current.downcast_ref().is_some_and(too_large) {
-            return Unanswered::HeadTooLarge;
+        if current.is::<HeadTooLarge>() {
+            return Cause::Known(Unanswered::HeadTooLarge);
         }
-        if current.is::<rustls::Error>() {
-            return Unanswered::Tls;
+        if let Some(error) = current.downcast_ref::<hyper::Error>()
+            && error.is_parse()
+        {
+            return Cause::Head;
         }
+        if let Some(error) = current.downcast_ref::<rustls::Error>() {
+            return Cause::Known(Unanswered::Tls(error.into()));
+        }
+        connected &= !current.is::<NotConnected>();
         let io = current.downcast_ref::<io::Error>();
         if io.is_some_and(|error| error.kind() == io::ErrorKind::TimedOut) {
-            return Unanswered::Timeout;
+            return Cause::Known(Unanswered::Timeout);
         }
         cause = match io.and_then(io::Error::get_ref) {
             // The source of an I/O error is not the error that it wraps, but the source of that
@@ -229,16 +321,26 @@ fn classify(error: &hyper_util::client::legacy::Error) -> Unanswered {
             None => current.source(),
         };
     }
-    if error.is_connect() {
-        Unanswered::Connect
-    } else {
-        Unanswered::NoAnswer
+    match error.is_connect() {
+        true if connected => Cause::Known(Unanswered::Tls(TlsFault::Ended)),
+        true => Cause::Known(Unanswered::Connect),
+        false => Cause::Ended,
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        net::SocketAddr,
+        sync::{
+            Arc,
+            atomic::{AtomicUsize, Ordering},
+        },
+        time::Instant,
+    };
+
     use runtime::clock;
+    use testkit::names::{NameServer, Zone};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
 
@@ -246,6 +348,10 @@ mod tests {
     use webhooks::guard::{Networks, Ports};
 
     fn sender(allowed: &str) -> Sender {
+        sender_with(allowed, &NameServers::default())
+    }
+
+    fn sender_with(allowed: &str, names: &NameServers) -> Sender {
         let guard = Guard::new(
             Networks::parse(allowed).unwrap(),
             Networks::default(),
@@ -255,8 +361,9 @@ mod tests {
             timeout: Duration::from_millis(400),
             head_max: 16 * 1024,
             idle: 4,
+            oldest: Duration::from_secs(2),
         };
-        Sender::new(guard, &NameServers::default(), &limits).unwrap()
+        Sender::new(guard, names, &limits).unwrap()
     }
 
     async fn post(sender: &Sender, url: &str) -> Result<EndpointResponse, Unanswered> {
@@ -321,6 +428,140 @@ mod tests {
         assert_eq!(post(&sender, &moved).await.unwrap().status, 307);
     }
 
+    /// The same, and ends each connection afterwards.
+    async fn ending(answer: impl Into<Vec<u8>>) -> String {
+        let answer = answer.into();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/hook?secret=1", listener.local_addr().unwrap());
+        tokio::spawn(async move {
+            while let Ok((mut connection, _)) = listener.accept().await {
+                let mut request = [0; 4096];
+                let _ = connection.read(&mut request).await;
+                let _ = connection.write_all(&answer).await;
+                let _ = connection.shutdown().await;
+            }
+        });
+        url
+    }
+
+    #[tokio::test]
+    async fn a_sloppy_head_is_a_response_as_browsers_and_curl_take_it() {
+        let sender = sender("127.0.0.0/8");
+        let many: Vec<String> = (0..1_000).map(|n| format!("x-{n}: y\r\n")).collect();
+        let many = many.concat();
+        let tiny = "a:\r\n".repeat(3_000);
+        for head in [
+            "x: a\r\n  folded\r\n",
+            " x: blank before the first\r\n",
+            "x : blank before the colon\r\n",
+            "no colon at all\r\n",
+            "x(y): odd name\r\n",
+            "x: a\x01b\r\n",
+            "x: \u{e4}\r\n",
+            "content-length: 1\r\ncontent-length: 2\r\n",
+            "content-length: many\r\n",
+            "content-length: -1\r\n",
+            "transfer-encoding: chunked\r\ncontent-length: 5\r\n",
+            "transfer-encoding: gzip\r\n",
+            &many,
+            &tiny,
+        ] {
+            for line in [
+                "HTTP/1.1 200 OK",
+                "HTTP/1.0 200 OK",
+                "HTTP/1.1 200",
+                "HTTP/1.1  200  OK",
+                "http/1.1 200 ok",
+                "HTTP/1.2 200 OK",
+                "HTTP/2 200",
+            ] {
+                for end in ["\r\n", "\n"] {
+                    let head = head.replace("\r\n", end);
+                    let url = ending(format!("{line}{end}{head}{end}")).await;
+                    let status = post(&sender, &url).await.map(|answer| answer.status);
+                    let shown = &head[..head.len().min(60)];
+                    assert_eq!(status, Ok(200), "{line:?} {shown:?}");
+                }
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_no_response_says_why() {
+        let sender = sender("127.0.0.0/8");
+        for (answer, fault) in [
+            (&b"HTTP/1.1 200 OK\r\ncontent-"[..], BadHead::Unfinished),
+            (b"SSH-2.0-OpenSSH_9.9\r\n\r\n", BadHead::NotHttp),
+            (b"\x15\x03\x03\0\x02\x02\x28", BadHead::Tls),
+            (b"HTTP/1.1 OK\r\n\r\n", BadHead::Status),
+            (b"HTTP/1.1 200 OK\r\nx: \0\r\n\r\n", BadHead::Nul),
+        ] {
+            let url = ending(answer).await;
+            let expected = Err(Unanswered::BadAnswer(fault));
+            assert_eq!(post(&sender, &url).await, expected, "{answer:?}");
+        }
+        assert_eq!(
+            post(&sender, &ending(b"").await).await,
+            Err(Unanswered::NoAnswer)
+        );
+    }
+
+    /// Counts the requests at an address. It keeps connections as an ordinary server does.
+    async fn counting(address: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>) {
+        let listener = TcpListener::bind(address).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let requests = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&requests);
+        tokio::spawn(async move {
+            while let Ok((mut connection, _)) = listener.accept().await {
+                let count = Arc::clone(&count);
+                tokio::spawn(async move {
+                    let mut request = [0; 4096];
+                    while connection
+                        .read(&mut request)
+                        .await
+                        .is_ok_and(|read| read > 0)
+                    {
+                        count.fetch_add(1, Ordering::Relaxed);
+                        let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
+                        let _ = connection.write_all(answer).await;
+                    }
+                });
+            }
+        });
+        (address, requests)
+    }
+
+    /// The host is used all the time, so its connection is never idle for long enough to end.
+    #[tokio::test]
+    async fn a_host_that_moves_gets_its_webhooks_at_its_new_address() {
+        const OLD: Zone = &[("moved.test", &[[127, 0, 0, 1]])];
+        const NEW: Zone = &[("moved.test", &[[127, 0, 0, 2]])];
+        let names = NameServer::start(OLD).await.unwrap();
+        let servers = NameServers::parse(&names.address.to_string()).unwrap();
+        let sender = sender_with("127.0.0.0/8", &servers);
+        let (old, at_old) = counting(([127, 0, 0, 1], 0).into()).await;
+        let (_, at_new) = counting(([127, 0, 0, 2], old.port()).into()).await;
+        let url = format!("http://moved.test:{}/", old.port());
+        assert_eq!(post(&sender, &url).await.unwrap().status, 200);
+        assert_eq!(at_old.load(Ordering::Relaxed), 1);
+        names.serve(NEW);
+        let began = Instant::now();
+        // The TTL is a second, and `oldest` two.
+        while at_new.load(Ordering::Relaxed) == 0 {
+            assert!(
+                began.elapsed() < Duration::from_secs(10),
+                "it stays at the old address"
+            );
+            assert_eq!(post(&sender, &url).await.unwrap().status, 200);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        assert!(
+            at_old.load(Ordering::Relaxed) > 5,
+            "the connection was not kept"
+        );
+    }
+
     #[tokio::test]
     async fn what_is_no_answer_is_named_by_its_class() {
         let sender = sender("127.0.0.0/8");
@@ -330,9 +571,11 @@ mod tests {
         let free = listener.local_addr().unwrap();
         drop(listener);
         let interim = endpoint("HTTP/1.1 103 Wait\r\n\r\n".repeat(10_000).into_bytes()).await;
+        let ending = ending(b"").await.replace("http://", "https://");
         // The other classes: `hostile`, `names` and `main` in tests/delivery.
         for (url, class) in [
-            (over_tls.as_str(), Unanswered::Tls),
+            (over_tls.as_str(), Unanswered::Tls(TlsFault::NotTls)),
+            (&ending, Unanswered::Tls(TlsFault::Ended)),
             (&interim, Unanswered::HeadTooLarge),
             (&format!("http://{free}/"), Unanswered::Connect),
             ("ftp://127.0.0.1/", Unanswered::BadUrl),

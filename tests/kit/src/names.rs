@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use tokio::net::UdpSocket;
 
 /// Names and their IPv4 addresses. Queries for names that end with `silent.test` get no response.
@@ -13,6 +13,7 @@ pub type Zone = &'static [(&'static str, &'static [[u8; 4]])];
 /// A server that serves a zone until the test ends.
 pub struct NameServer {
     pub address: SocketAddr,
+    zone: Arc<Mutex<Zone>>,
     unanswered: Arc<AtomicUsize>,
 }
 
@@ -22,12 +23,15 @@ impl NameServer {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let server = Self {
             address: socket.local_addr()?,
+            zone: Arc::new(Mutex::new(zone)),
             unanswered: Arc::default(),
         };
         let unanswered = Arc::clone(&server.unanswered);
+        let zone = Arc::clone(&server.zone);
         tokio::spawn(async move {
             let mut query = [0; 1024];
             while let Ok((read, from)) = socket.recv_from(&mut query).await {
+                let zone = *zone.lock().unwrap_or_else(PoisonError::into_inner);
                 if let Some(answer) = answer(zone, &query[..read]) {
                     let _ = socket.send_to(&answer, from).await;
                 } else {
@@ -36,6 +40,11 @@ impl NameServer {
             }
         });
         Ok(server)
+    }
+
+    /// Serves another zone from now on.
+    pub fn serve(&self, zone: Zone) {
+        *self.zone.lock().unwrap_or_else(PoisonError::into_inner) = zone;
     }
 
     pub fn unanswered(&self) -> usize {

@@ -4,12 +4,12 @@
 use crate::{http, record::Record};
 use anyhow::{Context, Result};
 use bytes::Bytes;
-use http_body_util::Empty;
+use http_body_util::Full;
 use hyper::header::HeaderMap;
 use hyper::{Request, Response};
 use serde_json::Value;
 use signing::webhook::Secret;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -63,6 +63,8 @@ pub struct Receiver {
 #[derive(Default)]
 struct Book {
     received: Vec<Received>,
+    /// The paths that return the challenge of a test.
+    proving: BTreeSet<String>,
     secrets: HashMap<String, Secret>,
     answers: HashMap<String, Decide>,
 }
@@ -134,6 +136,11 @@ impl Receiver {
             .insert(path.into(), Arc::new(decide));
     }
 
+    /// Returns the challenge of each test to `path` from now on.
+    pub fn prove(&self, path: &str) {
+        self.shared.book().proving.insert(path.into());
+    }
+
     /// Responds `status` to the first request to `path` from now on, and 200 to the others.
     pub fn fail_first(&self, path: &str, status: u16) {
         let failed = AtomicBool::new(false);
@@ -186,7 +193,7 @@ impl Drop for Receiver {
 async fn receive(
     shared: Arc<Record<Book>>,
     request: Request<Bytes>,
-) -> Result<Response<Empty<Bytes>>> {
+) -> Result<Response<Full<Bytes>>> {
     let at = Instant::now();
     let (head, body) = request.into_parts();
     let path = head.uri.path().to_owned();
@@ -208,13 +215,16 @@ async fn receive(
     };
     let answer = decide.map_or(Answer::status(200), |decide| decide(&received));
     received.answer = answer.status;
+    let challenge = received.json["data"]["challenge"].as_str();
+    let challenge = challenge.filter(|_| shared.book().proving.contains(&received.path));
+    let body = challenge.map(|challenge| serde_json::json!({ "challenge": challenge }).to_string());
     shared.arrived(|book| book.received.push(received));
     // The delay is part of how the endpoint behaves. The test does not wait for anything by it.
     tokio::time::sleep(answer.delay).await;
     // The status 0 is invalid, so this is an error, which closes the connection without a response.
     Ok(Response::builder()
         .status(answer.status)
-        .body(Empty::new())?)
+        .body(Full::from(body.unwrap_or_default()))?)
 }
 
 fn check(secret: Option<&Secret>, headers: &HeaderMap, body: &[u8]) -> Signature {

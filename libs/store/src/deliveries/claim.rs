@@ -446,7 +446,7 @@ impl Row {
                 credential: self.credential.take()?,
                 ends_at: self.ends_at?,
             }),
-            "webhook.test" => Some(Subject::WebhookTest),
+            "webhook.test" => Some(Subject::WebhookTest { challenge: None }),
             name => self.notice(Kind::notice(name)?),
         }
     }

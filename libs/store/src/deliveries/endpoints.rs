@@ -9,11 +9,16 @@
 //! delivery is sent as a probe (its claim decides that). If anything is acknowledged, the block
 //! ends for good; each failed probe doubles it.
 //!
+//! An endpoint whose host has not proved that it wants webhooks is always blocked in this sense, from
+//! each webhook to a second later ([`PACE`]), so that a free account cannot flood a stranger. A proof
+//! ends that ([`prove`]).
+//!
 //! Without blocks, a dead endpoint would hold permits for requests that fail, and its deliveries
 //! would use up their retries. The record of attempts counts failures here. Operators pause and
 //! resume endpoints, and partners and operators change URLs.
 
 mod list;
+mod proof;
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -24,6 +29,7 @@ use uuid::Uuid;
 
 pub(crate) use self::list::with_state;
 pub use self::list::{Endpoint, list};
+pub(super) use self::proof::prove;
 use super::{
     events::Kind,
     notices::{Change, Notice},
@@ -33,6 +39,9 @@ use crate::{Result, count, seconds, signed};
 /// The longest lease of a delivery. Work that is due later than this is not leased but waits for a
 /// retry, so it may be made due without disturbing an attempt in flight.
 pub(crate) const LONGEST_LEASE: Duration = Duration::from_secs(30);
+
+/// The time from the end of a webhook to the next one at an endpoint whose host has not proved itself.
+const PACE: Duration = Duration::from_secs(1);
 
 /// Names an endpoint together with its partner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -99,7 +108,8 @@ pub struct BlockPolicy {
 
 /// Forgets the failures of endpoints that have acknowledged something, and ends their blocks. A
 /// pause stays, because only an operator ends it. Endpoints without failures are not written.
-/// Returns the recoveries of those whose partners were told that they fail.
+/// An endpoint that is not proven gets its next webhook after [`PACE`]. Returns the recoveries of those
+/// whose partners were told that they fail.
 pub(super) async fn forget_failures(
     connection: &mut PgConnection,
     endpoints: &[Uuid],
@@ -114,7 +124,8 @@ pub(super) async fn forget_failures(
                FOR UPDATE
            )
            UPDATE endpoints e
-           SET failures = 0, blocks = 0, blocked_until = NULL, probe = NULL, failing_since = NULL, told = NULL,
+           SET failures = 0, blocks = 0, probe = NULL, failing_since = NULL, told = NULL,
+               blocked_until = CASE WHEN e.unproven_since IS NOT NULL THEN now() + make_interval(secs => $2) END,
                told_at = CASE WHEN failing.told IS NULL THEN e.told_at ELSE now() END,
                exhausted_told_at = CASE WHEN failing.told IS NULL THEN e.exhausted_told_at END
            FROM failing
@@ -122,6 +133,7 @@ pub(super) async fn forget_failures(
              AND e.partner_id = ANY (ARRAY (SELECT partner_id FROM failing))
            RETURNING e.partner_id AS endpoint_id, failing.told IS NOT NULL AS "told!", failing.failing_since"#,
         endpoints,
+        seconds(PACE),
     );
     let forgotten = query.fetch_all(connection).await?.into_iter();
     let recovered = forgotten.filter(|row| row.told).map(|row| Change {
@@ -133,6 +145,49 @@ pub(super) async fn forget_failures(
         },
     });
     Ok(recovered.collect())
+}
+
+/// Notes whether an endpoint has to prove that its host wants webhooks, after its partner has chosen the
+/// host. Only sandbox accounts are free. The host is known if another endpoint of the partner has it and
+/// need not prove it either.
+pub(crate) async fn judge_host(connection: &mut PgConnection, endpoint: EndpointKey) -> Result<()> {
+    let query = sqlx::query!(
+        r#"SELECT p.environment = 'sandbox' AS "free!", c.id AS "id!", c.host,
+                  (SELECT e.unproven_since FROM endpoints e WHERE e.partner_id = c.id) IS NOT NULL AS "unproven!"
+           FROM partners p
+           CROSS JOIN LATERAL (
+               SELECT p.partner_id AS id, p.webhook_host AS host
+               UNION ALL
+               SELECT f.endpoint_id, f.host FROM further_endpoints f
+               WHERE f.partner_id = p.partner_id AND f.purpose = 'webhooks'
+           ) c
+           WHERE p.partner_id = $1"#,
+        endpoint.partner_id.uuid(),
+    );
+    let chosen = query.fetch_all(&mut *connection).await?;
+    let this = endpoint.id.uuid();
+    let unproven = chosen.iter().find(|one| one.id == this).is_some_and(|new| {
+        let mut others = chosen.iter().filter(|other| other.id != this);
+        new.free && !others.any(|other| other.host == new.host && !other.unproven)
+    });
+    // Without a proof, the time of the next webhook is now.
+    let statement = sqlx::query!(
+        "INSERT INTO endpoints AS e (partner_id, unproven_since, blocked_until)
+         SELECT $1, now(), now() WHERE $2
+         ON CONFLICT (partner_id) DO UPDATE
+         SET unproven_since = excluded.unproven_since, blocked_until = coalesce(e.blocked_until, excluded.blocked_until)",
+        endpoint.id.uuid(),
+        unproven,
+    );
+    statement.execute(&mut *connection).await?;
+    if !unproven {
+        let statement = sqlx::query!(
+            "UPDATE endpoints SET unproven_since = NULL WHERE partner_id = $1 AND unproven_since IS NOT NULL",
+            endpoint.id.uuid(),
+        );
+        statement.execute(connection).await?;
+    }
+    Ok(())
 }
 
 /// The failed attempts of one endpoint in a batch.
@@ -316,7 +371,9 @@ pub(crate) async fn resume_by_partner(
     endpoint: EndpointKey,
 ) -> Result<Resumed> {
     let statement = sqlx::query!(
-        "UPDATE endpoints SET blocked_until = NULL, paused_by_partner = false, moving_since = now()
+        "UPDATE endpoints
+         SET blocked_until = CASE WHEN unproven_since IS NOT NULL THEN now() END, paused_by_partner = false,
+             moving_since = now()
          WHERE partner_id = $1 AND blocked_until = 'infinity' AND paused_by_partner",
         endpoint.id.uuid(),
     );
@@ -358,7 +415,7 @@ pub(crate) async fn begin_move(
         Block::End => sqlx::query!(
             "INSERT INTO endpoints AS e (partner_id, moving_since) VALUES ($1, now())
              ON CONFLICT (partner_id) DO UPDATE
-             SET moving_since = excluded.moving_since, failures = 0, blocks = 0, probe = NULL,
+             SET moving_since = excluded.moving_since, failures = 0, blocks = 0, probe = NULL, unproven_since = NULL,
                  blocked_until = CASE WHEN e.blocked_until = 'infinity' THEN e.blocked_until END",
             id.uuid(),
         ),
@@ -510,7 +567,8 @@ pub async fn resume(connection: &mut PgConnection, endpoint: EndpointKey) -> Res
     let mut transaction = sqlx::Connection::begin(connection).await?;
     let statement = sqlx::query!(
         "UPDATE endpoints
-         SET failures = 0, blocks = 0, blocked_until = NULL, probe = NULL, paused_by_partner = false
+         SET failures = 0, blocks = 0, probe = NULL, paused_by_partner = false,
+             blocked_until = CASE WHEN unproven_since IS NOT NULL THEN now() END
          WHERE partner_id = $1",
         endpoint.id.uuid()
     );

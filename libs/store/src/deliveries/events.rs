@@ -141,7 +141,11 @@ pub enum Subject {
         /// When the old keys or the old secret end.
         ends_at: OffsetDateTime,
     },
-    WebhookTest,
+    WebhookTest {
+        /// The code that the endpoint may return to prove that its host wants webhooks. It is never
+        /// stored: the notifier makes it when it sends it.
+        challenge: Option<String>,
+    },
     Notice {
         kind: Kind,
         notice: Notice,
@@ -149,30 +153,55 @@ pub enum Subject {
 }
 
 impl Subject {
+    /// Whether the body of a response returns the code of this test: as it is, or as the field
+    /// `challenge` of an object. The code anywhere else does not count, because many servers that
+    /// want nothing of us show what they were sent.
+    pub fn is_answered_by(&self, body: &[u8]) -> bool {
+        let Self::WebhookTest {
+            challenge: Some(challenge),
+        } = self
+        else {
+            return false;
+        };
+        if body.trim_ascii() == challenge.as_bytes() {
+            return true;
+        }
+        let answer: Option<serde_json::Value> = serde_json::from_slice(body).ok();
+        let returned = answer
+            .as_ref()
+            .and_then(|answer| answer.get("challenge")?.as_str());
+        returned == Some(challenge)
+    }
+
     pub fn kind(&self) -> Kind {
         match self {
             Self::TopupFailed { .. } => Kind::TopupFailed,
             Self::KeyExpiring { .. } => Kind::KeyExpiring,
-            Self::WebhookTest => Kind::WebhookTest,
+            Self::WebhookTest { .. } => Kind::WebhookTest,
             Self::Notice { kind, .. } => *kind,
         }
     }
 }
 
 /// Deletes pending events that have become pointless, and deliveries to endpoints that were deleted,
-/// with their work.
+/// with their work. Tests and notices stay as exhausted ones, because limits count them: otherwise a
+/// partner that deletes an endpoint or a channel would also delete what it has caused.
 pub(super) async fn delete(connection: &mut PgConnection, events: &[Uuid]) -> Result<()> {
     let statement = sqlx::query!(
-        "WITH deleted AS (
+        "WITH ended AS (
+             UPDATE deliveries SET state = 'exhausted'
+             WHERE delivery_id = ANY ($1) AND (kind = 'webhook.test' OR kind LIKE 'notice.%') AND state = 'pending'
+             RETURNING delivery_id
+         ), deleted AS (
              DELETE FROM deliveries
              WHERE delivery_id = ANY ($1) AND (kind <> 'topup.ready' OR endpoint_id IS NOT NULL)
-               AND state = 'pending'
+               AND kind <> 'webhook.test' AND kind NOT LIKE 'notice.%' AND state = 'pending'
              RETURNING delivery_id, topup_id
          ), unlinked AS (
              DELETE FROM further_deliveries f USING deleted
              WHERE f.topup_id = deleted.topup_id AND f.delivery_id = deleted.delivery_id
          )
-         DELETE FROM work WHERE id = ANY (ARRAY (SELECT delivery_id FROM deleted))",
+         DELETE FROM work WHERE id = ANY (ARRAY (SELECT delivery_id FROM deleted UNION ALL SELECT delivery_id FROM ended))",
         events,
     );
     statement.execute(connection).await?;
@@ -258,9 +287,13 @@ pub async fn test(
         _ => return Ok(Tested::NoEndpoint),
     }
     let query = sqlx::query_scalar!(
-        r#"SELECT extract(epoch FROM clock_timestamp() - created_at)::float8 AS "age!" FROM deliveries
+        r#"SELECT extract(epoch FROM clock_timestamp() - created_at)::float8 AS "age!" FROM deliveries d
            WHERE partner_id = $1 AND kind <> 'topup.ready' AND kind = 'webhook.test'
-             AND endpoint_id IS NOT DISTINCT FROM $3
+             -- A test of an endpoint that was deleted counts for all endpoints, so that deleting and
+             -- creating one does not pass the limit.
+             AND (endpoint_id IS NOT DISTINCT FROM $3
+                  OR (endpoint_id IS NOT NULL
+                      AND NOT EXISTS (SELECT FROM further_endpoints f WHERE f.endpoint_id = d.endpoint_id)))
              -- A pair, so that only the partner's index fits.
              AND (partner_id, created_at) > ($1, now() - make_interval(secs => $2))
            ORDER BY created_at DESC LIMIT 1"#,

@@ -43,6 +43,11 @@ pub struct Attempted {
     pub status: Option<u16>,
     /// The class of the result, as one word.
     pub class: &'static str,
+    /// What was wrong, if no readable response arrived. It is our text and holds neither the URL nor
+    /// anything of the response.
+    pub detail: Option<String>,
+    /// The endpoint has returned the code of a test, which proves that its host wants webhooks.
+    pub proves: bool,
     /// The start of the response body, sealed; only if the endpoint did not acknowledge.
     pub response_start: Option<Vec<u8>>,
     pub result: AttemptResult,
@@ -117,6 +122,13 @@ pub async fn record(
         effects
             .recovered
             .extend(delivered.map(|attempted| attempted.endpoint_id.uuid()));
+    }
+    let proven = attempts.iter().filter(|attempted| attempted.proves);
+    let proven: Vec<Uuid> = proven
+        .map(|attempted| attempted.endpoint_id.uuid())
+        .collect();
+    if !proven.is_empty() {
+        retry_conflicts!(endpoints::prove(&mut *connection, &proven))?;
     }
     if !effects.recovered.is_empty() {
         let recovered: Vec<Uuid> = effects.recovered.into_iter().collect();
@@ -297,9 +309,9 @@ async fn record_any(connection: &mut PgConnection, columns: &Columns) -> Result<
         r#"WITH new AS MATERIALIZED (
                SELECT *
                FROM unnest($1::uuid[], $2::int[], $3::timestamptz[], $4::int[], $5::int[], $6::text[],
-                           $7::bytea[], $8::text[], $9::text[], $10::float8[], $11::bool[])
+                           $7::bytea[], $8::text[], $9::text[], $10::float8[], $11::bool[], $12::text[])
                    AS new (delivery_id, attempt, at, duration_ms, status, class,
-                           answer, state, error, retry_in, is_event)
+                           answer, state, error, retry_in, is_event, detail)
            ), moved AS (
                -- The first result of an attempt counts. An acknowledgement counts even if it is late,
                -- because the partner has the webhook.
@@ -336,8 +348,8 @@ async fn record_any(connection: &mut PgConnection, columns: &Columns) -> Result<
            ), stored AS (
                -- The last attempt of a delivered topup is on the delivery's own row. Attempts whose result
                -- came too late are kept, too: they were made.
-               INSERT INTO delivery_attempts (delivery_id, attempt, at, duration_ms, status, class, answer)
-               SELECT delivery_id, attempt, at, duration_ms, status, class, answer FROM new
+               INSERT INTO delivery_attempts (delivery_id, attempt, at, duration_ms, status, class, answer, detail)
+               SELECT delivery_id, attempt, at, duration_ms, status, class, answer, detail FROM new
                WHERE state <> 'delivered' OR is_event
                ON CONFLICT DO NOTHING
            )
@@ -355,6 +367,7 @@ async fn record_any(connection: &mut PgConnection, columns: &Columns) -> Result<
         &columns.errors as &[Option<String>],
         &columns.retries as &[Option<f64>],
         &columns.events,
+        &columns.details as &[Option<String>],
     );
     Ok(query.fetch_all(connection).await?)
 }
@@ -368,6 +381,7 @@ struct Columns {
     durations: Vec<i32>,
     statuses: Vec<Option<i32>>,
     classes: Vec<&'static str>,
+    details: Vec<Option<String>>,
     response_starts: Vec<Option<Vec<u8>>>,
     states: Vec<&'static str>,
     errors: Vec<Option<String>>,
@@ -400,6 +414,7 @@ impl Columns {
                 .push(signed(attempted.duration.as_millis()));
             columns.statuses.push(attempted.status.map(i32::from));
             columns.classes.push(attempted.class);
+            columns.details.push(attempted.detail.clone());
             columns
                 .response_starts
                 .push(attempted.response_start.clone());

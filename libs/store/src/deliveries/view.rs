@@ -36,6 +36,9 @@ pub struct View {
     /// The class of the last attempt: `delivered`, `status_5xx`, `timeout`, … It is `None` before
     /// the first attempt, and after the record of the attempts was erased.
     pub class: Option<String>,
+    /// What was wrong with the last attempt, if no readable response arrived.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub detail: Option<String>,
     /// Why the last attempt failed.
     pub error: Option<String>,
     /// The start of the response to the last attempt, sealed for
@@ -80,12 +83,13 @@ pub(crate) async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<
                   coalesce(d.kind = 'topup.failed' AND (o.refused_at IS NOT NULL OR o.answer_by > now()), false)
                       AS "is_unconfirmed!",
                   CASE WHEN d.state = 'delivered' THEN 'delivered' ELSE last.class END AS class,
+                  CASE WHEN d.state <> 'delivered' THEN last.detail END AS detail,
                   CASE WHEN d.state <> 'delivered' OR d.kind <> 'topup.ready' THEN last.answer END AS answer
            FROM deliveries d
            LEFT JOIN orders o ON o.order_id = d.order_id
            LEFT JOIN esims e ON e.topup_id = d.topup_id
            LEFT JOIN LATERAL (
-               SELECT a.class, a.answer FROM delivery_attempts a WHERE a.delivery_id = d.delivery_id
+               SELECT a.class, a.detail, a.answer FROM delivery_attempts a WHERE a.delivery_id = d.delivery_id
                ORDER BY a.attempt DESC, a.at DESC LIMIT 1
            ) last ON true
            WHERE d.delivery_id = ANY ($1)
@@ -110,6 +114,7 @@ pub(crate) async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<
             duration_ms: row.duration_ms,
             status: row.status,
             class: row.class,
+            detail: row.detail,
             error: row.error,
             answer: row.answer,
             due_at: row.due_at,

@@ -38,6 +38,9 @@ pub struct AttemptView {
     pub status: Option<i32>,
     /// The class of the result: `delivered`, `status_5xx`, `timeout`, …
     pub class: String,
+    /// What was wrong, if no readable response arrived.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub detail: Option<String>,
     /// The start of the response body, sealed for
     /// [`Purpose::Response`](crate::vault::Purpose::Response).
     #[serde(skip)]
@@ -204,12 +207,12 @@ pub async fn attempts(
 ) -> Result<Vec<AttemptView>> {
     let attempts = sqlx::query_as!(
         AttemptView,
-        r#"SELECT attempt AS "attempt!", at AS "at!", duration_ms AS "duration_ms!", status, class AS "class!", answer
+        r#"SELECT attempt AS "attempt!", at AS "at!", duration_ms AS "duration_ms!", status, class AS "class!", detail, answer
            FROM (
-               SELECT attempt, at, duration_ms, status, class, answer FROM delivery_attempts WHERE delivery_id = $1
+               SELECT attempt, at, duration_ms, status, class, detail, answer FROM delivery_attempts WHERE delivery_id = $1
                UNION ALL
                -- The last attempt of a delivered topup is on the delivery's own row.
-               SELECT attempt - 1, attempted_at, coalesce(duration_ms, 0), status, 'delivered', NULL
+               SELECT attempt - 1, attempted_at, coalesce(duration_ms, 0), status, 'delivered', NULL, NULL
                FROM deliveries
                WHERE delivery_id = $1 AND kind = 'topup.ready' AND state = 'delivered' AND attempted_at IS NOT NULL
            ) attempts

@@ -24,7 +24,8 @@ pub struct NewWebhook<'a> {
 
 /// Changes a partner's webhook endpoint, and notes that the deliveries which wait must go to a new
 /// URL. Returns whether anything changed. With [`Block::End`], the same URL again counts as a new
-/// one, so an operator can end a block by setting the URL again.
+/// one, so an operator can end a block by setting the URL again. A host that a sandbox partner has
+/// chosen itself has to prove that it wants webhooks.
 ///
 /// `was` locks the partner's row and decides whether the URL changes.
 pub(crate) async fn change_webhook(
@@ -36,31 +37,38 @@ pub(crate) async fn change_webhook(
     let events: Option<Vec<&str>> = new
         .events
         .map(|events| events.iter().copied().map(Kind::as_str).collect());
-    let query = sqlx::query_scalar!(
+    let query = sqlx::query!(
         r#"WITH was AS MATERIALIZED (
-               SELECT webhook_url, webhook_events, $2 AND ($4 OR webhook_url IS DISTINCT FROM $3) AS moved
+               SELECT webhook_url, webhook_host, webhook_events, $2 AND ($4 OR webhook_url IS DISTINCT FROM $3) AS moved
                FROM partners WHERE partner_id = $1 FOR UPDATE
            )
            UPDATE partners p
            SET webhook_url = CASE WHEN $2 THEN $3 ELSE p.webhook_url END,
                webhook_events = coalesce($5::text[], p.webhook_events)
            FROM was WHERE p.partner_id = $1 AND (was.moved OR was.webhook_events <> $5)
-           RETURNING was.moved AS "moved!""#,
+           RETURNING was.moved AS "moved!",
+                     (p.webhook_host IS DISTINCT FROM was.webhook_host) AS "other_host!""#,
         partner_id.uuid(),
         new.url.is_some(),
         new.url.flatten(),
         matches!(block, Block::End),
         events.as_deref() as Option<&[&str]>,
     );
-    let moved = query.fetch_optional(&mut *connection).await?;
-    match (moved, new.url.flatten()) {
-        (Some(true), Some(_)) => {
-            endpoints::begin_move(connection, partner_id.first_endpoint(), block).await?;
+    let Some(changed) = query.fetch_optional(&mut *connection).await? else {
+        return Ok(false);
+    };
+    match new.url.flatten() {
+        _ if !changed.moved => {}
+        Some(_) => {
+            let first = partner_id.first_endpoint();
+            endpoints::begin_move(connection, first, block).await?;
+            if changed.other_host && block == Block::ProbeNow {
+                endpoints::judge_host(connection, EndpointKey::first(partner_id)).await?;
+            }
         }
-        (Some(true), None) => endpoints::end_move(connection, partner_id).await?,
-        _ => {}
+        None => endpoints::end_move(connection, partner_id).await?,
     }
-    Ok(moved.is_some())
+    Ok(true)
 }
 
 /// The size of a batch of deliveries that a move makes due.

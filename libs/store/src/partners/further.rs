@@ -9,18 +9,22 @@
 
 use std::collections::BTreeMap;
 
-use domain::{EndpointId, PartnerId};
+use domain::{
+    EndpointId, PartnerId,
+    rotation::{self, Overlap, Valid},
+};
 use signing::webhook;
 use sqlx::PgConnection;
+use time::OffsetDateTime;
+use url::Url;
 
-use super::{Overlap, Rotated};
+use super::Rotated;
 use crate::{
     Error, Result,
     deliveries::{
         endpoints::{self, Block, EndpointKey},
         events::Kind,
     },
-    seconds,
     vault::{Purpose, Vault, VaultError},
 };
 
@@ -74,7 +78,11 @@ pub async fn create(
         // The first endpoint has no row.
         i64::from(MOST - 1),
     );
-    Ok(statement.execute(connection).await?.rows_affected() > 0)
+    let created = statement.execute(&mut *connection).await?.rows_affected() > 0;
+    if created {
+        endpoints::judge_host(connection, new.key).await?;
+    }
+    Ok(created)
 }
 
 fn names(kinds: &[Kind]) -> Vec<&'static str> {
@@ -142,7 +150,16 @@ pub async fn change(
     if is_moved {
         endpoints::begin_move(connection, endpoint.id, Block::ProbeNow).await?;
     }
+    if change.url.is_some_and(|url| host(url) != host(&was.url)) {
+        endpoints::judge_host(connection, endpoint).await?;
+    }
     Ok(Some(true))
+}
+
+/// The host of a URL, in lower case. URLs that are stored are well-formed.
+fn host(url: &str) -> Option<String> {
+    let url: Url = url.parse().ok()?;
+    url.host_str().map(str::to_owned)
 }
 
 /// Deletes a further endpoint. What it still waits for is not sent any more: deliveries that are
@@ -180,7 +197,17 @@ pub async fn delete(connection: &mut PgConnection, endpoint: EndpointKey) -> Res
     Ok(statement.fetch_one(connection).await? > 0)
 }
 
-/// Replaces the secret of a further endpoint. The rules are those of [`super::rotate_keys`].
+/// The secrets of an endpoint as they are stored, sealed.
+struct Secrets {
+    secret: Vec<u8>,
+    old_secret: Option<Vec<u8>>,
+    old_secret_until: Option<OffsetDateTime>,
+    /// The time of the transaction.
+    now: OffsetDateTime,
+}
+
+/// Replaces the secret of an endpoint. [`rotation::rotate`] decides what becomes of the old one; the
+/// rules are those of [`super::rotate_keys`]. The caller's transaction keeps another rotation out.
 pub async fn rotate_secret(
     connection: &mut PgConnection,
     vault: &Vault,
@@ -188,25 +215,69 @@ pub async fn rotate_secret(
     secret: &webhook::Secret,
     overlap: Overlap,
 ) -> Result<Rotated> {
-    let sealed = vault.seal(Purpose::EndpointSecret(endpoint.id), secret.expose())?;
-    let query = sqlx::query_scalar!(
-        "UPDATE further_endpoints
-         SET secret = $3,
-             old_secret = CASE WHEN $4 = 0::float8 THEN NULL WHEN $5 THEN old_secret ELSE secret END,
-             old_secret_until = CASE WHEN $4 > 0::float8 THEN now() + make_interval(secs => $4) END
-         WHERE endpoint_id = $1 AND partner_id = $2 AND purpose = 'webhooks'
-           AND ($4 = 0::float8 OR coalesce(old_secret_until > now(), false) = $5)
-         RETURNING old_secret_until",
-        endpoint.id.uuid(),
-        endpoint.partner_id.uuid(),
-        sealed,
-        seconds(overlap.lasts),
-        overlap.keep_old,
-    );
-    Ok(query
-        .fetch_optional(connection)
-        .await?
-        .map_or(Rotated::Refused, Rotated::Until))
+    let sealed = vault.seal(purpose(endpoint), secret.expose())?;
+    let id = endpoint.id.uuid();
+    let partner_id = endpoint.partner_id.uuid();
+    let stored = if endpoint.is_first() {
+        let query = sqlx::query_as!(
+            Secrets,
+            r#"SELECT webhook_secret AS secret, old_webhook_secret AS old_secret,
+                      old_webhook_secret_until AS old_secret_until, now() AS "now!"
+               FROM partners WHERE partner_id = $1 FOR NO KEY UPDATE"#,
+            partner_id,
+        );
+        query.fetch_optional(&mut *connection).await?
+    } else {
+        let query = sqlx::query_as!(
+            Secrets,
+            r#"SELECT secret, old_secret, old_secret_until, now() AS "now!" FROM further_endpoints
+               WHERE endpoint_id = $1 AND partner_id = $2 AND purpose = 'webhooks' FOR NO KEY UPDATE"#,
+            id,
+            partner_id,
+        );
+        query.fetch_optional(&mut *connection).await?
+    };
+    let Some(stored) = stored else {
+        return Ok(Rotated::Refused);
+    };
+    let newest = Valid {
+        value: stored.secret,
+        ends_at: None,
+    };
+    let old = stored.old_secret.zip(stored.old_secret_until);
+    let old = old.map(|(value, until)| Valid {
+        value,
+        ends_at: Some(until),
+    });
+    let list: Vec<_> = [newest].into_iter().chain(old).collect();
+    let rotated = rotation::rotate(&list, sealed, overlap, stored.now);
+    let Some([newest, old @ ..]) = rotated.as_deref() else {
+        return Ok(Rotated::Refused);
+    };
+    let old = old.first();
+    let old_secret = old.map(|one| one.value.as_slice());
+    let until = old.and_then(|one| one.ends_at);
+    if endpoint.is_first() {
+        let statement = sqlx::query!(
+            "UPDATE partners SET webhook_secret = $2, old_webhook_secret = $3, old_webhook_secret_until = $4
+             WHERE partner_id = $1",
+            partner_id,
+            newest.value,
+            old_secret,
+            until,
+        );
+        statement.execute(connection).await?;
+    } else {
+        let statement = sqlx::query!(
+            "UPDATE further_endpoints SET secret = $2, old_secret = $3, old_secret_until = $4 WHERE endpoint_id = $1",
+            id,
+            newest.value,
+            old_secret,
+            until,
+        );
+        statement.execute(connection).await?;
+    }
+    Ok(Rotated::Until(until))
 }
 
 /// Whether the partner has this endpoint. Its first endpoint always exists.
@@ -262,11 +333,15 @@ pub fn open_headers(vault: &Vault, id: EndpointId, sealed: &[u8]) -> Result<Head
 /// Opens the sealed webhook-signing key of an endpoint, whether it is the first one of its partner
 /// or a further one.
 pub fn open_secret(vault: &Vault, endpoint: EndpointKey, sealed: &[u8]) -> Result<webhook::Secret> {
-    let purpose = if endpoint.is_first() {
+    let bytes = vault.open(purpose(endpoint), sealed)?;
+    webhook::Secret::from_bytes(bytes).map_err(|_| VaultError::Damaged.into())
+}
+
+/// What the secret of an endpoint is sealed for.
+pub(super) fn purpose(endpoint: EndpointKey) -> Purpose<'static> {
+    if endpoint.is_first() {
         Purpose::WebhookSecret(endpoint.partner_id)
     } else {
         Purpose::EndpointSecret(endpoint.id)
-    };
-    let bytes = vault.open(purpose, sealed)?;
-    webhook::Secret::from_bytes(bytes).map_err(|_| VaultError::Damaged.into())
+    }
 }

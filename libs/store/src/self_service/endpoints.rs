@@ -29,6 +29,8 @@ pub struct AnyEndpoint {
     /// The partner has paused it, so the partner can resume it.
     pub paused_by_partner: bool,
     pub blocked_until: Option<OffsetDateTime>,
+    /// Whether its host has proved that it wants webhooks, or need not.
+    pub proven: bool,
     pub failures: i32,
     pub waiting: i64,
     pub exhausted: i64,
@@ -44,6 +46,7 @@ struct Row {
     state: String,
     paused_by_partner: bool,
     blocked_until: Option<OffsetDateTime>,
+    proven: bool,
     failures: i32,
     waiting: i64,
     exhausted: i64,
@@ -65,7 +68,9 @@ pub async fn endpoints(
         "c.url",
         r#" AS "state!",
                   coalesce(e.paused_by_partner AND e.blocked_until = 'infinity', false) AS "paused_by_partner!",
-                  nullif(e.blocked_until, 'infinity') AS blocked_until,
+                  CASE WHEN e.unproven_since IS NULL OR e.failures > 0 THEN nullif(e.blocked_until, 'infinity') END
+                      AS blocked_until,
+                  e.unproven_since IS NULL AS "proven!",
                   coalesce(e.failures, 0) AS "failures!",
                   (SELECT count(*)
                    FROM (SELECT FROM work w
@@ -101,6 +106,7 @@ pub async fn endpoints(
             state: row.state,
             paused_by_partner: row.paused_by_partner,
             blocked_until: row.blocked_until,
+            proven: row.proven,
             failures: row.failures,
             waiting: row.waiting,
             exhausted: row.exhausted,

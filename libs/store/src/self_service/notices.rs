@@ -11,7 +11,6 @@ use domain::{DeliveryId, EndpointId, PartnerId};
 use signing::{code, webhook};
 use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
-use uuid::Uuid;
 
 use super::record_change;
 use crate::{
@@ -20,9 +19,6 @@ use crate::{
     seconds,
     vault::{Purpose, Vault},
 };
-
-/// How many wrong codes are taken before a new code has to be sent.
-const MOST_TRIES: i32 = 5;
 
 /// A channel for notices.
 #[derive(Clone, Debug)]
@@ -202,54 +198,33 @@ pub enum Verification {
     NoChannel,
 }
 
-/// Verifies the partner's channel with the code that was sent to it.
+/// Verifies the partner's channel with the code that was sent to it. The function of the database
+/// compares the code, counts the wrong ones and marks the channel, because the role of ingress may
+/// not do so itself.
 pub async fn verify_channel(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     given: &str,
 ) -> Result<Verification> {
     let mut transaction = connection.begin().await?;
-    // The lock keeps two requests at the same time from counting one try.
     let query = sqlx::query!(
-        r#"SELECT endpoint_id, verified_at IS NOT NULL AS "verified!", code_digest, code_tries,
-                  coalesce(code_until > now(), false) AS "in_time!"
-           FROM further_endpoints WHERE partner_id = $1 AND purpose = 'notices' FOR UPDATE"#,
+        r#"SELECT outcome AS "outcome!", tries_left AS "tries_left!" FROM verify_channel($1, $2)"#,
         partner_id.uuid(),
+        code::plain(given),
     );
-    let Some(channel) = query.fetch_optional(&mut *transaction).await? else {
-        return Ok(Verification::NoChannel);
-    };
-    if channel.verified {
-        return Ok(Verification::Verified);
-    }
-    let tries = channel.code_tries;
-    let Some(digest) = channel
-        .code_digest
-        .filter(|_| channel.in_time && tries < MOST_TRIES)
-    else {
-        return Ok(Verification::Ended);
-    };
-    let id: Uuid = channel.endpoint_id;
-    let is_right = code::matches(id.as_bytes(), given, &digest);
-    let statement = sqlx::query!(
-        "UPDATE further_endpoints
-         SET verified_at = CASE WHEN $2 THEN now() END,
-             code_digest = CASE WHEN $2 THEN NULL ELSE code_digest END,
-             code_tries = code_tries + (NOT $2)::int
-         WHERE endpoint_id = $1",
-        id,
-        is_right,
-    );
-    statement.execute(&mut *transaction).await?;
-    if is_right {
-        record_change(&mut transaction, "notices verify", partner_id).await?;
-    }
-    transaction.commit().await?;
-    Ok(if is_right {
-        Verification::Verified
-    } else {
-        Verification::Wrong {
-            left: MOST_TRIES - tries - 1,
+    let tried = query.fetch_one(&mut *transaction).await?;
+    let verification = match tried.outcome.as_str() {
+        "verified" => {
+            record_change(&mut transaction, "notices verify", partner_id).await?;
+            Verification::Verified
         }
-    })
+        "before" => Verification::Verified,
+        "wrong" => Verification::Wrong {
+            left: tried.tries_left,
+        },
+        "none" => Verification::NoChannel,
+        _ => Verification::Ended,
+    };
+    transaction.commit().await?;
+    Ok(verification)
 }

@@ -40,6 +40,9 @@ pub struct Endpoint {
     pub state: String,
     #[serde(with = "rfc3339::option")]
     pub blocked_until: Option<OffsetDateTime>,
+    /// False if the host of the URL has not proved yet that it wants webhooks: it then gets one a
+    /// second, until it returns the `challenge` of a test.
+    pub proven: bool,
     /// Consecutive failed attempts.
     pub failures: i32,
     /// Webhooks that wait for an attempt, counted up to 10,000.
@@ -74,7 +77,9 @@ pub async fn endpoint(
                   "#,
         "p.webhook_url",
         r#" AS "state!",
-                  nullif(e.blocked_until, 'infinity') AS blocked_until,
+                  CASE WHEN e.unproven_since IS NULL OR e.failures > 0 THEN nullif(e.blocked_until, 'infinity') END
+                      AS blocked_until,
+                  e.unproven_since IS NULL AS "proven!",
                   coalesce(e.failures, 0) AS "failures!",
                   (SELECT count(*)
                    FROM (SELECT FROM work w

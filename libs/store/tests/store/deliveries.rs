@@ -84,6 +84,8 @@ pub fn attempted(id: DeliveryId, attempt: u32, result: AttemptResult) -> Attempt
         duration: Duration::from_millis(7),
         status: Some(status),
         class,
+        detail: None,
+        proves: false,
         response_start: Some(b"sealed".to_vec()),
         result,
     }

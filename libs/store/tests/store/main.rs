@@ -22,7 +22,8 @@
 //! - [`database`]: deadlines and silent connections.
 //! - [`nodelay`]: no statement waits for a delayed acknowledgement.
 //! - [`roles`]: what each database role may do. [`bounds`]: what may stand in a column.
-//! - [`further`]: several endpoints of one partner.
+//! - [`further`]: several endpoints of one partner. [`health`]: every statement that changes the health
+//!   of an endpoint, against the machine of crate `domain`.
 //! - [`rotation`]: replaced keys and secrets, and re-encryption under another master key.
 //! - [`sweep`]: rows without an outcome after their first lease.
 //! - [`console`]: what the console needs below its pages. [`operations`]: webhooks of many partners.
@@ -49,6 +50,7 @@ mod endpoints;
 mod esim_requests;
 mod events;
 mod further;
+mod health;
 mod machine;
 mod migrations;
 mod nodelay;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use domain::{DeliveryId, EndpointId, PartnerId, TopupId};
 use signing::{code, webhook};
+use sqlx::{Connection, PgConnection};
 use store::deliveries::endpoints::BlockPolicy;
 use store::deliveries::events::{Kind, Subject};
 use store::deliveries::notices::{self, Made, Notice};
@@ -75,7 +76,7 @@ impl Bench {
         partner
     }
 
-    async fn verified_channel(&self, partner: PartnerId) {
+    pub async fn verified_channel(&self, partner: PartnerId) {
         let limits = VerificationLimits {
             interval: Duration::ZERO,
             per_day: 100,
@@ -452,7 +453,92 @@ async fn codes_are_sent_rarely() {
         "SELECT count(*) FROM deliveries WHERE kind = 'notice.verify' AND partner_id::text = $1";
     assert_eq!(
         bench.value::<i64>(codes, partner).await,
-        1,
-        "those that cannot be sent are deleted"
+        3,
+        "those that cannot be sent any more still count"
     );
+    let SetChannel::TooSoon(_) = bench.set_channel(partner, MAIL, LIMITS).await else {
+        panic!("the claim has made room for a code");
+    };
+}
+
+/// Setting a channel, removing it and setting another one, again and again, while the notifier works:
+/// each code that is not acknowledged would be retried, and is pointless once its channel is gone.
+#[tokio::test]
+async fn removing_a_channel_makes_no_room_for_codes() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(URL).await;
+    let mut sent = 0;
+    for number in 0..20 {
+        let target = format!("mailto:stranger{number}@example.com");
+        sent += usize::from(bench.set_channel(partner, &target, LIMITS).await == SetChannel::Set);
+        for due in bench.claim_due_deliveries(&page(100, 100)).await {
+            let failed = Attempted {
+                endpoint_id: due.endpoint.id,
+                is_event: true,
+                ..attempted(due.id, due.attempt, failure(Some(Duration::from_secs(5))))
+            };
+            bench.record_by(&POLICY, &[failed]).await;
+        }
+        let mut connection = bench.connection().await;
+        self_service::remove_channel(&mut connection, partner)
+            .await
+            .unwrap();
+        // The retry of the code is due, and finds no channel.
+        bench.sql("UPDATE work SET at = now()").await;
+        assert!(bench.claim_due_deliveries(&page(100, 100)).await.is_empty());
+        bench
+            .sql("UPDATE deliveries SET created_at = created_at - interval '2 minutes'")
+            .await;
+    }
+    assert_eq!(u32::try_from(sent), Ok(LIMITS.per_day));
+}
+
+/// The role of ingress acts for partners, but a channel is verified by its code only.
+#[tokio::test]
+async fn the_role_of_ingress_verifies_no_channel_without_its_code() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(URL).await;
+    bench.set_channel(partner, MAIL, LIMITS).await;
+    let channel = bench.channel_of(partner).await.unwrap();
+    let code = bench.send_code(channel.endpoint_id).await;
+    let mut ingress = PgConnection::connect(&bench.database.url_of("ingress").unwrap())
+        .await
+        .unwrap();
+    for statement in [
+        "UPDATE further_endpoints SET verified_at = now()",
+        "UPDATE further_endpoints SET code_digest = ''",
+        "UPDATE further_endpoints SET code_tries = 0",
+        "UPDATE further_endpoints SET purpose = 'notices'",
+        "INSERT INTO further_endpoints (endpoint_id, partner_id, purpose, url, secret, events, verified_at)
+         VALUES (gen_random_uuid(), gen_random_uuid(), 'notices', 'mailto:a@b.example', '', '{}', now())",
+        "INSERT INTO further_endpoints (endpoint_id, partner_id, purpose, url, secret, events, code_digest)
+         VALUES (gen_random_uuid(), gen_random_uuid(), 'notices', 'mailto:a@b.example', '', '{}', '')",
+    ] {
+        let error = sqlx::raw_sql(statement).execute(&mut ingress).await.unwrap_err();
+        let error = error.as_database_error().unwrap();
+        assert_eq!(error.code().as_deref(), Some("42501"), "{statement}");
+    }
+    let verify = "SELECT outcome FROM verify_channel($1, $2)";
+    let mut tried: Vec<String> = Vec::new();
+    for guess in ["", "2222", &"2".repeat(64), &"2".repeat(65), "ä"] {
+        let outcome = sqlx::query_scalar(verify).bind(partner.uuid()).bind(guess);
+        tried.push(outcome.fetch_one(&mut ingress).await.unwrap());
+    }
+    assert_eq!(tried, ["wrong"; 5]);
+    assert_eq!(bench.verify(partner, &code).await, Verification::Ended);
+
+    // A code proves the address that it was sent to, and no other one.
+    let code = bench.send_code(channel.endpoint_id).await;
+    sqlx::raw_sql("UPDATE further_endpoints SET url = 'mailto:stranger@example.com'")
+        .execute(&mut ingress)
+        .await
+        .unwrap();
+    assert_eq!(bench.verify(partner, &code).await, Verification::Ended);
+    let code = bench.send_code(channel.endpoint_id).await;
+    assert_eq!(bench.verify(partner, &code).await, Verification::Verified);
+    sqlx::raw_sql("UPDATE further_endpoints SET url = 'mailto:other@example.com'")
+        .execute(&mut ingress)
+        .await
+        .unwrap();
+    assert_eq!(bench.channel_of(partner).await.unwrap().state, "unverified");
 }

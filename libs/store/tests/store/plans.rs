@@ -122,7 +122,7 @@ const PER_CELL: [(&str, &str); 35] = rows! {
     "FROM (SELECT delivery_id, coalesce(endpoint_id, partner_id) AS endpoint_id" => "the health of the system: webhooks that no sweep has passed";
     "FROM (SELECT placement_id, provider, state, created_at FROM placements" => "the health of the system: purchases that no sweep has passed";
     "SELECT name AS provider, due.count" => "the health of the system: due requests about eSIMs";
-    "SELECT (SELECT count(*) FROM endpoints WHERE blocked_until < 'infinity')" => "the gauges of endpoints";
+    "SELECT (SELECT count(*) FROM endpoints\n" => "the gauges of endpoints";
     "SELECT topup_id FROM esim_requests" => "a look at due requests about eSIMs";
     "WHERE r.give_back = 'parked' AND" => "an operator's list";
 };

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use domain::{ActivationCode, PartnerId, TopupId};
 use signing::{SecretKey, webhook::Secret};
+use store::deliveries::endpoints::EndpointKey;
 use store::deliveries::{self, Claim, Delivery};
 use store::master_key::{self, Pass, Usage};
 use store::partners::{self, Credentials, Overlap, Partner, Rotated};
@@ -60,7 +61,16 @@ async fn rotate_secret(
 ) -> &'static str {
     let secret = Secret::from_bytes(vec![byte; 32]).unwrap();
     let mut connection = bench.connection().await;
-    short(partners::rotate_webhook_secret(&mut connection, &VAULT, partner, &secret, overlap).await)
+    short(
+        partners::rotate_secret(
+            &mut connection,
+            &VAULT,
+            EndpointKey::first(partner),
+            &secret,
+            overlap,
+        )
+        .await,
+    )
 }
 
 /// The access keys that are valid beside this one.
@@ -218,8 +228,14 @@ async fn every_secret_that_is_valid_needs_its_key() {
     let new = vault(NEW_KEY);
     let mut connection = bench.connection().await;
     let secret = Secret::from_bytes(vec![9; 32]).unwrap();
-    let rotated =
-        partners::rotate_webhook_secret(&mut connection, &both, partner, &secret, AT_ONCE).await;
+    let rotated = partners::rotate_secret(
+        &mut connection,
+        &both,
+        EndpointKey::first(partner),
+        &secret,
+        AT_ONCE,
+    )
+    .await;
     assert_eq!(short(rotated), "at once");
     let error = schema::wait(&bench.store, &new).await.unwrap_err();
     assert!(error.to_string().contains("\"test\""), "{error}");

@@ -328,6 +328,9 @@ fn describe(head: String, attempts: &[AttemptView], answers: &[Option<String>]) 
         list(attempts, "No attempt has ended yet.", attempt_row),
     ];
     for (attempt, answer) in attempts.iter().zip(answers) {
+        if let Some(detail) = &attempt.detail {
+            parts.push(format!("attempt {}: {detail}", attempt.attempt + 1));
+        }
         if let Some(answer) = answer {
             parts.push(format!(
                 "answer to attempt {}: {}",

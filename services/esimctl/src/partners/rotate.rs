@@ -20,6 +20,7 @@ use signing::generate;
 use store::{
     PgConnection,
     config::MasterKeyConfig,
+    deliveries::endpoints::EndpointKey,
     operator::actions::{self, Changed},
     partners::{self, Overlap, Partner, Rotated},
     vault::{Keyring, Vault},
@@ -155,8 +156,14 @@ async fn webhook_secret(rotate: &Rotate, console: &Console) -> anyhow::Result<()
     let target = format!("partner {id}");
     let action = rotate.why.action("partner rotate-webhook-secret", &target);
     let change = async |transaction: &mut PgConnection| {
-        let rotated =
-            partners::rotate_webhook_secret(transaction, &vault, id, &secret, overlap).await?;
+        let rotated = partners::rotate_secret(
+            transaction,
+            &vault,
+            EndpointKey::first(id),
+            &secret,
+            overlap,
+        )
+        .await?;
         Ok(done(rotated, |until| {
             Changed::created(json!({ "old_webhook_secret_until": until }))
         }))

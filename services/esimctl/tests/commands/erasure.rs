@@ -21,6 +21,8 @@ async fn delivered(operator: &Operator, partner: &Value, external_id: &str) -> O
         duration: Duration::from_millis(3),
         status: Some(200),
         class: "delivered",
+        detail: None,
+        proves: false,
         response_start: None,
         result: AttemptResult::Delivered,
     };

@@ -263,6 +263,8 @@ pub async fn record(
         duration: Duration::from_millis(12),
         status: Some(500),
         class: "status_5xx",
+        detail: None,
+        proves: false,
         response_start: Some(answer.unwrap()),
         result: AttemptResult::Failed {
             error: "status".to_owned(),

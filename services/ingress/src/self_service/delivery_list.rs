@@ -102,6 +102,7 @@ fn last_attempt(view: &View) -> Option<self_service::Attempt> {
         duration_ms: view.duration_ms.unwrap_or_default(),
         status: view.status,
         class: view.class.clone()?,
+        detail: view.detail.clone(),
         answer: view.answer.clone(),
     })
 }

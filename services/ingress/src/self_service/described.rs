@@ -229,7 +229,13 @@ pub(crate) struct WebhookTest {
     r#type: String,
     #[schema(format = DateTime)]
     timestamp: String,
-    /// An empty object.
-    #[schema(value_type = Object)]
-    data: (),
+    data: WebhookTestData,
+}
+
+#[derive(ToSchema)]
+pub(crate) struct WebhookTestData {
+    /// Return it in your answer, as `{"challenge": "…"}`, to prove once that your host wants our
+    /// webhooks. Only a host that a sandbox account has chosen needs that.
+    #[schema(example = "7KQM-2XWB-9TRA")]
+    challenge: String,
 }

@@ -13,7 +13,7 @@ use signing::generate;
 use store::{
     deliveries::{endpoints::EndpointKey, events::Kind},
     partners::{
-        Rotated,
+        self, Rotated,
         further::{self, Change, Headers, MOST, NewEndpoint},
     },
     self_service::{self, AnyEndpoint, PauseChanged},
@@ -56,6 +56,9 @@ pub(super) struct Shown {
     paused_by: Option<&'static str>,
     #[serde(with = "rfc3339::option")]
     blocked_until: Option<OffsetDateTime>,
+    /// False if its host has not proved yet that it wants webhooks: it then gets one a second, until
+    /// it returns the `challenge` of a test.
+    proven: bool,
     /// Consecutive failed attempts.
     failures: i32,
     /// Webhooks that wait for an attempt, counted up to 10,000.
@@ -91,6 +94,7 @@ impl Shown {
             state: endpoint.state,
             paused_by,
             blocked_until: endpoint.blocked_until,
+            proven: endpoint.proven,
             failures: endpoint.failures,
             waiting: endpoint.waiting,
             exhausted: endpoint.exhausted,
@@ -291,9 +295,14 @@ fn wanted_headers(given: &Value) -> Result<Headers, Fault> {
             Err(error) => return wrong(&error),
         };
         bytes += name.len() + value.len();
-        if wanted.insert(name, value.to_owned()).is_some() {
-            return wrong(&"a name is given twice");
+        let read = headers::as_read(&name);
+        if wanted
+            .keys()
+            .any(|other: &String| headers::as_read(other) == read)
+        {
+            return wrong(&"a name is given twice (gateways read _ as -)");
         }
+        wanted.insert(name, value.to_owned());
     }
     if wanted.len() > headers::MOST || bytes > headers::MOST_BYTES {
         return wrong(&format_args!(
@@ -419,7 +428,7 @@ pub(super) async fn secret(session: Session, Id(id): Id<EndpointId>) -> Result<R
             partner,
             "endpoint secret rotate",
             async |transaction| {
-                further::rotate_secret(transaction, vault, key, &secret, OVERLAP).await
+                partners::rotate_secret(transaction, vault, key, &secret, OVERLAP).await
             },
         )
         .await

@@ -189,6 +189,10 @@ pub(super) struct Attempt<'a> {
     status: Option<i32>,
     /// `delivered`, or why the attempt failed: `status_5xx`, `timeout`, `tls`, `forbidden`, …
     outcome: &'a str,
+    /// What was wrong, if no readable response arrived, for example that your certificate has
+    /// expired. It is for people, and its wording may change.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    detail: Option<&'a str>,
     /// The first bytes of the body of your response, if it did not acknowledge the webhook, or if
     /// it answered a test.
     answer: Option<String>,
@@ -240,6 +244,7 @@ pub(super) fn attempts<'a>(
         duration_ms: attempt.duration_ms,
         status: attempt.status,
         outcome: &attempt.class,
+        detail: attempt.detail.as_deref(),
         answer: answer(service, id, attempt),
     });
     shown.collect()

@@ -15,7 +15,7 @@ use serde::Serialize;
 use serde_json::Value;
 use signing::generate;
 use store::{
-    deliveries::events::Kind,
+    deliveries::{endpoints::EndpointKey, events::Kind},
     partners::{self, NewWebhook, Rotated},
     self_service::{self, Endpoint},
 };
@@ -258,7 +258,14 @@ pub(super) async fn replace_secret(session: &Session) -> Result<Response, ApiErr
             partner,
             "webhook secret rotate",
             async |transaction| {
-                partners::rotate_webhook_secret(transaction, vault, partner, &secret, OVERLAP).await
+                partners::rotate_secret(
+                    transaction,
+                    vault,
+                    EndpointKey::first(partner),
+                    &secret,
+                    OVERLAP,
+                )
+                .await
             },
         )
         .await

@@ -60,11 +60,11 @@ const MANNERS: [(&str, Manner, &str); 19] = testkit::rows! {
     "a wait of a thousand years",
         Sends(b"HTTP/1.1 503 No\r\nretry-after: 31536000000\r\ncontent-length: 0\r\n\r\n") => "status_5xx";
     "the end", Last(b"") => "no_answer";
-    "half a head", Last(b"HTTP/1.1 200 OK\r\ncontent-") => "no_answer";
-    "another protocol", Last(b"SSH-2.0-OpenSSH_9.9\r\n\r\n") => "no_answer";
-    "a TLS record", Last(b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03") => "no_answer";
-    "two lengths", Last(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nab") => "no_answer";
-    "a header with a NUL", Last(b"HTTP/1.1 200 OK\r\nx: \0\r\n\r\n") => "no_answer";
+    "half a head", Last(b"HTTP/1.1 200 OK\r\ncontent-") => "bad_answer";
+    "another protocol", Last(b"SSH-2.0-OpenSSH_9.9\r\n\r\n") => "bad_answer";
+    "a TLS record", Last(b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03") => "bad_answer";
+    "two lengths", Last(b"HTTP/1.1 500 No\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nab") => "status_5xx";
+    "a header with a NUL", Last(b"HTTP/1.1 200 OK\r\nx: \0\r\n\r\n") => "bad_answer";
     "a chunk without a size", Last(b"HTTP/1.1 500 No\r\ntransfer-encoding: chunked\r\n\r\nxyz\r\n") => "status_5xx";
     "a switch", Last(b"HTTP/1.1 101 Go\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n") => "status_other";
 };

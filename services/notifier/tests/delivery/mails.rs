@@ -5,7 +5,7 @@ use std::{path::Path, process::Command, time::Duration};
 use clap::Parser;
 use domain::{DeliveryId, WebhookId};
 use notifier::mail::{Mail, Mailer, RelayConfig, refused_for_good};
-use notifier::webhook::Unanswered;
+use notifier::webhook::{TlsFault, Unanswered};
 use runtime::clock;
 use testkit::mailbox::MailRelay;
 use webhooks::mail::EmailAddress;
@@ -122,7 +122,7 @@ async fn a_password_goes_to_a_relay_with_a_known_certificate_only() {
     let unknown = mailer(&url, None);
     assert_eq!(
         send(&unknown, "ops@shop.example").await,
-        Err(Unanswered::Tls)
+        Err(Unanswered::Tls(TlsFault::UnknownIssuer))
     );
     // A relay that offers no TLS gets nothing either.
     let plain = MailRelay::start().await.unwrap();

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use domain::PartnerId;
 use signing::webhook::Secret;
+use store::deliveries::endpoints::EndpointKey;
 use store::partners::{self, Overlap, Rotated};
 use store::vault::Keyring;
 use testkit::receiver::{Received, Signature};
@@ -20,9 +21,14 @@ impl Bench {
             lasts: Duration::from_hours(24),
             keep_old: false,
         };
-        let rotated =
-            partners::rotate_webhook_secret(&mut connection, &vault, partner, &secret, overlap)
-                .await;
+        let rotated = partners::rotate_secret(
+            &mut connection,
+            &vault,
+            EndpointKey::first(partner),
+            &secret,
+            overlap,
+        )
+        .await;
         assert!(matches!(rotated, Ok(Rotated::Until(_))), "{rotated:?}");
         secret
     }

@@ -61,6 +61,7 @@ macro_rules! with_state {
         sqlx::query_as!(
             $row,
             $head + "CASE WHEN e.blocked_until = 'infinity' THEN 'paused' WHEN " + $url + " IS NULL THEN 'no_url'
+                          WHEN e.unproven_since IS NOT NULL AND e.failures = 0 THEN 'open'
                           WHEN e.probe IS NOT NULL OR e.blocked_until <= now() THEN 'probing'
                           WHEN e.blocked_until IS NOT NULL THEN 'blocked'
                           ELSE 'open' END" + $tail
@@ -82,7 +83,8 @@ pub async fn list(
                   "#,
         "c.url",
         r#" AS "state!",
-                  nullif(e.blocked_until, 'infinity') AS blocked_until,
+                  CASE WHEN e.unproven_since IS NULL OR e.failures > 0 THEN nullif(e.blocked_until, 'infinity') END
+                      AS blocked_until,
                   coalesce(e.failures, 0) AS "failures!", e.failing_since AS "failing_since?",
                   (SELECT count(*) FROM work w
                    WHERE w.kind = 'deliver' AND w.provider = '' AND w.lane = c.lane

@@ -134,7 +134,8 @@ pub async fn backlog(connection: &mut PgConnection) -> Result<Backlog> {
         mine.map(|queue| queue.oldest).max().unwrap_or_default()
     };
     let query = sqlx::query!(
-        r#"SELECT (SELECT count(*) FROM endpoints WHERE blocked_until < 'infinity') AS "blocked!",
+        r#"SELECT (SELECT count(*) FROM endpoints
+                   WHERE blocked_until < 'infinity' AND (unproven_since IS NULL OR failures > 0)) AS "blocked!",
                   (SELECT count(*) FROM endpoints WHERE blocked_until = 'infinity') AS "paused!",
                   (SELECT count(*)
                    FROM (SELECT coalesce(nullif(lane, '')::uuid, partner_id) AS endpoint_id FROM work

@@ -1,0 +1,31 @@
+//! Whether the host of an endpoint has proved that it wants webhooks. A sandbox account is free and
+//! chooses its hosts itself, so a host that has not proved itself gets one webhook a second.
+
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::Result;
+
+/// Notes that the hosts of these endpoints want webhooks: each has returned the code of its test. The
+/// proof is the host's, so it counts for all endpoints that the partner has there. The caller then
+/// records the acknowledgement, which ends the wait for the next webhook.
+pub(in crate::deliveries) async fn prove(
+    connection: &mut PgConnection,
+    endpoints: &[Uuid],
+) -> Result<()> {
+    let statement = sqlx::query!(
+        "WITH proven AS MATERIALIZED (
+             SELECT partner_id, webhook_host AS host FROM partners WHERE partner_id = ANY ($1)
+             UNION
+             SELECT partner_id, host FROM further_endpoints WHERE endpoint_id = ANY ($1)
+         )
+         UPDATE endpoints SET unproven_since = NULL
+         WHERE unproven_since IS NOT NULL AND partner_id = ANY (ARRAY (
+             SELECT p.partner_id FROM proven JOIN partners p USING (partner_id) WHERE p.webhook_host = proven.host
+             UNION ALL
+             SELECT f.endpoint_id FROM proven JOIN further_endpoints f USING (partner_id) WHERE f.host = proven.host))",
+        endpoints,
+    );
+    statement.execute(connection).await?;
+    Ok(())
+}

@@ -1,0 +1,291 @@
+//! Every statement that changes the health of an endpoint is executed in every health, and its effect
+//! is compared with [`Health::after`]. So the SQL and the machine of `libs/domain` cannot drift apart.
+
+use std::time::Duration;
+
+use domain::endpoint::{Event, Gate, Health, Notice, Policy, Told};
+use domain::{DeliveryId, PartnerId, TopupId};
+use sqlx::Row;
+use store::deliveries::endpoints::{self, BlockPolicy, EndpointKey};
+use store::deliveries::events::Kind;
+use store::deliveries::{self, AttemptResult, Attempted, Claim};
+use store::partners::NewWebhook;
+use store::self_service;
+use time::OffsetDateTime;
+
+use crate::bench::{Bench, delivery_id};
+use crate::deliveries::{attempted, failure};
+
+const POLICY: Policy = Policy {
+    failures: 4,
+    first: Duration::from_secs(100),
+    longest: Duration::from_secs(1000),
+};
+const LEASE: Duration = Duration::from_secs(20);
+const HOUR: Duration = Duration::from_hours(1);
+const URL: &str = "https://shop.example/hook";
+
+/// All kinds of health: each field has the values that a statement may tell apart.
+fn all(now: OffsetDateTime, probe: DeliveryId) -> Vec<Health> {
+    let gates = [
+        Gate::Open,
+        Gate::BlockedUntil(now - HOUR),
+        Gate::BlockedUntil(now + HOUR),
+        Gate::Paused { by_partner: true },
+        Gate::Paused { by_partner: false },
+    ];
+    let mut all = Vec::new();
+    for gate in gates {
+        let probes: &[_] = match gate {
+            Gate::BlockedUntil(_) => &[None, Some(probe)],
+            _ => &[None],
+        };
+        for failures in [0, 1, 3] {
+            for blocks in [0, 2, 9] {
+                for told in [None, Some(Told::Failing), Some(Told::Blocked)] {
+                    for failing_since in [None, Some(now - HOUR)] {
+                        all.extend(probes.iter().map(|probe| Health {
+                            gate,
+                            failures,
+                            blocks,
+                            probe: *probe,
+                            failing_since,
+                            told,
+                        }));
+                    }
+                }
+            }
+        }
+    }
+    all
+}
+
+fn events(probe: DeliveryId, now: OffsetDateTime) -> Vec<Event> {
+    let mut events = vec![
+        Event::Acknowledged,
+        Event::Probe {
+            delivery: probe,
+            until: now + LEASE,
+        },
+    ];
+    for attempts in [1, 4] {
+        for probe in [false, true] {
+            events.push(Event::Failed { attempts, probe });
+        }
+    }
+    for by_partner in [false, true] {
+        events.extend([
+            Event::Pause { by_partner },
+            Event::Resume { by_partner },
+            Event::NewUrl { by_partner },
+        ]);
+    }
+    events
+}
+
+impl Bench {
+    async fn put_health(&self, partner: PartnerId, health: Health) {
+        let told = health.told.map(|told| match told {
+            Told::Failing => "failing",
+            Told::Blocked => "blocked",
+        });
+        let until = match health.gate {
+            Gate::BlockedUntil(until) => Some(until),
+            _ => None,
+        };
+        sqlx::query(
+            "INSERT INTO endpoints (partner_id, failures, blocks, blocked_until, probe, failing_since, told,
+                                    told_at, paused_by_partner)
+             VALUES ($1, $2, $3, CASE WHEN $4 THEN 'infinity' ELSE $5::timestamptz END, $6, $7, $8,
+                     now() - interval '1 day', $9)
+             ON CONFLICT (partner_id) DO UPDATE
+             SET failures = excluded.failures, blocks = excluded.blocks, blocked_until = excluded.blocked_until,
+                 probe = excluded.probe, failing_since = excluded.failing_since, told = excluded.told,
+                 told_at = excluded.told_at, paused_by_partner = excluded.paused_by_partner",
+        )
+        .bind(partner.uuid())
+        .bind(i32::try_from(health.failures).unwrap())
+        .bind(i32::try_from(health.blocks).unwrap())
+        .bind(matches!(health.gate, Gate::Paused { .. }))
+        .bind(until)
+        .bind(health.probe.map(DeliveryId::uuid))
+        .bind(health.failing_since)
+        .bind(told)
+        .bind(matches!(health.gate, Gate::Paused { by_partner: true }))
+        .execute(&self.pool)
+        .await
+        .unwrap();
+    }
+
+    async fn health(&self, partner: PartnerId) -> Health {
+        let row = sqlx::query(
+            "SELECT failures, blocks, nullif(blocked_until, 'infinity'), blocked_until = 'infinity', paused_by_partner,
+                    probe, failing_since, told
+             FROM endpoints WHERE partner_id = $1",
+        )
+        .bind(partner.uuid())
+        .fetch_one(&self.pool)
+        .await
+        .unwrap();
+        let until: Option<OffsetDateTime> = row.get(2);
+        let gate = if row.get::<Option<bool>, _>(3) == Some(true) {
+            Gate::Paused {
+                by_partner: row.get(4),
+            }
+        } else {
+            until.map_or(Gate::Open, Gate::BlockedUntil)
+        };
+        Health {
+            gate,
+            failures: u32::try_from(row.get::<i32, _>(0)).unwrap(),
+            blocks: u32::try_from(row.get::<i32, _>(1)).unwrap(),
+            probe: row.get::<Option<uuid::Uuid>, _>(5).map(DeliveryId::from),
+            failing_since: row.get(6),
+            told: row
+                .get::<Option<String>, _>(7)
+                .map(|told| match told.as_str() {
+                    "failing" => Told::Failing,
+                    _ => Told::Blocked,
+                }),
+        }
+    }
+
+    /// Executes the statement of an event. Returns what the partner is told.
+    async fn happens(&self, partner: PartnerId, topup: &TopupId, event: Event) -> Vec<Kind> {
+        let probe = delivery_id(topup);
+        let first = EndpointKey::first(partner);
+        let mut connection = self.connection().await;
+        let attempt = |id, result| Attempted {
+            endpoint_id: first.id,
+            ..attempted(id, 99, result)
+        };
+        let policy = BlockPolicy {
+            failures: POLICY.failures,
+            first: POLICY.first,
+            longest: POLICY.longest,
+            notices_per_day: u32::MAX,
+        };
+        let batch: Vec<Attempted> = match event {
+            // They are of deliveries that do not exist, or are not due for this attempt, so nothing but
+            // the endpoint changes.
+            Event::Failed {
+                attempts,
+                probe: of,
+            } => (0..attempts)
+                .map(|nth| {
+                    let id = if of && nth == 0 {
+                        probe
+                    } else {
+                        DeliveryId::new()
+                    };
+                    attempt(id, failure(Some(HOUR)))
+                })
+                .collect(),
+            Event::Acknowledged => vec![attempt(DeliveryId::new(), AttemptResult::Delivered)],
+            Event::Probe { .. } => {
+                let claim = Claim::Due { lease: LEASE };
+                deliveries::claim(&mut connection, &[probe], claim)
+                    .await
+                    .unwrap();
+                return Vec::new();
+            }
+            Event::Pause { by_partner: false } => {
+                endpoints::pause(&mut connection, first.id).await.unwrap();
+                return Vec::new();
+            }
+            Event::Pause { by_partner: true } => {
+                self_service::pause_endpoint(&mut connection, first)
+                    .await
+                    .unwrap();
+                return Vec::new();
+            }
+            Event::Resume { by_partner: false } => {
+                endpoints::resume(&mut connection, first).await.unwrap();
+                return Vec::new();
+            }
+            Event::Resume { by_partner: true } => {
+                self_service::resume_endpoint(&mut connection, first)
+                    .await
+                    .unwrap();
+                return Vec::new();
+            }
+            Event::NewUrl { by_partner: false } => {
+                self.set_url(partner, Some(URL)).await;
+                return Vec::new();
+            }
+            Event::NewUrl { by_partner: true } => {
+                let url = format!("{URL}/{}", DeliveryId::new());
+                let new = NewWebhook {
+                    url: Some(Some(&url)),
+                    events: None,
+                };
+                self_service::set_webhook(&mut connection, partner, &new)
+                    .await
+                    .unwrap();
+                return Vec::new();
+            }
+        };
+        let made = deliveries::record(&mut connection, &batch, &policy)
+            .await
+            .unwrap();
+        made.notices.into_iter().map(|(kind, _)| kind).collect()
+    }
+}
+
+/// The same, with times that differ by less than the statements and this test may take.
+fn same(one: Health, other: Health) -> bool {
+    let near =
+        |one: OffsetDateTime, other: OffsetDateTime| (one - other).abs() < Duration::from_secs(15);
+    let gates = match (one.gate, other.gate) {
+        (Gate::BlockedUntil(one), Gate::BlockedUntil(other)) => near(one, other),
+        (one, other) => one == other,
+    };
+    let since = match (one.failing_since, other.failing_since) {
+        (Some(one), Some(other)) => near(one, other),
+        (one, other) => one == other,
+    };
+    let rest = |health: Health| Health {
+        gate: Gate::Open,
+        failing_since: None,
+        ..health
+    };
+    gates && since && rest(one) == rest(other)
+}
+
+#[tokio::test]
+async fn each_statement_does_what_the_machine_says() {
+    let bench = Bench::new().await;
+    // A live partner, whose own URLs need no proof.
+    let partner = bench.partner(Some(URL)).await;
+    bench.sql("UPDATE partners SET environment = 'live'").await;
+    bench.verified_channel(partner).await;
+    let topup = bench.deliveries(partner, 1, false).await.remove(0);
+    let probe = delivery_id(&topup);
+    let mut cases = 0;
+    for start in all(runtime::clock::now(), probe) {
+        for event in events(probe, runtime::clock::now()) {
+            let now = runtime::clock::now();
+            // A failed probe is one that there is.
+            if matches!(event, Event::Failed { probe: true, .. }) && start.probe.is_none() {
+                continue;
+            }
+            bench.put_health(partner, start).await;
+            bench.deliver_in(std::slice::from_ref(&topup), -1.0).await;
+            let told = bench.happens(partner, &topup, event).await;
+            let (expected, notice) = start.after(event, now, POLICY);
+            let found = bench.health(partner).await;
+            assert!(
+                same(found, expected),
+                "{start:?}\n{event:?}\nthe statement:   {found:?}\nthe machine says {expected:?}"
+            );
+            let notice = notice.map(|notice| match notice {
+                Notice::Failing => Kind::NoticeEndpointFailing,
+                Notice::Blocked => Kind::NoticeEndpointBlocked,
+                Notice::Recovered => Kind::NoticeEndpointRecovered,
+            });
+            assert_eq!(told, Vec::from_iter(notice), "{start:?}\n{event:?}");
+            cases += 1;
+        }
+    }
+    assert!(cases > 1_000, "{cases}");
+}
