@@ -4,6 +4,10 @@
 //! The profile is sealed and its webhook created in the transaction that records who entered it. The
 //! same unique indexes guard it as a profile that a provider has sent, so an eSIM that another
 //! partner has cannot be entered.
+//!
+//! A look at the provider that is under way meanwhile may park the placement once more, because it has
+//! read the units before. Its units are ready all the same, and `esimctl placement resolve --bought`
+//! ends that.
 
 use domain::{
     DeliveryId, Iccid, OrderId, PlacementId, PlacementState, TopupId,

@@ -34,7 +34,7 @@ const GROWING: [&str; 16] = [
 ];
 
 /// Columns that name one order, or one partner.
-const KEYS: [&str; 11] = [
+const KEYS: [&str; 12] = [
     "partner_id",
     "order_id",
     "placement_id",
@@ -43,6 +43,7 @@ const KEYS: [&str; 11] = [
     "id",
     "provider_unit_id",
     "iccid",
+    "code_digest",
     "redelivery_id",
     "reference",
     "request_id",

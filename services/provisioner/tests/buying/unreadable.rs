@@ -101,7 +101,7 @@ async fn a_profile_with_an_impossible_date_waits_for_its_correction() {
 /// What cannot be read is parked with the name of its field, and an operator can enter the profile.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unreadable_profile_is_entered_by_hand() {
-    let bench = Bench::start(|config| config.park_after = Duration::from_millis(1)).await;
+    let mut bench = Bench::start(|config| config.park_after = Duration::from_millis(1)).await;
     bench
         .sandbox
         .faults(json!({ "garbled": { "duplicate-callback": "bad_date" } }))
@@ -111,6 +111,8 @@ async fn an_unreadable_profile_is_entered_by_hand() {
     let reason = stored.reason.unwrap();
     assert_eq!(reason, "profile_unreadable: expiredDate");
     assert!(stored.bought && stored.pending == 1);
+    // No look at the provider is under way while the profile is entered.
+    bench.stop().await;
     let topup: String = sqlx::query_scalar("SELECT topup_id FROM topups WHERE placement_id = $1")
         .bind(id.uuid())
         .fetch_one(&bench.pool)
