@@ -255,7 +255,7 @@ mod tests {
         let shown = askama::filters::escape("a\u{202e}<b>\n\u{7}e\u{301} 👩\u{200d}🚀", Visible);
         assert_eq!(
             shown.unwrap().to_string(),
-            "a\\u{202e}&#60;b&#62;\n\\u{7}e\u{301} 👩\u{200d}🚀"
+            "a\\u{202e}&#60;b&#62;\n\\u{7}e\u{301} 👩\\u{200d}🚀"
         );
     }
 

@@ -206,7 +206,6 @@ mod tests {
             include_str!("nats.rs"),
             include_str!("openid.rs"),
             include_str!("work.rs"),
-            include_str!("../../../../libs/store/src/operator/health/told.rs"),
             include_str!("names.rs"),
             include_str!("files.rs"),
         ];
@@ -222,5 +221,23 @@ mod tests {
             }
         }
         assert!(named > 15, "{named}");
+        // A finding names the section of its alert, which the stage `observability` compares with
+        // the page, or one of these.
+        let told = include_str!("../../../../libs/store/src/operator/health/told.rs");
+        let (_, sections) = told.split_once("pub fn see(&self)").unwrap();
+        let (sections, _) = sections.split_once("docs/operations.md#").unwrap();
+        let of_findings: Vec<&str> = sections
+            .split('"')
+            .skip(1)
+            .step_by(2)
+            .filter(|section| !section.is_empty())
+            .collect();
+        assert!(of_findings.len() > 3, "{of_findings:?}");
+        for anchor in of_findings {
+            assert!(
+                anchors.iter().any(|one| one == anchor),
+                "{anchor} is no section"
+            );
+        }
     }
 }

@@ -159,7 +159,7 @@ async fn what_is_bought_is_shown_with_an_order_and_in_the_list_of_placements() {
     operator
         .run(&["order", "show", &id])
         .await
-        .says("placement 1 (option ready): rejected: 9001");
+        .says("placement 1 (option ready): the provider rejected it: 9001");
     let shown = operator.json(&["order", "show", &id]).await;
     assert_eq!(
         shown["orders"][0]["topups"][0]["provider_option_id"],
