@@ -80,7 +80,8 @@ export function answer(response: Response, error: unknown, brand: string): Answe
   const codes = named.split(",").map((code) => (code.split(";", 1)[0] ?? "").trim());
   const body = (typeof error === "object" && error !== null ? error : {}) as { error?: unknown; errors?: unknown };
   const one = typeof body.error === "object" && body.error !== null ? (body.error as { message?: unknown }).message : body.error;
-  const messages: unknown[] = Array.isArray(body.errors) ? body.errors : [one];
+  // The errors of a 422 are a list. In another form they are not those of the service, and refuse nothing.
+  const messages: unknown[] = Array.isArray(body.errors) ? body.errors : response.status === 422 ? [] : [one];
   return {
     status: response.status,
     // The codes are words, so anything else does not come from the service.

@@ -126,6 +126,8 @@ test("a refused order is not repeated", async () => {
   // After a 500 of the service itself nothing is on its way any more.
   await rejects(order([ERROR, REFUSED]), OrderRefused);
   deepStrictEqual(slept, [1]);
+  // The errors of a 422 are a list. In another form it is not the service's answer, and the repeat decides.
+  strictEqual((await order([{ ...REFUSED, body: { error: "" } }, DONE])).storedBefore, false);
 });
 
 for (const [name, lost] of Object.entries({ closed: CLOSED, proxy: PROXY }))

@@ -245,6 +245,9 @@ def answer(response: httpx.Response, brand: str) -> Answer:
     if isinstance(errors, dict):
         errors = errors.get("message")
     messages = errors if isinstance(errors, list) else [errors] if isinstance(errors, str) else []
+    if response.status_code == 422 and not isinstance(errors, list):
+        # The errors of a 422 are a list. In another form they are not those of the service, and refuse nothing.
+        messages = []
     named = response.headers.get(f"X-{brand}-Error", "")
     codes = [code.partition(";")[0].strip() for code in named.split(",")]
     return Answer(
