@@ -2,7 +2,7 @@
 //! that is here was answered with a 4xx or 503, and one that is neither here nor stored did not
 //! arrive.
 //!
-//! Ingress stores them in batches, off the path of requests ([`keep`]). `esimctl partner refused`
+//! Ingress stores them in batches, off the path of requests ([`keep`]). `esimctl partner show --refused`
 //! and the console show them. Each partner has room for so many of each [`Kind`], and the term
 //! `refusals` of [`crate::retention`] ends the rest. They hold neither headers nor bodies, so no
 //! key, signature or query is among them.

@@ -226,6 +226,12 @@ async fn one_of_two_processes_that_dies_is_missed_and_one_that_is_stopped_is_not
         .start()
         .await
         .unwrap();
+    // A process that dies right after its first pulse seems to be replaced by one that began beside it.
+    let beating = wait::until(SOON, "two pulses of each", async || {
+        let twice = "SELECT count(*) FROM pulses WHERE stage = 'notifier' AND at > started_at";
+        Ok((stack.count(twice).await? == 3).then_some(()))
+    });
+    beating.await.unwrap();
     let replicas = stack.replicas(Stage::Notifier);
     replicas[1].terminate(SOON).await.unwrap();
     replicas[2].kill().await.unwrap();
