@@ -80,17 +80,20 @@ pub async fn due(connection: &mut PgConnection, most: i64) -> Result<Vec<Queue>>
 /// belong to the message that announced them, or, if no notifier runs, to nobody.
 pub async fn young(connection: &mut PgConnection) -> Result<Vec<Queue>> {
     let query = sqlx::query!(
-        r#"SELECT endpoint_id AS "endpoint_id!", d.partner_id AS "partner_id!", p.environment = 'live' AS "is_live!",
+        r#"SELECT young.endpoint_id AS "endpoint_id!", young.partner_id AS "partner_id!",
+                  -- One look-up for each group, because a join could compare each row with each partner.
+                  coalesce((SELECT p.environment = 'live' FROM partners p WHERE p.partner_id = young.partner_id), false)
+                      AS "is_live!",
                   EXISTS (SELECT FROM endpoints e
-                          WHERE e.partner_id = d.endpoint_id AND e.blocked_until IS NOT NULL) AS "is_stopped!",
-                  count(*) AS "count!", extract(epoch FROM now() - min(d.created_at))::float8 AS "oldest!"
-           FROM (SELECT delivery_id, coalesce(endpoint_id, partner_id) AS endpoint_id, partner_id, state, created_at
-                 FROM deliveries
-                 WHERE created_at > (SELECT up_to FROM sweeps WHERE stage = 'deliveries')
-                 ORDER BY created_at LIMIT 2000) d
-           JOIN partners p ON p.partner_id = d.partner_id
-           WHERE d.state = 'pending' AND (SELECT w.at FROM work w WHERE w.id = d.delivery_id) IS NULL
-           GROUP BY 1, 2, 3, 4"#
+                          WHERE e.partner_id = young.endpoint_id AND e.blocked_until IS NOT NULL) AS "is_stopped!",
+                  young.count AS "count!", extract(epoch FROM now() - young.oldest)::float8 AS "oldest!"
+           FROM (SELECT d.endpoint_id, d.partner_id, count(*) AS count, min(d.created_at) AS oldest
+                 FROM (SELECT delivery_id, coalesce(endpoint_id, partner_id) AS endpoint_id, partner_id, state, created_at
+                       FROM deliveries
+                       WHERE created_at > (SELECT up_to FROM sweeps WHERE stage = 'deliveries')
+                       ORDER BY created_at LIMIT 2000) d
+                 WHERE d.state = 'pending' AND (SELECT w.at FROM work w WHERE w.id = d.delivery_id) IS NULL
+                 GROUP BY 1, 2) young"#
     );
     let rows = query.fetch_all(connection).await?;
     let queues = rows.into_iter().map(|row| Queue {

@@ -269,6 +269,12 @@ pub(super) fn units(allocated: Vec<Allocated>) -> Result<Vec<ProviderUnit>, Trou
         let state = one.state();
         let unit_id =
             ProviderId::parse(one.esim_tran_no).map_err(|error| bad("esimTranNo", error))?;
+        // The pages of a search move on while eSIMs are made, so one eSIM may stand on two of them.
+        // Taken twice, it would be given to two topups.
+        let is_known = |known: &ProviderUnit| known.unit_id == unit_id;
+        if units.iter().any(is_known) {
+            continue;
+        }
         let package = one.package_list.into_iter().next();
         let option_id = package
             .and_then(|package| package.package_code)
@@ -378,4 +384,19 @@ pub(super) fn callback(body: &[u8]) -> Option<Hint> {
     let id = callback.content.transaction_id;
     let placement_id = id.and_then(|id| id.parse().ok());
     Some(placement_id.map_or(Hint::Nothing, Hint::Purchase))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_esim_that_stands_on_two_pages_is_one_unit() {
+        let esim = |number: &str| -> Allocated {
+            serde_json::from_value(serde_json::json!({ "esimTranNo": number })).unwrap()
+        };
+        let listed = units(vec![esim("25071"), esim("25072"), esim("25072")]).unwrap();
+        let ids: Vec<&str> = listed.iter().map(|unit| unit.unit_id.as_str()).collect();
+        assert_eq!(ids, ["25071", "25072"]);
+    }
 }
