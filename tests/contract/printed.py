@@ -284,7 +284,7 @@ def guide() -> None:
     listed = json.loads(own.run("esimctl partner list --json"))
     partners = listed if isinstance(listed, list) else listed["partners"]
     me = next(one for one in partners if one["name"] == "Me")
-    own.run(f"esimctl partner set-events {me.get('partner_id') or me['id']} --events key.expiring")
+    own.run(f"esimctl partner set {me.get('partner_id') or me['id']} --events key.expiring")
     made = third.run(take("esim-partner trigger key.expiring"))
     event_id = (re.search(r"evt_\w+", made) or endpoint.shows(r"evt_\w+"))[0]
     endpoint.shows(f"event key.expiring {event_id}")
