@@ -43,6 +43,7 @@ use crate::{
     said,
     server::{self, Peer},
     session::FORM_TIMEOUT,
+    times::Times,
     view::local_path,
 };
 
@@ -122,7 +123,7 @@ impl<R> Act<R> {
             "It has changed meanwhile",
             format!(
                 "Nothing was done now: {text}. Look at it again before you repeat it. If you have sent the form twice, \
-                 the first one was carried out, and Actions has it."
+                 the first one was carried out, and the record of actions has it."
             ),
         )
     }
@@ -184,6 +185,9 @@ impl<R: Rank> FromRequestParts<App> for Visit<R> {
                 needs: R::ROLE.as_str(),
                 has: session.role.as_str(),
             });
+        }
+        if !is_by_htmx(&parts.headers) {
+            app.figures().note_needs(app.database()).await;
         }
         Ok(Self {
             session,
@@ -262,6 +266,7 @@ pub(crate) async fn session(parts: &Parts, app: &App) -> Result<Option<Session>,
         secret,
         from: source(parts, app),
         said: said::of(&parts.headers, app),
+        times: Times::of(&parts.headers),
     }))
 }
 

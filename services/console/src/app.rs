@@ -10,7 +10,10 @@ use store::{
     vault::{Keyring, Vault},
 };
 
-use crate::{config::Config, metrics, openid, pages};
+use crate::{
+    config::{Config, Environment},
+    looks, metrics, openid,
+};
 
 /// Clones share everything.
 #[derive(Clone)]
@@ -21,11 +24,21 @@ struct Parts {
     /// The master key for profiles, if activation codes may be shown.
     vault: Option<Vault>,
     settings: Settings,
+    product: Arc<Product>,
     metrics: metrics::Metrics,
     /// Who else may say who somebody is.
     provider: Option<openid::Provider>,
     /// What the overview shows.
-    figures: pages::overview::Shared,
+    figures: looks::Shared,
+}
+
+/// What the pages are about. Each one says it.
+#[derive(Debug)]
+pub(crate) struct Product {
+    pub(crate) name: String,
+    pub(crate) is_test: bool,
+    /// Where it runs.
+    pub(crate) place: Option<String>,
 }
 
 /// The settings that handlers read.
@@ -66,9 +79,14 @@ impl App {
                 forwarded: config.console_forwarded,
                 trace_url: config.console_trace_url.clone(),
             },
+            product: Arc::new(Product {
+                name: config.console_name.clone(),
+                is_test: config.console_environment == Environment::Test,
+                place: config.console_place.clone(),
+            }),
             metrics: metrics::Metrics::default(),
             provider,
-            figures: pages::overview::Shared::default(),
+            figures: looks::Shared::default(),
         })))
     }
 
@@ -84,11 +102,15 @@ impl App {
         &self.0.settings
     }
 
+    pub(crate) fn product(&self) -> &Arc<Product> {
+        &self.0.product
+    }
+
     pub(crate) fn provider(&self) -> Option<&openid::Provider> {
         self.0.provider.as_ref()
     }
 
-    pub(crate) fn figures(&self) -> &pages::overview::Shared {
+    pub(crate) fn figures(&self) -> &looks::Shared {
         &self.0.figures
     }
 

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use runtime::{CommonConfig, config::positive_duration};
 use store::config::{MasterKeyConfig, PoolConfig};
 use url::Url;
@@ -35,6 +35,20 @@ pub struct Config {
     /// path.
     #[arg(long, env = "CONSOLE_URL", default_value = "http://127.0.0.1:8085", value_parser = console_url)]
     pub console_url: Url,
+    /// Name of the product, in the bar of each page and in its title
+    #[arg(long, env = "CONSOLE_NAME", default_value = "eSIM Partner Orders", value_parser = name)]
+    pub console_name: String,
+    /// Whether the orders are real
+    ///
+    /// Each page says it, and those of `test` have a stripe, so that nobody takes one for the other. It
+    /// changes nothing else.
+    #[arg(long, env = "CONSOLE_ENVIRONMENT", default_value = "live", value_enum)]
+    pub console_environment: Environment,
+    /// Where it runs, such as `production, Frankfurt`
+    ///
+    /// The sign-in and the overview show it.
+    #[arg(long, env = "CONSOLE_PLACE", value_parser = name)]
+    pub console_place: Option<String>,
     /// How long a session lasts, whatever its operator does
     #[arg(long, env = "CONSOLE_SESSION", default_value = "12h", value_parser = session)]
     pub console_session: Duration,
@@ -78,6 +92,23 @@ pub struct Config {
     pub master_key: MasterKeyConfig,
     #[command(flatten)]
     pub common: CommonConfig,
+}
+
+/// Whether the pages are about real orders.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Environment {
+    Live,
+    Test,
+}
+
+/// A name that stands in the bar.
+fn name(text: &str) -> Result<String, String> {
+    const MOST: usize = 60;
+    let length = text.trim().chars().count();
+    if length == 0 || length > MOST {
+        return Err(format!("it must have 1 to {MOST} characters"));
+    }
+    Ok(text.trim().to_owned())
 }
 
 fn session(text: &str) -> Result<Duration, String> {

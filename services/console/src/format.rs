@@ -22,6 +22,22 @@ pub(crate) fn took(duration: Duration) -> String {
     }
 }
 
+/// A duration for people who glance at it: `12 s`, `46 min`, `2 h 34 min`, `5 d 2 h`.
+pub(crate) fn brief(duration: Duration) -> String {
+    let seconds = duration.whole_seconds().max(0);
+    let (one, of, two, more) = match seconds {
+        ..60 => return format!("{seconds} s"),
+        60..3_600 => return format!("{} min", seconds / 60),
+        3_600..86_400 => (seconds / 3_600, "h", seconds / 60 % 60, "min"),
+        _ => (seconds / 86_400, "d", seconds / 3_600 % 24, "h"),
+    };
+    if two == 0 {
+        format!("{one} {of}")
+    } else {
+        format!("{one} {of} {two} {more}")
+    }
+}
+
 /// How long ago something was, or how far away it is: `3m 20s ago`, `in 5 s`.
 pub(crate) fn relative(now: OffsetDateTime, at: OffsetDateTime) -> String {
     if at > now {

@@ -23,6 +23,7 @@ mod app;
 mod config;
 mod cookies;
 mod format;
+mod looks;
 mod metrics;
 pub mod openid;
 mod pages;
@@ -33,6 +34,7 @@ mod said;
 mod server;
 mod session;
 mod sign_in;
+mod times;
 mod transport;
 mod view;
 

@@ -78,6 +78,8 @@ pub(crate) struct Told {
     pub(crate) title: String,
     pub(crate) text: String,
     pub(crate) back: Option<String>,
+    /// Whether the database did not answer, so that asking again helps.
+    pub(crate) again: bool,
 }
 
 impl Problem {
@@ -106,6 +108,7 @@ impl Problem {
             Self::NotFound(_) => "Not found",
             Self::NotDone { title, .. } => title,
             Self::Invalid(_) => "That does not work",
+            Self::Store(error) if error.is_transient() => "The console cannot read its database",
             Self::Store(_) | Self::Broken(_) => "The console cannot answer now",
         }
     }
@@ -164,6 +167,7 @@ impl IntoResponse for Problem {
         let told = Told {
             title: self.title().to_owned(),
             text: sentence(&self.text()),
+            again: self.status() == StatusCode::SERVICE_UNAVAILABLE,
             back: match self {
                 Self::NotDone { back, .. } => Some(back),
                 _ => None,

@@ -74,7 +74,13 @@ pub fn routes() -> Vec<Route> {
         action("/set-up", None, post(sign_in::set_up)),
         action("/sign-out", viewer, post(sign_in::sign_out)),
         page("/", viewer, get(pages::overview::show)),
+        page("/figures.csv", viewer, get(pages::figures::csv)),
+        page("/hints", viewer, get(pages::find::hints)),
         page("/find", viewer, get(pages::find::show)),
+        page("/zone", viewer, get(pages::zone::show)),
+        action("/zone", viewer, post(pages::zone::choose)),
+        page("/orders", viewer, get(pages::orders::show)),
+        page("/orders.csv", viewer, get(pages::orders::csv)),
         page("/orders/{id}", viewer, get(pages::order::show)),
         action(
             "/placements/{id}/resolve",
@@ -92,6 +98,9 @@ pub fn routes() -> Vec<Route> {
             post(pages::order::replay),
         ),
         action("/topups/{id}/code", support, post(pages::order::code)),
+        page("/webhooks", viewer, get(pages::webhooks::show)),
+        page("/webhooks.csv", viewer, get(pages::webhooks::csv)),
+        page("/providers", viewer, get(pages::providers::show)),
         page("/needs", viewer, get(pages::needs::show)),
         action(
             "/endpoints/{id}/pause",
@@ -103,13 +112,17 @@ pub fn routes() -> Vec<Route> {
             operator,
             post(pages::partner::resume),
         ),
-        action("/providers/{name}/open", operator, post(pages::needs::open)),
+        action(
+            "/providers/{name}/open",
+            operator,
+            post(pages::providers::open),
+        ),
         action(
             "/providers/{name}/close",
             operator,
-            post(pages::needs::close),
+            post(pages::providers::close),
         ),
-        page("/partners", viewer, get(pages::partner::list)),
+        page("/partners", viewer, get(pages::partners::show)),
         page("/partners/{id}", viewer, get(pages::partner::show)),
         page("/operations", viewer, get(pages::operations::list)),
         page(
@@ -125,6 +138,7 @@ pub fn routes() -> Vec<Route> {
             post(pages::operations::cancel),
         ),
         page("/actions", viewer, get(pages::actions::show)),
+        page("/actions.csv", viewer, get(pages::actions::csv)),
     ]
 }
 
@@ -170,11 +184,19 @@ async fn observe(State(app): State<App>, request: Request, next: Next) -> Respon
     let mut response = if one_host {
         let (parts, body) = request.into_parts();
         let asked = parts.clone();
+        let asked_as = view::Asked {
+            path: parts
+                .uri
+                .path_and_query()
+                .map_or_else(String::new, ToString::to_string),
+            is_page: matches!(parts.method, Method::GET | Method::HEAD),
+            by_htmx: is_by_htmx(&parts.headers),
+        };
         let request = Request::from_parts(parts, body);
         let response = next.run(request).instrument(underway.span.clone()).await;
         // If the database does not answer, the page goes without its navigation.
         let session = async { access::session(&asked, &app).await.ok().flatten() };
-        view::framed(response, session).await
+        view::framed(&app, response, asked_as, session).await
     } else {
         StatusCode::BAD_REQUEST.into_response()
     };

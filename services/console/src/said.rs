@@ -29,7 +29,7 @@ impl App {
 /// The answer to an action that was carried out: the browser asks for a page, which shows the sentence.
 pub(crate) fn after(app: &App, path: &str, text: &str) -> Response {
     let mut response = Redirect::to(path).into_response();
-    let text = format!("{text} It is recorded under Actions.");
+    let text = format!("{text} It is in the record of actions.");
     let headers = response.headers_mut();
     headers.append(header::SET_COOKIE, cookie(app, &text));
     response

@@ -6,6 +6,8 @@ use secrecy::{ExposeSecret, SecretString};
 use sha2::{Digest, Sha256};
 use store::operator::accounts::Role;
 
+use crate::times::Times;
+
 /// The longest wait for the whole of a form.
 pub(crate) const FORM_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -20,6 +22,8 @@ pub struct Session {
     pub(crate) from: String,
     /// What the last action led to, for the next page to show.
     pub(crate) said: Option<String>,
+    /// The zone of its pages.
+    pub(crate) times: Times,
 }
 
 impl Session {

@@ -41,7 +41,7 @@ struct SignIn {
 impl SignIn {
     fn new(app: &App, secret: &SecretString, back: String, problem: Option<String>) -> Self {
         Self {
-            shell: Shell::outside("Sign in"),
+            shell: Shell::outside(app, "Sign in"),
             problem,
             token: form_token(secret),
             back,
@@ -228,13 +228,13 @@ pub(crate) async fn sign_out(
 /// form only, and neither a proxy's log nor this program's has it.
 pub(crate) async fn set_up_form(State(app): State<App>, guest: Guest) -> Result<Response, Problem> {
     with_passwords(&app)?;
-    let page = set_up_page(&guest.secret, String::new(), None);
+    let page = set_up_page(&app, &guest.secret, String::new(), None);
     guest.answer(&app, StatusCode::OK, &page)
 }
 
-fn set_up_page(secret: &SecretString, link: String, problem: Option<String>) -> SetUp {
+fn set_up_page(app: &App, secret: &SecretString, link: String, problem: Option<String>) -> SetUp {
     SetUp {
-        shell: Shell::outside("Set your password"),
+        shell: Shell::outside(app, "Set your password"),
         problem,
         token: form_token(secret),
         link,
@@ -250,7 +250,7 @@ pub(crate) async fn set_up(State(app): State<App>, outside: Outside) -> Result<R
     let link = fields.get("link").unwrap_or_default();
     let link = link.rsplit('#').next().unwrap_or_default().to_owned();
     let again = |problem: String| {
-        let page = set_up_page(&outside.secret, link.clone(), Some(problem));
+        let page = set_up_page(&app, &outside.secret, link.clone(), Some(problem));
         with_status(StatusCode::UNPROCESSABLE_ENTITY, &page)
     };
     if fields.exact("password") != fields.exact("again") {

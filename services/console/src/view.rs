@@ -1,6 +1,6 @@
 //! What all pages share: their frame, and how a template becomes a response.
 
-use std::{convert::Infallible, fmt, str::FromStr};
+use std::{convert::Infallible, fmt, str::FromStr, sync::Arc};
 
 use askama::{
     Template,
@@ -8,7 +8,7 @@ use askama::{
 };
 use axum::{
     extract::{FromRequestParts, Path},
-    http::{StatusCode, request::Parts},
+    http::{HeaderValue, StatusCode, header, request::Parts},
     response::{self, IntoResponse, Response},
 };
 use domain::ids::NotAnId;
@@ -16,27 +16,36 @@ use percent_encoding::percent_decode_str;
 use runtime::terminal::printable;
 
 use crate::{
+    App,
+    app::Product,
+    format::number,
     problem::{Problem, Told},
     session::Session,
 };
 
-/// The pages of the navigation: their names and paths.
-const LINKS: [(&str, &str); 5] = [
-    ("Overview", "/"),
-    ("Needs a person", "/needs"),
-    ("Partners", "/partners"),
-    ("Bulk operations", "/operations"),
-    ("Actions", "/actions"),
+/// The pages of the navigation: their names, their paths, and whether there is a gap before them.
+const LINKS: [(&str, &str, bool); 8] = [
+    ("Overview", "/", false),
+    (NEEDS, "/needs", false),
+    ("Orders", "/orders", true),
+    ("Webhooks", "/webhooks", false),
+    ("Partners", "/partners", false),
+    ("Providers", "/providers", false),
+    ("Send again", "/operations", true),
+    ("Record of actions", "/actions", false),
 ];
+const NEEDS: &str = "Needs a person";
 
 /// The frame of a page.
-#[derive(Default)]
 pub(crate) struct Shell {
     pub(crate) title: String,
+    pub(crate) product: Arc<Product>,
     /// Who is signed in; `None` on the pages before that.
     pub(crate) who: Option<Who>,
     /// The path of this page in the navigation.
     here: &'static str,
+    /// How many things need a person, if it is known and there are any.
+    pub(crate) needs: Option<String>,
     /// What was searched for.
     pub(crate) query: String,
     /// What the last action led to.
@@ -48,55 +57,71 @@ pub(crate) struct Who {
     pub(crate) role: &'static str,
     /// The token of the forms of this session.
     pub(crate) token: String,
+    /// The zone of the times.
+    pub(crate) zone: String,
 }
 
 pub(crate) struct Link {
     pub(crate) name: &'static str,
     pub(crate) path: &'static str,
+    pub(crate) gap: bool,
     pub(crate) current: bool,
+    /// How many things wait there.
+    pub(crate) count: Option<String>,
 }
 
 impl Shell {
-    pub(crate) fn new(session: &Session, here: &'static str, title: impl Into<String>) -> Self {
+    pub(crate) fn new(
+        app: &App,
+        session: &Session,
+        here: &'static str,
+        title: impl Into<String>,
+    ) -> Self {
         Self {
-            title: title.into(),
             who: Some(Who {
                 name: session.name().to_owned(),
                 role: session.role().as_str(),
                 token: session.form_token(),
+                zone: session.times.label(),
             }),
             here,
-            query: String::new(),
+            needs: app.figures().needs().map(number),
             said: session.said().map(str::to_owned),
+            ..Self::outside(app, title)
         }
     }
 
     /// The frame of the page of a problem, for whoever may be signed in. What an action led to is left
     /// for the page after it.
-    pub(crate) fn of_problem(session: Option<&Session>, title: &str) -> Self {
-        let signed_in = session.map(|session| Self::new(session, "", title));
+    pub(crate) fn of_problem(app: &App, session: Option<&Session>, title: &str) -> Self {
+        let signed_in = session.map(|session| Self::new(app, session, "", title));
         Self {
             said: None,
-            ..signed_in.unwrap_or_else(|| Self::outside(title))
+            ..signed_in.unwrap_or_else(|| Self::outside(app, title))
         }
     }
 
     /// The frame of a page that needs no session.
-    pub(crate) fn outside(title: impl Into<String>) -> Self {
+    pub(crate) fn outside(app: &App, title: impl Into<String>) -> Self {
         Self {
             title: title.into(),
-            ..Self::default()
+            product: Arc::clone(app.product()),
+            who: None,
+            here: "",
+            needs: None,
+            query: String::new(),
+            said: None,
         }
     }
 
     pub(crate) fn links(&self) -> impl Iterator<Item = Link> {
-        LINKS
-            .map(|(name, path)| Link {
-                name,
-                path,
-                current: path == self.here,
-            })
-            .into_iter()
+        LINKS.into_iter().map(|(name, path, gap)| Link {
+            name,
+            path,
+            gap,
+            current: path == self.here,
+            count: self.needs.clone().filter(|_| name == NEEDS),
+        })
     }
 }
 
@@ -192,23 +217,58 @@ struct ProblemPage {
     told: Told,
 }
 
+/// A problem in the place of the figures that htmx has asked for.
+#[derive(Template)]
+#[template(path = "problem_part.html")]
+struct ProblemPart {
+    /// What was asked for, and is asked for again.
+    path: String,
+    told: Told,
+}
+
+/// How a page was asked for.
+pub(crate) struct Asked {
+    pub(crate) path: String,
+    /// As a page, and not by a form.
+    pub(crate) is_page: bool,
+    pub(crate) by_htmx: bool,
+}
+
 /// Makes the page of a problem. It has the frame of all pages if its reader is signed in, who then can
 /// search or go elsewhere from there. A problem itself does not know its session, because it may be
 /// found before one is looked for. Any other response stays as it is.
 pub(crate) async fn framed(
+    app: &App,
     mut response: Response,
+    asked: Asked,
     session: impl Future<Output = Option<Session>>,
 ) -> Response {
-    let Some(told) = response.extensions_mut().remove::<Told>() else {
+    let Some(mut told) = response.extensions_mut().remove::<Told>() else {
         return response;
     };
-    let session = session.await;
-    let page = ProblemPage {
-        shell: Shell::of_problem(session.as_ref(), &told.title),
-        told,
+    // A form is not sent again by itself.
+    told.again &= asked.is_page;
+    let again = told.again;
+    let status = response.status();
+    let page = if asked.by_htmx {
+        with_status(
+            status,
+            &ProblemPart {
+                path: asked.path,
+                told,
+            },
+        )
+    } else {
+        let session = session.await;
+        let shell = Shell::of_problem(app, session.as_ref(), &told.title);
+        with_status(status, &ProblemPage { shell, told })
     };
     let (mut parts, empty) = response.into_parts();
-    match with_status(parts.status, &page) {
+    if again && !asked.by_htmx {
+        let every = HeaderValue::from_static("10");
+        parts.headers.insert(header::REFRESH, every);
+    }
+    match page {
         Ok(page) => {
             let (made, body) = page.into_parts();
             parts.headers.extend(made.headers);

@@ -1,4 +1,4 @@
-//! Actions: who changed what, why and from where.
+//! Record of actions: who changed what, why and from where.
 
 use std::collections::HashMap;
 
@@ -10,39 +10,52 @@ use store::{
     operator::actions::{self, Filter, Recorded},
     partners,
 };
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use uuid::Uuid;
 
 use crate::{
     App,
-    access::{Viewer, Visit},
+    access::{Fields, Viewer, Visit},
     format::{number, utc},
+    pages::{
+        acts::{self, partner_of},
+        lists::{self, Named as Chosen, Window, with},
+        orders::Tab,
+    },
     problem::Problem,
+    times::{Times, When},
     view::{Shell, page},
 };
 
-/// The most actions of the page.
-const MOST: u32 = 200;
-/// The windows that the page offers, and their names.
-const WINDOWS: [(&str, &str); 3] = [
-    ("1h", "last hour"),
-    ("1day", "last day"),
-    ("7days", "last 7 days"),
-];
+const PATH: &str = "/actions";
+/// The actions of a page.
+const PAGE: usize = 50;
+/// How many actions are looked through for those of a partner, which no index finds.
+const LOOKED_THROUGH: usize = 5_000;
 
 #[derive(Template)]
 #[template(path = "actions.html")]
 struct Page {
     shell: Shell,
-    most: u32,
-    since: Option<String>,
-    windows: [(&'static str, &'static str); 3],
-    actions: Vec<Row>,
+    by: String,
+    partner: String,
+    from: String,
+    until: String,
+    chips: Vec<Tab>,
+    any: String,
+    csv: String,
+    nobody: Option<String>,
+    rows: Vec<Row>,
+    newest: Option<String>,
+    older: Option<String>,
 }
 
 struct Row {
-    at: String,
+    at: When,
     who: String,
     from: String,
+    /// What was done, in the words of people, and the command.
+    done: String,
     what: String,
     target: String,
     /// The partner that the target names.
@@ -61,50 +74,155 @@ struct Named {
     name: String,
 }
 
-/// The partner that a target such as `partner 0199…` or `endpoint 0199… of partner 0199…` names.
-fn partner_of(target: &str) -> Option<PartnerId> {
-    let (_, partner) = target.rsplit_once("partner ")?;
-    partner.parse().ok()
-}
-
 /// Whether the number of rows of this command is that of webhooks that it made due.
 fn is_of_webhooks(command: &str) -> bool {
     let sends = ["delivery replay", "endpoint resume", "operation start"];
     sends.contains(&command) || command.ends_with("redeliver")
 }
 
+struct Found {
+    chosen: Chosen,
+    actions: Vec<Recorded>,
+    names: HashMap<Uuid, String>,
+    /// The time before which older ones are.
+    older: Option<OffsetDateTime>,
+}
+
+async fn read(
+    connection: &mut PgConnection,
+    query: &Fields,
+    times: &Times,
+    limit: usize,
+) -> Result<Found, store::Error> {
+    let chosen = Chosen::find(&mut *connection, query.get("partner")).await?;
+    let window = Window::of(query, times);
+    let before = query.get("before");
+    let before = before.and_then(|before| OffsetDateTime::parse(before, &Rfc3339).ok());
+    let filter = Filter {
+        since: window.since,
+        until: before.or(window.until),
+        operator: query.get("by").filter(|who| !who.is_empty()),
+    };
+    let partner = chosen.id();
+    let looked = if partner.is_some() {
+        LOOKED_THROUGH
+    } else {
+        limit
+    };
+    let mut found = match chosen {
+        Chosen::Nobody(_) => Vec::new(),
+        Chosen::All | Chosen::One(_) => {
+            let most = u32::try_from(looked).unwrap_or(u32::MAX);
+            actions::list(&mut *connection, &filter, most).await?
+        }
+    };
+    let is_full = found.len() == looked;
+    let mut older = found.last().filter(|_| is_full).map(|one| one.at);
+    if partner.is_some() {
+        found.retain(|one| partner_of(&one.target) == partner);
+    }
+    if found.len() > limit {
+        found.truncate(limit);
+        older = found.last().map(|one| one.at);
+    }
+    let named = found.iter().filter_map(|one| partner_of(&one.target));
+    let named: Vec<Uuid> = named.map(PartnerId::uuid).collect();
+    Ok(Found {
+        names: partners::names(connection, &named).await?,
+        chosen,
+        actions: found,
+        older,
+    })
+}
+
 pub(crate) async fn show(
     State(app): State<App>,
     visit: Visit<Viewer>,
 ) -> Result<Response, Problem> {
-    let window = visit.query.get("window");
-    let window = window.filter(|asked| WINDOWS.iter().any(|(window, _)| window == asked));
-    let window = window.and_then(|window| runtime::config::duration(window).ok());
-    let since = window.map(|window| runtime::clock::now() - window);
-    let by = visit.query.get("by").map(str::to_owned);
-    let filter = Filter {
-        since,
-        operator: by.as_deref(),
-        ..Filter::default()
-    };
-    let read = async |connection: &mut PgConnection| {
-        let found = actions::list(&mut *connection, &filter, MOST).await?;
-        let named = found.iter().filter_map(|one| partner_of(&one.target));
-        let named: Vec<Uuid> = named.map(PartnerId::uuid).collect();
-        let names = partners::names(connection, &named).await?;
-        Ok::<_, store::Error>((found, names))
-    };
-    let (found, names) = app.database().run(read).await?;
+    let query = &visit.query;
+    let times = &visit.session.times;
+    let found = app
+        .database()
+        .run(async |connection| read(connection, query, times, PAGE).await)
+        .await?;
+    let since = query.get("since").unwrap_or_default();
+    let chips = lists::SINCE.iter().map(|(key, name)| Tab {
+        name,
+        path: with(
+            PATH,
+            query,
+            &[("since", key), ("from", ""), ("until", ""), ("before", "")],
+        ),
+        current: *key == since,
+    });
+    let field = |name: &str| query.get(name).unwrap_or_default().to_owned();
+    let older = found.older.and_then(|at| at.format(&Rfc3339).ok());
     page(&Page {
-        shell: Shell::new(&visit.session, "/actions", "Actions"),
-        most: MOST,
-        since: since.map(utc),
-        windows: WINDOWS,
-        actions: found.into_iter().map(|one| row(one, &names)).collect(),
+        shell: Shell::new(&app, &visit.session, PATH, "Record of actions"),
+        by: field("by"),
+        partner: field("partner"),
+        from: field("from"),
+        until: field("until"),
+        chips: chips.collect(),
+        any: with(
+            PATH,
+            query,
+            &[("since", ""), ("from", ""), ("until", ""), ("before", "")],
+        ),
+        csv: with("/actions.csv", query, &[("before", "")]),
+        nobody: match &found.chosen {
+            Chosen::Nobody(why) => Some(why.clone()),
+            Chosen::All | Chosen::One(_) => None,
+        },
+        rows: found
+            .actions
+            .into_iter()
+            .map(|one| row(one, &found.names, times))
+            .collect(),
+        newest: query
+            .get("before")
+            .map(|_| with(PATH, query, &[("before", "")])),
+        older: older.map(|at| with(PATH, query, &[("before", &at)])),
     })
 }
 
-fn row(action: Recorded, names: &HashMap<Uuid, String>) -> Row {
+/// The newest actions of these filters as CSV, in UTC.
+pub(crate) async fn csv(State(app): State<App>, visit: Visit<Viewer>) -> Result<Response, Problem> {
+    let query = &visit.query;
+    let times = &visit.session.times;
+    let found = app
+        .database()
+        .run(async |connection| read(connection, query, times, lists::CSV).await)
+        .await?;
+    let mut text = String::new();
+    lists::line(
+        &mut text,
+        &[
+            "at_utc", "who", "via", "from", "what", "target", "affected", "reason", "before",
+            "after",
+        ],
+    );
+    for one in &found.actions {
+        lists::line(
+            &mut text,
+            &[
+                &format!("{}Z", utc(one.at).replace(' ', "T")),
+                &one.operator,
+                one.via.as_deref().unwrap_or(&one.database_role),
+                one.source.as_deref().unwrap_or_default(),
+                &one.command,
+                &one.target,
+                &one.affected.to_string(),
+                &one.reason,
+                one.before.as_deref().unwrap_or_default(),
+                one.after.as_deref().unwrap_or_default(),
+            ],
+        );
+    }
+    Ok(lists::csv("actions", text))
+}
+
+fn row(action: Recorded, names: &HashMap<Uuid, String>, times: &Times) -> Row {
     let nothing = action.changed_nothing();
     let parts = [("before", &action.before), ("after", &action.after)];
     let named = partner_of(&action.target).and_then(|id| {
@@ -115,7 +233,7 @@ fn row(action: Recorded, names: &HashMap<Uuid, String>) -> Row {
         .into_iter()
         .filter_map(|(when, json)| Some(format!("{when}: {}", json.as_ref()?)));
     Row {
-        at: utc(action.at),
+        at: times.clock(action.at),
         change: change.collect::<Vec<_>>().join("\n"),
         from: match (action.via, action.source) {
             (Some(via), Some(source)) => format!("{via} at {source}"),
@@ -128,6 +246,7 @@ fn row(action: Recorded, names: &HashMap<Uuid, String>) -> Row {
         } else {
             String::new()
         },
+        done: acts::done(&action.command).to_owned(),
         what: action.command,
         partner: named,
         target: action.target,
@@ -139,20 +258,6 @@ fn row(action: Recorded, names: &HashMap<Uuid, String>) -> Row {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_target_names_its_partner() {
-        let id = PartnerId::new();
-        for target in [
-            format!("partner {id}"),
-            format!("endpoint {id} of partner {id}"),
-        ] {
-            assert_eq!(partner_of(&target), Some(id), "{target}");
-        }
-        for target in ["operator ada", "partner", "purchase 1 at x, partner Acme"] {
-            assert_eq!(partner_of(target), None, "{target}");
-        }
-    }
 
     #[test]
     fn only_what_makes_webhooks_due_is_counted_in_webhooks() {

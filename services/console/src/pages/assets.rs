@@ -10,9 +10,9 @@ use crate::{problem::Problem, view::Given};
 /// Each file: its name, its type and its content.
 const FILES: [(&str, &str, &str); 5] = [
     (
-        "style.css",
+        "console.css",
         "text/css; charset=utf-8",
-        include_str!("../../assets/style.css"),
+        include_str!("../../assets/console.css"),
     ),
     (
         "icon.svg",
@@ -20,9 +20,9 @@ const FILES: [(&str, &str, &str); 5] = [
         include_str!("../../assets/icon.svg"),
     ),
     (
-        "forms.js",
+        "console.js",
         "text/javascript; charset=utf-8",
-        include_str!("../../assets/forms.js"),
+        include_str!("../../assets/console.js"),
     ),
     (
         "set-up.js",

@@ -1,5 +1,8 @@
 //! Find: one box for every id that somebody may have at hand. A single hit leads to its page at
-//! once, and several become a list.
+//! once, and several become a list. If nothing is exactly that, partners and endpoints come near whose
+//! name or host has it as a part; htmx shows the same under the box while somebody types.
+
+use std::collections::BTreeSet;
 
 use askama::Template;
 use axum::{
@@ -8,7 +11,10 @@ use axum::{
 };
 use store::{
     PgConnection, archive,
-    operator::search::{self, By, MOST},
+    operator::{
+        health::Report,
+        search::{self, By, MOST},
+    },
 };
 
 use crate::{
@@ -17,6 +23,7 @@ use crate::{
     format::utc,
     pages::partner::{RefusedRow, refused_row},
     problem::Problem,
+    times::{Times, When},
     view::{Shell, page, shortened},
 };
 
@@ -28,7 +35,85 @@ struct Page {
     hits: Vec<HitRow>,
     archived: Vec<String>,
     refused: Vec<RefusedRow>,
+    near: Vec<Near>,
     most: i64,
+}
+
+/// What htmx shows under the box.
+#[derive(Template)]
+#[template(path = "hints.html")]
+struct Hints {
+    near: Vec<Near>,
+}
+
+/// A partner or an endpoint whose name or host has what was asked for as a part.
+struct Near {
+    path: String,
+    before: String,
+    part: String,
+    after: String,
+    why: String,
+}
+
+/// The most near hits of a page, and under the box.
+const NEAR: usize = 10;
+
+/// Partners and hosts that have a text as a part, in any case. They are those of the newest look, so this
+/// asks the database nothing.
+fn near(report: &Report, asked: &str) -> Vec<Near> {
+    const SHORTEST: usize = 2;
+    let wanted = asked.trim().to_lowercase();
+    if wanted.chars().count() < SHORTEST {
+        return Vec::new();
+    }
+    let part = |text: &str| {
+        // Lower case may have other lengths, so a place in it is one of the text only if it is a boundary.
+        let at = text.to_lowercase().find(&wanted)?;
+        let before = text.get(..at)?.to_owned();
+        let part = text.get(at..at + wanted.len())?.to_owned();
+        let after = text.get(at + wanted.len()..)?.to_owned();
+        Some((before, part, after))
+    };
+    let mut found = Vec::new();
+    let mut seen = BTreeSet::new();
+    for endpoint in &report.endpoints {
+        let path = format!("/partners/{}", endpoint.partner_id);
+        if let Some((before, part, after)) = part(&endpoint.name)
+            && seen.insert(endpoint.partner_id)
+        {
+            found.push(Near {
+                path: path.clone(),
+                before,
+                part,
+                after,
+                why: "partner".to_owned(),
+            });
+        }
+        if let Some((before, part, after)) = part(&endpoint.host()) {
+            let why = format!("endpoint of {}", endpoint.name);
+            found.push(Near {
+                path,
+                before,
+                part,
+                after,
+                why,
+            });
+        }
+    }
+    found.sort_by_cached_key(|one| (one.why != "partner", one.before.len(), one.after.clone()));
+    found.truncate(NEAR);
+    found
+}
+
+pub(crate) async fn hints(
+    State(app): State<App>,
+    visit: Visit<Viewer>,
+) -> Result<Response, Problem> {
+    let asked = visit.query.get("q").unwrap_or_default();
+    let (look, _) = app.figures().look(app.database()).await?;
+    page(&Hints {
+        near: near(&look.report, asked),
+    })
 }
 
 struct HitRow {
@@ -36,7 +121,7 @@ struct HitRow {
     path: String,
     by: &'static str,
     partner: String,
-    at: String,
+    at: When,
 }
 
 pub(crate) async fn show(
@@ -46,7 +131,8 @@ pub(crate) async fn show(
     let Some(asked) = visit.query.get("q") else {
         return Ok(Redirect::to("/").into_response());
     };
-    let read = async |connection: &mut PgConnection| read(connection, asked).await;
+    let times = &visit.session.times;
+    let read = async |connection: &mut PgConnection| read(connection, asked, times).await;
     let found = app.database().run(read).await?;
     // A refused request may be what was meant: it may be of another partner with the same external id.
     let is_all = found.archived.is_empty() && found.refused.is_empty();
@@ -54,9 +140,15 @@ pub(crate) async fn show(
         return Ok(Redirect::to(&only.path).into_response());
     }
     let nothing = found.hits.is_empty() && is_all;
+    let near = if nothing {
+        let (look, _) = app.figures().look(app.database()).await?;
+        near(&look.report, asked)
+    } else {
+        Vec::new()
+    };
     let found_what = if nothing { "Nothing found" } else { "Found" };
     let title = format!("{found_what} for “{}”", shortened(asked));
-    let mut shell = Shell::new(&visit.session, "", title);
+    let mut shell = Shell::new(&app, &visit.session, "", title);
     asked.clone_into(&mut shell.query);
     page(&Page {
         shell,
@@ -64,6 +156,7 @@ pub(crate) async fn show(
         hits: found.hits,
         archived: found.archived,
         refused: found.refused,
+        near,
         most: MOST,
     })
 }
@@ -74,21 +167,25 @@ struct Found {
     refused: Vec<RefusedRow>,
 }
 
-async fn read(connection: &mut PgConnection, asked: &str) -> Result<Found, store::Error> {
+async fn read(
+    connection: &mut PgConnection,
+    asked: &str,
+    times: &Times,
+) -> Result<Found, store::Error> {
     let found = search::find(&mut *connection, asked).await?;
     let archived = archive::find(connection, asked).await?;
     let orders = found.orders.into_iter().map(|order| HitRow {
         path: format!("/orders/{}", order.order_id),
         by: by(order.by),
         partner: order.partner.unwrap_or_default(),
-        at: utc(order.created_at),
+        at: times.both(order.created_at),
         name: order.external_order_id,
     });
     let partners = found.partners.into_iter().map(|partner| HitRow {
         path: format!("/partners/{}", partner.partner_id),
         by: "partner",
         partner: partner.environment,
-        at: String::new(),
+        at: When::default(),
         name: partner.name,
     });
     let archived = archived.into_iter().map(|order| {
@@ -104,7 +201,11 @@ async fn read(connection: &mut PgConnection, asked: &str) -> Result<Found, store
     Ok(Found {
         hits: orders.chain(partners).collect(),
         archived: archived.collect(),
-        refused: found.refused.into_iter().map(refused_row).collect(),
+        refused: found
+            .refused
+            .into_iter()
+            .map(|one| refused_row(one, times))
+            .collect(),
     })
 }
 

@@ -1,39 +1,31 @@
-//! Needs a person: everything that the system cannot end by itself, each row with its one action; and
-//! below it what ends by itself, so that nobody looks for it elsewhere. The rows are the findings of
-//! [`store::operator::health`], as on the first page and in `esimctl attention`.
-
-use std::time::Duration;
+//! Needs a person: one matter for each cause, with since when, who feels it and what to do, its rows and
+//! its act; and below it what goes on by itself, so that nobody looks for it elsewhere. The matters are
+//! the findings of [`store::operator::health`], as on the first page and in `esimctl attention`.
 
 use askama::Template;
 use axum::{extract::State, response::Response};
 use store::{
     PgConnection,
-    deliveries::endpoints::Endpoint,
     operator::{
-        breakers::{self, NotChanged},
         give_backs,
-        health::{self, Finding, Kind},
+        health::{self, Finding, Kind, finding::Severity},
         placements,
     },
-    providers::{BreakerState, ProviderBreaker},
 };
-use time::OffsetDateTime;
-use url::form_urlencoded::byte_serialize;
 
 use crate::{
     App,
-    access::{Act, Operator, Role, Session, Viewer, Visit},
-    format::{relative, utc},
+    access::{Role, Session, Viewer, Visit},
     pages::{
         forms::ReasonForm,
         partner::{endpoint_form, next_test},
+        providers::breaker_form,
     },
     problem::Problem,
-    view::{Given, Shell, page, shortened},
+    times::{Times, When},
+    view::{Shell, page},
 };
 
-/// The longest time for which the console opens a breaker.
-const LONGEST: Duration = Duration::from_hours(24);
 /// The most parked placements, and the most parked give-backs, of the page.
 const MOST: i64 = 200;
 
@@ -42,32 +34,42 @@ const MOST: i64 = 200;
 struct Page {
     shell: Shell,
     verdict: String,
-    groups: Vec<Group>,
+    read: When,
+    matters: Vec<Matter>,
+    mending: Vec<Matter>,
     most: i64,
-    /// Providers that work, whose breakers an operator may open.
-    working: Vec<Working>,
 }
 
-struct Working {
-    name: String,
-    form: ReasonForm,
-}
-
-struct Group {
-    title: &'static str,
-    hint: &'static str,
+/// One cause.
+struct Matter {
+    class: &'static str,
+    what: String,
+    /// Empty if it is not stored.
+    since: When,
+    felt: String,
+    remedy: String,
+    command: Option<String>,
+    see: String,
+    /// What is known beside that, such as the next test.
+    note: Option<String>,
+    /// What the rows name beside their order.
+    column: &'static str,
     rows: Vec<Row>,
+    /// The page of its act, and what that is.
+    link: Option<(String, &'static str)>,
+    /// Where its single rows are.
+    see_them: Option<String>,
+    form: Option<ReasonForm>,
 }
 
-#[derive(Default)]
 struct Row {
     what: String,
     path: Option<String>,
     partner: String,
-    since: String,
-    age: String,
+    since: When,
+    /// The id to look up at the provider.
+    id: String,
     why: String,
-    form: Option<ReasonForm>,
 }
 
 pub(crate) async fn show(
@@ -77,153 +79,77 @@ pub(crate) async fn show(
     let session = &visit.session;
     let read = async |connection: &mut PgConnection| health::examine(connection, MOST).await;
     let report = app.database().run(read).await?;
-    let working = report.breakers.iter().filter_map(|breaker| {
-        let form = breaker_form(breaker, session, "/needs")?;
-        (breaker.state == BreakerState::Closed).then(|| Working {
-            name: breaker.name.clone(),
-            form,
-        })
-    });
-    let working = working.collect();
-    let now = report.at;
-    let mut groups: Vec<Group> = GROUPS
-        .into_iter()
-        .map(|(title, hint)| Group {
-            title,
-            hint,
-            rows: Vec::new(),
-        })
-        .collect();
-    for one in &report.findings {
-        let (of, rows) = rows(one, session, now);
-        groups[of as usize].rows.extend(rows);
-    }
-    groups.retain(|group| !group.rows.is_empty());
     page(&Page {
-        shell: Shell::new(session, "/needs", "Needs a person"),
+        shell: Shell::new(&app, session, "/needs", "Needs a person"),
         verdict: report.verdict(),
-        groups,
+        read: session.times.clock(report.at),
+        matters: report.needed().map(|one| matter(one, session)).collect(),
+        mending: report.mending().map(|one| matter(one, session)).collect(),
         most: MOST,
-        working,
     })
 }
 
-/// The groups of the page, in its order.
-#[derive(Clone, Copy)]
-enum Of {
-    System,
-    Parked,
-    GiveBacks,
-    Exhausted,
-    Paused,
-    Mends,
-}
-
-/// The titles of the groups, and what they mean, in the order of [`Of`].
-const GROUPS: [(&str, &str); 6] = [
-    (
-        "The system",
-        "Something of ours does not work. The section of the runbook is named.",
-    ),
-    (
-        "Parked purchases",
-        "Something about the purchase is unknown or contradicts what is stored, so nothing more is bought for it. Look the \
-         placement id up at the provider, then say on the order's page what became of it.",
-    ),
-    (
-        "Parked give-backs",
-        "The provider did not say whether it has the eSIM back. Look the unit up there, then say on the order's page what \
-         became of it.",
-    ),
-    (
-        "Exhausted webhooks",
-        "All attempts failed, or the endpoint answered 410, which tells us to stop. When the endpoint works again, an operator sends all of them by a bulk operation. Support sends \
-         single ones again on the pages of their orders, which the partner's page lists.",
-    ),
-    ("Paused endpoints", "A pause ends only by a person."),
-    (
-        "Ends by itself",
-        "Nobody is needed. A breaker and a blocked endpoint test themselves, and end when the other side works. A pause that a \
-         partner has set is the partner's.",
-    ),
-];
-
-/// The group of a finding, and its rows.
-fn rows(one: &Finding, session: &Session, now: OffsetDateTime) -> (Of, Vec<Row>) {
+/// A finding with its rows and its act.
+fn matter(one: &Finding, session: &Session) -> Matter {
     let told = one.told();
-    let since = told.since;
-    let why = told.what.clone();
-    let timed = |row: Row| Row {
-        since: since.map(utc).unwrap_or_default(),
-        age: since.map(|since| relative(now, since)).unwrap_or_default(),
-        ..row
+    let times = &session.times;
+    let mut matter = Matter {
+        class: match told.severity {
+            Severity::Fault => "bad",
+            Severity::Warning => "warn",
+        },
+        what: told.what,
+        since: told
+            .since
+            .map(|since| times.both(since))
+            .unwrap_or_default(),
+        felt: told.felt.into_owned(),
+        remedy: told.remedy.into_owned(),
+        command: told.command,
+        see: told.see,
+        note: None,
+        column: "Purchase id",
+        rows: Vec::new(),
+        link: None,
+        see_them: None,
+        form: None,
     };
     match &one.kind {
-        Kind::Parked { purchases, .. } if !purchases.is_empty() => {
-            let rows = purchases.iter().map(|one| parked(one, now));
-            (Of::Parked, rows.collect())
+        Kind::Parked { purchases, .. } => {
+            matter.rows = purchases.iter().map(|one| parked(one, times)).collect();
         }
         Kind::GiveBacksParked { give_backs, .. } => {
-            let rows = give_backs.iter().map(|one| give_back(one, now));
-            (Of::GiveBacks, rows.collect())
+            matter.column = "Unit at the provider";
+            matter.rows = give_backs.iter().map(|one| give_back(one, times)).collect();
         }
         Kind::BreakerOpen { breaker } => {
-            let row = Row {
-                what: breaker.name.clone(),
-                partner: "all".into(),
-                why: format!("{why}. What to do: {}", told.remedy),
-                form: breaker_form(breaker, session, "/needs"),
-                ..Row::default()
-            };
-            (Of::Mends, vec![timed(row)])
+            matter.form = breaker_form(breaker, session, "/needs");
+            matter.link = Some((format!("/providers#{}", breaker.name), "Its provider"));
         }
         Kind::Paused { endpoint } | Kind::Blocked { endpoint } => {
-            let mut row = Row {
-                form: endpoint_form(endpoint, session, "/needs"),
-                ..of_endpoint(endpoint, format!("{why}. What to do: {}", told.remedy))
-            };
-            row = timed(row);
-            if let Some(test) = next_test(endpoint, now) {
-                row.age = format!("{} {test}", row.age);
-            }
-            let of = if told.needs_person {
-                Of::Paused
-            } else {
-                Of::Mends
-            };
-            (of, vec![row])
+            matter.form = endpoint_form(endpoint, session, "/needs");
+            matter.note = next_test(endpoint, times.now);
+            let partner = format!("/partners/{}", endpoint.partner_id);
+            matter.link = Some((partner, "Its partner"));
         }
         Kind::Exhausted { endpoint } => {
-            let row = Row {
-                // The preview of an operation begins with this partner. Only an operator may start it;
-                // others find the single webhooks on the partner's page.
-                path: Some(if session.may(Role::Operator) {
-                    format!("/operations?partner={}", endpoint.partner_id)
-                } else {
-                    format!("/partners/{}#exhausted", endpoint.partner_id)
-                }),
-                ..of_endpoint(endpoint, why)
-            };
-            (Of::Exhausted, vec![timed(row)])
+            // The preview of an operation begins with this partner. Only an operator may start it;
+            // others send single ones again on the pages of their orders, to which the list leads.
+            let partner = endpoint.partner_id;
+            matter.link = session.may(Role::Operator).then(|| {
+                (
+                    format!("/operations?partner={partner}"),
+                    "Send them again …",
+                )
+            });
+            matter.see_them = Some(format!("/webhooks?partner={partner}&state=exhausted"));
         }
-        _ => {
-            let row = Row {
-                what: told.felt.into_owned(),
-                why: format!("{why}. What to do: {}. See {}", told.remedy, told.see),
-                ..Row::default()
-            };
-            let of = if told.needs_person {
-                Of::System
-            } else {
-                Of::Mends
-            };
-            (of, vec![timed(row)])
-        }
+        _ => {}
     }
+    matter
 }
 
-fn parked(one: &placements::Listed, now: OffsetDateTime) -> Row {
-    let since = one.parked_at.unwrap_or(one.created_at);
+fn parked(one: &placements::Listed, times: &Times) -> Row {
     let elsewhere = if one.elsewhere.is_empty() {
         String::new()
     } else {
@@ -232,162 +158,28 @@ fn parked(one: &placements::Listed, now: OffsetDateTime) -> Row {
     let reason = one.reason.told();
     let reason = reason.as_deref().unwrap_or("no reason is recorded");
     Row {
-        what: format!("order {}", one.external_order_id),
+        what: one.external_order_id.clone(),
         path: Some(format!("/orders/{}", one.order_id)),
         partner: one.partner.clone().unwrap_or_default(),
-        since: utc(since),
-        age: relative(now, since),
-        why: format!(
-            "placement {} at {} is parked: {reason}{elsewhere}",
-            one.placement_id, one.provider
-        ),
-        form: None,
+        since: times.both(one.parked_at.unwrap_or(one.created_at)),
+        id: one.placement_id.to_string(),
+        why: format!("{reason}{elsewhere}"),
     }
 }
 
-fn give_back(one: &give_backs::Listed, now: OffsetDateTime) -> Row {
+fn give_back(one: &give_backs::Listed, times: &Times) -> Row {
     Row {
-        what: format!("topup {}", one.topup_id),
+        what: one.topup_id.clone(),
         path: one.order_id.map(|id| format!("/orders/{id}")),
         partner: (one.partner.clone()).unwrap_or_else(|| one.partner_id.to_string()),
-        since: utc(one.parked_at),
-        age: relative(now, one.parked_at),
+        since: times.both(one.parked_at),
+        id: one
+            .provider_unit_id
+            .clone()
+            .unwrap_or_else(|| "not known".to_owned()),
         why: format!(
-            "the give-back to {} is parked. Look there for the unit {}; the last answer was: {}",
-            one.provider,
-            one.provider_unit_id.as_deref().unwrap_or("not known"),
+            "the last answer was: {}",
             one.message.as_deref().unwrap_or("no reason is recorded")
         ),
-        form: None,
     }
-}
-
-fn of_endpoint(endpoint: &Endpoint, why: String) -> Row {
-    Row {
-        what: endpoint.host(),
-        path: Some(format!("/partners/{}", endpoint.partner_id)),
-        partner: endpoint.name.clone(),
-        why,
-        ..Row::default()
-    }
-}
-
-/// The action that a breaker offers to this session.
-pub(crate) fn breaker_form(
-    breaker: &ProviderBreaker,
-    session: &Session,
-    back: &str,
-) -> Option<ReasonForm> {
-    // After lost commits, `esimctl recover` comes first. It needs a shell, and so does closing then.
-    if !session.may(Role::Operator) || breaker.lost_commits() {
-        return None;
-    }
-    let name: String = byte_serialize(breaker.name.as_bytes()).collect();
-    let form = if breaker.state == BreakerState::Closed {
-        ReasonForm {
-            consequence: format!(
-                "Nothing new is sent to {} for this long. Orders are still accepted, and wait.",
-                breaker.name
-            ),
-            duration: true,
-            grave: true,
-            ..ReasonForm::new(
-                session,
-                "Open its breaker",
-                format!("/providers/{name}/open"),
-            )
-        }
-    } else {
-        ReasonForm {
-            consequence: format!(
-                "The waiting work of {} goes on at once. If calls fail, the breaker opens again by itself.",
-                breaker.name
-            ),
-            ..ReasonForm::new(
-                session,
-                "Close its breaker",
-                format!("/providers/{name}/close"),
-            )
-        }
-    };
-    Some(ReasonForm {
-        seen: breaker.version.to_string(),
-        back: back.to_owned(),
-        ..form
-    })
-}
-
-pub(crate) async fn open(
-    State(app): State<App>,
-    Given(name): Given,
-    act: Act<Operator>,
-) -> Result<Response, Problem> {
-    let target = format!("provider {name}");
-    let action = act.action("provider open", &target, act.fields.reason()?);
-    let asked = act.fields.get("for").unwrap_or("1h");
-    let duration = runtime::config::positive_duration(asked).map_err(Problem::Invalid)?;
-    if duration > LONGEST {
-        return Err(Problem::Invalid("a breaker may be opened for at most a day here; `esimctl provider open` opens it for longer".into()));
-    }
-    let seen = seen(&act);
-    let opened = app
-        .database()
-        .run(async |connection| breakers::open(connection, &name, seen, duration, action).await)
-        .await;
-    let text = format!(
-        "The breaker of {} is open for {asked}: nothing new is sent to it. A probe follows by itself.",
-        changed(opened, &name, &act)?.name
-    );
-    Ok(act.done(&app, &text))
-}
-
-pub(crate) async fn close(
-    State(app): State<App>,
-    Given(name): Given,
-    act: Act<Operator>,
-) -> Result<Response, Problem> {
-    let target = format!("provider {name}");
-    let action = act.action("provider close", &target, act.fields.reason()?);
-    let seen = seen(&act);
-    let closed = app
-        .database()
-        .run(async |connection| breakers::close(connection, &name, seen, action).await)
-        .await;
-    let text = format!(
-        "The breaker of {} is closed: its waiting work goes on.",
-        changed(closed, &name, &act)?.name
-    );
-    Ok(act.done(&app, &text))
-}
-
-/// The version of the breaker that the page has shown. A form without one has seen none that exists.
-fn seen(act: &Act<Operator>) -> Option<i64> {
-    let seen = act.fields.get("seen").and_then(|seen| seen.parse().ok());
-    seen.or(Some(-1))
-}
-
-/// The breaker after a change, or why there was none.
-fn changed(
-    changed: Result<ProviderBreaker, NotChanged>,
-    name: &str,
-    act: &Act<Operator>,
-) -> Result<ProviderBreaker, Problem> {
-    changed.map_err(|error| match error {
-        NotChanged::Unknown => Problem::NotFound(format!(
-            "No provider of this cell is named “{}”. Needs a person lists all of them.",
-            shortened(name)
-        )),
-        NotChanged::Store(error) => error.into(),
-        NotChanged::LostCommits => act.not_done(
-            "This breaker needs somebody with a shell",
-            "It is open because the database has lost commits. Buying now could buy again what was forgotten, so \
-             somebody with a shell compares with the provider first, by `esimctl recover`, and then closes the breaker.",
-        ),
-        NotChanged::Changed(state) => {
-            let state = state.as_str().replace('_', " ");
-            act.changed(&format!(
-                "the breaker of {name} has changed since the page was shown, and is {state} now"
-            ))
-        }
-    })
 }

@@ -23,6 +23,7 @@ use crate::{
     pages::forms::ReasonForm,
     problem::Problem,
     said,
+    times::{Times, When},
     view::{Given, Shell, page, shortened},
 };
 
@@ -78,7 +79,7 @@ struct Part {
 
 struct View {
     id: String,
-    began: String,
+    began: When,
     by: String,
     reason: String,
     filter: String,
@@ -91,7 +92,7 @@ struct View {
     skipped: String,
 }
 
-fn view(operation: Operation) -> View {
+fn view(operation: Operation, times: &Times) -> View {
     let (state, class) = match (operation.cancelled_at, operation.ended_at) {
         (Some(_), _) => ("cancelled", "note"),
         (None, Some(_)) => ("ended", "good"),
@@ -99,7 +100,7 @@ fn view(operation: Operation) -> View {
     };
     View {
         id: operation.operation_id.to_string(),
-        began: utc(operation.created_at),
+        began: times.both(operation.created_at),
         by: format!("{} ({})", operation.operator, operation.via),
         reason: operation.reason,
         filter: in_words(&operation.filter),
@@ -154,11 +155,14 @@ pub(crate) async fn list(
         .await?;
     let partner = visit.query.get("partner");
     page(&List {
-        shell: Shell::new(&visit.session, "/operations", "Bulk operations"),
+        shell: Shell::new(&app, &visit.session, "/operations", "Send again"),
         may: visit.session.may(Role::Operator),
         asked: partner.is_some(),
         partner: partner.unwrap_or_default().to_owned(),
-        operations: found.into_iter().map(view).collect(),
+        operations: found
+            .into_iter()
+            .map(|one| view(one, &visit.session.times))
+            .collect(),
         most: MOST,
     })
 }
@@ -214,7 +218,7 @@ pub(crate) async fn preview(
     });
     let moment = |at: OffsetDateTime| at.format(&Rfc3339).unwrap_or_default();
     page(&Preview {
-        shell: Shell::new(&visit.session, "/operations", "Preview"),
+        shell: Shell::new(&app, &visit.session, "/operations", "Preview"),
         token: visit.session.form_token(),
         matching: format!(
             "{}{} {}",
@@ -305,7 +309,7 @@ fn id(given: &Given) -> Result<Uuid, Problem> {
 fn no_operation(given: &Given) -> Problem {
     let given = shortened(&given.0);
     Problem::NotFound(format!(
-        "No operation of this cell has the id “{given}”. Bulk operations lists the newest {MOST}."
+        "No operation of this cell has the id “{given}”. Send again lists the newest {MOST}."
     ))
 }
 
@@ -329,8 +333,8 @@ pub(crate) async fn show(
         ..ReasonForm::new(&visit.session, "Cancel", format!("/operations/{id}/cancel"))
     });
     page(&One {
-        shell: Shell::new(&visit.session, "/operations", "Operation"),
-        operation: view(found),
+        shell: Shell::new(&app, &visit.session, "/operations", "Operation"),
+        operation: view(found, &visit.session.times),
         form,
     })
 }
@@ -354,7 +358,7 @@ pub(crate) async fn cancel(
         }
         Cancelled::EndedBefore(operation) if operation.cancelled_at.is_some() => Err(act.not_done(
             "The operation was cancelled already",
-            "Nothing was done now. If you have sent the form twice, the first one was carried out, and Actions has it.",
+            "Nothing was done now. If you have sent the form twice, the first one was carried out, and the record of actions has it.",
         )),
         Cancelled::EndedBefore(_) => Err(act.not_done(
             "The operation has ended already",

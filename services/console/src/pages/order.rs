@@ -4,9 +4,8 @@
 use askama::Template;
 use axum::{extract::State, response::Response};
 use domain::{
-    GiveBackState, OrderId, PlacementId, PlacementState, TopupId, WebhookId,
-    placement::Resolution,
-    standing::{Actor, EndpointState, Standing},
+    GiveBackState, OrderId, PlacementId, PlacementState, TopupId, WebhookId, placement::Resolution,
+    standing::EndpointState,
 };
 use store::{
     PgConnection,
@@ -27,10 +26,14 @@ use time::{Duration, OffsetDateTime};
 use crate::{
     App,
     access::{Act, Operator, Role, Session, Support, Viewer, Visit},
-    format::{counted, number, relative, took, utc},
-    pages::steps::step,
-    pictures::{self, Step},
+    format::{counted, number, took},
+    pages::{
+        steps::step,
+        track::{self, Mark},
+    },
+    pictures::Step,
     problem::Problem,
+    times::When,
     view::{Given, Named, Once, Shell, local_path, page},
 };
 
@@ -49,10 +52,15 @@ struct Page {
     order: OrderView,
     partner: String,
     sentence: String,
-    accepted: String,
-    age: String,
+    accepted: When,
+    age: When,
     trace: Option<Trace>,
-    picture: String,
+    products: String,
+    /// The state of its eSIMs in a word, and its colour.
+    state: (String, &'static str),
+    track: Vec<Mark>,
+    /// Whether it goes on, so that the page refreshes itself.
+    live: bool,
     steps: Vec<StepRow>,
     /// How many steps are not listed, if any.
     more_steps: Option<String>,
@@ -70,7 +78,7 @@ struct Trace {
 
 struct StepRow {
     class: &'static str,
-    at: String,
+    at: When,
     /// The time since the step before.
     age: String,
     text: String,
@@ -138,7 +146,7 @@ pub(crate) async fn show(
     let Some(found) = app.database().run(read).await? else {
         return Err(given.missing("order"));
     };
-    let now = runtime::clock::now();
+    let times = &visit.session.times;
     let order = found.order;
     let accepted = order.created_at;
     let steps = found.steps;
@@ -147,7 +155,7 @@ pub(crate) async fn show(
         *before = step.at;
         Some(StepRow {
             class: step.went.class(),
-            at: utc(step.at),
+            at: times.clock(step.at),
             age,
             text: step.text.clone(),
             took: step.took.map_or_else(String::new, took),
@@ -155,15 +163,18 @@ pub(crate) async fn show(
         })
     });
     let session = &visit.session;
-    let shell = Shell::new(session, "", format!("Order {}", order.external_order_id));
+    let shell = Shell::new(&app, session, "", order.external_order_id.clone());
     page(&Page {
         token: session.form_token(),
         partner: found.partner,
         sentence: found.sentence,
-        accepted: utc(accepted),
-        age: relative(now, accepted),
+        accepted: times.clock(accepted),
+        age: times.ago(accepted),
         trace: trace(&app, &order),
-        picture: pictures::timeline(accepted, &steps),
+        products: track::products(&order),
+        live: track::state(&order).1.is_empty(),
+        state: track::state(&order),
+        track: track::track(&order),
         steps: rows.collect(),
         more_steps: (steps.len() > STEPS).then(|| {
             let more = steps.len() - STEPS;
@@ -179,7 +190,7 @@ pub(crate) async fn show(
             .topups
             .iter()
             .take(UNITS)
-            .map(|unit| unit_row(&app, &order, unit, session, now))
+            .map(|unit| unit_row(&app, &order, unit, session))
             .collect(),
         all_units: number(order.topups.len()),
         raw: serde_json::to_string_pretty(&order).map_err(|error| Problem::Broken(error.into()))?,
@@ -259,26 +270,13 @@ fn held(order: &OrderView, unit: &TopupView, now: OffsetDateTime) -> Option<Stri
     Some(why.to_owned())
 }
 
-fn unit_row(
-    app: &App,
-    order: &OrderView,
-    unit: &TopupView,
-    session: &Session,
-    now: OffsetDateTime,
-) -> UnitRow {
+fn unit_row(app: &App, order: &OrderView, unit: &TopupView, session: &Session) -> UnitRow {
+    let now = session.times.now;
     let delivery = unit.delivery.as_deref();
     let held = held(order, unit, now);
     let is_ready = unit.ready_at.is_some() && unit.erased_at.is_none();
     let standing = order.standing(unit);
-    // What waits for nobody is no fault, and only a webhook that arrived is good news.
-    let class = match standing.must_act() {
-        Actor::Partner | Actor::Operator => "bad",
-        Actor::Nobody => match standing {
-            Standing::Delivered | Standing::SentAgain => "good",
-            Standing::Failed => "bad",
-            _ => "note",
-        },
-    };
+    let class = track::class(standing);
     let state = standing.label().to_owned();
     UnitRow {
         id: unit.topup_id.clone(),
@@ -300,7 +298,7 @@ fn unit_row(
             }
             _ => "-".into(),
         },
-        delivered: or_none(unit.delivered_at.map(utc)),
+        delivered: or_none(unit.delivered_at.map(|at| session.times.clock(at))),
         reason: or_none(unit.reason.told().or_else(|| unit.delivery_error.clone())),
         give_back: route::give_back(unit),
         give_back_attempt: unit.give_back_attempt.unwrap_or_default(),
@@ -583,7 +581,7 @@ pub(crate) async fn code(
     ];
     let text = format!("The eSIM of topup {topup}. Give it to nobody but its owner.");
     page(&Once {
-        shell: Shell::new(&act.session, "", "Activation code"),
+        shell: Shell::new(&app, &act.session, "", "Activation code"),
         text,
         secrets,
         back: local_path(act.fields.get("back")),

@@ -1,134 +1,98 @@
 //! Whether the system works, in its first words; then what is wrong, since when, who feels it and what
-//! to do; then the pipeline from left to right: whether each stage lives, what waits for it, how old
-//! that is, and how fast it drains. What is wrong is what [`store::operator::health`] finds, as in
-//! `esimctl attention`.
+//! to do; then the way of an order in four steps: whether each one lives, what waits for it, how old
+//! that is and how long it takes; then the last hours, providers, endpoints, and what people have done.
+//! What is wrong is what [`store::operator::health`] finds, as in `esimctl attention`.
 //!
-//! The figures are read once for all viewers and kept for some seconds, so that many open pages cost
-//! the database no more than one. The page says how old they are. htmx asks for the figures alone
-//! and puts them in place; without JavaScript the whole page is asked for.
+//! htmx asks for the figures alone and puts them in place; without JavaScript the whole page asks for
+//! itself again.
 
-use std::{
-    cmp::Reverse,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::cmp::Reverse;
 
 use askama::Template;
 use axum::{extract::State, response::Response};
 use axum_htmx::HxRequest;
 use store::{
-    PgConnection,
     deliveries::endpoints::Endpoint,
-    figures::{Count, Counts, Figures as Counted, Measure, Span},
+    figures::{Count, Measure},
     operator::health::{
-        self, Finding, Kind, Report,
-        finding::Severity,
+        Kind,
         stages::{Life, Stage},
         waiting::{Backlog, Drain, Queue},
     },
     providers::BreakerState,
 };
-use time::OffsetDateTime;
-use tokio::sync::Mutex;
+use time::Duration;
 
 use crate::{
     App,
     access::{Viewer, Visit},
-    format::{number, relative, took, utc},
-    pages::partner::{endpoint_class, endpoint_state},
-    pictures::sparkline,
+    format::{brief, number, took},
+    looks::{Bars, Look, MINUTES, Range},
+    pages::{
+        acts::{self, partner_of},
+        issues::{Issue, issue},
+        partner::{endpoint_class, endpoint_state},
+    },
+    pictures::{Chart, bars, lines},
     problem::Problem,
+    times::{Times, When},
     view::{Shell, page},
 };
 
-/// How long figures are shown before they are read again. A dead stage has to be named within 15 s, of
-/// which its silence takes ten.
-const FRESH: Duration = Duration::from_secs(2);
-/// How old the look is, at most about, with which the newest one is compared to see what drains.
-const COMPARED: Duration = Duration::from_mins(1);
-/// The hours of the sparklines.
-const HOURS: i32 = 24;
-/// The minutes of the latencies and errors.
-const MINUTES: i32 = 10;
 /// The most endpoints of the page.
 const ENDPOINTS: usize = 20;
-/// The most parked purchases that are read to see what is wrong.
-const PARKED: i64 = 100;
 
 #[derive(Template)]
 #[template(path = "overview.html")]
 struct Page {
     shell: Shell,
-    paused: bool,
-    age: String,
-    verdict: String,
-    wrong: Vec<FindingView>,
-    mending: Vec<FindingView>,
-    stages: Vec<StageView>,
-    providers: Vec<ProviderView>,
-    endpoints: Vec<EndpointView>,
-    most_endpoints: usize,
+    figures: Figures,
 }
 
+/// The part that is refreshed. It is the whole answer to htmx.
 #[derive(Template)]
 #[template(path = "figures.html")]
 struct Figures {
-    age: String,
+    place: Option<String>,
+    paused: bool,
+    read: When,
+    range: Range,
     verdict: String,
-    wrong: Vec<FindingView>,
-    mending: Vec<FindingView>,
-    stages: Vec<StageView>,
+    class: &'static str,
+    /// What the verdict means, in one sentence.
+    sentence: String,
+    issues: Vec<Issue>,
+    steps: Vec<StepView>,
+    charts: Vec<Chart>,
     providers: Vec<ProviderView>,
     endpoints: Vec<EndpointView>,
-    most_endpoints: usize,
+    /// How many endpoints are not listed.
+    more_endpoints: usize,
+    done: Vec<DoneView>,
 }
 
-/// What is wrong, or what ends by itself.
-struct FindingView {
-    class: &'static str,
-    word: &'static str,
-    what: String,
-    since: String,
-    age: String,
-    felt: String,
-    remedy: String,
-    /// The page that shows it, or on which it is ended.
-    page: Option<String>,
-    see: String,
-}
-
-pub(crate) struct StageView {
+struct StepView {
     name: &'static str,
-    /// How many processes run, and whether that is good.
-    life: String,
     class: &'static str,
-    /// What waits now; `None` where nothing can wait.
-    waiting: Option<String>,
-    oldest: Option<String>,
-    /// What happened in the last minutes, each with how long it took.
-    now: Vec<NowView>,
-    sparks: Vec<Spark>,
-}
-
-struct NowView {
-    what: &'static str,
-    figures: String,
-}
-
-struct Spark {
-    picture: String,
-    caption: String,
+    badge: &'static str,
+    state: &'static str,
+    big: String,
+    of: &'static str,
+    facts: Vec<(&'static str, String)>,
+    life: String,
+    last: When,
 }
 
 struct ProviderView {
     name: String,
-    breaker: &'static str,
+    is_test: bool,
+    state: &'static str,
     class: &'static str,
-    reason: String,
-    due: String,
+    waits: String,
     oldest: String,
+    failed: String,
+    took: String,
     drain: String,
-    calls: String,
 }
 
 struct EndpointView {
@@ -137,387 +101,374 @@ struct EndpointView {
     host: String,
     state: String,
     class: &'static str,
-    due: String,
     waiting: String,
-    drain: String,
-    requests: String,
     exhausted: String,
+    since: When,
 }
 
-/// What one look at the database has read.
-struct Look {
-    at: Instant,
-    report: Report,
-    /// The last 24 hours.
-    hours: Vec<(OffsetDateTime, Counts)>,
-    /// The last minutes, of everybody and of each provider and endpoint.
-    now: Counts,
-    subjects: Vec<(Measure, String, Count)>,
+struct DoneView {
+    who: String,
+    what: String,
+    reason: String,
+    partner: Option<(String, String)>,
+    ago: When,
 }
 
-/// The newest look, and an older one to compare it with.
-#[derive(Default)]
-struct Looks {
-    newest: Option<Arc<Look>>,
-    earlier: Option<Arc<Look>>,
-}
-
-/// The looks that all viewers share.
-#[derive(Default)]
-pub(crate) struct Shared(Mutex<Looks>);
-
-impl Shared {
-    /// The figures of the newest look. It is taken again if it is not fresh any more; viewers that
-    /// ask meanwhile wait for the same one.
-    async fn figures(&self, app: &App) -> Result<Figures, Problem> {
-        let mut looks = self.0.lock().await;
-        let fresh = looks
-            .newest
-            .as_ref()
-            .filter(|look| look.at.elapsed() < FRESH);
-        let newest = if let Some(fresh) = fresh {
-            Arc::clone(fresh)
-        } else {
-            let look = Arc::new(app.database().run(look).await?);
-            let before = looks.newest.replace(Arc::clone(&look));
-            let is_old = |look: &Arc<Look>| look.at.elapsed() > COMPARED;
-            if looks.earlier.as_ref().is_none_or(is_old) {
-                looks.earlier = before;
-            }
-            look
-        };
-        Ok(figures(&newest, looks.earlier.as_deref()))
-    }
-}
-
-async fn look(connection: &mut PgConnection) -> Result<Look, store::Error> {
-    let report = health::examine(&mut *connection, PARKED).await?;
-    let hours = Counted::read(&mut *connection, Span::Hour, HOURS, false).await?;
-    let now = Counted::read(connection, Span::Minute, MINUTES, true).await?;
-    Ok(Look {
-        report,
-        hours: hours.by_time(),
-        now: now.sums(),
-        subjects: now.by_subject(),
-        at: Instant::now(),
-    })
-}
-
-fn finding(one: &Finding, now: OffsetDateTime) -> FindingView {
-    let told = one.told();
-    let (class, word) = match (told.needs_person, told.severity) {
-        (false, _) => ("note", "ends by itself"),
-        (true, Severity::Warning) => ("note", "look at it"),
-        (true, Severity::Fault) => ("bad", "fault"),
-    };
-    FindingView {
-        class,
-        word,
-        what: told.what,
-        since: told.since.map(utc).unwrap_or_default(),
-        age: told.since.map_or_else(
-            || "since when is not stored".to_owned(),
-            |since| relative(now, since),
-        ),
-        felt: told.felt.into_owned(),
-        remedy: told.remedy.into_owned(),
-        page: page_of(&one.kind),
-        see: told.see,
-    }
-}
-
-/// The page of the console on which somebody sees more of it or ends it.
-fn page_of(kind: &Kind) -> Option<String> {
-    match kind {
-        Kind::Parked { purchases, .. } => Some(match &purchases[..] {
-            [one] => format!("/orders/{}", one.order_id),
-            _ => "/needs".to_owned(),
-        }),
-        Kind::GiveBacksParked { .. } | Kind::BreakerOpen { .. } | Kind::CommitsLost { .. } => {
-            Some("/needs".to_owned())
-        }
-        Kind::Exhausted { endpoint } | Kind::Paused { endpoint } | Kind::Blocked { endpoint } => {
-            Some(format!("/partners/{}", endpoint.partner_id))
-        }
-        Kind::StageDead { .. }
-        | Kind::DatabaseDown { .. }
-        | Kind::OnStandby
-        | Kind::NotDurable { .. }
-        | Kind::StandbyMissing
-        | Kind::ClockOff { .. }
-        | Kind::Wraparound { .. }
-        | Kind::ProcessesMissing { .. }
-        | Kind::Unserved { .. }
-        | Kind::PurchasesLate { .. }
-        | Kind::WebhooksLate { .. }
-        | Kind::LanesHeldBack { .. }
-        | Kind::ConnectionsFew { .. }
-        | Kind::StandbyLags { .. }
-        | Kind::LongTransaction { .. }
-        | Kind::NotArchived
-        | Kind::ArchiveLags { .. }
-        | Kind::RetentionBehind { .. }
-        | Kind::NotSynchronous
-        | Kind::NatsDown { .. }
-        | Kind::StreamMissing { .. }
-        | Kind::ReplicasMissing { .. }
-        | Kind::ConsumerMissing { .. }
-        | Kind::DeadMessages { .. }
-        | Kind::BackupOld { .. }
-        | Kind::DrillOld { .. }
-        | Kind::DiskFilling { .. } => None,
-    }
-}
-
-/// How many processes of a stage run.
-fn life(life: &Life) -> (String, &'static str) {
-    match (life.running, life.missing) {
-        (0, _) => ("does not run".to_owned(), "bad"),
-        (1, 0) => ("1 process runs".to_owned(), "good"),
-        (running, 0) => (format!("{} processes run", number(running)), "good"),
-        (running, missing) => (
-            format!(
-                "{} of {} processes run",
-                number(running),
-                number(running.saturating_add(missing))
-            ),
-            "note",
-        ),
-    }
+fn seconds(seconds: f64) -> Duration {
+    Duration::seconds_f64(seconds)
 }
 
 /// How long the oldest row has waited.
-fn oldest(seconds: f64) -> String {
-    if seconds <= 0.0 {
-        "nothing waits".into()
+fn oldest(of: f64) -> String {
+    if of <= 0.0 {
+        "–".into()
     } else {
-        took(time::Duration::seconds_f64(seconds))
+        brief(seconds(of))
     }
 }
 
 /// The time until a queue is empty.
-fn drains(newest: &Look, earlier: Option<&Look>, queue: &Queue) -> String {
+pub(crate) fn drains(newest: &Look, earlier: Option<&Look>, queue: &Queue) -> String {
     // Compared with itself, a backlog is empty or not known yet.
     let earlier = earlier.unwrap_or(newest);
-    let drain = newest.report.waiting.drain(queue, &earlier.report.waiting);
-    match drain {
-        Drain::Empty => "empty".into(),
+    match newest.report.waiting.drain(queue, &earlier.report.waiting) {
+        Drain::Empty => "–".into(),
         Drain::Seconds { seconds } => {
             let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
-            format!("about {}", took(time::Duration::seconds(seconds)))
+            format!("in about {}", brief(Duration::seconds(seconds)))
         }
         Drain::Never => "does not become less".into(),
         Drain::Unknown => "not known yet".into(),
     }
 }
 
-/// The last 24 hours of something, with hours in which it did not happen.
-fn spark(look: &Look, measure: Measure, what: &str) -> Spark {
-    let this_hour = look.report.at.unix_timestamp() / 3_600;
-    let of = |hour: i64| {
-        let mut all = look.hours.iter();
-        let found = all.find(|(at, _)| at.unix_timestamp() / 3_600 == hour);
-        let count = found.and_then(|(_, counts)| counts.get(&measure));
-        count.map_or(0, |count| i64::try_from(count.n).unwrap_or(i64::MAX))
-    };
-    let hours: Vec<i64> = (this_hour - i64::from(HOURS) + 1..=this_hour)
-        .map(of)
-        .collect();
-    let sum: i64 = hours.iter().sum();
-    let most = hours.iter().copied().max().unwrap_or_default();
-    let caption = if sum == 0 {
-        format!("{what}: none in the last {HOURS} hours")
-    } else {
-        format!(
-            "{what}: {} in the last {HOURS} hours, at most {} in one hour",
-            number(sum),
-            number(most)
-        )
-    };
-    Spark {
-        picture: sparkline(&caption, &hours),
-        caption,
+/// Within which time half of them and 95 % of them ended.
+pub(crate) fn halves(count: Option<&Count>) -> String {
+    let time = |share| count?.within(share).map(|within| took(seconds(within)));
+    match (time(0.5), time(0.95)) {
+        (Some(half), Some(most)) => format!("half {half} · 95 % {most}"),
+        _ => format!("none in {MINUTES} min"),
     }
 }
 
-/// A count of the last minutes: how many, within which time half and 95 % of them ended, and how many
-/// failed.
-fn latency(count: Option<&Count>) -> String {
-    let Some(count) = count.filter(|count| count.n > 0) else {
-        return format!("none in the last {MINUTES} min");
-    };
-    let time = |share| {
-        let within = count.within(share).unwrap_or_default();
-        took(time::Duration::seconds_f64(within))
-    };
-    let failed = match count.failed_share() {
-        Some(share) if count.failed > 0 => format!(", {:.1} % failed", share * 100.0),
-        _ => String::new(),
-    };
-    format!(
-        "{} in the last {MINUTES} min, half within {}, 95 % within {}{failed}",
-        number(count.n),
-        time(0.5),
-        time(0.95)
+/// How many of them failed.
+pub(crate) fn failed(count: Option<&Count>) -> String {
+    let share = count.and_then(Count::failed_share);
+    share.map_or_else(
+        || "–".to_owned(),
+        |share| format!("{:.1} % in {MINUTES} min", share * 100.0),
     )
 }
 
-fn figures(look: &Look, earlier: Option<&Look>) -> Figures {
+/// Where the way of an order has a step. Two of them are the work of the provisioner.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Take,
+    Buy,
+    Get,
+    Send,
+}
+
+fn step(step: Step, look: &Look, times: &Times) -> StepView {
     let report = &look.report;
-    let stage = |stage: Stage,
-                 name,
-                 of_providers: Option<bool>,
-                 now: &[(&'static str, Measure)],
-                 sparks| {
-        let mine = report.stages.iter().find(|one| one.stage == stage);
-        let (life, class) = mine.map_or_else(|| (String::new(), "note"), life);
-        let waiting = of_providers.map(|of_providers| report.waiting.sum(of_providers));
-        StageView {
-            name,
-            life,
-            class,
-            waiting: waiting.map(|(waiting, _)| number(waiting)),
-            oldest: waiting.map(|(_, seconds)| oldest(seconds)),
-            now: now
-                .iter()
-                .map(|(what, measure)| NowView {
-                    what,
-                    figures: latency(look.now.get(measure)),
-                })
-                .collect(),
-            sparks,
-        }
+    let count = |measure| look.now.get(&measure);
+    let n = |measure| number(count(measure).map_or(0, |count| count.n));
+    let (stage, name) = match step {
+        Step::Take => (Stage::Ingress, "Take orders"),
+        Step::Buy => (Stage::Provisioner, "Buy"),
+        Step::Get => (Stage::Provisioner, "Get the eSIM"),
+        Step::Send => (Stage::Notifier, "Send webhooks"),
     };
-    let sparks = |of: &[(Measure, &str)]| -> Vec<Spark> {
-        of.iter()
-            .map(|(measure, what)| spark(look, *measure, what))
-            .collect()
+    let (waiting, age) = report.waiting.sum(step != Step::Send);
+    let (big, of, facts) = match step {
+        Step::Take => (
+            n(Measure::Answered),
+            "orders answered in 10 min",
+            vec![
+                ("Answered in", halves(count(Measure::Answered))),
+                ("Refused", n(Measure::Refused)),
+                ("Failed", failed(count(Measure::Answered))),
+            ],
+        ),
+        Step::Buy => (
+            number(waiting),
+            "wait",
+            vec![
+                ("Oldest waits", oldest(age)),
+                ("Order to purchase", halves(count(Measure::Bought))),
+                ("Failed calls", failed(count(Measure::Call))),
+            ],
+        ),
+        Step::Get => (
+            n(Measure::Ready),
+            "eSIMs in 10 min",
+            vec![
+                ("Order to eSIM", halves(count(Measure::Ready))),
+                ("Put on hold", n(Measure::Parked)),
+                ("Failed for good", n(Measure::Failed)),
+            ],
+        ),
+        Step::Send => (
+            number(waiting),
+            "wait",
+            vec![
+                ("Oldest waits", oldest(age)),
+                ("Order to webhook", halves(count(Measure::Delivered))),
+                ("Not taken at once", failed(count(Measure::Attempt))),
+            ],
+        ),
     };
-    let ingress = sparks(&[
-        (Measure::Answered, "answered orders"),
-        (Measure::Refused, "refused by the provider"),
-    ]);
-    let provisioner = sparks(&[
-        (Measure::Bought, "bought"),
-        (Measure::Failed, "failed eSIMs"),
-        (Measure::Parked, "parked eSIMs"),
-    ]);
-    let notifier = sparks(&[
-        (Measure::Delivered, "delivered eSIMs"),
-        (Measure::Exhausted, "webhooks given up"),
-    ]);
-    let mut endpoints: Vec<&Endpoint> = report.endpoints.iter().collect();
-    endpoints.retain(|endpoint| endpoint.pending > 0);
-    endpoints.sort_by_key(|endpoint| Reverse(endpoint.pending));
-    endpoints.truncate(ENDPOINTS);
-    Figures {
-        age: took(look.at.elapsed().try_into().unwrap_or_default()),
-        verdict: report.verdict(),
-        wrong: report.needed().map(|one| finding(one, report.at)).collect(),
-        mending: report
-            .mending()
-            .map(|one| finding(one, report.at))
-            .collect(),
-        stages: vec![
-            stage(
-                Stage::Ingress,
-                "Ingress",
-                None,
-                &[("Order to answer", Measure::Answered)],
-                ingress,
-            ),
-            stage(
-                Stage::Provisioner,
-                "Provisioner",
-                Some(true),
-                &[
-                    ("Order to bought", Measure::Bought),
-                    ("Calls to providers", Measure::Call),
-                ],
-                provisioner,
-            ),
-            stage(
-                Stage::Notifier,
-                "Notifier",
-                Some(false),
-                &[
-                    ("Order to delivered", Measure::Delivered),
-                    ("Webhook requests", Measure::Attempt),
-                ],
-                notifier,
-            ),
-        ],
-        providers: providers_of(look, earlier),
-        endpoints: endpoints
-            .into_iter()
-            .map(|one| endpoint(one, look, earlier))
-            .collect(),
-        most_endpoints: ENDPOINTS,
+    let life = report.stages.iter().find(|one| one.stage == stage);
+    let is_dead = life.is_some_and(Life::is_dead);
+    let is_missed = life.is_some_and(|life| life.missing > 0);
+    let stopped = matches!(step, Step::Buy)
+        && report
+            .breakers
+            .iter()
+            .any(|one| one.state != BreakerState::Closed);
+    let late = report.findings.iter().any(|one| match one.kind {
+        Kind::PurchasesLate { .. } => step == Step::Buy,
+        Kind::WebhooksLate { .. } => step == Step::Send,
+        _ => false,
+    });
+    let (class, badge, state) = match (is_dead, late, is_missed || stopped) {
+        (true, ..) => ("bad", "bad", "stopped"),
+        (_, true, _) => ("bad", "bad", "late"),
+        (_, _, true) => ("warn", "warn", "works in part"),
+        _ => ("", "good", "works"),
+    };
+    StepView {
+        name,
+        class,
+        badge,
+        state,
+        big,
+        of,
+        facts,
+        life: life.map(processes).unwrap_or_default(),
+        last: life
+            .and_then(|life| life.last)
+            .map(|last| times.ago(last.min(times.now)))
+            .unwrap_or_default(),
     }
 }
 
-/// The last minutes of a provider or an endpoint.
-fn of_subject(look: &Look, measure: Measure, subject: &str) -> String {
-    let mut all = look.subjects.iter();
-    let found = all.find(|(of, name, _)| *of == measure && name == subject);
-    latency(found.map(|(_, _, count)| count))
+/// How many processes of a stage run.
+fn processes(life: &Life) -> String {
+    let name = life.stage.as_str();
+    let all = life.running.saturating_add(life.missing);
+    match (life.running, life.missing) {
+        (1, 0) => format!("{name} · 1 process"),
+        (running, 0) => format!("{name} · {} processes", number(running)),
+        (running, _) => format!("{name} · {} of {} processes", number(running), number(all)),
+    }
+}
+
+/// What the verdict means for orders.
+fn sentence(look: &Look) -> String {
+    let report = &look.report;
+    let takes = report
+        .stages
+        .iter()
+        .any(|one| one.stage == Stage::Ingress && !one.is_dead());
+    let (purchases, _) = report.waiting.sum(true);
+    let (webhooks, _) = report.waiting.sum(false);
+    let taken = if takes {
+        "Orders are taken and stored"
+    } else {
+        "No order is taken"
+    };
+    let are = |count: u64, one: &str, several: &str| match count {
+        0 => None,
+        1 => Some(format!("1 {one}")),
+        count => Some(format!("{} {several}", number(count))),
+    };
+    let waits: Vec<String> = [
+        are(purchases, "purchase", "purchases"),
+        are(webhooks, "webhook", "webhooks"),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    if waits.is_empty() {
+        format!("{taken}, and nothing waits.")
+    } else {
+        let wait = if purchases + webhooks == 1 {
+            "waits"
+        } else {
+            "wait"
+        };
+        format!("{taken}. {} {wait}.", waits.join(" and "))
+    }
+}
+
+fn charts(all: &Bars, range: Range, times: &Times) -> Vec<Chart> {
+    let of = |measure: Measure| -> Vec<Option<&Count>> {
+        all.iter().map(|(_, counts)| counts.get(&measure)).collect()
+    };
+    let axis = times_of(all, range, times);
+    let per = match range {
+        Range::Hour => "a minute",
+        Range::SixHours => "5 min",
+        Range::Day | Range::Week => "an hour",
+    };
+    vec![
+        bars("Orders", per, &of(Measure::Answered), &axis),
+        lines("Order to eSIM", &of(Measure::Ready), &axis),
+        Chart::share("Failed calls to providers", &of(Measure::Call), &axis),
+        Chart::share("Webhooks not taken at once", &of(Measure::Attempt), &axis),
+    ]
+}
+
+/// The beginnings of the bars, as the axis and the bars name them.
+fn times_of(all: &Bars, range: Range, times: &Times) -> Vec<String> {
+    let with_day = range == Range::Week;
+    all.iter()
+        .map(|(at, _)| times.axis(*at, with_day))
+        .collect()
+}
+
+fn figures(
+    app: &App,
+    (look, earlier): (&Look, Option<&Look>),
+    (all, range): (&Bars, Range),
+    times: &Times,
+    paused: bool,
+) -> Figures {
+    let report = &look.report;
+    let failing: Vec<&Endpoint> = {
+        let mut found: Vec<&Endpoint> = report
+            .endpoints
+            .iter()
+            .filter(|one| one.state != "open" || one.failures > 0 || one.exhausted > 0)
+            .filter(|one| one.pending > 0 || one.exhausted > 0 || one.state != "no_url")
+            .collect();
+        found.sort_by_key(|one| Reverse(one.pending));
+        found
+    };
+    let issues: Vec<Issue> = report
+        .needed()
+        .chain(report.mending())
+        .map(|one| issue(one, times))
+        .collect();
+    let class = if issues.iter().any(|one| one.class == "bad") {
+        "bad"
+    } else if issues.iter().any(|one| one.class == "warn") {
+        "warn"
+    } else {
+        "good"
+    };
+    Figures {
+        place: app.product().place.clone(),
+        paused,
+        read: times.clock(report.at),
+        range,
+        verdict: report.verdict().trim_end_matches('.').to_owned(),
+        class,
+        sentence: sentence(look),
+        issues,
+        steps: [Step::Take, Step::Buy, Step::Get, Step::Send]
+            .into_iter()
+            .map(|one| step(one, look, times))
+            .collect(),
+        charts: charts(all, range, times),
+        providers: providers_of(look, earlier),
+        more_endpoints: failing.len().saturating_sub(ENDPOINTS),
+        endpoints: failing
+            .into_iter()
+            .take(ENDPOINTS)
+            .map(|one| endpoint(one, times))
+            .collect(),
+        done: look
+            .actions
+            .iter()
+            .map(|one| {
+                let partner = partner_of(&one.target);
+                DoneView {
+                    who: one.operator.clone(),
+                    what: acts::done(&one.command).to_owned(),
+                    reason: one.reason.clone(),
+                    partner: partner.and_then(|id| {
+                        let name = look.names.get(&id.uuid())?;
+                        Some((id.to_string(), name.clone()))
+                    }),
+                    ago: times.ago(one.at.min(times.now)),
+                }
+            })
+            .collect(),
+    }
+}
+
+/// The state of a breaker in words, and its colour.
+pub(crate) fn breaker_state(state: Option<BreakerState>) -> (&'static str, &'static str) {
+    match state {
+        Some(BreakerState::Closed) => ("buys", "good"),
+        Some(BreakerState::Open) => ("stopped buying", "bad"),
+        Some(BreakerState::HalfOpen) => ("tests itself", "warn"),
+        None => ("no provisioner serves it", "warn"),
+    }
 }
 
 fn providers_of(look: &Look, earlier: Option<&Look>) -> Vec<ProviderView> {
-    let rows = look
-        .report
-        .waiting
-        .queues
-        .iter()
-        .filter_map(|(queue, backlog)| {
-            let Queue::Provider { name } = queue else {
-                return None;
-            };
-            let breaker = look.report.breakers.iter().find(|one| one.name == *name);
-            let state = breaker.map(|breaker| breaker.state);
-            Some(ProviderView {
-                name: name.clone(),
-                breaker: state.map_or("no provisioner has served it yet", BreakerState::as_str),
-                class: match state {
-                    Some(BreakerState::Closed) => "good",
-                    Some(BreakerState::Open) => "bad",
-                    Some(BreakerState::HalfOpen) | None => "note",
-                },
-                reason: breaker
-                    .and_then(|breaker| breaker.reason.clone())
-                    .unwrap_or_default(),
-                due: number(backlog.waiting()),
-                oldest: oldest(backlog.oldest),
-                drain: drains(look, earlier, queue),
-                calls: of_subject(look, Measure::Call, name),
-            })
-        });
+    let report = &look.report;
+    let waiting = report.waiting.queues.iter();
+    let waiting = waiting.filter_map(|(queue, backlog)| match queue {
+        Queue::Provider { name } => Some((name.as_str(), *backlog)),
+        Queue::Endpoint { .. } => None,
+    });
+    let mut rows: std::collections::BTreeMap<&str, Backlog> = waiting.collect();
+    for breaker in &report.breakers {
+        rows.entry(&breaker.name).or_default();
+    }
+    let rows = rows.into_iter().map(|(name, backlog)| {
+        let breaker = report.breakers.iter().find(|one| one.name == name);
+        let (state, class) = breaker_state(breaker.map(|breaker| breaker.state));
+        let calls = look.of_subject(Measure::Call, name);
+        let queue = Queue::Provider {
+            name: name.to_owned(),
+        };
+        ProviderView {
+            name: name.to_owned(),
+            is_test: name == "sandbox",
+            state,
+            class,
+            waits: number(backlog.waiting()),
+            oldest: oldest(backlog.oldest),
+            failed: failed(calls),
+            took: halves(calls),
+            drain: drains(look, earlier, &queue),
+        }
+    });
     rows.collect()
 }
 
-fn endpoint(endpoint: &Endpoint, look: &Look, earlier: Option<&Look>) -> EndpointView {
-    let queue = Queue::Endpoint {
-        endpoint_id: endpoint.endpoint_id,
-        partner_id: endpoint.partner_id,
-    };
+fn endpoint(endpoint: &Endpoint, times: &Times) -> EndpointView {
+    let fails = endpoint.state == "open" && endpoint.failures > 0;
     EndpointView {
         partner_id: endpoint.partner_id.to_string(),
         partner: endpoint.name.clone(),
         host: endpoint.host(),
-        class: endpoint_class(&endpoint.state),
-        state: endpoint_state(endpoint),
-        due: number(
-            look.report
-                .waiting
-                .queues
-                .get(&queue)
-                .map_or(0, Backlog::waiting),
-        ),
+        class: if fails {
+            "warn"
+        } else {
+            endpoint_class(&endpoint.state)
+        },
+        state: if fails {
+            "retries".to_owned()
+        } else {
+            endpoint_state(endpoint)
+        },
         waiting: number(endpoint.pending),
-        drain: drains(look, earlier, &queue),
-        requests: of_subject(look, Measure::Attempt, &endpoint.endpoint_id.to_string()),
         exhausted: number(endpoint.exhausted),
+        since: since(endpoint)
+            .map(|since| times.both(since))
+            .unwrap_or_default(),
     }
+}
+
+/// Since when an endpoint has not taken its webhooks.
+fn since(endpoint: &Endpoint) -> Option<time::OffsetDateTime> {
+    endpoint.failing_since.or(endpoint.exhausted_since)
 }
 
 pub(crate) async fn show(
@@ -525,22 +476,23 @@ pub(crate) async fn show(
     HxRequest(in_place): HxRequest,
     visit: Visit<Viewer>,
 ) -> Result<Response, Problem> {
-    let figures = app.figures().figures(&app).await?;
-    let answer = if in_place {
-        page(&figures)?
-    } else {
-        page(&Page {
-            shell: Shell::new(&visit.session, "/", format!("{} Overview", figures.verdict)),
-            paused: visit.query.get("paused").is_some(),
-            age: figures.age,
-            verdict: figures.verdict,
-            wrong: figures.wrong,
-            mending: figures.mending,
-            stages: figures.stages,
-            providers: figures.providers,
-            endpoints: figures.endpoints,
-            most_endpoints: figures.most_endpoints,
-        })?
-    };
-    Ok(answer)
+    let range = Range::parse(visit.query.get("range"));
+    let paused = visit.query.get("paused").is_some();
+    let times = &visit.session.times;
+    let (look, earlier) = app.figures().look(app.database()).await?;
+    let all = app.figures().bars(app.database(), range).await?;
+    let figures = figures(
+        &app,
+        (&look, earlier.as_deref()),
+        (&all, range),
+        times,
+        paused,
+    );
+    if in_place {
+        return page(&figures);
+    }
+    page(&Page {
+        shell: Shell::new(&app, &visit.session, "/", figures.verdict.clone()),
+        figures,
+    })
 }

@@ -1,4 +1,5 @@
-//! A partner: its endpoints, its recent orders and webhooks, its limits and keys.
+//! A partner: what is to be known of it, its endpoints, its newest orders, its refused requests, its limits
+//! and keys.
 //!
 //! The hosts of webhook URLs are shown, not the URLs, because partners put secrets into them.
 
@@ -7,17 +8,14 @@ use axum::{extract::State, response::Response};
 use domain::{EndpointId, PartnerId};
 use store::{
     PgConnection,
-    deliveries::{
-        View,
-        endpoints::{self, Endpoint, EndpointKey},
-    },
+    deliveries::endpoints::{self, Endpoint, EndpointKey},
     operator::{
         self,
-        deliveries::{self, Filter},
         endpoints::NotChanged,
+        health::{Finding, Kind},
     },
     partners::{self, Partner},
-    refused::{self, Kind, Refused},
+    refused::{self, Refused},
     self_service::{self, OrderPage, OrderState, Units},
 };
 use time::OffsetDateTime;
@@ -25,44 +23,33 @@ use time::OffsetDateTime;
 use crate::{
     App,
     access::{Act, Operator, Role, Session, Viewer, Visit},
-    format::{counted, number, relative, took, utc},
-    pages::forms::ReasonForm,
+    format::{counted, number, relative, utc},
+    pages::{
+        forms::ReasonForm,
+        issues::{Issue, issue},
+    },
     problem::Problem,
+    times::{Times, When},
     view::{Given, Shell, page},
 };
 
-/// How many orders and webhooks the page shows.
+/// How many orders the page shows.
 const RECENT: u32 = 25;
 /// How many refused requests of each kind the page shows.
 const REFUSED: u32 = 15;
-
-#[derive(Template)]
-#[template(path = "partners.html")]
-struct Partners {
-    shell: Shell,
-    partners: Vec<PartnerRow>,
-}
-
-struct PartnerRow {
-    id: String,
-    name: String,
-    environment: String,
-    state: &'static str,
-    class: &'static str,
-    created: String,
-}
 
 #[derive(Template)]
 #[template(path = "partner.html")]
 struct Page {
     shell: Shell,
     partner: PartnerView,
+    verdict: String,
+    class: &'static str,
+    issues: Vec<Issue>,
     /// Whether the viewer may send webhooks again.
     may: bool,
     endpoints: Vec<EndpointRow>,
     orders: Vec<OrderRow>,
-    webhooks: Vec<WebhookRow>,
-    exhausted: Vec<WebhookRow>,
     refused: Vec<RefusedRow>,
     recent: u32,
     most_refused: u32,
@@ -73,7 +60,7 @@ pub(crate) struct RefusedRow {
     pub(crate) partner_id: String,
     /// The name of the partner.
     pub(crate) partner: String,
-    pub(crate) at: String,
+    pub(crate) at: When,
     pub(crate) status: i32,
     pub(crate) errors: String,
     pub(crate) external_order_id: String,
@@ -110,25 +97,14 @@ struct EndpointRow {
 struct OrderRow {
     id: String,
     external_order_id: String,
-    accepted: String,
+    accepted: When,
     state: &'static str,
     class: &'static str,
     units: String,
 }
 
-struct WebhookRow {
-    topup: String,
-    path: String,
-    state: String,
-    class: &'static str,
-    attempts: i32,
-    at: String,
-    response: String,
-    took: String,
-}
-
 /// Whether a partner may order, and how that is coloured.
-fn standing(partner: &Partner) -> (&'static str, &'static str) {
+pub(crate) fn standing(partner: &Partner) -> (&'static str, &'static str) {
     if partner.disabled_at.is_some() {
         ("disabled", "bad")
     } else if partner.moved_to.is_some() {
@@ -138,44 +114,42 @@ fn standing(partner: &Partner) -> (&'static str, &'static str) {
     }
 }
 
-pub(crate) async fn list(
-    State(app): State<App>,
-    visit: Visit<Viewer>,
-) -> Result<Response, Problem> {
-    let all = app.database().run(partners::list).await?;
-    let rows = all.iter().map(|partner| {
-        let (state, class) = standing(partner);
-        PartnerRow {
-            id: partner.partner_id.to_string(),
-            name: partner.name.clone(),
-            environment: partner.environment.clone(),
-            state,
-            class,
-            created: utc(partner.created_at),
-        }
-    });
-    page(&Partners {
-        shell: Shell::new(&visit.session, "/partners", "Partners"),
-        partners: rows.collect(),
-    })
-}
-
 pub(crate) async fn show(
     State(app): State<App>,
     given: Given,
     visit: Visit<Viewer>,
 ) -> Result<Response, Problem> {
     let id: PartnerId = given.id("a partner")?;
-    let read = async |connection: &mut PgConnection| read(connection, id).await;
+    let times = &visit.session.times;
+    let read = async |connection: &mut PgConnection| read(connection, id, times).await;
     let Some(found) = app.database().run(read).await? else {
         return Err(given.missing("partner"));
     };
     let now = runtime::clock::now();
     let back = format!("/partners/{id}");
+    let (look, _) = app.figures().look(app.database()).await?;
+    let findings = look.report.findings.iter();
+    let issues: Vec<Issue> = findings
+        .filter(|one| is_of(one, id))
+        .map(|one| issue(one, times))
+        .collect();
     let partner = describe(&found.partner, now);
     page(&Page {
-        shell: Shell::new(&visit.session, "/partners", &partner.name),
+        shell: Shell::new(&app, &visit.session, "/partners", &partner.name),
         partner,
+        verdict: match issues.len() {
+            0 => "Nothing keeps its orders back".to_owned(),
+            1 => "1 thing is to be known of it".to_owned(),
+            several => format!("{several} things are to be known of it"),
+        },
+        class: if issues.iter().any(|one| one.class == "bad") {
+            "bad"
+        } else if issues.is_empty() {
+            "good"
+        } else {
+            "warn"
+        },
+        issues,
         may: visit.session.may(Role::Operator),
         endpoints: found
             .endpoints
@@ -183,24 +157,38 @@ pub(crate) async fn show(
             .map(|endpoint| endpoint_row(endpoint, &visit.session, &back, now))
             .collect(),
         orders: found.orders,
-        webhooks: found.webhooks,
-        exhausted: found.exhausted,
         refused: found.refused,
         recent: RECENT,
         most_refused: REFUSED,
     })
 }
 
+/// Whether a finding is about this partner.
+fn is_of(one: &Finding, id: PartnerId) -> bool {
+    match &one.kind {
+        Kind::Exhausted { endpoint } | Kind::Paused { endpoint } | Kind::Blocked { endpoint } => {
+            endpoint.partner_id == id.uuid()
+        }
+        Kind::Parked { purchases, .. } => purchases.iter().any(|one| one.partner_id == id),
+        Kind::GiveBacksParked { give_backs, .. } => {
+            give_backs.iter().any(|one| one.partner_id == id)
+        }
+        _ => false,
+    }
+}
+
 struct Found {
     partner: Partner,
     endpoints: Vec<Endpoint>,
     orders: Vec<OrderRow>,
-    webhooks: Vec<WebhookRow>,
-    exhausted: Vec<WebhookRow>,
     refused: Vec<RefusedRow>,
 }
 
-async fn read(connection: &mut PgConnection, id: PartnerId) -> Result<Option<Found>, store::Error> {
+async fn read(
+    connection: &mut PgConnection,
+    id: PartnerId,
+    times: &Times,
+) -> Result<Option<Found>, store::Error> {
     let Some(partner) = partners::show(&mut *connection, &id.to_string()).await? else {
         return Ok(None);
     };
@@ -223,7 +211,7 @@ async fn read(connection: &mut PgConnection, id: PartnerId) -> Result<Option<Fou
         };
         OrderRow {
             id: head.order_id.to_string(),
-            accepted: utc(head.created_at),
+            accepted: times.both(head.created_at),
             state,
             class,
             units: in_words(units, head.refused),
@@ -231,24 +219,15 @@ async fn read(connection: &mut PgConnection, id: PartnerId) -> Result<Option<Fou
         }
     });
     let orders = orders.collect();
-    let filter = Filter {
-        partner_id: Some(id),
-        ..Filter::default()
-    };
     let refused = refused::list(&mut *connection, id, REFUSED).await?;
-    let webhooks = deliveries::list(&mut *connection, &filter, RECENT).await?;
-    let exhausted = Filter {
-        state: Some("exhausted"),
-        ..filter
-    };
-    let exhausted = deliveries::list(connection, &exhausted, RECENT).await?;
     Ok(Some(Found {
         partner,
         endpoints,
         orders,
-        webhooks: webhooks.into_iter().map(webhook_row).collect(),
-        exhausted: exhausted.into_iter().map(webhook_row).collect(),
-        refused: refused.into_iter().map(refused_row).collect(),
+        refused: refused
+            .into_iter()
+            .map(|one| refused_row(one, times))
+            .collect(),
     }))
 }
 
@@ -273,31 +252,9 @@ fn in_words(units: Units, is_refused: bool) -> String {
     format!("{total}: {}", parts.join(", "))
 }
 
-fn webhook_row(view: View) -> WebhookRow {
-    WebhookRow {
-        path: view.order_id.map_or_else(
-            || format!("/find?q={}", view.topup_id.as_deref().unwrap_or_default()),
-            |order| format!("/orders/{order}"),
-        ),
-        topup: view.topup_id.clone().unwrap_or_default(),
-        class: webhook_class(&view.state),
-        state: view.state.replace('_', " "),
-        attempts: view.attempts,
-        at: view.attempted_at.map_or_else(|| "-".into(), utc),
-        response: match (view.status, view.class) {
-            (Some(status), _) => format!("status {status}"),
-            (None, Some(class)) => class,
-            (None, None) => "-".into(),
-        },
-        took: view.duration_ms.map_or_else(
-            || "-".into(),
-            |ms| took(time::Duration::milliseconds(ms.into())),
-        ),
-    }
-}
-
-pub(crate) fn refused_row(one: Refused) -> RefusedRow {
-    let unproven = (one.kind == Kind::Unsigned.as_str()).then(|| unproven(&one.reason).to_owned());
+pub(crate) fn refused_row(one: Refused, times: &Times) -> RefusedRow {
+    let unproven =
+        (one.kind == refused::Kind::Unsigned.as_str()).then(|| unproven(&one.reason).to_owned());
     let limit = (!one.errors.starts_with(&one.reason)).then(|| format!("limit: {}", one.reason));
     let unrecorded = (one.unrecorded > 0).then(|| {
         let number = number(one.unrecorded);
@@ -310,7 +267,7 @@ pub(crate) fn refused_row(one: Refused) -> RefusedRow {
     RefusedRow {
         partner: (one.partner.clone()).unwrap_or_else(|| one.partner_id.to_string()),
         partner_id: one.partner_id.to_string(),
-        at: utc(one.at),
+        at: times.both(one.at),
         status: one.status,
         request: format!("{} {}", one.method, one.path),
         request_id: one.request(),
@@ -330,15 +287,6 @@ fn unproven(reason: &str) -> &'static str {
             "the account was disabled, so the signature was not looked at, and anybody may have sent it"
         }
         _ => "refused before the signature was looked at, so anybody may have sent it",
-    }
-}
-
-/// How the state of a delivery is coloured.
-pub(crate) fn webhook_class(state: &str) -> &'static str {
-    match state {
-        "delivered" => "good",
-        "exhausted" | "no_endpoint" => "bad",
-        _ => "note",
     }
 }
 

@@ -6,6 +6,7 @@
 mod again;
 mod answers;
 mod connections;
+mod lists;
 mod openid;
 mod pages;
 mod sessions;

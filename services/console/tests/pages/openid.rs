@@ -249,7 +249,10 @@ async fn a_person_signs_in_by_the_provider_and_acts_under_its_name() {
     let (status, to, _) = finish(&mut browser, &callback).await;
     assert_eq!((status, to.as_str()), (303, "/needs?a=b"));
     let page = browser.get("/needs").await.text().await.unwrap();
-    assert!(page.contains("oidc:ana@example.com (operator)"), "{page}");
+    assert!(
+        page.contains("<b>oidc:ana@example.com</b><span>role: operator</span>"),
+        "{page}"
+    );
 
     let token = crate::support::token_of(&page);
     let partner = format!("/partners/{}", bench.partner);

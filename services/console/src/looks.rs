@@ -1,0 +1,296 @@
+//! What the overview, the navigation and the pages of providers show of the whole system.
+//!
+//! It is read once for all viewers and kept for some seconds, so that many open pages cost the database
+//! no more than one.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use store::{
+    Database, PgConnection,
+    figures::{Count, Counts, Figures, Measure, Span},
+    operator::{
+        actions::{self, Filter, Recorded},
+        health::{self, Report},
+    },
+    partners,
+};
+use time::OffsetDateTime;
+use tokio::sync::Mutex;
+use uuid::Uuid;
+
+use crate::pages::acts::partner_of;
+
+/// How long a look is shown before the next one is taken. A dead stage has to be named within 15 s, of
+/// which its silence takes ten.
+const FRESH: Duration = Duration::from_secs(2);
+/// The same for the count in the navigation, which every page has.
+const COUNTED: Duration = Duration::from_secs(15);
+/// A page does not wait for that count for longer.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// How old the look is, at most about, with which the newest one is compared to see what drains.
+const COMPARED: Duration = Duration::from_mins(1);
+/// How long the figures of charts are shown.
+const CHARTED: Duration = Duration::from_secs(20);
+/// The minutes of the latencies and errors.
+pub(crate) const MINUTES: i32 = 10;
+/// The most parked purchases that are read to see what is wrong.
+const PARKED: i64 = 100;
+/// The most actions of people that are shown.
+const ACTIONS: u32 = 5;
+
+/// What one look at the database has read.
+pub(crate) struct Look {
+    at: Instant,
+    pub(crate) report: Report,
+    /// The last minutes, of everybody and of each provider and endpoint.
+    pub(crate) now: Counts,
+    pub(crate) subjects: Vec<(Measure, String, Count)>,
+    /// What people have done lately, and the names of the partners of it.
+    pub(crate) actions: Vec<Recorded>,
+    pub(crate) names: std::collections::HashMap<Uuid, String>,
+}
+
+impl Look {
+    /// What was counted of a provider or an endpoint in the last minutes.
+    pub(crate) fn of_subject(&self, measure: Measure, subject: &str) -> Option<&Count> {
+        let mut all = self.subjects.iter();
+        let found = all.find(|(of, name, _)| *of == measure && name == subject);
+        found.map(|(_, _, count)| count)
+    }
+}
+
+/// The time that charts show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Range {
+    Hour,
+    SixHours,
+    Day,
+    Week,
+}
+
+impl Range {
+    pub(crate) const ALL: [Self; 4] = [Self::Hour, Self::SixHours, Self::Day, Self::Week];
+
+    /// Its name in an address.
+    pub(crate) fn key(self) -> &'static str {
+        match self {
+            Self::Hour => "1h",
+            Self::SixHours => "6h",
+            Self::Day => "24h",
+            Self::Week => "7d",
+        }
+    }
+
+    pub(crate) fn parse(key: Option<&str>) -> Self {
+        let mut all = Self::ALL.into_iter();
+        all.find(|range| Some(range.key()) == key)
+            .unwrap_or(Self::SixHours)
+    }
+
+    /// What is read for it, and the seconds of one bar.
+    fn read(self) -> (Span, i32, i64) {
+        match self {
+            Self::Hour => (Span::Minute, 60, 60),
+            Self::SixHours => (Span::Minute, 360, 300),
+            Self::Day => (Span::Hour, 24, 3_600),
+            Self::Week => (Span::Hour, 168, 3_600),
+        }
+    }
+
+    /// The seconds of one bar.
+    pub(crate) fn step(self) -> i64 {
+        self.read().2
+    }
+
+    /// The number of bars.
+    pub(crate) fn bars(self) -> i64 {
+        let (span, spans, step) = self.read();
+        let seconds = match span {
+            Span::Minute => 60,
+            Span::Hour => 3_600,
+        };
+        i64::from(spans) * seconds / step
+    }
+}
+
+/// The bars of a range: each with its beginning, the oldest first. Those without figures are empty.
+pub(crate) type Bars = Vec<(OffsetDateTime, Counts)>;
+
+/// The newest look, and an older one to compare it with.
+#[derive(Default)]
+struct Looks {
+    newest: Option<Arc<Look>>,
+    earlier: Option<Arc<Look>>,
+}
+
+/// The looks that all viewers share.
+pub(crate) struct Shared {
+    looks: Mutex<Looks>,
+    charts: Mutex<BTreeMap<Range, (Instant, Arc<Bars>)>>,
+    /// How many things need a person; [`UNKNOWN`] before the first look.
+    needs: AtomicU64,
+}
+
+const UNKNOWN: u64 = u64::MAX;
+
+impl Default for Shared {
+    fn default() -> Self {
+        Self {
+            looks: Mutex::default(),
+            charts: Mutex::default(),
+            needs: AtomicU64::new(UNKNOWN),
+        }
+    }
+}
+
+impl Shared {
+    /// The newest look and the one that it is compared with. It is taken again if it is not fresh any
+    /// more; viewers that ask meanwhile wait for the same one.
+    pub(crate) async fn look(
+        &self,
+        database: &Database,
+    ) -> Result<(Arc<Look>, Option<Arc<Look>>), store::Error> {
+        self.within(database, FRESH).await
+    }
+
+    async fn within(
+        &self,
+        database: &Database,
+        fresh: Duration,
+    ) -> Result<(Arc<Look>, Option<Arc<Look>>), store::Error> {
+        let mut looks = self.looks.lock().await;
+        let is_fresh = |look: &&Arc<Look>| look.at.elapsed() < fresh;
+        let newest = if let Some(fresh) = looks.newest.as_ref().filter(is_fresh) {
+            Arc::clone(fresh)
+        } else {
+            let look = Arc::new(database.run(look).await?);
+            let needed = look.report.needed().count();
+            let needed = u64::try_from(needed).unwrap_or(UNKNOWN);
+            self.needs.store(needed, Ordering::Relaxed);
+            let before = looks.newest.replace(Arc::clone(&look));
+            let is_old = |look: &Arc<Look>| look.at.elapsed() > COMPARED;
+            if looks.earlier.as_ref().is_none_or(is_old) {
+                looks.earlier = before;
+            }
+            look
+        };
+        Ok((newest, looks.earlier.clone()))
+    }
+
+    /// Brings the count of the navigation up to date, if that is quick. A page shows an older count, or
+    /// none, rather than wait.
+    pub(crate) async fn note_needs(&self, database: &Database) {
+        let noted = tokio::time::timeout(PATIENCE, self.within(database, COUNTED));
+        if let Ok(Err(error)) = noted.await {
+            tracing::debug!(%error, "the count of what needs a person could not be read for a page");
+        }
+    }
+
+    /// How many things need a person, if that is known and there are any.
+    pub(crate) fn needs(&self) -> Option<u64> {
+        let needs = self.needs.load(Ordering::Relaxed);
+        (needs != UNKNOWN && needs > 0).then_some(needs)
+    }
+
+    /// The figures of a range.
+    pub(crate) async fn bars(
+        &self,
+        database: &Database,
+        range: Range,
+    ) -> Result<Arc<Bars>, store::Error> {
+        let mut charts = self.charts.lock().await;
+        if let Some((at, bars)) = charts.get(&range)
+            && at.elapsed() < CHARTED
+        {
+            return Ok(Arc::clone(bars));
+        }
+        let (span, spans, _) = range.read();
+        let read = async |connection: &mut PgConnection| {
+            Figures::read(connection, span, spans, false).await
+        };
+        let figures = database.run(read).await?;
+        let bars = Arc::new(bars(range, &figures.by_time(), runtime::clock::now()));
+        charts.insert(range, (Instant::now(), Arc::clone(&bars)));
+        Ok(bars)
+    }
+}
+
+/// Puts minutes or hours into the bars of a range, which ends with the bar of now.
+fn bars(range: Range, figures: &[(OffsetDateTime, Counts)], now: OffsetDateTime) -> Bars {
+    let step = range.step();
+    let last = now.unix_timestamp().div_euclid(step);
+    let mut by_bar: BTreeMap<i64, Counts> = BTreeMap::new();
+    for (at, counts) in figures {
+        let bar = by_bar
+            .entry(at.unix_timestamp().div_euclid(step))
+            .or_default();
+        for (measure, count) in counts {
+            bar.entry(*measure).or_default().merge(count);
+        }
+    }
+    (last - range.bars() + 1..=last)
+        .map(|bar| {
+            let at = OffsetDateTime::from_unix_timestamp(bar * step).unwrap_or(now);
+            (at, by_bar.remove(&bar).unwrap_or_default())
+        })
+        .collect()
+}
+
+async fn look(connection: &mut PgConnection) -> Result<Look, store::Error> {
+    let report = health::examine(&mut *connection, PARKED).await?;
+    let now = Figures::read(&mut *connection, Span::Minute, MINUTES, true).await?;
+    let actions = actions::list(&mut *connection, &Filter::default(), ACTIONS).await?;
+    let named = actions.iter().filter_map(|one| partner_of(&one.target));
+    let named: Vec<Uuid> = named.map(domain::PartnerId::uuid).collect();
+    let names = partners::names(connection, &named).await?;
+    Ok(Look {
+        report,
+        now: now.sums(),
+        subjects: now.by_subject(),
+        actions,
+        names,
+        at: Instant::now(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use time::{Duration, macros::datetime};
+
+    use super::*;
+
+    #[test]
+    fn each_bar_has_the_figures_of_its_time_and_the_last_one_is_now() {
+        let now = datetime!(2026-11-26 14:38 UTC);
+        let minute = |minutes: i64, n| {
+            let mut counts = Counts::new();
+            let count = Count {
+                n,
+                ..Count::default()
+            };
+            counts.insert(Measure::Answered, count);
+            (now - Duration::minutes(minutes), counts)
+        };
+        let figures = [minute(359, 5), minute(4, 1), minute(3, 2), minute(0, 4)];
+        for (range, number) in [(Range::Hour, 60), (Range::SixHours, 72)] {
+            let bars = bars(range, &figures, now);
+            assert_eq!(bars.len(), number);
+            let of = |bar: &(OffsetDateTime, Counts)| bar.1.get(&Measure::Answered).map(|c| c.n);
+            let last = bars.last().unwrap();
+            assert!(last.0 <= now && now - last.0 < Duration::seconds(range.step()));
+            let sum: u64 = bars.iter().filter_map(of).sum();
+            assert!(sum >= 7, "{range:?}: {sum}");
+        }
+        let by_five = bars(Range::SixHours, &figures, now);
+        let of = |bar: &(OffsetDateTime, Counts)| bar.1.get(&Measure::Answered).map(|c| c.n);
+        assert_eq!(of(&by_five[71]), Some(6));
+        assert_eq!(of(&by_five[70]), Some(1));
+    }
+}

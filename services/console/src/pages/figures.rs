@@ -1,0 +1,67 @@
+//! The figures of the charts as CSV, in UTC.
+
+use axum::{extract::State, response::Response};
+use store::figures::Measure;
+
+use crate::{
+    App,
+    access::{Viewer, Visit},
+    format::utc,
+    looks::Range,
+    pages::lists,
+    problem::Problem,
+};
+
+/// What has a column.
+const MEASURES: [Measure; 10] = [
+    Measure::Answered,
+    Measure::Refused,
+    Measure::Bought,
+    Measure::Ready,
+    Measure::Parked,
+    Measure::Failed,
+    Measure::Call,
+    Measure::Attempt,
+    Measure::Delivered,
+    Measure::Exhausted,
+];
+
+pub(crate) async fn csv(State(app): State<App>, visit: Visit<Viewer>) -> Result<Response, Problem> {
+    let range = Range::parse(visit.query.get("range"));
+    let all = app.figures().bars(app.database(), range).await?;
+    let mut text = String::new();
+    let names = MEASURES.iter().flat_map(|measure| {
+        let name = measure.as_str();
+        ["", "_failed", "_p50_s", "_p95_s"].map(|of| format!("{name}{of}"))
+    });
+    let head: Vec<String> = ["from_utc".to_owned(), "seconds".to_owned()]
+        .into_iter()
+        .chain(names)
+        .collect();
+    lists::line(
+        &mut text,
+        &head.iter().map(String::as_str).collect::<Vec<_>>(),
+    );
+    let or_empty =
+        |value: Option<f64>| value.map(|value| format!("{value:.3}")).unwrap_or_default();
+    for (at, counts) in all.iter() {
+        let mut fields = vec![
+            format!("{}Z", utc(*at).replace(' ', "T")),
+            range.step().to_string(),
+        ];
+        for measure in MEASURES {
+            let count = counts.get(&measure).cloned().unwrap_or_default();
+            fields.extend([
+                count.n.to_string(),
+                count.failed.to_string(),
+                or_empty(count.within(0.5)),
+                or_empty(count.within(0.95)),
+            ]);
+        }
+        lists::line(
+            &mut text,
+            &fields.iter().map(String::as_str).collect::<Vec<_>>(),
+        );
+    }
+    Ok(lists::csv(&format!("figures-{}", range.key()), text))
+}

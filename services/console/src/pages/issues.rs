@@ -1,0 +1,86 @@
+//! A finding as the overview and the page of a partner show it, and the page on which it is ended.
+
+use store::operator::health::{Finding, Kind, finding::Severity};
+
+use crate::times::{Times, When};
+
+/// What is wrong, or what ends by itself.
+pub(crate) struct Issue {
+    pub(crate) class: &'static str,
+    pub(crate) what: String,
+    /// Empty if it is not stored.
+    pub(crate) since: When,
+    pub(crate) ago: When,
+    pub(crate) felt: String,
+    pub(crate) remedy: String,
+    pub(crate) command: Option<String>,
+    /// The page that shows it, or on which it is ended.
+    pub(crate) page: Option<String>,
+    pub(crate) see: String,
+    /// Whether nobody has to do anything.
+    pub(crate) mends: bool,
+}
+
+/// A finding as the pages show it.
+pub(crate) fn issue(one: &Finding, times: &Times) -> Issue {
+    let told = one.told();
+    Issue {
+        class: match (told.needs_person, told.severity) {
+            (false, _) => "",
+            (true, Severity::Warning) => "warn",
+            (true, Severity::Fault) => "bad",
+        },
+        mends: !told.needs_person,
+        what: told.what,
+        since: told.since.map(|at| times.clock(at)).unwrap_or_default(),
+        ago: told.since.map(|at| times.ago(at)).unwrap_or_default(),
+        felt: told.felt.into_owned(),
+        remedy: told.remedy.into_owned(),
+        command: told.command,
+        page: page_of(&one.kind),
+        see: told.see,
+    }
+}
+
+/// The page of the console on which somebody sees more of it or ends it.
+fn page_of(kind: &Kind) -> Option<String> {
+    match kind {
+        Kind::Parked { purchases, .. } => Some(match &purchases[..] {
+            [one] => format!("/orders/{}", one.order_id),
+            _ => "/needs".to_owned(),
+        }),
+        Kind::GiveBacksParked { .. } => Some("/needs".to_owned()),
+        Kind::BreakerOpen { breaker } => Some(format!("/providers#{}", breaker.name)),
+        Kind::CommitsLost { .. } => Some("/providers".to_owned()),
+        Kind::Exhausted { endpoint } | Kind::Paused { endpoint } | Kind::Blocked { endpoint } => {
+            Some(format!("/partners/{}", endpoint.partner_id))
+        }
+        Kind::StageDead { .. }
+        | Kind::DatabaseDown { .. }
+        | Kind::OnStandby
+        | Kind::NotDurable { .. }
+        | Kind::StandbyMissing
+        | Kind::ClockOff { .. }
+        | Kind::Wraparound { .. }
+        | Kind::ProcessesMissing { .. }
+        | Kind::Unserved { .. }
+        | Kind::PurchasesLate { .. }
+        | Kind::WebhooksLate { .. }
+        | Kind::LanesHeldBack { .. }
+        | Kind::ConnectionsFew { .. }
+        | Kind::StandbyLags { .. }
+        | Kind::LongTransaction { .. }
+        | Kind::NotArchived
+        | Kind::ArchiveLags { .. }
+        | Kind::RetentionBehind { .. }
+        | Kind::NotSynchronous
+        | Kind::NatsDown { .. }
+        | Kind::StreamMissing { .. }
+        | Kind::ReplicasMissing { .. }
+        | Kind::ConsumerMissing { .. }
+        | Kind::DeadMessages { .. }
+        | Kind::BackupOld { .. }
+        | Kind::DrillOld { .. }
+        | Kind::DiskFilling { .. } => None,
+    }
+}

@@ -1,0 +1,291 @@
+//! The list of orders, newest first: who asks for "which orders" finds them by partner, state, provider
+//! and time. It is [`store::operator::order_list`], as in `esimctl order list`.
+//!
+//! There is no total and no last page, because nothing counts orders. What has no index is looked
+//! through in bounded looks, and the page says how far it came.
+
+use askama::Template;
+use axum::{extract::State, response::Response};
+use domain::OrderId;
+use store::{
+    PgConnection,
+    operator::order_list::{self, Filter, Listed},
+    providers,
+    self_service::OrderState,
+};
+
+use crate::{
+    App,
+    access::{Fields, Viewer, Visit},
+    format::{counted, number, utc},
+    pages::lists::{self, Named, Window, with},
+    problem::Problem,
+    times::{Times, When},
+    view::{Shell, page},
+};
+
+const PATH: &str = "/orders";
+/// The states of the tabs: how they stand in the address, and their names.
+const STATES: [(&str, &str, OrderState); 6] = [
+    ("processing", "Under way", OrderState::Processing),
+    ("ready", "Ready", OrderState::Ready),
+    ("partly_failed", "Partly failed", OrderState::PartlyFailed),
+    ("failed", "Failed", OrderState::Failed),
+    ("refused", "Refused", OrderState::Refused),
+    ("cancelled", "Cancelled", OrderState::Cancelled),
+];
+
+#[derive(Template)]
+#[template(path = "orders.html")]
+struct Page {
+    shell: Shell,
+    tabs: Vec<Tab>,
+    partner: String,
+    provider: String,
+    providers: Vec<String>,
+    state: String,
+    from: String,
+    until: String,
+    chips: Vec<Tab>,
+    any: String,
+    csv: String,
+    nobody: Option<String>,
+    rows: Vec<Row>,
+    foot: String,
+    newest: Option<String>,
+    older: Option<String>,
+}
+
+/// A link of which one is the current one.
+pub(crate) struct Tab {
+    pub(crate) name: &'static str,
+    pub(crate) path: String,
+    pub(crate) current: bool,
+}
+
+struct Row {
+    id: String,
+    external_order_id: String,
+    state: &'static str,
+    class: &'static str,
+    partner_id: String,
+    partner: String,
+    units: String,
+    providers: String,
+    at: When,
+}
+
+/// The state of an order in words, and its colour.
+pub(crate) fn state(state: OrderState, on_hold: bool) -> (&'static str, &'static str) {
+    match state {
+        OrderState::Processing if on_hold => ("on hold", "bad"),
+        OrderState::Processing => ("under way", ""),
+        OrderState::Ready => ("ready", "good"),
+        OrderState::PartlyFailed => ("partly failed", "bad"),
+        OrderState::Failed => ("failed", "bad"),
+        OrderState::Refused => ("refused", "none"),
+        OrderState::Cancelled => ("cancelled", "none"),
+    }
+}
+
+/// How many eSIMs an order has, and what is not ready of them.
+fn units(order: &Listed) -> String {
+    let all = counted(order.units, "eSIM", "eSIMs");
+    let parts = [
+        (order.ready, "ready"),
+        (order.on_hold, "on hold"),
+        (order.failed, "failed"),
+    ];
+    let parts = parts
+        .into_iter()
+        .filter(|(of, _)| *of > 0 && *of < order.units)
+        .map(|(of, what)| format!("{} {what}", number(of)));
+    let parts: Vec<String> = parts.collect();
+    if parts.is_empty() {
+        all
+    } else {
+        format!("{all}: {}", parts.join(", "))
+    }
+}
+
+fn row(order: &Listed, times: &Times) -> Row {
+    let (state, class) = state(order.state, order.on_hold > 0);
+    Row {
+        id: order.order_id.to_string(),
+        external_order_id: order.external_order_id.clone(),
+        state,
+        class,
+        partner_id: order.partner_id.to_string(),
+        partner: order.partner.clone().unwrap_or_else(|| "erased".to_owned()),
+        units: units(order),
+        providers: order.providers.join(", "),
+        at: times.both(order.created_at),
+    }
+}
+
+struct Found {
+    named: Named,
+    page: order_list::Page,
+    providers: Vec<String>,
+}
+
+async fn read(
+    connection: &mut PgConnection,
+    query: &Fields,
+    times: &Times,
+    limit: usize,
+) -> Result<Found, store::Error> {
+    let named = Named::find(&mut *connection, query.get("partner")).await?;
+    let known = providers::list(&mut *connection).await?;
+    let window = Window::of(query, times);
+    let wanted = query.get("state");
+    let state = STATES.iter().find(|(key, ..)| Some(*key) == wanted);
+    let filter = Filter {
+        partner_id: named.id(),
+        state: state.map(|(.., state)| *state),
+        option_id: None,
+        provider: query.get("provider").filter(|name| !name.is_empty()),
+        since: window.since,
+        until: window.until,
+    };
+    let before: Option<OrderId> = query.get("before").and_then(|id| id.parse().ok());
+    let page = if matches!(named, Named::Nobody(_)) {
+        order_list::Page {
+            orders: Vec::new(),
+            next_cursor: None,
+        }
+    } else {
+        order_list::list(connection, &filter, before, limit).await?
+    };
+    Ok(Found {
+        named,
+        page,
+        providers: known.into_iter().map(|one| one.name).collect(),
+    })
+}
+
+pub(crate) async fn show(
+    State(app): State<App>,
+    visit: Visit<Viewer>,
+) -> Result<Response, Problem> {
+    let query = &visit.query;
+    let times = &visit.session.times;
+    let found = app
+        .database()
+        .run(async |connection| read(connection, query, times, lists::PAGE).await)
+        .await?;
+    let now = query.get("state").unwrap_or_default();
+    let tab = |name, key: &str| Tab {
+        name,
+        path: with(PATH, query, &[("state", key), ("before", "")]),
+        current: key == now,
+    };
+    let states = STATES.iter().map(|(key, name, _)| tab(*name, key));
+    let tabs = std::iter::once(tab("All", "")).chain(states).collect();
+    let since = query.get("since").unwrap_or_default();
+    let chips = lists::SINCE.iter().map(|(key, name)| Tab {
+        name,
+        path: with(
+            PATH,
+            query,
+            &[("since", key), ("from", ""), ("until", ""), ("before", "")],
+        ),
+        current: *key == since,
+    });
+    let orders = &found.page.orders;
+    let foot = match (orders.first(), orders.last()) {
+        (Some(newest), Some(oldest)) => format!(
+            "{}, received {}, newest first.{}",
+            counted(orders.len(), "order", "orders"),
+            lists::span(times, newest.created_at, oldest.created_at),
+            if orders.len() < lists::PAGE && found.page.next_cursor.is_some() {
+                " Further orders were not looked through yet."
+            } else {
+                ""
+            }
+        ),
+        _ if found.page.next_cursor.is_some() => {
+            "None of the orders that were looked through fits. Look further.".to_owned()
+        }
+        _ => "No order fits.".to_owned(),
+    };
+    let field = |name: &str| query.get(name).unwrap_or_default().to_owned();
+    page(&Page {
+        shell: Shell::new(&app, &visit.session, PATH, "Orders"),
+        tabs,
+        partner: field("partner"),
+        provider: field("provider"),
+        providers: found.providers,
+        state: field("state"),
+        from: field("from"),
+        until: field("until"),
+        chips: chips.collect(),
+        any: with(
+            PATH,
+            query,
+            &[("since", ""), ("from", ""), ("until", ""), ("before", "")],
+        ),
+        csv: with("/orders.csv", query, &[("before", "")]),
+        nobody: match found.named {
+            Named::Nobody(why) => Some(why),
+            Named::All | Named::One(_) => None,
+        },
+        rows: orders.iter().map(|order| row(order, times)).collect(),
+        foot,
+        newest: query
+            .get("before")
+            .map(|_| with(PATH, query, &[("before", "")])),
+        older: found
+            .page
+            .next_cursor
+            .map(|before| with(PATH, query, &[("before", &before.to_string())])),
+    })
+}
+
+/// The newest orders of these filters as CSV, in UTC.
+pub(crate) async fn csv(State(app): State<App>, visit: Visit<Viewer>) -> Result<Response, Problem> {
+    let query = &visit.query;
+    let times = &visit.session.times;
+    let found = app
+        .database()
+        .run(async |connection| read(connection, query, times, lists::CSV).await)
+        .await?;
+    let mut text = String::new();
+    lists::line(
+        &mut text,
+        &[
+            "received_utc",
+            "external_order_id",
+            "order_id",
+            "partner",
+            "partner_id",
+            "state",
+            "esims",
+            "ready",
+            "failed",
+            "on_hold",
+            "providers",
+        ],
+    );
+    for order in &found.page.orders {
+        let (state, _) = state(order.state, order.on_hold > 0);
+        let number = |of: i64| of.to_string();
+        lists::line(
+            &mut text,
+            &[
+                &format!("{}Z", utc(order.created_at).replace(' ', "T")),
+                &order.external_order_id,
+                &order.order_id.to_string(),
+                order.partner.as_deref().unwrap_or_default(),
+                &order.partner_id.to_string(),
+                state,
+                &number(order.units),
+                &number(order.ready),
+                &number(order.failed),
+                &number(order.on_hold),
+                &order.providers.join(" "),
+            ],
+        );
+    }
+    Ok(lists::csv("orders", text))
+}

@@ -1,0 +1,185 @@
+//! All partners, those with a problem first: who has an endpoint that takes nothing, webhooks that were
+//! given up, or purchases on hold. The problems are those of the newest look that all viewers share.
+
+use std::collections::BTreeMap;
+
+use askama::Template;
+use axum::{extract::State, response::Response};
+use store::{
+    operator::health::{Kind, Report},
+    partners::{self, Partner},
+};
+use uuid::Uuid;
+
+use crate::{
+    App,
+    access::{Viewer, Visit},
+    format::{counted, number},
+    pages::{
+        lists::with,
+        orders::Tab,
+        partner::{endpoint_class, endpoint_state, standing},
+    },
+    problem::Problem,
+    times::When,
+    view::{Shell, page},
+};
+
+const PATH: &str = "/partners";
+/// The partners of a page.
+const PAGE: usize = 100;
+/// The tabs: how they stand in the address, and their names.
+const TABS: [(&str, &str); 4] = [
+    ("problem", "With a problem"),
+    ("live", "Live"),
+    ("sandbox", "Sandbox"),
+    ("disabled", "Disabled"),
+];
+
+#[derive(Template)]
+#[template(path = "partners.html")]
+struct Page {
+    shell: Shell,
+    tabs: Vec<Tab>,
+    named: String,
+    state: String,
+    rows: Vec<Row>,
+    foot: String,
+    older: Option<String>,
+    newest: Option<String>,
+}
+
+struct Row {
+    id: String,
+    name: String,
+    health: Vec<(&'static str, String)>,
+    is_sandbox: bool,
+    waiting: String,
+    exhausted: String,
+    created: When,
+}
+
+/// What is wrong with a partner.
+#[derive(Default)]
+struct Health {
+    badges: Vec<(&'static str, String)>,
+    waiting: i64,
+    exhausted: i64,
+}
+
+/// What is wrong, by partner.
+fn health(report: &Report) -> BTreeMap<Uuid, Health> {
+    let mut all: BTreeMap<Uuid, Health> = BTreeMap::new();
+    let mut held: BTreeMap<Uuid, usize> = BTreeMap::new();
+    for one in &report.findings {
+        if let Kind::Parked { purchases, .. } = &one.kind {
+            for purchase in purchases {
+                *held.entry(purchase.partner_id.uuid()).or_default() += 1;
+            }
+        }
+    }
+    for (partner, number) in held {
+        let badges = &mut all.entry(partner).or_default().badges;
+        badges.push(("bad", format!("{number} on hold")));
+    }
+    for endpoint in &report.endpoints {
+        let one = all.entry(endpoint.partner_id).or_default();
+        one.waiting += endpoint.pending;
+        one.exhausted += endpoint.exhausted;
+        let is_open = endpoint.state == "open";
+        if is_open && endpoint.failures > 0 {
+            one.badges.push(("warn", "endpoint fails".to_owned()));
+        } else if !is_open && (endpoint.state != "no_url" || endpoint.pending > 0) {
+            let state = endpoint_state(endpoint).replace('_', " ");
+            let class = endpoint_class(&endpoint.state);
+            one.badges.push((class, format!("endpoint {state}")));
+        }
+    }
+    for one in all.values_mut().filter(|one| one.exhausted > 0) {
+        let given_up = counted(one.exhausted, "webhook given up", "webhooks given up");
+        one.badges.push(("warn", given_up));
+    }
+    all
+}
+
+pub(crate) async fn show(
+    State(app): State<App>,
+    visit: Visit<Viewer>,
+) -> Result<Response, Problem> {
+    let query = &visit.query;
+    let named = query.get("partner").unwrap_or_default();
+    let state = query.get("state").unwrap_or_default();
+    let (look, _) = app.figures().look(app.database()).await?;
+    let mut all = app.database().run(partners::list).await?;
+    let mut health = health(&look.report);
+    let wanted = named.to_lowercase();
+    let has_problem = |partner: &Partner| {
+        let mine = health.get(&partner.partner_id);
+        mine.is_some_and(|mine| !mine.badges.is_empty())
+    };
+    all.retain(|one| {
+        let is_named = wanted.is_empty()
+            || one.name.to_lowercase().contains(&wanted)
+            || one.partner_id.to_string() == wanted
+            || one.access_key == named;
+        is_named
+            && match state {
+                "problem" => has_problem(one),
+                "live" => one.environment != "sandbox",
+                "sandbox" => one.environment == "sandbox",
+                "disabled" => one.disabled_at.is_some(),
+                _ => true,
+            }
+    });
+    all.sort_by_cached_key(|one| (!has_problem(one), one.name.to_lowercase()));
+    let before = query.get("before").and_then(|from| from.parse().ok());
+    let from: usize = before.unwrap_or(0);
+    let number_of = all.len();
+    let rows = all.into_iter().skip(from).take(PAGE).map(|partner| {
+        let mine = health.remove(&partner.partner_id).unwrap_or_default();
+        let mut badges = mine.badges;
+        let (standing, class) = standing(&partner);
+        if partner.disabled_at.is_some() || partner.moved_to.is_some() {
+            badges.insert(0, (class, standing.to_owned()));
+        }
+        if badges.is_empty() {
+            badges.push(("good", "well".to_owned()));
+        }
+        Row {
+            id: partner.partner_id.to_string(),
+            health: badges,
+            is_sandbox: partner.environment == "sandbox",
+            waiting: number(mine.waiting),
+            exhausted: number(mine.exhausted),
+            created: visit.session.times.clock(partner.created_at),
+            name: partner.name,
+        }
+    });
+    let rows: Vec<Row> = rows.collect();
+    let tab = |name, key: &str| Tab {
+        name,
+        path: with(PATH, query, &[("state", key), ("before", "")]),
+        current: key == state,
+    };
+    let tabs = TABS.iter().map(|(key, name)| tab(*name, key));
+    let next = from + rows.len();
+    page(&Page {
+        shell: Shell::new(&app, &visit.session, PATH, "Partners"),
+        tabs: std::iter::once(tab("All", "")).chain(tabs).collect(),
+        named: named.to_owned(),
+        state: state.to_owned(),
+        foot: if rows.is_empty() {
+            "No partner fits.".to_owned()
+        } else {
+            format!(
+                "{} to {} of {}, those with problems first",
+                number(from + 1),
+                number(next),
+                counted(number_of, "partner", "partners")
+            )
+        },
+        older: (next < number_of).then(|| with(PATH, query, &[("before", &next.to_string())])),
+        newest: (from > 0).then(|| with(PATH, query, &[("before", "")])),
+        rows,
+    })
+}

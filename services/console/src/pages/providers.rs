@@ -1,0 +1,308 @@
+//! Providers: which ones buy, which do not and until when, what waits for each, how their calls go; and
+//! the act on each, which stops its purchases or lets them go on.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use askama::Template;
+use axum::{extract::State, response::Response};
+use axum_htmx::HxRequest;
+use store::{
+    figures::Measure,
+    operator::{
+        breakers::{self, NotChanged},
+        health::{
+            Kind,
+            waiting::{Backlog, Queue},
+        },
+    },
+    providers::{BreakerState, ProviderBreaker},
+};
+use url::form_urlencoded::byte_serialize;
+
+use crate::{
+    App,
+    access::{Act, Operator, Role, Session, Viewer, Visit},
+    format::{brief, counted, number},
+    looks::Look,
+    pages::{
+        forms::ReasonForm,
+        overview::{breaker_state, drains, failed, halves},
+    },
+    problem::Problem,
+    times::When,
+    view::{Given, Shell, page, shortened},
+};
+
+/// The longest time for which the console opens a breaker.
+const LONGEST: Duration = Duration::from_hours(24);
+
+#[derive(Template)]
+#[template(path = "providers.html")]
+struct Page {
+    shell: Shell,
+    part: Part,
+}
+
+/// The part that is refreshed. It has no forms, so that none is replaced while somebody fills it in.
+#[derive(Template)]
+#[template(path = "providers_part.html")]
+struct Part {
+    read: When,
+    sentence: String,
+    rows: Vec<Row>,
+}
+
+struct Row {
+    name: String,
+    is_test: bool,
+    state: &'static str,
+    class: &'static str,
+    /// Since when it has not bought.
+    since: When,
+    ago: When,
+    reason: String,
+    /// What happens next.
+    next: When,
+    waits: String,
+    on_hold: Option<String>,
+    failed: String,
+    took: String,
+    drain: String,
+    form: Option<ReasonForm>,
+}
+
+/// One sentence with all of them.
+fn sentence(rows: &[Row]) -> String {
+    let of = |class: &str| -> Vec<&str> {
+        let mine = rows.iter().filter(|row| row.class == class);
+        mine.map(|row| row.name.as_str()).collect()
+    };
+    let (bad, warn) = (of("bad"), of("warn"));
+    match (&bad[..], &warn[..]) {
+        ([], []) if rows.is_empty() => "No provisioner has served a provider yet.".to_owned(),
+        ([], []) => "All of them buy.".to_owned(),
+        (bad, []) => format!("Buying has stopped at {}. The others buy.", bad.join(", ")),
+        ([], warn) => format!("{}: see below. The others buy.", warn.join(", ")),
+        (bad, warn) => format!(
+            "Buying has stopped at {}; see also {}. The others buy.",
+            bad.join(", "),
+            warn.join(", ")
+        ),
+    }
+}
+
+fn part(look: &Look, earlier: Option<&Look>, session: &Session) -> Part {
+    let report = &look.report;
+    let times = &session.times;
+    let waiting = report.waiting.queues.iter();
+    let waiting = waiting.filter_map(|(queue, backlog)| match queue {
+        Queue::Provider { name } => Some((name.as_str(), *backlog)),
+        Queue::Endpoint { .. } => None,
+    });
+    let mut all: BTreeMap<&str, Backlog> = waiting.collect();
+    for breaker in &report.breakers {
+        all.entry(&breaker.name).or_default();
+    }
+    let row = |(name, backlog): (&str, Backlog)| {
+        let breaker = report.breakers.iter().find(|one| one.name == name);
+        let (state, class) = breaker_state(breaker.map(|breaker| breaker.state));
+        let calls = look.of_subject(Measure::Call, name);
+        let held: u64 = report
+            .findings
+            .iter()
+            .filter_map(|one| match &one.kind {
+                Kind::Parked {
+                    provider,
+                    purchases,
+                    unread,
+                    ..
+                } if provider == name => {
+                    let read = u64::try_from(purchases.len()).unwrap_or(u64::MAX);
+                    Some(read.saturating_add(*unread))
+                }
+                _ => None,
+            })
+            .sum();
+        let since = breaker.and_then(|breaker| breaker.failing_since);
+        let oldest = time::Duration::seconds_f64(backlog.oldest);
+        Row {
+            name: name.to_owned(),
+            is_test: name == "sandbox",
+            state,
+            class,
+            since: since.map(|at| times.clock(at)).unwrap_or_default(),
+            ago: since.map(|at| times.ago(at)).unwrap_or_default(),
+            reason: breaker
+                .and_then(|breaker| breaker.reason.clone())
+                .filter(|_| since.is_some())
+                .unwrap_or_default(),
+            next: breaker
+                .filter(|breaker| !breaker.lost_commits())
+                .and_then(|breaker| breaker.open_until)
+                .map(|until| times.ago(until))
+                .unwrap_or_default(),
+            waits: if backlog.waiting() == 0 {
+                "nothing".to_owned()
+            } else {
+                format!(
+                    "{}, the oldest for {}",
+                    counted(
+                        backlog.waiting(),
+                        "purchase or look-up",
+                        "purchases and look-ups"
+                    ),
+                    brief(oldest)
+                )
+            },
+            on_hold: (held > 0).then(|| number(held)),
+            failed: failed(calls),
+            took: halves(calls),
+            drain: drains(
+                look,
+                earlier,
+                &Queue::Provider {
+                    name: name.to_owned(),
+                },
+            ),
+            form: breaker.and_then(|breaker| breaker_form(breaker, session, "/providers")),
+        }
+    };
+    let rows: Vec<Row> = all.into_iter().map(row).collect();
+    Part {
+        read: times.clock(report.at),
+        sentence: sentence(&rows),
+        rows,
+    }
+}
+
+pub(crate) async fn show(
+    State(app): State<App>,
+    HxRequest(in_place): HxRequest,
+    visit: Visit<Viewer>,
+) -> Result<Response, Problem> {
+    let (look, earlier) = app.figures().look(app.database()).await?;
+    let part = part(&look, earlier.as_deref(), &visit.session);
+    if in_place {
+        return page(&part);
+    }
+    page(&Page {
+        shell: Shell::new(&app, &visit.session, "/providers", "Providers"),
+        part,
+    })
+}
+
+/// The action that a breaker offers to this session.
+pub(crate) fn breaker_form(
+    breaker: &ProviderBreaker,
+    session: &Session,
+    back: &str,
+) -> Option<ReasonForm> {
+    // After lost commits, `esimctl recover` comes first. It needs a shell, and so does closing then.
+    if !session.may(Role::Operator) || breaker.lost_commits() {
+        return None;
+    }
+    let name: String = byte_serialize(breaker.name.as_bytes()).collect();
+    let form = if breaker.state == BreakerState::Closed {
+        ReasonForm {
+            consequence: format!(
+                "Nothing new is sent to {} for this long. Orders are still accepted, and wait.",
+                breaker.name
+            ),
+            duration: true,
+            grave: true,
+            ..ReasonForm::new(
+                session,
+                "Stop buying there",
+                format!("/providers/{name}/open"),
+            )
+        }
+    } else {
+        ReasonForm {
+            consequence: format!(
+                "The waiting work of {} goes on at once. If calls fail, the breaker opens again by itself.",
+                breaker.name
+            ),
+            ..ReasonForm::new(session, "Buy again now", format!("/providers/{name}/close"))
+        }
+    };
+    Some(ReasonForm {
+        seen: breaker.version.to_string(),
+        back: back.to_owned(),
+        ..form
+    })
+}
+
+pub(crate) async fn open(
+    State(app): State<App>,
+    Given(name): Given,
+    act: Act<Operator>,
+) -> Result<Response, Problem> {
+    let target = format!("provider {name}");
+    let action = act.action("provider open", &target, act.fields.reason()?);
+    let asked = act.fields.get("for").unwrap_or("1h");
+    let duration = runtime::config::positive_duration(asked).map_err(Problem::Invalid)?;
+    if duration > LONGEST {
+        return Err(Problem::Invalid("a breaker may be opened for at most a day here; `esimctl provider open` opens it for longer".into()));
+    }
+    let seen = seen(&act);
+    let opened = app
+        .database()
+        .run(async |connection| breakers::open(connection, &name, seen, duration, action).await)
+        .await;
+    let text = format!(
+        "The breaker of {} is open for {asked}: nothing new is sent to it. A probe follows by itself.",
+        changed(opened, &name, &act)?.name
+    );
+    Ok(act.done(&app, &text))
+}
+
+pub(crate) async fn close(
+    State(app): State<App>,
+    Given(name): Given,
+    act: Act<Operator>,
+) -> Result<Response, Problem> {
+    let target = format!("provider {name}");
+    let action = act.action("provider close", &target, act.fields.reason()?);
+    let seen = seen(&act);
+    let closed = app
+        .database()
+        .run(async |connection| breakers::close(connection, &name, seen, action).await)
+        .await;
+    let text = format!(
+        "The breaker of {} is closed: its waiting work goes on.",
+        changed(closed, &name, &act)?.name
+    );
+    Ok(act.done(&app, &text))
+}
+
+/// The version of the breaker that the page has shown. A form without one has seen none that exists.
+fn seen(act: &Act<Operator>) -> Option<i64> {
+    let seen = act.fields.get("seen").and_then(|seen| seen.parse().ok());
+    seen.or(Some(-1))
+}
+
+/// The breaker after a change, or why there was none.
+fn changed(
+    changed: Result<ProviderBreaker, NotChanged>,
+    name: &str,
+    act: &Act<Operator>,
+) -> Result<ProviderBreaker, Problem> {
+    changed.map_err(|error| match error {
+        NotChanged::Unknown => Problem::NotFound(format!(
+            "No provider of this cell is named “{}”. Providers lists all of them.",
+            shortened(name)
+        )),
+        NotChanged::Store(error) => error.into(),
+        NotChanged::LostCommits => act.not_done(
+            "This breaker needs somebody with a shell",
+            "It is open because the database has lost commits. Buying now could buy again what was forgotten, so \
+             somebody with a shell compares with the provider first, by `esimctl recover`, and then closes the breaker.",
+        ),
+        NotChanged::Changed(state) => {
+            let state = state.as_str().replace('_', " ");
+            act.changed(&format!(
+                "the breaker of {name} has changed since the page was shown, and is {state} now"
+            ))
+        }
+    })
+}

@@ -1,0 +1,136 @@
+//! Where an order is, in four steps; what it is for, and its state in one word.
+
+use std::collections::BTreeMap;
+
+use domain::standing::{Actor, Standing};
+use store::operator::orders::{OrderView, TopupView};
+use time::OffsetDateTime;
+
+use crate::format::{number, took};
+
+/// One step of the way.
+pub(super) struct Mark {
+    pub(super) class: &'static str,
+    pub(super) name: &'static str,
+    pub(super) says: String,
+}
+
+/// What was ordered: `2 × Thailand 1 GB, 7 days`.
+pub(super) fn products(order: &OrderView) -> String {
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for unit in &order.topups {
+        let name = unit.option_name.as_deref();
+        *counts
+            .entry(name.unwrap_or(&unit.provider_option_id))
+            .or_default() += 1;
+    }
+    let parts: Vec<String> = counts
+        .into_iter()
+        .map(|(name, count)| format!("{} × {name}", number(count)))
+        .collect();
+    parts.join(", ")
+}
+
+/// How the standing of a unit is coloured. What waits for nobody is no fault, and only a webhook that
+/// arrived is good news.
+pub(super) fn class(standing: Standing) -> &'static str {
+    match standing.must_act() {
+        Actor::Partner | Actor::Operator => "bad",
+        Actor::Nobody => match standing {
+            Standing::Delivered | Standing::SentAgain => "good",
+            Standing::Failed => "bad",
+            _ => "",
+        },
+    }
+}
+
+/// The standing of the order's units: that of all of them, or the worst.
+pub(super) fn state(order: &OrderView) -> (String, &'static str) {
+    if order.refused {
+        let what = if order.cancelled {
+            "cancelled"
+        } else {
+            "refused"
+        };
+        return (what.to_owned(), "none");
+    }
+    let rank = |class: &str| ["bad", "", "good"].iter().position(|one| *one == class);
+    let standings = order.topups.iter().map(|unit| order.standing(unit));
+    let worst = standings.min_by_key(|standing| rank(class(*standing)));
+    let Some(worst) = worst else {
+        return ("nothing stored".to_owned(), "none");
+    };
+    let same = order
+        .topups
+        .iter()
+        .filter(|unit| order.standing(unit) == worst)
+        .count();
+    let label = worst.label();
+    if same == order.topups.len() {
+        (label.to_owned(), class(worst))
+    } else {
+        let text = format!("{same} of {} {label}", order.topups.len());
+        (text, class(worst))
+    }
+}
+
+/// The steps from the request to the partner's 200.
+pub(super) fn track(order: &OrderView) -> Vec<Mark> {
+    let accepted = order.created_at;
+    let all = order.topups.len();
+    let placements = order.placements.len();
+    let is = |state: &str| {
+        let mine = order.placements.iter();
+        mine.filter(|one| one.state == state).count()
+    };
+    let bought = is("placed");
+    let lost = is("failed") + is("parked");
+    let units = |of: &dyn Fn(&TopupView) -> bool| order.topups.iter().filter(|one| of(one)).count();
+    let ready = units(&|one| one.ready_at.is_some());
+    let failed = units(&|one| one.state == "failed" || one.state == "parked");
+    let delivered = units(&|one| one.delivered_at.is_some() || one.delivered_before);
+    let given_up = units(&|one| one.delivery.as_deref() == Some("exhausted"));
+    let after = |at: Option<OffsetDateTime>| at.map(|at| format!("+{} · ", took(at - accepted)));
+    let last = |at: &dyn Fn(&TopupView) -> Option<OffsetDateTime>| {
+        after(order.topups.iter().filter_map(at).max()).unwrap_or_default()
+    };
+    let mark = |name, done: usize, wanted: usize, lost: usize, at: String| {
+        let class = match () {
+            () if order.refused => "not",
+            () if wanted > 0 && done == wanted => "good",
+            () if lost > 0 => "bad",
+            () if done > 0 => "",
+            () => "not",
+        };
+        let of = format!("{} of {}", number(done), number(wanted));
+        let at = if done > 0 { at } else { String::new() };
+        Mark {
+            class,
+            name,
+            says: format!("{at}{of}"),
+        }
+    };
+    let placed = order.placements.iter().filter_map(|one| one.placed_at);
+    vec![
+        Mark {
+            class: "good",
+            name: "Received",
+            says: "stored, and answered".to_owned(),
+        },
+        mark(
+            "Bought",
+            bought,
+            placements,
+            lost,
+            after(placed.max()).unwrap_or_default(),
+        ),
+        mark("eSIMs ready", ready, all, failed, last(&|one| one.ready_at)),
+        mark(
+            "Delivered",
+            delivered,
+            all,
+            given_up,
+            last(&|one| one.delivered_at),
+        ),
+    ]
+}

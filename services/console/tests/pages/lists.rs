@@ -1,0 +1,223 @@
+//! The lists, the box while somebody types, the zone of times, and what each page says of its system.
+
+#![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
+
+use console::access::Role;
+use store::{PgConnection, figures};
+use uuid::Uuid;
+
+use crate::support::{Bench, Browser, EXTERNAL};
+
+async fn text(browser: &mut Browser, path: &str) -> String {
+    let answer = browser.get(path).await;
+    assert_eq!(answer.status(), 200, "{path}");
+    answer.text().await.unwrap()
+}
+
+#[tokio::test]
+async fn orders_are_listed_by_partner_state_and_time_and_as_csv() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let link = |id: String| format!("href=\"/orders/{id}\"");
+    let one = link(bench.order.to_string());
+    let all = text(&mut browser, "/orders").await;
+    assert!(all.contains(&one) && all.contains(">parked<"), "{all}");
+    for fits in [
+        "?partner=acme".to_owned(),
+        format!("?partner={}", bench.partner),
+        "?state=ready".to_owned(),
+        "?provider=sandbox&since=1h".to_owned(),
+        "?from=2020-01-01T00:00".to_owned(),
+    ] {
+        let page = text(&mut browser, &format!("/orders{fits}")).await;
+        assert!(page.contains(&one), "{fits}: {page}");
+    }
+    for fits_not in [
+        "?partner=nobody",
+        "?state=refused",
+        "?provider=airalo",
+        "?until=2020-01-01T00:00",
+    ] {
+        let page = text(&mut browser, &format!("/orders{fits_not}")).await;
+        assert!(!page.contains(&one), "{fits_not}: {page}");
+    }
+    let nobody = text(&mut browser, "/orders?partner=%3Cnobody").await;
+    assert!(nobody.contains("No partner has “&#60;nobody”"), "{nobody}");
+
+    // What others have chosen is no formula in the program that opens the file.
+    let mut connection = bench.database.connect().await.unwrap();
+    sqlx::query("UPDATE orders SET external_order_id = '=1+1' WHERE external_order_id = 'parked'")
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    let answer = browser.get("/orders.csv").await;
+    assert_eq!(answer.headers()["content-type"], "text/csv; charset=utf-8");
+    let csv = answer.text().await.unwrap();
+    assert_eq!(csv.lines().count(), 3, "{csv}");
+    assert!(csv.contains(EXTERNAL) && csv.contains("\"'=1+1\""), "{csv}");
+    bench.stop().await;
+}
+
+/// Stores copies of an order, one a second before the other.
+async fn copies(connection: &mut PgConnection, order: Uuid, number: i32) {
+    sqlx::query(
+        "INSERT INTO orders (order_id, partner_id, external_order_id, answer_by, created_at)
+         SELECT gen_random_uuid(), partner_id, 'copy-' || n, answer_by, created_at - n * interval '1 second'
+         FROM orders, generate_series(1, $2) n WHERE order_id = $1",
+    )
+    .bind(order)
+    .bind(number)
+    .execute(connection)
+    .await
+    .unwrap();
+}
+
+#[tokio::test]
+async fn a_list_goes_on_where_its_page_ended() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let mut connection = bench.database.connect().await.unwrap();
+    copies(&mut connection, bench.order.uuid(), 60).await;
+    let mut path = "/orders".to_owned();
+    let mut seen = Vec::new();
+    for _ in 0..10 {
+        let page = text(&mut browser, &path).await;
+        let rows = page.split("class=\"lead\" data-label=\"Order\"><a href=\"");
+        seen.extend(
+            rows.skip(1)
+                .map(|row| row.split('"').next().unwrap().to_owned()),
+        );
+        let Some((before, _)) = page.split_once("\">Older") else {
+            break;
+        };
+        path = before.rsplit('"').next().unwrap().replace("&#38;", "&");
+    }
+    assert_eq!(seen.len(), 62, "{seen:?}");
+    seen.sort_unstable();
+    seen.dedup();
+    assert_eq!(seen.len(), 62, "an order stands on two pages");
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn webhooks_are_listed_by_state_and_as_csv() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let given_up = text(&mut browser, "/webhooks?state=exhausted&partner=acme").await;
+    assert!(given_up.contains(bench.topup.as_str()), "{given_up}");
+    let delivered = text(&mut browser, "/webhooks?state=delivered").await;
+    assert!(delivered.contains("No webhook fits."), "{delivered}");
+    let csv = text(&mut browser, "/webhooks.csv?state=exhausted").await;
+    assert!(csv.contains(bench.topup.as_str()), "{csv}");
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn who_types_a_part_of_a_name_is_led_to_its_partner() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let partner = format!("href=\"/partners/{}\"", bench.partner);
+    for path in ["/hints?q=CME", "/find?q=cme"] {
+        let page = text(&mut browser, path).await;
+        assert!(page.contains(&partner), "{path}: {page}");
+        assert!(!page.contains("<Sons>"), "{path}: {page}");
+    }
+    let nothing = text(&mut browser, "/hints?q=zz").await;
+    assert!(!nothing.contains("href"), "{nothing}");
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn times_are_in_the_zone_that_the_reader_has_chosen() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let mut connection = bench.database.connect().await.unwrap();
+    sqlx::query("UPDATE orders SET created_at = '2026-01-29 12:00:00+00'")
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    let order = format!("/orders/{}", bench.order);
+    let page = text(&mut browser, &order).await;
+    assert!(page.contains("Thu 29 Jan 2026 12:00:00 UTC"), "{page}");
+    let token = browser.token.clone();
+    for (zone, status) in [("Europe/Nowhere", 422), ("Asia/Tokyo", 303)] {
+        let form = [("token", token.as_str()), ("zone", zone), ("back", &order)];
+        let answer = browser.post("/zone", &form).await;
+        assert_eq!(answer.status(), status, "{zone}");
+    }
+    let page = text(&mut browser, &order).await;
+    assert!(
+        page.contains("Thu 29 Jan 2026 21:00:00 Tokyo · 12:00:00 UTC"),
+        "{page}"
+    );
+    assert!(page.contains("times: Tokyo, UTC+9"), "{page}");
+    // What is pasted to a partner stays in UTC.
+    let (_, sentence) = page.split_once("<blockquote id=\"sentence\">").unwrap();
+    let sentence = sentence.split("</blockquote>").next().unwrap();
+    assert!(
+        sentence.contains("UTC") && !sentence.contains("21:00"),
+        "{sentence}"
+    );
+    assert_eq!(bench.recorded().await, Vec::<String>::new());
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn each_page_says_which_system_it_is_also_before_the_sign_in() {
+    let bench = Bench::start_with(&[
+        ("CONSOLE_ENVIRONMENT", "test"),
+        ("CONSOLE_NAME", "Sim Shop"),
+        ("CONSOLE_PLACE", "staging, Frankfurt"),
+    ])
+    .await;
+    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let mut guest = bench.browser();
+    for (browser, path) in [(&mut browser, "/orders"), (&mut guest, "/sign-in")] {
+        let page = text(browser, path).await;
+        for part in [
+            "<body class=\"test\">",
+            "is-test\">Test<",
+            "· Sim Shop (test)</title>",
+        ] {
+            assert!(page.contains(part), "{path}: no {part:?} in {page}");
+        }
+    }
+    let overview = text(&mut browser, "/").await;
+    assert!(overview.contains("staging, Frankfurt"), "{overview}");
+    // What waits for a person is counted on every page.
+    let orders = text(&mut browser, "/orders").await;
+    assert!(
+        orders.contains("<span class=\"hear\">, waiting: </span>"),
+        "{orders}"
+    );
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn the_charts_have_their_values_as_csv() {
+    let bench = Bench::start().await;
+    let mut connection = bench.database.connect().await.unwrap();
+    let mut count = figures::Count::default();
+    count.note(Some(std::time::Duration::from_millis(120)), false);
+    count.note(Some(std::time::Duration::from_millis(120)), true);
+    let now = runtime::clock::now();
+    let figure = figures::Figure {
+        minute: now - time::Duration::seconds(now.unix_timestamp().rem_euclid(60)),
+        measure: figures::Measure::Answered,
+        subject: String::new(),
+        count,
+    };
+    figures::add(&mut connection, Uuid::now_v7(), &[figure])
+        .await
+        .unwrap();
+    // The first page that is opened reads the figures, and they are kept for some seconds.
+    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    for (range, rows) in [("1h", 61), ("6h", 73), ("24h", 25), ("7d", 169)] {
+        let csv = text(&mut browser, &format!("/figures.csv?range={range}")).await;
+        assert_eq!(csv.lines().count(), rows, "{range}: {csv}");
+        assert!(csv.contains("\"2\",\"1\",\"0."), "{range}: {csv}");
+        let page = text(&mut browser, &format!("/?range={range}")).await;
+        assert!(page.contains("2 in all"), "{range}: {page}");
+    }
+    bench.stop().await;
+}
