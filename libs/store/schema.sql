@@ -2,12 +2,6 @@
 -- UPDATE_SCHEMA=1 tests/run test -- -p store snapshot
 -- The comments of tables and columns are in libs/store/migrations.
 
-TABLE archive_partners
-    archive integer NOT NULL
-    partner_id uuid NOT NULL
-    orders bigint NOT NULL
-    CONSTRAINT archive_partners_pkey PRIMARY KEY (partner_id, archive)
-
 TABLE archived_orders
     order_id uuid NOT NULL
     partner_id uuid NOT NULL
@@ -35,7 +29,9 @@ TABLE archives
     files jsonb NOT NULL DEFAULT '{}'::jsonb
     keys text[] NOT NULL DEFAULT '{}'::text[]
     manifest_sha256 text
+    partners jsonb NOT NULL DEFAULT '{}'::jsonb
     CONSTRAINT archives_bounds CHECK (((LEAST(began_at, completed_at, ordered_before, first_at, last_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(began_at, completed_at, ordered_before, first_at, last_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(folder), octet_length(manifest_sha256), pg_column_size(files), pg_column_size(keys)) <= 100000))) NOT VALID
+    CONSTRAINT archives_partners_bounds CHECK ((pg_column_size(partners) <= 10000000)) NOT VALID
     CONSTRAINT archives_pkey PRIMARY KEY (archive)
 
 TABLE commit_losses
@@ -44,12 +40,6 @@ TABLE commit_losses
     at timestamp with time zone NOT NULL DEFAULT now()
     CONSTRAINT commit_losses_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (octet_length(told) <= 100000))) NOT VALID
     CONSTRAINT commit_losses_pkey PRIMARY KEY (timeline)
-
-TABLE configuration_version
-    singleton boolean NOT NULL DEFAULT true
-    version bigint NOT NULL
-    CONSTRAINT configuration_version_pkey PRIMARY KEY (singleton)
-    CONSTRAINT configuration_version_singleton_check CHECK (singleton)
 
 TABLE deliveries
     delivery_id uuid NOT NULL
@@ -485,16 +475,6 @@ TABLE refused_requests
     CREATE INDEX refused_requests_external ON public.refused_requests USING btree (external_order_id) WHERE (external_order_id IS NOT NULL)
     CREATE INDEX refused_requests_partner ON public.refused_requests USING btree (partner_id, kind, request_id)
 
-TABLE retention
-    class text NOT NULL
-    days integer
-    after text NOT NULL DEFAULT ''::text
-    up_to timestamp with time zone NOT NULL DEFAULT '-infinity'::timestamp with time zone
-    began_at timestamp with time zone NOT NULL DEFAULT now()
-    CONSTRAINT retention_bounds CHECK ((((began_at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (began_at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND ((up_to = '-infinity'::timestamp with time zone) OR ((up_to >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (up_to <= '9999-12-31 00:00:00+00'::timestamp with time zone))) AND (GREATEST(octet_length(class), octet_length(after)) <= 100000))) NOT VALID
-    CONSTRAINT retention_days_check CHECK (((days >= 1) AND (days <= 36500)))
-    CONSTRAINT retention_pkey PRIMARY KEY (class)
-
 TABLE retention_due
     topup_id text COLLATE "C" NOT NULL
     at timestamp with time zone NOT NULL
@@ -502,21 +482,14 @@ TABLE retention_due
     CONSTRAINT retention_due_pkey PRIMARY KEY (topup_id)
     CREATE INDEX retention_due_at ON public.retention_due USING btree (at)
 
-TABLE source_addresses
+TABLE system
     singleton boolean NOT NULL DEFAULT true
-    addresses text[] NOT NULL
+    version bigint NOT NULL DEFAULT 0
+    addresses text[] NOT NULL DEFAULT '{}'::text[]
     told_at timestamp with time zone NOT NULL DEFAULT now()
-    CONSTRAINT source_addresses_bounds CHECK ((((told_at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (told_at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (pg_column_size(addresses) <= 100000))) NOT VALID
-    CONSTRAINT source_addresses_pkey PRIMARY KEY (singleton)
-    CONSTRAINT source_addresses_singleton_check CHECK (singleton)
-
-TABLE sweeps
-    stage text NOT NULL
-    up_to timestamp with time zone NOT NULL
-    fence_at timestamp with time zone
-    fence_xid xid8
-    CONSTRAINT sweeps_bounds CHECK (((LEAST(up_to, fence_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(up_to, fence_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (octet_length(stage) <= 100000))) NOT VALID
-    CONSTRAINT sweeps_pkey PRIMARY KEY (stage)
+    CONSTRAINT system_bounds CHECK ((((told_at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (told_at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (pg_column_size(addresses) <= 100000))) NOT VALID
+    CONSTRAINT system_pkey PRIMARY KEY (singleton)
+    CONSTRAINT system_singleton_check CHECK (singleton)
 
 TABLE topups
     topup_id text COLLATE "C" NOT NULL
@@ -530,6 +503,25 @@ TABLE topups
     CONSTRAINT topups_topup_id_key PRIMARY KEY (topup_id)
     CREATE INDEX topups_placement ON public.topups USING btree (placement_id)
     CREATE TRIGGER topup_failed AFTER UPDATE OF state ON public.topups FOR EACH ROW WHEN (((new.state = 'failed'::text) AND (old.state <> 'failed'::text))) EXECUTE FUNCTION topup_failed()
+
+TABLE walks
+    name text NOT NULL
+    up_to timestamp with time zone NOT NULL DEFAULT '-infinity'::timestamp with time zone
+    after text NOT NULL DEFAULT ''::text
+    days integer
+    began_at timestamp with time zone NOT NULL DEFAULT now()
+    fence_at timestamp with time zone
+    fence_xid xid8
+    CONSTRAINT walks_bounds CHECK ((((up_to = '-infinity'::timestamp with time zone) OR ((up_to >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (up_to <= '9999-12-31 00:00:00+00'::timestamp with time zone))) AND (LEAST(began_at, fence_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(began_at, fence_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(name), octet_length(after)) <= 100000)))
+    CONSTRAINT walks_days CHECK (((days >= 1) AND (days <= 36500)))
+    CONSTRAINT walks_pkey PRIMARY KEY (name)
+    POLICY walks_of_stage USING 
+CASE CURRENT_USER
+    WHEN 'esim_provisioner'::name THEN (name = 'placements'::text)
+    WHEN 'esim_notifier'::name THEN (name <> 'placements'::text)
+    ELSE true
+END
+    POLICY walks_readable USING true
 
 TABLE work
     id uuid NOT NULL
@@ -555,6 +547,13 @@ CASE CURRENT_USER
     ELSE true
 END
     WITH (autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_threshold=500)
+
+VIEW archive_partners AS
+ SELECT a.archive,
+    (p.key)::uuid AS partner_id,
+    (p.value)::bigint AS orders
+   FROM (archives a
+     CROSS JOIN LATERAL jsonb_each_text(a.partners) p(key, value));
 
 CREATE OR REPLACE FUNCTION public.channel_moved()
  RETURNS trigger
@@ -650,6 +649,11 @@ BEGIN
 END
 $function$
 
+VIEW configuration_version AS
+ SELECT system.singleton,
+    system.version
+   FROM system;
+
 CREATE OR REPLACE FUNCTION public.mark_returned(returned_topup text)
  RETURNS boolean
  LANGUAGE plpgsql
@@ -669,7 +673,7 @@ CREATE OR REPLACE FUNCTION public.next_configuration_version()
  LANGUAGE plpgsql
 AS $function$
 BEGIN
-    UPDATE configuration_version SET version = version + 1 RETURNING version INTO NEW.version;
+    UPDATE system SET version = version + 1 RETURNING version INTO NEW.version;
     RETURN NEW;
 END
 $function$
@@ -742,6 +746,29 @@ BEGIN
     RETURN true;
 END
 $function$
+
+VIEW retention AS
+ SELECT walks.name AS class,
+    walks.days,
+    walks.after,
+    walks.up_to,
+    walks.began_at
+   FROM walks
+  WHERE (walks.name <> ALL (ARRAY['placements'::text, 'deliveries'::text]));
+
+VIEW source_addresses AS
+ SELECT system.singleton,
+    system.addresses,
+    system.told_at
+   FROM system;
+
+VIEW sweeps AS
+ SELECT walks.name AS stage,
+    walks.up_to,
+    walks.fence_at,
+    walks.fence_xid
+   FROM walks
+  WHERE (walks.name = ANY (ARRAY['placements'::text, 'deliveries'::text]));
 
 CREATE OR REPLACE FUNCTION public.topup_failed()
  RETURNS trigger

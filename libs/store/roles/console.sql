@@ -1,7 +1,7 @@
 -- The console: what it shows, and what its operators do there. What it reads of a profile is sealed, and only a console that
 -- may show activation codes has the master key that opens it. It reads no other key or secret.
-GRANT SELECT ON configuration_version, options, orders, placements, topups, work, held, deliveries, delivery_attempts,
-    endpoints, further_deliveries, providers, provider_lanes, provider_replicas, pulses, sweeps, retention, operator_actions,
+GRANT SELECT ON system, options, orders, placements, topups, work, held, deliveries, delivery_attempts,
+    endpoints, further_deliveries, providers, provider_lanes, provider_replicas, pulses, walks, operator_actions,
     redeliveries, archives, archived_orders, provider_references, hourly, minutely, esim_requests, refused_requests,
     retention_due
     TO esim_console;
@@ -43,3 +43,6 @@ GRANT SELECT, INSERT ON operation_parts TO esim_console;
 
 -- If the server has lost commits, whoever notices it first stops all buying.
 GRANT EXECUTE ON FUNCTION commits_lost(uuid, bigint, bigint) TO esim_console;
+
+-- Views that only programs of older schemas use (0038).
+GRANT SELECT ON configuration_version, sweeps, retention TO esim_console;

@@ -1,12 +1,12 @@
 -- Operators, through esimctl. They read no profile. `migrate`, `recover`, `master-key` and `archive` need
 -- the owner.
-GRANT SELECT ON configuration_version, partners, options, orders, placements, topups, work, held, deliveries,
-    provider_references, hourly, minutely, delivery_attempts, endpoints, further_endpoints, further_deliveries, providers, provider_lanes, provider_replicas, pulses, commit_losses, sweeps, operator_actions
+GRANT SELECT ON system, partners, options, orders, placements, topups, work, held, deliveries,
+    provider_references, hourly, minutely, delivery_attempts, endpoints, further_endpoints, further_deliveries, providers, provider_lanes, provider_replicas, pulses, commit_losses, walks, operator_actions
     TO esim_operator;
 GRANT SELECT (topup_id, provider, provider_unit_id, iccid, ready_at, delivery_id, erased_at, returned_at) ON esims
     TO esim_operator;
 
-GRANT UPDATE ON configuration_version TO esim_operator;
+GRANT UPDATE (version) ON system TO esim_operator;
 GRANT INSERT ON partners, options, operator_actions TO esim_operator;
 GRANT UPDATE (name, environment, access_key, secret_key, old_access_key, old_secret_key, old_keys_until, webhook_url,
               webhook_events, webhook_secret, old_webhook_secret, old_webhook_secret_until, disabled_at, max_in_flight,
@@ -32,7 +32,7 @@ GRANT INSERT (topup_id, provider, provider_unit_id, iccid, profile, ready_at, de
 GRANT INSERT ON deliveries TO esim_operator;
 
 -- Retention and erasure.
-GRANT SELECT, UPDATE ON retention TO esim_operator;
+GRANT UPDATE (days, after, up_to, began_at) ON walks TO esim_operator;
 GRANT SELECT, UPDATE, DELETE ON retention_due TO esim_operator;
 GRANT SELECT, DELETE ON refused_requests TO esim_operator;
 GRANT UPDATE (profile, erased_at) ON esims TO esim_operator;
@@ -46,8 +46,12 @@ GRANT SELECT, INSERT, UPDATE (role, password, setup_digest, setup_until, disable
 GRANT SELECT (operator_id, issuer, name), DELETE ON operator_sessions TO esim_operator;
 
 -- Where archived orders are.
-GRANT SELECT ON archives, archive_partners, archived_orders TO esim_operator;
+GRANT SELECT ON archives, archived_orders TO esim_operator;
 
 -- What partners asked about delivered eSIMs, and parked give-backs.
 GRANT SELECT, DELETE ON esim_requests TO esim_operator;
 GRANT EXECUTE ON FUNCTION resolve_give_back(text, integer, boolean) TO esim_operator;
+
+-- Views that only programs of older schemas use (0038).
+GRANT SELECT, UPDATE ON configuration_version, retention TO esim_operator;
+GRANT SELECT ON sweeps, archive_partners TO esim_operator;

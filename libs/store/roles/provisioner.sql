@@ -5,7 +5,7 @@ GRANT SELECT (topup_id, placement_id, position, option_id, provider_option_id, s
     ON topups TO esim_provisioner;
 GRANT SELECT ON esims TO esim_provisioner;
 GRANT SELECT (delivery_id) ON deliveries TO esim_provisioner;
-GRANT SELECT ON sweeps TO esim_provisioner;
+GRANT SELECT ON walks TO esim_provisioner;
 
 GRANT UPDATE (state, attempt, attempted_at, not_found_at, placed_at, reason, unknowns, hinted_at, refusal_status,
               refusal_message, disputed, provider_reference, provider, lane, alternatives, tried)
@@ -17,7 +17,7 @@ GRANT INSERT (delivery_id, partner_id, kind, topup_id, order_id) ON deliveries T
 
 GRANT SELECT, INSERT, UPDATE, DELETE ON work, held, provider_replicas, provider_lanes TO esim_provisioner;
 GRANT INSERT, UPDATE ON providers TO esim_provisioner;
-GRANT UPDATE ON sweeps TO esim_provisioner;
+GRANT UPDATE (up_to, fence_at, fence_xid) ON walks TO esim_provisioner;
 GRANT SELECT, INSERT, UPDATE, DELETE ON hourly TO esim_provisioner;
 
 -- Its pulse, and what it does if the server has lost commits.
@@ -28,3 +28,6 @@ GRANT EXECUTE ON FUNCTION commits_lost(uuid, bigint, bigint) TO esim_provisioner
 GRANT SELECT, UPDATE ON esim_requests TO esim_provisioner;
 GRANT EXECUTE ON FUNCTION mark_returned(text) TO esim_provisioner;
 GRANT UPDATE (erased_at, returned_at) ON esims TO esim_provisioner;
+
+-- Views that only programs of older schemas use (0038).
+GRANT SELECT, UPDATE ON sweeps TO esim_provisioner;

@@ -2,7 +2,7 @@
 //!
 //! `esimctl option import` and `esimctl catalogue pull` write it. Ingress keeps it in memory, with the changes that
 //! [`changed_since`] returns, and asks for unknown options with [`by_ids`]. The version of each
-//! change comes from one locked row (see the migration of `configuration_version`), so a reader
+//! change comes from one locked row (see the migration of `system`), so a reader
 //! that polls by version misses no change.
 
 use domain::{

@@ -2,7 +2,7 @@
 //! (`docs/decisions/0018-retention.md`).
 //!
 //! Each class of data has one walk. It reads the history once, by an index and in the order of
-//! time, and the table `retention` remembers how far it has got. One process works on a walk at a
+//! time, and the table `walks` remembers how far it has got. One process works on a walk at a
 //! time. A profile that is not delivered when the walk passes it, or was delivered too late, gets a
 //! row in `retention_due` and is looked at again.
 //!
@@ -140,8 +140,8 @@ async fn walk(connection: &mut PgConnection, class: Class, limit: u32) -> Result
         Walk,
         r#"SELECT days AS "days!", after, nullif(up_to, '-infinity') AS up_to,
                   now() - make_interval(days => days, secs => $2) AS "until!"
-           FROM retention
-           WHERE class = $1 AND up_to < now() - make_interval(days => days, secs => $2)
+           FROM walks
+           WHERE name = $1 AND up_to < now() - make_interval(days => days, secs => $2)
            FOR UPDATE SKIP LOCKED"#,
         class.as_str(),
         seconds(class.lag()),
@@ -162,7 +162,7 @@ async fn walk(connection: &mut PgConnection, class: Class, limit: u32) -> Result
     };
     let step = Step::of(batch.seen, batch.erased, limit);
     let statement = sqlx::query!(
-        "UPDATE retention SET after = coalesce($2, after), up_to = $3 WHERE class = $1",
+        "UPDATE walks SET after = coalesce($2, after), up_to = $3 WHERE name = $1",
         class.as_str(),
         batch.after,
         batch
@@ -336,7 +336,7 @@ async fn late_profiles(connection: &mut PgConnection, limit: u32) -> Result<Step
                LEFT JOIN (SELECT * FROM esims WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM page))) e
                     ON e.topup_id = t.topup_id
                LEFT JOIN deliveries d ON d.delivery_id = e.delivery_id
-               CROSS JOIN (SELECT days FROM retention WHERE class = 'profiles') r
+               CROSS JOIN (SELECT days FROM walks WHERE name = 'profiles') r
            ), erased AS (
                UPDATE esims e SET profile = NULL, erased_at = now()
                FROM unit
@@ -377,7 +377,7 @@ pub async fn backlog(connection: &mut PgConnection) -> Result<Backlog> {
             r#"SELECT extract(epoch FROM CASE
                        WHEN up_to > '-infinity' THEN now() - make_interval(days => days, secs => $2) - up_to
                        ELSE now() - began_at END)::float8
-               FROM retention WHERE class = $1 AND days IS NOT NULL"#,
+               FROM walks WHERE name = $1 AND days IS NOT NULL"#,
             class.as_str(),
             seconds(class.lag()),
         );

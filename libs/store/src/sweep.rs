@@ -29,7 +29,7 @@ pub struct Swept {
     pub more: bool,
 }
 
-/// The time range of one sweep. It holds the lock of the stage's row in `sweeps`, so one process
+/// The time range of one sweep. It holds the lock of the stage's row in `walks`, so one process
 /// sweeps at a time.
 ///
 /// The difficulty is that rows do not appear in the order of `created_at`, which is the start of
@@ -89,7 +89,7 @@ impl<'a> Fence<'a> {
         let query = sqlx::query!(
             r#"SELECT up_to, fence_at, passed AS "passed!", least(now() - make_interval(secs => $2), stretch) AS "until!",
                       stretch < now() - make_interval(secs => $2) AS "more!"
-               FROM sweeps
+               FROM walks
                CROSS JOIN LATERAL (
                    -- A restored dump carries the fence of another cluster, whose transactions have all ended.
                    SELECT coalesce(fence_xid <= pg_snapshot_xmin(pg_current_snapshot())
@@ -98,8 +98,8 @@ impl<'a> Fence<'a> {
                CROSS JOIN LATERAL (
                    SELECT CASE WHEN passed THEN fence_at ELSE up_to END + make_interval(secs => $3) AS stretch
                ) range
-               WHERE stage = $1 AND up_to < now() - make_interval(secs => $2)
-               FOR UPDATE OF sweeps SKIP LOCKED"#,
+               WHERE name = $1 AND up_to < now() - make_interval(secs => $2)
+               FOR UPDATE OF walks SKIP LOCKED"#,
             stage,
             seconds(lag),
             STRETCH,
@@ -124,11 +124,11 @@ impl<'a> Fence<'a> {
     /// `late` is the number of rows that got work.
     pub(crate) async fn done(mut self, late: u64) -> Result<Swept> {
         let statement = sqlx::query!(
-            "UPDATE sweeps
+            "UPDATE walks
              SET up_to = $2,
                  fence_at = CASE WHEN $4 THEN $3 ELSE fence_at END,
                  fence_xid = CASE WHEN $4 THEN pg_snapshot_xmax(pg_current_snapshot()) ELSE fence_xid END
-             WHERE stage = $1",
+             WHERE name = $1",
             self.stage,
             self.next,
             self.until,

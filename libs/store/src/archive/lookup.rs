@@ -126,8 +126,8 @@ pub async fn of_partner(
 ) -> Result<Vec<PartnerArchive>> {
     let found = sqlx::query_as!(
         PartnerArchive,
-        r#"SELECT archive, (SELECT f.folder FROM archives f WHERE f.archive = p.archive) AS "folder!", orders
-           FROM archive_partners p WHERE partner_id = $1 ORDER BY archive"#,
+        r#"SELECT archive, folder, (partners->>$1::uuid::text)::bigint AS "orders!"
+           FROM archives WHERE partners ? $1::uuid::text ORDER BY archive"#,
         partner_id.uuid(),
     );
     Ok(found.fetch_all(connection).await?)

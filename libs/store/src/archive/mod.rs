@@ -184,7 +184,7 @@ pub async fn lock(connection: &mut PgConnection) -> Result<bool> {
 /// ever.
 pub async fn term(connection: &mut PgConnection) -> Result<Option<OffsetDateTime>> {
     let before = sqlx::query_scalar!(
-        "SELECT now() - make_interval(days => days) FROM retention WHERE class = 'orders'"
+        "SELECT now() - make_interval(days => days) FROM walks WHERE name = 'orders'"
     );
     Ok(before.fetch_optional(connection).await?.flatten())
 }

@@ -136,9 +136,9 @@ pub(super) async fn finished(
 ) -> Result<Vec<Uuid>> {
     let query = sqlx::query_scalar!(
         r#"WITH term AS MATERIALIZED (
-               SELECT $2 AND bool_or(class = 'profiles' AND days IS NOT NULL) AS profiles_end,
-                      $2 AND bool_or(class = 'attempts' AND days IS NOT NULL) AS attempts_end
-               FROM retention
+               SELECT $2 AND bool_or(name = 'profiles' AND days IS NOT NULL) AS profiles_end,
+                      $2 AND bool_or(name = 'attempts' AND days IS NOT NULL) AS attempts_end
+               FROM walks
            ), unit AS MATERIALIZED (
                SELECT p.order_id, p.placement_id, t.topup_id, p.state AS placement, t.state, e.ready_at, e.delivery_id,
                       ARRAY (SELECT f.delivery_id FROM further_deliveries f WHERE f.topup_id = t.topup_id) AS further,
@@ -198,6 +198,14 @@ pub struct Copied {
     pub parts: Vec<Part>,
     /// The ids of the master keys that their profiles and responses need.
     keys: Vec<String>,
+}
+
+impl Copied {
+    /// The orders of the batch that stay in the tables.
+    fn left(&self) -> Vec<Uuid> {
+        let stays = |id: &&Uuid| !self.orders.contains(id);
+        self.batch.iter().filter(stays).copied().collect()
+    }
 }
 
 /// Locks the rows of these reserved orders, and copies the rows of those that are still finished.
@@ -340,18 +348,15 @@ pub async fn delete(
                DELETE FROM placements WHERE placement_id = ANY (ARRAY (SELECT placement_id FROM unit)) RETURNING 1
            ), orders AS (
                DELETE FROM orders WHERE order_id = ANY ($1) RETURNING partner_id, created_at
-           ), partners AS (
-               INSERT INTO archive_partners AS known (archive, partner_id, orders)
-               SELECT $2, partner_id, count(*) FROM orders GROUP BY partner_id
-               ON CONFLICT (partner_id, archive) DO UPDATE SET orders = known.orders + excluded.orders
            )
            SELECT (SELECT count(*) FROM orders) AS "orders!", (SELECT count(*) FROM placements) AS "placements!",
                   (SELECT count(*) FROM topups) AS "topups!", (SELECT count(*) FROM esims) AS "esims!",
                   (SELECT count(*) FROM deliveries) AS "deliveries!", (SELECT count(*) FROM attempts) AS "attempts!",
                   (SELECT count(*) FROM links) AS "links!",
-                  (SELECT min(created_at) FROM orders) AS first_at, (SELECT max(created_at) FROM orders) AS last_at"#,
+                  (SELECT min(created_at) FROM orders) AS first_at, (SELECT max(created_at) FROM orders) AS last_at,
+                  (SELECT jsonb_object_agg(partner_id, n)::text
+                   FROM (SELECT partner_id, count(*) AS n FROM orders GROUP BY partner_id) AS counted) AS partners"#,
         &copied.orders,
-        archive.archive,
     );
     let deleted = deleted.fetch_one(&mut *transaction).await?;
     let counts = [
@@ -369,12 +374,7 @@ pub async fn delete(
             "the rows of a batch differ from its files, so it is rolled back: deleted {counts:?}, copied {rows:?}"
         )));
     }
-    let left: Vec<Uuid> = copied
-        .batch
-        .iter()
-        .filter(|id| !copied.orders.contains(id))
-        .copied()
-        .collect();
+    let left = copied.left();
     let moved_to = copied.batch.last().copied().unwrap_or(archive.moved_to);
     let moved = deleted.orders;
     let after: std::collections::BTreeMap<&str, FileState> = files
@@ -391,7 +391,12 @@ pub async fn delete(
            UPDATE archives
            SET moved_to = $2, orders = orders + $3, files = $4::text::jsonb,
                keys = ARRAY (SELECT DISTINCT key FROM unnest(keys || $5::text[]) key ORDER BY key),
-               first_at = least(first_at, $7), last_at = greatest(last_at, $8)
+               first_at = least(first_at, $7), last_at = greatest(last_at, $8),
+               partners = (SELECT coalesce(jsonb_object_agg(key, n), '{}')
+                           FROM (SELECT key, sum(value::bigint) AS n
+                                 FROM (SELECT key, value FROM jsonb_each_text(partners)
+                                       UNION ALL SELECT key, value FROM jsonb_each_text($9::text::jsonb)) pair
+                                 GROUP BY key) AS summed)
            WHERE archive = $1
            RETURNING keys, first_at, last_at"#,
         archive.archive,
@@ -402,6 +407,7 @@ pub async fn delete(
         &left,
         deleted.first_at,
         deleted.last_at,
+        deleted.partners.as_deref().unwrap_or("{}"),
     );
     let recorded = recorded.fetch_one(transaction).await?;
     archive.moved_to = moved_to;

@@ -341,7 +341,7 @@ pub async fn forget(connection: &mut PgConnection, limit: u32) -> Result<u64> {
                    SELECT d.delivery_id FROM deliveries d
                    WHERE d.partner_id = p.partner_id AND d.kind <> 'topup.ready'
                      AND d.created_at < now() - make_interval(days => (
-                         SELECT days FROM retention WHERE class = 'attempts'))
+                         SELECT days FROM walks WHERE name = 'attempts'))
                    ORDER BY d.created_at LIMIT $1
                ) e
                LIMIT $1

@@ -214,9 +214,7 @@ pub async fn source_addresses(connection: &mut PgConnection, addresses: &[String
     }
     let query = sqlx::query_scalar!(
         r#"WITH changed AS (
-               INSERT INTO source_addresses AS s (addresses) VALUES ($1)
-               ON CONFLICT (singleton) DO UPDATE SET addresses = excluded.addresses, told_at = now()
-               WHERE s.addresses <> excluded.addresses
+               UPDATE system SET addresses = $1, told_at = now() WHERE addresses <> $1
                RETURNING addresses
            ), created AS (
                INSERT INTO deliveries (delivery_id, partner_id, kind, endpoint_id, notice)

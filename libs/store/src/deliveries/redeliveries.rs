@@ -532,7 +532,7 @@ pub async fn forget(connection: &mut PgConnection, limit: u32) -> Result<u64> {
                  SELECT r.redelivery_id FROM redeliveries r
                  WHERE r.partner_id = p.partner_id AND r.ended_at IS NOT NULL
                    AND r.created_at < now() - make_interval(days => (
-                       SELECT days FROM retention WHERE class = 'attempts'))
+                       SELECT days FROM walks WHERE name = 'attempts'))
                  ORDER BY r.created_at LIMIT $1
              ) old
              LIMIT $1))",

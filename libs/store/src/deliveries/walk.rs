@@ -333,7 +333,7 @@ impl Walk<'_> {
                    UNION ALL
                    (SELECT delivery_id, created_at FROM deliveries f
                     WHERE partner_id = $1 AND state = 'pending'
-                      AND created_at > (SELECT up_to FROM sweeps WHERE stage = 'deliveries')
+                      AND created_at > (SELECT up_to FROM walks WHERE name = 'deliveries')
                       AND created_at >= coalesce($2, '-infinity'::timestamptz)
                       AND (created_at > coalesce($2, '-infinity'::timestamptz) OR delivery_id > $3)
                       AND (SELECT true FROM work w WHERE w.id = f.delivery_id) IS NULL

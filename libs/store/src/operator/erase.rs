@@ -233,7 +233,7 @@ pub async fn partner_orders(
 ) -> Result<i64, NotErased> {
     let query = sqlx::query!(
         r#"SELECT disabled_at IS NOT NULL AS "disabled!",
-                  coalesce(disabled_at + make_interval(secs => $2) < (SELECT min(up_to) FROM sweeps), false) AS "swept!"
+                  coalesce(disabled_at + make_interval(secs => $2) < (SELECT min(up_to) FROM walks WHERE name IN ('placements', 'deliveries')), false) AS "swept!"
            FROM partners WHERE partner_id = $1"#,
         partner_id.uuid(),
         LAST_ORDERS,

@@ -16,7 +16,12 @@ pub struct Term {
 
 /// The terms of all classes.
 pub async fn list(connection: &mut PgConnection) -> Result<Vec<Term>> {
-    let terms = sqlx::query_as!(Term, "SELECT class, days FROM retention ORDER BY class");
+    let classes = Class::ALL.map(Class::as_str);
+    let terms = sqlx::query_as!(
+        Term,
+        "SELECT name AS class, days FROM walks WHERE name = ANY ($1::text[]) ORDER BY name",
+        &classes as &[&str],
+    );
     Ok(terms.fetch_all(connection).await?)
 }
 
@@ -30,8 +35,8 @@ pub async fn set(
 ) -> Result<()> {
     let mut transaction = connection.begin().await?;
     let statement = sqlx::query!(
-        "UPDATE retention SET days = $2, after = '', up_to = '-infinity', began_at = now()
-         WHERE class = $1 AND days IS DISTINCT FROM $2",
+        "UPDATE walks SET days = $2, after = '', up_to = '-infinity', began_at = now()
+         WHERE name = $1 AND days IS DISTINCT FROM $2",
         class.as_str(),
         days,
     );

@@ -29,7 +29,7 @@
 //! - [`console`]: what the console needs below its pages. [`operations`]: webhooks of many partners.
 //! - [`configuration`]: operators' changes, as services see them.
 //! - [`schema`], [`migrations`]: migrations beside live traffic and older programs. [`snapshot`]:
-//!   the committed `schema.sql` is current. [`pooler`]: poolers are refused.
+//!   the committed `schema.sql` is current. [`upgrade`]: rows that a migration moves. [`pooler`]: poolers are refused.
 
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
@@ -77,3 +77,4 @@ mod signing_in;
 mod snapshot;
 mod story;
 mod sweep;
+mod upgrade;

@@ -170,6 +170,8 @@ fn wrong_statement(
         "create or replace function ",
         "create trigger ",
         "create view ",
+        // The table is new, or is read by nobody else while it is renamed.
+        "create policy ",
         // PostgreSQL only lets it add columns at the end, which older programs do not read.
         "create or replace view ",
         "insert into ",

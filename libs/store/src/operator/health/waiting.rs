@@ -192,7 +192,7 @@ async fn young(connection: &mut PgConnection) -> Result<Vec<(String, u64, Durati
     let query = sqlx::query!(
         r#"SELECT provider, count(*) AS "count!", extract(epoch FROM now() - min(created_at))::float8 AS "oldest!"
            FROM (SELECT placement_id, provider, state, created_at FROM placements
-                 WHERE created_at > (SELECT up_to FROM sweeps WHERE stage = 'placements')
+                 WHERE created_at > (SELECT up_to FROM walks WHERE name = 'placements')
                  ORDER BY created_at LIMIT 2000) p
            WHERE state IN ('accepted', 'placing') AND (SELECT w.at FROM work w WHERE w.id = p.placement_id) IS NULL
            GROUP BY provider"#

@@ -90,7 +90,7 @@ pub async fn young(connection: &mut PgConnection) -> Result<Vec<Queue>> {
            FROM (SELECT d.endpoint_id, d.partner_id, count(*) AS count, min(d.created_at) AS oldest
                  FROM (SELECT delivery_id, coalesce(endpoint_id, partner_id) AS endpoint_id, partner_id, state, created_at
                        FROM deliveries
-                       WHERE created_at > (SELECT up_to FROM sweeps WHERE stage = 'deliveries')
+                       WHERE created_at > (SELECT up_to FROM walks WHERE name = 'deliveries')
                        ORDER BY created_at LIMIT 2000) d
                  WHERE d.state = 'pending' AND (SELECT w.at FROM work w WHERE w.id = d.delivery_id) IS NULL
                  GROUP BY 1, 2) young"#

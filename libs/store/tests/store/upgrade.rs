@@ -1,0 +1,157 @@
+//! Migrations that move rows into other tables: nothing is lost, and programs of the version before
+//! find their rows under the old names and change them there, each with the rights of its role.
+
+use sqlx::migrate::Migrator;
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use store::schema::{self, Patience};
+
+use crate::bench::{Bench, execute};
+
+/// A database with the schema before the migration with this name.
+async fn before(name: &str) -> Bench {
+    let bench = Bench::empty().await;
+    let all = schema::migrations();
+    let moved = all.iter().find(|one| one.description == name).unwrap();
+    let older = all
+        .iter()
+        .filter(|one| one.version < moved.version)
+        .cloned()
+        .collect();
+    let older = Migrator::with_migrations(older);
+    let mut connection = bench.connection().await;
+    schema::apply(&mut connection, &older, Patience::default(), |_| {})
+        .await
+        .unwrap();
+    bench
+}
+
+/// Applies the other migrations, too.
+async fn upgrade(bench: &Bench) {
+    schema::migrate(&mut *bench.connection().await)
+        .await
+        .unwrap();
+}
+
+/// What a query shows, as one text.
+async fn shown(connection: &mut PgConnection, query: &str) -> String {
+    let query =
+        format!("SELECT coalesce(string_agg(x::text, ' ' ORDER BY x), '') FROM ({query}) x");
+    sqlx::query_scalar(AssertSqlSafe(query))
+        .fetch_one(connection)
+        .await
+        .unwrap()
+}
+
+async fn role(bench: &Bench, stage: &str) -> PgConnection {
+    PgConnection::connect(&bench.database.url_of(stage).unwrap())
+        .await
+        .unwrap()
+}
+
+/// Old names of tables and what the version before reads there.
+const SMALL: [&str; 5] = [
+    "SELECT singleton, version FROM configuration_version",
+    "SELECT singleton, addresses, told_at FROM source_addresses",
+    "SELECT stage, up_to, fence_at, fence_xid FROM sweeps",
+    "SELECT class, days, after, up_to, began_at FROM retention",
+    "SELECT archive, partner_id, orders FROM archive_partners",
+];
+
+#[tokio::test]
+async fn the_rows_of_small_tables_are_carried_over_and_served_under_their_old_names() {
+    let bench = before("small tables").await;
+    let rows = "INSERT INTO options (option_id, name, provider, provider_option_id, environment)
+         SELECT gen_random_uuid(), 'an option', 'sandbox', n, 'sandbox' FROM generate_series(1, 7) n;
+         INSERT INTO source_addresses (addresses, told_at) VALUES ('{192.0.2.1}', '2026-01-01');
+         UPDATE sweeps SET up_to = '2026-02-01', fence_at = '2026-02-02', fence_xid = '77' WHERE stage = 'placements';
+         UPDATE sweeps SET up_to = '2026-02-03' WHERE stage = 'deliveries';
+         UPDATE retention SET days = 17, after = 'topup 3', up_to = '2026-03-01', began_at = '2025-01-01' WHERE class = 'profiles';
+         INSERT INTO archives (archive, folder, ordered_before, reserved_to, moved_to, orders)
+         SELECT n, 'folder', now(), gen_random_uuid(), gen_random_uuid(), 5 FROM generate_series(1, 3) n;
+         INSERT INTO archive_partners (archive, partner_id, orders)
+         SELECT n, md5(partner)::uuid, n + 1 FROM generate_series(1, 2) n, unnest('{one,other}'::text[]) partner";
+    bench.sql(rows).await;
+    let mut owner = bench.connection().await;
+    let mut stored = Vec::new();
+    for query in SMALL {
+        stored.push(shown(&mut owner, query).await);
+    }
+    assert!(stored.iter().all(|rows| !rows.is_empty()), "{stored:?}");
+    upgrade(&bench).await;
+    for (query, before) in SMALL.into_iter().zip(stored) {
+        assert_eq!(shown(&mut owner, query).await, before, "{query}");
+    }
+    let archives = "SELECT archive, orders FROM archives";
+    assert_eq!(shown(&mut owner, archives).await, "(1,5) (2,5) (3,5)");
+
+    // What the version before does with its rows.
+    let mut notifier = role(&bench, "notifier").await;
+    let told = "WITH changed AS (
+                    INSERT INTO source_addresses AS s (addresses) VALUES ($1::text[])
+                    ON CONFLICT (singleton) DO UPDATE SET addresses = excluded.addresses, told_at = now()
+                    WHERE s.addresses <> excluded.addresses RETURNING 1)
+                SELECT count(*) FROM changed";
+    for (addresses, changed) in [("{192.0.2.1}", 0), ("{192.0.2.2}", 1), ("{192.0.2.2}", 0)] {
+        let told = sqlx::query_scalar::<_, i64>(told).bind(addresses);
+        assert_eq!(told.fetch_one(&mut notifier).await.unwrap(), changed);
+    }
+    let walked =
+        "UPDATE retention SET after = 'topup 4', up_to = '2026-03-02' WHERE class = 'profiles';
+                  UPDATE sweeps SET up_to = '2026-04-01' WHERE stage = 'deliveries'";
+    execute(&mut notifier, walked).await;
+    let mut provisioner = role(&bench, "provisioner").await;
+    let mut sweep = provisioner.begin().await.unwrap();
+    let taken =
+        "SELECT up_to FROM sweeps WHERE stage = 'placements' FOR UPDATE OF sweeps SKIP LOCKED";
+    assert_eq!(
+        sqlx::query(taken)
+            .fetch_all(&mut *sweep)
+            .await
+            .unwrap()
+            .len(),
+        1
+    );
+    let moved = "UPDATE sweeps SET up_to = '2026-04-02', fence_xid = pg_snapshot_xmax(pg_current_snapshot())
+                 WHERE stage = 'placements'";
+    execute(&mut sweep, moved).await;
+    sweep.commit().await.unwrap();
+    let walks = "SELECT name, up_to AT TIME ZONE 'UTC', after FROM walks WHERE name IN ('placements', 'deliveries', 'profiles')";
+    assert_eq!(
+        shown(&mut owner, walks).await,
+        r#"(deliveries,"2026-04-01 00:00:00","") (placements,"2026-04-02 00:00:00","") (profiles,"2026-03-02 00:00:00","topup 4")"#
+    );
+    // The version of the configuration goes on where it was, whoever changes it.
+    let next = "UPDATE configuration_version SET version = version + 1 RETURNING version";
+    let mut ingress = role(&bench, "ingress").await;
+    let version: i64 = sqlx::query_scalar(next)
+        .fetch_one(&mut ingress)
+        .await
+        .unwrap();
+    assert_eq!(version, 8);
+    bench.sql("UPDATE options SET name = 'newer'").await;
+    let newest =
+        "SELECT max(version) = 15 AND max(version) = (SELECT version FROM system) FROM options";
+    assert_eq!(shown(&mut owner, newest).await, "(t)");
+}
+
+/// The provisioner can neither hide deliveries from their sweep nor end the erasing of data.
+#[tokio::test]
+async fn a_stage_moves_its_own_walks_only() {
+    let bench = Bench::new().await;
+    for (stage, own) in [
+        ("provisioner", "(placements)"),
+        (
+            "notifier",
+            "(archived) (attempts) (audit) (deliveries) (orders) (profiles) (refusals)",
+        ),
+    ] {
+        let mut connection = role(&bench, stage).await;
+        let moved = "UPDATE walks SET up_to = now() RETURNING name";
+        let mut names: Vec<String> = sqlx::query_scalar(moved)
+            .fetch_all(&mut connection)
+            .await
+            .unwrap();
+        names.sort_unstable();
+        assert_eq!(format!("({})", names.join(") (")), own, "{stage}");
+    }
+}
