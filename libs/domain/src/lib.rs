@@ -6,6 +6,7 @@
 //! random numbers are passed in as values, so that each rule can be tested by property tests and
 //! explored by the model checker in `tests/model`.
 
+pub mod command;
 pub mod cut;
 pub mod distinct;
 pub mod endpoint;
@@ -19,9 +20,11 @@ pub mod reason;
 pub mod rotation;
 pub mod standing;
 pub mod states;
+pub mod stored;
 pub mod topup_id;
 pub mod webhook_id;
 
+pub use command::Command;
 pub use give_back::GiveBackState;
 pub use ids::{
     DeliveryId, EndpointId, OptionId, OrderId, PartnerId, PlacementId, option_of, sandbox_option,
@@ -30,5 +33,6 @@ pub use lane::lane;
 pub use lpa::{ActivationCode, Iccid, InvalidProfile};
 pub use reason::{Reason, Why};
 pub use states::{Environment, PlacementState};
+pub use stored::{MaybeStored, Stored};
 pub use topup_id::{TopupId, TopupIds};
 pub use webhook_id::WebhookId;

@@ -34,6 +34,16 @@ pub enum DeliveryState {
     Cancelled,
 }
 
+impl DeliveryState {
+    /// Whether a person can have it sent again.
+    pub fn may_be_sent_again(self) -> bool {
+        match self {
+            Self::Pending | Self::Delivered | Self::Exhausted => true,
+            Self::NoEndpoint | Self::Cancelled => false,
+        }
+    }
+}
+
 /// Whether webhooks are sent to an endpoint now.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, EnumString, IntoStaticStr, strum::VariantArray,
@@ -47,6 +57,8 @@ pub enum EndpointState {
     /// By an operator.
     Paused,
     PausedByPartner,
+    /// A channel for notices that gets nothing but its code yet.
+    Unverified,
 }
 
 /// The webhook of a ready unit.
@@ -105,6 +117,8 @@ pub enum Standing {
     GiveBackOnHold,
     Returned,
     Failed,
+    /// A row of it holds a code that only a newer version knows.
+    Unreadable,
 }
 
 /// What holds a webhook up at its endpoint.
@@ -152,7 +166,7 @@ fn parked(code: Code) -> Standing {
 
 fn hold(endpoint: EndpointState) -> Option<Hold> {
     match endpoint {
-        EndpointState::Open | EndpointState::NoUrl => None,
+        EndpointState::Open | EndpointState::NoUrl | EndpointState::Unverified => None,
         EndpointState::Blocked | EndpointState::Probing => Some(Hold::Blocked),
         EndpointState::Paused => Some(Hold::Paused),
         EndpointState::PausedByPartner => Some(Hold::PausedByPartner),
@@ -195,7 +209,10 @@ pub fn standing(unit: &Unit) -> Standing {
 impl Standing {
     /// Whether the purchase of the unit is certain, as far as the partner is told.
     pub fn is_bought(self) -> bool {
-        !matches!(self, Self::Waiting | Self::OnHold | Self::Failed)
+        !matches!(
+            self,
+            Self::Waiting | Self::OnHold | Self::Failed | Self::Unreadable
+        )
     }
 
     /// Who must act before it goes on.
@@ -221,7 +238,8 @@ impl Standing {
             | Self::Undeliverable
             | Self::Vanished
             | Self::OnHold
-            | Self::GiveBackOnHold => Actor::Operator,
+            | Self::GiveBackOnHold
+            | Self::Unreadable => Actor::Operator,
         }
     }
 
@@ -247,6 +265,7 @@ impl Standing {
             Self::GiveBackOnHold => "give-back on hold",
             Self::Returned => "given back",
             Self::Failed => "failed",
+            Self::Unreadable => "of a newer version",
         }
     }
 }

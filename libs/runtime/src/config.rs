@@ -79,7 +79,7 @@ pub enum LogFormat {
 
 /// The longest duration that a setting accepts. It is short enough that the sum of a few durations
 /// and the current time never overflows.
-const LONGEST: Duration = Duration::from_hours(365 * 24);
+pub const LONGEST: Duration = Duration::from_hours(365 * 24);
 
 /// The error of [`duration`] for a duration that is longer than it accepts.
 pub const TOO_LONG: &str = "it may be at most 365 days";
@@ -96,19 +96,24 @@ pub fn positive_duration(text: &str) -> Result<Duration, String> {
 
 /// Parses a duration such as `2s`, `500ms` or `1m 30s`. A `0` needs no unit.
 pub fn duration(text: &str) -> Result<Duration, String> {
+    let duration = any_duration(text)?;
+    if duration > LONGEST {
+        Err(TOO_LONG.into())
+    } else {
+        Ok(duration)
+    }
+}
+
+/// Parses a duration like [`duration`], however long it is.
+pub fn any_duration(text: &str) -> Result<Duration, String> {
     if text.trim() == "0" {
         return Ok(Duration::ZERO);
     }
     if text.trim().starts_with('-') {
         return Err("it is negative; write it like `2s` or `500ms`".into());
     }
-    let duration = humantime::parse_duration(text)
-        .map_err(|error| format!("{error}; write it like `2s` or `500ms`"))?;
-    if duration > LONGEST {
-        Err(TOO_LONG.into())
-    } else {
-        Ok(duration)
-    }
+    humantime::parse_duration(text)
+        .map_err(|error| format!("{error}; write it like `2s` or `500ms`"))
 }
 
 /// A setting turned out to be invalid after clap had accepted it, for example together with another

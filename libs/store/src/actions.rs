@@ -1,6 +1,7 @@
 //! The record of what operators have changed, and why. Changes that partners make themselves are
 //! recorded here, too, with `partner` as the operator.
 
+use domain::{Command, Stored, command::Counts};
 use serde_json::Value;
 use sqlx::{PgConnection, Postgres, Transaction};
 use time::OffsetDateTime;
@@ -66,9 +67,7 @@ impl<'a> Actor<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Action<'a> {
     pub actor: Actor<'a>,
-    /// The command of `esimctl` with its subcommand and flags, such as `placement resolve --retry`.
-    /// The console records its actions under the same names.
-    pub command: &'a str,
+    pub command: Command,
     /// What the command named, such as `placement 0199…`.
     pub target: &'a str,
     pub reason: &'a str,
@@ -167,7 +166,7 @@ async fn record_with(
                  $9::text::jsonb, $10::text::jsonb)",
         Uuid::now_v7(),
         action.actor.name,
-        action.command,
+        action.command.as_str(),
         action.target,
         affected,
         action.reason,
@@ -188,7 +187,7 @@ pub struct Recorded {
     /// The operator's name as given to `esimctl`, or `partner`.
     pub operator: String,
     pub database_role: String,
-    pub command: String,
+    pub command: Stored<Command>,
     pub target: String,
     /// The number of changed rows.
     pub affected: i64,
@@ -212,30 +211,12 @@ impl Recorded {
 /// Whether an action found nothing to change, for example a webhook that was sent meanwhile. What is
 /// recorded with its state `after` was changed, even if no further row was, as when an endpoint is
 /// resumed for which no webhook waits. Showing something changes nothing on purpose.
-pub(super) fn changed_nothing(command: &str, affected: i64, has_after: bool) -> bool {
-    affected == 0 && !has_after && Read::of(command) != Some(Read::ShowCode)
-}
-
-/// The recorded commands by which a program decides later.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::EnumString, strum::IntoStaticStr)]
-pub enum Read {
-    /// An operator has seen an activation code.
-    #[strum(serialize = "topup show-code")]
-    ShowCode,
-    /// An operator has found out that a purchase was not made.
-    #[strum(serialize = "placement resolve --not-bought")]
-    NotBought,
-}
-
-impl Read {
-    pub(crate) fn of(command: &str) -> Option<Self> {
-        command.parse().ok()
-    }
-
-    /// The name under which the command is recorded.
-    pub fn as_str(self) -> &'static str {
-        self.into()
-    }
+pub(super) fn changed_nothing(command: &Stored<Command>, affected: i64, has_after: bool) -> bool {
+    let changes = match command.known().map(Command::counts) {
+        Some(Counts::Webhooks | Counts::Rows) | None => true,
+        Some(Counts::Nothing) => false,
+    };
+    changes && affected == 0 && !has_after
 }
 
 /// Which recorded actions to list; `None` matches all.
@@ -275,9 +256,13 @@ mod tests {
 
     #[test]
     fn only_what_left_everything_as_it_was_is_marked() {
-        assert!(changed_nothing("delivery replay", 0, false));
-        assert!(!changed_nothing("delivery replay", 2, false));
-        assert!(!changed_nothing("endpoint resume", 0, true));
-        assert!(!changed_nothing("topup show-code", 0, false));
+        let nothing = |command: &str, affected, has_after| {
+            changed_nothing(&command.to_owned().into(), affected, has_after)
+        };
+        assert!(nothing("delivery replay", 0, false));
+        assert!(!nothing("delivery replay", 2, false));
+        assert!(!nothing("endpoint resume", 0, true));
+        assert!(!nothing("topup show-code", 0, false));
+        assert!(nothing("a command of another version", 0, false));
     }
 }

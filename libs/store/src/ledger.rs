@@ -10,7 +10,7 @@
 //! A placement that is being bought meanwhile is `placing` by then, because the attempt is recorded
 //! before the provider is called, so it is never taken for an orphan.
 
-use domain::product::Price;
+use domain::{MaybeStored, PlacementState, product::Price};
 use serde::Serialize;
 use sqlx::{Connection, FromRow, PgConnection, Row, postgres::PgCopyIn};
 use time::OffsetDateTime;
@@ -155,7 +155,8 @@ pub struct Finding {
     /// The partner's id of the order, if it is stored.
     pub external_order_id: Option<String>,
     /// The state of the placement, if it is stored.
-    pub state: Option<String>,
+    #[sqlx(try_from = "Option<String>")]
+    pub state: MaybeStored<PlacementState>,
     /// The number of units of the placement, if it is stored.
     pub units_here: Option<i64>,
 }
@@ -322,7 +323,7 @@ pub async fn record_orphans(
     let mut transaction = connection.begin().await?;
     let recorded = sqlx::query(
         "INSERT INTO operator_actions (action_id, operator, command, target, affected, reason)
-         SELECT gen_random_uuid(), $1, 'recover --ledger (orphan)',
+         SELECT gen_random_uuid(), $1, $4,
                 'purchase ' || order_id || ' at ' || $2 || coalesce(', bought ' || at, '')
                     || coalesce(', partner ' || partner, ', partner unknown'), 0, $3
          FROM findings WHERE kind = 'orphan' ORDER BY line",
@@ -330,11 +331,12 @@ pub async fn record_orphans(
     .bind(action.actor.name)
     .bind(provider)
     .bind(action.reason)
+    .bind(domain::Command::RecoverOrphan.as_str())
     .execute(&mut *transaction)
     .await?;
     let orphans = i64::try_from(recorded.rows_affected()).unwrap_or(i64::MAX);
     let summary = Action {
-        command: "recover --ledger",
+        command: domain::Command::RecoverLedger,
         ..action
     };
     actions::record(&mut transaction, summary, orphans).await?;

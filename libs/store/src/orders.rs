@@ -469,7 +469,7 @@ pub async fn cancel(
     finish_refusal(&mut transaction, order_id, &closed, true).await?;
     let action = Action {
         actor: Actor::PARTNER,
-        command: "order cancel",
+        command: domain::Command::OrderCancel,
         target: &format!("order {order_id}"),
         reason: actions::REASON,
     };

@@ -94,7 +94,7 @@ impl<R> Act<R> {
     /// The record of this action, under the name of the command of `esimctl` that does the same.
     pub(crate) fn action<'a>(
         &'a self,
-        command: &'a str,
+        command: domain::Command,
         target: &'a str,
         reason: &'a str,
     ) -> Action<'a> {

@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use clap::Args;
+use domain::standing::EndpointState;
 use serde_json::{Value, json};
 use store::{
     deliveries::endpoints::Endpoint,
@@ -280,9 +281,11 @@ fn row(shown: &Shown<'_>) -> Row<6> {
     };
     // An endpoint that is blocked or paused explains why its webhooks wait.
     let of = shown.endpoint.map(|one| {
-        let state = one.state.replace('_', " ");
-        let state = Some(state).filter(|state| state != "open");
-        let state = state.map_or_else(String::new, |state| format!(" ({state})"));
+        let state = if one.state == EndpointState::Open {
+            String::new()
+        } else {
+            format!(" ({})", one.state.as_str().replace('_', " "))
+        };
         format!("{} at {}{state}", one.name, one.host())
     });
     let drain = match shown.drain {

@@ -178,7 +178,7 @@ pub async fn begin(
     let target = format!("redelivery {} of partner {partner_id}", begun.redelivery_id);
     record(
         &mut transaction,
-        "webhooks redeliver",
+        domain::Command::WebhooksRedeliver,
         &target,
         matching.unwrap_or_default(),
     )
@@ -220,7 +220,7 @@ pub(crate) async fn insert(
 /// Records what the partner has done, in the transaction of the change.
 async fn record(
     connection: &mut PgConnection,
-    command: &'static str,
+    command: domain::Command,
     target: &str,
     affected: i64,
 ) -> Result<()> {
@@ -375,7 +375,13 @@ pub async fn cancel(
     let cancelled = statement.execute(&mut *transaction).await?.rows_affected();
     if cancelled > 0 {
         let target = format!("redelivery {id} of partner {partner_id}");
-        record(&mut transaction, "webhooks redeliver cancel", &target, 1).await?;
+        record(
+            &mut transaction,
+            domain::Command::WebhooksRedeliverCancel,
+            &target,
+            1,
+        )
+        .await?;
     }
     let found = find(&mut transaction, partner_id, id).await?;
     transaction.commit().await?;

@@ -1,6 +1,6 @@
 //! A delivery of any kind with its last attempt, as lists show it to operators and to its partner.
 
-use domain::{DeliveryId, EndpointId, PartnerId, WebhookId};
+use domain::{DeliveryId, EndpointId, PartnerId, Stored, WebhookId, standing::DeliveryState};
 use sqlx::PgConnection;
 use time::{OffsetDateTime, serde::rfc3339};
 use uuid::Uuid;
@@ -23,8 +23,7 @@ pub struct View {
     pub topup_id: Option<String>,
     pub order_id: Option<Uuid>,
     pub external_order_id: Option<String>,
-    /// `pending`, `delivered`, `exhausted` or `no_endpoint`.
-    pub state: String,
+    pub state: Stored<DeliveryState>,
     /// The number of ended attempts.
     pub attempts: i32,
     /// When the last attempt began.
@@ -108,7 +107,7 @@ pub(crate) async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<
             topup_id: row.topup_id,
             order_id: row.order_id,
             external_order_id: row.external_order_id,
-            state: row.state,
+            state: row.state.into(),
             attempts: row.attempt,
             attempted_at: row.attempted_at,
             duration_ms: row.duration_ms,

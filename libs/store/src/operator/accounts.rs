@@ -354,7 +354,7 @@ pub async fn set_up(
     let name = name.ok_or(NotSet::Invalid)?;
     let action = Action {
         actor: Actor::console(&name, source),
-        command: "operator set-up",
+        command: domain::Command::OperatorSetUp,
         target: &format!("operator {name}"),
         reason: "a password was set by the one-time link",
     };

@@ -9,7 +9,7 @@
 //! [walk](crate::deliveries::walk). The history of all partners is read by the time of readiness,
 //! in bounded looks, and filtered here.
 
-use domain::{DeliveryId, PartnerId, WebhookId};
+use domain::{DeliveryId, PartnerId, Stored, WebhookId, standing::DeliveryState};
 use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -228,8 +228,7 @@ pub async fn attempts(
 /// What decides whether a delivery can be sent again.
 #[derive(Clone, Debug)]
 pub struct Resendable {
-    /// `pending`, `delivered`, `exhausted` or `no_endpoint`.
-    pub state: String,
+    pub state: Stored<DeliveryState>,
     /// Whether the endpoint has a URL now.
     pub(crate) has_url: bool,
     /// It makes no sense to send it again: the profile of the topup was erased, the endpoint was

@@ -1,8 +1,10 @@
 //! Pauses and resumes endpoints, as operators do, and records it. The rules are those of
 //! [`crate::deliveries::endpoints`].
 
+use domain::{Command, Stored, standing::EndpointState};
 use serde_json::json;
 use sqlx::{Connection, PgConnection};
+use strum::VariantArray;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 use super::actions::{self, Action, Changed};
@@ -17,7 +19,10 @@ pub enum NotChanged {
     #[error("there is no such endpoint")]
     Unknown,
     #[error("the endpoint was {seen} when the page was shown, has changed since, and is {now} now")]
-    Changed { seen: String, now: String },
+    Changed {
+        seen: Stored<EndpointState>,
+        now: Stored<EndpointState>,
+    },
     #[error(transparent)]
     Store(#[from] Error),
 }
@@ -40,7 +45,7 @@ async fn before(
     connection: &mut PgConnection,
     endpoint: EndpointKey,
     seen: Option<&str>,
-) -> Result<String, NotChanged> {
+) -> Result<Stored<EndpointState>, NotChanged> {
     let statement = sqlx::query!(
         "INSERT INTO endpoints (partner_id) VALUES ($1) ON CONFLICT DO NOTHING",
         endpoint.id.uuid(),
@@ -57,14 +62,14 @@ async fn before(
         return Ok(now);
     };
     let (state, at) = seen.split_once(' ').unwrap_or((seen, ""));
+    let seen = Stored::<EndpointState>::from(state.to_owned());
     let as_seen = match OffsetDateTime::parse(at, &Rfc3339) {
-        Ok(at) if state == now => !was_changed(connection, endpoint, at).await?,
+        Ok(at) if seen == now => !was_changed(connection, endpoint, at).await?,
         _ => false,
     };
     if as_seen {
         Ok(now)
     } else {
-        let seen = state.to_owned();
         Err(NotChanged::Changed { seen, now })
     }
 }
@@ -76,19 +81,26 @@ async fn was_changed(
     endpoint: EndpointKey,
     since: OffsetDateTime,
 ) -> Result<bool> {
+    let changing = Command::VARIANTS.iter().copied();
+    let changing = changing.filter(|command| command.is_of_endpoint());
+    let changing: Vec<&str> = changing.map(Command::as_str).collect();
     // The index on the time bounds the cost: a page is rarely older than a session.
     let query = sqlx::query_scalar!(
         r#"SELECT EXISTS (
                SELECT FROM operator_actions
-               WHERE at >= $1 AND command LIKE 'endpoint %' AND split_part(target, ' ', 2) = ANY ($2)) AS "changed!""#,
+               WHERE at >= $1 AND command = ANY ($3) AND split_part(target, ' ', 2) = ANY ($2)) AS "changed!""#,
         since,
         &[endpoint.id.to_string(), endpoint.partner_id.to_string()],
+        &changing as &[&str],
     );
     Ok(query.fetch_one(connection).await?)
 }
 
 /// The state of an endpoint, as [`endpoints::list`] names it.
-async fn state(connection: &mut PgConnection, endpoint: EndpointKey) -> Result<Option<String>> {
+async fn state(
+    connection: &mut PgConnection,
+    endpoint: EndpointKey,
+) -> Result<Option<Stored<EndpointState>>> {
     let all = endpoints::list(connection, Some(endpoint.partner_id)).await?;
     let one = all
         .into_iter()

@@ -10,7 +10,7 @@
 //! ends that.
 
 use domain::{
-    DeliveryId, Iccid, OrderId, PlacementId, PlacementState, TopupId,
+    DeliveryId, Iccid, OrderId, PlacementId, PlacementState, Stored, TopupId,
     placement::{Event, Placement, Resolution},
 };
 use serde::Serialize;
@@ -72,7 +72,7 @@ struct Row {
     order_id: Uuid,
     partner_id: Uuid,
     provider: String,
-    state: String,
+    state: Stored<PlacementState>,
     attempt: i32,
     is_bought: bool,
     is_refused: bool,
@@ -128,7 +128,7 @@ pub async fn enter(
     store_profile(&mut transaction, vault, entered, &row, unit).await?;
     let pending = pending(&mut transaction, row.placement_id).await?;
     let before = Placement {
-        state: row.state.parse().map_err(Error::from)?,
+        state: row.state.readable().map_err(Error::from)?,
         attempt: unsigned(row.attempt),
         ..Placement::NEW
     };

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use domain::{
-    Why,
-    standing::{self, EndpointState, Standing, Webhook},
+    GiveBackState, MaybeStored, PlacementState, Stored, Why,
+    standing::{self, DeliveryState, EndpointState, Standing, UnitState, Webhook},
 };
 use sqlx::PgConnection;
 use time::OffsetDateTime;
@@ -26,7 +26,7 @@ pub struct OrderView {
     pub cancelled: bool,
     /// Whether webhooks to the partner's first endpoint are sent now: `open`, `blocked`, `probing`,
     /// `paused`, `paused_by_partner` or `no_url`.
-    pub endpoint: String,
+    pub endpoint: Stored<EndpointState>,
     /// When a blocked endpoint is tested next.
     #[serde(with = "time::serde::rfc3339::option")]
     pub endpoint_until: Option<OffsetDateTime>,
@@ -48,8 +48,7 @@ pub struct PlacementView {
     /// The id of the placement, which is the order id that the provider sees.
     pub placement_id: Uuid,
     pub provider: String,
-    /// `accepted`, `placing`, `placed`, `refused`, `failed` or `parked`.
-    pub state: String,
+    pub state: Stored<PlacementState>,
     /// The number of the last recorded attempt.
     pub attempt: i32,
     /// Why the placement left the normal path.
@@ -101,8 +100,7 @@ pub struct TopupView {
     pub provider_option_id: String,
     /// The placement that holds the unit.
     pub placement_id: Uuid,
-    /// `pending`, `ready`, `returned`, `failed` or `parked`.
-    pub state: String,
+    pub state: Stored<UnitState>,
     /// Why the unit failed or its placement is parked; nothing once it has its profile.
     pub reason: Why,
     pub iccid: Option<String>,
@@ -111,9 +109,8 @@ pub struct TopupView {
     pub ready_at: Option<OffsetDateTime>,
     #[serde(with = "time::serde::rfc3339::option")]
     pub erased_at: Option<OffsetDateTime>,
-    /// The state of its delivery: `pending`, `delivered`, `exhausted` or `no_endpoint`. `None`
-    /// before the unit is ready.
-    pub delivery: Option<String>,
+    /// The state of its delivery; none before the unit is ready.
+    pub delivery: MaybeStored<DeliveryState>,
     /// The number of attempts of its delivery that have ended.
     pub delivery_attempts: Option<i32>,
     pub delivery_status: Option<i32>,
@@ -123,9 +120,8 @@ pub struct TopupView {
     pub delivered_at: Option<OffsetDateTime>,
     #[serde(with = "time::serde::rfc3339::option")]
     pub delivery_due_at: Option<OffsetDateTime>,
-    /// The state of its give-back: `asked`, `sending`, `returned`, `refused` or `parked`. `None` if
-    /// its partner has not asked for it.
-    pub give_back: Option<String>,
+    /// The state of its give-back; none if its partner has not asked for it.
+    pub give_back: MaybeStored<GiveBackState>,
     /// Its last attempt.
     pub give_back_attempt: Option<i32>,
     /// Why it was refused or parked: a code, and what the provider said.
@@ -142,16 +138,16 @@ pub struct TopupView {
 }
 
 impl OrderView {
-    /// Whether webhooks to the first endpoint are sent now.
-    pub fn endpoint_state(&self) -> EndpointState {
-        // Another name is one of a newer version, and is told as that of an endpoint without a hold.
-        self.endpoint.parse().unwrap_or(EndpointState::Open)
-    }
-
     /// How one of its units stands, as everybody is told.
     pub fn standing(&self, unit: &TopupView) -> Standing {
-        let webhook = unit.delivery.as_deref().map(|state| Webhook {
-            state: state.parse().unwrap_or(standing::DeliveryState::Pending),
+        let (Some(state), Some(endpoint)) = (unit.state.known(), self.endpoint.known()) else {
+            return Standing::Unreadable;
+        };
+        if unit.delivery.is_unknown() || unit.give_back.is_unknown() {
+            return Standing::Unreadable;
+        }
+        let webhook = unit.delivery.known().map(|state| Webhook {
+            state,
             attempts: unit
                 .delivery_attempts
                 .and_then(|attempts| attempts.try_into().ok())
@@ -160,14 +156,11 @@ impl OrderView {
             was_delivered: unit.delivered_before,
         });
         standing::standing(&standing::Unit {
-            state: unit.state.parse().unwrap_or(standing::UnitState::Pending),
+            state,
             reason: unit.reason.code(),
-            give_back: unit
-                .give_back
-                .as_deref()
-                .and_then(|state| state.parse().ok()),
+            give_back: unit.give_back.known(),
             webhook,
-            endpoint: self.endpoint_state(),
+            endpoint,
         })
     }
 }
@@ -190,7 +183,7 @@ struct Head {
     created_at: OffsetDateTime,
     erased_at: Option<OffsetDateTime>,
     paused_by_partner: bool,
-    endpoint: String,
+    endpoint: Stored<EndpointState>,
     endpoint_until: Option<OffsetDateTime>,
 }
 
@@ -229,7 +222,7 @@ pub async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<Ord
             Ok(PlacementView {
                 placement_id: row.placement_id,
                 provider: row.provider,
-                state: row.state,
+                state: row.state.into(),
                 attempt: row.attempt,
                 reason: row.reason.into(),
                 attempted_at: row.attempted_at,
@@ -280,7 +273,7 @@ pub async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<Ord
             refused: head.refused,
             cancelled: head.cancelled,
             endpoint: if head.paused_by_partner {
-                "paused_by_partner".to_owned()
+                Stored::Known(EndpointState::PausedByPartner)
             } else {
                 head.endpoint
             },

@@ -8,7 +8,7 @@
 use std::iter;
 
 use domain::{
-    OrderId, PartnerId, PlacementId, PlacementState, Reason, Why,
+    OrderId, PartnerId, PlacementId, PlacementState, Reason, Stored, Why,
     placement::{Event, Placement, Resolution},
     reason::Code,
 };
@@ -38,8 +38,7 @@ pub struct Listed {
     /// What is bought: the provider's name of the option, or of the set of options. It is the lane
     /// of the placement.
     pub lane: String,
-    /// A name of [`PlacementState`].
-    pub state: String,
+    pub state: Stored<PlacementState>,
     /// The number of the last recorded attempt.
     pub attempt: i32,
     /// Why the placement left the normal path.

@@ -1,7 +1,7 @@
 //! What several providers had to do with a placement, and what became of a give-back, in words.
 //! `esimctl order show` and the console show both.
 
-use domain::Reason;
+use domain::{GiveBackState, PlacementState, Reason};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 use super::{
@@ -13,19 +13,20 @@ use super::{
 /// the provider before, which [`route`] names.
 pub fn is_rerouted(placement: &PlacementView) -> bool {
     let last = placement.tried.last();
-    placement.state == "accepted" && last.is_some_and(|tried| tried.attempt == placement.attempt)
+    placement.state == PlacementState::Accepted
+        && last.is_some_and(|tried| tried.attempt == placement.attempt)
 }
 
 /// The providers that have rejected a placement and those that may follow or may have it, with the
 /// attempts of each. `None` if the placement has had one provider only and no other one matters.
 pub fn route(placement: &PlacementView) -> Option<String> {
-    let state = placement.state.as_str();
+    let state = placement.state.known();
     let provider = format!("{} ({})", placement.provider, placement.lane);
     let others = placement.alternatives.join(", ");
     // What is bought, failed or refused goes nowhere any more.
     let further = match state {
         _ if others.is_empty() => None,
-        "accepted" | "placing" => Some(format!(
+        Some(PlacementState::Accepted | PlacementState::Placing) => Some(format!(
             "if {} rejects it{}, it goes to {others}",
             placement.provider,
             if placement.tried.is_empty() {
@@ -34,8 +35,12 @@ pub fn route(placement: &PlacementView) -> Option<String> {
                 ", too"
             },
         )),
-        "parked" => Some(format!("it may also be at {others}: look there, too")),
-        _ => None,
+        Some(PlacementState::Parked) => {
+            Some(format!("it may also be at {others}: look there, too"))
+        }
+        Some(PlacementState::Placed | PlacementState::Refused | PlacementState::Failed) | None => {
+            None
+        }
     };
     if placement.tried.is_empty() && further.is_none() {
         return None;
@@ -62,12 +67,23 @@ pub fn route(placement: &PlacementView) -> Option<String> {
     let made = placement.attempt >= next;
     let attempts = attempts(next, placement.attempt.max(next));
     parts.push(match state {
-        "accepted" if !made => format!("{provider} is asked next, by {attempts}"),
-        "accepted" | "placing" => format!("{provider} is asked now, by {attempts}"),
-        "placed" => format!("{provider} has it"),
-        "parked" if made => format!("{provider} may have it since {attempts}"),
-        _ if made => format!("{provider} was asked by {attempts}"),
-        _ => format!("{provider} was not asked yet"),
+        Some(PlacementState::Accepted) if !made => {
+            format!("{provider} is asked next, by {attempts}")
+        }
+        Some(PlacementState::Accepted | PlacementState::Placing) => {
+            format!("{provider} is asked now, by {attempts}")
+        }
+        Some(PlacementState::Placed) => format!("{provider} has it"),
+        Some(PlacementState::Parked) if made => {
+            format!("{provider} may have it since {attempts}")
+        }
+        Some(PlacementState::Parked | PlacementState::Refused | PlacementState::Failed) | None => {
+            if made {
+                format!("{provider} was asked by {attempts}")
+            } else {
+                format!("{provider} was not asked yet")
+            }
+        }
     });
     parts.extend(further);
     Some(parts.join("; "))
@@ -83,12 +99,12 @@ fn attempts(first: i32, last: i32) -> String {
 
 /// The give-back of a unit in words; `None` if its partner has not asked for it.
 pub fn give_back(topup: &TopupView) -> Option<String> {
-    let state = match topup.give_back.as_deref()? {
-        "asked" | "sending" => "is under way",
-        "returned" => "has ended: the provider has the eSIM back",
-        "refused" => "was refused, so the eSIM stays with the partner",
-        _ => "is parked: find out at the provider whether it has the eSIM back",
-    };
+    let state = topup.give_back.0.as_ref()?.told(|state| match state {
+        GiveBackState::Asked | GiveBackState::Sending => "is under way",
+        GiveBackState::Returned => "has ended: the provider has the eSIM back",
+        GiveBackState::Refused => "was refused, so the eSIM stays with the partner",
+        GiveBackState::Parked => "is parked: find out at the provider whether it has the eSIM back",
+    });
     let asked = topup.give_back_asked_at.map_or_else(String::new, |at| {
         format!(", which was asked for at {}", minute(at))
     });
@@ -104,7 +120,7 @@ pub fn give_back(topup: &TopupView) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use domain::Why;
+    use domain::{Stored, Why};
     use uuid::Uuid;
 
     use super::*;
@@ -121,7 +137,7 @@ mod tests {
         PlacementView {
             placement_id: Uuid::nil(),
             provider: "airalo".into(),
-            state: "accepted".into(),
+            state: Stored::Known(PlacementState::Accepted),
             attempt,
             reason: Why::default(),
             attempted_at: None,
@@ -158,12 +174,12 @@ mod tests {
     #[test]
     fn what_is_parked_may_be_at_each_provider_and_what_is_bought_goes_nowhere() {
         let mut placement = placement(1, &[], &["usimsa"]);
-        placement.state = "parked".into();
+        placement.state = Stored::Known(PlacementState::Parked);
         assert_eq!(
             route(&placement).unwrap(),
             "airalo (jp) may have it since attempt 1; it may also be at usimsa: look there, too"
         );
-        placement.state = "placed".into();
+        placement.state = Stored::Known(PlacementState::Placed);
         assert_eq!(route(&placement), None);
     }
 }

@@ -1,14 +1,14 @@
 //! The story of an order: its state in one sentence, which support can paste to a partner, and its
 //! timeline. `esimctl order show` and the console show both.
 
-use domain::{Reason, Why};
+use domain::{Command, Reason, Stored, Why, standing::UnitState};
 use serde::Serialize;
 use sqlx::PgConnection;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339, macros::format_description};
 use uuid::Uuid;
 
 use super::{
-    actions::{Read, changed_nothing},
+    actions::changed_nothing,
     orders::{OrderView, PlacementView, TopupView},
     route::is_rerouted,
 };
@@ -65,7 +65,7 @@ pub enum What {
     Acted {
         operator: String,
         via: Option<String>,
-        command: String,
+        command: Stored<Command>,
         target: String,
         reason: String,
         /// Whether it found nothing to change.
@@ -213,7 +213,7 @@ struct ActedOn {
     at: OffsetDateTime,
     operator: String,
     via: Option<String>,
-    command: String,
+    command: Stored<Command>,
     target: String,
     reason: String,
     affected: i64,
@@ -274,7 +274,10 @@ async fn failures(
     order: &OrderView,
     acted: &[ActedOn],
 ) -> Result<Vec<Moment>> {
-    let failed = order.topups.iter().filter(|one| one.state == "failed");
+    let failed = order
+        .topups
+        .iter()
+        .filter(|one| one.state == UnitState::Failed);
     let failed: Vec<&TopupView> = failed.filter(|_| !order.refused).collect();
     if failed.is_empty() {
         return Ok(Vec::new());
@@ -303,9 +306,7 @@ async fn failures(
     let moments = groups.into_iter().map(|(placement_id, reason, units)| {
         let given_up = acted
             .iter()
-            .rfind(|one| {
-                Read::of(&one.command) == Some(Read::NotBought) && one.is_about(placement_id)
-            })
+            .rfind(|one| one.command == Command::PlacementNotBought && one.is_about(placement_id))
             .map(|one| one.at);
         let reported = events
             .iter()

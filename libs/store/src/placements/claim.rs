@@ -12,7 +12,10 @@ use std::{
     time::Duration,
 };
 
-use domain::{OrderId, PartnerId, PlacementId, PlacementState, Reason, TopupId, reason::Code};
+use domain::{
+    OrderId, PartnerId, PlacementId, PlacementState, Reason, Stored, TopupId, reason::Code,
+    standing::UnitState,
+};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
@@ -93,7 +96,7 @@ struct Row {
     order_id: Uuid,
     partner_id: Uuid,
     lane: String,
-    was: String,
+    was: Stored<PlacementState>,
     attempt: i32,
     attempt_age: f64,
     age: f64,
@@ -107,7 +110,7 @@ struct Row {
     topup_id: String,
     provider_option_id: String,
     provider_unit_id: Option<String>,
-    state: String,
+    state: Stored<UnitState>,
 }
 
 /// Claims placements of a provider, and returns those that this process must work on now. While the
@@ -353,7 +356,7 @@ fn placement(row: &Row, fresh: bool) -> Result<Claimed> {
         order_id: row.order_id.into(),
         partner_id: row.partner_id.into(),
         lane: row.lane.clone(),
-        was: row.was.parse()?,
+        was: row.was.readable()?,
         fresh,
         attempt: unsigned(row.attempt),
         attempt_age: age(row.attempt_age),
@@ -373,7 +376,7 @@ fn topup(row: &Row) -> Result<ClaimedTopup> {
         topup_id: row.topup_id.parse()?,
         provider_option_id: row.provider_option_id.clone(),
         provider_unit_id: row.provider_unit_id.clone(),
-        pending: row.state == "pending",
+        pending: row.state.readable()? == UnitState::Pending,
     })
 }
 

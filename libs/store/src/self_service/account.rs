@@ -125,7 +125,7 @@ pub async fn account(
 pub async fn rotate(
     connection: &mut PgConnection,
     partner_id: PartnerId,
-    command: &'static str,
+    command: domain::Command,
     rotate: impl AsyncFnOnce(&mut PgConnection) -> Result<Rotated>,
 ) -> Result<Rotated> {
     let mut transaction = connection.begin().await?;

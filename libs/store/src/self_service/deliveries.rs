@@ -3,7 +3,10 @@
 
 use std::time::Duration;
 
-use domain::{DeliveryId, EndpointId, PartnerId, TopupId, WebhookId};
+use domain::{
+    DeliveryId, EndpointId, MaybeStored, PartnerId, Stored, TopupId, WebhookId,
+    standing::DeliveryState,
+};
 use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
 
@@ -32,8 +35,8 @@ const MOST_FURTHER: i64 = 30;
 pub struct Delivery {
     /// `None` before the unit is ready.
     pub id: Option<DeliveryId>,
-    /// `pending`, `delivered`, `exhausted` or `no_endpoint`; `None` before the unit is ready.
-    pub state: Option<String>,
+    /// None before the unit is ready.
+    pub state: MaybeStored<DeliveryState>,
     pub delivered_at: Option<OffsetDateTime>,
     /// When the next attempt is due.
     pub next_attempt_at: Option<OffsetDateTime>,
@@ -48,8 +51,7 @@ pub struct Delivery {
 pub struct FurtherDelivery {
     pub id: DeliveryId,
     pub endpoint_id: EndpointId,
-    /// `pending`, `delivered` or `exhausted`.
-    pub state: String,
+    pub state: Stored<DeliveryState>,
     pub delivered_at: Option<OffsetDateTime>,
     pub next_attempt_at: Option<OffsetDateTime>,
     pub attempts: Vec<AttemptView>,
@@ -83,7 +85,7 @@ pub async fn delivery(
     };
     Ok(Some(Delivery {
         id,
-        state: row.state,
+        state: row.state.into(),
         delivered_at: row.delivered_at,
         next_attempt_at: row.at,
         attempts: made,
@@ -114,7 +116,7 @@ async fn further(
         further.push(FurtherDelivery {
             id,
             endpoint_id: row.endpoint_id.into(),
-            state: row.state,
+            state: row.state.into(),
             delivered_at: row.delivered_at,
             next_attempt_at: row.at,
             attempts: attempts(connection, id).await?,
@@ -244,10 +246,13 @@ pub async fn redeliver(
 }
 
 /// How a redelivery is recorded: its command and its target.
-fn recorded(webhook_id: &WebhookId) -> (&'static str, String) {
+fn recorded(webhook_id: &WebhookId) -> (domain::Command, String) {
     match webhook_id {
-        WebhookId::Topup(id) => ("topup redeliver", format!("topup {id}")),
-        WebhookId::Event(_) => ("event redeliver", format!("event {webhook_id}")),
+        WebhookId::Topup(id) => (domain::Command::TopupRedeliver, format!("topup {id}")),
+        WebhookId::Event(_) => (
+            domain::Command::EventRedeliver,
+            format!("event {webhook_id}"),
+        ),
     }
 }
 
@@ -290,7 +295,7 @@ fn without_replay(delivery: &Resendable, interval: Duration) -> Option<Redeliver
     let age = age(delivery.age);
     if delivery.pointless {
         Some(Redelivered::Gone)
-    } else if !delivery.has_url || delivery.state == "no_endpoint" {
+    } else if !delivery.has_url || delivery.state == DeliveryState::NoEndpoint {
         Some(Redelivered::NoEndpoint)
     } else if delivery.due {
         Some(Redelivered::Due)

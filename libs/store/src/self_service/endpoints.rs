@@ -1,7 +1,7 @@
 //! All endpoints of a partner, as it sees and changes them. The first one is also the subject of
 //! [`super::webhooks`], and its address and events are changed there.
 
-use domain::{EndpointId, PartnerId};
+use domain::{EndpointId, PartnerId, Stored, standing::EndpointState};
 use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -24,8 +24,7 @@ pub struct AnyEndpoint {
     pub events: Vec<String>,
     /// Its sealed headers; opened by [`further::open_headers`].
     pub headers: Option<Vec<u8>>,
-    /// `open`, `blocked`, `probing`, `paused` or `no_url`.
-    pub state: String,
+    pub state: Stored<EndpointState>,
     /// The partner has paused it, so the partner can resume it.
     pub paused_by_partner: bool,
     pub blocked_until: Option<OffsetDateTime>,
@@ -43,7 +42,7 @@ struct Row {
     url: Option<String>,
     events: Vec<String>,
     headers: Option<Vec<u8>>,
-    state: String,
+    state: Stored<EndpointState>,
     paused_by_partner: bool,
     blocked_until: Option<OffsetDateTime>,
     proven: bool,
@@ -126,7 +125,12 @@ pub async fn create_endpoint(
     if !further::create(&mut transaction, vault, new).await? {
         return Ok(false);
     }
-    record_change(&mut transaction, "endpoint create", new.key.partner_id).await?;
+    record_change(
+        &mut transaction,
+        domain::Command::EndpointCreate,
+        new.key.partner_id,
+    )
+    .await?;
     transaction.commit().await?;
     Ok(true)
 }
@@ -143,7 +147,12 @@ pub async fn change_endpoint(
         return Ok(false);
     };
     if changed {
-        record_change(&mut transaction, "endpoint set", endpoint.partner_id).await?;
+        record_change(
+            &mut transaction,
+            domain::Command::EndpointSet,
+            endpoint.partner_id,
+        )
+        .await?;
     }
     transaction.commit().await?;
     Ok(true)
@@ -155,7 +164,12 @@ pub async fn delete_endpoint(connection: &mut PgConnection, endpoint: EndpointKe
     if !further::delete(&mut transaction, endpoint).await? {
         return Ok(false);
     }
-    record_change(&mut transaction, "endpoint delete", endpoint.partner_id).await?;
+    record_change(
+        &mut transaction,
+        domain::Command::EndpointDelete,
+        endpoint.partner_id,
+    )
+    .await?;
     transaction.commit().await?;
     Ok(true)
 }
@@ -180,7 +194,12 @@ pub async fn pause_endpoint(
         return Ok(PauseChanged::Unknown);
     }
     if endpoints::pause_by_partner(&mut transaction, endpoint).await? {
-        record_change(&mut transaction, "endpoint pause", endpoint.partner_id).await?;
+        record_change(
+            &mut transaction,
+            domain::Command::EndpointPause,
+            endpoint.partner_id,
+        )
+        .await?;
     }
     transaction.commit().await?;
     Ok(PauseChanged::Done)
@@ -199,7 +218,12 @@ pub async fn resume_endpoint(
     match endpoints::resume_by_partner(&mut transaction, endpoint).await? {
         Resumed::ByOperator => return Ok(PauseChanged::ByOperator),
         Resumed::Now => {
-            record_change(&mut transaction, "endpoint resume", endpoint.partner_id).await?;
+            record_change(
+                &mut transaction,
+                domain::Command::EndpointResume,
+                endpoint.partner_id,
+            )
+            .await?;
         }
         Resumed::NotPaused => {}
     }

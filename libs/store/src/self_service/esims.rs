@@ -164,7 +164,7 @@ pub async fn ask_give_back(
     if asked {
         let action = Action {
             actor: Actor::PARTNER,
-            command: "give back",
+            command: domain::Command::GiveBack,
             target: &format!("topup {}", topup_id.as_str()),
             reason: REASON,
         };

@@ -18,7 +18,7 @@ mod orders;
 mod sandbox;
 mod webhooks;
 
-use domain::PartnerId;
+use domain::{Command, PartnerId};
 use sqlx::{Connection, PgConnection};
 
 pub(crate) use self::orders::first_id;
@@ -74,7 +74,7 @@ pub async fn snapshot<T>(
 /// Records a change of the account by its partner, in the transaction of the change.
 async fn record_change(
     connection: &mut PgConnection,
-    command: &'static str,
+    command: Command,
     partner_id: PartnerId,
 ) -> Result<()> {
     let action = Action {

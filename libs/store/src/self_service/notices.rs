@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use domain::{DeliveryId, EndpointId, PartnerId};
+use domain::{DeliveryId, EndpointId, PartnerId, Stored, standing::EndpointState};
 use signing::{code, webhook};
 use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
@@ -30,8 +30,7 @@ pub struct Channel {
     pub verified_at: Option<OffsetDateTime>,
     /// Until when the code that was sent last is valid.
     pub code_until: Option<OffsetDateTime>,
-    /// `unverified`, `open`, `blocked` (after failures), `probing` or `paused`.
-    pub state: String,
+    pub state: Stored<EndpointState>,
     /// Consecutive failed attempts.
     pub failures: i32,
 }
@@ -124,7 +123,7 @@ pub async fn set_channel(
         DeliveryId::new().uuid(),
     );
     statement.execute(&mut *transaction).await?;
-    record_change(&mut transaction, "notices set", partner_id).await?;
+    record_change(&mut transaction, domain::Command::NoticesSet, partner_id).await?;
     transaction.commit().await?;
     Ok(SetChannel::Set)
 }
@@ -179,7 +178,7 @@ pub async fn remove_channel(connection: &mut PgConnection, partner_id: PartnerId
     let mut transaction = connection.begin().await?;
     let ended = end_channel(&mut transaction, partner_id).await?;
     if ended {
-        record_change(&mut transaction, "notices remove", partner_id).await?;
+        record_change(&mut transaction, domain::Command::NoticesRemove, partner_id).await?;
     }
     transaction.commit().await?;
     Ok(ended)
@@ -215,7 +214,7 @@ pub async fn verify_channel(
     let tried = query.fetch_one(&mut *transaction).await?;
     let verification = match tried.outcome.as_str() {
         "verified" => {
-            record_change(&mut transaction, "notices verify", partner_id).await?;
+            record_change(&mut transaction, domain::Command::NoticesVerify, partner_id).await?;
             Verification::Verified
         }
         "before" => Verification::Verified,

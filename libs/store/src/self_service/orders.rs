@@ -1,7 +1,7 @@
 //! A partner's orders and units, with their states as partners see them. They are fewer than the
 //! states of placements and topups, because a partner need not know how a purchase works.
 
-use domain::{OptionId, OrderId, PartnerId, TopupId};
+use domain::{MaybeStored, OptionId, OrderId, PartnerId, TopupId, standing::DeliveryState};
 use serde::{Deserialize, Serialize};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
@@ -108,9 +108,8 @@ pub struct Unit {
     pub ready_at: Option<OffsetDateTime>,
     pub erased_at: Option<OffsetDateTime>,
     pub returned_at: Option<OffsetDateTime>,
-    /// The state of its delivery: `pending`, `delivered`, `exhausted` or `no_endpoint`. `None`
-    /// before the unit is ready.
-    pub delivery: Option<String>,
+    /// The state of its delivery; none before the unit is ready.
+    pub delivery: MaybeStored<DeliveryState>,
     pub delivered_at: Option<OffsetDateTime>,
 }
 
@@ -156,7 +155,7 @@ macro_rules! units {
                 ready_at: row.ready_at,
                 erased_at: row.erased_at,
                 returned_at: row.returned_at,
-                delivery: row.delivery,
+                delivery: row.delivery.into(),
                 delivered_at: row.delivered_at,
             })
         })

@@ -2,7 +2,7 @@
 //! …/webhook/listen` reads the latter, so that `esim-partner listen` can forward the webhooks of a
 //! sandbox account to an endpoint that we cannot reach.
 
-use domain::{OptionId, PartnerId, TopupId, WebhookId};
+use domain::{OptionId, PartnerId, TopupId, WebhookId, standing::EndpointState};
 use serde::Serialize;
 use sqlx::{Connection, PgConnection};
 use time::{OffsetDateTime, serde::rfc3339};
@@ -37,7 +37,8 @@ pub struct Endpoint {
     pub events: Vec<String>,
     /// `open`, `blocked` (after failures), `probing` (one webhook tests it), `paused` (by us or by
     /// you) or `no_url`.
-    pub state: String,
+    #[schema(value_type = String)]
+    pub state: domain::Stored<EndpointState>,
     #[serde(with = "rfc3339::option")]
     pub blocked_until: Option<OffsetDateTime>,
     /// False if the host of the URL has not proved yet that it wants webhooks: it then gets one a
@@ -110,7 +111,7 @@ pub async fn set_webhook(
     let changed =
         partners::change_webhook(&mut transaction, partner_id, new, Block::ProbeNow).await?;
     if changed {
-        record_change(&mut transaction, "webhook set", partner_id).await?;
+        record_change(&mut transaction, domain::Command::WebhookSet, partner_id).await?;
     }
     transaction.commit().await?;
     Ok(changed)

@@ -24,7 +24,7 @@ use crate::further::READY;
 
 const ACTION: Action<'_> = Action {
     actor: Actor::esimctl("tester"),
-    command: "archive run",
+    command: domain::Command::ArchiveRun,
     target: "archive",
     reason: "a test",
 };
@@ -316,7 +316,10 @@ async fn deliveries_to_further_endpoints_are_archived_with_their_order() {
     bench.restored(&archive, &copied).await.unwrap();
     let topup = topups(&order).remove(0);
     let shown = self_service::delivery(&mut connection, partner, &topup).await;
-    assert_eq!(shown.unwrap().unwrap().further[0].state, "delivered");
+    assert_eq!(
+        shown.unwrap().unwrap().further[0].state.as_str(),
+        "delivered"
+    );
     // An erasure reaches them as well.
     bench
         .sql("UPDATE deliveries SET error = 'timeout', state = 'exhausted' WHERE endpoint_id IS NOT NULL")

@@ -44,7 +44,7 @@ pub fn vault(keys: &str) -> Vault {
 /// The record of an operator's command.
 pub const ACTION: Action<'static> = Action {
     actor: Actor::esimctl("tester"),
-    command: "placement resolve --retry",
+    command: domain::Command::PlacementRetry,
     target: "placement",
     reason: "a test",
 };

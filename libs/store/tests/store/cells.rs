@@ -32,7 +32,7 @@ use crate::further::READY;
 
 const ACTION: Action<'static> = Action {
     actor: Actor::esimctl("test"),
-    command: "partner move",
+    command: domain::Command::PartnerMove,
     target: "test",
     reason: "test",
 };

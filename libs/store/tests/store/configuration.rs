@@ -229,7 +229,7 @@ async fn a_pulled_price_of_an_alternative_changes_that_pair_alone() {
         };
         let action = Mode::Apply(Action {
             actor: Actor::esimctl("o"),
-            command: "catalogue pull",
+            command: domain::Command::CataloguePull,
             target: "t",
             reason: "r",
         });
@@ -284,7 +284,7 @@ async fn a_pulled_catalogue_changes_only_what_was_compared() {
     assert_eq!(preview.unwrap(), expected);
     let action = Action {
         actor: Actor::esimctl("o"),
-        command: "catalogue pull",
+        command: domain::Command::CataloguePull,
         target: "t",
         reason: "r",
     };

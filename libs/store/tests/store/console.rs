@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use domain::Command;
 use secrecy::SecretString;
 use sqlx::Connection;
 use store::figures::{self, Count, Figure, Figures, Measure, Span};
@@ -41,7 +42,7 @@ pub fn browser(before: Option<&SecretString>) -> Browser<'_> {
     }
 }
 
-pub fn action(command: &'static str) -> Action<'static> {
+pub fn action(command: Command) -> Action<'static> {
     Action {
         actor: Actor::esimctl("tester"),
         command,
@@ -66,7 +67,7 @@ impl Bench {
     /// An operator with a password.
     pub async fn ana(&self, role: Role) {
         let mut shell = self.as_role("operator").await;
-        let made = accounts::create(&mut shell, "ana", role, action("operator create")).await;
+        let made = accounts::create(&mut shell, "ana", role, action(Command::OperatorCreate)).await;
         let mut console = self.as_role("console").await;
         let token = made.unwrap().token;
         let name = accounts::set_up(&mut console, &token, PASSWORD.into(), "192.0.2.1").await;
@@ -80,9 +81,21 @@ async fn an_operator_sets_a_password_by_the_link_once_and_signs_in() {
     let bench = Bench::new().await;
     let mut shell = bench.as_role("operator").await;
     let mut console = bench.as_role("console").await;
-    let made = accounts::create(&mut shell, "ana", Role::Support, action("operator create")).await;
+    let made = accounts::create(
+        &mut shell,
+        "ana",
+        Role::Support,
+        action(Command::OperatorCreate),
+    )
+    .await;
     let token = made.unwrap().token;
-    let again = accounts::create(&mut shell, "ana", Role::Viewer, action("operator create")).await;
+    let again = accounts::create(
+        &mut shell,
+        "ana",
+        Role::Viewer,
+        action(Command::OperatorCreate),
+    )
+    .await;
     assert!(matches!(again, Err(NotChanged::Exists)));
     assert!(matches!(
         bench.sign_in("ana", PASSWORD).await,
@@ -117,17 +130,22 @@ async fn an_operator_sets_a_password_by_the_link_once_and_signs_in() {
     );
 
     // A role holds at once, and a disabled operator is signed out at once.
-    accounts::set_role(&mut shell, "ana", Role::Viewer, action("operator role"))
-        .await
-        .unwrap();
+    accounts::set_role(
+        &mut shell,
+        "ana",
+        Role::Viewer,
+        action(Command::OperatorRole),
+    )
+    .await
+    .unwrap();
     let session = sessions::find(&mut console, &opened.token, ACCEPTED)
         .await
         .unwrap();
     assert_eq!(session.unwrap().role, Role::Viewer);
-    accounts::set_disabled(&mut shell, "ana", true, action("operator disable"))
+    accounts::set_disabled(&mut shell, "ana", true, action(Command::OperatorDisable))
         .await
         .unwrap();
-    accounts::set_disabled(&mut shell, "ana", false, action("operator enable"))
+    accounts::set_disabled(&mut shell, "ana", false, action(Command::OperatorEnable))
         .await
         .unwrap();
     assert!(
@@ -139,7 +157,7 @@ async fn an_operator_sets_a_password_by_the_link_once_and_signs_in() {
 
     // So is one whose password was reset.
     let opened = bench.sign_in("ana", PASSWORD).await.unwrap();
-    accounts::reset(&mut shell, "ana", action("operator reset"))
+    accounts::reset(&mut shell, "ana", action(Command::OperatorReset))
         .await
         .unwrap();
     assert!(
@@ -158,7 +176,7 @@ async fn an_operator_sets_a_password_by_the_link_once_and_signs_in() {
         .unwrap();
     let role = recorded
         .iter()
-        .find(|one| one.command == "operator role")
+        .find(|one| one.command == Command::OperatorRole)
         .unwrap();
     assert_eq!(role.via.as_deref(), Some("esimctl"));
     assert_eq!(role.before.as_deref(), Some(r#"{"role": "support"}"#));
@@ -269,11 +287,17 @@ async fn a_session_of_an_openid_provider_lasts_while_its_issuer_is_trusted() {
     // With a shell both are signed out, and no account can have such a name.
     let mut shell = bench.as_role("operator").await;
     for (name, opened) in [(person.name.as_str(), &opened), ("ana", &local)] {
-        let ended = accounts::sign_out(&mut shell, name, action("operator sign-out")).await;
+        let ended = accounts::sign_out(&mut shell, name, action(Command::OperatorSignOut)).await;
         assert_eq!(ended.unwrap(), 1, "{name}");
         assert_eq!(find(opened, ACCEPTED).await, None);
     }
-    let made = accounts::create(&mut shell, &person.name, Role::Viewer, action("x")).await;
+    let made = accounts::create(
+        &mut shell,
+        &person.name,
+        Role::Viewer,
+        action(Command::OperatorCreate),
+    )
+    .await;
     assert!(matches!(made, Err(NotChanged::BadName)));
 }
 
@@ -376,9 +400,9 @@ async fn what_needs_a_person_is_one_list_with_one_action_each() {
         .await;
     // An open breaker lets nothing be claimed, so it opens last.
     let open = Action {
-        command: "provider open",
+        command: Command::ProviderOpen,
         target: "provider sandbox",
-        ..action("")
+        ..action(Command::OperatorSignOut)
     };
     let opened = breakers::open(&mut console, PROVIDER, None, Duration::from_hours(1), open).await;
     opened.unwrap();

@@ -110,7 +110,7 @@ async fn an_endpoint_is_blocked_then_probed_by_one() {
     bench
         .record(&due.iter().map(ours).collect::<Vec<_>>())
         .await;
-    assert_eq!(bench.endpoint(partner).await.state, "open");
+    assert_eq!(bench.endpoint(partner).await.state.as_str(), "open");
     bench
         .record(&[failed(partner, &due[0], 1), failed(partner, &due[1], 1)])
         .await;
@@ -144,7 +144,7 @@ async fn an_endpoint_is_blocked_then_probed_by_one() {
         );
         let probes = [one, other].concat();
         assert_eq!(probes.len(), 1, "one probe at a time");
-        assert_eq!(bench.endpoint(partner).await.state, "probing");
+        assert_eq!(bench.endpoint(partner).await.state.as_str(), "probing");
         assert!(bench.claim_due_deliveries(&all).await.is_empty());
         bench
             .record(&[failed(
@@ -164,7 +164,7 @@ async fn an_endpoint_is_blocked_then_probed_by_one() {
     bench
         .record(&[delivered(partner, &esim(&probe).topup_id)])
         .await;
-    assert_eq!(bench.endpoint(partner).await.state, "open");
+    assert_eq!(bench.endpoint(partner).await.state.as_str(), "open");
     assert!(
         bench.claim_due_deliveries(&all).await.len() >= 5,
         "all that waited go out"
@@ -188,7 +188,7 @@ async fn a_pause_ends_only_when_it_is_resumed() {
         .map(|topup| failed(partner, topup, 0))
         .collect();
     bench.record(&many).await;
-    assert_eq!(bench.endpoint(partner).await.state, "paused");
+    assert_eq!(bench.endpoint(partner).await.state.as_str(), "paused");
     assert!(bench.claim_due_deliveries(&page(9, 9)).await.is_empty());
     let backlog = store::operator::health::webhooks::backlog(&mut connection)
         .await
@@ -228,7 +228,7 @@ async fn a_new_url_has_no_history() {
     bench.set(sql, partner).await;
     let url = Some("https://partner.example/new");
     assert_eq!(bench.set_url(partner, url).await, Some(3));
-    assert_eq!(bench.endpoint(partner).await.state, "open");
+    assert_eq!(bench.endpoint(partner).await.state.as_str(), "open");
     assert_eq!(bench.claim_due_deliveries(&page(9, 9)).await.len(), 3);
 
     let mut connection = bench.connection().await;
@@ -236,7 +236,7 @@ async fn a_new_url_has_no_history() {
         .await
         .unwrap();
     bench.set_url(partner, url).await;
-    assert_eq!(bench.endpoint(partner).await.state, "paused");
+    assert_eq!(bench.endpoint(partner).await.state.as_str(), "paused");
 }
 
 #[tokio::test]

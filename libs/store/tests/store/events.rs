@@ -225,7 +225,7 @@ async fn keys_that_end_soon_make_one_event_each() {
         let rotated = self_service::rotate(
             &mut connection,
             partner,
-            "keys rotate",
+            domain::Command::KeysRotate,
             async |transaction| {
                 partners::rotate_keys(transaction, &VAULT, partner, key, &secret, overlap).await
             },
@@ -308,7 +308,10 @@ async fn a_test_goes_out_although_the_endpoint_is_blocked() {
     let due = bench.all_due().await;
     assert_eq!(due[0].id, second);
     bench.attempt(&due[0], AttemptResult::Delivered).await;
-    assert_eq!(bench.event(due[0].id).await.unwrap().state, "delivered");
+    assert_eq!(
+        bench.event(due[0].id).await.unwrap().state.as_str(),
+        "delivered"
+    );
     let made = self_service::attempts(&mut *bench.connection().await, second)
         .await
         .unwrap();
@@ -357,7 +360,10 @@ async fn an_event_is_retried_held_and_forgotten_like_a_webhook() {
             .unwrap(),
         1
     );
-    assert_eq!(bench.event(due.id).await.unwrap().state, "no_endpoint");
+    assert_eq!(
+        bench.event(due.id).await.unwrap().state.as_str(),
+        "no_endpoint"
+    );
     assert_eq!(bench.events_of(partner).await, (1, 0));
     assert_eq!(bench.set_url(partner, Some(URL)).await, Some(1));
     let due = bench.all_due().await.remove(0);

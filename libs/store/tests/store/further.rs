@@ -168,7 +168,7 @@ async fn a_topup_goes_to_each_endpoint_that_wants_it() {
         .await
         .unwrap()
         .unwrap();
-    assert_eq!(shown.state.as_deref(), Some("pending"));
+    assert_eq!(shown.state.as_str(), Some("pending"));
     assert_eq!(shown.further.len(), 1);
     assert_eq!(
         (
@@ -246,8 +246,8 @@ async fn a_blocked_endpoint_never_stops_another_one_of_the_same_partner() {
         };
         bench.record(&[failed]).await;
     }
-    assert_eq!(bench.shown(first).await.state, "blocked");
-    assert_eq!(bench.shown(further).await.state, "open");
+    assert_eq!(bench.shown(first).await.state.as_str(), "blocked");
+    assert_eq!(bench.shown(further).await.state.as_str(), "open");
 
     let topups = bench.deliveries(partner, 2, true).await;
     let claimed = bench.fresh(&topups).await;
@@ -261,7 +261,7 @@ async fn a_blocked_endpoint_never_stops_another_one_of_the_same_partner() {
             .attempt_at(&delivery, failure(Some(Duration::ZERO)))
             .await;
     }
-    assert_eq!(bench.shown(further).await.state, "blocked");
+    assert_eq!(bench.shown(further).await.state.as_str(), "blocked");
     endpoints::resume(&mut *bench.connection().await, first)
         .await
         .unwrap();
@@ -316,7 +316,7 @@ async fn what_became_ready_during_a_block_goes_out_when_it_ends() {
     let tests = bench.claim_all_due().await;
     assert_eq!(tests.len(), 1);
     bench.attempt_at(&tests[0], AttemptResult::Delivered).await;
-    assert_eq!(bench.shown(first).await.state, "open");
+    assert_eq!(bench.shown(first).await.state.as_str(), "open");
     assert_eq!(bench.claim_all_due().await.len(), 5, "at once");
 }
 
@@ -481,7 +481,7 @@ async fn a_partner_ends_its_own_pause_and_no_other() {
     let resumed = self_service::resume_endpoint(&mut connection, further).await;
     assert_eq!(resumed.unwrap(), PauseChanged::ByOperator);
     endpoints::resume(&mut connection, further).await.unwrap();
-    assert_eq!(bench.shown(further).await.state, "open");
+    assert_eq!(bench.shown(further).await.state.as_str(), "open");
 }
 
 #[tokio::test]

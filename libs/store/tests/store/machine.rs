@@ -450,7 +450,10 @@ async fn a_rejected_placement_goes_to_each_pair_in_turn() {
         .map(|tried| (tried.provider.as_str(), tried.attempt))
         .collect();
     assert_eq!(tried, [(PROVIDER, 1), ("next-1", 3)]);
-    assert_eq!((&*shown.provider, &*shown.state), ("next-2", "accepted"));
+    assert_eq!(
+        (&*shown.provider, shown.state.as_str()),
+        ("next-2", "accepted")
+    );
     assert!(shown.alternatives.is_empty());
     assert_eq!(bench.claim_due("next-2", 10).await[0].attempt, 4);
     let settled = bench.settle(&[rejected(id, 4)]).await;

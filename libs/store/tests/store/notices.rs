@@ -281,7 +281,10 @@ async fn a_channel_that_fails_is_not_told_of_itself() {
         })
         .collect();
     assert_eq!(bench.record_by(&POLICY, &failing).await, Made::default());
-    assert_eq!(bench.channel_of(partner).await.unwrap().state, "blocked");
+    assert_eq!(
+        bench.channel_of(partner).await.unwrap().state.as_str(),
+        "blocked"
+    );
 }
 
 #[tokio::test]
@@ -382,7 +385,10 @@ async fn a_code_verifies_once_and_ends() {
     );
     let code = bench.send_code(channel.endpoint_id).await;
     assert_eq!(bench.verify(partner, &code).await, Verification::Verified);
-    assert_eq!(bench.channel_of(partner).await.unwrap().state, "open");
+    assert_eq!(
+        bench.channel_of(partner).await.unwrap().state.as_str(),
+        "open"
+    );
     assert_eq!(
         bench.verify(partner, "2222").await,
         Verification::Verified,
@@ -540,5 +546,8 @@ async fn the_role_of_ingress_verifies_no_channel_without_its_code() {
         .execute(&mut ingress)
         .await
         .unwrap();
-    assert_eq!(bench.channel_of(partner).await.unwrap().state, "unverified");
+    assert_eq!(
+        bench.channel_of(partner).await.unwrap().state.as_str(),
+        "unverified"
+    );
 }

@@ -62,7 +62,7 @@ async fn an_operation_sends_what_matches_at_several_partners_and_can_be_cancelle
     assert!(!hasty.matching.all);
     let start = Action {
         actor: Actor::console("ana", "192.0.2.1"),
-        ..action("operation start")
+        ..action(domain::Command::OperationStart)
     };
     let started = operations::start(&mut console, None, &wanted, start)
         .await
@@ -80,7 +80,7 @@ async fn an_operation_sends_what_matches_at_several_partners_and_can_be_cancelle
         (found.operator.as_str(), found.via.as_str()),
         ("ana", "console")
     );
-    let cancel = action("operation cancel");
+    let cancel = action(domain::Command::OperationCancel);
     let ended = operations::cancel(&mut console, started.operation_id, cancel).await;
     let Ok(Cancelled::Now(ended)) = ended else {
         panic!("{ended:?}");

@@ -83,7 +83,7 @@ async fn an_order_is_stored_with_its_units_in_the_order_of_the_answer() {
         assert_eq!(stored.topup_id, topup.topup_id.as_str());
         assert_eq!(stored.option_id, topup.option_id.uuid());
         assert_eq!(stored.placement_id, part.placement_id.uuid());
-        assert_eq!(stored.state, "pending");
+        assert_eq!(stored.state.as_str(), "pending");
     }
     for part in &found.placements {
         assert_eq!((part.state.as_str(), part.attempt), ("accepted", 0));
@@ -232,7 +232,7 @@ async fn a_refused_order_frees_its_external_id() {
         assert!(!bench.stands(partner, "again").await);
         let found = bench.found(&order.order_id.to_string()).await.remove(0);
         assert!(found.refused);
-        assert_eq!(found.placements[0].state, PlacementState::Refused.as_str());
+        assert_eq!(found.placements[0].state, PlacementState::Refused);
         assert_eq!(
             found.topups[0].reason.told(),
             Some("the provider rejected it: 9001 it refused".to_owned())

@@ -216,7 +216,7 @@ async fn units_are_shown_as_they_are() {
         .unwrap()
         .unwrap();
     assert!(unit.profile.is_some(), "{unit:?}");
-    assert_eq!(unit.delivery.as_deref(), Some("pending"));
+    assert_eq!(unit.delivery.as_str(), Some("pending"));
     // Another partner does not see it.
     let page = OrderPage {
         limit: 10,

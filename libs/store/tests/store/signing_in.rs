@@ -34,11 +34,23 @@ async fn no_account_has_a_name_that_looks_like_another_one() {
         "OIDC:ana",
         "oIdc:ana",
     ] {
-        let made = accounts::create(&mut shell, name, Role::Viewer, action("x")).await;
+        let made = accounts::create(
+            &mut shell,
+            name,
+            Role::Viewer,
+            action(domain::Command::OperatorCreate),
+        )
+        .await;
         assert!(matches!(made, Err(NotChanged::BadName)), "{name:?}");
     }
     for name in ["ana", "ana.b_c-d+e@example.com", "oidc", "x"] {
-        let made = accounts::create(&mut shell, name, Role::Viewer, action("x")).await;
+        let made = accounts::create(
+            &mut shell,
+            name,
+            Role::Viewer,
+            action(domain::Command::OperatorCreate),
+        )
+        .await;
         assert!(made.is_ok(), "{name}");
     }
 }
@@ -53,7 +65,7 @@ async fn a_link_that_sets_a_password_is_recorded_and_ends_with_its_account() {
         .unwrap();
     let set = recorded
         .iter()
-        .find(|one| one.command == "operator set-up")
+        .find(|one| one.command == domain::Command::OperatorSetUp)
         .unwrap();
     assert_eq!(
         (set.operator.as_str(), set.target.as_str()),
@@ -64,12 +76,23 @@ async fn a_link_that_sets_a_password_is_recorded_and_ends_with_its_account() {
         (Some("console"), Some("192.0.2.1"))
     );
 
-    let made = accounts::create(&mut shell, "eve", Role::Viewer, action("x")).await;
+    let made = accounts::create(
+        &mut shell,
+        "eve",
+        Role::Viewer,
+        action(domain::Command::OperatorCreate),
+    )
+    .await;
     let token = made.unwrap().token;
     for disabled in [true, false] {
-        accounts::set_disabled(&mut shell, "eve", disabled, action("x"))
-            .await
-            .unwrap();
+        accounts::set_disabled(
+            &mut shell,
+            "eve",
+            disabled,
+            action(domain::Command::OperatorCreate),
+        )
+        .await
+        .unwrap();
     }
     let mut console = bench.as_role("console").await;
     let set = accounts::set_up(&mut console, &token, PASSWORD.into(), "x").await;

@@ -181,14 +181,18 @@ async fn the_timeline_has_failed_units_and_what_operators_did() {
     let partner = bench.partner(Some("https://partner.example/")).await;
     let mut console = bench.as_role("console").await;
     for (resolution, command, place) in [
-        (Resolution::Bought, "placement resolve --bought", ""),
+        (Resolution::Bought, domain::Command::PlacementBought, ""),
         // The record of `--provider` names the provider, too.
         (
             Resolution::Bought,
-            "placement resolve --bought",
+            domain::Command::PlacementBought,
             " at sandbox",
         ),
-        (Resolution::NotBought, "placement resolve --not-bought", ""),
+        (
+            Resolution::NotBought,
+            domain::Command::PlacementNotBought,
+            "",
+        ),
     ] {
         let stored = bench.stored(order(partner, 2)).await;
         bench.claim(&[placement(&stored)]).await;
@@ -216,7 +220,7 @@ async fn the_timeline_has_failed_units_and_what_operators_did() {
         let has = |matches: &dyn Fn(&What) -> bool| timeline.iter().any(|one| matches(&one.what));
         assert!(
             has(
-                &|what| matches!(what, What::Acted { command: done, operator, .. } if done == command && operator == "tester")
+                &|what| matches!(what, What::Acted { command: done, operator, .. } if *done == command && operator == "tester")
             ),
             "{timeline:?}"
         );
@@ -258,7 +262,7 @@ async fn the_timeline_has_what_operators_did_however_much_they_did_elsewhere() {
     let mut console = bench.as_role("console").await;
     let done = Action {
         target: &target,
-        ..action("order erase")
+        ..action(domain::Command::OrderErase)
     };
     actions::record(&mut console, done, 1).await.unwrap();
     let read = orders::read(&mut console, &[stored.order_id.uuid()])

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use askama::Template;
 use axum::{extract::State, response::Response};
-use domain::PartnerId;
+use domain::{Command, PartnerId, command::Counts};
 use store::{
     PgConnection,
     operator::actions::{self, Filter, Recorded},
@@ -72,12 +72,6 @@ struct Row {
 struct Named {
     id: PartnerId,
     name: String,
-}
-
-/// Whether the number of rows of this command is that of webhooks that it made due.
-fn is_of_webhooks(command: &str) -> bool {
-    let sends = ["delivery replay", "endpoint resume", "operation start"];
-    sends.contains(&command) || command.ends_with("redeliver")
 }
 
 struct Found {
@@ -210,7 +204,7 @@ pub(crate) async fn csv(State(app): State<App>, visit: Visit<Viewer>) -> Result<
                 &one.operator,
                 one.via.as_deref().unwrap_or(&one.database_role),
                 one.source.as_deref().unwrap_or_default(),
-                &one.command,
+                one.command.as_str(),
                 &one.target,
                 &one.affected.to_string(),
                 &one.reason,
@@ -241,35 +235,15 @@ fn row(action: Recorded, names: &HashMap<Uuid, String>, times: &Times) -> Row {
             (None, _) => action.database_role,
         },
         who: action.operator,
-        webhooks: if is_of_webhooks(&action.command) {
-            number(action.affected)
-        } else {
-            String::new()
+        webhooks: match action.command.known().map(Command::counts) {
+            Some(Counts::Webhooks) => number(action.affected),
+            Some(Counts::Rows | Counts::Nothing) | None => String::new(),
         },
         done: acts::done(&action.command).to_owned(),
-        what: action.command,
+        what: action.command.to_string(),
         partner: named,
         target: action.target,
         nothing,
         reason: action.reason,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_what_makes_webhooks_due_is_counted_in_webhooks() {
-        for command in ["endpoint resume", "delivery replay", "webhooks redeliver"] {
-            assert!(is_of_webhooks(command), "{command}");
-        }
-        for command in [
-            "topup show-code",
-            "webhooks redeliver cancel",
-            "partner disable",
-        ] {
-            assert!(!is_of_webhooks(command), "{command}");
-        }
     }
 }

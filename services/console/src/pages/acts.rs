@@ -1,61 +1,77 @@
-//! The recorded commands in the words of people. A command that is not among them is shown as it is: a
-//! newer version may record others.
+//! The recorded commands in the words of people. One that a newer version has recorded is shown by its
+//! name.
 
-use domain::PartnerId;
+use domain::{Command, PartnerId, Stored};
 
 /// What somebody did, after their name: `paused an endpoint`.
-pub(crate) fn done(command: &str) -> &str {
+pub(crate) fn done(command: &Stored<Command>) -> &str {
     match command {
-        "archive restore" => "brought archived orders back",
-        "archive run" => "archived orders",
-        "catalogue pull" => "pulled a catalogue",
-        "catalogue pull --disable-gone" => "pulled a catalogue, and took what is gone out of sale",
-        "delivery replay" | "delivery resend" | "topup redeliver" => "sent a webhook again",
-        "endpoint create" => "made an endpoint",
-        "endpoint delete" => "removed an endpoint",
-        "endpoint pause" => "paused an endpoint",
-        "endpoint resume" => "resumed an endpoint",
-        "endpoint secret rotate" | "partner rotate-webhook-secret" | "webhook secret rotate" => {
-            "changed a webhook secret"
+        Stored::Known(command) => words(*command),
+        Stored::Unknown(name) => name,
+    }
+}
+
+fn words(command: Command) -> &'static str {
+    match command {
+        Command::ArchiveRestore => "brought archived orders back",
+        Command::ArchiveRun => "archived orders",
+        Command::CataloguePull => "pulled a catalogue",
+        Command::CataloguePullDisableGone => {
+            "pulled a catalogue, and took what is gone out of sale"
         }
-        "endpoint set" => "changed an endpoint",
-        "give back" => "gave an eSIM back",
-        "give-back resolve --not-returned" => "said that an eSIM was not taken back",
-        "give-back resolve --returned" => "said that an eSIM was taken back",
-        "keys rotate" | "partner rotate-keys" => "changed the keys",
-        "operation cancel" => "stopped sending many webhooks again",
-        "operation start" => "began to send many webhooks again",
-        "operator create" => "made an account",
-        "operator disable" => "disabled an account",
-        "operator enable" => "enabled an account",
-        "operator reset" => "made a new link for an account",
-        "operator role" => "changed the role of an account",
-        "operator set-up" => "set a password",
-        "operator sign-out" => "ended the sessions of somebody",
-        "option disable" => "took a product out of sale",
-        "option enable" => "put a product on sale",
-        "order cancel" => "cancelled an order",
-        "order erase" => "erased an order",
-        "partner create" => "made a partner",
-        "partner disable" => "disabled a partner",
-        "partner enable" => "enabled a partner",
-        "partner erase" => "erased a partner",
-        "partner move" => "moved a partner to another cell",
-        "partner set-events" => "chose the events of a partner",
-        "partner set-limits" => "changed the limits of a partner",
-        "partner set-signing" => "changed how a partner signs",
-        "partner set-webhook" | "webhook set" => "set a webhook URL",
-        "placement enter" => "entered eSIMs by hand",
-        "placement resolve --bought" => "said that a purchase was bought",
-        "placement resolve --not-bought" => "said that a purchase was not bought",
-        "placement resolve --retry" => "had a purchase bought again",
-        "provider close" => "let a provider buy again",
-        "provider open" => "stopped buying at a provider",
-        "topup show-code" => "saw an activation code",
-        "webhook events" => "chose the events of the webhook",
-        "webhooks redeliver" => "had webhooks sent again",
-        "webhooks redeliver cancel" => "stopped having webhooks sent again",
-        other => other,
+        Command::DeliveryReplay | Command::TopupRedeliver | Command::EventRedeliver => {
+            "sent a webhook again"
+        }
+        Command::EndpointCreate => "made an endpoint",
+        Command::EndpointDelete => "removed an endpoint",
+        Command::EndpointPause => "paused an endpoint",
+        Command::EndpointResume => "resumed an endpoint",
+        Command::EndpointSecretRotate
+        | Command::PartnerRotateWebhookSecret
+        | Command::WebhookSecretRotate => "changed a webhook secret",
+        Command::EndpointSet => "changed an endpoint",
+        Command::GiveBack => "gave an eSIM back",
+        Command::GiveBackNotReturned => "said that an eSIM was not taken back",
+        Command::GiveBackReturned => "said that an eSIM was taken back",
+        Command::KeysRotate | Command::PartnerRotateKeys => "changed the keys",
+        Command::OperationCancel => "stopped sending many webhooks again",
+        Command::OperationStart => "began to send many webhooks again",
+        Command::OperatorCreate => "made an account",
+        Command::OperatorDisable => "disabled an account",
+        Command::OperatorEnable => "enabled an account",
+        Command::OperatorReset => "made a new link for an account",
+        Command::OperatorRole => "changed the role of an account",
+        Command::OperatorSetUp => "set a password",
+        Command::OperatorSignOut => "ended the sessions of somebody",
+        Command::OptionDisable => "took a product out of sale",
+        Command::OptionEnable => "put a product on sale",
+        Command::OrderCancel => "cancelled an order",
+        Command::OrderErase => "erased an order",
+        Command::PartnerCreate => "made a partner",
+        Command::PartnerDisable => "disabled a partner",
+        Command::PartnerEnable => "enabled a partner",
+        Command::PartnerErase => "erased a partner",
+        Command::PartnerMove => "moved a partner to another cell",
+        Command::PartnerSetEvents => "chose the events of a partner",
+        Command::PartnerSetLimits => "changed the limits of a partner",
+        Command::PartnerSetSigning => "changed how a partner signs",
+        Command::PartnerSetWebhook | Command::WebhookSet => "set a webhook URL",
+        Command::PlacementEnter => "entered eSIMs by hand",
+        Command::PlacementBought => "said that a purchase was bought",
+        Command::PlacementNotBought => "said that a purchase was not bought",
+        Command::PlacementRetry => "had a purchase bought again",
+        Command::ProviderClose => "let a provider buy again",
+        Command::ProviderOpen => "stopped buying at a provider",
+        Command::ShowCode => "saw an activation code",
+        Command::WebhooksRedeliver => "had webhooks sent again",
+        Command::WebhooksRedeliverCancel => "stopped having webhooks sent again",
+        Command::NoticesSet => "set a channel for notices",
+        Command::NoticesVerify => "proved a channel for notices",
+        Command::NoticesRemove => "removed a channel for notices",
+        Command::Recover => "took up purchases after a restore",
+        Command::RecoverLedger => "compared with the list of a provider",
+        Command::RecoverOrphan => "found a purchase that no order has",
+        Command::RetentionSet => "changed how long data is kept",
     }
 }
 

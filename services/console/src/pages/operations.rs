@@ -263,7 +263,11 @@ fn check_range(
 
 pub(crate) async fn start(State(app): State<App>, act: Act<Operator>) -> Result<Response, Problem> {
     let fields = &act.fields;
-    let action = act.action("operation start", "operation", fields.reason()?);
+    let action = act.action(
+        domain::Command::OperationStart,
+        "operation",
+        fields.reason()?,
+    );
     let partner = partner(fields)?;
     let moment = |name: &str| {
         let at = OffsetDateTime::parse(fields.get(name).unwrap_or_default(), &Rfc3339);
@@ -346,7 +350,11 @@ pub(crate) async fn cancel(
 ) -> Result<Response, Problem> {
     let id = id(&given)?;
     let target = format!("operation {id}");
-    let action = act.action("operation cancel", &target, act.fields.reason()?);
+    let action = act.action(
+        domain::Command::OperationCancel,
+        &target,
+        act.fields.reason()?,
+    );
     let ended = app
         .database()
         .run(async |connection| operations::cancel(connection, id, action).await)

@@ -1,16 +1,18 @@
 //! An order from its acceptance to the partner's 200: its sentence, its timeline, its purchases and
 //! units, and the actions on them.
 
+use std::borrow::Cow;
+
 use askama::Template;
 use axum::{extract::State, response::Response};
 use domain::{
     GiveBackState, OrderId, PlacementId, PlacementState, TopupId, WebhookId, placement::Resolution,
-    standing::EndpointState,
+    standing::DeliveryState,
 };
 use store::{
     PgConnection,
     operator::{
-        actions::{Mode, Read},
+        actions::Mode,
         activation,
         deliveries::{self, Filter},
         give_backs::{self, Found as Returned},
@@ -21,7 +23,6 @@ use store::{
     },
     partners,
 };
-use time::{Duration, OffsetDateTime};
 
 use crate::{
     App,
@@ -29,7 +30,8 @@ use crate::{
     format::{counted, number, took},
     pages::{
         steps::step,
-        track::{self, Mark},
+        track::{self, Mark, held},
+        webhooks,
     },
     pictures::Step,
     problem::Problem,
@@ -41,8 +43,6 @@ use crate::{
 const UNITS: usize = 50;
 /// How many steps the list shows.
 const STEPS: usize = 200;
-/// A webhook that is due within this time is not sent again by hand: an attempt may be under way.
-const AT_ONCE: Duration = Duration::seconds(30);
 
 #[derive(Template)]
 #[template(path = "order.html")]
@@ -91,7 +91,7 @@ struct PlacementRow {
     id: String,
     provider: String,
     lane: String,
-    state: String,
+    state: Cow<'static, str>,
     class: &'static str,
     attempt: i32,
     reference: String,
@@ -108,7 +108,7 @@ struct PlacementRow {
 struct UnitRow {
     id: String,
     option: String,
-    state: String,
+    state: &'static str,
     class: &'static str,
     iccid: String,
     webhook: String,
@@ -216,18 +216,20 @@ fn placement_row(placement: &PlacementView) -> PlacementRow {
         id: placement.placement_id.to_string(),
         provider: placement.provider.clone(),
         lane: placement.lane.clone(),
-        class: match placement.state.as_str() {
-            "placed" => "good",
-            "parked" | "failed" => "bad",
-            _ => "note",
+        class: match placement.state.known() {
+            Some(PlacementState::Placed) => "good",
+            Some(PlacementState::Parked | PlacementState::Failed) | None => "bad",
+            Some(PlacementState::Accepted | PlacementState::Placing | PlacementState::Refused) => {
+                "note"
+            }
         },
-        state: placement.state.clone(),
+        state: placement.state.told(PlacementState::as_str),
         attempt: placement.attempt,
         reference: or_none(placement.provider_reference.as_ref()),
         reason: or_none(placement.reason.told()),
         route: route::route(placement),
         others: others(placement),
-        parked: placement.state == PlacementState::Parked.as_str(),
+        parked: placement.state == PlacementState::Parked,
         seen: placements::parking(placement.attempt, &placement.reason),
     }
 }
@@ -245,39 +247,14 @@ fn others(placement: &PlacementView) -> Vec<String> {
     others
 }
 
-/// Why a webhook that waits cannot be sent at once; `None` if it can.
-fn held(order: &OrderView, unit: &TopupView, now: OffsetDateTime) -> Option<String> {
-    if unit.delivery.as_deref() != Some("pending") {
-        return None;
-    }
-    let why = match order.endpoint_state() {
-        EndpointState::Paused => {
-            "Its endpoint is paused by an operator, so it waits until an operator resumes the endpoint."
-        }
-        EndpointState::PausedByPartner => {
-            "Its endpoint is paused by the partner, so it waits until the partner resumes it."
-        }
-        EndpointState::Blocked | EndpointState::Probing => {
-            "Its endpoint is blocked, so it waits, and is sent by itself as soon as a test is acknowledged. An operator can \
-             resume the endpoint on the partner's page."
-        }
-        EndpointState::NoUrl => "The account has no webhook URL, so it waits for one.",
-        EndpointState::Open if unit.delivery_due_at.is_none_or(|due| due <= now + AT_ONCE) => {
-            "It is being sent, or is due within seconds."
-        }
-        EndpointState::Open => return None,
-    };
-    Some(why.to_owned())
-}
-
 fn unit_row(app: &App, order: &OrderView, unit: &TopupView, session: &Session) -> UnitRow {
     let now = session.times.now;
-    let delivery = unit.delivery.as_deref();
+    let delivery = unit.delivery.0.as_ref();
     let held = held(order, unit, now);
     let is_ready = unit.ready_at.is_some() && unit.erased_at.is_none();
     let standing = order.standing(unit);
     let class = track::class(standing);
-    let state = standing.label().to_owned();
+    let state = standing.label();
     UnitRow {
         id: unit.topup_id.clone(),
         option: unit
@@ -294,7 +271,7 @@ fn unit_row(app: &App, order: &OrderView, unit: &TopupView, session: &Session) -
             }
             (Some(state), Some(attempts)) => {
                 let attempts = counted(attempts, "attempt", "attempts");
-                format!("{}, {attempts}", state.replace('_', " "))
+                format!("{}, {attempts}", state.told(webhooks::words))
             }
             _ => "-".into(),
         },
@@ -302,18 +279,21 @@ fn unit_row(app: &App, order: &OrderView, unit: &TopupView, session: &Session) -
         reason: or_none(unit.reason.told().or_else(|| unit.delivery_error.clone())),
         give_back: route::give_back(unit),
         give_back_attempt: unit.give_back_attempt.unwrap_or_default(),
-        resolve: unit.give_back.as_deref() == Some(GiveBackState::Parked.as_str())
+        resolve: unit.give_back.known() == Some(GiveBackState::Parked)
             && session.may(Role::Operator),
         delivery: unit.topup_id.clone(),
         seen: format!(
             "{} {}",
-            delivery.unwrap_or_default(),
+            unit.delivery.as_str().unwrap_or_default(),
             unit.delivery_attempts.unwrap_or_default()
         ),
         replay: is_ready
             && held.is_none()
             && session.may(Role::Support)
-            && matches!(delivery, Some("delivered" | "exhausted" | "pending")),
+            && unit
+                .delivery
+                .known()
+                .is_some_and(DeliveryState::may_be_sent_again),
         held: held.filter(|_| is_ready),
         code: is_ready && session.may(Role::Support) && app.vault().is_some(),
     }
@@ -327,9 +307,9 @@ pub(crate) async fn resolve(
     let id: PlacementId = given.id("a placement")?;
     let reason = act.fields.reason()?;
     let (resolution, command) = match act.fields.get("found") {
-        Some("bought") => (Resolution::Bought, "placement resolve --bought"),
-        Some("not-bought") => (Resolution::NotBought, Read::NotBought.as_str()),
-        Some("retry") => (Resolution::Retry, "placement resolve --retry"),
+        Some("bought") => (Resolution::Bought, domain::Command::PlacementBought),
+        Some("not-bought") => (Resolution::NotBought, domain::Command::PlacementNotBought),
+        Some("retry") => (Resolution::Retry, domain::Command::PlacementRetry),
         _ => {
             return Err(Problem::Invalid(
                 "say what you found at the provider".into(),
@@ -460,12 +440,12 @@ pub(crate) async fn resolve_give_back(
     let (found, command, text) = match act.fields.get("found") {
         Some("returned") => (
             Returned::Returned,
-            "give-back resolve --returned",
+            domain::Command::GiveBackReturned,
             "The partner sees it as given back, and its fields are erased here.",
         ),
         Some("not-returned") => (
             Returned::NotReturned,
-            "give-back resolve --not-returned",
+            domain::Command::GiveBackNotReturned,
             "The eSIM stays with the partner, who may ask again.",
         ),
         _ => {
@@ -513,7 +493,7 @@ pub(crate) async fn replay(
     let seen = seen.and_then(|(state, attempt)| Some((state, attempt.parse().ok()?)));
     let (state, attempt) = seen.ok_or_else(nothing_seen)?;
     let target = format!("delivery {webhook}");
-    let mode = Mode::Apply(act.action("delivery replay", &target, reason));
+    let mode = Mode::Apply(act.action(domain::Command::DeliveryReplay, &target, reason));
     let sent = async |connection: &mut PgConnection| {
         let Some(id) = deliveries::find(&mut *connection, &webhook).await? else {
             return Ok(None);
@@ -559,7 +539,7 @@ pub(crate) async fn code(
     let topup: TopupId = given.id("a topup")?;
     let reason = act.fields.reason()?;
     let target = format!("topup {topup}");
-    let mode = Mode::Apply(act.action(Read::ShowCode.as_str(), &target, reason));
+    let mode = Mode::Apply(act.action(domain::Command::ShowCode, &target, reason));
     let profile = app
         .database()
         .run(async |connection| activation::code(connection, vault, &topup, mode).await)

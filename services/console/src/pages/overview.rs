@@ -6,11 +6,12 @@
 //! htmx asks for the figures alone and puts them in place; without JavaScript the whole page asks for
 //! itself again.
 
-use std::cmp::Reverse;
+use std::{borrow::Cow, cmp::Reverse};
 
 use askama::Template;
 use axum::{extract::State, response::Response};
 use axum_htmx::HxRequest;
+use domain::standing::EndpointState;
 use store::{
     deliveries::endpoints::Endpoint,
     figures::{Count, Measure},
@@ -99,7 +100,7 @@ struct EndpointView {
     partner_id: String,
     partner: String,
     host: String,
-    state: String,
+    state: Cow<'static, str>,
     class: &'static str,
     waiting: String,
     exhausted: String,
@@ -340,8 +341,8 @@ fn figures(
         let mut found: Vec<&Endpoint> = report
             .endpoints
             .iter()
-            .filter(|one| one.state != "open" || one.failures > 0 || one.exhausted > 0)
-            .filter(|one| one.pending > 0 || one.exhausted > 0 || one.state != "no_url")
+            .filter(|one| one.state != EndpointState::Open || one.failures > 0 || one.exhausted > 0)
+            .filter(|one| one.pending > 0 || one.exhausted > 0 || one.state != EndpointState::NoUrl)
             .collect();
         found.sort_by_key(|one| Reverse(one.pending));
         found
@@ -443,7 +444,7 @@ fn providers_of(look: &Look, earlier: Option<&Look>) -> Vec<ProviderView> {
 }
 
 fn endpoint(endpoint: &Endpoint, times: &Times) -> EndpointView {
-    let fails = endpoint.state == "open" && endpoint.failures > 0;
+    let fails = endpoint.state == EndpointState::Open && endpoint.failures > 0;
     EndpointView {
         partner_id: endpoint.partner_id.to_string(),
         partner: endpoint.name.clone(),
@@ -454,7 +455,7 @@ fn endpoint(endpoint: &Endpoint, times: &Times) -> EndpointView {
             endpoint_class(&endpoint.state)
         },
         state: if fails {
-            "retries".to_owned()
+            "retries".into()
         } else {
             endpoint_state(endpoint)
         },

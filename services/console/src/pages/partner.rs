@@ -3,9 +3,11 @@
 //!
 //! The hosts of webhook URLs are shown, not the URLs, because partners put secrets into them.
 
+use std::borrow::Cow;
+
 use askama::Template;
 use axum::{extract::State, response::Response};
-use domain::{EndpointId, PartnerId};
+use domain::{EndpointId, PartnerId, Stored, standing::EndpointState};
 use store::{
     PgConnection,
     deliveries::endpoints::{self, Endpoint, EndpointKey},
@@ -85,7 +87,7 @@ struct PartnerView {
 
 struct EndpointRow {
     host: String,
-    state: String,
+    state: Cow<'static, str>,
     class: &'static str,
     until: String,
     failures: String,
@@ -335,21 +337,35 @@ fn describe(partner: &Partner, now: OffsetDateTime) -> PartnerView {
 }
 
 /// How the state of an endpoint is coloured.
-pub(crate) fn endpoint_class(state: &str) -> &'static str {
-    match state {
-        "open" => "good",
-        "blocked" | "probing" | "no_url" => "bad",
-        _ => "note",
+pub(crate) fn endpoint_class(state: &Stored<EndpointState>) -> &'static str {
+    match state.known() {
+        Some(EndpointState::Open) => "good",
+        Some(EndpointState::Blocked | EndpointState::Probing | EndpointState::NoUrl) | None => {
+            "bad"
+        }
+        Some(
+            EndpointState::Paused | EndpointState::PausedByPartner | EndpointState::Unverified,
+        ) => "note",
     }
 }
 
 /// The state of an endpoint in words. One that is probed is still blocked until its test is
 /// acknowledged; [`next_test`] says when the test is.
-pub(crate) fn endpoint_state(endpoint: &Endpoint) -> String {
-    match endpoint.state.as_str() {
-        _ if endpoint.paused_by_partner => "paused by the partner".to_owned(),
-        "probing" => "blocked".to_owned(),
-        state => state.to_owned(),
+pub(crate) fn endpoint_state(endpoint: &Endpoint) -> Cow<'static, str> {
+    if endpoint.paused_by_partner {
+        return "paused by the partner".into();
+    }
+    endpoint.state.told(endpoint_words)
+}
+
+pub(super) fn endpoint_words(state: EndpointState) -> &'static str {
+    match state {
+        EndpointState::Open => "open",
+        EndpointState::NoUrl => "no URL",
+        EndpointState::Blocked | EndpointState::Probing => "blocked",
+        EndpointState::Paused => "paused",
+        EndpointState::PausedByPartner => "paused by the partner",
+        EndpointState::Unverified => "not verified yet",
     }
 }
 
@@ -369,11 +385,11 @@ pub(crate) fn endpoint_form(
     session: &Session,
     back: &str,
 ) -> Option<ReasonForm> {
-    if !session.may(Role::Operator) || endpoint.state == "no_url" {
+    if !session.may(Role::Operator) || endpoint.state == EndpointState::NoUrl {
         return None;
     }
     let id = endpoint.endpoint_id;
-    let form = if endpoint.state == "open" {
+    let form = if endpoint.state == EndpointState::Open {
         ReasonForm {
             consequence:
                 "Nothing is sent to this endpoint until it is resumed. No webhook is lost.".into(),
@@ -397,7 +413,10 @@ pub(crate) fn endpoint_form(
 fn resuming(endpoint: &Endpoint) -> String {
     let first = if endpoint.paused_by_partner {
         "The partner has paused this endpoint itself, so ask the partner first. The pause ends"
-    } else if matches!(endpoint.state.as_str(), "blocked" | "probing") {
+    } else if matches!(
+        endpoint.state.known(),
+        Some(EndpointState::Blocked | EndpointState::Probing)
+    ) {
         "The block ends now; if the endpoint still fails, it begins again"
     } else {
         "The pause, which an operator has set, ends"
@@ -433,7 +452,11 @@ pub(crate) async fn pause(
 ) -> Result<Response, Problem> {
     let endpoint = endpoint(&app, &given).await?;
     let target = format!("endpoint {}", endpoint.id);
-    let action = act.action("endpoint pause", &target, act.fields.reason()?);
+    let action = act.action(
+        domain::Command::EndpointPause,
+        &target,
+        act.fields.reason()?,
+    );
     let seen = act.fields.get("seen").or(Some(""));
     app.database()
         .run(async |connection| {
@@ -454,7 +477,11 @@ pub(crate) async fn resume(
 ) -> Result<Response, Problem> {
     let endpoint = endpoint(&app, &given).await?;
     let target = format!("endpoint {}", endpoint.id);
-    let action = act.action("endpoint resume", &target, act.fields.reason()?);
+    let action = act.action(
+        domain::Command::EndpointResume,
+        &target,
+        act.fields.reason()?,
+    );
     let seen = act.fields.get("seen").or(Some(""));
     let due = app
         .database()
@@ -476,7 +503,7 @@ fn not_changed(error: NotChanged, given: &Given, act: &Act<Operator>) -> Problem
         NotChanged::Store(error) => error.into(),
         NotChanged::Changed { now, .. } => act.changed(&format!(
             "the endpoint has changed since the page was shown, and is {} now",
-            now.replace('_', " ")
+            now.told(endpoint_words)
         )),
     }
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use askama::Template;
 use axum::{extract::State, response::Response};
+use domain::standing::EndpointState;
 use store::{
     operator::health::{Kind, Report},
     partners::{self, Partner},
@@ -86,11 +87,11 @@ fn health(report: &Report) -> BTreeMap<Uuid, Health> {
         let one = all.entry(endpoint.partner_id).or_default();
         one.waiting += endpoint.pending;
         one.exhausted += endpoint.exhausted;
-        let is_open = endpoint.state == "open";
+        let is_open = endpoint.state == EndpointState::Open;
         if is_open && endpoint.failures > 0 {
             one.badges.push(("warn", "endpoint fails".to_owned()));
-        } else if !is_open && (endpoint.state != "no_url" || endpoint.pending > 0) {
-            let state = endpoint_state(endpoint).replace('_', " ");
+        } else if !is_open && (endpoint.state != EndpointState::NoUrl || endpoint.pending > 0) {
+            let state = endpoint_state(endpoint);
             let class = endpoint_class(&endpoint.state);
             one.badges.push((class, format!("endpoint {state}")));
         }

@@ -238,7 +238,7 @@ pub(crate) async fn open(
     act: Act<Operator>,
 ) -> Result<Response, Problem> {
     let target = format!("provider {name}");
-    let action = act.action("provider open", &target, act.fields.reason()?);
+    let action = act.action(domain::Command::ProviderOpen, &target, act.fields.reason()?);
     let asked = act.fields.get("for").unwrap_or("1h");
     let duration = runtime::config::positive_duration(asked).map_err(Problem::Invalid)?;
     if duration > LONGEST {
@@ -262,7 +262,11 @@ pub(crate) async fn close(
     act: Act<Operator>,
 ) -> Result<Response, Problem> {
     let target = format!("provider {name}");
-    let action = act.action("provider close", &target, act.fields.reason()?);
+    let action = act.action(
+        domain::Command::ProviderClose,
+        &target,
+        act.fields.reason()?,
+    );
     let seen = seen(&act);
     let closed = app
         .database()

@@ -1,11 +1,12 @@
 //! The moments of an order's story in words, as its picture and its list of steps show them.
 
-use domain::Why;
+use domain::{Stored, Why, standing::EndpointState};
 use store::operator::story::{Moment, What};
 use time::Duration;
 
 use crate::{
     format::counted,
+    pages::partner::endpoint_words,
     pictures::{ACTIONS, Step, Went},
 };
 
@@ -13,7 +14,7 @@ use crate::{
 type Told = (&'static str, Went, String);
 
 /// A moment as a step. `endpoint` is the state of the partner's first endpoint.
-pub(super) fn step(moment: Moment, endpoint: &str) -> Step {
+pub(super) fn step(moment: Moment, endpoint: &Stored<EndpointState>) -> Step {
     let mut lasted = None;
     if let What::Webhook { duration_ms, .. } = moment.what {
         lasted = Some(Duration::milliseconds(duration_ms.into()));
@@ -36,7 +37,7 @@ pub(super) fn step(moment: Moment, endpoint: &str) -> Step {
     }
 }
 
-fn told(what: What, endpoint: &str) -> Told {
+fn told(what: What, endpoint: &Stored<EndpointState>) -> Told {
     let neutral = |row, text: &str| (row, Went::Neutral, text.to_owned());
     match what {
         What::Accepted => ("accepted", Went::Neutral, "received".to_owned()),
@@ -75,12 +76,12 @@ fn told(what: What, endpoint: &str) -> Told {
             topup_id: Some(topup),
             ..
         } => {
-            let text = if endpoint == "open" {
+            let text = if *endpoint == EndpointState::Open {
                 format!("next webhook attempt for {topup}")
             } else {
-                let state = match endpoint {
-                    "probing" => "blocked, and its next test is due".to_owned(),
-                    state => state.replace('_', " "),
+                let state = match endpoint.known() {
+                    Some(EndpointState::Probing) => "blocked, and its next test is due".into(),
+                    _ => endpoint.told(endpoint_words),
                 };
                 format!("the webhook of {topup} waits, because its endpoint is {state}")
             };

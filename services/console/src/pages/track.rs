@@ -2,11 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use domain::standing::{Actor, Standing};
+use domain::{
+    PlacementState,
+    standing::{Actor, DeliveryState, EndpointState, Standing, UnitState},
+};
 use store::operator::orders::{OrderView, TopupView};
-use time::OffsetDateTime;
+use time::{Duration, OffsetDateTime};
 
 use crate::format::{number, took};
+
+/// A webhook that is due within this time is not sent again by hand: an attempt may be under way.
+const AT_ONCE: Duration = Duration::seconds(30);
 
 /// One step of the way.
 pub(super) struct Mark {
@@ -79,17 +85,17 @@ pub(super) fn track(order: &OrderView) -> Vec<Mark> {
     let accepted = order.created_at;
     let all = order.topups.len();
     let placements = order.placements.len();
-    let is = |state: &str| {
+    let is = |state: PlacementState| {
         let mine = order.placements.iter();
         mine.filter(|one| one.state == state).count()
     };
-    let bought = is("placed");
-    let lost = is("failed") + is("parked");
+    let bought = is(PlacementState::Placed);
+    let lost = is(PlacementState::Failed) + is(PlacementState::Parked);
     let units = |of: &dyn Fn(&TopupView) -> bool| order.topups.iter().filter(|one| of(one)).count();
     let ready = units(&|one| one.ready_at.is_some());
-    let failed = units(&|one| one.state == "failed" || one.state == "parked");
+    let failed = units(&|one| one.state == UnitState::Failed || one.state == UnitState::Parked);
     let delivered = units(&|one| one.delivered_at.is_some() || one.delivered_before);
-    let given_up = units(&|one| one.delivery.as_deref() == Some("exhausted"));
+    let given_up = units(&|one| one.delivery.known() == Some(DeliveryState::Exhausted));
     let after = |at: Option<OffsetDateTime>| at.map(|at| format!("+{} · ", took(at - accepted)));
     let last = |at: &dyn Fn(&TopupView) -> Option<OffsetDateTime>| {
         after(order.topups.iter().filter_map(at).max()).unwrap_or_default()
@@ -133,4 +139,31 @@ pub(super) fn track(order: &OrderView) -> Vec<Mark> {
             last(&|one| one.delivered_at),
         ),
     ]
+}
+
+/// Why a webhook that waits cannot be sent at once; `None` if it can.
+pub(super) fn held(order: &OrderView, unit: &TopupView, now: OffsetDateTime) -> Option<String> {
+    if unit.delivery.known() != Some(DeliveryState::Pending) {
+        return None;
+    }
+    let why = match order.endpoint.known()? {
+        EndpointState::Paused => {
+            "Its endpoint is paused by an operator, so it waits until an operator resumes the endpoint."
+        }
+        EndpointState::PausedByPartner => {
+            "Its endpoint is paused by the partner, so it waits until the partner resumes it."
+        }
+        EndpointState::Blocked | EndpointState::Probing => {
+            "Its endpoint is blocked, so it waits, and is sent by itself as soon as a test is acknowledged. An operator can \
+             resume the endpoint on the partner's page."
+        }
+        EndpointState::NoUrl => "The account has no webhook URL, so it waits for one.",
+        EndpointState::Open | EndpointState::Unverified
+            if unit.delivery_due_at.is_none_or(|due| due <= now + AT_ONCE) =>
+        {
+            "It is being sent, or is due within seconds."
+        }
+        EndpointState::Open | EndpointState::Unverified => return None,
+    };
+    Some(why.to_owned())
 }

@@ -1,8 +1,11 @@
 //! The list of webhooks, newest first, by partner, state and time: which ones do not arrive, and what the
 //! endpoint has answered last. It is the list of `esimctl delivery list`.
 
+use std::borrow::Cow;
+
 use askama::Template;
 use axum::{extract::State, response::Response};
+use domain::{Stored, standing::DeliveryState};
 use store::{
     PgConnection,
     deliveries::View,
@@ -55,7 +58,7 @@ struct Row {
     topup: String,
     path: String,
     order: String,
-    state: &'static str,
+    state: Cow<'static, str>,
     class: &'static str,
     partner_id: String,
     partner: String,
@@ -66,12 +69,24 @@ struct Row {
 }
 
 /// The state of a webhook in words, and its colour.
-pub(crate) fn state(state: &str) -> (&'static str, &'static str) {
+pub(crate) fn state(state: &Stored<DeliveryState>) -> (Cow<'static, str>, &'static str) {
+    let class = match state.known() {
+        Some(DeliveryState::Delivered) => "good",
+        Some(DeliveryState::Exhausted) => "bad",
+        Some(DeliveryState::NoEndpoint) | None => "warn",
+        Some(DeliveryState::Pending | DeliveryState::Cancelled) => "",
+    };
+    (state.told(words), class)
+}
+
+/// The state of a webhook in words.
+pub(crate) fn words(state: DeliveryState) -> &'static str {
     match state {
-        "delivered" => ("delivered", "good"),
-        "exhausted" => ("given up", "bad"),
-        "no_endpoint" => ("no address", "warn"),
-        _ => ("under way", ""),
+        DeliveryState::Pending => "under way",
+        DeliveryState::Delivered => "delivered",
+        DeliveryState::Exhausted => "given up",
+        DeliveryState::NoEndpoint => "no address",
+        DeliveryState::Cancelled => "cancelled",
     }
 }
 
@@ -155,7 +170,7 @@ fn row(view: &View, found: &std::collections::HashMap<Uuid, String>, times: &Tim
             .unwrap_or_default(),
         due: view
             .due_at
-            .filter(|_| view.state == "pending")
+            .filter(|_| view.state == DeliveryState::Pending)
             .map(|at| times.ago(at))
             .unwrap_or_default(),
         topup,
@@ -256,7 +271,7 @@ pub(crate) async fn csv(State(app): State<App>, visit: Visit<Viewer>) -> Result<
                 partner.map_or("", String::as_str),
                 &view.partner_id.to_string(),
                 &view.endpoint_id.to_string(),
-                &view.state,
+                view.state.as_str(),
                 &view.attempts.to_string(),
                 &at(view.attempted_at),
                 &number(view.status),

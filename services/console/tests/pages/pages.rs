@@ -217,7 +217,7 @@ async fn an_action_on_a_changed_row_is_a_readable_conflict() {
     let target = format!("delivery {}", bench.topup);
     let nothing = Action {
         actor: Actor::console("ana", "127.0.0.1"),
-        command: "delivery replay",
+        command: domain::Command::DeliveryReplay,
         target: &target,
         reason: "a test",
     };

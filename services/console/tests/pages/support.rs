@@ -62,7 +62,7 @@ fn vault() -> Vault {
 fn action(reason: &'static str) -> Action<'static> {
     Action {
         actor: Actor::esimctl("test"),
-        command: "test",
+        command: domain::Command::OperatorCreate,
         target: "test",
         reason,
     }

@@ -108,7 +108,8 @@ struct Listed {
     cell: String,
     backend: String,
     server: String,
-    state: String,
+    /// How many partners it has, or why it cannot be reached.
+    found: String,
 }
 
 /// Lists the cells. One that cannot be reached is listed with the reason.
@@ -123,7 +124,7 @@ async fn list(cells: &Cells, console: &Console) -> anyhow::Result<()> {
             url.port().unwrap_or(5432),
             url.path()
         );
-        let state = match partners(cell, console).await {
+        let found = match partners(cell, console).await {
             Ok(partners) => format!("{partners} partners"),
             Err(error) => crate::output::one_line(&crate::with_causes(&error)),
         };
@@ -131,18 +132,18 @@ async fn list(cells: &Cells, console: &Console) -> anyhow::Result<()> {
             cell: cell.name.clone(),
             backend: cell.backend.clone(),
             server,
-            state,
+            found,
         });
     }
     let shown: Vec<_> = listed
         .iter()
-        .map(|one| json!({ "cell": one.cell, "backend": one.backend, "server": one.server, "state": one.state }))
+        .map(|one| json!({ "cell": one.cell, "backend": one.backend, "server": one.server, "state": one.found }))
         .collect();
     console.print(&shown, || {
         crate::output::table(
             listed
                 .iter()
-                .map(|one| cells!(one: cell, backend, server, state)),
+                .map(|one| cells!(one: cell, backend, server, state = one.found.clone())),
         )
     })
 }

@@ -9,7 +9,7 @@
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand, builder::PossibleValuesParser};
-use domain::{DeliveryId, WebhookId};
+use domain::{DeliveryId, WebhookId, standing::DeliveryState};
 use serde_json::json;
 use store::{
     PgConnection,
@@ -371,7 +371,9 @@ async fn replay(asked: &Replay, console: &Console) -> anyhow::Result<()> {
         .confirm
         .ask(&describe_replay(&preview, asked, "are sent again at once"))?;
     let target = target(asked);
-    let mode = asked.confirm.apply("delivery replay", &target);
+    let mode = asked
+        .confirm
+        .apply(domain::Command::DeliveryReplay, &target);
     let replayed = deliveries::replay(&mut connection, &filter, asked.limit, mode).await?;
     console.print(&shown(&replayed, false), || {
         describe_replay(&replayed, asked, "are due now")
@@ -401,7 +403,7 @@ async fn check_replay(
             ),
         }
     }
-    if delivery.state == "no_endpoint" {
+    if delivery.state == DeliveryState::NoEndpoint {
         bail!(NO_URL);
     }
     Ok(())

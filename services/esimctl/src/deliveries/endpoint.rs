@@ -107,7 +107,9 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     let name = printable(&partner.name);
     if let Command::Pause(_) = command {
         let target = format!("endpoint {} of partner {id}", endpoint.id);
-        let action = which.by.action("endpoint pause", &target, &which.reason);
+        let action = which
+            .by
+            .action(domain::Command::EndpointPause, &target, &which.reason);
         operator::endpoints::pause(&mut connection, endpoint, None, action).await?;
         let result = json!({ "partner_id": id, "endpoint_id": endpoint.id, "state": "paused" });
         console.print(&result, || {
@@ -115,7 +117,9 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
         })
     } else {
         let target = format!("endpoint {} of partner {id}", endpoint.id);
-        let action = which.by.action("endpoint resume", &target, &which.reason);
+        let action = which
+            .by
+            .action(domain::Command::EndpointResume, &target, &which.reason);
         let due = operator::endpoints::resume(&mut connection, endpoint, None, action).await?;
         let result = json!({
             "partner_id": id, "endpoint_id": endpoint.id, "state": "open", "deliveries_due": due,

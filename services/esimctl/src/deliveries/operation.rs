@@ -106,7 +106,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
         }
         Command::Cancel { id, reason, by } => {
             let target = format!("operation {id}");
-            let action = by.action("operation cancel", &target, reason);
+            let action = by.action(domain::Command::OperationCancel, &target, reason);
             match operations::cancel(&mut connection, *id, action).await? {
                 Cancelled::Now(found) | Cancelled::EndedBefore(found) => print(console, &found),
                 Cancelled::Unknown => Err(unknown(*id).into()),
@@ -142,7 +142,9 @@ async fn start(
         bail!("{}", describe(&preview));
     }
     asked.confirm.ask(&describe(&preview))?;
-    let action = asked.confirm.action("operation start", "operation");
+    let action = asked
+        .confirm
+        .action(domain::Command::OperationStart, "operation");
     let started = operations::start(connection, partner, &wanted, action).await;
     let started = started.map_err(|error| match error {
         NotStarted::Store(error) => error.into(),

@@ -99,7 +99,12 @@ impl FromArgMatches for By {
 
 impl By {
     /// The record of a change.
-    pub fn action<'a>(&'a self, command: &'a str, target: &'a str, reason: &'a str) -> Action<'a> {
+    pub fn action<'a>(
+        &'a self,
+        command: domain::Command,
+        target: &'a str,
+        reason: &'a str,
+    ) -> Action<'a> {
         let actor = Actor::esimctl(&self.0);
         Action {
             actor,
@@ -122,7 +127,7 @@ pub struct Why {
 
 impl Why {
     /// The record of a change.
-    pub fn action<'a>(&'a self, command: &'a str, target: &'a str) -> Action<'a> {
+    pub fn action<'a>(&'a self, command: domain::Command, target: &'a str) -> Action<'a> {
         self.by.action(command, target, &self.reason)
     }
 }
@@ -142,7 +147,7 @@ impl Confirm {
     /// its record. With `--yes` the preview is left out, because nobody would read it.
     pub async fn carry_out<T>(
         &self,
-        command: &str,
+        command: domain::Command,
         target: &str,
         mut change: Change<
             impl AsyncFnMut(Mode<'_>) -> anyhow::Result<T>,
@@ -186,12 +191,12 @@ impl Confirm {
     }
 
     /// The mode that commits the change together with its record.
-    pub fn apply<'a>(&'a self, command: &'a str, target: &'a str) -> Mode<'a> {
+    pub fn apply<'a>(&'a self, command: domain::Command, target: &'a str) -> Mode<'a> {
         Mode::Apply(self.action(command, target))
     }
 
     /// The record of the change.
-    pub fn action<'a>(&'a self, command: &'a str, target: &'a str) -> Action<'a> {
+    pub fn action<'a>(&'a self, command: domain::Command, target: &'a str) -> Action<'a> {
         let reason = self.reason.as_deref().unwrap_or_default();
         self.by.action(command, target, reason)
     }

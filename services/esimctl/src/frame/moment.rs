@@ -3,7 +3,7 @@
 use anyhow::ensure;
 use runtime::{
     clock,
-    config::{TOO_LONG, duration},
+    config::{LONGEST, TOO_LONG, any_duration},
 };
 use time::{OffsetDateTime, UtcOffset, format_description::well_known::Rfc3339};
 
@@ -30,13 +30,12 @@ pub fn past(text: &str) -> Result<OffsetDateTime, String> {
             "as an age {TOO_LONG}: for an earlier time write the time itself, like `2025-01-29T12:00:00Z`"
         )
     };
-    let age = duration(text).map_err(|reason| {
-        if reason == TOO_LONG {
-            too_long()
-        } else {
-            "it is neither a time nor an age: write it like `2025-01-29T12:00:00Z` or `2h`".into()
-        }
+    let age = any_duration(text).map_err(|_| {
+        "it is neither a time nor an age: write it like `2025-01-29T12:00:00Z` or `2h`".to_owned()
     })?;
+    if age > LONGEST {
+        return Err(too_long());
+    }
     let age = time::Duration::try_from(age).map_err(|_| too_long())?;
     now.checked_sub(age).ok_or_else(too_long)
 }

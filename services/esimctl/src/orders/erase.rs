@@ -119,7 +119,7 @@ pub async fn order(asked: &EraseOrder, console: &Console) -> anyhow::Result<()> 
     asked
         .confirm
         .carry_out(
-            "order erase",
+            domain::Command::OrderErase,
             &target,
             Change {
                 run,
@@ -161,7 +161,7 @@ pub async fn partner(asked: &ErasePartner, console: &Console) -> anyhow::Result<
         &mut connection,
         id.into(),
         orders,
-        asked.confirm.apply("partner erase", &name),
+        asked.confirm.apply(domain::Command::PartnerErase, &name),
     )
     .await?;
     let erased = all_orders(&mut connection, id.into()).await?;

@@ -76,11 +76,14 @@ pub struct Found {
 
 impl Found {
     /// What was found, and the command in the form in which it is recorded.
-    fn state(&self) -> (FoundState, &'static str) {
+    fn state(&self) -> (FoundState, domain::Command) {
         if self.returned {
-            (FoundState::Returned, "give-back resolve --returned")
+            (FoundState::Returned, domain::Command::GiveBackReturned)
         } else {
-            (FoundState::NotReturned, "give-back resolve --not-returned")
+            (
+                FoundState::NotReturned,
+                domain::Command::GiveBackNotReturned,
+            )
         }
     }
 }

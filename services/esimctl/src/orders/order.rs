@@ -215,7 +215,7 @@ fn topup_row(order: &OrderView, topup: &TopupView) -> Row<8> {
     cells!(topup:
         "#" = or_dash(placement.map(|index| index + 1)), topup_id, option = option_of(topup),
         stands = order.standing(topup).label().to_owned(),
-        ready = stage(order, placed_at, topup.ready_at), webhook = or_dash(topup.delivery.as_ref()),
+        ready = stage(order, placed_at, topup.ready_at), webhook = or_dash(topup.delivery.0.as_ref()),
         delivered = stage(order, topup.ready_at, topup.delivered_at),
         total = or_dash(topup.delivered_at.map(|at| took(at - order.created_at))),
     )
@@ -268,7 +268,7 @@ fn action_row(order: &OrderView, moment: &Moment) -> Option<Row<6>> {
     };
     let via = via.as_ref();
     Some([
-        ("action", command.clone()),
+        ("action", command.to_string()),
         ("of", target.clone()),
         ("at", moment_after(order.created_at, moment.at)),
         (
@@ -339,7 +339,7 @@ fn option_of(topup: &TopupView) -> String {
 
 /// The lane that the purchase of this placement waits for, if the lane is held back.
 fn lane_of<'a>(placement: &PlacementView, lanes: &'a [WaitingLane]) -> Option<&'a WaitingLane> {
-    let waits = placement.state == PlacementState::Accepted.as_str();
+    let waits = placement.state == PlacementState::Accepted;
     lanes
         .iter()
         .find(|lane| waits && lane.provider == placement.provider && lane.lane == placement.lane)

@@ -18,7 +18,7 @@ use serde_json::json;
 use store::{
     config::MasterKeyConfig,
     operator::{
-        actions::{Mode, Read},
+        actions::Mode,
         entered::{self, Entered, NotEntered, Ready},
         placements::{self, Decision, Listed, NotResolved, Resolved},
     },
@@ -161,13 +161,13 @@ pub struct Found {
 
 impl Found {
     /// The resolution, and the command in the form in which it is recorded.
-    fn resolution(&self) -> (Resolution, &'static str) {
+    fn resolution(&self) -> (Resolution, domain::Command) {
         if self.bought {
-            (Resolution::Bought, "placement resolve --bought")
+            (Resolution::Bought, domain::Command::PlacementBought)
         } else if self.retry {
-            (Resolution::Retry, "placement resolve --retry")
+            (Resolution::Retry, domain::Command::PlacementRetry)
         } else {
-            (Resolution::NotBought, Read::NotBought.as_str())
+            (Resolution::NotBought, domain::Command::PlacementNotBought)
         }
     }
 }
@@ -260,7 +260,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
             };
             confirm
                 .carry_out(
-                    "placement enter",
+                    domain::Command::PlacementEnter,
                     &format!("topup {topup_id}"),
                     Change {
                         run,

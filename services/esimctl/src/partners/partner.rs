@@ -12,7 +12,7 @@ use clap::{
     ArgGroup, Args, Subcommand, ValueEnum,
     builder::{PossibleValuesParser, TypedValueParser},
 };
-use domain::{Environment, PartnerId};
+use domain::{Environment, PartnerId, Stored, standing::EndpointState};
 use serde_json::json;
 use signing::generate;
 use store::{
@@ -302,9 +302,9 @@ async fn set(asked: &Set, console: &Console) -> anyhow::Result<()> {
     if asked.disabled || asked.enabled {
         let disabled = asked.disabled;
         let name = if disabled {
-            "partner disable"
+            domain::Command::PartnerDisable
         } else {
-            "partner enable"
+            domain::Command::PartnerEnable
         };
         let set = async |connection: &mut PgConnection, id| {
             partners::set_disabled(connection, id, disabled).await
@@ -316,13 +316,25 @@ async fn set(asked: &Set, console: &Console) -> anyhow::Result<()> {
         let set = async |connection: &mut PgConnection, id| {
             partners::set_signed_body_required(connection, id, required).await
         };
-        return change(which, ("partner set-signing", why), console, set).await;
+        return change(
+            which,
+            (domain::Command::PartnerSetSigning, why),
+            console,
+            set,
+        )
+        .await;
     }
     if asked.no_events || !asked.events.is_empty() {
         let set = async |connection: &mut PgConnection, id| {
             partners::set_events(connection, id, &asked.events).await
         };
-        return change(which, ("partner set-events", why), console, set).await;
+        return change(
+            which,
+            (domain::Command::PartnerSetEvents, why),
+            console,
+            set,
+        )
+        .await;
     }
     let limits = &asked.limits;
     let limits = NewLimits {
@@ -334,7 +346,13 @@ async fn set(asked: &Set, console: &Console) -> anyhow::Result<()> {
     let set = async |connection: &mut PgConnection, id| {
         partners::set_limits(connection, id, &limits).await
     };
-    change(which, ("partner set-limits", why), console, set).await
+    change(
+        which,
+        (domain::Command::PartnerSetLimits, why),
+        console,
+        set,
+    )
+    .await
 }
 
 async fn create(new: &Create, console: &Console) -> anyhow::Result<()> {
@@ -362,7 +380,7 @@ async fn create(new: &Create, console: &Console) -> anyhow::Result<()> {
         webhook_secret: &webhook_secret,
     };
     let target = format!("partner {partner_id}");
-    let action = new.why.action("partner create", &target);
+    let action = new.why.action(domain::Command::PartnerCreate, &target);
     let host = new.webhook_url.as_ref().and_then(host);
     let create = async |transaction: &mut PgConnection| {
         partners::create(transaction, &vault, &partner).await?;
@@ -421,7 +439,7 @@ struct Shown {
 struct Notices {
     /// `url` or `email`.
     channel: &'static str,
-    state: String,
+    state: Stored<EndpointState>,
     failures: i32,
     #[serde(with = "time::serde::rfc3339::option")]
     verified_at: Option<OffsetDateTime>,

@@ -31,7 +31,7 @@ pub async fn set_webhook(
     let partner_id = partner.partner_id;
     check_scheme(url, partner.environment.parse()?, http)?;
     let target = format!("partner {partner_id}");
-    let action = why.action("partner set-webhook", &target);
+    let action = why.action(domain::Command::PartnerSetWebhook, &target);
     // A path or a query may hold a token, so only the hosts are recorded.
     let old = partner
         .webhook_url
@@ -77,7 +77,7 @@ fn recorded(partner: &Partner) -> Value {
 /// Makes a change with its record, and shows the partner as it is then.
 pub async fn change(
     which: &Which,
-    (command, why): (&str, &Why),
+    (command, why): (domain::Command, &Why),
     console: &Console,
     change: impl AsyncFnOnce(&mut PgConnection, PartnerId) -> Result<bool, store::Error>,
 ) -> anyhow::Result<()> {

@@ -154,7 +154,10 @@ pub async fn run(asked: &MovePartner, console: &Console) -> anyhow::Result<()> {
         partner.partner_id, from.name, to.name
     );
     asked.confirm.ask(&preview)?;
-    let Mode::Apply(action) = asked.confirm.apply("partner move", &target_text) else {
+    let Mode::Apply(action) = asked
+        .confirm
+        .apply(domain::Command::PartnerMove, &target_text)
+    else {
         bail!("nothing was changed, because the command has no reason");
     };
     if asked.cancel {

@@ -109,7 +109,9 @@ async fn keys(rotate: &Rotate, console: &Console) -> anyhow::Result<()> {
     let id = partner.partner_id.into();
     let overlap = rotate.overlap();
     let target = format!("partner {id}");
-    let action = rotate.why.action("partner rotate-keys", &target);
+    let action = rotate
+        .why
+        .action(domain::Command::PartnerRotateKeys, &target);
     let change = async |transaction: &mut PgConnection| {
         let rotated =
             partners::rotate_keys(transaction, &vault, id, &access_key, &secret_key, overlap);
@@ -154,7 +156,9 @@ async fn webhook_secret(rotate: &Rotate, console: &Console) -> anyhow::Result<()
     let id = partner.partner_id.into();
     let overlap = rotate.overlap();
     let target = format!("partner {id}");
-    let action = rotate.why.action("partner rotate-webhook-secret", &target);
+    let action = rotate
+        .why
+        .action(domain::Command::PartnerRotateWebhookSecret, &target);
     let change = async |transaction: &mut PgConnection| {
         let rotated = partners::rotate_secret(
             transaction,

@@ -111,9 +111,9 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     let run =
         async |mode: Mode<'_>| Ok(catalogue::apply(&mut connection, &found.pull, mode).await?);
     let command = if asked.disable_gone {
-        "catalogue pull --disable-gone"
+        domain::Command::CataloguePullDisableGone
     } else {
-        "catalogue pull"
+        domain::Command::CataloguePull
     };
     let change = Change {
         run,

@@ -305,7 +305,7 @@ fn row(finding: &Finding) -> Row<10> {
     cells!(finding:
         kind, line = or_dash(finding.line), order_id, "bought at" = or_dash(finding.at.as_ref()),
         option = or_dash(finding.option.as_ref()), units = or_dash(finding.units),
-        "units here" = or_dash(finding.units_here), state = or_dash(finding.state.as_ref()),
+        "units here" = or_dash(finding.units_here), state = or_dash(finding.state.0.as_ref()),
         partner = finding.partner.clone().unwrap_or_else(|| "unknown".to_owned()),
         external_order_id = or_dash(finding.external_order_id.as_ref()),
     )

@@ -160,9 +160,9 @@ async fn set_enabled(asked: &Change, console: &Console) -> anyhow::Result<()> {
         console.print(&shown, || effect(&option, enabled, *changed, dry_run))
     };
     let command = if enabled {
-        "option enable"
+        domain::Command::OptionEnable
     } else {
-        "option disable"
+        domain::Command::OptionDisable
     };
     asked
         .confirm

@@ -129,13 +129,13 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
             by,
         } => {
             let target = format!("provider {name}");
-            let action = by.action("provider open", &target, reason);
+            let action = by.action(domain::Command::ProviderOpen, &target, reason);
             let opened = breakers::open(&mut connection, name, None, *duration, action);
             (name, opened.await)
         }
         Command::Close { name, reason, by } => {
             let target = format!("provider {name}");
-            let action = by.action("provider close", &target, reason);
+            let action = by.action(domain::Command::ProviderClose, &target, reason);
             let closed = breakers::close(&mut connection, name, None, action);
             (name, closed.await)
         }
@@ -163,9 +163,10 @@ fn lane_row(lane: &WaitingLane) -> Row<4> {
 
 /// Why the orders of a lane wait, in one sentence. `esimctl order show` prints it too.
 pub fn why(lane: &WaitingLane) -> String {
-    let failure = match lane.reason.as_str() {
-        "" => String::new(),
-        reason => format!("; the last failure: {reason}"),
+    let failure = if lane.reason.is_empty() {
+        String::new()
+    } else {
+        format!("; the last failure: {}", lane.reason)
     };
     let unsettled = lane.unsettled;
     if usize::try_from(unsettled).is_ok_and(|unsettled| unsettled >= MOST_UNSETTLED) {

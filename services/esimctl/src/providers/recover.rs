@@ -133,7 +133,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     command
         .confirm
         .carry_out(
-            "recover",
+            domain::Command::Recover,
             target,
             Change {
                 run,

@@ -147,7 +147,7 @@ impl Link {
 }
 
 impl Who {
-    fn action<'a>(&'a self, command: &'a str, target: &'a str) -> Action<'a> {
+    fn action<'a>(&'a self, command: domain::Command, target: &'a str) -> Action<'a> {
         self.by.action(command, target, &self.reason)
     }
 }
@@ -162,7 +162,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
         }
         Command::Create { who, role, link } => {
             let target = target(who);
-            let action = who.action("operator create", &target);
+            let action = who.action(domain::Command::OperatorCreate, &target);
             let made = accounts::create(&mut connection, &who.name, *role, action).await;
             print_link(
                 console,
@@ -187,12 +187,12 @@ async fn set(
     let not_changed = |error| named(&who.name, error);
     let name = printable(&who.name);
     if change.new_password {
-        let action = who.action("operator reset", &target);
+        let action = who.action(domain::Command::OperatorReset, &target);
         let made = accounts::reset(connection, &who.name, action).await;
         return print_link(console, link, &made.map_err(not_changed)?);
     }
     if change.signed_out {
-        let action = who.action("operator sign-out", &target);
+        let action = who.action(domain::Command::OperatorSignOut, &target);
         let ended = accounts::sign_out(connection, &who.name, action).await?;
         let result = json!({ "name": who.name, "sessions_ended": ended });
         return console.print(&result, || {
@@ -207,16 +207,19 @@ async fn set(
         });
     }
     if let Some(role) = change.role {
-        let action = who.action("operator role", &target);
+        let action = who.action(domain::Command::OperatorRole, &target);
         let changed = accounts::set_role(connection, &who.name, role, action).await;
         let account = changed.map_err(not_changed)?;
         return console.print(&account, || format!("{name} is {} now", role.as_str()));
     }
     let disable = change.disabled && !change.enabled;
     let (command, now) = if disable {
-        ("operator disable", "disabled; its sessions have ended")
+        (
+            domain::Command::OperatorDisable,
+            "disabled; its sessions have ended",
+        )
     } else {
-        ("operator enable", "enabled")
+        (domain::Command::OperatorEnable, "enabled")
     };
     let action = who.action(command, &target);
     let changed = accounts::set_disabled(connection, &who.name, disable, action).await;

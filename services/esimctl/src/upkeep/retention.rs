@@ -123,7 +123,7 @@ async fn set(asked: &Set, console: &Console) -> anyhow::Result<()> {
     asked
         .confirm
         .carry_out(
-            "retention set",
+            domain::Command::RetentionSet,
             &target,
             Change {
                 run,

@@ -119,17 +119,22 @@ pub(super) async fn rotate(session: Session) -> Result<Response, ApiError> {
     let (access_key, secret_key) = generate::keys().map_err(ApiError::internal)?;
     let vault = &session.service().vault;
     let rotated = session.change(async |connection, partner| {
-        self_service::rotate(connection, partner, "keys rotate", async |transaction| {
-            partners::rotate_keys(
-                transaction,
-                vault,
-                partner,
-                &access_key,
-                &secret_key,
-                OVERLAP,
-            )
-            .await
-        })
+        self_service::rotate(
+            connection,
+            partner,
+            domain::Command::KeysRotate,
+            async |transaction| {
+                partners::rotate_keys(
+                    transaction,
+                    vault,
+                    partner,
+                    &access_key,
+                    &secret_key,
+                    OVERLAP,
+                )
+                .await
+            },
+        )
         .await
     });
     let Rotated::Until(until) = rotated.await? else {

@@ -152,7 +152,7 @@ pub(super) async fn list(Search(session, uri): Search) -> Result<Response, ApiEr
         endpoint_id: view.endpoint_id,
         topup_id: view.topup_id.as_deref(),
         external_order_id: view.external_order_id.as_deref(),
-        state: &view.state,
+        state: view.state.as_str(),
         created_at: view.created_at,
         delivered_at: view.delivered_at,
         next_attempt_at: view.due_at,

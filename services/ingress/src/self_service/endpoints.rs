@@ -6,7 +6,7 @@
 //! of the first endpoint ([`super::webhook`]).
 
 use axum::{extract::Request, http::StatusCode, response::Response};
-use domain::EndpointId;
+use domain::{EndpointId, Stored, standing::EndpointState};
 use serde::Serialize;
 use serde_json::Value;
 use signing::generate;
@@ -51,7 +51,8 @@ pub(super) struct Shown {
     /// The names of the headers that each request to it carries. Their values are not shown.
     header_names: Vec<String>,
     /// `open`, `blocked` (after failures), `probing` (one webhook tests it), `paused` or `no_url`.
-    state: String,
+    #[schema(value_type = String)]
+    state: Stored<EndpointState>,
     /// Who has paused it: `you` or `us`; null if it is not paused.
     paused_by: Option<&'static str>,
     #[serde(with = "rfc3339::option")]
@@ -80,11 +81,12 @@ impl Shown {
                 .map_err(ApiError::internal)?,
             None => Headers::new(),
         };
-        let paused_by = match (endpoint.state.as_str(), endpoint.paused_by_partner) {
-            ("paused", true) => Some("you"),
-            ("paused", false) => Some("us"),
-            _ => None,
-        };
+        let is_paused = endpoint.state == EndpointState::Paused;
+        let paused_by = is_paused.then_some(if endpoint.paused_by_partner {
+            "you"
+        } else {
+            "us"
+        });
         Ok(Self {
             endpoint_id: id,
             first: id == session.id().first_endpoint(),
@@ -426,7 +428,7 @@ pub(super) async fn secret(session: Session, Id(id): Id<EndpointId>) -> Result<R
         self_service::rotate(
             connection,
             partner,
-            "endpoint secret rotate",
+            domain::Command::EndpointSecretRotate,
             async |transaction| {
                 partners::rotate_secret(transaction, vault, key, &secret, OVERLAP).await
             },

@@ -8,7 +8,7 @@
 use std::{str::FromStr, time::Duration};
 
 use axum::{http::StatusCode, response::Response};
-use domain::{DeliveryId, EndpointId, WebhookId};
+use domain::{DeliveryId, EndpointId, WebhookId, standing::DeliveryState};
 use serde::Serialize;
 use store::{
     deliveries::{
@@ -80,7 +80,7 @@ impl<'a> Event<'a> {
             kind: &view.kind,
             endpoint_id: view.endpoint_id,
             topup_id: view.topup_id.as_deref(),
-            state: &view.state,
+            state: view.state.as_str(),
             created_at: view.created_at,
             delivered_at: view.delivered_at,
             next_attempt_at: view.due_at,
@@ -249,7 +249,7 @@ pub(super) async fn test_endpoint(
         stop.run_until_cancelled(tokio::time::sleep(LOOK)).await;
         let late = Instant::now() >= deadline || stop.is_cancelled();
         match find(session, id).await {
-            Ok(Some(event)) if event.state != "pending" => {
+            Ok(Some(event)) if event.state != DeliveryState::Pending => {
                 return detail(session, StatusCode::OK, id).await;
             }
             Ok(Some(_)) if late => return detail(session, StatusCode::ACCEPTED, id).await,

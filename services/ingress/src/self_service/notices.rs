@@ -49,7 +49,7 @@ impl<'a> Notices<'a> {
         Self {
             url: target.filter(|_| email.is_none()),
             email,
-            state: channel.map_or("none", |channel| &channel.state),
+            state: channel.map_or("none", |channel| channel.state.as_str()),
             verified_at: channel.and_then(|channel| channel.verified_at),
             code_until: channel.and_then(|channel| channel.code_until),
             failures: channel.map_or(0, |channel| channel.failures),

@@ -101,7 +101,7 @@ impl<'a> Topup<'a> {
             state: unit.state,
             error,
             ready_at: unit.ready_at,
-            delivery: unit.delivery.as_deref(),
+            delivery: unit.delivery.as_str(),
             delivered_at: unit.delivered_at,
             erased_at: unit.erased_at,
             returned_at: unit.returned_at,
@@ -216,7 +216,7 @@ pub(super) async fn deliveries(
         .map(|id| attempts(session.service(), id, &delivery.attempts));
     let further = delivery.further.iter().map(|further| EndpointDelivery {
         endpoint_id: further.endpoint_id,
-        state: &further.state,
+        state: further.state.as_str(),
         delivered_at: further.delivered_at,
         next_attempt_at: further.next_attempt_at,
         attempts: self::attempts(session.service(), further.id, &further.attempts),
@@ -224,7 +224,7 @@ pub(super) async fn deliveries(
     let shown = Deliveries {
         endpoints: further.collect(),
         topup_id: &id,
-        state: delivery.state.as_deref(),
+        state: delivery.state.as_str(),
         delivered_at: delivery.delivered_at,
         next_attempt_at: delivery.next_attempt_at,
         attempts: attempts.unwrap_or_default(),

@@ -256,7 +256,7 @@ pub(super) async fn replace_secret(session: &Session) -> Result<Response, ApiErr
         self_service::rotate(
             connection,
             partner,
-            "webhook secret rotate",
+            domain::Command::WebhookSecretRotate,
             async |transaction| {
                 partners::rotate_secret(
                     transaction,

@@ -22,7 +22,7 @@ async fn an_endpoint_that_fails_is_left_alone_then_probed_then_served() {
     let topups = bench.copies(partner, 30, Some(Duration::ZERO)).await;
     let blocked = async || {
         let listed = endpoints::list(&mut *bench.pool.acquire().await?, Some(partner)).await?;
-        Ok((listed[0].state != "open").then_some(()))
+        Ok((listed[0].state.as_str() != "open").then_some(()))
     };
     testkit::wait::soon("the endpoint to be blocked", blocked).await;
     // Each end of a block allows one probe: one attempt of one delivery.
@@ -107,7 +107,7 @@ async fn a_replay_starts_the_schedule_again_and_keeps_the_attempts() {
         let mut connection = bench.pool.acquire().await.unwrap();
         let action = Action {
             actor: Actor::esimctl("tester"),
-            command: "delivery replay",
+            command: domain::Command::DeliveryReplay,
             target: "partner",
             reason: "a test",
         };

@@ -35,7 +35,7 @@ impl Bench {
         let look = async || {
             let mut connection = self.pool.acquire().await?;
             let seen = events::find(&mut connection, None, id).await?;
-            Ok(seen.filter(|event| event.state == state))
+            Ok(seen.filter(|event| event.state.as_str() == state))
         };
         wait::soon(&format!("the event to be {state}"), look).await
     }
@@ -134,7 +134,8 @@ async fn keys_that_end_soon_are_announced_and_retried() {
     assert_eq!(
         wait::soon("the attempt to be recorded", retried)
             .await
-            .state,
+            .state
+            .as_str(),
         "pending"
     );
     bench.receiver.answer("/hook", |_| Answer::status(204));
@@ -200,7 +201,7 @@ async fn a_host_that_a_sandbox_account_has_chosen_proves_itself_once() {
             .await
             .unwrap()
             .unwrap();
-        assert_eq!(endpoint.state, "open");
+        assert_eq!(endpoint.state.as_str(), "open");
         endpoint.proven
     };
     assert!(proven().await, "an operator has set it");

@@ -1,6 +1,6 @@
 //! The endpoints of partners as operators see them, and the words for the state of an endpoint.
 
-use domain::PartnerId;
+use domain::{PartnerId, Stored, standing::EndpointState};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use url::Url;
@@ -17,9 +17,8 @@ pub struct Endpoint {
     /// The name of the partner.
     pub name: String,
     pub webhook_url: Option<String>,
-    /// `open`, `blocked` (after failures), `probing` (one delivery tests it), `paused`, or
-    /// `no_url`.
-    pub state: String,
+    /// A pause of the partner is `paused`, too; see the next field.
+    pub state: Stored<EndpointState>,
     /// The partner has paused it, not an operator.
     pub paused_by_partner: bool,
     #[serde(with = "time::serde::rfc3339::option")]

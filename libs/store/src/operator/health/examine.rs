@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use domain::standing::EndpointState;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 
@@ -381,13 +382,16 @@ async fn parked(
 
 fn of_endpoint(endpoint: &Endpoint, findings: &mut Vec<Finding>) {
     let boxed = || Box::new(endpoint.clone());
-    match endpoint.state.as_str() {
-        "paused" => findings.push(Finding::new(Kind::Paused { endpoint: boxed() }, None)),
-        "blocked" | "probing" => findings.push(Finding::new(
+    match endpoint.state.known() {
+        Some(EndpointState::Paused | EndpointState::PausedByPartner) => {
+            findings.push(Finding::new(Kind::Paused { endpoint: boxed() }, None));
+        }
+        Some(EndpointState::Blocked | EndpointState::Probing) => findings.push(Finding::new(
             Kind::Blocked { endpoint: boxed() },
             endpoint.failing_since,
         )),
-        _ => {}
+        // One that cannot be read is shown by its name where endpoints are listed.
+        Some(EndpointState::Open | EndpointState::NoUrl | EndpointState::Unverified) | None => {}
     }
     if endpoint.exhausted > 0 {
         let kind = Kind::Exhausted { endpoint: boxed() };

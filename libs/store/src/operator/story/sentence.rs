@@ -12,14 +12,14 @@ use crate::operator::orders::{OrderView, TopupView};
 /// When the webhooks that wait are sent, for the partner: the next attempt, or what holds all of
 /// them up.
 fn next(order: &OrderView, units: &[&TopupView], now: OffsetDateTime) -> String {
-    match order.endpoint_state() {
-        EndpointState::Paused => {
+    match order.endpoint.known() {
+        Some(EndpointState::Paused) => {
             "your endpoint is paused by us, and nothing is sent until we resume it".into()
         }
-        EndpointState::PausedByPartner => {
+        Some(EndpointState::PausedByPartner) => {
             "you have paused your endpoint, and nothing is sent until you resume it".into()
         }
-        EndpointState::Blocked | EndpointState::Probing => {
+        Some(EndpointState::Blocked | EndpointState::Probing) => {
             let test = order.endpoint_until.filter(|until| *until > now);
             let test = test.map_or_else(
                 || "due now".to_owned(),
@@ -30,7 +30,7 @@ fn next(order: &OrderView, units: &[&TopupView], now: OffsetDateTime) -> String 
                  everything that waits is sent once a test is acknowledged"
             )
         }
-        EndpointState::Open | EndpointState::NoUrl => {
+        Some(EndpointState::Open | EndpointState::NoUrl | EndpointState::Unverified) | None => {
             let next = units.iter().filter_map(|one| one.delivery_due_at).min();
             match next {
                 Some(at) if at > now => format!("the next attempt is at {}", minute(at)),
@@ -41,6 +41,10 @@ fn next(order: &OrderView, units: &[&TopupView], now: OffsetDateTime) -> String 
 }
 
 /// What a group of units of an order is at, for the partner.
+#[expect(
+    clippy::too_many_lines,
+    reason = "one match, so that a standing without a sentence does not compile"
+)]
 fn told(
     order: &OrderView,
     standing: Standing,
@@ -59,8 +63,17 @@ fn told(
     let was = if units.len() == 1 { "was" } else { "were" };
     let esims = if units.len() == 1 { "eSIM" } else { "eSIMs" };
     let next = next(order, units, now);
-    let endpoint = order.endpoint_state();
-    let is_held = !matches!(endpoint, EndpointState::Open | EndpointState::NoUrl);
+    let is_held = match order.endpoint.known() {
+        Some(EndpointState::Open | EndpointState::NoUrl | EndpointState::Unverified) | None => {
+            false
+        }
+        Some(
+            EndpointState::Blocked
+            | EndpointState::Probing
+            | EndpointState::Paused
+            | EndpointState::PausedByPartner,
+        ) => true,
+    };
     match standing {
         Standing::Delivered => {
             let at = last.map_or_else(String::new, |at| {
@@ -127,6 +140,9 @@ fn told(
         Standing::GiveBackOnHold => format!(
             "{is} being given back at your request: we are clarifying with the provider whether it has the eSIM back"
         ),
+        Standing::Unreadable => {
+            format!("{is} in a state that this page cannot tell; the newer one beside it can")
+        }
         Standing::Returned => format!("{was} given back at your request"),
         Standing::Failed => {
             let by_operator = units

@@ -356,7 +356,9 @@ pub async fn restore(asked: &Restore, console: &Console) -> anyhow::Result<()> {
     }
     asked.confirm.ask(&preview)?;
     let mut done = Restored::default();
-    let action = asked.confirm.action("archive restore", &target);
+    let action = asked
+        .confirm
+        .action(domain::Command::ArchiveRestore, &target);
     for one in &located {
         let mut all = Orders::open(&one.folder, &one.manifest)?;
         let wanted = (!one.orders.is_empty()).then_some(&one.orders);

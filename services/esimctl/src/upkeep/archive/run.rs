@@ -259,7 +259,10 @@ impl Runner<'_> {
         let to = self.to;
         let folder = |number| folder_of(to, number).display().to_string();
         let target = format!("orders from before {}", utc(ordered_before));
-        let action = self.asked.confirm.action("archive run", &target);
+        let action = self
+            .asked
+            .confirm
+            .action(domain::Command::ArchiveRun, &target);
         let begun =
             archive::begin(&mut self.connection, folder, after, ordered_before, action).await?;
         Ok(Some(begun))
@@ -321,7 +324,10 @@ impl Runner<'_> {
         }
         let manifest = writer.complete(&archive, schema::latest())?;
         let target = format!("archive {} in {}", archive.archive, archive.folder);
-        let action = self.asked.confirm.action("archive run", &target);
+        let action = self
+            .asked
+            .confirm
+            .action(domain::Command::ArchiveRun, &target);
         archive::complete(&mut self.connection, &archive, &manifest, action).await?;
         let completed = archive::get(&mut self.connection, archive.archive).await?;
         Ok(completed.unwrap_or(archive))

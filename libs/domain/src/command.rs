@@ -1,0 +1,327 @@
+//! What operators and partners do, as it is recorded.
+//!
+//! The name is that of the command of `esimctl` with its subcommand and the flags that say what was
+//! decided; the console and the requests that partners sign record the same names. What it was done to
+//! is the target of the record, and what it changed is its `before` and `after`.
+
+use strum::{EnumString, IntoStaticStr};
+
+/// A recorded command. Its name is stored, so a name is never changed, and one whose command is gone
+/// stays here as long as its records are kept.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, EnumString, IntoStaticStr, strum::VariantArray,
+)]
+pub enum Command {
+    // Purchases and eSIMs.
+    /// The provider has the purchase.
+    #[strum(serialize = "placement resolve --bought")]
+    PlacementBought,
+    /// The provider does not have the purchase, or has refunded it.
+    #[strum(serialize = "placement resolve --not-bought")]
+    PlacementNotBought,
+    /// The provider does not have the purchase, so it is bought again.
+    #[strum(serialize = "placement resolve --retry")]
+    PlacementRetry,
+    /// A profile was entered by hand.
+    #[strum(serialize = "placement enter")]
+    PlacementEnter,
+    /// The provider has the eSIM back.
+    #[strum(serialize = "give-back resolve --returned")]
+    GiveBackReturned,
+    /// The eSIM stays with its partner.
+    #[strum(serialize = "give-back resolve --not-returned")]
+    GiveBackNotReturned,
+    /// The partner asks the provider to take an eSIM back.
+    #[strum(serialize = "give back")]
+    GiveBack,
+    /// The partner cancels an order.
+    #[strum(serialize = "order cancel")]
+    OrderCancel,
+    #[strum(serialize = "order erase")]
+    OrderErase,
+    /// An operator has seen an activation code.
+    #[strum(serialize = "topup show-code")]
+    ShowCode,
+    // Webhooks.
+    /// Webhooks are sent again.
+    #[strum(serialize = "delivery replay")]
+    DeliveryReplay,
+    #[strum(serialize = "operation start")]
+    OperationStart,
+    #[strum(serialize = "operation cancel")]
+    OperationCancel,
+    /// The partner has the webhook of an eSIM sent again.
+    #[strum(serialize = "topup redeliver")]
+    TopupRedeliver,
+    #[strum(serialize = "event redeliver")]
+    EventRedeliver,
+    /// The partner has many webhooks sent again.
+    #[strum(serialize = "webhooks redeliver")]
+    WebhooksRedeliver,
+    #[strum(serialize = "webhooks redeliver cancel")]
+    WebhooksRedeliverCancel,
+    #[strum(serialize = "webhook set")]
+    WebhookSet,
+    #[strum(serialize = "webhook secret rotate")]
+    WebhookSecretRotate,
+    #[strum(serialize = "endpoint create")]
+    EndpointCreate,
+    #[strum(serialize = "endpoint set")]
+    EndpointSet,
+    #[strum(serialize = "endpoint delete")]
+    EndpointDelete,
+    #[strum(serialize = "endpoint secret rotate")]
+    EndpointSecretRotate,
+    #[strum(serialize = "endpoint pause")]
+    EndpointPause,
+    #[strum(serialize = "endpoint resume")]
+    EndpointResume,
+    #[strum(serialize = "notices set")]
+    NoticesSet,
+    #[strum(serialize = "notices verify")]
+    NoticesVerify,
+    #[strum(serialize = "notices remove")]
+    NoticesRemove,
+    // Partners.
+    #[strum(serialize = "partner create")]
+    PartnerCreate,
+    #[strum(serialize = "partner enable")]
+    PartnerEnable,
+    #[strum(serialize = "partner disable")]
+    PartnerDisable,
+    #[strum(serialize = "partner set-signing")]
+    PartnerSetSigning,
+    #[strum(serialize = "partner set-events")]
+    PartnerSetEvents,
+    #[strum(serialize = "partner set-limits")]
+    PartnerSetLimits,
+    #[strum(serialize = "partner set-webhook")]
+    PartnerSetWebhook,
+    #[strum(serialize = "partner rotate-keys")]
+    PartnerRotateKeys,
+    #[strum(serialize = "partner rotate-webhook-secret")]
+    PartnerRotateWebhookSecret,
+    /// The partner rotates its own keys.
+    #[strum(serialize = "keys rotate")]
+    KeysRotate,
+    #[strum(serialize = "partner erase")]
+    PartnerErase,
+    /// A partner goes to another cell.
+    #[strum(serialize = "partner move")]
+    PartnerMove,
+    // Providers and the catalogue.
+    #[strum(serialize = "provider open")]
+    ProviderOpen,
+    #[strum(serialize = "provider close")]
+    ProviderClose,
+    #[strum(serialize = "catalogue pull")]
+    CataloguePull,
+    #[strum(serialize = "catalogue pull --disable-gone")]
+    CataloguePullDisableGone,
+    #[strum(serialize = "option enable")]
+    OptionEnable,
+    #[strum(serialize = "option disable")]
+    OptionDisable,
+    #[strum(serialize = "recover")]
+    Recover,
+    #[strum(serialize = "recover --ledger")]
+    RecoverLedger,
+    /// A purchase of a provider that no order here has.
+    #[strum(serialize = "recover --ledger (orphan)")]
+    RecoverOrphan,
+    // Operators and upkeep.
+    #[strum(serialize = "operator set-up")]
+    OperatorSetUp,
+    #[strum(serialize = "operator create")]
+    OperatorCreate,
+    #[strum(serialize = "operator role")]
+    OperatorRole,
+    #[strum(serialize = "operator reset")]
+    OperatorReset,
+    #[strum(serialize = "operator sign-out")]
+    OperatorSignOut,
+    #[strum(serialize = "operator enable")]
+    OperatorEnable,
+    #[strum(serialize = "operator disable")]
+    OperatorDisable,
+    #[strum(serialize = "retention set")]
+    RetentionSet,
+    #[strum(serialize = "archive run")]
+    ArchiveRun,
+    #[strum(serialize = "archive restore")]
+    ArchiveRestore,
+}
+
+/// What the number of changed rows of a record counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counts {
+    /// Webhooks that are due because of it.
+    Webhooks,
+    /// Rows of something else.
+    Rows,
+    /// Nothing: it only shows something.
+    Nothing,
+}
+
+impl Command {
+    /// The name that is stored.
+    pub fn as_str(self) -> &'static str {
+        self.into()
+    }
+
+    /// Whether it changes an endpoint, so that what a page showed of it before is no longer true.
+    pub fn is_of_endpoint(self) -> bool {
+        match self {
+            Self::EndpointCreate
+            | Self::EndpointSet
+            | Self::EndpointSecretRotate
+            | Self::EndpointDelete
+            | Self::EndpointPause
+            | Self::EndpointResume => true,
+            Self::PlacementBought
+            | Self::PlacementNotBought
+            | Self::PlacementRetry
+            | Self::PlacementEnter
+            | Self::GiveBackReturned
+            | Self::GiveBackNotReturned
+            | Self::GiveBack
+            | Self::OrderCancel
+            | Self::OrderErase
+            | Self::ShowCode
+            | Self::DeliveryReplay
+            | Self::OperationStart
+            | Self::OperationCancel
+            | Self::TopupRedeliver
+            | Self::EventRedeliver
+            | Self::WebhooksRedeliver
+            | Self::WebhooksRedeliverCancel
+            | Self::WebhookSet
+            | Self::WebhookSecretRotate
+            | Self::NoticesSet
+            | Self::NoticesVerify
+            | Self::NoticesRemove
+            | Self::PartnerCreate
+            | Self::PartnerEnable
+            | Self::PartnerDisable
+            | Self::PartnerSetSigning
+            | Self::PartnerSetEvents
+            | Self::PartnerSetLimits
+            | Self::PartnerSetWebhook
+            | Self::PartnerRotateKeys
+            | Self::PartnerRotateWebhookSecret
+            | Self::KeysRotate
+            | Self::PartnerErase
+            | Self::PartnerMove
+            | Self::ProviderOpen
+            | Self::ProviderClose
+            | Self::CataloguePull
+            | Self::CataloguePullDisableGone
+            | Self::OptionEnable
+            | Self::OptionDisable
+            | Self::Recover
+            | Self::RecoverLedger
+            | Self::RecoverOrphan
+            | Self::OperatorSetUp
+            | Self::OperatorCreate
+            | Self::OperatorRole
+            | Self::OperatorReset
+            | Self::OperatorSignOut
+            | Self::OperatorEnable
+            | Self::OperatorDisable
+            | Self::RetentionSet
+            | Self::ArchiveRun
+            | Self::ArchiveRestore => false,
+        }
+    }
+
+    /// What the number of its changed rows counts.
+    pub fn counts(self) -> Counts {
+        match self {
+            Self::DeliveryReplay
+            | Self::OperationStart
+            | Self::TopupRedeliver
+            | Self::EventRedeliver
+            | Self::WebhooksRedeliver
+            | Self::EndpointResume => Counts::Webhooks,
+            Self::ShowCode => Counts::Nothing,
+            Self::PlacementBought
+            | Self::PlacementNotBought
+            | Self::PlacementRetry
+            | Self::PlacementEnter
+            | Self::GiveBackReturned
+            | Self::GiveBackNotReturned
+            | Self::GiveBack
+            | Self::OrderCancel
+            | Self::OrderErase
+            | Self::OperationCancel
+            | Self::WebhooksRedeliverCancel
+            | Self::WebhookSet
+            | Self::WebhookSecretRotate
+            | Self::EndpointCreate
+            | Self::EndpointSet
+            | Self::EndpointDelete
+            | Self::EndpointSecretRotate
+            | Self::EndpointPause
+            | Self::NoticesSet
+            | Self::NoticesVerify
+            | Self::NoticesRemove
+            | Self::PartnerCreate
+            | Self::PartnerEnable
+            | Self::PartnerDisable
+            | Self::PartnerSetSigning
+            | Self::PartnerSetEvents
+            | Self::PartnerSetLimits
+            | Self::PartnerSetWebhook
+            | Self::PartnerRotateKeys
+            | Self::PartnerRotateWebhookSecret
+            | Self::KeysRotate
+            | Self::PartnerErase
+            | Self::PartnerMove
+            | Self::ProviderOpen
+            | Self::ProviderClose
+            | Self::CataloguePull
+            | Self::CataloguePullDisableGone
+            | Self::OptionEnable
+            | Self::OptionDisable
+            | Self::Recover
+            | Self::RecoverLedger
+            | Self::RecoverOrphan
+            | Self::OperatorSetUp
+            | Self::OperatorCreate
+            | Self::OperatorRole
+            | Self::OperatorReset
+            | Self::OperatorSignOut
+            | Self::OperatorEnable
+            | Self::OperatorDisable
+            | Self::RetentionSet
+            | Self::ArchiveRun
+            | Self::ArchiveRestore => Counts::Rows,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use strum::VariantArray;
+
+    use super::*;
+
+    #[test]
+    fn each_command_is_read_as_it_was_recorded() {
+        for command in Command::VARIANTS {
+            assert_eq!(command.as_str().parse(), Ok(*command));
+        }
+    }
+
+    #[test]
+    fn only_what_makes_webhooks_due_is_counted_in_webhooks() {
+        let counts = |name: &str| name.parse::<Command>().unwrap().counts();
+        for name in ["endpoint resume", "delivery replay", "webhooks redeliver"] {
+            assert_eq!(counts(name), Counts::Webhooks, "{name}");
+        }
+        for name in ["webhooks redeliver cancel", "partner disable"] {
+            assert_eq!(counts(name), Counts::Rows, "{name}");
+        }
+        assert_eq!(counts("topup show-code"), Counts::Nothing);
+    }
+}
