@@ -124,7 +124,7 @@ def signed_in_by_provider(walk, order, partner):
     """Who has a group sees the pages of its role, and who has none is told so."""
     for name, role, path, offered in (
         ("guest", "viewer", order, []),
-        ("on-call", "operator", partner, ["Pause"]),
+        ("on-call", "operator", partner, ["Disable this partner", "Pause"]),
     ):
         context = walk.context()
         page = by_provider(context, name, path)
@@ -151,7 +151,7 @@ def offers(walk, page, role, expected):
 
 
 def support(walk, program, order, partner):
-    """Support sends webhooks again and sees activation codes, and does nothing else."""
+    """Support sends webhooks again, pauses endpoints and sees activation codes, and does nothing else."""
     name = f"support-{os.getpid()}"
     made = esimctl(program, "operator", "create", name, "--role", "support")
     context = walk.context()
@@ -163,9 +163,9 @@ def support(walk, program, order, partner):
     if page.locator("dt", has_text="Activation code").count() == 0:
         walk.problems.append("no activation code is shown")
     walk.check(page, "activation code")
-    for path in (partner, "/needs", "/operations"):
+    for path, offered in ((partner, ["Pause"]), ("/needs", []), ("/operations", []), ("/providers", [])):
         page.goto(BASE + path)
-        offers(walk, page, "support", [])
+        offers(walk, page, "support", offered)
     context.close()
 
 
@@ -207,6 +207,9 @@ def actions(walk, page, order, partner):
     walk.check(page, "providers of which one does not buy")
     act(page, "Buy again now", "Buy again now")
     page.goto(BASE + partner)
+    act(page, "Disable this partner", "Disable this partner")
+    walk.check(page, "a partner that is disabled")
+    act(page, "Enable this partner", "Enable this partner")
     act(page, "Pause", "Pause")
 
     # The webhooks of a paused endpoint are not sent, so the operation cannot end before it is cancelled.
@@ -225,7 +228,7 @@ def actions(walk, page, order, partner):
     act(page, "Resume", "Resume")
     page.goto(BASE + "/actions")
     for command in ("delivery replay", "topup show-code", "placement resolve --not-bought", "provider open", "provider close",
-                    "endpoint pause", "endpoint resume", "operation start", "operation cancel"):
+                    "partner disable", "partner enable", "endpoint pause", "endpoint resume", "operation start", "operation cancel"):
         if page.locator("td", has_text=command).count() == 0:
             walk.problems.append(f"the screen of actions lacks {command}")
 
@@ -275,16 +278,24 @@ def refused(walk, page, partner):
     walk.problems.append(f"the page of the partner lacks the refused request {request_id}")
 
 
-def every_page(walk, name, order, partner, folder):
-    listed = {"overview": "/", "order": order, "needs": "/needs", "partner": partner, "partners": "/partners",
-              "operations": "/operations", "preview": "/operations/preview?since=1h&state=delivered",
-              "actions": "/actions", "orders": "/orders", "orders-filtered": "/orders?state=ready&since=24h",
-              "webhooks": "/webhooks", "webhooks-given-up": "/webhooks?state=exhausted", "providers": "/providers", "week": "/?range=7d", "nothing-found": "/find?q=nothing", "zone": "/zone"}
+def every_path(order, esim, partner):
+    """The name and the path of each page."""
+    return {
+        "overview": "/", "week": "/?range=7d", "needs": "/needs", "orders": "/orders",
+        "orders-filtered": "/orders?state=ready&since=24h&partner=nobody", "order": order, "esim": esim,
+        "webhooks": "/webhooks", "webhooks-given-up": "/webhooks?state=exhausted", "partners": "/partners",
+        "partners-with-a-problem": "/partners?state=problem", "partner": partner, "providers": "/providers",
+        "operations": "/operations", "preview": "/operations/preview?since=1h&state=delivered",
+        "actions": "/actions", "nothing-found": "/find?q=nothing", "zone": "/zone",
+    }
+
+
+def every_page(walk, name, paths, folder):
     for scheme in SCHEMES:
         for width, height in SIZES:
             context = walk.context(viewport={"width": width, "height": height}, color_scheme=scheme)
             page = sign_in(context, name)
-            for title, path in listed.items():
+            for title, path in paths.items():
                 page.goto(BASE + path)
                 walk.check(page, f"{title} at {width}, {scheme}")
                 if folder and (width, scheme) in ((1440, "light"), (360, "dark")):
@@ -292,13 +303,22 @@ def every_page(walk, name, order, partner, folder):
             context.close()
 
 
-def without_script(walk, name, order):
-    """The pages say the same without JavaScript, and a form works."""
+def without_script(walk, name, order, paths):
+    """The pages say the same without JavaScript, and a form works: that of the zone, which every page then follows."""
     context = walk.context(java_script_enabled=False)
     page = sign_in(context, name)
+    for title, path in paths.items():
+        page.goto(BASE + path)
+        if page.locator("h1").count() != 1 or page.locator("nav a.to").count() < 8:
+            walk.problems.append(f"{title} is not whole without JavaScript")
     page.goto(BASE + order)
     if page.locator("ol.story li").count() == 0:
         walk.problems.append("without JavaScript the order has no steps")
+    page.goto(BASE + "/zone?back=" + order)
+    page.select_option("select[name=zone]", "Asia/Tokyo")
+    page.get_by_role("button", name="Use it").click()
+    if page.url != BASE + order or "Tokyo" not in page.locator("time").first.get_attribute("data-exact"):
+        walk.problems.append(f"the zone that was chosen is not that of {page.url}")
     context.close()
 
 
@@ -378,6 +398,7 @@ def main(program, axe, *options):
             measure(program, browser, name, options[1])
             return
         order, partner = pages(page)
+        esim = page.locator("a[href^='/esims/']").first.get_attribute("href")
         search(walk, page, order)
         refused(walk, page, partner)
         support(walk, program, order, partner)
@@ -388,8 +409,9 @@ def main(program, axe, *options):
         folder = pathlib.Path(options[1]) if options[:1] == ("--pictures",) else None
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
-        every_page(walk, name, order, partner, folder)
-        without_script(walk, name, order)
+        paths = every_path(order, esim, partner)
+        every_page(walk, name, paths, folder)
+        without_script(walk, name, order, paths)
         browser.close()
     if walk.problems:
         sys.exit("\n".join(dict.fromkeys(walk.problems)))

@@ -41,6 +41,10 @@ GRANT INSERT, UPDATE (ended_at, cancelled_at) ON redeliveries TO esim_console;
 GRANT SELECT, INSERT, UPDATE (cancelled_at) ON operations TO esim_console;
 GRANT SELECT, INSERT ON operation_parts TO esim_console;
 
+-- A partner whose key has leaked is disabled. Its configuration gets a new version, which ingress reads.
+GRANT UPDATE (disabled_at) ON partners TO esim_console;
+GRANT UPDATE (version) ON system TO esim_console;
+
 -- If the server has lost commits, whoever notices it first stops all buying.
 GRANT EXECUTE ON FUNCTION commits_lost(uuid, bigint, bigint) TO esim_console;
 

@@ -82,6 +82,11 @@ pub fn routes() -> Vec<Route> {
         page("/orders", viewer, get(pages::orders::show)),
         page("/orders.csv", viewer, get(pages::orders::csv)),
         page("/orders/{id}", viewer, get(pages::order::show)),
+        page(
+            "/orders/{id}/sentence.txt",
+            viewer,
+            get(pages::order::sentence),
+        ),
         action(
             "/placements/{id}/resolve",
             operator,
@@ -97,19 +102,20 @@ pub fn routes() -> Vec<Route> {
             support,
             post(pages::order::replay),
         ),
-        action("/topups/{id}/code", support, post(pages::order::code)),
+        page("/esims/{id}", viewer, get(pages::esim::show)),
+        action("/topups/{id}/code", support, post(pages::code::show)),
         page("/webhooks", viewer, get(pages::webhooks::show)),
         page("/webhooks.csv", viewer, get(pages::webhooks::csv)),
         page("/providers", viewer, get(pages::providers::show)),
         page("/needs", viewer, get(pages::needs::show)),
         action(
             "/endpoints/{id}/pause",
-            operator,
+            support,
             post(pages::partner::pause),
         ),
         action(
             "/endpoints/{id}/resume",
-            operator,
+            support,
             post(pages::partner::resume),
         ),
         action(
@@ -124,6 +130,16 @@ pub fn routes() -> Vec<Route> {
         ),
         page("/partners", viewer, get(pages::partners::show)),
         page("/partners/{id}", viewer, get(pages::partner::show)),
+        action(
+            "/partners/{id}/disable",
+            operator,
+            post(pages::account::disable),
+        ),
+        action(
+            "/partners/{id}/enable",
+            operator,
+            post(pages::account::enable),
+        ),
         page("/operations", viewer, get(pages::operations::list)),
         page(
             "/operations/preview",

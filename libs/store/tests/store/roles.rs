@@ -81,7 +81,7 @@ const DENIED: [(&str, &[&str]); 5] = testkit::rows! {
         // It may read profiles, which are sealed: docs/decisions/0033-console.md.
         "UPDATE esims SET profile = NULL", "SELECT secret_key FROM partners", "SELECT webhook_secret FROM partners",
         "SELECT headers FROM further_endpoints", "SELECT secret FROM further_endpoints",
-        "UPDATE partners SET webhook_url = 'https://attacker.example/'", "UPDATE partners SET disabled_at = NULL",
+        "UPDATE partners SET webhook_url = 'https://attacker.example/'", "UPDATE partners SET moved_to = NULL",
         "UPDATE operators SET role = 'operator'", "UPDATE operators SET disabled_at = NULL",
         "INSERT INTO operators (operator_id) VALUES (gen_random_uuid())", "DELETE FROM operators",
         "UPDATE operator_actions SET reason = ''", "DELETE FROM operator_actions",
@@ -124,6 +124,7 @@ const STILL: [(&str, &[(&str, &str)]); 5] = testkit::rows! {
                                VALUES ('', gen_random_uuid(), '', now())"),
         ("have a placement bought again", "UPDATE placements SET state = 'accepted'"),
         ("close breakers", "UPDATE providers SET open_until = NULL"),
+        ("enable a partner that was disabled", "UPDATE partners SET disabled_at = NULL"),
         ("stop all buying", "SELECT commits_lost(gen_random_uuid(), 1, NULL)"),
     ];
 };

@@ -1,8 +1,11 @@
 //! The pages, one module for each.
 
+pub(crate) mod account;
 pub(crate) mod actions;
 pub(crate) mod acts;
 pub(crate) mod assets;
+pub(crate) mod code;
+pub(crate) mod esim;
 pub(crate) mod figures;
 pub(crate) mod find;
 pub(crate) mod forms;

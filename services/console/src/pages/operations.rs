@@ -4,7 +4,7 @@
 
 use askama::Template;
 use axum::{extract::State, response::Response};
-use domain::PartnerId;
+use domain::{PartnerId, standing::EndpointState};
 use serde_json::Value;
 use store::{
     deliveries::redeliveries::{Counted, Wanted},
@@ -20,7 +20,7 @@ use crate::{
     App,
     access::{Act, Fields, Operator, Role, Viewer, Visit},
     format::{counted, number, utc},
-    pages::forms::ReasonForm,
+    pages::{forms::ReasonForm, lists::Named, partner::endpoint_state},
     problem::Problem,
     said,
     times::{Times, When},
@@ -62,6 +62,8 @@ struct Preview {
     matching: String,
     what: String,
     parts: Vec<Part>,
+    /// Why nothing matches, for each endpoint of which something waits.
+    instead: Vec<String>,
     /// How many partners could not be looked at in time, if any.
     unseen: Option<String>,
     partner: String,
@@ -186,12 +188,46 @@ fn state(fields: &Fields) -> Result<Option<&str>, Problem> {
     }
 }
 
+/// What becomes of the webhooks that wait, by endpoint: who sees that nothing matches looks for them.
+async fn instead(app: &App, partner: Option<PartnerId>) -> Result<Vec<String>, Problem> {
+    const MOST: usize = 10;
+    let (look, _) = app.figures().look(app.database()).await?;
+    let waiting = look.report.endpoints.iter().filter(|one| {
+        one.pending > 0 && partner.is_none_or(|partner| partner.uuid() == one.partner_id)
+    });
+    let told = waiting.take(MOST).map(|one| {
+        let webhooks = counted(one.pending, "webhook", "webhooks");
+        let (name, host) = (&one.name, one.host());
+        match one.state.known() {
+            Some(EndpointState::Open | EndpointState::Unverified) => format!(
+                "{webhooks} of {name} to {host} are tried again by themselves; the page of an order sends one at once"
+            ),
+            Some(EndpointState::NoUrl) => format!(
+                "{webhooks} of {name} have no address: they are sent when the partner has set a webhook URL"
+            ),
+            _ => format!(
+                "{webhooks} of {name} wait for {host} ({}): they are sent by themselves when that ends, and the partner’s page \
+                 can resume it",
+                endpoint_state(one)
+            ),
+        }
+    });
+    Ok(told.collect())
+}
+
 pub(crate) async fn preview(
     State(app): State<App>,
     visit: Visit<Operator>,
 ) -> Result<Response, Problem> {
     let query = &visit.query;
-    let partner = partner(query)?;
+    let named = app
+        .database()
+        .run(async |connection| Named::find(connection, query.get("partner")).await)
+        .await?;
+    let partner = match named {
+        Named::Nobody(why) => return Err(Problem::Invalid(why)),
+        Named::All | Named::One(_) => named.id(),
+    };
     let state = state(query)?;
     let age = runtime::config::positive_duration(query.get("since").unwrap_or("6h"));
     let until = runtime::clock::now();
@@ -206,6 +242,11 @@ pub(crate) async fn preview(
         .database()
         .run(async |connection| operations::preview(connection, partner, &wanted).await)
         .await?;
+    let instead = if found.parts.is_empty() {
+        instead(&app, partner).await?
+    } else {
+        Vec::new()
+    };
     let how_many = |matching: Counted| {
         let least = if matching.all { "" } else { "at least " };
         format!("{least}{}", number(matching.number))
@@ -233,6 +274,7 @@ pub(crate) async fn preview(
             utc(until)
         ),
         parts: parts.collect(),
+        instead,
         unseen: (found.unseen > 0).then(|| counted(found.unseen, "more partner", "more partners")),
         partner: partner.map_or_else(String::new, |id| id.to_string()),
         state: state.unwrap_or_default().to_owned(),

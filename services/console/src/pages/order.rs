@@ -13,7 +13,6 @@ use store::{
     PgConnection,
     operator::{
         actions::Mode,
-        activation,
         deliveries::{self, Filter},
         give_backs::{self, Found as Returned},
         orders::{self, OrderView, PlacementView, TopupView},
@@ -36,7 +35,7 @@ use crate::{
     pictures::Step,
     problem::Problem,
     times::When,
-    view::{Given, Named, Once, Shell, local_path, page},
+    view::{Given, Shell, page},
 };
 
 /// How many units the page shows. An order may have a thousand; the raw detail has all of them.
@@ -54,6 +53,8 @@ struct Page {
     sentence: String,
     accepted: When,
     age: When,
+    /// The path of this page, to which its forms lead back.
+    back: String,
     trace: Option<Trace>,
     products: String,
     /// The state of its eSIMs in a word, and its colour.
@@ -105,33 +106,34 @@ struct PlacementRow {
     seen: String,
 }
 
-struct UnitRow {
-    id: String,
-    option: String,
-    state: &'static str,
-    class: &'static str,
-    iccid: String,
-    webhook: String,
-    delivered: String,
-    reason: String,
-    give_back: Option<String>,
+/// An eSIM of the order.
+pub(super) struct UnitRow {
+    pub(super) id: String,
+    pub(super) option: String,
+    pub(super) state: &'static str,
+    pub(super) class: &'static str,
+    pub(super) iccid: String,
+    pub(super) webhook: String,
+    pub(super) delivered: String,
+    pub(super) reason: String,
+    pub(super) give_back: Option<String>,
     /// The attempt of its give-back.
-    give_back_attempt: i32,
+    pub(super) give_back_attempt: i32,
     /// Whether this session may say what became of its parked give-back.
-    resolve: bool,
-    delivery: String,
+    pub(super) resolve: bool,
+    pub(super) delivery: String,
     /// The state and the attempts of the delivery that the page shows, which the action compares: after
     /// it was sent again it is in the same state.
-    seen: String,
+    pub(super) seen: String,
     /// Whether this session may send its webhook again.
-    replay: bool,
+    pub(super) replay: bool,
     /// Why it cannot be sent again now, although it is not delivered.
-    held: Option<String>,
+    pub(super) held: Option<String>,
     /// Whether this session may see its activation code.
-    code: bool,
+    pub(super) code: bool,
 }
 
-fn or_none<T: ToString>(value: Option<T>) -> String {
+pub(super) fn or_none<T: ToString>(value: Option<T>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| value.to_string())
 }
 
@@ -170,6 +172,7 @@ pub(crate) async fn show(
         sentence: found.sentence,
         accepted: times.clock(accepted),
         age: times.ago(accepted),
+        back: format!("/orders/{id}"),
         trace: trace(&app, &order),
         products: track::products(&order),
         live: track::state(&order).1.is_empty(),
@@ -197,6 +200,19 @@ pub(crate) async fn show(
         order,
         shell,
     })
+}
+
+/// The sentence for the partner alone, for who writes it into a ticket.
+pub(crate) async fn sentence(
+    State(app): State<App>,
+    given: Given,
+    _visit: Visit<Viewer>,
+) -> Result<String, Problem> {
+    let id: OrderId = given.id("an order")?;
+    let read = async |connection: &mut PgConnection| read(connection, id).await;
+    let found = app.database().run(read).await?;
+    let found = found.ok_or_else(|| given.missing("order"))?;
+    Ok(format!("{}\n", found.sentence))
 }
 
 /// The trace of the create-order request, with its link if one is configured.
@@ -247,7 +263,12 @@ fn others(placement: &PlacementView) -> Vec<String> {
     others
 }
 
-fn unit_row(app: &App, order: &OrderView, unit: &TopupView, session: &Session) -> UnitRow {
+pub(super) fn unit_row(
+    app: &App,
+    order: &OrderView,
+    unit: &TopupView,
+    session: &Session,
+) -> UnitRow {
     let now = session.times.now;
     let delivery = unit.delivery.0.as_ref();
     let held = held(order, unit, now);
@@ -518,52 +539,4 @@ pub(crate) async fn replay(
     let text = "It is due now, with the same webhook-id, and its retries begin anew. If its endpoint is blocked or paused, it \
                 waits until that ends. Its order's page shows what becomes of it.";
     Ok(act.done(&app, text))
-}
-
-/// Shows an activation code, and records that.
-pub(crate) async fn code(
-    State(app): State<App>,
-    given: Given,
-    act: Act<Support>,
-) -> Result<Response, Problem> {
-    let unknown = || {
-        Problem::NotFound(
-            "There is no ready eSIM of this topup in this cell, or it was erased.".into(),
-        )
-    };
-    let Some(vault) = app.vault() else {
-        return Err(Problem::NotFound(
-            "This console shows no activation codes (CONSOLE_ACTIVATION_CODES).".into(),
-        ));
-    };
-    let topup: TopupId = given.id("a topup")?;
-    let reason = act.fields.reason()?;
-    let target = format!("topup {topup}");
-    let mode = Mode::Apply(act.action(domain::Command::ShowCode, &target, reason));
-    let profile = app
-        .database()
-        .run(async |connection| activation::code(connection, vault, &topup, mode).await)
-        .await?
-        .ok_or_else(unknown)?;
-    let secrets = vec![
-        Named {
-            name: "SM-DP+ address",
-            value: profile.code.smdp().to_owned(),
-        },
-        Named {
-            name: "Activation code",
-            value: profile.code.matching_id().to_owned(),
-        },
-        Named {
-            name: "Valid until",
-            value: profile.expired_date.clone(),
-        },
-    ];
-    let text = format!("The eSIM of topup {topup}. Give it to nobody but its owner.");
-    page(&Once {
-        shell: Shell::new(&app, &act.session, "", "Activation code"),
-        text,
-        secrets,
-        back: local_path(act.fields.get("back")),
-    })
 }

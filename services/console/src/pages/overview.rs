@@ -444,21 +444,12 @@ fn providers_of(look: &Look, earlier: Option<&Look>) -> Vec<ProviderView> {
 }
 
 fn endpoint(endpoint: &Endpoint, times: &Times) -> EndpointView {
-    let fails = endpoint.state == EndpointState::Open && endpoint.failures > 0;
     EndpointView {
         partner_id: endpoint.partner_id.to_string(),
         partner: endpoint.name.clone(),
         host: endpoint.host(),
-        class: if fails {
-            "warn"
-        } else {
-            endpoint_class(&endpoint.state)
-        },
-        state: if fails {
-            "retries".into()
-        } else {
-            endpoint_state(endpoint)
-        },
+        class: endpoint_class(endpoint),
+        state: endpoint_state(endpoint),
         waiting: number(endpoint.pending),
         exhausted: number(endpoint.exhausted),
         since: since(endpoint)

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 use askama::Template;
 use axum::{extract::State, response::Response};
-use domain::{EndpointId, PartnerId, Stored, standing::EndpointState};
+use domain::{EndpointId, PartnerId, standing::EndpointState};
 use store::{
     PgConnection,
     deliveries::endpoints::{self, Endpoint, EndpointKey},
@@ -24,9 +24,10 @@ use time::OffsetDateTime;
 
 use crate::{
     App,
-    access::{Act, Operator, Role, Session, Viewer, Visit},
+    access::{Act, Role, Session, Support, Viewer, Visit},
     format::{counted, number, relative, utc},
     pages::{
+        account,
         forms::ReasonForm,
         issues::{Issue, issue},
     },
@@ -51,6 +52,8 @@ struct Page {
     /// Whether the viewer may send webhooks again.
     may: bool,
     endpoints: Vec<EndpointRow>,
+    /// The act on its account.
+    account: Option<ReasonForm>,
     orders: Vec<OrderRow>,
     refused: Vec<RefusedRow>,
     recent: u32,
@@ -158,6 +161,7 @@ pub(crate) async fn show(
             .iter()
             .map(|endpoint| endpoint_row(endpoint, &visit.session, &back, now))
             .collect(),
+        account: account::form(&found.partner, &visit.session),
         orders: found.orders,
         refused: found.refused,
         recent: RECENT,
@@ -235,7 +239,7 @@ async fn read(
 
 /// How many units an order has, and what they are at. Nothing becomes of those of a refused order.
 fn in_words(units: Units, is_refused: bool) -> String {
-    let total = counted(units.total, "unit", "units");
+    let total = counted(units.total, "eSIM", "eSIMs");
     if is_refused {
         return total;
     }
@@ -337,15 +341,17 @@ fn describe(partner: &Partner, now: OffsetDateTime) -> PartnerView {
 }
 
 /// How the state of an endpoint is coloured.
-pub(crate) fn endpoint_class(state: &Stored<EndpointState>) -> &'static str {
-    match state.known() {
+pub(crate) fn endpoint_class(endpoint: &Endpoint) -> &'static str {
+    match endpoint.state.known() {
+        Some(EndpointState::Open) if endpoint.failures > 0 => "warn",
         Some(EndpointState::Open) => "good",
-        Some(EndpointState::Blocked | EndpointState::Probing | EndpointState::NoUrl) | None => {
-            "bad"
-        }
+        Some(EndpointState::Blocked | EndpointState::Probing) | None => "bad",
         Some(
-            EndpointState::Paused | EndpointState::PausedByPartner | EndpointState::Unverified,
-        ) => "note",
+            EndpointState::NoUrl
+            | EndpointState::Paused
+            | EndpointState::PausedByPartner
+            | EndpointState::Unverified,
+        ) => "warn",
     }
 }
 
@@ -355,13 +361,22 @@ pub(crate) fn endpoint_state(endpoint: &Endpoint) -> Cow<'static, str> {
     if endpoint.paused_by_partner {
         return "paused by the partner".into();
     }
+    if endpoint.state == EndpointState::Open {
+        let is_well = endpoint.failures == 0;
+        let word = if is_well {
+            "takes webhooks"
+        } else {
+            "fails, is tried again"
+        };
+        return word.into();
+    }
     endpoint.state.told(endpoint_words)
 }
 
 pub(super) fn endpoint_words(state: EndpointState) -> &'static str {
     match state {
         EndpointState::Open => "open",
-        EndpointState::NoUrl => "no URL",
+        EndpointState::NoUrl => "no address",
         EndpointState::Blocked | EndpointState::Probing => "blocked",
         EndpointState::Paused => "paused",
         EndpointState::PausedByPartner => "paused by the partner",
@@ -385,7 +400,7 @@ pub(crate) fn endpoint_form(
     session: &Session,
     back: &str,
 ) -> Option<ReasonForm> {
-    if !session.may(Role::Operator) || endpoint.state == EndpointState::NoUrl {
+    if !session.may(Role::Support) || endpoint.state == EndpointState::NoUrl {
         return None;
     }
     let id = endpoint.endpoint_id;
@@ -435,7 +450,7 @@ fn endpoint_row(
 ) -> EndpointRow {
     EndpointRow {
         host: endpoint.host(),
-        class: endpoint_class(&endpoint.state),
+        class: endpoint_class(endpoint),
         state: endpoint_state(endpoint),
         until: next_test(endpoint, now).unwrap_or_default(),
         failures: number(endpoint.failures),
@@ -448,7 +463,7 @@ fn endpoint_row(
 pub(crate) async fn pause(
     State(app): State<App>,
     given: Given,
-    act: Act<Operator>,
+    act: Act<Support>,
 ) -> Result<Response, Problem> {
     let endpoint = endpoint(&app, &given).await?;
     let target = format!("endpoint {}", endpoint.id);
@@ -473,7 +488,7 @@ pub(crate) async fn pause(
 pub(crate) async fn resume(
     State(app): State<App>,
     given: Given,
-    act: Act<Operator>,
+    act: Act<Support>,
 ) -> Result<Response, Problem> {
     let endpoint = endpoint(&app, &given).await?;
     let target = format!("endpoint {}", endpoint.id);
@@ -497,7 +512,7 @@ pub(crate) async fn resume(
     Ok(act.done(&app, &text))
 }
 
-fn not_changed(error: NotChanged, given: &Given, act: &Act<Operator>) -> Problem {
+fn not_changed(error: NotChanged, given: &Given, act: &Act<Support>) -> Problem {
     match error {
         NotChanged::Unknown => given.missing("endpoint"),
         NotChanged::Store(error) => error.into(),

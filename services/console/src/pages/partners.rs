@@ -87,13 +87,11 @@ fn health(report: &Report) -> BTreeMap<Uuid, Health> {
         let one = all.entry(endpoint.partner_id).or_default();
         one.waiting += endpoint.pending;
         one.exhausted += endpoint.exhausted;
-        let is_open = endpoint.state == EndpointState::Open;
-        if is_open && endpoint.failures > 0 {
-            one.badges.push(("warn", "endpoint fails".to_owned()));
-        } else if !is_open && (endpoint.state != EndpointState::NoUrl || endpoint.pending > 0) {
-            let state = endpoint_state(endpoint);
-            let class = endpoint_class(&endpoint.state);
-            one.badges.push((class, format!("endpoint {state}")));
+        let is_well = endpoint.state == EndpointState::Open && endpoint.failures == 0;
+        if !is_well && (endpoint.state != EndpointState::NoUrl || endpoint.pending > 0) {
+            let class = endpoint_class(endpoint);
+            one.badges
+                .push((class, format!("endpoint: {}", endpoint_state(endpoint))));
         }
     }
     for one in all.values_mut().filter(|one| one.exhausted > 0) {

@@ -148,14 +148,14 @@ pub(super) fn held(order: &OrderView, unit: &TopupView, now: OffsetDateTime) -> 
     }
     let why = match order.endpoint.known()? {
         EndpointState::Paused => {
-            "Its endpoint is paused by an operator, so it waits until an operator resumes the endpoint."
+            "Its endpoint is paused, so it waits until somebody resumes the endpoint on the partner's page."
         }
         EndpointState::PausedByPartner => {
             "Its endpoint is paused by the partner, so it waits until the partner resumes it."
         }
         EndpointState::Blocked | EndpointState::Probing => {
-            "Its endpoint is blocked, so it waits, and is sent by itself as soon as a test is acknowledged. An operator can \
-             resume the endpoint on the partner's page."
+            "Its endpoint is blocked, so it waits, and is sent by itself as soon as a test is acknowledged. It can be \
+             resumed at once on the partner's page."
         }
         EndpointState::NoUrl => "The account has no webhook URL, so it waits for one.",
         EndpointState::Open | EndpointState::Unverified

@@ -78,6 +78,28 @@ async fn one_form_pauses_an_endpoint_once() {
 }
 
 #[tokio::test]
+async fn one_form_disables_a_partner_once() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let page = format!("/partners/{}", bench.partner);
+    let disable = format!("{page}/disable");
+    let enable = format!("{page}/enable");
+    let form = seen(&mut browser, &page, &disable).await;
+    assert_eq!(send(&mut browser, &disable, &form).await.0, 303);
+    let (status, told) = send(&mut browser, &disable, &form).await;
+    assert_eq!(status, 409);
+    assert!(told.contains("is disabled now"), "{told}");
+    let enabling = seen(&mut browser, &page, &enable).await;
+    assert_eq!(send(&mut browser, &enable, &enabling).await.0, 303);
+    assert_eq!(send(&mut browser, &enable, &enabling).await.0, 409);
+    assert_eq!(
+        bench.recorded().await,
+        ["ana partner disable", "ana partner enable"]
+    );
+    bench.stop().await;
+}
+
+#[tokio::test]
 async fn an_operation_is_cancelled_once() {
     let bench = Bench::start().await;
     let mut browser = bench.sign_in("ana", Role::Operator).await;

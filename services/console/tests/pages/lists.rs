@@ -6,7 +6,7 @@ use console::access::Role;
 use store::{PgConnection, figures};
 use uuid::Uuid;
 
-use crate::support::{Bench, Browser, EXTERNAL};
+use crate::support::{Bench, Browser, EXTERNAL, ICCID};
 
 async fn text(browser: &mut Browser, path: &str) -> String {
     let answer = browser.get(path).await;
@@ -109,6 +109,57 @@ async fn webhooks_are_listed_by_state_and_as_csv() {
     assert!(delivered.contains("No webhook fits."), "{delivered}");
     let csv = text(&mut browser, "/webhooks.csv?state=exhausted").await;
     assert!(csv.contains(bench.topup.as_str()), "{csv}");
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn who_sends_again_names_the_partner_and_is_told_why_nothing_matches() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let preview = "/operations/preview?since=1h&partner=acme&state=";
+    let page = text(&mut browser, &format!("{preview}exhausted")).await;
+    assert!(page.contains("<strong>1 webhook</strong>"), "{page}");
+    let nobody = browser.get("/operations/preview?partner=nobody").await;
+    assert_eq!(nobody.status(), 422);
+    let page = text(&mut browser, &format!("{preview}delivered")).await;
+    assert!(page.contains("No webhook waits, either"), "{page}");
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn an_esim_has_a_page_with_its_ids_and_its_acts() {
+    let bench = Bench::start().await;
+    let path = format!("/esims/{}", bench.topup);
+    let order = format!("href=\"/orders/{}\"", bench.order);
+    for (name, role, may) in [("vic", Role::Viewer, false), ("sue", Role::Support, true)] {
+        let mut browser = bench.sign_in(name, role).await;
+        let page = text(&mut browser, &path).await;
+        let external = EXTERNAL.replace('&', "&#38;");
+        for part in [ICCID, &external, bench.topup.as_str(), &order] {
+            assert!(page.contains(part), "no {part:?} in {page}");
+        }
+        assert_eq!(page.contains("Send its webhook again"), may, "{page}");
+        let other = browser.get("/esims/20250101000000000000000000").await;
+        assert_eq!(other.status(), 404);
+    }
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn the_sentence_for_a_partner_is_there_as_plain_text() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let path = format!("/orders/{}/sentence.txt", bench.order);
+    let answer = browser.get(&path).await;
+    assert_eq!(
+        answer.headers()["content-type"],
+        "text/plain; charset=utf-8"
+    );
+    let sentence = answer.text().await.unwrap();
+    assert!(
+        sentence.starts_with("Order ") && sentence.contains(EXTERNAL),
+        "{sentence}"
+    );
     bench.stop().await;
 }
 

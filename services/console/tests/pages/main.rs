@@ -24,7 +24,7 @@ fn path(bench: &Bench, operation: Uuid, route: &str) -> String {
         "orders" => bench.order.to_string(),
         "operations" => operation.to_string(),
         "placements" => bench.parked.to_string(),
-        "deliveries" | "topups" | "give-backs" => bench.topup.to_string(),
+        "deliveries" | "topups" | "esims" | "give-backs" => bench.topup.to_string(),
         "partners" | "endpoints" => bench.partner.to_string(),
         _ => String::new(),
     };
