@@ -48,5 +48,5 @@ GRANT UPDATE (version) ON system TO esim_console;
 -- If the server has lost commits, whoever notices it first stops all buying.
 GRANT EXECUTE ON FUNCTION commits_lost(uuid, bigint, bigint) TO esim_console;
 
--- Views that only programs of older schemas use (0038).
+-- Views that only programs of older schemas use (0039).
 GRANT SELECT ON configuration_version, sweeps, retention TO esim_console;

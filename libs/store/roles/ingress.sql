@@ -62,6 +62,6 @@ GRANT SELECT, INSERT (topup_id, partner_id, provider, at, usage_asked_at, give_b
             ended_at)
     ON esim_requests TO esim_ingress;
 
--- Views that only programs of older schemas use (0038).
+-- Views that only programs of older schemas use (0039).
 GRANT SELECT, UPDATE ON configuration_version TO esim_ingress;
 GRANT SELECT ON sweeps TO esim_ingress;

@@ -36,7 +36,7 @@ GRANT SELECT, DELETE ON archived_orders, refused_requests TO esim_notifier;
 GRANT SELECT, INSERT, UPDATE, DELETE ON pulses, minutely TO esim_notifier;
 GRANT EXECUTE ON FUNCTION commits_lost(uuid, bigint, bigint) TO esim_notifier;
 
--- Views that only programs of older schemas use (0038).
+-- Views that only programs of older schemas use (0039).
 GRANT SELECT, INSERT, UPDATE ON source_addresses TO esim_notifier;
 GRANT SELECT, UPDATE ON sweeps TO esim_notifier;
 GRANT SELECT, UPDATE (after, up_to, began_at) ON retention TO esim_notifier;

@@ -52,6 +52,6 @@ GRANT SELECT ON archives, archived_orders TO esim_operator;
 GRANT SELECT, DELETE ON esim_requests TO esim_operator;
 GRANT EXECUTE ON FUNCTION resolve_give_back(text, integer, boolean) TO esim_operator;
 
--- Views that only programs of older schemas use (0038).
+-- Views that only programs of older schemas use (0039).
 GRANT SELECT, UPDATE ON configuration_version, retention TO esim_operator;
 GRANT SELECT ON sweeps, archive_partners TO esim_operator;

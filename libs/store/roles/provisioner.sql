@@ -29,5 +29,5 @@ GRANT SELECT, UPDATE ON esim_requests TO esim_provisioner;
 GRANT EXECUTE ON FUNCTION mark_returned(text) TO esim_provisioner;
 GRANT UPDATE (erased_at, returned_at) ON esims TO esim_provisioner;
 
--- Views that only programs of older schemas use (0038).
+-- Views that only programs of older schemas use (0039).
 GRANT SELECT, UPDATE ON sweeps TO esim_provisioner;

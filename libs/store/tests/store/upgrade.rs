@@ -155,3 +155,50 @@ async fn a_stage_moves_its_own_walks_only() {
         assert_eq!(format!("({})", names.join(") (")), own, "{stage}");
     }
 }
+
+/// A row with an infinite time that a version before the bounds has let in stops no upgrade, and ends no
+/// program after it.
+#[tokio::test]
+async fn infinite_times_from_before_the_bounds_stop_no_upgrade() {
+    let bench = before("finite times").await;
+    let mut connection = bench.connection().await;
+    for (table, change) in [
+        ("sweeps", "up_to = 'infinity', fence_at = 'infinity'"),
+        ("retention", "began_at = '-infinity'"),
+        (
+            "providers",
+            "open_until = 'infinity', changed_at = '-infinity'",
+        ),
+        ("source_addresses", "told_at = 'infinity'"),
+    ] {
+        let check =
+            "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conname = $1 || '_bounds'";
+        let check: String = sqlx::query_scalar(check)
+            .bind(table)
+            .fetch_one(&mut *connection)
+            .await
+            .unwrap();
+        let spoil = format!(
+            "ALTER TABLE {table} DROP CONSTRAINT {table}_bounds; UPDATE {table} SET {change};
+             ALTER TABLE {table} ADD CONSTRAINT {table}_bounds {check}"
+        );
+        if table == "providers" {
+            execute(
+                &mut connection,
+                "INSERT INTO providers (name) VALUES ('usimsa')",
+            )
+            .await;
+        }
+        execute(&mut connection, &spoil).await;
+    }
+    drop(connection);
+    upgrade(&bench).await;
+    let mut connection = bench.connection().await;
+    let all = store::providers::list(&mut connection).await.unwrap();
+    assert!(all[0].open_until.is_some() && !all[0].lost_commits());
+    let query = "SELECT name FROM walks WHERE NOT isfinite(began_at) OR NOT isfinite(fence_at) OR up_to = 'infinity'";
+    assert_eq!(shown(&mut connection, query).await, "");
+    // The sweeps look at the last day again, instead of at nothing any more.
+    let query = "SELECT count(*) FROM walks WHERE name IN ('placements', 'deliveries') AND up_to < now() - interval '23 hours'";
+    assert_eq!(shown(&mut connection, query).await, "(2)");
+}
