@@ -17,7 +17,10 @@ use serde::Serialize;
 use sqlx::{Connection, PgConnection};
 use uuid::Uuid;
 
-use super::actions::{self, Mode};
+use super::{
+    actions::{self, Mode},
+    placements::lock,
+};
 use crate::{Error, Result, profile::Profile, unsigned, vault::Vault};
 
 /// A profile to enter.
@@ -94,7 +97,7 @@ async fn read(
            JOIN placements p ON p.placement_id = t.placement_id
            JOIN orders o ON o.order_id = p.order_id
            LEFT JOIN esims e ON e.topup_id = t.topup_id
-           WHERE t.topup_id = $1 FOR UPDATE OF p"#,
+           WHERE t.topup_id = $1"#,
         topup_id.as_str(),
     );
     query.fetch_optional(connection).await
@@ -109,6 +112,13 @@ pub async fn enter(
     mode: Mode<'_>,
 ) -> Result<Ready, NotEntered> {
     let mut transaction = connection.begin().await?;
+    let query = sqlx::query_scalar!(
+        "SELECT placement_id FROM topups WHERE topup_id = $1",
+        entered.topup_id.as_str(),
+    );
+    let placement = query.fetch_optional(&mut *transaction).await?;
+    let placement = placement.ok_or(NotEntered::Unknown)?;
+    lock(&mut transaction, placement.into()).await?;
     let row = read(&mut transaction, entered.topup_id).await?;
     let row = row.ok_or(NotEntered::Unknown)?;
     if row.is_refused {

@@ -339,6 +339,21 @@ async fn take_at(
     Ok(pair)
 }
 
+/// Locks a placement before anything about it or its units is read. A statement that locks and reads at
+/// once sees the units as they were before it waited for the lock, and so would buy again what another
+/// operator has just entered by hand.
+pub(super) async fn lock(
+    connection: &mut PgConnection,
+    placement_id: PlacementId,
+) -> Result<(), sqlx::Error> {
+    let statement = sqlx::query!(
+        "SELECT FROM placements WHERE placement_id = $1 FOR UPDATE",
+        placement_id.uuid(),
+    );
+    statement.execute(connection).await?;
+    Ok(())
+}
+
 /// Resolves a parked placement by [`Event::Resolve`]. If it is bought or retried, failed units to
 /// which the provider has assigned nothing become pending again.
 pub async fn resolve(
@@ -349,12 +364,13 @@ pub async fn resolve(
 ) -> Result<Resolved, NotResolved> {
     decision.check()?;
     let mut transaction = connection.begin().await?;
+    lock(&mut transaction, placement_id).await?;
     let query = sqlx::query!(
         r#"SELECT p.order_id, p.provider, p.state, p.attempt, p.reason, o.refused_at IS NOT NULL AS "refused!",
                   EXISTS (SELECT FROM topups t JOIN esims e ON e.topup_id = t.topup_id
                           WHERE t.placement_id = p.placement_id) AS "has_units!"
            FROM placements p JOIN orders o ON o.order_id = p.order_id
-           WHERE p.placement_id = $1 FOR UPDATE OF p"#,
+           WHERE p.placement_id = $1"#,
         placement_id.uuid(),
     );
     let row = query

@@ -1,13 +1,21 @@
 //! The lists, searches and changes of operators. Above all: nothing that an operator resolves is
 //! bought twice, or delivered for an order that was answered with 422.
 
-use domain::{PartnerId, PlacementId, PlacementState, placement::Resolution};
+use std::time::Duration;
+
+use domain::{ActivationCode, PartnerId, PlacementId, PlacementState, placement::Resolution};
+use store::operator::entered::{self, Entered, NotEntered};
 use store::operator::placements::{self, Decision, NotResolved, Resolved};
-use store::{orders::NewOrder, placements::Progress, recover};
+use store::profile::Profile;
+use store::{
+    orders::NewOrder,
+    placements::{Outcome, Progress},
+    recover,
+};
 
 use crate::bench::{
-    Bench, PROVIDER, applied, bought, bought_pending, disputed, iccid, order, parked, placement,
-    ready, rejected, topups, unit,
+    Bench, PROVIDER, VAULT, applied, bought, bought_pending, disputed, iccid, order, parked,
+    placement, ready, rejected, settlement, topups, unit,
 };
 use crate::machine::route;
 
@@ -332,4 +340,92 @@ async fn placements_are_listed_by_state_and_provider() {
             .is_empty()
     );
     assert!(list(Some(PlacementState::Failed), None).await.is_empty());
+}
+
+/// Waits until so many sessions of this database wait for a lock.
+async fn waiting(bench: &Bench, sessions: i64) {
+    testkit::wait::soon("sessions that wait for a lock", async || {
+        let waiting: i64 = sqlx::query_scalar(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'",
+        )
+        .fetch_one(&bench.pool)
+        .await?;
+        Ok((waiting == sessions).then_some(()))
+    })
+    .await;
+}
+
+/// Two operators act on one placement at the same moment: each must see what the other has done, also
+/// if it waited for the other's lock.
+#[tokio::test]
+async fn a_profile_that_is_entered_while_another_operator_decides_is_not_bought_again() {
+    for then_retried in [true, false] {
+        let bench = Bench::new().await;
+        let order = bench.placing(2).await;
+        let id = placement(&order);
+        let park = settlement(
+            id,
+            1,
+            Outcome::Bought {
+                reference: None,
+                units: Vec::new(),
+                collect_in: Some(Duration::from_hours(1)),
+                park: Some(domain::reason::Code::ProfileUnreadable.into()),
+                announced: false,
+            },
+        );
+        bench.settle(&[park]).await;
+        assert_eq!(bench.state(id).await, "parked");
+        let topup = topups(&order).remove(0);
+        let iccid = iccid(&topup);
+        let profile = Profile {
+            code: ActivationCode::new("smdp.example.com", "BY-HAND").unwrap(),
+            expired_date: "2099-01-29".to_owned(),
+        };
+        let by_hand = Entered {
+            topup_id: &topup,
+            iccid: &iccid,
+            profile: &profile,
+            unit: Some("unit-1"),
+        };
+        let mut holder = bench.pool.begin().await.unwrap();
+        sqlx::query("SELECT FROM placements WHERE placement_id = $1 FOR UPDATE")
+            .bind(id.uuid())
+            .execute(&mut *holder)
+            .await
+            .unwrap();
+        let enter = async || {
+            let mut connection = bench.connection().await;
+            entered::enter(&mut connection, &VAULT, &by_hand, applied()).await
+        };
+        // Both wait for the lock, in this order.
+        let second = async {
+            waiting(&bench, 1).await;
+            if then_retried {
+                let retried = bench.resolve(id, Resolution::Retry).await;
+                return retried.map(drop).map_err(|error| error.to_string());
+            }
+            enter().await.map(drop).map_err(|error| error.to_string())
+        };
+        let release = async {
+            waiting(&bench, 2).await;
+            holder.rollback().await.unwrap();
+        };
+        let (entered, second, ()) = tokio::join!(enter(), second, release);
+        assert_eq!(entered.unwrap().pending, 1);
+        let refused = if then_retried {
+            NotResolved::HasUnits.to_string()
+        } else {
+            NotEntered::NotPending.to_string()
+        };
+        assert_eq!(second, Err(refused));
+        assert_eq!(bench.state(id).await, "parked");
+        let webhooks: i64 = bench
+            .value(
+                "SELECT count(*) FROM deliveries WHERE topup_id = $1",
+                topup.as_str(),
+            )
+            .await;
+        assert_eq!(webhooks, 1);
+    }
 }
