@@ -8,6 +8,7 @@
 //! No order ever waits for a collector, whatever state it is in. Only the end of the process does,
 //! for at most two seconds.
 
+mod escaped;
 mod export;
 mod gate;
 mod lines;
@@ -41,6 +42,7 @@ use tracing_subscriber::{
 };
 
 use self::{
+    escaped::EscapedLogs,
     export::Transport,
     gate::Gate,
     lines::{Ids, Shape},
@@ -171,6 +173,7 @@ fn providers(service: &'static str) -> anyhow::Result<(Telemetry, Option<Gate>)>
         let provider = SdkLoggerProvider::builder().with_resource(resource.clone());
         logger = Some(
             provider
+                .with_log_processor(EscapedLogs::new())
                 .with_batch_exporter(transport.logs(target)?)
                 .build(),
         );

@@ -31,7 +31,7 @@ use opentelemetry_sdk::{
 };
 use tokio::runtime::Handle;
 
-use super::{gate::Gate, settings::Target};
+use super::{escaped::escape_span, gate::Gate, settings::Target};
 use crate::{client, config::BadSetting, lock};
 
 /// Builds the exporter of one signal. This is a macro because the builders of the three signals
@@ -252,7 +252,8 @@ impl<E> fmt::Debug for Reporting<E> {
 }
 
 impl opentelemetry_sdk::trace::SpanExporter for Reporting<SpanExporter> {
-    async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
+    async fn export(&self, mut batch: Vec<SpanData>) -> OTelSdkResult {
+        batch.iter_mut().for_each(escape_span);
         if let Some(gate) = &self.gate {
             gate.export_begins();
         }
