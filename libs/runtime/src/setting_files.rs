@@ -99,6 +99,11 @@ fn from_files(
             ));
         }
         let value = files::value(&path).map_err(|error| format!("{source}: {error:#}"))?;
+        // Somebody has named this file. An empty one in the folder is a setting that is not set, as it is
+        // in the environment, and who needs it says so.
+        if value.trim().is_empty() && source.ends_with("_FILE") {
+            return Err(format!("{source}: {} holds no value", path.display()));
+        }
         added.push(format!("--{long}={value}").into());
     }
     Ok(added)
@@ -240,6 +245,12 @@ mod tests {
             read(&[("PROBE_TOKEN_FILE", "")]).unwrap().secrets.token,
             None
         );
+        // A file that was cut, or that an editor has saved empty, is named; the setting alone would not help.
+        for empty in ["", "\u{feff}", "\u{feff}\r\n", "\"\"\n"] {
+            std::fs::write(file, empty).unwrap();
+            let cut = read(&[("PROBE_TOKEN_FILE", file)]).err().unwrap();
+            assert_eq!(cut, format!("PROBE_TOKEN_FILE: {file} holds no value"));
+        }
         let both = read(&[("PROBE_TOKEN_FILE", file), ("PROBE_TOKEN", "other")])
             .err()
             .unwrap();

@@ -92,7 +92,10 @@ pub(crate) const STARTUP_OPTIONS: (&str, &str) = ("esim.startup_options", "kept"
 #[derive(Debug, thiserror::Error)]
 pub enum BadDatabase {
     /// `DATABASE_URL` cannot be parsed. The error does not show it, because it contains a password.
-    #[error("DATABASE_URL is not of the form postgres://user:password@host:port/database")]
+    #[error(
+        "{} is not of the form postgres://user:password@host:port/database",
+        where_from("DATABASE_URL", |name| std::env::var_os(name))
+    )]
     Url,
     #[error(
         "PGPASSFILE={} can't be read: {cause}. Make it readable, or mount a file with the whole URL, including the \
@@ -105,6 +108,20 @@ pub enum BadDatabase {
          including the password, and name that file in DATABASE_URL_FILE", .path.display()
     )]
     OpenPasswords { path: PathBuf, mode: u32 },
+}
+
+/// The name of a setting, with the file that it comes from, if it comes from one: whoever reads the error
+/// must not look for a variable that is not set.
+fn where_from(setting: &str, variable: impl Fn(&str) -> Option<OsString>) -> String {
+    let path = |name: &str| {
+        let value = variable(name).filter(|value| !value.is_empty());
+        value.map(PathBuf::from)
+    };
+    let in_folder = || Some(path("SETTINGS_DIR")?.join(setting)).filter(|path| path.exists());
+    match path(&format!("{setting}_FILE")).or_else(in_folder) {
+        Some(path) => format!("{setting} in the file {}", path.display()),
+        None => setting.to_owned(),
+    }
 }
 
 impl DatabaseConfig {

@@ -1,8 +1,8 @@
 //! Backups, drills and disks, from files of metrics in Prometheus' text format.
 
-use std::{collections::BTreeMap, fs, path::PathBuf};
+use std::{collections::BTreeMap, path::PathBuf};
 
-use runtime::clock;
+use runtime::{clock, files};
 use store::operator::health::{Finding, Kind};
 use time::OffsetDateTime;
 
@@ -49,11 +49,11 @@ pub fn check(files: &[PathBuf], lines: &mut Lines<'_>) {
     }
     let mut series = Series::new();
     for file in files {
-        match fs::read_to_string(file) {
+        match files::read(file) {
             Ok(text) => series.extend(parse(&text)),
             Err(error) => lines.fault(
                 "metrics",
-                format!("{}: {error}", file.display()),
+                format!("{error:#}"),
                 "see whether the backup has run, which writes the file",
                 "docs/operations.md#backupold",
             ),

@@ -3,6 +3,7 @@
 
 use std::{path::Path, time::Duration};
 
+use runtime::files;
 use sqlx::{ConnectOptions, postgres::PgConnectOptions};
 use store::{
     PgConnection,
@@ -129,22 +130,19 @@ fn one(role: Role, state: &session::RoleState, lines: &mut Lines<'_>) {
 pub async fn log_in(options: &PgConnectOptions, secrets: &Path, lines: &mut Lines<'_>) {
     for role in ROLES {
         let file = secrets.join(format!("database-{}", role.of));
-        let password = match std::fs::read_to_string(&file) {
+        let password = match files::value(&file) {
             Ok(password) => password,
             Err(error) => {
                 lines.fault(
                     "logins",
-                    format!("{}: {error}", file.display()),
+                    format!("{error:#}"),
                     "name the folder that `esimctl secrets create` has made",
                     SEE,
                 );
                 continue;
             }
         };
-        let own = options
-            .clone()
-            .username(role.name)
-            .password(password.trim_end());
+        let own = options.clone().username(role.name).password(&password);
         match timeout(PATIENCE, own.connect()).await {
             Ok(Ok(_)) => lines.fine("logins", format!("{} logs in", role.name)),
             Ok(Err(error)) => lines.fault(

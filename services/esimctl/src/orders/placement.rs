@@ -6,7 +6,7 @@
 //! the placement up at the provider and says what was found. Only `resolve --retry` can buy twice,
 //! so its preview says so in capitals, and every resolution is recorded with a reason (`confirm`).
 
-use std::{fs, path::PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, anyhow};
 use clap::{
@@ -14,6 +14,7 @@ use clap::{
     builder::{PossibleValuesParser, TypedValueParser},
 };
 use domain::{ActivationCode, Iccid, PlacementId, PlacementState, TopupId, placement::Resolution};
+use runtime::files;
 use serde_json::json;
 use store::{
     config::MasterKeyConfig,
@@ -235,8 +236,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
         } => {
             let vault = master_key.vault(&[Keyring::Profiles])?;
             let file = code_file.display();
-            let text = fs::read_to_string(code_file)
-                .with_context(|| format!("cannot read the activation code from {file}"))?;
+            let text = files::value(code_file)?;
             let code = ActivationCode::parse(&text).with_context(|| {
                 format!("{file} holds no activation code that can be delivered")
             })?;

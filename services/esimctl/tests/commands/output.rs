@@ -123,4 +123,14 @@ fn files_are_read_as_editors_write_them_and_errors_name_file_and_line() {
     let text = said(&output);
     assert!(text.contains("cannot connect to PostgreSQL"), "{text}");
     assert!(!text.contains("hush"), "{text}");
+    // What is wrong in a file is said of the file.
+    for wrong in ["\u{feff}", "\u{feff}postgres:/", "hush@127.0.0.1:1/esim"] {
+        fs::write(&url, wrong).unwrap();
+        let list = esimctl(&["partner", "list"])
+            .env("DATABASE_URL_FILE", &url)
+            .output();
+        let text = said(&list.unwrap());
+        assert!(text.contains(url.to_str().unwrap()), "{text}");
+        assert!(!text.contains("hush"), "{text}");
+    }
 }

@@ -138,7 +138,7 @@ async fn an_unreadable_profile_is_entered_by_hand() {
         "{refused}"
     );
     let entered = enter(
-        "\u{feff}lpa:1$smdp.example.com$BY-HAND\n",
+        "\u{feff}\"lpa:1$smdp.example.com$BY-HAND\"\r\n",
         "8982123456789012345",
     )
     .await;
