@@ -170,14 +170,16 @@ pub(crate) async fn judge_host(connection: &mut PgConnection, endpoint: Endpoint
         let mut others = chosen.iter().filter(|other| other.id != this);
         new.free && !others.any(|other| other.host == new.host && !other.unproven)
     });
-    // Without a proof, the time of the next webhook is now.
+    // Without a proof, the time of the next webhook is one pace away, so that choosing a host again and
+    // again is no faster than the pace.
     let statement = sqlx::query!(
         "INSERT INTO endpoints AS e (partner_id, unproven_since, blocked_until)
-         SELECT $1, now(), now() WHERE $2
+         SELECT $1, now(), now() + make_interval(secs => $3) WHERE $2
          ON CONFLICT (partner_id) DO UPDATE
          SET unproven_since = excluded.unproven_since, blocked_until = coalesce(e.blocked_until, excluded.blocked_until)",
         endpoint.id.uuid(),
         unproven,
+        seconds(PACE),
     );
     statement.execute(&mut *connection).await?;
     if !unproven {
@@ -372,10 +374,11 @@ pub(crate) async fn resume_by_partner(
 ) -> Result<Resumed> {
     let statement = sqlx::query!(
         "UPDATE endpoints
-         SET blocked_until = CASE WHEN unproven_since IS NOT NULL THEN now() END, paused_by_partner = false,
-             moving_since = now()
+         SET blocked_until = CASE WHEN unproven_since IS NOT NULL THEN now() + make_interval(secs => $2) END,
+             paused_by_partner = false, moving_since = now()
          WHERE partner_id = $1 AND blocked_until = 'infinity' AND paused_by_partner",
         endpoint.id.uuid(),
+        seconds(PACE),
     );
     if statement.execute(&mut *connection).await?.rows_affected() > 0 {
         return Ok(Resumed::Now);
@@ -424,10 +427,12 @@ pub(crate) async fn begin_move(
              ON CONFLICT (partner_id) DO UPDATE
              SET moving_since = excluded.moving_since,
                  blocked_until = CASE
-                     WHEN e.blocked_until < 'infinity' THEN least(e.blocked_until, now())
+                     WHEN e.blocked_until < 'infinity' THEN least(e.blocked_until, now()
+                         + CASE WHEN e.unproven_since IS NULL THEN interval '0' ELSE make_interval(secs => $2) END)
                      ELSE e.blocked_until
                  END",
             id.uuid(),
+            seconds(PACE),
         ),
     };
     statement.execute(connection).await?;

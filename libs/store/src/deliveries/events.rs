@@ -184,18 +184,24 @@ impl Subject {
 }
 
 /// Deletes pending events that have become pointless, and deliveries to endpoints that were deleted,
-/// with their work. Tests and notices stay as exhausted ones, because limits count them: otherwise a
-/// partner that deletes an endpoint or a channel would also delete what it has caused.
+/// with their work. Tests, notices and what a sandbox account makes itself stay as exhausted ones, because
+/// limits count them: otherwise a partner that deletes an endpoint or a channel, or turns an event off
+/// and on, would also delete what it has caused.
 pub(super) async fn delete(connection: &mut PgConnection, events: &[Uuid]) -> Result<()> {
     let statement = sqlx::query!(
         "WITH ended AS (
              UPDATE deliveries SET state = 'exhausted'
-             WHERE delivery_id = ANY ($1) AND (kind = 'webhook.test' OR kind LIKE 'notice.%') AND state = 'pending'
+             WHERE delivery_id = ANY ($1) AND state = 'pending'
+               AND (kind = 'webhook.test' OR kind LIKE 'notice.%'
+                    OR kind = 'key.expiring' AND EXISTS (
+                        SELECT FROM partners p WHERE p.partner_id = deliveries.partner_id AND p.environment = 'sandbox'))
              RETURNING delivery_id
          ), deleted AS (
              DELETE FROM deliveries
              WHERE delivery_id = ANY ($1) AND (kind <> 'topup.ready' OR endpoint_id IS NOT NULL)
                AND kind <> 'webhook.test' AND kind NOT LIKE 'notice.%' AND state = 'pending'
+               AND (kind <> 'key.expiring' OR EXISTS (
+                    SELECT FROM partners p WHERE p.partner_id = deliveries.partner_id AND p.environment <> 'sandbox'))
              RETURNING delivery_id, topup_id
          ), unlinked AS (
              DELETE FROM further_deliveries f USING deleted

@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use crate::bench::{
     Bench, PROVIDER, answered, bought, bought_pending, delivery_id, disputed, not_bought, order,
-    parked, part, placement, ready, rejected, topups, unknown,
+    page, parked, part, placement, ready, rejected, topups, unknown,
 };
 
 const MINUTE: Duration = Duration::from_mins(1);
@@ -496,6 +496,33 @@ async fn events_are_read_with_the_webhooks_once_they_are_true() {
     assert_eq!(made(Duration::ZERO).await, Made::Unwanted);
     let stranger = bench.partner(None).await;
     assert!(bench.webhooks(stranger, &start, 10).await.is_empty());
+}
+
+/// A notifier drops what is not wanted any more; the limit of made events outlives that.
+#[tokio::test]
+async fn turning_an_event_off_and_on_makes_no_room_for_events() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some("http://127.0.0.1:9/")).await;
+    let make = async || {
+        self_service::expire_keys(&mut *bench.connection().await, partner, MINUTE)
+            .await
+            .unwrap()
+    };
+    bench.set_events(partner, &[Kind::KeyExpiring]).await;
+    assert!(matches!(make().await, Made::Due(_)));
+    bench.set_events(partner, &[]).await;
+    let looked = bench.claim_due_deliveries(&page(10, 10)).await;
+    assert!(looked.is_empty(), "{looked:?}");
+    let left: i64 = bench
+        .value(
+            "SELECT count(*) FROM work WHERE partner_id::text = $1",
+            partner,
+        )
+        .await;
+    assert_eq!(left, 0);
+    bench.set_events(partner, &[Kind::KeyExpiring]).await;
+    let again = make().await;
+    assert!(matches!(again, Made::TooSoon(_)), "{again:?}");
 }
 
 #[tokio::test]
