@@ -9,8 +9,9 @@ use uuid::Uuid;
 
 use crate::Result;
 
-/// The operator that is recorded for changes that partners make themselves.
-const PARTNER: &str = "partner";
+/// The operator that is recorded for changes that partners make themselves. No operator may have this
+/// name, because such records have a term of their own and stand apart from those of operators.
+pub const PARTNER: &str = "partner";
 
 /// The recorded reason of a change that a partner makes itself.
 pub(crate) const REASON: &str = "requested by the partner";
@@ -225,6 +226,8 @@ pub struct Filter<'a> {
     pub since: Option<OffsetDateTime>,
     /// The end of the range of time, exclusive: a page begins where the one before it ended.
     pub until: Option<OffsetDateTime>,
+    /// Only the actions of this one. Those of partners are listed if this is [`PARTNER`], and only
+    /// then, so that no partner pushes the actions of operators out of a list.
     pub operator: Option<&'a str>,
 }
 
@@ -239,13 +242,15 @@ pub async fn list(
         "SELECT at, operator, database_role, command, target, affected, reason, via, source,
                 before::text AS before, after::text AS after
          FROM operator_actions
-         WHERE at >= coalesce($1, '-infinity'::timestamptz) AND at < coalesce($3, 'infinity'::timestamptz)
+         WHERE (operator = 'partner') = $5
+           AND at >= coalesce($1, '-infinity'::timestamptz) AND at < coalesce($3, 'infinity'::timestamptz)
            AND ($4::text IS NULL OR operator = $4)
          ORDER BY at DESC LIMIT $2",
         filter.since,
         i64::from(limit),
         filter.until,
         filter.operator,
+        filter.operator == Some(PARTNER),
     );
     Ok(actions.fetch_all(connection).await?)
 }

@@ -35,8 +35,11 @@ pub enum Class {
     Profiles,
     /// Attempts of deliveries with the responses of endpoints, from the attempt on.
     Attempts,
-    /// Recorded actions of operators, from the action on.
+    /// Recorded actions of operators, from the action on. Whatever is older goes, so that no record of
+    /// a partner outlives those of operators.
     Audit,
+    /// Recorded changes that partners made themselves, from the change on.
+    Changes,
     /// What is remembered of archived orders, from the archiving on.
     Archived,
     /// Refused requests of partners, from the request on.
@@ -47,20 +50,22 @@ pub enum Class {
 }
 
 impl Class {
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Profiles,
         Self::Attempts,
         Self::Audit,
+        Self::Changes,
         Self::Archived,
         Self::Refusals,
         Self::Orders,
     ];
 
     /// The classes that [`step`] erases.
-    pub const ERASED: [Self; 5] = [
+    pub const ERASED: [Self; 6] = [
         Self::Profiles,
         Self::Attempts,
         Self::Audit,
+        Self::Changes,
         Self::Archived,
         Self::Refusals,
     ];
@@ -74,9 +79,12 @@ impl Class {
     fn lag(self) -> Duration {
         match self {
             Self::Profiles => LAG,
-            Self::Attempts | Self::Audit | Self::Archived | Self::Refusals | Self::Orders => {
-                Duration::ZERO
-            }
+            Self::Attempts
+            | Self::Audit
+            | Self::Changes
+            | Self::Archived
+            | Self::Refusals
+            | Self::Orders => Duration::ZERO,
         }
     }
 }
@@ -88,7 +96,7 @@ impl std::str::FromStr for Class {
         let found = Self::ALL.into_iter().find(|class| class.as_str() == name);
         found.ok_or_else(|| {
             format!(
-                "there is no class {name:?}; the classes are profiles, attempts, audit, archived, refusals and orders"
+                "there is no class {name:?}; the classes are profiles, attempts, audit, changes, archived, refusals and orders"
             )
         })
     }
@@ -128,9 +136,12 @@ pub async fn step(connection: &mut PgConnection, class: Class, limit: u32) -> Re
     let step = walk(connection, class, limit).await?;
     match class {
         Class::Profiles => Ok(step.and(late_profiles(connection, limit).await?)),
-        Class::Attempts | Class::Audit | Class::Archived | Class::Refusals | Class::Orders => {
-            Ok(step)
-        }
+        Class::Attempts
+        | Class::Audit
+        | Class::Changes
+        | Class::Archived
+        | Class::Refusals
+        | Class::Orders => Ok(step),
     }
 }
 
@@ -155,6 +166,7 @@ async fn walk(connection: &mut PgConnection, class: Class, limit: u32) -> Result
         Class::Profiles => walk.profiles(&mut transaction, limit).await?,
         Class::Attempts => walk.attempts(&mut transaction, limit).await?,
         Class::Audit => walk.audit(&mut transaction, limit).await?,
+        Class::Changes => walk.changes(&mut transaction, limit).await?,
         Class::Refusals => walk.refusals(&mut transaction, limit).await?,
         Class::Archived => walk.archived(&mut transaction, limit).await?,
         // Orders are never erased here, whatever their term is.
@@ -282,6 +294,24 @@ impl Walk {
         Ok(batch.fetch_one(connection).await?)
     }
 
+    /// A batch of the walk of changes that partners made themselves. It works like that of recorded
+    /// actions.
+    async fn changes(&self, connection: &mut PgConnection, limit: u32) -> Result<Batch> {
+        let batch = sqlx::query_as!(
+            Batch,
+            r#"WITH erased AS (
+                   DELETE FROM operator_actions WHERE action_id = ANY (ARRAY (
+                       SELECT action_id FROM operator_actions WHERE operator = 'partner' AND at < $1
+                       ORDER BY at LIMIT $2))
+                   RETURNING at
+               )
+               SELECT count(*) AS "seen!", count(*) AS "erased!", NULL::text AS after, max(at) AS at FROM erased"#,
+            self.until,
+            i64::from(limit),
+        );
+        Ok(batch.fetch_one(connection).await?)
+    }
+
     /// A batch of the walk of refused requests. It works like that of recorded actions.
     async fn refusals(&self, connection: &mut PgConnection, limit: u32) -> Result<Batch> {
         let batch = sqlx::query_as!(
@@ -364,7 +394,7 @@ async fn late_profiles(connection: &mut PgConnection, limit: u32) -> Result<Step
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Backlog {
     /// How long the oldest row has been past its term, in the order of [`Class::ERASED`].
-    pub overdue: [Duration; 5],
+    pub overdue: [Duration; 6],
     /// The number of profiles that are past the term, counted from their order, and are kept
     /// because they are not delivered, or not for long enough. Counted up to 100,000.
     pub waiting: u64,

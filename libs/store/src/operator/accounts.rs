@@ -98,7 +98,8 @@ pub enum NotChanged {
     #[error(
         "a name has 1 to {LONGEST_NAME} characters: ASCII letters, digits and punctuation such as . _ - @ +, without blanks, \
          because records must show the whole name and other alphabets have letters that look the same. It does not begin \
-         with {OF_PROVIDER} in small or capital letters, because recorded actions of people who sign in by OpenID Connect do"
+         with {OF_PROVIDER} in small or capital letters, because recorded actions of people who sign in by OpenID Connect do, \
+         and it is not partner, because changes that partners make themselves are recorded under that name"
     )]
     BadName,
     #[error(transparent)]
@@ -135,6 +136,7 @@ pub fn is_readable(name: &str, longest: usize) -> bool {
 fn is_name(name: &str) -> bool {
     let begin = name.get(..OF_PROVIDER.len());
     is_readable(name, LONGEST_NAME)
+        && name != actions::PARTNER
         && !begin.is_some_and(|begin| begin.eq_ignore_ascii_case(OF_PROVIDER))
 }
 

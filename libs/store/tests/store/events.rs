@@ -132,7 +132,10 @@ impl Bench {
     async fn actions(&self) -> Vec<Recorded> {
         actions::list(
             &mut *self.connection().await,
-            &actions::Filter::default(),
+            &actions::Filter {
+                operator: Some(actions::PARTNER),
+                ..actions::Filter::default()
+            },
             100,
         )
         .await

@@ -21,6 +21,7 @@
 //!   is current.
 //! - [`database`]: deadlines and silent connections.
 //! - [`nodelay`]: no statement waits for a delayed acknowledgement.
+//! - [`changes`]: what partners change themselves, in the record of operators.
 //! - [`roles`]: what each database role may do. [`bounds`]: what may stand in a column.
 //! - [`further`]: several endpoints of one partner. [`health`]: every statement that changes the health
 //!   of an endpoint, against the machine of crate `domain`.
@@ -39,6 +40,7 @@ mod backup;
 mod bench;
 mod bounds;
 mod cells;
+mod changes;
 mod claim;
 mod configuration;
 mod console;

@@ -92,7 +92,7 @@ const SMALL_UNTIL_16: [(&str, &str); 1] = rows! {
 
 /// Statements that name no key. Each runs once for each cell: a loop of a stage, a gauge, or an
 /// operator's list.
-const PER_CELL: [(&str, &str); 35] = rows! {
+const PER_CELL: [(&str, &str); 36] = rows! {
     "FROM (SELECT topup_id, profile FROM esims WHERE topup_id < ':' ORDER BY topup_id DESC LIMIT 1000)"
         => "start: the newest profiles check the master key";
     "WITH RECURSIVE pair (lane, partner_id, nth)" => "a look at due placements";
@@ -106,6 +106,7 @@ const PER_CELL: [(&str, &str); 35] = rows! {
     "SELECT delivery_id, attempt, at FROM delivery_attempts\n" => "retention";
     "SELECT extract(epoch FROM now() - (SELECT at FROM retention_due" => "the gauges of retention";
     "SELECT action_id FROM operator_actions WHERE at" => "retention";
+    "SELECT action_id FROM operator_actions WHERE operator" => "retention";
     "SELECT order_id FROM archived_orders WHERE archived_at" => "retention";
     "SELECT request_id FROM refused_requests WHERE at" => "retention";
     "SELECT request_id FROM refused_requests WHERE request_id = $1" => "an operator's search";

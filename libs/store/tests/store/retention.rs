@@ -231,6 +231,7 @@ async fn a_shorter_term_reaches_back_and_for_ever_erases_nothing() {
             ("archived", Some(365)),
             ("attempts", Some(30)),
             ("audit", None),
+            ("changes", Some(90)),
             ("orders", None),
             ("profiles", Some(5)),
             ("refusals", Some(30)),

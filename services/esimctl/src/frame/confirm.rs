@@ -16,7 +16,7 @@ use clap::{
     ArgMatches, Args, Command, FromArgMatches, builder::NonEmptyStringValueParser, error::ErrorKind,
 };
 use runtime::terminal;
-use store::operator::actions::{Action, Actor, Mode};
+use store::operator::actions::{Action, Actor, Mode, PARTNER};
 
 use crate::output::one_line;
 
@@ -81,6 +81,11 @@ impl FromArgMatches for By {
         // Nothing is recorded by a dry run.
         let dry_run = matches.try_get_one::<bool>("dry_run").ok().flatten();
         match set(by).or_else(|| set(account)) {
+            Some(name) if name.trim() == PARTNER => Err(clap::Error::raw(
+                ErrorKind::InvalidValue,
+                "changes that partners make themselves are recorded under the name partner: give your own name with \
+                 --operator or in ESIMCTL_OPERATOR",
+            )),
             Some(name) => Ok(Self(name)),
             None if dry_run == Some(&true) => Ok(Self(String::new())),
             None => Err(clap::Error::raw(

@@ -16,6 +16,7 @@ use crate::{
 const EXAMPLES: &str = "Examples:
   esimctl action list
   esimctl action list --since 7d --json
+  esimctl action list --by partner
   esimctl action list --by ana --since 2025-01-29T00:00:00Z --until 2025-01-30T00:00:00Z
 
 The console records what is done there under the name of the same command. The column `from` says through which program
@@ -24,8 +25,8 @@ and from which address an action came: for esimctl, the address that the databas
 The record holds the commands that ask for a reason: `delivery replay`, `placement resolve`, `recover`, `option set`,
 `catalogue pull`, `give-back resolve`, `order erase`, `partner erase`, `retention set`, `archive run` and
 `archive restore`. It also holds every change by `esimctl partner`, `provider open`, `provider close`, `endpoint pause`,
-`endpoint resume`, and the changes of `operator` and `operation`. If the operator is `partner`, a partner made the change
-by a request of its own: `topup redeliver`, `event redeliver`, `webhooks redeliver`, `webhooks redeliver cancel`, `order
+`endpoint resume`, and the changes of `operator` and `operation`. `--by partner` lists instead what partners changed by
+requests of their own, which has a term of its own (`changes` of `esimctl retention list`): `topup redeliver`, `event redeliver`, `webhooks redeliver`, `webhooks redeliver cancel`, `order
 cancel`, `webhook set`, `webhook secret rotate` or `keys rotate`.";
 
 #[derive(Subcommand, Clone, Debug)]
@@ -48,7 +49,7 @@ pub struct List {
     /// List only actions before this time
     #[arg(long, value_name = "TIME", value_parser = past)]
     until: Option<OffsetDateTime>,
-    /// List only the actions of this operator; `partner` stands for all partners
+    /// List only the actions of this operator; `partner` lists the changes of all partners instead
     #[arg(long, value_name = "NAME")]
     by: Option<String>,
     /// The maximum number of actions to list

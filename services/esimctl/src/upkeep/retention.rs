@@ -27,7 +27,8 @@ const LIST_EXAMPLES: &str = "Examples:
 The classes:
   profiles  the eSIMs; the term begins when the webhook is delivered
   attempts  the attempts of webhooks with the responses of endpoints, and events
-  audit     the actions that `esimctl action list` shows
+  audit     the actions that `esimctl action list` shows, and changes that partners made themselves
+  changes   changes that partners made themselves (`esimctl action list --by partner`)
   refusals  requests of partners that were refused, which `esimctl partner show --refused` shows
   orders    finished orders, from the order on; `esimctl archive run` moves them into files
   archived  what is remembered of archived orders: their external ids stay taken for this long after the archiving
@@ -54,7 +55,7 @@ pub enum Command {
 #[derive(Args, Clone, Debug)]
 pub struct Set {
     /// The class of data: `profiles`, `attempts` (of webhooks), `audit` (recorded actions),
-    /// `refusals` (refused requests), `orders` or `archived` (what is remembered of archived orders)
+    /// `changes` (recorded changes by partners), `refusals` (refused requests), `orders` or `archived` (what is remembered of archived orders)
     #[arg(value_parser = str::parse::<Class>)]
     class: Class,
     #[command(flatten)]

@@ -436,7 +436,10 @@ async fn what_cannot_be_an_endpoint_is_refused_with_the_reason() {
     assert_refused(&eleventh.unwrap(), 409, "too_many_endpoints");
     let text = format!(
         "{:?}",
-        stack.esimctl.run::<Value>(&["action", "list"]).await
+        stack
+            .esimctl
+            .run::<Value>(&["action", "list", "--by", "partner"])
+            .await
     );
     assert!(
         text.contains("endpoint create") && !text.contains("http"),

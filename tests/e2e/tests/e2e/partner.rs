@@ -374,7 +374,11 @@ async fn an_order_that_waits_is_cancelled_and_never_bought() {
         .unwrap();
     let ledger = stack.ledger().await.unwrap();
     assert_eq!((ledger.purchases, ledger.units), (2, 2));
-    let actions: Value = stack.esimctl.run(&["action", "list"]).await.unwrap();
+    let actions: Value = stack
+        .esimctl
+        .run(&["action", "list", "--by", "partner"])
+        .await
+        .unwrap();
     assert!(actions.to_string().contains("order cancel"), "{actions}");
 }
 
