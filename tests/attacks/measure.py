@@ -58,7 +58,8 @@ class System:
         return json.loads(done.stdout)
 
     def partner(self, name, environment="sandbox", url=None):
-        return self.esimctl("partner", "create", "--name", name, "--environment", environment, *(["--webhook-url", url] if url else []))
+        limits = ("--orders-per-second", "default", "--units-per-second", "default")
+        return self.esimctl("partner", "create", "--name", name, "--environment", environment, *limits, *(["--webhook-url", url] if url else []))
 
     def reset_peaks(self):
         for pid in self.pids.values():

@@ -289,7 +289,7 @@ class Traffic:
     def partner(url, environment="sandbox"):
         name = f"observed {uuid.uuid4()}"
         return esimctl("partner", "create", "--name", name, "--environment", environment, "--webhook-url", url,
-                       "--webhook-http-live")
+                       "--webhook-http-live", "--orders-per-second", "default", "--units-per-second", "default")
 
     def live_option(self):
         """A live partner buys from the sandbox too: pages look at live partners only."""

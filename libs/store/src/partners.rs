@@ -38,6 +38,33 @@ pub struct Limits {
     pub units_per_second: Option<u32>,
 }
 
+impl Limits {
+    /// The limits with which an account begins. Anybody may get a sandbox account, and each unit of an
+    /// order becomes a webhook to each of up to ten hosts, so such an account begins with low rates. An
+    /// operator raises them for a partner that tests its load.
+    pub fn at_first(environment: Environment) -> Self {
+        match environment {
+            Environment::Live => Self::default(),
+            Environment::Sandbox => Self {
+                orders_per_second: Some(5),
+                units_per_second: Some(5),
+                ..Self::default()
+            },
+        }
+    }
+
+    /// The limits with these changes.
+    #[must_use]
+    pub fn with(self, new: &NewLimits) -> Self {
+        Self {
+            max_in_flight: new.max_in_flight.of(self.max_in_flight),
+            requests_per_second: new.requests_per_second.of(self.requests_per_second),
+            orders_per_second: new.orders_per_second.of(self.orders_per_second),
+            units_per_second: new.units_per_second.of(self.units_per_second),
+        }
+    }
+}
+
 /// A partner account without its secrets. Its limits are those of [`Limits`].
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Partner {
@@ -85,6 +112,7 @@ pub struct NewPartner<'a> {
     pub secret_key: &'a SecretKey,
     pub webhook_url: Option<&'a str>,
     pub webhook_secret: &'a webhook::Secret,
+    pub limits: Limits,
 }
 
 /// What ingress needs to authenticate the requests of a partner.
@@ -125,8 +153,9 @@ pub async fn create(
     let secret_key = vault.seal(Purpose::SecretKey(id), new.secret_key.expose())?;
     let webhook_secret = vault.seal(Purpose::WebhookSecret(id), new.webhook_secret.expose())?;
     let statement = sqlx::query!(
-        "INSERT INTO partners (partner_id, name, environment, access_key, secret_key, webhook_url, webhook_secret)
-         VALUES ($1, $2, $3, $4, $5, $6, $7)",
+        "INSERT INTO partners (partner_id, name, environment, access_key, secret_key, webhook_url, webhook_secret,
+                               max_in_flight, requests_per_second, orders_per_second, units_per_second)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
         id.uuid(),
         new.name,
         new.environment.as_str(),
@@ -134,6 +163,10 @@ pub async fn create(
         secret_key,
         new.webhook_url,
         webhook_secret,
+        new.limits.max_in_flight.map(signed),
+        new.limits.requests_per_second.map(signed),
+        new.limits.orders_per_second.map(signed),
+        new.limits.units_per_second.map(signed),
     );
     statement.execute(connection).await?;
     Ok(())
@@ -225,6 +258,14 @@ pub enum Limit {
 impl Limit {
     fn changes(self) -> bool {
         self != Self::Keep
+    }
+
+    fn of(self, before: Option<u32>) -> Option<u32> {
+        match self {
+            Self::Keep => before,
+            Self::Default => None,
+            Self::Own(most) => Some(most),
+        }
     }
 
     fn value(self) -> Option<i32> {

@@ -78,6 +78,8 @@ pub struct Esimctl {
     env: Vec<(String, String)>,
     /// The `DATABASE_URL` for the commands that only the owner of the tables may run.
     owner: Option<String>,
+    /// Who is recorded for changes.
+    operator: &'static str,
 }
 
 impl Esimctl {
@@ -87,7 +89,15 @@ impl Esimctl {
             binary: bin_dir().join("esimctl"),
             env: env.into_iter().collect(),
             owner: None,
+            operator: "test",
         }
+    }
+
+    /// Makes changes under this name.
+    #[must_use]
+    pub fn acting_as(mut self, operator: &'static str) -> Self {
+        self.operator = operator;
+        self
     }
 
     /// Runs `migrate`, `recover`, `master-key` and `archive` with this `DATABASE_URL`.
@@ -128,7 +138,7 @@ impl Esimctl {
             // otherwise.
             .env("WEBHOOK_HTTP_LIVE", "true")
             // Without a name no change is made.
-            .env("ESIMCTL_OPERATOR", "test")
+            .env("ESIMCTL_OPERATOR", self.operator)
             .envs(self.env.iter().map(|(name, value)| (name, value)));
         if !self.env.is_empty() {
             for purpose in ["PARTNERS", "WEBHOOKS", "PROFILES"] {
@@ -157,7 +167,8 @@ impl Esimctl {
         Ok((status, parsed))
     }
 
-    /// Runs `partner create`. `environment` is `sandbox` or `live`.
+    /// Runs `partner create`. `environment` is `sandbox` or `live`. A sandbox partner, too, has the rates
+    /// of the settings, because tests order much.
     pub async fn create_partner(
         &self,
         name: &str,
@@ -171,6 +182,10 @@ impl Esimctl {
             name,
             "--environment",
             environment,
+            "--orders-per-second",
+            "default",
+            "--units-per-second",
+            "default",
         ];
         if let Some(url) = webhook_url {
             args.extend(["--webhook-url", url]);

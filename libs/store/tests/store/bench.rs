@@ -243,6 +243,7 @@ impl Bench {
             secret_key: &SecretKey::from_bytes(vec![7; 32]).unwrap(),
             webhook_url,
             webhook_secret: &webhook::Secret::from_bytes(vec![7; 32]).unwrap(),
+            limits: store::partners::Limits::default(),
         };
         partners::create(&mut *self.connection().await, &VAULT, &new)
             .await

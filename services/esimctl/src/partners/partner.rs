@@ -44,9 +44,13 @@ use crate::{
 const CREATE_EXAMPLES: &str = "Examples:
   esimctl partner create --name 'Acme Travel' --environment sandbox
   esimctl partner create --name 'Acme Travel' --environment live --webhook-url https://acme.example/webhooks --json
+  esimctl partner create --name 'Acme load test' --environment sandbox --orders-per-second default --units-per-second default
 
 The secrets are stored encrypted and are shown only once: hand them to the partner over a safe channel. Without a webhook
-URL, the partner's webhooks wait until `esimctl partner set --webhook-url` or the partner itself sets one.";
+URL, the partner's webhooks wait until `esimctl partner set --webhook-url` or the partner itself sets one.
+
+A sandbox account begins with 5 orders and 5 units per second, and with at most 50 units in one order, because each unit
+becomes a webhook to a host that the partner chooses. Give it other limits here, or later with `esimctl partner set`.";
 
 const LIST_EXAMPLES: &str = "Examples:
   esimctl partner list
@@ -84,7 +88,8 @@ The webhook of a ready topup is always sent and is no event; partners can set th
 
 Each ingress applies the limits and counts for itself: with two replicas a partner can reach twice the limit. A request
 above a limit gets 429. `default` restores the setting of ingress, which is MAX_IN_FLIGHT, PARTNER_REQUESTS_PER_SECOND,
-PARTNER_ORDERS_PER_SECOND or PARTNER_UNITS_PER_SECOND.
+PARTNER_ORDERS_PER_SECOND or PARTNER_UNITS_PER_SECOND. An order of a sandbox partner with --units-per-second N has at
+most 10 * N units.
 
 With a signed body `required`, each ingress denies requests without the header X-Service-Content-SHA256, because their
 signature does not cover the query and the body. Ask the partner to send the header with every request first. Whenever
@@ -139,6 +144,8 @@ pub struct Create {
     /// Without it the webhooks wait until a URL is set.
     #[arg(long, value_name = "URL", value_parser = WebhookUrlParser)]
     webhook_url: Option<WebhookUrl>,
+    #[command(flatten)]
+    limits: Limits,
     #[command(flatten)]
     http: HttpConfig,
     #[command(flatten)]
@@ -240,6 +247,17 @@ pub struct Limits {
     units_per_second: Option<Limit>,
 }
 
+impl Limits {
+    fn changes(&self) -> NewLimits {
+        NewLimits {
+            max_in_flight: self.max_in_flight.unwrap_or_default(),
+            requests_per_second: self.requests_per_second.unwrap_or_default(),
+            orders_per_second: self.orders_per_second.unwrap_or_default(),
+            units_per_second: self.units_per_second.unwrap_or_default(),
+        }
+    }
+}
+
 /// Whether the signature of a request must cover the query and the body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Covered {
@@ -336,13 +354,7 @@ async fn set(asked: &Set, console: &Console) -> anyhow::Result<()> {
         )
         .await;
     }
-    let limits = &asked.limits;
-    let limits = NewLimits {
-        max_in_flight: limits.max_in_flight.unwrap_or_default(),
-        requests_per_second: limits.requests_per_second.unwrap_or_default(),
-        orders_per_second: limits.orders_per_second.unwrap_or_default(),
-        units_per_second: limits.units_per_second.unwrap_or_default(),
-    };
+    let limits = asked.limits.changes();
     let set = async |connection: &mut PgConnection, id| {
         partners::set_limits(connection, id, &limits).await
     };
@@ -378,6 +390,7 @@ async fn create(new: &Create, console: &Console) -> anyhow::Result<()> {
         secret_key: &secret_key,
         webhook_url,
         webhook_secret: &webhook_secret,
+        limits: partners::Limits::at_first(new.environment).with(&new.limits.changes()),
     };
     let target = format!("partner {partner_id}");
     let action = new.why.action(domain::Command::PartnerCreate, &target);

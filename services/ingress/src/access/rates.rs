@@ -2,7 +2,7 @@
 //!
 //! Guarantees: each limit allows a burst of one second's worth, and a request beyond it gets a 429
 //! that says when to come back. The state of a partner that has sent nothing for a minute may be
-//! dropped, because it would be allowed a full burst again anyway.
+//! dropped once it would be allowed a full burst again anyway, so that being forgotten gives nobody more.
 //!
 //! Called by [`super::admission`]. Relies on the limits in the [`directory`](super::directory),
 //! where an operator's change arrives within a second while the database responds. Each process
@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use domain::PartnerId;
+use domain::{Environment, PartnerId};
 use governor::{
     Quota, RateLimiter,
     clock::{Clock, DefaultClock},
@@ -37,7 +37,7 @@ use crate::{
 /// The number of partners with state at which those that are silent are dropped. Without it, the
 /// map would grow with every partner that ever sent a request.
 const REMEMBERED: usize = 10_000;
-/// After this time without requests, the state of a partner may be dropped.
+/// After this time without requests, the state of a partner may be dropped, if its bursts are full again.
 const FORGOTTEN: Duration = Duration::from_mins(1);
 
 pub(crate) struct Rates {
@@ -65,6 +65,8 @@ pub(crate) struct PartnerRates {
 /// needs to set it.
 const CHANGES: NonZeroU32 = NonZeroU32::new(10).unwrap();
 const CHANGES_AT_ONCE: u32 = 200;
+/// For how many seconds the own rate of a sandbox account's units suffices for its largest order.
+const SANDBOX_ORDER: u32 = 10;
 
 /// The limits that hold for a partner: its own where an operator has set one, otherwise those of
 /// this process.
@@ -87,8 +89,8 @@ struct Rate {
 type Limiter = RateLimiter<NotKeyed, InMemoryState, DefaultClock, StateInformationMiddleware>;
 
 impl Rates {
-    /// Creates the rate limits. `max_units` is the maximum number of units of one order; such an
-    /// order always fits into a burst.
+    /// Creates the rate limits. `max_units` is the maximum number of units of one order; an order that
+    /// its partner may send always fits into a burst.
     pub(crate) fn new(limits: &LimitsConfig, max_units: u32) -> Self {
         Self {
             limits: limits.clone(),
@@ -109,9 +111,11 @@ impl Rates {
             return Arc::clone(&known.rates);
         }
         if partners.len() >= REMEMBERED {
-            partners.retain(|_, known| now.saturating_duration_since(known.used) < FORGOTTEN);
+            partners.retain(|_, known| {
+                now.saturating_duration_since(known.used) < FORGOTTEN.max(known.rates.full_after())
+            });
         }
-        let rates = Arc::new(self.rates(partner.limits));
+        let rates = Arc::new(self.rates(partner.limits, self.units_per_order(partner)));
         partners.insert(
             partner.id,
             Known {
@@ -122,7 +126,18 @@ impl Rates {
         rates
     }
 
-    fn rates(&self, limits: Limits) -> PartnerRates {
+    /// The maximum number of units in one order of this partner. A sandbox account is free, and each of
+    /// its units becomes a webhook to each of its hosts, so there an own rate bounds the single order,
+    /// too. Orders of a live partner cost money, and keep the whole size whatever its rate is.
+    pub(crate) fn units_per_order(&self, partner: &KnownPartner) -> u32 {
+        let own = partner.limits.units_per_second;
+        own.filter(|_| partner.environment == Environment::Sandbox)
+            .map_or(self.max_units, |own| {
+                own.saturating_mul(SANDBOX_ORDER).min(self.max_units)
+            })
+    }
+
+    fn rates(&self, limits: Limits, units_per_order: u32) -> PartnerRates {
         let all = &self.limits;
         let own = |limit: Option<u32>, default| limit.and_then(NonZeroU32::new).unwrap_or(default);
         let requests = own(limits.requests_per_second, all.partner_requests_per_second);
@@ -132,7 +147,7 @@ impl Rates {
             limits,
             requests: Rate::new("requests", "requests_per_second", requests, 1),
             orders: Rate::new("orders", "orders_per_second", orders, 1),
-            units: Rate::new("units", "units_per_second", units, self.max_units),
+            units: Rate::new("units", "units_per_second", units, units_per_order),
             esim_requests: Rate::new(
                 "questions to providers about eSIMs",
                 "esim_requests_per_second",
@@ -162,6 +177,19 @@ impl PartnerRates {
     /// Counts a change that is recorded.
     pub(crate) fn change(&self) -> Result<Left, ApiError> {
         self.changes.check(NonZeroU32::MIN)
+    }
+
+    /// After how long without requests every rate has its full burst again.
+    fn full_after(&self) -> Duration {
+        let all = [
+            &self.requests,
+            &self.orders,
+            &self.units,
+            &self.esim_requests,
+            &self.changes,
+        ];
+        let seconds = all.map(|rate| rate.burst.get().div_ceil(rate.per_second.get()));
+        Duration::from_secs(seconds.into_iter().max().unwrap_or_default().into())
     }
 
     pub(crate) fn per_second(&self) -> PerSecond {
@@ -211,7 +239,7 @@ impl Rate {
             }
             Ok(Err(until)) => until.wait_time_from(DefaultClock::default().now()),
             // This is more than a burst, which could never pass. It does not happen, because an
-            // order has at most `max_units` units and the burst is at least that large.
+            // order has at most `units_per_order` units and the burst is at least that large.
             Err(_) => Duration::from_secs(1),
         };
         let limit = self.per_second.get();

@@ -34,7 +34,7 @@ use crate::{
     orders::{
         accept::{self, Created},
         check, mishap,
-        request::{self, Draft},
+        request::{self, Draft, OrderSize},
     },
     self_service::described,
 };
@@ -167,7 +167,11 @@ async fn receive(
     let mut admitted = app.admission.order(&signed.partner, length as u64)?;
     let body = body::read_stream(&app.limits, body).await?;
     app.authenticator.body(signed, &body)?;
-    let draft = request::read(&body, app.max_order)?;
+    let max = OrderSize {
+        units: app.admission.rates.units_per_order(&signed.partner).into(),
+        ..app.max_order
+    };
+    let draft = request::read(&body, max)?;
     notes.external_order_id.clone_from(&draft.external_order_id);
     // An order with errors is refused by [`create`] anyway, so it does not use up any of the orders
     // and units per second that the partner may send.

@@ -84,7 +84,7 @@ pub(super) async fn show(session: Session) -> Result<Response, ApiError> {
             units_per_second: per_second.units,
             orders_in_flight: partner.limits.max_in_flight,
             items_per_order: app.max_order.items,
-            units_per_order: app.max_order.units,
+            units_per_order: app.admission.rates.units_per_order(partner).into(),
             body_bytes: size(app.limits.max_body),
         },
         used: AccountUse {

@@ -1,6 +1,9 @@
 //! Overload is answered, costs the others nothing, and is seen in logs and metrics.
 
-use crate::{partner::header, shop::fresh};
+use crate::{
+    partner::{ask, header},
+    shop::fresh,
+};
 use anyhow::{Context, Result};
 use futures_util::future::{join_all, try_join_all};
 use serde_json::json;
@@ -161,6 +164,60 @@ async fn a_partner_beyond_its_rate_gets_429_and_buys_nothing() {
         .await
         .unwrap();
     assert_eq!(usize::try_from(stored).unwrap(), accepted + 1);
+}
+
+/// An order of 120 bytes made 10,000 webhooks: 1,000 units to ten endpoints of a free account.
+#[tokio::test]
+async fn an_order_of_a_new_sandbox_account_is_small_and_so_is_its_rate() {
+    let stack = Stack::builder().start().await.unwrap();
+    let create = [
+        "partner",
+        "create",
+        "--name",
+        "stranger",
+        "--environment",
+        "sandbox",
+    ];
+    let stranger: Partner = stack.esimctl.run(&create).await.unwrap();
+    let client = stack.client(&stranger).unwrap();
+    let option = stack.option("ready").unwrap();
+    let large = client.order(&fresh("large"), &[(option, 1000)]).await;
+    let large = large.unwrap();
+    assert_eq!(large.status, 422, "{large:?}");
+    let text = large.json().unwrap().to_string();
+    assert!(text.contains("50"), "{text}");
+    let account = ask(&client, "GET", "/account").await.unwrap();
+    let account = account.json().unwrap();
+    let limits = &account["limits"];
+    assert_eq!(
+        (&limits["orders_per_second"], &limits["units_per_second"]),
+        (&json!(5), &json!(5))
+    );
+    assert_eq!(limits["units_per_order"], 50);
+    let largest = client.order(&fresh("largest"), &[(option, 50)]).await;
+    assert_eq!(largest.unwrap().status, 201);
+    // Each second gives room for five further units.
+    let next = client.order(&fresh("next"), &[(option, 50)]).await.unwrap();
+    assert_eq!(next.status, 429, "{next:?}");
+    let limited = async || {
+        let many = join_all((0..20).map(|_| one(&stack, &client))).await;
+        Ok(many.into_iter().find(|answer| answer.status == 429))
+    };
+    wait::soon("a limited order", limited).await;
+    // Who tests its load has other limits, and so has everybody else.
+    let set = [
+        "partner",
+        "set",
+        &stranger.access_key,
+        "--units-per-second",
+        "default",
+    ];
+    let _: serde_json::Value = stack.esimctl.run(&set).await.unwrap();
+    let whole = async || {
+        let account = ask(&client, "GET", "/account").await?.json()?;
+        Ok((account["limits"]["units_per_order"] == 1000).then_some(()))
+    };
+    wait::soon("the limits of the settings", whole).await;
 }
 
 #[tokio::test]
