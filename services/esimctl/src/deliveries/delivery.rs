@@ -107,15 +107,15 @@ pub enum Command {
     #[command(after_help = REDELIVERIES_EXAMPLES)]
     Redeliveries {
         /// List all redeliveries of this partner, the newest first, and not only the running ones
-        #[arg(long, value_name = "ID|ACCESS_KEY")]
+        #[arg(long, value_name = "ID|ACCESS_KEY|NAME")]
         partner: Option<String>,
     },
 }
 
 #[derive(Args, Clone, Debug)]
 pub struct List {
-    /// List only deliveries of this partner, named by its id or access key
-    #[arg(long, value_name = "ID|ACCESS_KEY")]
+    /// List only deliveries of this partner, named by its id, access key or unique name
+    #[arg(long, value_name = "ID|ACCESS_KEY|NAME")]
     partner: Option<String>,
     /// List the partner's events instead of the webhooks of its ready topups
     #[arg(long, requires = "partner", conflicts_with_all = ["state", "since"])]
@@ -142,10 +142,10 @@ pub struct Replay {
     /// The topup id of the delivery, or the id of an event (`evt_…`)
     #[arg(value_name = "TOPUP_ID|EVENT_ID", required_unless_present = "partner", conflicts_with_all = ["partner", "since", "until", "state", "limit"])]
     id: Option<WebhookId>,
-    /// Replay the deliveries of this partner, named by its id or access key
+    /// Replay the deliveries of this partner, named by its id, access key or unique name
     ///
     /// It needs `--since`, so that nobody sends a partner's whole history again by mistake.
-    #[arg(long, value_name = "ID|ACCESS_KEY", requires = "since")]
+    #[arg(long, value_name = "ID|ACCESS_KEY|NAME", requires = "since")]
     partner: Option<String>,
     /// Replay only deliveries since this time
     ///

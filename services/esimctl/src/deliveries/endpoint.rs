@@ -63,8 +63,8 @@ pub enum Command {
 
 #[derive(Args, Clone, Debug)]
 pub struct WhichEndpoint {
-    /// The endpoint's id, or the partner's id or access key for its first endpoint
-    #[arg(value_name = "ID|ACCESS_KEY")]
+    /// The endpoint's id, or the partner's id, access key or unique name for its first one
+    #[arg(value_name = "ID|ACCESS_KEY|NAME")]
     endpoint: String,
     /// Why you make the change, which is recorded
     #[arg(long, value_name = "TEXT", default_value = "")]

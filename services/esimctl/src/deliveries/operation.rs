@@ -72,8 +72,8 @@ pub enum Command {
 
 #[derive(Args, Clone, Debug)]
 pub struct Start {
-    /// Only the webhooks of this partner, named by its id or access key
-    #[arg(long, value_name = "ID|ACCESS_KEY")]
+    /// Only the webhooks of this partner, named by its id, access key or unique name
+    #[arg(long, value_name = "ID|ACCESS_KEY|NAME")]
     partner: Option<String>,
     /// Only webhooks in this state; `undelivered` stands for all that were not delivered
     #[arg(long, default_value = "exhausted", value_parser = PossibleValuesParser::new(["exhausted", "pending", "delivered", "undelivered"]))]

@@ -1,8 +1,10 @@
-//! Finds the partner that an argument names, by its id or by its access key.
+//! Finds the partner that an argument names, by its id, by its access key, or by its name, which is what
+//! lists and pages show. Names need not be unique; one that several partners have finds none of them.
 //!
 //! The access key from before the last rotation finds the partner too, because it may be the only
 //! name that a partner or a log line gives. A rotation with `--overlap 0` forgets the old key.
 
+use anyhow::bail;
 use clap::Args;
 use domain::PartnerId;
 use store::{
@@ -14,22 +16,55 @@ use crate::console::NotFound;
 
 #[derive(Args, Clone, Debug)]
 pub struct Which {
-    /// The partner's id or access key
-    #[arg(value_name = "ID|ACCESS_KEY")]
+    /// The partner's id, access key or unique name
+    #[arg(value_name = "ID|ACCESS_KEY|NAME")]
     pub partner: String,
 }
 
-/// Reads the partner with this id or access key.
+/// Reads the partner with this id or access key, or the only one with this name.
 pub async fn find(connection: &mut PgConnection, partner: &str) -> anyhow::Result<Partner> {
-    let found = partners::show(connection, partner).await?;
-    Ok(found.ok_or_else(|| {
-        NotFound(format!(
-            "there is no partner with the id or access key {partner:?}; see `esimctl partner list`"
+    if let Some(found) = partners::show(connection, partner).await? {
+        return Ok(found);
+    }
+    let all = partners::list(connection).await?;
+    let asked = partner.trim().to_lowercase();
+    let is_named = |one: &Partner| one.name.trim().to_lowercase() == asked;
+    let mut named: Vec<Partner> = all.into_iter().filter(is_named).collect();
+    match (named.pop(), named.is_empty()) {
+        (Some(found), true) => Ok(found),
+        (None, _) => Err(NotFound(format!(
+            "there is no partner with the id, access key or name {partner:?}; see `esimctl partner list`"
         ))
-    })?)
+        .into()),
+        (Some(last), false) => {
+            named.push(last);
+            let candidates: Vec<String> = named.iter().take(CANDIDATES).map(candidate).collect();
+            let more = named.len().saturating_sub(CANDIDATES);
+            let more = (more > 0).then(|| format!(", and {more} more"));
+            bail!(
+                "{} partners have the name {partner:?}, so nothing was done; name one by its id: {}{}",
+                named.len(),
+                candidates.join(", "),
+                more.unwrap_or_default()
+            )
+        }
+    }
 }
 
-/// The id of the partner with this id or access key, if one is named.
+/// The most partners of one name that an error lists.
+const CANDIDATES: usize = 10;
+
+/// A partner as an error lists it beside others of its name.
+fn candidate(partner: &Partner) -> String {
+    let state = if partner.disabled_at.is_some() {
+        ", disabled"
+    } else {
+        ""
+    };
+    format!("{} ({}{state})", partner.partner_id, partner.environment)
+}
+
+/// The id of the partner that is named, if one is.
 pub async fn find_id(
     connection: &mut PgConnection,
     partner: Option<&String>,

@@ -31,8 +31,8 @@ The states are those that partners see. Each call reads at most 20,000 orders: i
 
 #[derive(Args, Clone, Debug)]
 pub struct List {
-    /// List only orders of this partner, named by its id or access key
-    #[arg(long, value_name = "ID|ACCESS_KEY")]
+    /// List only orders of this partner, named by its id, access key or unique name
+    #[arg(long, value_name = "ID|ACCESS_KEY|NAME")]
     partner: Option<String>,
     /// List only orders in this state
     #[arg(long)]

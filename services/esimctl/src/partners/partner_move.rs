@@ -44,8 +44,8 @@ const SHOWN: Duration = Duration::from_secs(2);
 
 #[derive(Args, Clone, Debug)]
 pub struct MovePartner {
-    /// The partner's id or access key
-    #[arg(value_name = "ID|ACCESS_KEY")]
+    /// The partner's id, access key or unique name
+    #[arg(value_name = "ID|ACCESS_KEY|NAME")]
     partner: String,
     /// The cell in which the partner lives, as the file of cells names it
     #[arg(long, value_name = "CELL")]

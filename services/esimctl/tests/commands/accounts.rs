@@ -152,11 +152,77 @@ async fn each_change_of_a_partner_is_recorded_without_its_secrets() {
     }
 }
 
+/// Lists and pages show names, so commands take them; one of several partners is never guessed.
+#[tokio::test]
+async fn a_partner_is_named_by_its_id_its_key_or_a_name_that_it_alone_has() {
+    let operator = Operator::new().await;
+    let create = |name: &str, environment: &str| {
+        let name = name.to_owned();
+        let environment = environment.to_owned();
+        let operator = &operator;
+        async move {
+            let create = [
+                "partner",
+                "create",
+                "--name",
+                &name,
+                "--environment",
+                &environment,
+            ];
+            text(&operator.json(&create).await, "partner_id").to_owned()
+        }
+    };
+    let travel = create("Acme Travel", "sandbox").await;
+    let [first, second] = [
+        create("Twin", "live").await,
+        create("twin", "sandbox").await,
+    ];
+    for name in ["Acme Travel", " acme travel "] {
+        let shown = operator.json(&["partner", "show", name]).await;
+        assert_eq!(text(&shown, "partner_id"), travel);
+    }
+    operator
+        .run(&["partner", "set", "Acme Travel", "--disabled"])
+        .await
+        .says("disabled");
+    let listed = ["delivery", "list", "--partner", "Acme Travel"];
+    operator.json(&listed).await;
+    let ambiguous = operator
+        .run(&["partner", "set", "Twin", "--disabled"])
+        .await;
+    ambiguous.fails(1, "2 partners have the name");
+    for id in [&first, &second] {
+        ambiguous.fails(1, id);
+        let shown = operator.json(&["partner", "show", id]).await;
+        assert_eq!(shown["disabled_at"], json!(null));
+    }
+    operator
+        .run(&["partner", "show", "Nobody"])
+        .await
+        .fails(1, "or name");
+}
+
+/// The orders and units per second of a partner.
+async fn shown_limits(operator: &Operator, id: &str) -> [Option<i64>; 2] {
+    let shown = operator.json(&["partner", "show", id]).await;
+    ["orders_per_second", "units_per_second"].map(|limit| shown[limit].as_i64())
+}
+
 #[tokio::test]
 async fn a_partner_has_limits_of_its_own() {
     let operator = Operator::new().await;
     let made = operator.create_partner().await;
     let id = text(&made, "partner_id");
+    // A live account has the limits of the settings; a free one begins with low ones.
+    assert_eq!(shown_limits(&operator, id).await, [Some(5); 2]);
+    let create = words("partner create --name Paid --environment live");
+    let paid = operator.json(&create).await;
+    let limits = shown_limits(&operator, text(&paid, "partner_id")).await;
+    assert_eq!(limits, [None; 2]);
+    let create = "partner create --name Load --environment sandbox --orders-per-second 7 --units-per-second default";
+    let load = operator.json(&words(create)).await;
+    let limits = shown_limits(&operator, text(&load, "partner_id")).await;
+    assert_eq!(limits, [Some(7), None]);
     let set = format!("partner set {id} --max-in-flight 3 --units-per-second 40");
     let set = operator.json(&words(&set)).await;
     assert_eq!(set["max_in_flight"], 3);
