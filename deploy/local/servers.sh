@@ -98,6 +98,8 @@ ready_postgres() {
   psql_admin postgres >>"$LOCAL_DIR/log/postgres.log" 2>&1 <<SQL || died postgres "refused to create the role and the database"
 SELECT 'CREATE ROLE esim LOGIN PASSWORD ''$POSTGRES_PASSWORD''' WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'esim') \gexec
 SELECT 'CREATE DATABASE esim OWNER esim' WHERE NOT EXISTS (SELECT FROM pg_database WHERE datname = 'esim') \gexec
+-- esimctl looks at the sessions of other roles, and \`esimctl migrate\` passes the right on.
+GRANT pg_read_all_stats TO esim WITH ADMIN OPTION;
 SQL
   roles_postgres | psql_admin postgres >>"$LOCAL_DIR/log/postgres.log" 2>&1 || died postgres "refused to create the roles of the stages"
 }

@@ -106,16 +106,17 @@ impl Count {
         }
     }
 
-    /// The time within which this share of all ended, in seconds: a place within the bucket, as if its
-    /// events were spread evenly. `None` if nothing has a duration; the last bucket has no upper limit,
-    /// so of it the lower one is told.
+    /// The time within which this share of all ended, in seconds: that of one event, whose place within
+    /// its bucket is told as if the events there were spread evenly. So of a single event every share has
+    /// the same time. `None` if nothing has a duration; the last bucket has no upper limit, so of it the
+    /// lower one is told.
     #[expect(clippy::cast_precision_loss, reason = "an estimate")]
     pub fn within(&self, share: f64) -> Option<f64> {
         let all: u64 = self.histogram.iter().sum();
         if all == 0 {
             return None;
         }
-        let wanted = share.clamp(0.0, 1.0) * all as f64;
+        let wanted = (share.clamp(0.0, 1.0) * all as f64).ceil().max(1.0);
         let mut before = 0.0;
         for (bucket, inside) in self.histogram.iter().enumerate() {
             let inside = *inside as f64;
@@ -124,7 +125,7 @@ impl Count {
                 let Some(high) = BOUNDS.get(bucket) else {
                     return Some(low);
                 };
-                return Some(low + (high - low) * (wanted - before) / inside);
+                return Some(low + (high - low) * (wanted - before - 0.5) / inside);
             }
             before += inside;
         }
@@ -315,6 +316,9 @@ mod tests {
         assert!((0.05..=0.1).contains(&most), "{most}");
         count.note(Some(Duration::from_hours(9)), false);
         assert_eq!(count.within(1.0), Some(7_200.0));
+        let mut one = Count::default();
+        one.note(Some(Duration::from_millis(80)), false);
+        assert_eq!(one.within(0.5), one.within(0.95));
         let mut twice = count.clone();
         twice.merge(&count);
         assert_eq!(twice.n, 22);

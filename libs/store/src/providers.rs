@@ -77,6 +77,11 @@ impl ProviderBreaker {
     pub fn lost_commits(&self) -> bool {
         self.open_until.is_some_and(|until| until.year() == 9999)
     }
+
+    /// Whether an operator has opened it, and no failed call has since.
+    pub fn opened_by_operator(&self) -> bool {
+        self.open_until.is_some() && self.openings == 0 && !self.lost_commits()
+    }
 }
 
 /// A statement that returns breakers. `$before` and `$after` are its text before and after the

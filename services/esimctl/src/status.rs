@@ -31,8 +31,8 @@ pub const EXAMPLES: &str = "Examples:
   esimctl status --over 30s --hours 24
   esimctl status --over 0s --json
 
-First comes what is wrong, as `esimctl attention` shows it, then the stages and what waits for them: rows that are due, and
-young ones, which were stored a moment ago and belong to the message that announced them. The command looks twice, and
+First comes what is wrong, as `esimctl attention` shows it, then the stages and what waits for them: all of it, and how much
+of it is due. The rest was stored a moment ago and belongs to the message that announced it. The command looks twice, and
 estimates when a backlog is worked off from what became less in between. With `--over 0s` it looks once and estimates
 nothing. Counts of due rows end at 100,000.
 
@@ -297,8 +297,8 @@ fn row(shown: &Shown<'_>) -> Row<6> {
     [
         ("queue", queue),
         ("of", or_dash(of)),
-        ("due", shown.backlog.due.to_string()),
-        ("young", shown.backlog.young.to_string()),
+        ("waiting", shown.backlog.waiting().to_string()),
+        ("of it due", shown.backlog.due.to_string()),
         ("oldest", lasted(shown.backlog.oldest)),
         ("worked off in", drain),
     ]

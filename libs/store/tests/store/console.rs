@@ -409,6 +409,11 @@ async fn what_needs_a_person_is_one_list_with_one_action_each() {
     let partner = bench.partner(Some("https://partner.example/")).await;
     let pause = "INSERT INTO endpoints (partner_id, blocked_until) VALUES ($1::uuid, 'infinity')";
     bench.set(pause, partner).await;
+    let record =
+        "INSERT INTO operator_actions (action_id, at, operator, command, target, affected, reason)
+                  VALUES (gen_random_uuid(), now() - interval '1 hour', 'ana', 'endpoint pause',
+                          'endpoint ' || $1 || ' of partner ' || $1, 1, 'their move')";
+    bench.set(record, partner).await;
     let hold = "INSERT INTO held (id, state, provider, partner_id) VALUES (gen_random_uuid(), 'exhausted', '', $1::uuid)";
     bench.set(hold, partner).await;
 
@@ -426,6 +431,10 @@ async fn what_needs_a_person_is_one_list_with_one_action_each() {
     };
     assert_eq!(purchases.len(), 2);
     assert!(parked.since.is_some() && exhausted.since.is_some());
+    // Since when an endpoint is paused is known by the record of the pause.
+    let since = paused.since.expect("since when it is paused");
+    let hour = (report.at - since).whole_minutes();
+    assert!((59..=61).contains(&hour), "{since}");
     let commands = [exhausted, paused].map(|one| one.told().command.unwrap());
     assert_eq!(
         commands,
@@ -434,8 +443,19 @@ async fn what_needs_a_person_is_one_list_with_one_action_each() {
             format!("esimctl endpoint resume {partner}"),
         ]
     );
-    // A breaker tests itself, so nobody is asked to close it.
+    // What an operator has opened for a time ends then, and says that it was an operator.
     let told = open.told();
+    assert!(!told.needs_person, "{told:?}");
+    assert_eq!(
+        told.command,
+        Some(format!("esimctl provider close {PROVIDER}"))
+    );
+    let begin = format!("an operator has opened the breaker of {PROVIDER} until ");
+    assert!(told.what.starts_with(&begin), "{told:?}");
+    // One that failed calls have opened tests itself, so nobody is asked to close it.
+    bench.sql("UPDATE providers SET openings = 1").await;
+    let report = health::examine(&mut console, 10).await.unwrap();
+    let told = report.findings[3].told();
     assert!(!told.needs_person && told.command.is_none(), "{told:?}");
     assert!(
         told.remedy.starts_with("nothing: it tests itself from "),

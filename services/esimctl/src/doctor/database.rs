@@ -17,7 +17,11 @@ use time::OffsetDateTime;
 use tokio::time::timeout;
 
 use crate::{
-    doctor::{Command, line::Lines, roles},
+    doctor::{
+        Command,
+        line::{Area, Lines},
+        roles,
+    },
     output::one_line,
 };
 
@@ -54,7 +58,7 @@ pub async fn check(
     let usable = schema(&mut connection, lines).await;
     roles::own(&session, lines);
     match server::server(&mut connection).await {
-        Ok(server) => state(&session, &server, lines),
+        Ok(server) => state(command, &session, &server, lines),
         Err(error) => lines.fault(
             "server",
             format!("the server's state cannot be read: {error}"),
@@ -214,9 +218,12 @@ async fn schema(connection: &mut PgConnection, lines: &mut Lines<'_>) -> bool {
 }
 
 /// What the health of the system says about the server, and what it could not see.
-fn state(session: &Session, server: &Server, lines: &mut Lines<'_>) {
+fn state(command: &Command, session: &Session, server: &Server, lines: &mut Lines<'_>) {
     let mut findings = Vec::new();
     health::of_server(session, server, &mut findings);
+    // Whether WAL is archived at all is part of the backup, which somebody may have left out on purpose.
+    let wants_backup = command.wants(Area::Backup);
+    findings.retain(|one| wants_backup || !matches!(one.kind, Kind::NotArchived));
     let used = format!(
         "{} of {} connections",
         session.connections, session.max_connections
@@ -234,13 +241,18 @@ fn state(session: &Session, server: &Server, lines: &mut Lines<'_>) {
         ),
     ];
     if session.sees_statistics {
+        let archived = if session.archives {
+            "WAL is archived"
+        } else {
+            "left out with the backup"
+        };
         fine.extend([
             (
                 "statistics",
                 "standbys and other sessions are visible".to_owned(),
             ),
             ("transactions", "none is open for long".to_owned()),
-            ("archive", "WAL is archived".to_owned()),
+            ("archive", archived.to_owned()),
             ("standbys", format!("{} stream", server.standbys)),
         ]);
     } else {
@@ -250,7 +262,10 @@ fn state(session: &Session, server: &Server, lines: &mut Lines<'_>) {
                 "{} cannot see standbys and other sessions, so they were not checked",
                 session.role
             ),
-            "grant it pg_read_all_stats",
+            format!(
+                "run as a superuser: psql -c 'GRANT pg_read_all_stats TO {}'",
+                session.role
+            ),
             "docs/operations.md#what-prometheus-scrapes",
         );
     }

@@ -25,7 +25,7 @@ use console_pages::openid::OpenIdConfig;
 use pipeline::NatsAccess;
 use secrecy::SecretString;
 use serde_json::json;
-use store::{PgConnection, config::MasterKeyConfig};
+use store::{PgConnection, config::MasterKeyConfig, operator::words::counted};
 use webhooks::dns::NameServers;
 
 use crate::{
@@ -166,12 +166,15 @@ fn print(command: &Command, console: &Console, lines: &[Line]) -> anyhow::Result
     if console.is_json() || !shown.is_empty() {
         console.print(&json!({ "state": worst, "lines": shown }), || {
             let mut text: Vec<String> = shown.iter().map(|line| line.text()).collect();
-            let count = |state| lines.iter().filter(|line| line.state == state).count();
+            let count = |state| {
+                let lines = lines.iter().filter(|line| line.state == state).count();
+                i64::try_from(lines).unwrap_or(i64::MAX)
+            };
             text.push(format!(
-                "{} fine, {} warnings, {} faults",
+                "{} fine, {}, {}",
                 count(State::Fine),
-                count(State::Warning),
-                count(State::Fault)
+                counted(count(State::Warning), "warning", "warnings"),
+                counted(count(State::Fault), "fault", "faults"),
             ));
             text.join("\n")
         })?;

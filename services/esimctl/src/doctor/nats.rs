@@ -7,9 +7,13 @@ use pipeline::{
     NatsAccess,
     streams::{DEAD, JOBS, READY},
 };
+use runtime::files;
 use secrecy::ExposeSecret;
 use serde::Deserialize;
-use store::operator::health::{Finding, Kind, finding::Clock};
+use store::operator::{
+    health::{Finding, Kind, finding::Clock},
+    words::counted,
+};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use tokio::time::timeout;
 
@@ -226,6 +230,10 @@ fn unanswered(name: &str, why: &str, lines: &mut Lines<'_>) {
     );
 }
 
+fn counted_copies(copies: u64) -> String {
+    counted(i64::try_from(copies).unwrap_or(i64::MAX), "copy", "copies")
+}
+
 fn replicas(command: &Command, name: &str, described: &Described, lines: &mut Lines<'_>) {
     let copies = described
         .config
@@ -255,12 +263,12 @@ fn replicas(command: &Command, name: &str, described: &Described, lines: &mut Li
     } else if copies != command.stream_replicas {
         lines.warning(
             "streams",
-            format!("{name} has {copies} copies, but STREAM_REPLICAS is {}", command.stream_replicas),
+            format!("{name} has {}, but STREAM_REPLICAS is {}", counted_copies(copies), command.stream_replicas),
             "set STREAM_REPLICAS as the services have it; an existing stream is changed with the command line of NATS",
             "docs/operations.md#streamreplicasmissing",
         );
     } else {
-        lines.fine("streams", format!("{name} has {copies} copies"));
+        lines.fine("streams", format!("{name} has {}", counted_copies(copies)));
     }
 }
 
@@ -294,10 +302,10 @@ async fn log_in(
     lines: &mut Lines<'_>,
 ) {
     let file = secrets.join(format!("nats-{stage}"));
-    match std::fs::read_to_string(&file) {
+    match files::value(&file) {
         Ok(password) => {
             let access = NatsAccess {
-                nats_password: Some(password.trim_end().into()),
+                nats_password: Some(password.into()),
                 nats_user: Some(stage.to_owned()),
                 nats_credentials: None,
                 nats_ca_file: command.access.nats_ca_file.clone(),
@@ -306,7 +314,7 @@ async fn log_in(
         }
         Err(error) => lines.fault(
             "nats",
-            format!("{}: {error}", file.display()),
+            format!("{error:#}"),
             "name the folder that `esimctl secrets create` has made",
             "docs/operations.md#start",
         ),

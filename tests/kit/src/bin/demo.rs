@@ -72,7 +72,7 @@ async fn show(settings: &Settings) -> Result<()> {
         "Sandbox test data: the eSIMs below are made up, nothing is bought, so they may be printed.\n"
     );
     let endpoint = Receiver::start().await?;
-    let esimctl = Esimctl::new([]);
+    let esimctl = Esimctl::new([]).acting_as("demo");
     let name = format!("demo {}", Uuid::now_v7());
     let partner = esimctl
         .create_partner(&name, environment(settings), Some(&endpoint.url(PATH)))

@@ -1,10 +1,14 @@
 //! The examination: what the database shows, judged in one place.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
 
-use domain::standing::EndpointState;
+use domain::{Command, standing::EndpointState};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
+use uuid::Uuid;
 
 use super::{
     finding::{Environment, Finding, Kind, LATE, Setting, Severity, VERY_LATE},
@@ -118,8 +122,9 @@ pub async fn examine(connection: &mut PgConnection, most: i64) -> Result<Report>
     of_lanes(connection, &mut findings).await?;
     parked(connection, most, &backlogs, &mut findings).await?;
     let endpoints = endpoints::list(&mut *connection, None).await?;
+    let paused = paused_since(&mut *connection, &endpoints).await?;
     for endpoint in &endpoints {
-        of_endpoint(endpoint, &mut findings);
+        of_endpoint(endpoint, &paused, &mut findings);
     }
     let overdue = retention::backlog(&mut *connection).await?.overdue;
     let overdue = overdue.into_iter().max().unwrap_or_default();
@@ -380,11 +385,54 @@ async fn parked(
     Ok(())
 }
 
-fn of_endpoint(endpoint: &Endpoint, findings: &mut Vec<Finding>) {
+/// Whose pause an action names: the endpoint's, or the partner's if the partner has set it itself.
+fn pauser(endpoint: &Endpoint) -> Uuid {
+    if endpoint.paused_by_partner {
+        endpoint.partner_id
+    } else {
+        endpoint.endpoint_id
+    }
+}
+
+/// When the endpoints that are paused were, by the last recorded pause of each. A pause whose record is
+/// past its term has no time.
+async fn paused_since(
+    connection: &mut PgConnection,
+    endpoints: &[Endpoint],
+) -> Result<HashMap<String, OffsetDateTime>> {
+    let paused = endpoints.iter().filter(|one| {
+        matches!(
+            one.state.known(),
+            Some(EndpointState::Paused | EndpointState::PausedByPartner)
+        )
+    });
+    let paused: Vec<String> = paused.map(|one| pauser(one).to_string()).collect();
+    if paused.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let query = sqlx::query!(
+        r#"SELECT left(split_part(target, ' ', 2), 100) AS "of!", max(at) AS "at!" FROM operator_actions
+           WHERE left(split_part(target, ' ', 2), 100) = ANY ($1) AND command = $2
+           GROUP BY 1"#,
+        &paused,
+        Command::EndpointPause.as_str(),
+    );
+    let rows = query.fetch_all(connection).await?.into_iter();
+    Ok(rows.map(|row| (row.of, row.at)).collect())
+}
+
+fn of_endpoint(
+    endpoint: &Endpoint,
+    paused: &HashMap<String, OffsetDateTime>,
+    findings: &mut Vec<Finding>,
+) {
     let boxed = || Box::new(endpoint.clone());
     match endpoint.state.known() {
         Some(EndpointState::Paused | EndpointState::PausedByPartner) => {
-            findings.push(Finding::new(Kind::Paused { endpoint: boxed() }, None));
+            findings.push(Finding::new(
+                Kind::Paused { endpoint: boxed() },
+                paused.get(&pauser(endpoint).to_string()).copied(),
+            ));
         }
         Some(EndpointState::Blocked | EndpointState::Probing) => findings.push(Finding::new(
             Kind::Blocked { endpoint: boxed() },

@@ -8,15 +8,13 @@ use time::OffsetDateTime;
 
 use super::{
     finding::{DISK_FULL, Environment, Finding, Kind, Severity, VERY_LATE, XID_CRITICAL},
+    phrases::{named, times, wait, whose},
     stages::Stage,
     waiting::SANDBOX,
 };
-use crate::{
-    deliveries::endpoints::Endpoint,
-    operator::{
-        story::minute,
-        words::{counted, noun},
-    },
+use crate::operator::{
+    story::minute,
+    words::{counted, noun},
 };
 
 /// A finding in sentences.
@@ -33,7 +31,7 @@ pub struct Told {
     /// What to do.
     #[serde(rename = "do")]
     pub remedy: Cow<'static, str>,
-    /// The command of `esimctl` that ends it, once the cause is gone or known.
+    /// The command that ends it, once the cause is gone or known, or that shows the cause.
     pub command: Option<String>,
     /// The section of the runbook.
     pub see: String,
@@ -75,38 +73,6 @@ pub fn lasted(seconds: f64) -> String {
 
 fn of_seconds(seconds: u64) -> String {
     u32::try_from(seconds).map_or_else(|_| "136 years".to_owned(), |seconds| lasted(seconds.into()))
-}
-
-fn times(number: u64, one: &str, several: &str) -> String {
-    counted(i64::try_from(number).unwrap_or(i64::MAX), one, several)
-}
-
-/// At most three names, and how many more there are.
-fn named(names: &[String]) -> String {
-    const NAMED: usize = 3;
-    let shown = names[..names.len().min(NAMED)].join(", ");
-    match names.len().saturating_sub(NAMED) {
-        0 => shown,
-        more => format!("{shown} and {more} more"),
-    }
-}
-
-/// An endpoint with its partner. Of its URL only the host is shown.
-fn whose(endpoint: &Endpoint) -> String {
-    format!(
-        "endpoint {} of {} at {}",
-        endpoint.endpoint_id,
-        endpoint.name,
-        endpoint.host()
-    )
-}
-
-fn wait(endpoint: &Endpoint) -> String {
-    format!(
-        "{} {}",
-        counted(endpoint.pending, "webhook", "webhooks"),
-        noun(endpoint.pending, "waits", "wait")
-    )
 }
 
 fn what_waits(stage: Stage, waiting: u64, oldest: f64) -> String {
@@ -270,6 +236,15 @@ impl Kind {
                 whose(endpoint),
                 wait(endpoint)
             ),
+            Self::BreakerOpen { breaker } if breaker.opened_by_operator() => format!(
+                "an operator has opened the breaker of {}{}: {}",
+                breaker.name,
+                breaker
+                    .open_until
+                    .map(|until| format!(" until {}", minute(until)))
+                    .unwrap_or_default(),
+                breaker.reason.as_deref().unwrap_or("no reason is recorded")
+            ),
             Self::BreakerOpen { breaker } => format!(
                 "the breaker of {} is {}: {}",
                 breaker.name,
@@ -400,7 +375,7 @@ impl Kind {
     pub fn remedy(&self) -> Cow<'static, str> {
         Cow::Borrowed(match self {
             Self::StageDead { .. } => {
-                "start it, or read its log; a process that cannot commit is not ready"
+                "ask it why it is not ready; if nothing answers it is dead or hangs: end it, start it again, and read its log"
             }
             Self::DatabaseDown { .. } => {
                 "see whether the server is up and its disk has room; this program tries again by itself"
@@ -440,6 +415,9 @@ impl Kind {
                 "nothing: the partner ends it; ask the partner before you resume it"
             }
             Self::Paused { .. } => "when it may have webhooks again, resume it",
+            Self::BreakerOpen { breaker } if breaker.opened_by_operator() => {
+                "nothing: at that time it tests itself, with the next order that waits, and closes when the provider responds; close it to buy there sooner"
+            }
             Self::BreakerOpen { breaker } => {
                 return Cow::Owned(match breaker.open_until {
                     Some(until) => format!(
@@ -494,9 +472,16 @@ impl Kind {
         })
     }
 
-    /// The command of `esimctl` that ends it.
+    /// The command that ends it, or that shows why it is so.
     pub fn command(&self) -> Option<String> {
         match self {
+            Self::StageDead { stage, .. } => Some(format!(
+                "curl -sS -m 5 \"${}_ADMIN_URL/readyz\"",
+                stage.as_str().to_uppercase()
+            )),
+            Self::BreakerOpen { breaker } if breaker.opened_by_operator() => {
+                Some(format!("esimctl provider close {}", breaker.name))
+            }
             Self::CommitsLost { .. } => Some("esimctl recover".to_owned()),
             Self::Parked { purchases, .. } => {
                 let id = match &purchases[..] {
@@ -523,8 +508,7 @@ impl Kind {
             Self::Paused { endpoint } => {
                 Some(format!("esimctl endpoint resume {}", endpoint.endpoint_id))
             }
-            Self::StageDead { .. }
-            | Self::DatabaseDown { .. }
+            Self::DatabaseDown { .. }
             | Self::OnStandby
             | Self::NotDurable { .. }
             | Self::StandbyMissing
