@@ -21,6 +21,7 @@ pub mod waiting;
 pub mod webhooks;
 
 mod examine;
+mod slow;
 
 pub use examine::{Report, examine, of_server};
 pub use finding::{Finding, Kind};
