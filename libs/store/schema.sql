@@ -124,6 +124,7 @@ TABLE esim_requests
     CONSTRAINT esim_requests_pkey PRIMARY KEY (topup_id)
     CREATE INDEX esim_requests_due ON public.esim_requests USING btree (provider, at) WHERE (at IS NOT NULL)
     CREATE INDEX esim_requests_parked ON public.esim_requests USING btree (provider, ended_at) WHERE (give_back = 'parked'::text)
+    CREATE TRIGGER request_due AFTER INSERT OR UPDATE OF at ON public.esim_requests FOR EACH ROW WHEN ((new.at IS NOT NULL)) EXECUTE FUNCTION request_due()
 
 TABLE esims
     topup_id text COLLATE "C" NOT NULL
@@ -475,13 +476,6 @@ TABLE refused_requests
     CREATE INDEX refused_requests_external ON public.refused_requests USING btree (external_order_id) WHERE (external_order_id IS NOT NULL)
     CREATE INDEX refused_requests_partner ON public.refused_requests USING btree (partner_id, kind, request_id)
 
-TABLE retention_due
-    topup_id text COLLATE "C" NOT NULL
-    at timestamp with time zone NOT NULL
-    CONSTRAINT retention_due_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (octet_length(topup_id) <= 100000))) NOT VALID
-    CONSTRAINT retention_due_pkey PRIMARY KEY (topup_id)
-    CREATE INDEX retention_due_at ON public.retention_due USING btree (at)
-
 TABLE system
     singleton boolean NOT NULL DEFAULT true
     version bigint NOT NULL DEFAULT 0
@@ -536,14 +530,15 @@ TABLE work
     CREATE INDEX work_lane ON public.work USING btree (kind, provider, lane, partner_id, at)
     POLICY work_of_stage USING 
 CASE CURRENT_USER
-    WHEN 'esim_provisioner'::name THEN (kind <> 'deliver'::text)
-    WHEN 'esim_notifier'::name THEN (kind = 'deliver'::text)
+    WHEN 'esim_provisioner'::name THEN (kind <> ALL (ARRAY['deliver'::text, 'erase'::text]))
+    WHEN 'esim_notifier'::name THEN (kind = ANY (ARRAY['deliver'::text, 'erase'::text]))
     WHEN 'esim_ingress'::name THEN (kind = 'deliver'::text)
     ELSE true
 END WITH CHECK 
 CASE CURRENT_USER
-    WHEN 'esim_notifier'::name THEN (kind = 'deliver'::text)
-    WHEN 'esim_ingress'::name THEN (kind = 'deliver'::text)
+    WHEN 'esim_provisioner'::name THEN (kind <> 'erase'::text)
+    WHEN 'esim_notifier'::name THEN (kind = ANY (ARRAY['deliver'::text, 'erase'::text]))
+    WHEN 'esim_ingress'::name THEN (kind = ANY (ARRAY['deliver'::text, 'usage'::text, 'give_back'::text]))
     ELSE true
 END
     WITH (autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_threshold=500)
@@ -654,6 +649,21 @@ VIEW configuration_version AS
     system.version
    FROM system;
 
+CREATE OR REPLACE FUNCTION public.insert_retention_due()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    INSERT INTO work (id, kind, provider, lane, partner_id, at)
+    SELECT md5('erase ' || NEW.topup_id)::uuid, 'erase', '', NEW.topup_id, p.partner_id, NEW.at
+    FROM topups t JOIN placements p ON p.placement_id = t.placement_id
+    WHERE t.topup_id = NEW.topup_id
+    ON CONFLICT DO NOTHING;
+    RETURN NEW;
+END
+$function$
+
 CREATE OR REPLACE FUNCTION public.mark_returned(returned_topup text)
  RETURNS boolean
  LANGUAGE plpgsql
@@ -728,6 +738,23 @@ VIEW partner_units AS
      LEFT JOIN esims e ON ((e.topup_id = t.topup_id)))
      LEFT JOIN deliveries d ON ((d.delivery_id = e.delivery_id)));
 
+CREATE OR REPLACE FUNCTION public.request_due()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    INSERT INTO work AS w (id, kind, provider, lane, partner_id, at)
+    SELECT md5(open.kind || ' ' || NEW.topup_id)::uuid, open.kind, NEW.provider, NEW.topup_id, NEW.partner_id, NEW.at
+    FROM (SELECT 'usage' AS kind WHERE NEW.usage_asked_at IS NOT NULL
+          UNION ALL
+          SELECT 'give_back' WHERE NEW.give_back NOT IN ('returned', 'refused', 'parked')) open
+    ON CONFLICT (id) DO UPDATE SET at = excluded.at;
+    RETURN NULL;
+END
+$function$
+
 CREATE OR REPLACE FUNCTION public.resolve_give_back(resolved_topup text, after_attempt integer, is_returned boolean)
  RETURNS boolean
  LANGUAGE plpgsql
@@ -755,6 +782,12 @@ VIEW retention AS
     walks.began_at
    FROM walks
   WHERE (walks.name <> ALL (ARRAY['placements'::text, 'deliveries'::text]));
+
+VIEW retention_due AS
+ SELECT work.lane AS topup_id,
+    work.at
+   FROM work
+  WHERE ((work.kind = 'erase'::text) AND (work.provider = ''::text));
 
 VIEW source_addresses AS
  SELECT system.singleton,

@@ -1,6 +1,10 @@
-//! How a unit of an order stands: what it is, what holds it up, and who must act. The sentence for the
-//! partner and the pages of operators show this value and work out nothing of their own, so that they
-//! cannot contradict each other.
+//! How a unit of an order stands: what it is, what holds it up, who must act and what happens next. The
+//! sentence for the partner, its look-ups and the pages of operators show this value and work out
+//! nothing of their own, so that they cannot contradict each other.
+//!
+//! A ready unit has a webhook for each endpoint of its partner. It stands as the one of them that is
+//! worst off, because a unit is delivered when every endpoint has it. While a stage of ours is silent,
+//! what waits for it stands so, whatever else holds it up: nobody but us can end that.
 
 use strum::{EnumString, IntoStaticStr};
 
@@ -61,9 +65,10 @@ pub enum EndpointState {
     Unverified,
 }
 
-/// The webhook of a ready unit.
+/// The webhook of a ready unit to one endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Webhook {
+    pub endpoint: EndpointState,
     pub state: DeliveryState,
     /// The attempts that have ended.
     pub attempts: u32,
@@ -73,36 +78,47 @@ pub struct Webhook {
     pub was_delivered: bool,
 }
 
+/// The stages of which no process has committed anything for ten seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Silent {
+    pub provisioner: bool,
+    pub notifier: bool,
+}
+
 /// What is stored about a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unit {
+pub struct Unit<'a> {
     pub state: UnitState,
     /// Why it failed or its placement is parked.
     pub reason: Option<Code>,
     pub give_back: Option<GiveBackState>,
-    pub webhook: Option<Webhook>,
-    pub endpoint: EndpointState,
+    /// Its webhooks, that to the first endpoint first.
+    pub webhooks: &'a [Webhook],
+    pub silent: Silent,
 }
 
-/// How a unit stands. The order is that of the sentence, from what went well to what did not.
+/// How a unit stands. The order is that of the sentence, from what went well to what did not. Of
+/// several webhooks the last one in this order counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Standing {
     /// The webhook was acknowledged.
     Delivered,
     SentAgain,
-    /// It was delivered before; sending it again has failed.
-    NotSentAgain,
     Sending,
     /// It waits for its endpoint, which gets nothing now.
     Held(Hold),
     /// At least one attempt failed, and another one follows.
     Failing,
+    /// It was delivered before; sending it again has failed.
+    NotSentAgain,
     Exhausted,
     /// The endpoint asked us to stop.
     Gone,
     NoUrl,
     /// It is being bought, or its profile is awaited.
     Waiting,
+    /// It is accepted, and waits for our provisioner, which is silent.
+    Stalled,
     /// It is bought, and its profile does not come.
     ProfilesLate,
     /// It is bought, and the provider does not hand its profile over.
@@ -114,6 +130,8 @@ pub enum Standing {
     /// Nobody knows for certain whether it is bought.
     OnHold,
     GivingBack,
+    /// It is being given back, and waits for our provisioner, which is silent.
+    GiveBackStalled,
     GiveBackOnHold,
     Returned,
     Failed,
@@ -128,6 +146,8 @@ pub enum Hold {
     Blocked,
     Paused,
     PausedByPartner,
+    /// Our notifier is silent, so nothing is sent to anybody.
+    Service,
 }
 
 /// Who must act before a unit goes on.
@@ -173,35 +193,53 @@ fn hold(endpoint: EndpointState) -> Option<Hold> {
     }
 }
 
-fn ready(unit: &Unit) -> Standing {
-    // A give-back that has ended is told by the state of the unit.
-    match unit.give_back {
-        Some(GiveBackState::Asked | GiveBackState::Sending) => return Standing::GivingBack,
-        Some(GiveBackState::Parked) => return Standing::GiveBackOnHold,
-        Some(GiveBackState::Returned | GiveBackState::Refused) | None => {}
-    }
-    let Some(webhook) = unit.webhook else {
-        return Standing::Sending;
-    };
+/// How the webhook of a ready unit to one endpoint stands.
+pub fn of_webhook(webhook: &Webhook, silent: Silent) -> Standing {
     match webhook.state {
         DeliveryState::Delivered => Standing::Delivered,
         DeliveryState::Exhausted if webhook.was_delivered => Standing::NotSentAgain,
         DeliveryState::Exhausted if webhook.is_gone => Standing::Gone,
         DeliveryState::Exhausted | DeliveryState::Cancelled => Standing::Exhausted,
         DeliveryState::NoEndpoint => Standing::NoUrl,
+        DeliveryState::Pending if silent.notifier => Standing::Held(Hold::Service),
         DeliveryState::Pending if webhook.was_delivered => Standing::SentAgain,
         DeliveryState::Pending if webhook.attempts > 0 => Standing::Failing,
-        DeliveryState::Pending => hold(unit.endpoint).map_or(Standing::Sending, Standing::Held),
+        DeliveryState::Pending => hold(webhook.endpoint).map_or(Standing::Sending, Standing::Held),
     }
 }
 
+fn ready(unit: &Unit<'_>) -> Standing {
+    // A give-back that has ended is told by the state of the unit.
+    match unit.give_back {
+        Some(GiveBackState::Asked | GiveBackState::Sending) if unit.silent.provisioner => {
+            return Standing::GiveBackStalled;
+        }
+        Some(GiveBackState::Asked | GiveBackState::Sending) => return Standing::GivingBack,
+        Some(GiveBackState::Parked) => return Standing::GiveBackOnHold,
+        Some(GiveBackState::Returned | GiveBackState::Refused) | None => {}
+    }
+    let all = unit.webhooks.iter();
+    let mut all: Vec<Standing> = all.map(|one| of_webhook(one, unit.silent)).collect();
+    // A first endpoint without a URL keeps nothing from a partner that uses further ones.
+    if all.len() > 1 {
+        all.retain(|one| *one != Standing::NoUrl);
+    }
+    let none = if unit.silent.notifier {
+        Standing::Held(Hold::Service)
+    } else {
+        Standing::Sending
+    };
+    all.into_iter().max().unwrap_or(none)
+}
+
 /// How a unit stands.
-pub fn standing(unit: &Unit) -> Standing {
+pub fn standing(unit: &Unit<'_>) -> Standing {
     match unit.state {
         UnitState::Ready => ready(unit),
         UnitState::Returned => Standing::Returned,
         UnitState::Failed => Standing::Failed,
         UnitState::Parked => unit.reason.map_or(Standing::OnHold, parked),
+        UnitState::Pending if unit.silent.provisioner => Standing::Stalled,
         UnitState::Pending => Standing::Waiting,
     }
 }
@@ -211,7 +249,7 @@ impl Standing {
     pub fn is_bought(self) -> bool {
         !matches!(
             self,
-            Self::Waiting | Self::OnHold | Self::Failed | Self::Unreadable
+            Self::Waiting | Self::Stalled | Self::OnHold | Self::Failed | Self::Unreadable
         )
     }
 
@@ -232,7 +270,9 @@ impl Standing {
             | Self::Gone
             | Self::NoUrl
             | Self::Held(Hold::PausedByPartner) => Actor::Partner,
-            Self::Held(Hold::Paused)
+            Self::Held(Hold::Paused | Hold::Service)
+            | Self::Stalled
+            | Self::GiveBackStalled
             | Self::ProfilesLate
             | Self::Uncollectable
             | Self::Undeliverable
@@ -240,6 +280,39 @@ impl Standing {
             | Self::OnHold
             | Self::GiveBackOnHold
             | Self::Unreadable => Actor::Operator,
+        }
+    }
+
+    /// What happens next, for operators.
+    pub fn next(self) -> &'static str {
+        match self {
+            Self::Delivered | Self::Returned | Self::Failed => "nothing, it has ended",
+            Self::Sending | Self::SentAgain => "it is sent by itself",
+            Self::Failing => "it is sent again by itself",
+            Self::Held(Hold::Blocked) => "the endpoint is tested by itself, and then all are sent",
+            Self::Held(Hold::Paused) => "an operator resumes the endpoint",
+            Self::Held(Hold::PausedByPartner) => "the partner resumes its endpoint",
+            Self::Held(Hold::Service) => "an operator starts the notifier, and then all are sent",
+            Self::NotSentAgain | Self::Exhausted | Self::Gone => {
+                "the partner mends its endpoint, and then it is sent again on request"
+            }
+            Self::NoUrl => "the partner sets a URL, and then it is sent by itself",
+            Self::Waiting => "it is bought, or its profile is collected, by itself",
+            Self::Stalled | Self::GiveBackStalled => {
+                "an operator starts the provisioner, and then it goes on by itself"
+            }
+            Self::ProfilesLate | Self::Uncollectable => {
+                "an operator asks the provider for the profile"
+            }
+            Self::Undeliverable => {
+                "an operator gets a usable profile from the provider, and enters it"
+            }
+            Self::Vanished | Self::OnHold => {
+                "an operator looks it up at the provider, and says what became of it"
+            }
+            Self::GivingBack => "the provider answers",
+            Self::GiveBackOnHold => "an operator finds out whether the provider has the eSIM back",
+            Self::Unreadable => "an operator looks with the newer version",
         }
     }
 
@@ -252,16 +325,19 @@ impl Standing {
             Self::Sending => "ready, being sent",
             Self::Held(Hold::Blocked) => "ready, endpoint blocked",
             Self::Held(Hold::Paused | Hold::PausedByPartner) => "ready, endpoint paused",
+            Self::Held(Hold::Service) => "ready, waits for the notifier",
             Self::Failing => "ready, not delivered yet",
             Self::Exhausted | Self::Gone => "ready, not delivered",
             Self::NoUrl => "ready, no URL",
             Self::Waiting => "pending",
+            Self::Stalled => "waits for the provisioner",
             Self::ProfilesLate => "bought, profile late",
             Self::Uncollectable => "bought, profile not handed over",
             Self::Undeliverable => "bought, profile unusable",
             Self::Vanished => "bought, unknown to its provider",
             Self::OnHold => "on hold",
             Self::GivingBack => "being given back",
+            Self::GiveBackStalled => "give-back waits for the provisioner",
             Self::GiveBackOnHold => "give-back on hold",
             Self::Returned => "given back",
             Self::Failed => "failed",
@@ -278,8 +354,46 @@ mod tests {
 
     use super::*;
 
-    /// Every combination of what may be stored.
-    fn all() -> Vec<Unit> {
+    const SILENT: [Silent; 4] = [
+        Silent {
+            provisioner: false,
+            notifier: false,
+        },
+        Silent {
+            provisioner: true,
+            notifier: false,
+        },
+        Silent {
+            provisioner: false,
+            notifier: true,
+        },
+        Silent {
+            provisioner: true,
+            notifier: true,
+        },
+    ];
+
+    /// Every webhook that may be stored.
+    fn webhooks() -> Vec<Webhook> {
+        let mut webhooks = Vec::new();
+        for state in DeliveryState::VARIANTS {
+            for endpoint in EndpointState::VARIANTS {
+                for bits in 0..8_u32 {
+                    webhooks.push(Webhook {
+                        endpoint: *endpoint,
+                        state: *state,
+                        attempts: bits & 1,
+                        is_gone: bits & 2 > 0,
+                        was_delivered: bits & 4 > 0,
+                    });
+                }
+            }
+        }
+        webhooks
+    }
+
+    /// Checks every unit that may be stored with no webhook, with one, and with any two.
+    fn each(mut check: impl FnMut(&Unit<'_>)) {
         let reasons: Vec<Option<Code>> = Code::VARIANTS.iter().copied().map(Some).collect();
         let reasons: Vec<Option<Code>> = [None].into_iter().chain(reasons).collect();
         let give_backs = [
@@ -290,54 +404,84 @@ mod tests {
             Some(GiveBackState::Refused),
             Some(GiveBackState::Parked),
         ];
-        let mut webhooks = vec![None];
-        for state in DeliveryState::VARIANTS {
-            for bits in 0..8_u32 {
-                webhooks.push(Some(Webhook {
-                    state: *state,
-                    attempts: bits & 1,
-                    is_gone: bits & 2 > 0,
-                    was_delivered: bits & 4 > 0,
-                }));
-            }
-        }
-        let mut units = Vec::new();
+        let one = webhooks();
+        let sets = [Vec::new()].into_iter();
+        let sets: Vec<Vec<Webhook>> = sets.chain(one.iter().map(|of| vec![*of])).collect();
         for state in UnitState::VARIANTS {
             for reason in &reasons {
                 for give_back in give_backs {
-                    for webhook in &webhooks {
-                        for endpoint in EndpointState::VARIANTS {
-                            units.push(Unit {
+                    for webhooks in &sets {
+                        for silent in SILENT {
+                            check(&Unit {
                                 state: *state,
                                 reason: *reason,
                                 give_back,
-                                webhook: *webhook,
-                                endpoint: *endpoint,
+                                webhooks,
+                                silent,
                             });
                         }
                     }
                 }
             }
         }
-        units
+        for first in &one {
+            for second in &one {
+                for silent in SILENT {
+                    check(&Unit {
+                        state: UnitState::Ready,
+                        reason: None,
+                        give_back: None,
+                        webhooks: &[*first, *second],
+                        silent,
+                    });
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_unit_is_delivered_only_if_every_endpoint_has_it() {
+        each(|unit| {
+            if standing(unit) == Standing::Delivered {
+                let undelivered = unit.webhooks.iter().filter(|one| {
+                    one.state != DeliveryState::Delivered && one.state != DeliveryState::NoEndpoint
+                });
+                assert_eq!(undelivered.count(), 0, "{unit:?}");
+            }
+        });
+    }
+
+    #[test]
+    fn nobody_but_us_must_act_while_the_stage_is_silent_that_has_to_go_on() {
+        each(|unit| {
+            let waits_for_us = match unit.state {
+                UnitState::Pending => unit.silent.provisioner,
+                UnitState::Ready if unit.give_back.is_none() => {
+                    let mut all = unit.webhooks.iter();
+                    let mut pending = all
+                        .clone()
+                        .filter(|one| one.state == DeliveryState::Pending);
+                    unit.silent.notifier
+                        && pending.next().is_some()
+                        && all.all(|one| {
+                            [DeliveryState::Pending, DeliveryState::Delivered].contains(&one.state)
+                        })
+                }
+                _ => false,
+            };
+            if waits_for_us {
+                assert_eq!(standing(unit).must_act(), Actor::Operator, "{unit:?}");
+            }
+        });
     }
 
     #[test]
     fn partner_support_and_operator_are_never_told_contradicting_things() {
-        for unit in all() {
-            let standing = standing(&unit);
+        each(|unit| {
+            let standing = standing(unit);
             match unit.state {
                 UnitState::Ready => assert!(
-                    standing.is_bought()
-                        && standing != Standing::Returned
-                        && (standing == Standing::Delivered)
-                            == (unit
-                                .webhook
-                                .is_some_and(|of| of.state == DeliveryState::Delivered)
-                                && !matches!(
-                                    standing,
-                                    Standing::GivingBack | Standing::GiveBackOnHold
-                                )),
+                    standing.is_bought() && standing != Standing::Returned,
                     "{unit:?}: {standing:?}"
                 ),
                 UnitState::Parked => {
@@ -345,7 +489,7 @@ mod tests {
                     assert_eq!(standing.is_bought(), bought, "{unit:?}");
                     assert_eq!(standing.must_act(), Actor::Operator, "{unit:?}");
                 }
-                UnitState::Pending => assert_eq!(standing, Standing::Waiting),
+                UnitState::Pending => assert!(!standing.is_bought(), "{unit:?}"),
                 UnitState::Failed => assert_eq!(standing, Standing::Failed),
                 UnitState::Returned => assert_eq!(standing, Standing::Returned),
             }
@@ -355,12 +499,27 @@ mod tests {
                 Standing::Delivered | Standing::SentAgain | Standing::NotSentAgain
             );
             assert_eq!(shows_delivery, was_delivered, "{standing:?}");
-        }
+            let shows_bought = [
+                "delivered",
+                "ready",
+                "bought",
+                "being",
+                "give-back",
+                "given",
+            ]
+            .into_iter()
+            .any(|word| standing.label().starts_with(word));
+            assert_eq!(shows_bought, standing.is_bought(), "{standing:?}");
+        });
     }
 
     #[test]
     fn each_standing_is_reached() {
-        let reached: BTreeSet<Standing> = all().iter().map(standing).collect();
-        assert_eq!(reached.len(), 21, "{reached:?}");
+        let mut reached = BTreeSet::new();
+        each(|unit| {
+            reached.insert(standing(unit));
+        });
+        // All but that of a newer version, which no unit of this one has.
+        assert_eq!(reached.len(), 24, "{reached:?}");
     }
 }

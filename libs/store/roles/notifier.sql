@@ -26,7 +26,6 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON hourly TO esim_notifier;
 GRANT SELECT, DELETE, UPDATE (phase, after_at, after_id, redelivered, ended_at) ON redeliveries TO esim_notifier;
 
 -- Retention: docs/decisions/0018-retention.md.
-GRANT SELECT, INSERT, UPDATE, DELETE ON retention_due TO esim_notifier;
 GRANT UPDATE (profile, erased_at) ON esims TO esim_notifier;
 GRANT DELETE ON delivery_attempts TO esim_notifier;
 GRANT SELECT, DELETE ON operator_actions TO esim_notifier;
@@ -40,3 +39,4 @@ GRANT EXECUTE ON FUNCTION commits_lost(uuid, bigint, bigint) TO esim_notifier;
 GRANT SELECT, INSERT, UPDATE ON source_addresses TO esim_notifier;
 GRANT SELECT, UPDATE ON sweeps TO esim_notifier;
 GRANT SELECT, UPDATE (after, up_to, began_at) ON retention TO esim_notifier;
+GRANT SELECT, INSERT, UPDATE, DELETE ON retention_due TO esim_notifier;

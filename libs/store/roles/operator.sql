@@ -33,7 +33,6 @@ GRANT INSERT ON deliveries TO esim_operator;
 
 -- Retention and erasure.
 GRANT UPDATE (days, after, up_to, began_at) ON walks TO esim_operator;
-GRANT SELECT, UPDATE, DELETE ON retention_due TO esim_operator;
 GRANT SELECT, DELETE ON refused_requests TO esim_operator;
 GRANT UPDATE (profile, erased_at) ON esims TO esim_operator;
 GRANT UPDATE (traceparent, erased_at) ON orders TO esim_operator;
@@ -55,3 +54,4 @@ GRANT EXECUTE ON FUNCTION resolve_give_back(text, integer, boolean) TO esim_oper
 -- Views that only programs of older schemas use (0039).
 GRANT SELECT, UPDATE ON configuration_version, retention TO esim_operator;
 GRANT SELECT ON sweeps, archive_partners TO esim_operator;
+GRANT SELECT, UPDATE, DELETE ON retention_due TO esim_operator;

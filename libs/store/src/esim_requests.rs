@@ -1,5 +1,6 @@
 //! What partners ask about delivered eSIMs, for the provisioner: it claims the open requests of its
-//! provider, and records what the provider says. Ingress writes the requests
+//! provider, which are rows of `work` with the kinds `usage` and `give_back`, and records what the
+//! provider says. Ingress writes the requests
 //! ([`crate::self_service::esims`]), and operators resolve parked give-backs
 //! ([`crate::operator::give_backs`]).
 //!
@@ -21,7 +22,10 @@ use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::{Error, Result, age, seconds, unsigned};
+use crate::{
+    Error, Result, age, seconds, unsigned,
+    work::{self, Found, Kind, Page},
+};
 
 /// What a provider says about a delivered eSIM. Each part is `None` if it does not say it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -64,9 +68,11 @@ pub enum Reason {
     Unreadable,
 }
 
-/// The row of a unit that needs work now.
+/// A request that needs work now.
 #[derive(Clone, Debug)]
 pub struct Claimed {
+    /// The row of `work`.
+    pub id: Uuid,
     pub topup_id: TopupId,
     pub order_id: OrderId,
     pub partner_id: PartnerId,
@@ -75,8 +81,9 @@ pub struct Claimed {
     pub iccid: Iccid,
     /// The provider's own id of the purchase.
     pub reference: Option<String>,
-    /// Whether a partner waits for the data use.
+    /// Whether a partner waits for the data use, which a call about a give-back answers, too.
     pub usage_asked: bool,
+    /// The give-back that the row is about; `None` if it is about the use.
     pub give_back: Option<Open>,
 }
 
@@ -90,45 +97,72 @@ pub struct Open {
     pub attempt_age: Duration,
 }
 
-/// Claims due rows of a provider, the oldest first, and leases them. Those of `busy` partners are
-/// left for later. While the breaker of the provider is not closed it returns nothing, except for a
-/// `probe`. A row that cannot be read is [set aside](set_aside), so that it does not keep the others
-/// from being answered.
+/// Looks for the due requests of a provider, those of each partner in turn.
+pub async fn due(
+    connection: &mut PgConnection,
+    provider: &str,
+    page: &Page<'_>,
+) -> Result<Found<Uuid>> {
+    work::due(connection, &Kind::REQUESTS, provider, page).await
+}
+
+/// Claims those of the rows of `work` that are due, and leases them. While the breaker of the
+/// provider is not closed it returns nothing, except for a `probe`. A request that cannot be read is
+/// [set aside](set_aside), so that it does not keep the others from being answered.
+///
+/// `free` locks the rows of `work`, and `known` what is asked, in the form that is committed now. A
+/// request that somebody is just changing is left for the next look, because waiting for it here
+/// could be a deadlock. `done` deletes the rows whose request has ended, for example because the
+/// claim of its give-back has answered the question about the use, too. `unnoticed` hides the
+/// requests from provisioners of older schemas, which look at `esim_requests.at`.
 pub async fn claim(
     connection: &mut PgConnection,
     provider: &str,
-    limit: usize,
-    busy: &[PartnerId],
+    rows: &[Uuid],
     lease: Duration,
     probe: bool,
 ) -> Result<Vec<Claimed>> {
-    let busy: Vec<Uuid> = busy.iter().map(|partner| partner.uuid()).collect();
     let query = sqlx::query_as!(
         Row,
-        r#"WITH free AS (
-               SELECT topup_id FROM esim_requests
-               WHERE provider = $1 AND at <= now() AND partner_id <> ALL ($4)
-                 AND ($5 OR NOT EXISTS (SELECT FROM providers WHERE name = $1 AND open_until IS NOT NULL))
-               ORDER BY at LIMIT $2
-               FOR UPDATE SKIP LOCKED
-           ), leased AS (
-               UPDATE esim_requests r SET at = now() + make_interval(secs => $3)
+        r#"WITH free AS MATERIALIZED (
+               SELECT id, kind, lane AS topup_id FROM work
+               WHERE id = ANY ($2) AND kind = ANY ('{usage,give_back}') AND provider = $1 AND at <= now()
+                 AND ($4 OR NOT EXISTS (SELECT FROM providers WHERE name = $1 AND open_until IS NOT NULL))
+               ORDER BY id FOR UPDATE SKIP LOCKED
+           ), known AS MATERIALIZED (
+               SELECT free.id, free.kind, r.* FROM free JOIN esim_requests r ON r.topup_id = free.topup_id
                WHERE r.topup_id = ANY (ARRAY (SELECT topup_id FROM free))
-               RETURNING r.*
+               FOR UPDATE OF r SKIP LOCKED
+           ), open AS MATERIALIZED (
+               SELECT * FROM known
+               WHERE CASE kind WHEN 'usage' THEN usage_asked_at IS NOT NULL
+                               ELSE give_back IS NOT NULL AND give_back NOT IN ('returned', 'refused', 'parked') END
+           ), leased AS (
+               UPDATE work SET at = now() + make_interval(secs => $3) WHERE id = ANY (ARRAY (SELECT id FROM open))
+           ), unnoticed AS (
+               UPDATE esim_requests SET at = NULL
+               WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM open WHERE at IS NOT NULL))
+           ), done AS (
+               DELETE FROM work
+               WHERE id = ANY (ARRAY (SELECT id FROM known WHERE id <> ALL (ARRAY (SELECT id FROM open))
+                                      UNION ALL
+                                      SELECT id FROM free
+                                      WHERE (SELECT true FROM esim_requests r WHERE r.topup_id = free.topup_id) IS NULL))
            )
-           SELECT l.topup_id AS "topup_id!", l.partner_id AS "partner_id!", p.order_id AS "order_id?", e.provider_unit_id AS "provider_unit_id?", e.iccid AS "iccid?",
+           SELECT l.id AS "id!", l.topup_id AS "topup_id!", l.partner_id AS "partner_id!", p.order_id AS "order_id?",
+                  e.provider_unit_id AS "provider_unit_id?", e.iccid AS "iccid?",
                   p.provider_reference AS "reference?", l.usage_asked_at IS NOT NULL AS "usage_asked!",
-                  l.give_back AS "give_back?", l.attempt AS "attempt!", l.not_returned_at IS NOT NULL AS "not_returned!",
+                  CASE WHEN l.kind = 'give_back' THEN l.give_back END AS "give_back?", l.attempt AS "attempt!",
+                  l.not_returned_at IS NOT NULL AS "not_returned!",
                   coalesce(extract(epoch FROM now() - l.give_back_asked_at), 0)::float8 AS "asked_age!",
                   coalesce(extract(epoch FROM now() - l.attempted_at), 0)::float8 AS "attempt_age!"
-           FROM leased l
+           FROM open l
            LEFT JOIN esims e ON e.topup_id = l.topup_id
            LEFT JOIN topups t ON t.topup_id = l.topup_id
            LEFT JOIN placements p ON p.placement_id = t.placement_id"#,
         provider,
-        i64::try_from(limit).unwrap_or(i64::MAX),
+        rows,
         seconds(lease),
-        &busy,
         probe,
     );
     let mut claimed = Vec::new();
@@ -144,6 +178,7 @@ pub async fn claim(
 
 /// A row of [`claim`].
 struct Row {
+    id: Uuid,
     topup_id: String,
     partner_id: Uuid,
     order_id: Option<Uuid>,
@@ -174,6 +209,7 @@ fn read(row: Row) -> Result<Claimed> {
         attempt_age: age(row.attempt_age),
     });
     Ok(Claimed {
+        id: row.id,
         topup_id: row.topup_id.try_into()?,
         order_id: row.order_id.ok_or_else(missing)?.into(),
         partner_id: row.partner_id.into(),
@@ -197,9 +233,11 @@ pub async fn set_aside(connection: &mut PgConnection, topup_id: &str, why: &str)
     );
     let name: &str = Reason::Unreadable.into();
     let statement = sqlx::query!(
-        "UPDATE esim_requests
-         SET at = NULL,
-             usage_failure = CASE WHEN usage_asked_at IS NOT NULL THEN 'failed' ELSE usage_failure END,
+        "WITH done AS (
+             DELETE FROM work WHERE id IN (md5('usage ' || $1)::uuid, md5('give_back ' || $1)::uuid)
+         )
+         UPDATE esim_requests
+         SET usage_failure = CASE WHEN usage_asked_at IS NOT NULL THEN 'failed' ELSE usage_failure END,
              usage_failed_at = CASE WHEN usage_asked_at IS NOT NULL THEN now() ELSE usage_failed_at END,
              usage_asked_at = NULL,
              give_back = CASE WHEN give_back IN ('returned', 'refused') THEN give_back
@@ -225,10 +263,12 @@ pub async fn record_reading(
 ) -> Result<()> {
     let bytes = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
     let statement = sqlx::query!(
-        "UPDATE esim_requests
+        "WITH answered AS (
+             DELETE FROM work WHERE id = md5('usage ' || $1)::uuid
+         )
+         UPDATE esim_requests
          SET installed = $2, data_used = $3, data_total = $4, ends_at = $5, read_at = now(),
-             usage_asked_at = NULL, usage_failure = NULL, usage_failed_at = NULL,
-             at = CASE WHEN give_back IN ('asked', 'sending') THEN at END
+             usage_asked_at = NULL, usage_failure = NULL, usage_failed_at = NULL
          WHERE topup_id = $1",
         topup_id.as_str(),
         reading.installed,
@@ -248,9 +288,10 @@ pub async fn record_failure(
 ) -> Result<()> {
     let name: &str = failure.into();
     let statement = sqlx::query!(
-        "UPDATE esim_requests
-         SET usage_asked_at = NULL, usage_failure = $2, usage_failed_at = now(),
-             at = CASE WHEN give_back IN ('asked', 'sending') THEN at END
+        "WITH answered AS (
+             DELETE FROM work WHERE id = md5('usage ' || $1)::uuid
+         )
+         UPDATE esim_requests SET usage_asked_at = NULL, usage_failure = $2, usage_failed_at = now()
          WHERE topup_id = $1",
         topup_id.as_str(),
         name,
@@ -324,9 +365,7 @@ pub async fn settle(
              not_returned_at = CASE WHEN $3 THEN coalesce(not_returned_at, now()) END,
              reason = CASE WHEN $4 THEN $5 ELSE reason END,
              message = CASE WHEN $4 THEN $6 ELSE message END,
-             ended_at = CASE WHEN $7 THEN coalesce(ended_at, now()) END,
-             at = CASE WHEN NOT $7 THEN now() + make_interval(secs => $8)
-                       WHEN usage_asked_at IS NOT NULL THEN now() END
+             ended_at = CASE WHEN $7 THEN coalesce(ended_at, now()) END
          WHERE topup_id = $1",
         topup_id.as_str(),
         now.state.as_str(),
@@ -335,14 +374,37 @@ pub async fn settle(
         reason.map(|(reason, _)| name(*reason)),
         reason.and_then(|(_, message)| message.as_deref()),
         now.state.is_over(),
-        seconds(settlement.again_in),
     );
     statement.execute(&mut *transaction).await?;
+    let again_in = (!now.state.is_over()).then_some(settlement.again_in);
+    look_again(&mut transaction, topup_id, again_in).await?;
     if after.is_some() && now.state == GiveBackState::Returned {
         mark_returned(&mut transaction, topup_id).await?;
     }
     transaction.commit().await?;
     Ok((Some(now.state), after.is_some()))
+}
+
+/// Sets when a give-back is looked at next; `None` if it is over.
+async fn look_again(
+    connection: &mut PgConnection,
+    topup_id: &TopupId,
+    again_in: Option<Duration>,
+) -> Result<()> {
+    let statement = sqlx::query!(
+        "WITH over AS (
+             DELETE FROM work WHERE id = md5('give_back ' || $1)::uuid AND $2::float8 IS NULL
+         )
+         INSERT INTO work (id, kind, provider, lane, partner_id, at)
+         SELECT md5('give_back ' || topup_id)::uuid, 'give_back', provider, topup_id, partner_id,
+                now() + make_interval(secs => $2)
+         FROM esim_requests WHERE topup_id = $1 AND $2 IS NOT NULL
+         ON CONFLICT (id) DO UPDATE SET at = excluded.at",
+        topup_id.as_str(),
+        again_in.map(seconds),
+    );
+    statement.execute(connection).await?;
+    Ok(())
 }
 
 /// Marks a unit as given back and erases its profile, which nobody can install any more. So its

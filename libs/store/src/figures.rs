@@ -205,6 +205,47 @@ pub async fn erase_old(connection: &mut PgConnection) -> Result<()> {
     Ok(())
 }
 
+/// The histograms of these measures in the last minutes or hours, those of all processes together:
+/// purchases and calls by provider, all others without a subject. What has no duration is left out.
+pub(crate) async fn halves(
+    connection: &mut PgConnection,
+    span: Span,
+    spans: i32,
+    measures: &[Measure],
+) -> Result<BTreeMap<(Measure, String), BTreeMap<OffsetDateTime, Count>>> {
+    let name: &str = span.into();
+    let measures: Vec<&str> = measures.iter().map(|one| one.as_str()).collect();
+    let query = sqlx::query!(
+        r#"SELECT at, measure, CASE WHEN measure IN ('bought', 'call') THEN subject ELSE '' END AS "subject!",
+                  bucket.nth AS "nth!", sum(bucket.number)::bigint AS "number!"
+           FROM minutely, unnest(histogram) WITH ORDINALITY AS bucket (number, nth)
+           WHERE span = $1 AND at > date_trunc($1, now(), 'UTC') - $2::int * ('1 ' || $1)::interval
+             AND measure = ANY ($3) AND bucket.number > 0
+           GROUP BY 1, 2, 3, 4"#,
+        name,
+        spans,
+        &measures as &[&str],
+    );
+    let mut halves: BTreeMap<_, BTreeMap<OffsetDateTime, Count>> = BTreeMap::new();
+    for row in query.fetch_all(connection).await? {
+        let (Ok(measure), Ok(nth)) = (row.measure.parse::<Measure>(), usize::try_from(row.nth))
+        else {
+            continue;
+        };
+        let times = halves.entry((measure, row.subject)).or_default();
+        let one: &mut Count = times.entry(row.at).or_default();
+        let number = count(row.number);
+        if let Some(bucket) = nth
+            .checked_sub(1)
+            .and_then(|nth| one.histogram.get_mut(nth))
+        {
+            *bucket = number;
+            one.n = one.n.saturating_add(number);
+        }
+    }
+    Ok(halves)
+}
+
 /// A minute or an hour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, strum::IntoStaticStr)]
 #[serde(rename_all = "snake_case")]

@@ -198,12 +198,11 @@ pub async fn probe(
          SET open_until = now() + make_interval(secs => $2), version = version + 1, changed_at = now()
          WHERE name = $1 AND open_until <= now()
            AND (EXISTS (
-               SELECT FROM unnest('{buy_again,buy,find,collect}'::text[]) AS wanted (kind)
+               SELECT FROM unnest('{buy_again,buy,find,collect,usage,give_back}'::text[]) AS wanted (kind)
                CROSS JOIN LATERAL (
                    SELECT at FROM work w WHERE w.kind = wanted.kind AND w.provider = $1 ORDER BY at LIMIT 1
                ) oldest
-               WHERE oldest.at <= now())
-             OR EXISTS (SELECT FROM esim_requests r WHERE r.provider = $1 AND r.at <= now()))
+               WHERE oldest.at <= now()))
          RETURNING",
         "",
         name,

@@ -4,7 +4,7 @@
 //! Each class of data has one walk. It reads the history once, by an index and in the order of
 //! time, and the table `walks` remembers how far it has got. One process works on a walk at a
 //! time. A profile that is not delivered when the walk passes it, or was delivered too late, gets a
-//! row in `retention_due` and is looked at again.
+//! row in `work` with the kind `erase` and is looked at again.
 //!
 //! Guarantee: data of a class is erased soon after its term, except for profiles that were never
 //! delivered. Those are kept, because "delivered at least once" comes first.
@@ -24,7 +24,7 @@ use crate::{Result, age, count, seconds};
 
 /// How long after the end of the term the walk of profiles passes. The term of a profile begins
 /// with its delivery, but the walk goes by the time of the order. With this lag the walk finds most
-/// profiles delivered for long enough; the others get a row in `retention_due`.
+/// profiles delivered for long enough; the others get a row in `work`.
 const LAG: Duration = Duration::from_hours(1);
 
 /// A class of data with a term of its own.
@@ -210,8 +210,8 @@ impl Walk {
     ///
     /// `page` reads the next topups, and `unit` what is known of their deliveries. `erased` removes
     /// the profiles that were delivered long enough ago. `later` gives all others a row in
-    /// `retention_due`, unless there is no profile and never will be. That row is due at the end of
-    /// the term, or in a day if the profile is not delivered.
+    /// `work`, unless there is no profile and never will be. That row is due at the end of the term,
+    /// or in a day if the profile is not delivered.
     async fn profiles(&self, connection: &mut PgConnection, limit: u32) -> Result<Batch> {
         let batch = sqlx::query_as!(
             Batch,
@@ -220,7 +220,7 @@ impl Walk {
                    WHERE topup_id > $1 AND topup_id < to_char($2::timestamptz AT TIME ZONE 'UTC', 'YYYYMMDDHH24MISS')
                    ORDER BY topup_id LIMIT $3
                ), unit AS MATERIALIZED (
-                   SELECT page.topup_id, p.created_at,
+                   SELECT page.topup_id, p.partner_id, p.created_at,
                           -- There is no profile and there will be none. A parked placement may still get one.
                           page.state = 'failed' AND d.delivery_id IS NULL AND p.state <> 'parked' AS never,
                           d.state = 'delivered' AS delivered,
@@ -236,8 +236,9 @@ impl Walk {
                    RETURNING e.topup_id
                ), later AS (
                    -- A profile that is not delivered is looked at daily.
-                   INSERT INTO retention_due (topup_id, at)
-                   SELECT topup_id, CASE WHEN delivered THEN ends_at ELSE now() + interval '1 day' END
+                   INSERT INTO work (id, kind, provider, lane, partner_id, at)
+                   SELECT md5('erase ' || topup_id)::uuid, 'erase', '', topup_id, partner_id,
+                          CASE WHEN delivered THEN ends_at ELSE now() + interval '1 day' END
                    FROM unit
                    WHERE NOT never AND NOT (coalesce(delivered, false) AND ends_at <= now())
                    ON CONFLICT DO NOTHING
@@ -353,9 +354,10 @@ impl Walk {
 async fn late_profiles(connection: &mut PgConnection, limit: u32) -> Result<Step> {
     let query = sqlx::query!(
         r#"WITH page AS MATERIALIZED (
-               SELECT topup_id FROM retention_due WHERE at <= now() ORDER BY at LIMIT $1 FOR UPDATE SKIP LOCKED
+               SELECT lane AS topup_id FROM work WHERE kind = 'erase' AND provider = '' AND at <= now()
+               ORDER BY at LIMIT $1 FOR UPDATE SKIP LOCKED
            ), unit AS MATERIALIZED (
-               SELECT t.topup_id, d.state = 'delivered' AS delivered,
+               SELECT t.topup_id, md5('erase ' || t.topup_id)::uuid AS work_id, d.state = 'delivered' AS delivered,
                       d.delivered_at + make_interval(days => r.days) AS ends_at,
                       -- There is no profile and there will be none, or profiles are now kept for ever.
                       r.days IS NULL OR (t.state = 'failed' AND d.delivery_id IS NULL AND p.state <> 'parked') AS never
@@ -374,13 +376,13 @@ async fn late_profiles(connection: &mut PgConnection, limit: u32) -> Result<Step
                  AND e.erased_at IS NULL AND NOT unit.never AND unit.delivered AND unit.ends_at <= now()
                RETURNING e.topup_id
            ), done AS (
-               DELETE FROM retention_due WHERE topup_id = ANY (ARRAY (
-                   SELECT topup_id FROM unit WHERE never OR coalesce(delivered AND ends_at <= now(), false)))
+               DELETE FROM work WHERE id = ANY (ARRAY (
+                   SELECT work_id FROM unit WHERE never OR coalesce(delivered AND ends_at <= now(), false)))
            ), later AS (
-               UPDATE retention_due due
+               UPDATE work due
                SET at = CASE WHEN unit.delivered THEN unit.ends_at ELSE now() + interval '1 day' END
                FROM unit
-               WHERE due.topup_id = unit.topup_id AND due.topup_id = ANY (ARRAY (SELECT topup_id FROM unit))
+               WHERE due.id = unit.work_id AND due.id = ANY (ARRAY (SELECT work_id FROM unit))
                  AND NOT (unit.never OR coalesce(unit.delivered AND unit.ends_at <= now(), false))
            )
            SELECT count(*) AS "seen!", (SELECT count(*) FROM erased) AS "erased!" FROM page"#,
@@ -418,8 +420,8 @@ pub async fn backlog(connection: &mut PgConnection) -> Result<Backlog> {
             .unwrap_or_default());
     }
     let query = sqlx::query!(
-        r#"SELECT extract(epoch FROM now() - (SELECT at FROM retention_due ORDER BY at LIMIT 1))::float8 AS overdue,
-                  (SELECT count(*) FROM (SELECT FROM retention_due LIMIT 100000) due) AS "waiting!""#
+        r#"SELECT extract(epoch FROM now() - (SELECT at FROM work WHERE kind = 'erase' AND provider = '' ORDER BY at LIMIT 1))::float8 AS overdue,
+                  (SELECT count(*) FROM (SELECT FROM work WHERE kind = 'erase' AND provider = '' LIMIT 100000) due) AS "waiting!""#
     );
     let late = query.fetch_one(connection).await?;
     backlog.overdue[0] = backlog.overdue[0].max(age(late.overdue.unwrap_or_default()));

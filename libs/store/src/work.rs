@@ -33,8 +33,15 @@ pub enum Kind {
     Find,
     /// Ask for the profiles of a purchase.
     Collect,
+    /// Ask how much of its data an eSIM has used. The `lane` is the topup, as for the next kind.
+    Usage,
+    /// Give an eSIM back, or look at what became of an attempt to.
+    GiveBack,
     /// Send a webhook.
     Deliver,
+    /// Look again whether the profile of a topup, which is the `lane`, may be erased. Retention does
+    /// so in batches.
+    Erase,
 }
 
 impl Kind {
@@ -44,6 +51,10 @@ impl Kind {
     /// The kinds of calls that buy nothing. Look-ups come before collects, because each unknown
     /// outcome may be money spent.
     pub const LOOKUPS: [Self; 2] = [Self::Find, Self::Collect];
+
+    /// The kinds of requests about delivered eSIMs. A call about a give-back answers the question
+    /// about the use, too, so it comes first.
+    pub const REQUESTS: [Self; 2] = [Self::GiveBack, Self::Usage];
 
     /// The name of the kind in the database.
     pub fn as_str(self) -> &'static str {

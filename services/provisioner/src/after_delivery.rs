@@ -1,9 +1,9 @@
 //! Answers what partners ask about delivered eSIMs, and gives eSIMs back.
 //!
-//! Ingress stores the request in a row, because only this service holds the credentials of
-//! providers. A loop looks for due rows twice a second, as the stages do. Each row costs one call
-//! that asks the provider what became of the eSIM. Its answer serves the question about the data
-//! use, and decides whether the eSIM can be given back.
+//! Ingress stores the request, because only this service holds the credentials of providers. It is a
+//! row of `work` with the kind `usage` or `give_back`, which the worker of [`pipeline::worker`] runs
+//! like any other. Each row costs one call that asks the provider what became of the eSIM. Its
+//! answer serves the question about the data use, and decides whether the eSIM can be given back.
 //!
 //! Guarantee: the partner hears that its eSIM is given back, or that it is not, only if that is
 //! certain ([`domain::give_back`]). An attempt is recorded before the provider is called, and only
@@ -17,117 +17,99 @@
 //! otherwise.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use domain::{
-    GiveBackState, PartnerId,
+    GiveBackState,
     give_back::{Event, GiveBack},
 };
-use pipeline::{Effect, perform};
-use runtime::{Shutdown, lock, outage};
-use store::esim_requests::{self, Claimed, Open, Reason, Settlement, UsageFailure};
-use tokio::sync::Semaphore;
+use pipeline::{
+    Effect, perform,
+    worker::{Class, Found, Look, Permit, Stage, Ticket, Trigger},
+};
+use store::{
+    esim_requests::{self, Claimed, Open, Reason, Settlement, UsageFailure},
+    work::Page,
+};
+use uuid::Uuid;
 
 use crate::{
     place::ProviderWork,
     providers::{Custody, DeliveredEsim, EsimStatus, GiveBackAnswer, ProviderId, Trouble},
 };
 
-/// The pause between two looks for due rows.
-const LOOK: Duration = Duration::from_millis(500);
 /// The shortest and the longest pause before an eSIM is looked at again.
 const AGAIN_LEAST: Duration = Duration::from_secs(1);
 const AGAIN_MOST: Duration = Duration::from_mins(5);
 /// Why a request is set aside whose eSIM no call can name.
 const BAD_UNIT_ID: &str = "the stored id of the unit is no id of a provider";
 
-/// The number of requests in progress, by partner.
-type InProgress = Arc<Mutex<HashMap<PartnerId, usize>>>;
+/// The stage of a provider that answers requests about delivered eSIMs. It has permits of its own, so
+/// that it holds up no purchase and no purchase holds it up.
+pub struct RequestStage {
+    pub work: Arc<ProviderWork>,
+}
 
-/// Works on due rows until the soft stop, at most `most` at a time. Those of one partner use at most
-/// half of this number, so that a partner that asks about many eSIMs does not keep the others
-/// waiting.
-pub async fn answer(
-    work: Arc<ProviderWork>,
-    most: usize,
-    shutdown: Shutdown,
-) -> anyhow::Result<()> {
-    let room = Arc::new(Semaphore::new(most));
-    let in_progress = InProgress::default();
-    let mut ticks = shutdown.ticks(LOOK);
-    while ticks.next().await {
-        // Each claim takes one row, because it may be the one that uses a partner's share up.
-        while let Ok(permit) = Arc::clone(&room).try_acquire_owned() {
-            // An attempt is sent within a time that counts from before the claim.
-            let claim_began = Instant::now();
-            let busy = at_their_share(&in_progress, most.div_ceil(2));
-            match work.claim_request(&busy, false).await {
-                Ok(Some(one)) => {
-                    let counted = Counted::new(&in_progress, one.partner_id);
-                    let work = Arc::clone(&work);
-                    shutdown.tracker().spawn(async move {
-                        work.answer(&one, claim_began).await;
-                        drop((counted, permit));
-                    });
-                }
-                Ok(None) => break,
-                Err(error) => {
-                    if let Some(others) = outage::DATABASE.failed() {
-                        tracing::error!(
-                            %error,
-                            others,
-                            "cannot look for requests about delivered eSIMs; trying again"
-                        );
-                    }
-                    break;
-                }
-            }
-        }
+impl Stage for RequestStage {
+    const NAME: &'static str = "provisioner";
+    const KIND: &'static str = "request";
+    const CLAIM_STATEMENT: (&'static str, &'static str) = ("UPDATE", "work");
+    /// Ingress sends no messages about requests: it makes them due.
+    type Message = ();
+    type Id = Uuid;
+    type Work = Claimed;
+
+    fn tickets_of(&self, (): ()) -> Vec<Ticket<Uuid>> {
+        Vec::new()
     }
-    Ok(())
-}
 
-fn at_their_share(in_progress: &InProgress, share: usize) -> Vec<PartnerId> {
-    let in_progress = lock(in_progress);
-    let busy = in_progress.iter().filter(|(_, number)| **number >= share);
-    busy.map(|(partner, _)| *partner).collect()
-}
-
-/// A request in progress. It ends when this is dropped, also if its task panics.
-struct Counted {
-    in_progress: InProgress,
-    partner: PartnerId,
-}
-
-impl Counted {
-    fn new(in_progress: &InProgress, partner: PartnerId) -> Self {
-        *lock(in_progress).entry(partner).or_default() += 1;
-        Self {
-            in_progress: Arc::clone(in_progress),
-            partner,
-        }
+    async fn defer(&self, _rows: &[Uuid]) -> anyhow::Result<()> {
+        Ok(())
     }
-}
 
-impl Drop for Counted {
-    fn drop(&mut self) {
-        if let Entry::Occupied(mut number) = lock(&self.in_progress).entry(self.partner) {
-            *number.get_mut() -= 1;
-            if *number.get() == 0 {
-                number.remove();
-            }
+    async fn due(&self, look: Look) -> anyhow::Result<Found<Uuid>> {
+        // While the breaker is not closed, the claim would find nothing.
+        if !self.work.calls.breaker.is_closed() {
+            return Ok(Found {
+                due: Vec::new(),
+                after: None,
+            });
         }
+        let page = Page {
+            limit: look.limit,
+            rows_per_queue: look.rows_per_queue,
+            after: look.after,
+            skip: &[],
+        };
+        self.work.due_requests(&page).await
+    }
+
+    async fn claim(&self, rows: &[Uuid], _class: Class) -> anyhow::Result<Vec<(Uuid, Claimed)>> {
+        let claimed = self.work.claim_requests(rows, false).await?;
+        Ok(claimed.into_iter().map(|one| (one.id, one)).collect())
+    }
+
+    async fn run(self: Arc<Self>, claimed: Claimed, trigger: Trigger, permit: Permit) {
+        self.work.answer(&claimed, trigger.claim_began).await;
+        drop(permit);
     }
 }
 
 impl ProviderWork {
-    /// Answers the oldest due row as the probe of a half-open breaker. The caller has the probe.
-    pub(crate) async fn probe_with_request(self: &Arc<Self>) -> Result<(), store::Error> {
+    /// Answers a due request as the probe of a half-open breaker. The caller has the probe.
+    pub(crate) async fn probe_with_request(self: &Arc<Self>) -> anyhow::Result<()> {
+        let page = Page {
+            limit: 1,
+            rows_per_queue: 1,
+            ..Page::default()
+        };
+        let found = self.due_requests(&page).await?;
+        let rows: Vec<Uuid> = found.due.into_iter().map(|ticket| ticket.id).collect();
+        // An attempt is sent within a time that counts from before the claim.
         let claim_began = Instant::now();
-        if let Some(one) = self.claim_request(&[], true).await? {
+        for one in self.claim_requests(&rows, true).await? {
             let work = Arc::clone(self);
             self.shutdown.tracker().spawn(async move {
                 work.answer(&one, claim_began).await;
@@ -136,19 +118,36 @@ impl ProviderWork {
         Ok(())
     }
 
-    /// Claims the oldest due row, but none of a busy partner. While the breaker is not closed, only a
-    /// `probe` gets one.
-    async fn claim_request(
+    async fn due_requests(&self, page: &Page<'_>) -> anyhow::Result<Found<Uuid>> {
+        let name = &self.calls.name;
+        let found = self
+            .database
+            .run(async |connection| esim_requests::due(connection, name, page).await)
+            .await?;
+        let tickets = found.due.into_iter().map(|due| Ticket {
+            id: due.id,
+            lane: due.lane.into(),
+            partner: due.partner_id,
+        });
+        Ok(Found {
+            due: tickets.collect(),
+            after: found.after,
+        })
+    }
+
+    /// Claims due requests. While the breaker is not closed, only a `probe` gets one.
+    async fn claim_requests(
         &self,
-        busy: &[PartnerId],
+        rows: &[Uuid],
         probe: bool,
-    ) -> Result<Option<Claimed>, store::Error> {
+    ) -> Result<Vec<Claimed>, store::Error> {
         let name = &self.calls.name;
         let lease = self.lease;
-        let claiming = self.database.run(async |connection| {
-            esim_requests::claim(connection, name, 1, busy, lease, probe).await
-        });
-        Ok(claiming.await?.pop())
+        self.database
+            .run(async |connection| {
+                esim_requests::claim(connection, name, rows, lease, probe).await
+            })
+            .await
     }
 
     async fn answer(&self, claimed: &Claimed, claim_began: Instant) {

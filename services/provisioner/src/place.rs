@@ -72,7 +72,7 @@ pub const UNRECORDED: usize = 1024;
 /// If a call takes at least this long, the wait for its permit counts as the provider's time, too.
 const SLOW_CALL: Duration = Duration::from_millis(100);
 
-/// Everything that the two stages of one provider share: its calls, its room for records, its
+/// Everything that the stages of one provider share: its calls, its room for records, its
 /// settings.
 pub struct ProviderWork {
     pub calls: Calls,

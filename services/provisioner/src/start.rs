@@ -1,4 +1,4 @@
-//! Starts the tasks of the stage: for each provider its two stages, its probes and its heartbeat, and
+//! Starts the tasks of the stage: for each provider its three stages, its probes and its heartbeat, and
 //! for the whole process the refreshing of what all replicas share, and the sweep.
 //!
 //! [`crate::run`] calls these functions once the schema and the keys have been checked, because from
@@ -11,7 +11,7 @@ use pipeline::{
     metrics::{Watched as WatchedStream, watch as watch_streams},
     streams::{JOBS, Source},
     timing::PLACEMENT_FIRST_LEASE,
-    worker::{self, LaneState, LaneStates},
+    worker::{self, LaneState, LaneStates, Limits},
 };
 use runtime::Shutdown;
 use store::{
@@ -22,7 +22,9 @@ use store::{
 use tokio::sync::Semaphore;
 
 use crate::{
-    Config, Configured, Parts, after_delivery, balance,
+    Config, Configured, Parts,
+    after_delivery::RequestStage,
+    balance,
     breaker::Breaker,
     calls::Calls,
     heartbeat,
@@ -100,9 +102,9 @@ fn watched(config: &Config, name: &str, rate: Arc<Rate>, parts: &Parts) -> Watch
     Watched::new(breaker, rate, limiters)
 }
 
-/// Starts the two stages of a provider, its probes and its heartbeat. Look-ups have a stage of
-/// their own, because they must go on while purchases use all of their permits, and the other way
-/// round.
+/// Starts the three stages of a provider, its probes and its heartbeat. Look-ups and requests about
+/// eSIMs have stages of their own, because they must go on while purchases use all of their permits,
+/// and the other way round.
 fn stages(config: &Config, work: &Arc<ProviderWork>, nats: &Nats, shutdown: &Shutdown) {
     let name = work.calls.name.clone();
     let breaker = Arc::clone(&work.calls.breaker);
@@ -137,12 +139,21 @@ fn stages(config: &Config, work: &Arc<ProviderWork>, nats: &Nats, shutdown: &Shu
         worker::start(Arc::new(stage), nats, settings, shutdown);
     }
     shutdown.spawn("probes", Arc::clone(work).probe());
-    let answering = after_delivery::answer(
-        Arc::clone(work),
-        config.provider_esim_requests.into(),
-        shutdown.clone(),
-    );
-    shutdown.spawn("requests about eSIMs", answering);
+    let requests = config.limits(config.provider_esim_requests);
+    let settings = worker::Settings {
+        source: None,
+        // A partner that asks about many eSIMs does not keep the others waiting.
+        limits: Limits {
+            per_partner: requests.permits.div_ceil(2),
+            ..requests
+        },
+        lane: lane_states(Arc::clone(&breaker), None),
+        provider: Some(name.clone()),
+    };
+    let stage = RequestStage {
+        work: Arc::clone(work),
+    };
+    worker::start(Arc::new(stage), nats, settings, shutdown);
     if work.calls.provider.capabilities().balance {
         let watching = balance::watch(Arc::clone(work), shutdown.clone());
         shutdown.spawn("balance", watching);

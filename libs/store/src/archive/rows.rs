@@ -41,7 +41,7 @@ macro_rules! of_delivery {
 }
 
 /// The tables whose rows make up an order. Rows of `work` and `held` do not exist for a finished
-/// order, and `retention_due` is made again by [`restore`].
+/// order, and rows of `work` with the kind `erase` are made again by [`restore`].
 pub const TABLES: [Table; 7] = [
     Table {
         name: "orders",
@@ -159,7 +159,7 @@ pub(super) async fn finished(
                   OR (has_profile AND (SELECT profiles_end FROM term))
                   OR (SELECT true FROM work w WHERE w.id = unit.placement_id)
                   OR (SELECT true FROM held h WHERE h.id = unit.placement_id)
-                  OR (SELECT r.at IS NOT NULL OR r.give_back IN ('asked', 'sending', 'parked') FROM esim_requests r
+                  OR (SELECT r.usage_asked_at IS NOT NULL OR r.give_back IN ('asked', 'sending', 'parked') FROM esim_requests r
                       WHERE r.topup_id = unit.topup_id)
                UNION ALL
                SELECT order_id FROM webhook
@@ -338,7 +338,10 @@ pub async fn delete(
                DELETE FROM deliveries WHERE delivery_id = ANY (ARRAY (SELECT id FROM webhook)) RETURNING 1
            ), links AS (
                DELETE FROM further_deliveries WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM unit)) RETURNING 1
-           ), late AS (DELETE FROM retention_due WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM unit))
+           ), late AS (
+               DELETE FROM work WHERE id = ANY (ARRAY (
+                   SELECT md5(kind || ' ' || topup_id)::uuid
+                   FROM unit CROSS JOIN unnest('{erase,usage,give_back}'::text[]) AS kind))
            ), asked AS (DELETE FROM esim_requests WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM unit))
            ), esims AS (
                DELETE FROM esims WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM unit)) RETURNING 1
@@ -470,8 +473,8 @@ pub struct Source<'a> {
 /// have the columns of their header and no column for the order.
 ///
 /// The rows are inserted by COPY, so every column gets the text that COPY has written. Profiles get
-/// a row in `retention_due`, because the walk of retention has passed their time and would not erase
-/// them otherwise.
+/// a row in `work`, because the walk of retention has passed their time and would not erase them
+/// otherwise.
 ///
 /// Files can be forged, and an order that is restored unfinished would be bought. So the transaction
 /// itself proves what the archive run has demanded: each row belongs to one of the orders, and each
@@ -516,8 +519,8 @@ pub async fn restore(
         "WITH forgotten AS (
              DELETE FROM archived_orders WHERE order_id = ANY ($2)
          ), late AS (
-             INSERT INTO retention_due (topup_id, at)
-             SELECT e.topup_id, now() FROM placements p
+             INSERT INTO work (id, kind, provider, lane, partner_id, at)
+             SELECT md5('erase ' || e.topup_id)::uuid, 'erase', '', e.topup_id, p.partner_id, now() FROM placements p
              JOIN topups t ON t.placement_id = p.placement_id
              JOIN esims e ON e.topup_id = t.topup_id
              WHERE p.order_id = ANY ($2) AND e.profile IS NOT NULL

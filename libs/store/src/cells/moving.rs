@@ -36,9 +36,8 @@
 //! - **No webhook precedes its 201**, because an order moves only after its `answer_by`.
 //!
 //! <a name="inert"></a>
-//! **Rows are inert in the target until the partner is activated.** A request about an eSIM is due a
-//! thousand years later there. Each unfinished placement and
-//! delivery gets its row in `work` together with the copy, but a thousand years later than it is
+//! **Rows are inert in the target until the partner is activated.** Each row of `work` is due a
+//! thousand years later there. Each unfinished placement and delivery gets its row in `work` together with the copy, but a thousand years later than it is
 //! due. So no look finds it, and the sweep of the target leaves it alone, because it inserts no
 //! second row. Without that, a target whose sweep is behind would take the copy for a forgotten
 //! order and buy it, although the source may still do so. Activation takes the thousand years back.
@@ -332,10 +331,11 @@ impl Move<'_> {
         let columns = copy::columns(self.source, table, &[]).await?;
         let list = columns.join(", ");
         let condition = ids.condition(part);
-        let is_work = matches!(part, Part::Work | Part::EsimRequests);
-        let returned = columns.iter().map(|column| match column.as_str() {
-            "at" if is_work => format!("at + {INERT}"),
-            column => column.to_owned(),
+        let returned = columns.iter().map(|column| match (part, column.as_str()) {
+            (Part::Work, "at") => format!("at + {INERT}"),
+            // Only provisioners of older schemas look at it. The row of `work` moves.
+            (Part::EsimRequests, "at") => "NULL::timestamptz".to_owned(),
+            (_, column) => column.to_owned(),
         });
         let returned = returned.collect::<Vec<_>>().join(", ");
         let rows = Rows::out(
@@ -437,11 +437,6 @@ impl Move<'_> {
             "UPDATE work SET at = at - {INERT} WHERE partner_id = '{partner}' AND at > now() + {INERT} / 2 AND at < 'infinity'"
         );
         copy::run(self.target, &due).await?;
-        copy::run(
-            self.target,
-            &due.replace("UPDATE work", "UPDATE esim_requests"),
-        )
-        .await?;
         actions::record(self.target, action, orders).await?;
         Ok(copy::run(self.target, "COMMIT").await?)
     }

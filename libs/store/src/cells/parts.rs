@@ -24,7 +24,6 @@ pub struct Moved {
     /// Rows of `work`, which are what is left to do.
     pub work: usize,
     pub held: usize,
-    pub retention_due: usize,
     /// What the partner has asked about delivered eSIMs.
     pub esim_requests: usize,
 }
@@ -40,7 +39,6 @@ impl Moved {
         self.further_deliveries += other.further_deliveries;
         self.work += other.work;
         self.held += other.held;
-        self.retention_due += other.retention_due;
         self.esim_requests += other.esim_requests;
     }
 }
@@ -52,6 +50,8 @@ pub(super) struct Ids {
     pub(super) placements: Vec<Uuid>,
     pub(super) topups: Vec<String>,
     pub(super) deliveries: Vec<Uuid>,
+    /// The ids of the rows of `work` about the topups themselves, which are derived from them.
+    pub(super) of_topups: Vec<Uuid>,
 }
 
 /// An array of ids as SQL. Ids of topups are visible ASCII without quotes, as `domain` ensures, but
@@ -99,31 +99,36 @@ impl Ids {
         .bind(&topups)
         .fetch_all(&mut *connection)
         .await?;
+        let of_topups: Vec<Uuid> = sqlx::query_scalar(
+            "SELECT md5(kind || ' ' || id)::uuid FROM unnest($1) AS id, unnest('{erase,usage,give_back}'::text[]) AS kind",
+        )
+        .bind(&topups)
+        .fetch_all(&mut *connection)
+        .await?;
         Ok(Self {
             orders,
             placements,
             topups,
             deliveries,
+            of_topups,
         })
     }
 
     /// The condition for the rows of a table that belong to these ids. `work` and `held` have one
-    /// row for a placement or a delivery.
+    /// row for a placement or a delivery, and `work` also some about topups.
     pub(super) fn condition(&self, part: Part) -> String {
         let (column, ids) = match part {
             Part::Orders => ("order_id", array(&self.orders, "uuid")),
             Part::Placements => ("placement_id", array(&self.placements, "uuid")),
-            Part::Topups
-            | Part::Esims
-            | Part::RetentionDue
-            | Part::EsimRequests
-            | Part::FurtherDeliveries => ("topup_id", array(&self.topups, "text")),
+            Part::Topups | Part::Esims | Part::EsimRequests | Part::FurtherDeliveries => {
+                ("topup_id", array(&self.topups, "text"))
+            }
             Part::Deliveries | Part::DeliveryAttempts => {
                 ("delivery_id", array(&self.deliveries, "uuid"))
             }
             Part::Work | Part::Held => {
-                let both = [self.placements.as_slice(), self.deliveries.as_slice()].concat();
-                ("id", array(&both, "uuid"))
+                let all = [&self.placements[..], &self.deliveries, &self.of_topups].concat();
+                ("id", array(&all, "uuid"))
             }
         };
         format!("{column} = ANY ({ids})")
@@ -137,7 +142,6 @@ pub(super) enum Part {
     Placements,
     Topups,
     Esims,
-    RetentionDue,
     EsimRequests,
     Deliveries,
     DeliveryAttempts,
@@ -148,12 +152,11 @@ pub(super) enum Part {
 
 impl Part {
     /// In the order in which they are copied.
-    pub(super) const ALL: [Self; 11] = [
+    pub(super) const ALL: [Self; 10] = [
         Self::Orders,
         Self::Placements,
         Self::Topups,
         Self::Esims,
-        Self::RetentionDue,
         Self::EsimRequests,
         Self::Deliveries,
         Self::DeliveryAttempts,
@@ -168,7 +171,6 @@ impl Part {
             Self::Placements => "placements",
             Self::Topups => "topups",
             Self::Esims => "esims",
-            Self::RetentionDue => "retention_due",
             Self::EsimRequests => "esim_requests",
             Self::Deliveries => "deliveries",
             Self::DeliveryAttempts => "delivery_attempts",
@@ -184,7 +186,6 @@ impl Part {
             Self::Placements => &mut moved.placements,
             Self::Topups => &mut moved.topups,
             Self::Esims => &mut moved.esims,
-            Self::RetentionDue => &mut moved.retention_due,
             Self::EsimRequests => &mut moved.esim_requests,
             Self::Deliveries => &mut moved.deliveries,
             Self::DeliveryAttempts => &mut moved.delivery_attempts,

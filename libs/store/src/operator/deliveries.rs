@@ -9,7 +9,7 @@
 //! [walk](crate::deliveries::walk). The history of all partners is read by the time of readiness,
 //! in bounded looks, and filtered here.
 
-use domain::{DeliveryId, PartnerId, Stored, WebhookId, standing::DeliveryState};
+use domain::{DeliveryId, PartnerId, Stored, TopupId, WebhookId, standing::DeliveryState};
 use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -197,6 +197,22 @@ async fn all(
         LOOK,
     );
     Ok(rows.fetch_all(connection).await?)
+}
+
+/// The most deliveries of a unit to further endpoints that are read.
+const MOST_FURTHER: i64 = 30;
+
+/// The deliveries of a ready unit to further endpoints, the oldest first.
+pub async fn further(connection: &mut PgConnection, topup_id: &TopupId) -> Result<Vec<View>> {
+    let query = sqlx::query_scalar!(
+        "SELECT d.delivery_id FROM further_deliveries f JOIN deliveries d ON d.delivery_id = f.delivery_id
+         WHERE f.topup_id = $1 AND d.kind = 'topup.ready'
+         ORDER BY d.created_at, d.delivery_id LIMIT $2",
+        topup_id.as_str(),
+        MOST_FURTHER,
+    );
+    let ids = query.fetch_all(&mut *connection).await?;
+    view::read(connection, &ids).await
 }
 
 /// The newest attempts of a delivery, at most `most` of them, in the order of time.

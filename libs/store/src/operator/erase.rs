@@ -177,7 +177,9 @@ async fn orders(connection: &mut PgConnection, orders: &[Uuid]) -> Result<Erased
                UPDATE topups t SET reason = NULL
                FROM unit WHERE t.topup_id = unit.topup_id AND t.reason IS NOT NULL
            ), late AS (
-               DELETE FROM retention_due WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM unit))
+               DELETE FROM work WHERE id = ANY (ARRAY (
+                   SELECT md5(kind || ' ' || topup_id)::uuid
+                   FROM unit CROSS JOIN unnest('{erase,usage,give_back}'::text[]) AS kind))
            ), asked AS (
                DELETE FROM esim_requests WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM unit))
            ), attempts AS (
@@ -251,12 +253,11 @@ pub async fn partner_orders(
         return Err(NotErased::TooSoon);
     }
     let query = sqlx::query!(
-        r#"SELECT (SELECT count(*) FROM work WHERE partner_id = $1 AND kind <> 'deliver')
+        r#"SELECT (SELECT count(*) FROM work WHERE partner_id = $1 AND kind NOT IN ('deliver', 'erase', 'usage'))
                   + (SELECT count(*) FROM held WHERE partner_id = $1 AND state = 'parked')
-                  -- Give-backs that are under way or parked: the provider may have taken the eSIM back.
+                  -- A give-back that is parked, as one under way: the provider may have taken the eSIM back.
                   + (SELECT count(*) FROM esim_requests
-                     WHERE (at IS NOT NULL OR give_back = 'parked') AND partner_id = $1
-                       AND give_back IN ('asked', 'sending', 'parked')) AS "placements!",
+                     WHERE partner_id = $1 AND give_back = 'parked') AS "placements!",
                   (SELECT count(*) FROM work WHERE partner_id = $1 AND kind = 'deliver')
                   -- Within its first lease, a delivery has no work.
                   + (SELECT count(*) FROM deliveries

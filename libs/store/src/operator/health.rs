@@ -22,6 +22,7 @@ pub mod webhooks;
 
 mod examine;
 mod phrases;
+mod slow;
 
 pub use examine::{Report, examine, of_server};
 pub use finding::{Finding, Kind};

@@ -1,17 +1,22 @@
 //! Looks an order up by any of its ids, with its placements, units and deliveries (`esimctl order
 //! show`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use domain::{
     GiveBackState, MaybeStored, PlacementState, Stored, Why,
-    standing::{self, DeliveryState, EndpointState, Standing, UnitState, Webhook},
+    standing::{
+        self, DeliveryState, EndpointState, Silent, Standing, UnitState, Webhook, of_webhook,
+    },
 };
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::search;
+use super::{
+    health::stages::{self, Life, Stage},
+    search,
+};
 use crate::{Error, Result, deliveries::endpoints::with_state};
 
 /// An order with its placements, units and deliveries. It holds no activation code.
@@ -40,6 +45,85 @@ pub struct OrderView {
     pub placements: Vec<PlacementView>,
     /// The order's units, in the order of the response.
     pub topups: Vec<TopupView>,
+    /// The webhooks of its units to further endpoints, those of a unit together.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub further: Vec<FurtherWebhook>,
+    /// Whether each stage lived when the order was read.
+    #[serde(skip)]
+    pub stages: Vec<Life>,
+}
+
+/// The webhook of a unit to a further endpoint that is still there.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct FurtherWebhook {
+    pub topup_id: String,
+    pub endpoint_id: Uuid,
+    /// Whether webhooks to it are sent now; a pause of the partner is `paused`, too.
+    pub endpoint: Stored<EndpointState>,
+    pub paused_by_partner: bool,
+    /// When a blocked endpoint is tested next.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub endpoint_until: Option<OffsetDateTime>,
+    pub state: Stored<DeliveryState>,
+    /// The number of attempts that have ended.
+    pub attempts: i32,
+    pub status: Option<i32>,
+    /// Why the last attempt failed.
+    pub error: Option<String>,
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub delivered_at: Option<OffsetDateTime>,
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub due_at: Option<OffsetDateTime>,
+    /// Whether it was delivered before and is, or was, sent again.
+    pub delivered_before: bool,
+}
+
+/// A webhook of a unit, as it is told: to which endpoint it goes, and how it stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sent<'a> {
+    /// None is the first endpoint.
+    pub endpoint_id: Option<Uuid>,
+    pub standing: Standing,
+    pub attempts: i32,
+    pub status: Option<i32>,
+    pub error: Option<&'a str>,
+    pub delivered_at: Option<OffsetDateTime>,
+    pub due_at: Option<OffsetDateTime>,
+    /// When its endpoint is tested next, if that is blocked.
+    pub endpoint_until: Option<OffsetDateTime>,
+}
+
+fn attempts(ended: i32) -> u32 {
+    ended.try_into().unwrap_or_default()
+}
+
+impl FurtherWebhook {
+    fn webhook(&self) -> Option<Webhook> {
+        let endpoint = match self.endpoint.known()? {
+            EndpointState::Paused if self.paused_by_partner => EndpointState::PausedByPartner,
+            other => other,
+        };
+        Some(Webhook {
+            endpoint,
+            state: self.state.known()?,
+            attempts: attempts(self.attempts),
+            is_gone: self.status == Some(410),
+            was_delivered: self.delivered_before,
+        })
+    }
+}
+
+impl TopupView {
+    /// Its webhook to the first endpoint.
+    fn webhook(&self, endpoint: EndpointState) -> Option<Webhook> {
+        Some(Webhook {
+            endpoint,
+            state: self.delivery.known()?,
+            attempts: attempts(self.delivery_attempts.unwrap_or_default()),
+            is_gone: self.delivery_status == Some(410),
+            was_delivered: self.delivered_before,
+        })
+    }
 }
 
 /// A placement, as operators see it.
@@ -138,6 +222,30 @@ pub struct TopupView {
 }
 
 impl OrderView {
+    /// Which stages are silent.
+    pub fn silent(&self) -> Silent {
+        let is_dead = |stage| {
+            let mut all = self.stages.iter();
+            all.any(|one| one.stage == stage && one.is_dead())
+        };
+        Silent {
+            provisioner: is_dead(Stage::Provisioner),
+            notifier: is_dead(Stage::Notifier),
+        }
+    }
+
+    /// Since when a stage has been silent, if that is known.
+    pub fn silent_since(&self, stage: Stage) -> Option<OffsetDateTime> {
+        self.stages.iter().find(|one| one.stage == stage)?.last
+    }
+
+    /// The webhooks of one of its units to further endpoints.
+    fn further(&self, unit: &TopupView) -> impl Iterator<Item = &FurtherWebhook> {
+        self.further
+            .iter()
+            .filter(|one| one.topup_id == unit.topup_id)
+    }
+
     /// How one of its units stands, as everybody is told.
     pub fn standing(&self, unit: &TopupView) -> Standing {
         let (Some(state), Some(endpoint)) = (unit.state.known(), self.endpoint.known()) else {
@@ -146,23 +254,88 @@ impl OrderView {
         if unit.delivery.is_unknown() || unit.give_back.is_unknown() {
             return Standing::Unreadable;
         }
-        let webhook = unit.delivery.known().map(|state| Webhook {
-            state,
-            attempts: unit
-                .delivery_attempts
-                .and_then(|attempts| attempts.try_into().ok())
-                .unwrap_or_default(),
-            is_gone: unit.delivery_status == Some(410),
-            was_delivered: unit.delivered_before,
-        });
+        let mut webhooks: Vec<Webhook> = unit.webhook(endpoint).into_iter().collect();
+        for one in self.further(unit) {
+            let Some(webhook) = one.webhook() else {
+                return Standing::Unreadable;
+            };
+            webhooks.push(webhook);
+        }
         standing::standing(&standing::Unit {
             state,
             reason: unit.reason.code(),
             give_back: unit.give_back.known(),
-            webhook,
-            endpoint,
+            webhooks: &webhooks,
+            silent: self.silent(),
         })
     }
+
+    /// The webhooks of one of its units, that to the first endpoint first.
+    pub fn sent<'a>(&'a self, unit: &'a TopupView) -> Vec<Sent<'a>> {
+        let silent = self.silent();
+        let stands = |webhook: Option<Webhook>| {
+            webhook.map_or(Standing::Unreadable, |one| of_webhook(&one, silent))
+        };
+        let mut sent = Vec::new();
+        if unit.delivery.0.is_some() {
+            let webhook = self.endpoint.known().and_then(|state| unit.webhook(state));
+            sent.push(Sent {
+                endpoint_id: None,
+                standing: stands(webhook),
+                attempts: unit.delivery_attempts.unwrap_or_default(),
+                status: unit.delivery_status,
+                error: unit.delivery_error.as_deref(),
+                delivered_at: unit.delivered_at,
+                due_at: unit.delivery_due_at,
+                endpoint_until: self.endpoint_until,
+            });
+        }
+        sent.extend(self.further(unit).map(|one| Sent {
+            endpoint_id: Some(one.endpoint_id),
+            standing: stands(one.webhook()),
+            attempts: one.attempts,
+            status: one.status,
+            error: one.error.as_deref(),
+            delivered_at: one.delivered_at,
+            due_at: one.due_at,
+            endpoint_until: one.endpoint_until,
+        }));
+        sent
+    }
+}
+
+/// The most webhooks to further endpoints that are read of an order.
+const MOST_FURTHER: i64 = 10_000;
+
+/// The webhooks of the units of an order to further endpoints. One whose endpoint was deleted is not
+/// sent any more, and holds nothing up.
+async fn further(connection: &mut PgConnection, order_id: Uuid) -> Result<Vec<FurtherWebhook>> {
+    let query = with_state!(
+        FurtherWebhook,
+        r#"SELECT t.topup_id, d.endpoint_id AS "endpoint_id!", d.state, d.attempt AS attempts, d.status, d.error,
+                  d.delivered_at, (SELECT nullif(w.at, '-infinity') FROM work w WHERE w.id = d.delivery_id) AS "due_at?",
+                  -- The attempt that delivered it was kept when it was sent again.
+                  coalesce(d.state <> 'delivered'
+                           AND (SELECT true FROM delivery_attempts a
+                                WHERE a.delivery_id = d.delivery_id AND a.class = 'delivered' LIMIT 1), false)
+                      AS "delivered_before!",
+                  coalesce(e.paused_by_partner AND e.blocked_until = 'infinity', false) AS "paused_by_partner!",
+                  nullif(e.blocked_until, 'infinity') AS "endpoint_until?",
+                  "#,
+        "f.url",
+        r#" AS "endpoint!"
+           FROM placements p
+           JOIN topups t ON t.placement_id = p.placement_id
+           JOIN further_deliveries x ON x.topup_id = t.topup_id
+           JOIN deliveries d ON d.delivery_id = x.delivery_id
+           JOIN further_endpoints f ON f.endpoint_id = d.endpoint_id
+           LEFT JOIN endpoints e ON e.partner_id = d.endpoint_id
+           WHERE p.order_id = $1 AND d.kind = 'topup.ready'
+           ORDER BY t.position, d.created_at, d.delivery_id LIMIT $2"#,
+        order_id,
+        MOST_FURTHER,
+    );
+    Ok(query.fetch_all(connection).await?)
 }
 
 /// The newest orders that match an id of any kind, at most [`search::MOST`]. See [`search::find`].
@@ -187,6 +360,16 @@ struct Head {
     endpoint_until: Option<OffsetDateTime>,
 }
 
+impl Head {
+    fn endpoint(&self) -> Stored<EndpointState> {
+        if self.paused_by_partner {
+            Stored::Known(EndpointState::PausedByPartner)
+        } else {
+            self.endpoint.clone()
+        }
+    }
+}
+
 /// These orders, the newest first.
 pub async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<OrderView>> {
     let query = with_state!(
@@ -206,6 +389,7 @@ pub async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<Ord
         ids,
     );
     let heads = query.fetch_all(&mut *connection).await?;
+    let stages = stages::read(&mut *connection).await?;
     let mut orders = Vec::with_capacity(heads.len());
     for head in heads {
         let query = sqlx::query!(
@@ -266,26 +450,69 @@ pub async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<Ord
         );
         let mut topups = query.fetch_all(&mut *connection).await?;
         forget_reasons(&mut topups);
+        let further = further(&mut *connection, head.order_id).await?;
         orders.push(OrderView {
+            endpoint: head.endpoint(),
             order_id: head.order_id,
             partner_id: head.partner_id,
             external_order_id: head.external_order_id,
             refused: head.refused,
             cancelled: head.cancelled,
-            endpoint: if head.paused_by_partner {
-                Stored::Known(EndpointState::PausedByPartner)
-            } else {
-                head.endpoint
-            },
             endpoint_until: head.endpoint_until,
             traceparent: head.traceparent,
             created_at: head.created_at,
             erased_at: head.erased_at,
             placements,
             topups,
+            further,
+            stages: stages.clone(),
         });
     }
     Ok(orders)
+}
+
+/// The webhooks of ready units that have not arrived.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Undelivered {
+    /// Those that are sent by themselves, or as soon as their endpoint takes them.
+    pub waiting: i64,
+    /// Those that are not sent by themselves any more.
+    pub given_up: i64,
+}
+
+/// The webhooks of these orders that have not arrived, to all endpoints, by order. An order of which all
+/// have arrived is left out.
+pub async fn undelivered(
+    connection: &mut PgConnection,
+    orders: &[Uuid],
+) -> Result<HashMap<Uuid, Undelivered>> {
+    let query = sqlx::query!(
+        r#"WITH sent AS (
+               SELECT p.order_id, e.delivery_id
+               FROM placements p JOIN topups t ON t.placement_id = p.placement_id JOIN esims e ON e.topup_id = t.topup_id
+               WHERE p.order_id = ANY ($1) AND e.returned_at IS NULL
+               UNION ALL
+               SELECT p.order_id, f.delivery_id
+               FROM placements p JOIN topups t ON t.placement_id = p.placement_id
+               JOIN further_deliveries f ON f.topup_id = t.topup_id
+               WHERE p.order_id = ANY ($1)
+           )
+           SELECT sent.order_id AS "order_id!", count(*) FILTER (WHERE d.state = 'pending') AS "waiting!",
+                  count(*) FILTER (WHERE d.state <> 'pending') AS "given_up!"
+           FROM sent JOIN deliveries d ON d.delivery_id = sent.delivery_id
+           WHERE d.kind = 'topup.ready' AND d.state <> 'delivered'
+           GROUP BY sent.order_id"#,
+        orders,
+    );
+    let rows = query.fetch_all(connection).await?.into_iter();
+    let undelivered = rows.map(|row| {
+        let undelivered = Undelivered {
+            waiting: row.waiting,
+            given_up: row.given_up,
+        };
+        (row.order_id, undelivered)
+    });
+    Ok(undelivered.collect())
 }
 
 /// The reason of a placement is about its units that are missing. One that has its profile left the

@@ -124,18 +124,43 @@ pub async fn ask_usage(
     let mut transaction = connection.begin().await?;
     keep_order(&mut transaction, topup_id).await?;
     let statement = sqlx::query!(
-        "INSERT INTO esim_requests AS r (topup_id, partner_id, provider, at, usage_asked_at)
-         SELECT u.topup_id, u.partner_id, e.provider, now(), now()
+        "INSERT INTO esim_requests AS r (topup_id, partner_id, provider, usage_asked_at)
+         SELECT u.topup_id, u.partner_id, e.provider, now()
          FROM partner_units u JOIN esims e ON e.topup_id = u.topup_id
          WHERE u.topup_id = $2 AND u.partner_id = $1 AND u.ready_at IS NOT NULL AND u.erased_at IS NULL
          ON CONFLICT (topup_id) DO UPDATE
-         SET usage_asked_at = now(), at = least(r.at, now()), usage_failure = NULL, usage_failed_at = NULL
+         SET usage_asked_at = now(), usage_failure = NULL, usage_failed_at = NULL
          WHERE r.usage_asked_at IS NULL",
         partner_id.uuid(),
         topup_id.as_str(),
     );
     statement.execute(&mut *transaction).await?;
+    make_due(&mut transaction, partner_id, topup_id).await?;
     transaction.commit().await?;
+    Ok(())
+}
+
+/// Makes what is open of the partner's request due, unless it has its work already.
+async fn make_due(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    topup_id: &TopupId,
+) -> Result<()> {
+    let statement = sqlx::query!(
+        "INSERT INTO work (id, kind, provider, lane, partner_id, at)
+         SELECT md5(open.kind || ' ' || r.topup_id)::uuid, open.kind, r.provider, r.topup_id, r.partner_id, now()
+         FROM esim_requests r
+         CROSS JOIN LATERAL (
+             SELECT 'usage' AS kind WHERE r.usage_asked_at IS NOT NULL
+             UNION ALL
+             SELECT 'give_back' WHERE r.give_back IN ('asked', 'sending')
+         ) open
+         WHERE r.topup_id = $2 AND r.partner_id = $1
+         ON CONFLICT (id) DO NOTHING",
+        partner_id.uuid(),
+        topup_id.as_str(),
+    );
+    statement.execute(connection).await?;
     Ok(())
 }
 
@@ -149,18 +174,19 @@ pub async fn ask_give_back(
     let mut transaction = connection.begin().await?;
     keep_order(&mut transaction, topup_id).await?;
     let statement = sqlx::query!(
-        "INSERT INTO esim_requests AS r (topup_id, partner_id, provider, at, give_back, give_back_asked_at)
-         SELECT u.topup_id, u.partner_id, e.provider, now(), 'asked', now()
+        "INSERT INTO esim_requests AS r (topup_id, partner_id, provider, give_back, give_back_asked_at)
+         SELECT u.topup_id, u.partner_id, e.provider, 'asked', now()
          FROM partner_units u JOIN esims e ON e.topup_id = u.topup_id
          WHERE u.topup_id = $2 AND u.partner_id = $1 AND u.ready_at IS NOT NULL AND u.erased_at IS NULL
          ON CONFLICT (topup_id) DO UPDATE
-         SET give_back = 'asked', give_back_asked_at = now(), at = least(r.at, now()),
+         SET give_back = 'asked', give_back_asked_at = now(),
              not_returned_at = NULL, reason = NULL, message = NULL, ended_at = NULL
          WHERE r.give_back IS NULL OR r.give_back = 'refused'",
         partner_id.uuid(),
         topup_id.as_str(),
     );
     let asked = statement.execute(&mut *transaction).await?.rows_affected() > 0;
+    make_due(&mut transaction, partner_id, topup_id).await?;
     if asked {
         let action = Action {
             actor: Actor::PARTNER,

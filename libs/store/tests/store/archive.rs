@@ -265,7 +265,7 @@ async fn orders_leave_the_tables_and_come_back_as_they_were() {
     }
     assert_eq!(bench.count_of("archived_orders").await, 0);
     // The walk of retention has passed these profiles, so it is told to look at them again.
-    assert_eq!(bench.count_of("retention_due").await, 2);
+    assert_eq!(bench.count_of("work").await, 2);
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@ use domain::{
     GiveBackState, PartnerId, TopupId,
     give_back::{Event, GiveBack},
 };
+use sqlx::PgConnection;
 use store::{
     esim_requests::{self, Claimed, Reading, Reason, Settlement, UsageFailure},
     operator::{
@@ -14,7 +15,9 @@ use store::{
         orders, story,
     },
     self_service::{self, UnitState, esims},
+    work::Page,
 };
+use uuid::Uuid;
 
 use crate::bench::{Bench, PROVIDER, answered, applied, bought, execute, placement, ready, topups};
 
@@ -79,10 +82,123 @@ impl Bench {
 
     async fn claim_requests(&self) -> Vec<Claimed> {
         let mut connection = self.connection().await;
-        esim_requests::claim(&mut connection, PROVIDER, 10, &[], MINUTE, false)
+        let rows = due_requests(&mut connection).await;
+        esim_requests::claim(&mut connection, PROVIDER, &rows, MINUTE, false)
             .await
             .unwrap()
     }
+}
+
+/// The rows of `work` that are due.
+pub(crate) async fn due_requests(connection: &mut PgConnection) -> Vec<Uuid> {
+    let page = Page {
+        limit: 100,
+        rows_per_queue: 100,
+        ..Page::default()
+    };
+    let found = esim_requests::due(connection, PROVIDER, &page)
+        .await
+        .unwrap();
+    found.due.into_iter().map(|row| row.id).collect()
+}
+
+/// While the breaker of the provider is open or half open, only a probe gets a request.
+#[tokio::test]
+async fn a_breaker_that_is_not_closed_lets_one_request_through_as_its_probe() {
+    let bench = Bench::new().await;
+    let partner = PartnerId::new();
+    let topup = bench.esim(partner).await;
+    let mut connection = bench.connection().await;
+    esims::ask_usage(&mut connection, partner, &topup)
+        .await
+        .unwrap();
+    let rows = due_requests(&mut connection).await;
+    for open_until in ["now() + interval '1 hour'", "now() - interval '1 hour'"] {
+        bench
+            .sql(&format!(
+                "INSERT INTO providers (name, open_until) VALUES ('{PROVIDER}', {open_until})
+                 ON CONFLICT (name) DO UPDATE SET open_until = excluded.open_until"
+            ))
+            .await;
+        let claimed = esim_requests::claim(&mut connection, PROVIDER, &rows, MINUTE, false).await;
+        assert!(claimed.unwrap().is_empty(), "{open_until}");
+    }
+    let probing = esim_requests::claim(&mut connection, PROVIDER, &rows, MINUTE, true).await;
+    assert_eq!(probing.unwrap().len(), 1);
+}
+
+/// The two kinds are two rows, and a call about the give-back answers the question about the use, too.
+#[tokio::test]
+async fn what_is_asked_is_work_until_it_is_answered() {
+    let bench = Bench::new().await;
+    let partner = PartnerId::new();
+    let topup = bench.esim(partner).await;
+    let mut connection = bench.connection().await;
+    for _ in 0..2 {
+        esims::ask_usage(&mut connection, partner, &topup)
+            .await
+            .unwrap();
+        esims::ask_give_back(&mut connection, partner, &topup)
+            .await
+            .unwrap();
+    }
+    let claimed = bench.claim_requests().await;
+    let asked: Vec<(bool, bool)> = claimed
+        .iter()
+        .map(|one| (one.usage_asked, one.give_back.is_some()))
+        .collect();
+    assert!(
+        asked.len() == 2 && asked.contains(&(true, true)) && asked.contains(&(true, false)),
+        "{asked:?}"
+    );
+    assert!(bench.claim_requests().await.is_empty(), "they are leased");
+    esim_requests::record_reading(&mut connection, &topup, &Reading::default())
+        .await
+        .unwrap();
+    let kinds = "SELECT string_agg(kind, ' ') FROM work WHERE lane = $1";
+    let kinds: Option<String> = bench.value(kinds, &topup).await;
+    assert_eq!(kinds.as_deref(), Some("give_back"));
+    let refused = Settlement {
+        event: Some(Event::Refuse),
+        reason: None,
+        again_in: MINUTE,
+    };
+    let settled = esim_requests::settle(&mut connection, &topup, &refused).await;
+    assert_eq!(settled.unwrap(), (Some(GiveBackState::Refused), true));
+    let kinds = "SELECT count(*) FROM work WHERE lane = $1";
+    assert_eq!(bench.value::<i64>(kinds, &topup).await, 0);
+}
+
+/// Ingress and provisioners of the version before say in `esim_requests.at` when a request is due.
+#[tokio::test]
+async fn a_request_of_the_version_before_becomes_work() {
+    let bench = before_requests().await;
+    let rows =
+        "INSERT INTO esim_requests (topup_id, partner_id, provider, at, usage_asked_at, give_back)
+         VALUES ('both', gen_random_uuid(), 'sandbox', now(), now(), 'sending'),
+                ('back', gen_random_uuid(), 'sandbox', '2036-01-01', NULL, 'asked'),
+                ('over', gen_random_uuid(), 'sandbox', NULL, NULL, 'parked')";
+    bench.sql(rows).await;
+    crate::upgrade::upgrade(&bench).await;
+    let mut owner = bench.connection().await;
+    let work = "SELECT lane, kind, provider, at <= now() AS due FROM work";
+    let expected = "(back,give_back,sandbox,f) (both,give_back,sandbox,t) (both,usage,sandbox,t)";
+    assert_eq!(crate::upgrade::shown(&mut owner, work).await, expected);
+    // A lease of an older provisioner holds for the new ones, too, and the other way round.
+    bench
+        .sql("UPDATE esim_requests SET at = now() + interval '1 minute' WHERE topup_id = 'both'")
+        .await;
+    assert!(due_requests(&mut owner).await.is_empty());
+    bench
+        .sql("UPDATE work SET at = now() WHERE lane = 'back'; UPDATE esim_requests SET at = now() WHERE topup_id = 'back'")
+        .await;
+    bench.claim_requests().await;
+    let noticed = "SELECT topup_id FROM esim_requests WHERE at <= now()";
+    assert_eq!(crate::upgrade::shown(&mut owner, noticed).await, "");
+}
+
+async fn before_requests() -> Bench {
+    crate::upgrade::before("requests as work").await
 }
 
 #[tokio::test]
@@ -310,7 +426,7 @@ async fn a_row_that_cannot_be_read_is_set_aside_alone() {
     assert_eq!(claimed, [good]);
     let left: i64 = bench
         .value(
-            "SELECT count(*) FROM esim_requests WHERE at IS NOT NULL AND topup_id <> $1",
+            "SELECT count(*) FROM work WHERE kind IN ('usage', 'give_back') AND lane <> $1",
             good,
         )
         .await;

@@ -77,6 +77,7 @@ mod self_service;
 mod settle;
 mod signing_in;
 mod snapshot;
+mod standings;
 mod story;
 mod sweep;
 mod upgrade;

@@ -45,8 +45,9 @@ INSERT INTO held (id, state, provider, partner_id, at)
 SELECT id, 'parked', CASE n % 2 WHEN 0 THEN 'sandbox' ELSE 'usimsa' END, partner_id, at FROM filled WHERE n > 40000;
 INSERT INTO held (id, state, provider, partner_id, at)
 SELECT md5(n::text)::uuid, CASE n % 2 WHEN 0 THEN 'exhausted' ELSE 'no_endpoint' END, '', partner_id, at FROM filled;
-INSERT INTO retention_due (topup_id, at)
-SELECT to_char(at, 'YYYYMMDDHH24MISS') || lpad(n::text, 12, '0'), at FROM filled WHERE n <= 20000;
+INSERT INTO work (id, kind, provider, lane, partner_id, at)
+SELECT md5('erase ' || topup_id)::uuid, 'erase', '', topup_id, partner_id, at
+FROM (SELECT to_char(at, 'YYYYMMDDHH24MISS') || lpad(n::text, 12, '0') AS topup_id, partner_id, at FROM filled WHERE n <= 20000) due;
 INSERT INTO operator_actions (action_id, at, operator, command, target, affected, reason)
 SELECT id, at, 'o', 'recover', 'order ' || id, 1, 'r' FROM filled;
 INSERT INTO archived_orders (order_id, partner_id, external_order_id, refused, archive, archived_at)

@@ -262,17 +262,19 @@ async fn what_is_not_delivered_is_kept_until_it_is() {
     let back = "UPDATE deliveries SET state = 'delivered', delivered_at = now() - interval '91 days' WHERE topup_id = $1";
     bench.set(back, &waiting).await;
     bench
-        .sql("UPDATE retention_due SET at = now() - interval '1 minute'")
+        .sql("UPDATE work SET at = now() - interval '1 minute' WHERE kind = 'erase'")
         .await;
     assert_eq!(bench.step(Class::Profiles).await.erased, 1);
     assert!(!bench.has_profile(&waiting).await && bench.has_profile(&late).await);
-    let sql = "SELECT at > now() + interval '89 days' FROM retention_due WHERE topup_id = $1";
+    let sql = "SELECT at > now() + interval '89 days' FROM work WHERE kind = 'erase' AND lane = $1";
     let ends: bool = bench.value(sql, &late).await;
     assert!(ends, "it is looked at again at the end of its term");
     // A failed unit never gets a profile.
     let sql = "UPDATE topups SET state = 'failed' WHERE topup_id = $1";
     bench.set(sql, &topups(&unready)[0]).await;
-    bench.sql("UPDATE retention_due SET at = now()").await;
+    bench
+        .sql("UPDATE work SET at = now() WHERE kind = 'erase'")
+        .await;
     bench.step(Class::Profiles).await;
     assert_eq!(bench.backlog().await.waiting, 1);
 }

@@ -1,8 +1,17 @@
 //! The story of an order: its sentence for the partner, and its timeline.
 
-use domain::{PartnerId, placement::Resolution};
+use std::time::Duration;
+
+use domain::{
+    PartnerId,
+    placement::Resolution,
+    standing::{Actor, Standing},
+};
+use store::figures::{self, Count, Figure, Measure};
 use store::operator::{
     actions::{self, Action},
+    deliveries,
+    health::{self, Kind},
     orders,
     placements::{self, Decision},
     story::{self, What},
@@ -10,10 +19,24 @@ use store::operator::{
 
 use crate::bench::{Bench, PROVIDER, bought, order, parked, placement, ready, topups};
 use crate::console::action;
+use crate::further::READY;
+
+impl Bench {
+    /// Gives every stage a process that lives.
+    async fn alive(&self) {
+        self.sql(
+            "INSERT INTO pulses (instance, stage, number, timeline, replicated, at)
+             SELECT gen_random_uuid(), stage, 1, 1, false, now() + interval '1 hour'
+             FROM unnest(ARRAY['ingress', 'provisioner', 'notifier']) stage",
+        )
+        .await;
+    }
+}
 
 #[tokio::test]
 async fn an_order_tells_its_story() {
     let bench = Bench::new().await;
+    bench.alive().await;
     let partner = bench.partner(Some("https://partner.example/")).await;
     let stored = bench.stored(order(partner, 2)).await;
     let topups = topups(&stored);
@@ -122,6 +145,7 @@ async fn failing(bench: &Bench, partner: PartnerId) -> store::orders::NewOrder {
 #[tokio::test]
 async fn the_sentence_says_what_holds_a_webhook_up_and_names_no_time_in_the_past() {
     let bench = Bench::new().await;
+    bench.alive().await;
     let partner = bench.partner(Some("https://partner.example/")).await;
     let stored = failing(&bench, partner).await;
     let mut console = bench.as_role("console").await;
@@ -277,4 +301,181 @@ async fn the_timeline_has_what_operators_did_however_much_they_did_elsewhere() {
         })
         .collect();
     assert_eq!(acted, ["tester"]);
+}
+
+/// The sentence of an order, and how its first unit stands.
+async fn told(bench: &Bench, order: uuid::Uuid) -> (String, Standing) {
+    let mut console = bench.as_role("console").await;
+    let read = orders::read(&mut console, &[order]).await.unwrap();
+    let sentence = story::sentence(&read[0], runtime::clock::now());
+    (sentence, read[0].standing(&read[0].topups[0]))
+}
+
+#[tokio::test]
+async fn a_unit_that_one_of_two_endpoints_does_not_take_is_not_told_as_delivered() {
+    let bench = Bench::new().await;
+    bench.alive().await;
+    let partner = bench.partner(Some("https://partner.example/")).await;
+    let further = bench.further(partner, "second", READY).await;
+    let stored = bench.stored(order(partner, 1)).await;
+    let id = stored.order_id.uuid();
+    bench.claim(&[placement(&stored)]).await;
+    let units = topups(&stored).iter().map(ready).collect();
+    bench
+        .settle(&[bought(placement(&stored), 1, units, true)])
+        .await;
+    // The fan-out makes the webhook to the second endpoint.
+    bench
+        .sql(
+            "INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id, endpoint_id)
+             SELECT gen_random_uuid(), d.partner_id, d.kind, d.topup_id, d.order_id, f.endpoint_id
+             FROM deliveries d, further_endpoints f
+             WHERE d.endpoint_id IS NULL
+               AND NOT EXISTS (SELECT FROM deliveries x WHERE x.endpoint_id = f.endpoint_id);
+             INSERT INTO further_deliveries (topup_id, delivery_id)
+             SELECT topup_id, delivery_id FROM deliveries WHERE endpoint_id IS NOT NULL
+             ON CONFLICT DO NOTHING;
+             UPDATE deliveries SET state = 'delivered', attempt = 1, status = 200, attempted_at = now(), delivered_at = now()
+             WHERE endpoint_id IS NULL;
+             UPDATE deliveries SET attempt = 3, status = 500, error = 'status 500', attempted_at = now()
+             WHERE endpoint_id IS NOT NULL",
+        )
+        .await;
+    let (sentence, standing) = told(&bench, id).await;
+    assert_eq!(standing, Standing::Failing, "{sentence}");
+    let to = format!("not yet acknowledged by your endpoint {}", further.id);
+    assert!(
+        sentence.contains("delivered to your first endpoint") && sentence.contains(&to),
+        "{sentence}"
+    );
+    assert!(sentence.contains("last responded 500"), "{sentence}");
+    let mut connection = bench.connection().await;
+    let undelivered = orders::undelivered(&mut connection, &[id]).await.unwrap();
+    assert_eq!(
+        (undelivered[&id].waiting, undelivered[&id].given_up),
+        (1, 0)
+    );
+    let shown = deliveries::further(&mut connection, &topups(&stored)[0]).await;
+    let shown = shown.unwrap();
+    assert_eq!((shown.len(), shown[0].status), (1, Some(500)));
+
+    bench
+        .sql("UPDATE deliveries SET state = 'exhausted' WHERE endpoint_id IS NOT NULL")
+        .await;
+    let (sentence, standing) = told(&bench, id).await;
+    assert_eq!(standing.must_act(), Actor::Partner, "{sentence}");
+    let undelivered = orders::undelivered(&mut connection, &[id]).await.unwrap();
+    assert_eq!(undelivered[&id].given_up, 1);
+
+    bench
+        .sql("UPDATE deliveries SET state = 'delivered', delivered_at = now() WHERE endpoint_id IS NOT NULL")
+        .await;
+    let (sentence, standing) = told(&bench, id).await;
+    assert_eq!(standing, Standing::Delivered, "{sentence}");
+    let undelivered = orders::undelivered(&mut connection, &[id]).await.unwrap();
+    assert!(undelivered.is_empty());
+}
+
+#[tokio::test]
+async fn while_a_stage_is_dead_everybody_is_told_that_the_order_waits_for_us() {
+    let bench = Bench::new().await;
+    bench.alive().await;
+    let partner = bench.partner(Some("https://partner.example/")).await;
+    let stored = bench.stored(order(partner, 1)).await;
+    let id = stored.order_id.uuid();
+    let dies = |stage: &str| {
+        format!("UPDATE pulses SET at = now() - interval '1 minute' WHERE stage = '{stage}'")
+    };
+    let lives = "UPDATE pulses SET at = now() + interval '1 hour'";
+    let findings = async || {
+        let report = health::examine(&mut *bench.connection().await, 10).await;
+        let report = report.unwrap();
+        report
+            .needed()
+            .filter(|one| matches!(one.kind, Kind::StageDead { .. }))
+            .count()
+    };
+    assert!(told(&bench, id).await.0.contains("being bought"));
+    assert_eq!(findings().await, 0);
+
+    bench.sql(&dies("provisioner")).await;
+    let (sentence, standing) = told(&bench, id).await;
+    assert!(
+        sentence.contains("our service that buys does not work, since")
+            && !sentence.contains("being bought"),
+        "{sentence}"
+    );
+    assert_eq!((standing, findings().await), (Standing::Stalled, 1));
+    assert_eq!(standing.must_act(), Actor::Operator);
+    bench.sql(lives).await;
+    assert!(told(&bench, id).await.0.contains("being bought"));
+
+    bench.claim(&[placement(&stored)]).await;
+    let units = topups(&stored).iter().map(ready).collect();
+    bench
+        .settle(&[bought(placement(&stored), 1, units, true)])
+        .await;
+    bench.sql(&dies("notifier")).await;
+    let (sentence, standing) = told(&bench, id).await;
+    assert!(
+        sentence.contains("is ready") && sentence.contains("our service that sends webhooks"),
+        "{sentence}"
+    );
+    assert_eq!(
+        (standing.must_act(), findings().await),
+        (Actor::Operator, 1)
+    );
+    bench.sql(lives).await;
+    let (sentence, standing) = told(&bench, id).await;
+    assert_eq!(standing.must_act(), Actor::Nobody, "{sentence}");
+}
+
+#[tokio::test]
+async fn what_takes_much_longer_than_before_is_found_with_since_when() {
+    let bench = Bench::new().await;
+    bench.alive().await;
+    let now = runtime::clock::now();
+    let minute = now
+        .replace_second(0)
+        .unwrap()
+        .replace_nanosecond(0)
+        .unwrap();
+    let add = async |ago: time::Duration, took: Duration| {
+        let mut count = Count::default();
+        for _ in 0..30 {
+            count.note(Some(took), false);
+        }
+        let figure = Figure {
+            minute: minute - ago,
+            measure: Measure::Bought,
+            subject: "usimsa".to_owned(),
+            count,
+        };
+        let mut connection = bench.connection().await;
+        figures::add(&mut connection, uuid::Uuid::now_v7(), &[figure])
+            .await
+            .unwrap();
+    };
+    let slow = async || {
+        let report = health::examine(&mut *bench.connection().await, 10).await;
+        let report = report.unwrap();
+        let mut all = report.findings.into_iter();
+        all.find(|one| matches!(one.kind, Kind::Slow { .. }))
+    };
+    for hours in 4..12 {
+        add(time::Duration::hours(hours), Duration::from_millis(80)).await;
+    }
+    assert!(slow().await.is_none());
+    // It has been slow for three hours.
+    for minutes in (0..180).step_by(5) {
+        add(time::Duration::minutes(minutes), Duration::from_secs(5)).await;
+    }
+    let found = slow().await.expect("it is slow");
+    let ago = now - found.since.unwrap();
+    assert!(
+        (2.0..=4.0).contains(&(ago.as_seconds_f64() / 3_600.0)),
+        "{found:?}"
+    );
+    assert!(found.needs_person() && found.told().what.contains("usimsa"));
+    assert_eq!(found.told().alert, Some("SlowerThanBefore"));
 }

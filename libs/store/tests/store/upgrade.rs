@@ -1,14 +1,15 @@
 //! Migrations that move rows into other tables: nothing is lost, and programs of the version before
 //! find their rows under the old names and change them there, each with the rights of its role.
 
+use domain::{PartnerId, TopupId};
 use sqlx::migrate::Migrator;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use store::schema::{self, Patience};
 
-use crate::bench::{Bench, execute};
+use crate::bench::{Bench, execute, order, topups};
 
 /// A database with the schema before the migration with this name.
-async fn before(name: &str) -> Bench {
+pub(crate) async fn before(name: &str) -> Bench {
     let bench = Bench::empty().await;
     let all = schema::migrations();
     let moved = all.iter().find(|one| one.description == name).unwrap();
@@ -26,14 +27,14 @@ async fn before(name: &str) -> Bench {
 }
 
 /// Applies the other migrations, too.
-async fn upgrade(bench: &Bench) {
+pub(crate) async fn upgrade(bench: &Bench) {
     schema::migrate(&mut *bench.connection().await)
         .await
         .unwrap();
 }
 
 /// What a query shows, as one text.
-async fn shown(connection: &mut PgConnection, query: &str) -> String {
+pub(crate) async fn shown(connection: &mut PgConnection, query: &str) -> String {
     let query =
         format!("SELECT coalesce(string_agg(x::text, ' ' ORDER BY x), '') FROM ({query}) x");
     sqlx::query_scalar(AssertSqlSafe(query))
@@ -201,4 +202,49 @@ async fn infinite_times_from_before_the_bounds_stop_no_upgrade() {
     // The sweeps look at the last day again, instead of at nothing any more.
     let query = "SELECT count(*) FROM walks WHERE name IN ('placements', 'deliveries') AND up_to < now() - interval '23 hours'";
     assert_eq!(shown(&mut connection, query).await, "(2)");
+}
+
+#[tokio::test]
+async fn profiles_that_retention_looks_at_again_become_work() {
+    let bench = before("work of retention").await;
+    let order = bench.stored(order(PartnerId::new(), 3)).await;
+    let topups = topups(&order);
+    let ids: Vec<&str> = topups.iter().map(TopupId::as_str).collect();
+    let rows = "INSERT INTO retention_due (topup_id, at)
+                SELECT topup, '2026-01-01'::timestamptz + make_interval(days => nth::int)
+                FROM unnest($1::text[]) WITH ORDINALITY AS t (topup, nth)";
+    let rows = sqlx::query(rows).bind(&ids[..2]);
+    rows.execute(&bench.pool).await.unwrap();
+    let shows = "SELECT topup_id, at FROM retention_due";
+    let mut owner = bench.connection().await;
+    let stored = shown(&mut owner, shows).await;
+    upgrade(&bench).await;
+    assert_eq!(shown(&mut owner, shows).await, stored);
+    let work =
+        "SELECT kind, provider, count(*), count(DISTINCT id), min(lane) FROM work GROUP BY 1, 2";
+    let expected = format!("(erase,\"\",2,2,{})", ids[0]);
+    assert_eq!(shown(&mut owner, work).await, expected);
+
+    // What the notifier of the version before does with its rows.
+    let mut notifier = role(&bench, "notifier").await;
+    let insert = "INSERT INTO retention_due (topup_id, at)
+                  SELECT topup, now() - interval '1 minute' FROM unnest($1::text[]) topup ON CONFLICT DO NOTHING";
+    let insert = sqlx::query(insert).bind(&ids);
+    insert.execute(&mut notifier).await.unwrap();
+    let page =
+        "SELECT topup_id FROM retention_due WHERE at <= now() ORDER BY at FOR UPDATE SKIP LOCKED";
+    let page: Vec<String> = sqlx::query_scalar(page)
+        .fetch_all(&mut notifier)
+        .await
+        .unwrap();
+    assert_eq!(page, ids);
+    let later = format!(
+        "UPDATE retention_due due SET at = now() + interval '1 day' WHERE due.topup_id = '{}';
+         DELETE FROM retention_due WHERE topup_id = ANY (ARRAY['{}'])",
+        ids[1], ids[2]
+    );
+    execute(&mut notifier, &later).await;
+    let work = "SELECT lane, at > now() FROM work";
+    let expected = format!("({},f) ({},t)", ids[0], ids[1]);
+    assert_eq!(shown(&mut owner, work).await, expected);
 }

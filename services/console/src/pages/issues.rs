@@ -66,6 +66,7 @@ fn page_of(kind: &Kind) -> Option<String> {
         | Kind::Unserved { .. }
         | Kind::PurchasesLate { .. }
         | Kind::WebhooksLate { .. }
+        | Kind::Slow { .. }
         | Kind::LanesHeldBack { .. }
         | Kind::ConnectionsFew { .. }
         | Kind::StandbyLags { .. }

@@ -276,6 +276,17 @@ pub(super) fn unit_row(
     let standing = order.standing(unit);
     let class = track::class(standing);
     let state = standing.label();
+    let webhook = match (delivery, unit.delivery_attempts) {
+        (Some(_), Some(attempts)) if unit.delivered_before => {
+            let attempts = counted(attempts, "attempt", "attempts");
+            format!("delivered before; sent again: {attempts}")
+        }
+        (Some(state), Some(attempts)) => {
+            let attempts = counted(attempts, "attempt", "attempts");
+            format!("{}, {attempts}", state.told(webhooks::words))
+        }
+        _ => "-".into(),
+    };
     UnitRow {
         id: unit.topup_id.clone(),
         option: unit
@@ -285,17 +296,7 @@ pub(super) fn unit_row(
         class,
         state,
         iccid: or_none(unit.iccid.as_ref()),
-        webhook: match (delivery, unit.delivery_attempts) {
-            (Some(_), Some(attempts)) if unit.delivered_before => {
-                let attempts = counted(attempts, "attempt", "attempts");
-                format!("delivered before; sent again: {attempts}")
-            }
-            (Some(state), Some(attempts)) => {
-                let attempts = counted(attempts, "attempt", "attempts");
-                format!("{}, {attempts}", state.told(webhooks::words))
-            }
-            _ => "-".into(),
-        },
+        webhook: webhook + &track::to_further(order, unit),
         delivered: or_none(unit.delivered_at.map(|at| session.times.clock(at))),
         reason: or_none(unit.reason.told().or_else(|| unit.delivery_error.clone())),
         give_back: route::give_back(unit),

@@ -4,15 +4,21 @@
 //! There is no total and no last page, because nothing counts orders. What has no index is looked
 //! through in bounded looks, and the page says how far it came.
 
+use std::collections::HashMap;
+
 use askama::Template;
 use axum::{extract::State, response::Response};
 use domain::OrderId;
 use store::{
     PgConnection,
-    operator::order_list::{self, Filter, Listed},
+    operator::{
+        order_list::{self, Filter, Listed},
+        orders::{self, Undelivered},
+    },
     providers,
     self_service::OrderState,
 };
+use uuid::Uuid;
 
 use crate::{
     App,
@@ -76,11 +82,18 @@ struct Row {
 }
 
 /// The state of an order in words, and its colour.
-pub(crate) fn state(state: OrderState, on_hold: bool) -> (&'static str, &'static str) {
+pub(crate) fn state(
+    state: OrderState,
+    on_hold: bool,
+    webhooks: Undelivered,
+) -> (&'static str, &'static str) {
     match state {
         OrderState::Processing if on_hold => ("on hold", "bad"),
         OrderState::Processing => ("under way", ""),
-        OrderState::Ready => ("ready", "good"),
+        // Ready is good news only for a partner that knows of it.
+        OrderState::Ready if webhooks.given_up > 0 => ("ready, not delivered", "bad"),
+        OrderState::Ready if webhooks.waiting > 0 => ("ready, not delivered yet", ""),
+        OrderState::Ready => ("delivered", "good"),
         OrderState::PartlyFailed => ("partly failed", "bad"),
         OrderState::Failed => ("failed", "bad"),
         OrderState::Refused => ("refused", "none"),
@@ -108,8 +121,9 @@ fn units(order: &Listed) -> String {
     }
 }
 
-fn row(order: &Listed, times: &Times) -> Row {
-    let (state, class) = state(order.state, order.on_hold > 0);
+fn row(order: &Listed, found: &Found, times: &Times) -> Row {
+    let webhooks = found.webhooks(order);
+    let (state, class) = state(order.state, order.on_hold > 0, webhooks);
     Row {
         id: order.order_id.to_string(),
         external_order_id: order.external_order_id.clone(),
@@ -126,7 +140,15 @@ fn row(order: &Listed, times: &Times) -> Row {
 struct Found {
     named: Named,
     page: order_list::Page,
+    undelivered: HashMap<Uuid, Undelivered>,
     providers: Vec<String>,
+}
+
+impl Found {
+    fn webhooks(&self, order: &Listed) -> Undelivered {
+        let known = self.undelivered.get(&order.order_id.uuid());
+        known.copied().unwrap_or_default()
+    }
 }
 
 async fn read(
@@ -155,11 +177,14 @@ async fn read(
             next_cursor: None,
         }
     } else {
-        order_list::list(connection, &filter, before, limit).await?
+        order_list::list(&mut *connection, &filter, before, limit).await?
     };
+    let ids: Vec<Uuid> = page.orders.iter().map(|one| one.order_id.uuid()).collect();
+    let undelivered = orders::undelivered(connection, &ids).await?;
     Ok(Found {
         named,
         page,
+        undelivered,
         providers: known.into_iter().map(|one| one.name).collect(),
     })
 }
@@ -209,6 +234,10 @@ pub(crate) async fn show(
         }
         _ => "No order fits.".to_owned(),
     };
+    let rows = orders
+        .iter()
+        .map(|order| row(order, &found, times))
+        .collect();
     let field = |name: &str| query.get(name).unwrap_or_default().to_owned();
     page(&Page {
         shell: Shell::new(&app, &visit.session, PATH, "Orders"),
@@ -230,7 +259,7 @@ pub(crate) async fn show(
             Named::Nobody(why) => Some(why),
             Named::All | Named::One(_) => None,
         },
-        rows: orders.iter().map(|order| row(order, times)).collect(),
+        rows,
         foot,
         newest: query
             .get("before")
@@ -268,7 +297,7 @@ pub(crate) async fn csv(State(app): State<App>, visit: Visit<Viewer>) -> Result<
         ],
     );
     for order in &found.page.orders {
-        let (state, _) = state(order.state, order.on_hold > 0);
+        let (state, _) = state(order.state, order.on_hold > 0, found.webhooks(order));
         let number = |of: i64| of.to_string();
         lists::line(
             &mut text,

@@ -228,8 +228,16 @@ fn step(step: Step, look: &Look, times: &Times) -> StepView {
             .iter()
             .any(|one| one.state != BreakerState::Closed);
     let late = report.findings.iter().any(|one| match one.kind {
-        Kind::PurchasesLate { .. } => step == Step::Buy,
-        Kind::WebhooksLate { .. } => step == Step::Send,
+        Kind::PurchasesLate { .. }
+        | Kind::Slow {
+            measure: Measure::Bought | Measure::Call,
+            ..
+        } => step == Step::Buy,
+        Kind::WebhooksLate { .. }
+        | Kind::Slow {
+            measure: Measure::Attempt | Measure::Delivered,
+            ..
+        } => step == Step::Send,
         _ => false,
     });
     let (class, badge, state) = match (is_dead, late, is_missed || stopped) {

@@ -204,12 +204,22 @@ async fn read(
         ..OrderPage::default()
     };
     let orders = self_service::orders(&mut *connection, id, &newest).await?;
+    let ids: Vec<uuid::Uuid> = orders
+        .iter()
+        .map(|(head, _)| head.order_id.uuid())
+        .collect();
+    let undelivered = operator::orders::undelivered(&mut *connection, &ids).await?;
     let orders = orders.into_iter().map(|(head, units)| {
+        let webhooks = undelivered.get(&head.order_id.uuid()).copied();
+        let webhooks = webhooks.unwrap_or_default();
         let (state, class) = match head.state(units) {
             OrderState::Processing if units.on_hold > 0 => ("on hold", "bad"),
             OrderState::Processing => ("under way", "note"),
             OrderState::Ready if units.returned == units.total => ("given back", "note"),
-            OrderState::Ready => ("ready", "good"),
+            // Ready is good news only for a partner that knows of it.
+            OrderState::Ready if webhooks.given_up > 0 => ("ready, not delivered", "bad"),
+            OrderState::Ready if webhooks.waiting > 0 => ("ready, not delivered yet", "note"),
+            OrderState::Ready => ("delivered", "good"),
             OrderState::PartlyFailed => ("partly failed", "bad"),
             OrderState::Failed => ("failed", "bad"),
             OrderState::Refused => ("refused", "note"),

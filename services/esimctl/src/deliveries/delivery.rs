@@ -285,13 +285,28 @@ async fn show(
         .iter()
         .map(|attempt| answer(vault, id, attempt))
         .collect();
+    // A unit has a webhook for each endpoint, and one of them may arrive while another one does not.
+    let further = match webhook_id {
+        WebhookId::Topup(topup_id) => deliveries::further(&mut connection, topup_id).await?,
+        WebhookId::Event(_) => Vec::new(),
+    };
     let mut shown = json!({ "delivery": delivery, "attempts": attempts });
+    if !further.is_empty() {
+        shown["further"] = json!(further);
+    }
     for (index, answer) in answers.iter().enumerate() {
         if let Some(answer) = answer {
             shown["attempts"][index]["answer"] = json!(answer);
         }
     }
-    console.print(&shown, || describe(head, &attempts, &answers))
+    console.print(&shown, || {
+        let mut text = describe(head, &attempts, &answers);
+        if !further.is_empty() {
+            let rows = list(&further, "", further_row);
+            text = format!("{text}\n\nThe webhooks of this topup to further endpoints:\n{rows}");
+        }
+        text
+    })
 }
 
 /// The first bytes of the response, if they are stored and the vault is given. If they cannot be
@@ -313,6 +328,14 @@ fn head(delivery: &View) -> String {
         delivered = at(delivery.delivered_at), error = or_dash(delivery.error.as_ref()),
         "profile erased" = at(delivery.erased_at),
     ))
+}
+
+/// The webhook of the same topup to a further endpoint.
+fn further_row(delivery: &View) -> Row<6> {
+    cells!(delivery:
+        endpoint_id, state, attempts, "last attempt" = at(delivery.attempted_at),
+        error = or_dash(delivery.error.as_ref()), due = at(delivery.due_at),
+    )
 }
 
 fn attempt_row(attempt: &AttemptView) -> Row<5> {

@@ -238,6 +238,7 @@ fn place(kind: &Kind) -> (Area, &'static str) {
         Matter::Unserved => (Area::Work, "providers"),
         Matter::PurchasesLate => (Area::Work, "due placements"),
         Matter::WebhooksLate => (Area::Work, "due webhooks"),
+        Matter::Slow => (Area::Work, "speed"),
         Matter::Parked => (Area::Work, "parked"),
         Matter::GiveBacksParked => (Area::Work, "parked give-backs"),
         Matter::Exhausted => (Area::Work, "exhausted webhooks"),

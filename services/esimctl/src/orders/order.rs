@@ -8,14 +8,14 @@
 use std::fmt::Write;
 
 use clap::{Subcommand, builder::NonEmptyStringValueParser};
-use domain::{PlacementState, TopupId};
+use domain::{PlacementState, TopupId, standing::Actor};
 use serde::Serialize;
 use serde_json::json;
 use store::{
     PgConnection,
     archive::{self, ArchivedOrder},
     operator::{
-        orders::{self, OrderView, PlacementView, TopupView},
+        orders::{self, OrderView, PlacementView, Sent, TopupView},
         route,
         story::{self, Moment, What},
         words::counted,
@@ -314,11 +314,24 @@ fn notes(order: &OrderView, lanes: &[WaitingLane]) -> Vec<String> {
         let erased = topup
             .erased_at
             .map(|at| format!("profile erased {}", utc(at)));
+        let standing = order.standing(topup);
+        let further: Vec<String> = order
+            .sent(topup)
+            .iter()
+            .filter_map(|sent| further_webhook(order, sent))
+            .collect();
+        let further = Some(further.join("; ")).filter(|further| !further.is_empty());
+        let next = match standing.must_act() {
+            Actor::Nobody => None,
+            Actor::Partner | Actor::Operator => Some(format!("next: {}", standing.next())),
+        };
         let story = list([
             topup.reason.told(),
             webhook_attempts(order, topup),
+            further,
             route::give_back(topup),
             erased,
+            next,
         ]);
         let unit = format!("topup {} (option {})", topup.topup_id, option_of(topup));
         (unit, story)
@@ -359,6 +372,24 @@ fn stage(
             None => at,
         }
     }))
+}
+
+/// The webhook of a unit to a further endpoint.
+fn further_webhook(order: &OrderView, sent: &Sent<'_>) -> Option<String> {
+    let endpoint_id = sent.endpoint_id?;
+    let webhook = list([
+        Some(sent.standing.label().to_owned()),
+        Some(sent.attempts)
+            .filter(|attempts| *attempts > 0)
+            .map(|attempts| counted(attempts.into(), "attempt", "attempts")),
+        sent.status.map(|status| format!("answered {status}")),
+        sent.error
+            .filter(|_| sent.delivered_at.is_none())
+            .map(str::to_owned),
+        sent.due_at
+            .map(|at| format!("next {}", moment_after(order.created_at, at))),
+    ]);
+    Some(format!("to endpoint {endpoint_id}: {webhook}"))
 }
 
 /// What the attempts of a delivery led to. `None` if there was no attempt yet, or if the first one

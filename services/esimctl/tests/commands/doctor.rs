@@ -253,8 +253,9 @@ async fn of_work(system: &mut System) {
     }
     system
         .by_sql(
-            "INSERT INTO retention_due (topup_id, at) VALUES ('tp_1', now() - interval '3 days')",
-            "DELETE FROM retention_due",
+            "INSERT INTO work (id, kind, provider, lane, partner_id, at)
+             VALUES (gen_random_uuid(), 'erase', '', 'tp_1', gen_random_uuid(), now() - interval '3 days')",
+            "DELETE FROM work WHERE kind = 'erase'",
             ("warning", "retention", "past their term"),
         )
         .await;

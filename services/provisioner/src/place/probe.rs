@@ -83,7 +83,7 @@ impl ProviderWork {
             return Ok(());
         }
         let Some(candidate) = candidate else {
-            return Ok(self.probe_with_request().await?);
+            return self.probe_with_request().await;
         };
         let claim_began = Instant::now();
         for claimed in perform(Effect::ClaimDue, self.claim(&[candidate], Claim::Probe)).await? {

@@ -81,14 +81,14 @@ impl Bench {
         let mut last = None;
         let found = wait::until(PATIENCE, "a request about an eSIM", async || {
             sqlx::query(
-                "UPDATE esim_requests SET at = now() WHERE topup_id = $1 AND at < now() + interval '8 seconds'",
+                "UPDATE work SET at = now() WHERE lane = $1 AND at < now() + interval '8 seconds'",
             )
             .bind(unit.topup.as_str())
             .execute(&self.pool)
             .await?;
             let row: Row = sqlx::query_as(
                 "SELECT usage_asked_at IS NOT NULL AS usage_open, installed, data_used, data_total,
-                        usage_failure AS failure, give_back, attempt, reason, at IS NOT NULL AS due,
+                        usage_failure AS failure, give_back, attempt, reason, EXISTS (SELECT FROM work WHERE lane = topup_id) AS due,
                         returned_at IS NOT NULL AS returned, profile IS NOT NULL AS has_profile,
                         coalesce(extract(epoch FROM attempted_at - give_back_asked_at), 0)::float8 AS pause
                  FROM esim_requests JOIN esims USING (topup_id) WHERE topup_id = $1",
@@ -185,7 +185,7 @@ async fn a_half_open_breaker_lets_one_request_through_as_its_probe() {
     // The failed probe neither lets the others through nor opens the breaker for longer.
     assert!(asked().await < 1.5);
     let open: i64 = sqlx::query_scalar(
-        "SELECT count(*) FROM esim_requests WHERE usage_asked_at IS NOT NULL AND at <= now()",
+        "SELECT count(*) FROM esim_requests JOIN work ON lane = topup_id WHERE usage_asked_at IS NOT NULL AND work.at <= now()",
     )
     .fetch_one(&bench.pool)
     .await

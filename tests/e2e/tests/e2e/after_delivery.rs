@@ -198,12 +198,10 @@ async fn an_esim_that_no_call_can_name_is_refused_and_the_others_are_answered() 
         .await
         .unwrap();
     assert_eq!(usage["installed"], true);
-    let left: i64 = sqlx::query_scalar(
-        "SELECT count(*) FROM esim_requests WHERE topup_id = $1 AND at IS NOT NULL",
-    )
-    .bind(&damaged)
-    .fetch_one(&mut database)
-    .await
-    .unwrap();
+    let left: i64 = sqlx::query_scalar("SELECT count(*) FROM work WHERE lane = $1")
+        .bind(&damaged)
+        .fetch_one(&mut database)
+        .await
+        .unwrap();
     assert_eq!(left, 0, "it is not looked at again and again");
 }

@@ -13,6 +13,7 @@ use uuid::Uuid;
 use super::{
     finding::{Environment, Finding, Kind, LATE, Setting, Severity, VERY_LATE},
     session::{self, Session},
+    slow,
     stages::{self, Life, Stage},
     waiting::{self, Queue, Waiting},
 };
@@ -119,6 +120,7 @@ pub async fn examine(connection: &mut PgConnection, most: i64) -> Result<Report>
     if !is_dead(Stage::Notifier) {
         late_webhooks(&waiting, &mut findings);
     }
+    slow::find(&mut *connection, waiting.at, &mut findings).await?;
     of_lanes(connection, &mut findings).await?;
     parked(connection, most, &backlogs, &mut findings).await?;
     let endpoints = endpoints::list(&mut *connection, None).await?;

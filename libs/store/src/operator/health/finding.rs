@@ -6,6 +6,7 @@ use time::OffsetDateTime;
 use super::stages::Stage;
 use crate::{
     deliveries::endpoints::Endpoint,
+    figures::Measure,
     operator::{give_backs, placements},
     provider_lanes::WaitingLane,
     providers::ProviderBreaker,
@@ -128,6 +129,15 @@ pub enum Kind {
         waiting: u64,
         oldest: f64,
     },
+    /// Something takes much longer than in the last day.
+    Slow {
+        measure: Measure,
+        /// The provider of purchases and calls; otherwise nothing.
+        subject: String,
+        /// Within how many seconds half of them end now, and ended before.
+        half: f64,
+        before: f64,
+    },
     /// Purchases of which a person has to find out the outcome, for one reason at one provider.
     Parked {
         provider: String,
@@ -248,6 +258,7 @@ impl Kind {
             Self::DiskFilling { percent, .. } => *percent < DISK_FULL,
             Self::ProcessesMissing { .. }
             | Self::Unserved { .. }
+            | Self::Slow { .. }
             | Self::Parked { .. }
             | Self::GiveBacksParked { .. }
             | Self::Exhausted { .. }
@@ -289,6 +300,7 @@ impl Kind {
             | Self::Unserved { .. }
             | Self::PurchasesLate { .. }
             | Self::WebhooksLate { .. }
+            | Self::Slow { .. }
             | Self::Parked { .. }
             | Self::GiveBacksParked { .. }
             | Self::Exhausted { .. }
@@ -308,6 +320,45 @@ impl Kind {
             | Self::DrillOld { .. }
             | Self::DiskFilling { .. } => true,
         }
+    }
+}
+
+impl Kind {
+    /// The alert that fires for it.
+    pub fn alert(&self) -> Option<&'static str> {
+        let alerts = self.matter().alerts().ok()?;
+        // Which of several alerts it is follows from the detail.
+        let nth = match self {
+            Self::StageDead { stage, .. } => match stage {
+                Stage::Ingress => 0,
+                Stage::Provisioner => 1,
+                Stage::Notifier => 2,
+            },
+            Self::Wraparound { age } => usize::from(*age >= XID_CRITICAL),
+            Self::PurchasesLate { provider, .. } if provider == super::waiting::SANDBOX => 0,
+            Self::PurchasesLate { oldest, .. } => 1 + usize::from(*oldest >= VERY_LATE),
+            Self::WebhooksLate {
+                environment,
+                oldest,
+                ..
+            } => usize::from(*oldest >= VERY_LATE && *environment == Environment::Live),
+            Self::DiskFilling { percent, .. } => usize::from(*percent < DISK_FULL),
+            Self::Slow { measure, .. } => usize::from(*measure != Measure::Answered),
+            _ => 0,
+        };
+        alerts.get(nth).copied()
+    }
+
+    /// The section of the runbook: that of its alert, or another one where it has none.
+    pub fn see(&self) -> String {
+        let section = match (self.alert(), self) {
+            (Some(alert), _) => alert.to_lowercase(),
+            (None, Self::OnStandby) => "failover-of-postgresql".to_owned(),
+            (None, Self::NotDurable { .. }) => "commitslost".to_owned(),
+            (None, Self::NotArchived) => "back-up-and-restore".to_owned(),
+            (None, _) => "endpointsblocked".to_owned(),
+        };
+        format!("docs/operations.md#{section}")
     }
 }
 
@@ -334,6 +385,7 @@ impl Matter {
             Self::Unserved => &["UnservedProvider"],
             Self::PurchasesLate => &["SandboxBehind", "ProvisionerBehind", "ProvisionerFarBehind"],
             Self::WebhooksLate => &["NotifierBehind", "NotifierFarBehind"],
+            Self::Slow => &["IngressSlow", "SlowerThanBefore"],
             Self::Parked => &["PlacementsParked"],
             Self::GiveBacksParked => &["GiveBacksParked"],
             Self::Exhausted => &["DeliveriesExhausted"],
@@ -373,9 +425,8 @@ mod tests {
     use super::*;
 
     /// Alerts for which there is no finding, and why.
-    const ONLY_ALERTS: [(&str, &str); 16] = [
+    const ONLY_ALERTS: [(&str, &str); 15] = [
         ("IngressErrors", "a rate of responses, which no row shows"),
-        ("IngressSlow", "a rate of responses, which no row shows"),
         (
             "IngressOverloaded",
             "a rate of responses, which no row shows",

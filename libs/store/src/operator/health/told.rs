@@ -7,14 +7,18 @@ use serde::Serialize;
 use time::OffsetDateTime;
 
 use super::{
-    finding::{DISK_FULL, Environment, Finding, Kind, Severity, VERY_LATE, XID_CRITICAL},
+    finding::{Environment, Finding, Kind, Severity},
     phrases::{named, times, wait, whose},
+    slow::{took_of, within},
     stages::Stage,
     waiting::SANDBOX,
 };
-use crate::operator::{
-    story::minute,
-    words::{counted, noun},
+use crate::{
+    figures::Measure,
+    operator::{
+        story::minute,
+        words::{counted, noun},
+    },
 };
 
 /// A finding in sentences.
@@ -175,6 +179,17 @@ impl Kind {
                     lasted(*oldest)
                 )
             }
+            Self::Slow {
+                measure,
+                subject,
+                half,
+                before,
+            } => format!(
+                "{}: half of them take {} or more now, and {} before",
+                took_of(*measure, subject),
+                within(*half),
+                within(*before)
+            ),
             Self::Parked {
                 provider,
                 reason,
@@ -340,6 +355,7 @@ impl Kind {
                 Environment::Live => "Customers of partners wait for their eSIMs.",
                 Environment::Sandbox => "Sandbox partners wait for their webhooks.",
             },
+            Self::Slow { .. } => "Partners and their customers wait longer than they are used to.",
             Self::Parked { .. } => "The customers of these orders wait for their eSIMs.",
             Self::GiveBacksParked { .. } => "Partners wait for the answer to their give-backs.",
             Self::Exhausted { .. } => "The partner does not know of these eSIMs, unless it asks.",
@@ -372,6 +388,10 @@ impl Kind {
     }
 
     /// What to do.
+    #[expect(
+        clippy::too_many_lines,
+        reason = "one match, so that a kind without a remedy does not compile"
+    )]
     pub fn remedy(&self) -> Cow<'static, str> {
         Cow::Borrowed(match self {
             Self::StageDead { .. } => {
@@ -406,6 +426,15 @@ impl Kind {
                 }
             }
             Self::WebhooksLate { .. } => "see whether notifiers run and can reach the internet",
+            Self::Slow { measure, .. } => match measure {
+                Measure::Answered => {
+                    "see whether purchases are slow, too; otherwise look at PostgreSQL, its disk and its standby"
+                }
+                Measure::Attempt => "see which endpoints respond slowly, in `esimctl status`",
+                _ => {
+                    "see in `esimctl status` which stage is slow since then: the calls to a provider, or the webhooks; ask the provider"
+                }
+            },
             Self::Parked { .. } => "look each one up at the provider, then say what became of it",
             Self::GiveBacksParked { .. } => {
                 "look each unit up at the provider, then say what became of it"
@@ -518,6 +547,7 @@ impl Kind {
             | Self::Unserved { .. }
             | Self::PurchasesLate { .. }
             | Self::WebhooksLate { .. }
+            | Self::Slow { .. }
             | Self::BreakerOpen { .. }
             | Self::LanesHeldBack { .. }
             | Self::Blocked { .. }
@@ -537,41 +567,5 @@ impl Kind {
             | Self::DrillOld { .. }
             | Self::DiskFilling { .. } => None,
         }
-    }
-
-    /// The alert that fires for it.
-    pub fn alert(&self) -> Option<&'static str> {
-        let alerts = self.matter().alerts().ok()?;
-        // Which of several alerts it is follows from the detail.
-        let nth = match self {
-            Self::StageDead { stage, .. } => match stage {
-                Stage::Ingress => 0,
-                Stage::Provisioner => 1,
-                Stage::Notifier => 2,
-            },
-            Self::Wraparound { age } => usize::from(*age >= XID_CRITICAL),
-            Self::PurchasesLate { provider, .. } if provider == SANDBOX => 0,
-            Self::PurchasesLate { oldest, .. } => 1 + usize::from(*oldest >= VERY_LATE),
-            Self::WebhooksLate {
-                environment,
-                oldest,
-                ..
-            } => usize::from(*oldest >= VERY_LATE && *environment == Environment::Live),
-            Self::DiskFilling { percent, .. } => usize::from(*percent < DISK_FULL),
-            _ => 0,
-        };
-        alerts.get(nth).copied()
-    }
-
-    /// The section of the runbook: that of its alert, or another one where it has none.
-    pub fn see(&self) -> String {
-        let section = match (self.alert(), self) {
-            (Some(alert), _) => alert.to_lowercase(),
-            (None, Self::OnStandby) => "failover-of-postgresql".to_owned(),
-            (None, Self::NotDurable { .. }) => "commitslost".to_owned(),
-            (None, Self::NotArchived) => "back-up-and-restore".to_owned(),
-            (None, _) => "endpointsblocked".to_owned(),
-        };
-        format!("docs/operations.md#{section}")
     }
 }

@@ -2,41 +2,143 @@
 
 use domain::{
     reason::Code,
-    standing::{EndpointState, Standing},
+    standing::{EndpointState, Hold, Standing},
 };
 use time::OffsetDateTime;
+use uuid::Uuid;
 
 use super::minute;
-use crate::operator::orders::{OrderView, TopupView};
+use crate::operator::{
+    health::stages::Stage,
+    orders::{OrderView, Sent, TopupView},
+};
 
-/// When the webhooks that wait are sent, for the partner: the next attempt, or what holds all of
-/// them up.
-fn next(order: &OrderView, units: &[&TopupView], now: OffsetDateTime) -> String {
-    match order.endpoint.known() {
-        Some(EndpointState::Paused) => {
+/// When a test of an endpoint, or a next attempt, is due.
+fn due(at: Option<OffsetDateTime>, now: OffsetDateTime) -> String {
+    match at.filter(|at| *at > now) {
+        Some(at) => format!("at {}", minute(at)),
+        None => "due now".to_owned(),
+    }
+}
+
+/// Since when we have not worked, if that is known.
+fn since(at: Option<OffsetDateTime>) -> String {
+    at.map_or_else(String::new, |at| format!(", since {}", minute(at)))
+}
+
+/// What holds the webhooks to an endpoint up.
+fn held(hold: Hold, sent: &Sent<'_>, order: &OrderView, now: OffsetDateTime) -> String {
+    match hold {
+        Hold::Paused => {
             "your endpoint is paused by us, and nothing is sent until we resume it".into()
         }
-        Some(EndpointState::PausedByPartner) => {
+        Hold::PausedByPartner => {
             "you have paused your endpoint, and nothing is sent until you resume it".into()
         }
-        Some(EndpointState::Blocked | EndpointState::Probing) => {
-            let test = order.endpoint_until.filter(|until| *until > now);
-            let test = test.map_or_else(
-                || "due now".to_owned(),
-                |until| format!("at {} or soon after", minute(until)),
-            );
+        Hold::Blocked => {
+            let test = match sent.endpoint_until.filter(|until| *until > now) {
+                Some(until) => format!("at {} or soon after", minute(until)),
+                None => "due now".to_owned(),
+            };
             format!(
                 "your endpoint failed many times in a row, so it only gets an occasional test, and the next one is {test}; \
                  everything that waits is sent once a test is acknowledged"
             )
         }
-        Some(EndpointState::Open | EndpointState::NoUrl | EndpointState::Unverified) | None => {
-            let next = units.iter().filter_map(|one| one.delivery_due_at).min();
-            match next {
-                Some(at) if at > now => format!("the next attempt is at {}", minute(at)),
-                _ => "the next attempt is due now".into(),
-            }
+        Hold::Service => format!(
+            "our service that sends webhooks does not work{}; we are mending it, and then everything is sent",
+            since(order.silent_since(Stage::Notifier))
+        ),
+    }
+}
+
+/// When a webhook that was not acknowledged is sent next.
+fn next(order: &OrderView, sent: &Sent<'_>, now: OffsetDateTime) -> String {
+    let hold = match sent.endpoint_id {
+        None => order.endpoint.known(),
+        Some(id) => {
+            let mut all = order.further.iter();
+            let one = all.find(|one| one.endpoint_id == id);
+            one.and_then(|one| match one.endpoint.known()? {
+                EndpointState::Paused if one.paused_by_partner => {
+                    Some(EndpointState::PausedByPartner)
+                }
+                other => Some(other),
+            })
         }
+    };
+    match hold {
+        Some(EndpointState::Paused) => held(Hold::Paused, sent, order, now),
+        Some(EndpointState::PausedByPartner) => held(Hold::PausedByPartner, sent, order, now),
+        Some(EndpointState::Blocked | EndpointState::Probing) => {
+            held(Hold::Blocked, sent, order, now)
+        }
+        Some(EndpointState::Open | EndpointState::NoUrl | EndpointState::Unverified) | None => {
+            format!("the next attempt is {}", due(sent.due_at, now))
+        }
+    }
+}
+
+/// What an endpoint last responded.
+fn response(sent: &Sent<'_>) -> String {
+    match (sent.status, sent.error) {
+        (Some(status), _) => format!("your endpoint last responded {status}"),
+        (None, Some(error)) => format!("the last attempt failed: {error}"),
+        (None, None) => "no attempt was acknowledged".to_owned(),
+    }
+}
+
+/// What became of the webhooks to one of several endpoints.
+fn to_endpoint(order: &OrderView, sent: &Sent<'_>, now: OffsetDateTime) -> String {
+    let to = match sent.endpoint_id {
+        None => "your first endpoint".to_owned(),
+        Some(id) => format!("your endpoint {id}"),
+    };
+    match sent.standing {
+        Standing::Delivered => {
+            let at = sent
+                .delivered_at
+                .map_or_else(String::new, |at| format!(" at {}", minute(at)));
+            format!("delivered to {to}{at}")
+        }
+        Standing::SentAgain => {
+            format!("delivered to {to} before, and being sent there again")
+        }
+        Standing::NotSentAgain => format!(
+            "delivered to {to} before, and not acknowledged there again ({})",
+            response(sent)
+        ),
+        Standing::Sending => format!("being sent to {to}"),
+        Standing::Held(hold) => {
+            format!("waiting for {to} ({})", held(hold, sent, order, now))
+        }
+        Standing::Failing => format!(
+            "not yet acknowledged by {to} ({}; {})",
+            response(sent),
+            next(order, sent, now)
+        ),
+        Standing::Exhausted => format!(
+            "not acknowledged by {to} in any of its attempts ({}), so ask for it again",
+            response(sent)
+        ),
+        Standing::Gone => {
+            format!("not sent to {to} any more, because that answered 410")
+        }
+        Standing::NoUrl => format!("waiting for a URL of {to}"),
+        // A webhook stands in no other way; a newer version may know one.
+        Standing::Waiting
+        | Standing::Stalled
+        | Standing::ProfilesLate
+        | Standing::Uncollectable
+        | Standing::Undeliverable
+        | Standing::Vanished
+        | Standing::OnHold
+        | Standing::GivingBack
+        | Standing::GiveBackStalled
+        | Standing::GiveBackOnHold
+        | Standing::Returned
+        | Standing::Failed
+        | Standing::Unreadable => format!("sent to {to} by a newer version of this program"),
     }
 }
 
@@ -52,28 +154,21 @@ fn told(
     now: OffsetDateTime,
 ) -> String {
     let last = units.iter().filter_map(|one| one.delivered_at).max();
-    let status = units.iter().find_map(|one| one.delivery_status);
-    let error = units.iter().find_map(|one| one.delivery_error.as_deref());
-    let response = match (status, error) {
-        (Some(status), _) => format!("your endpoint last responded {status}"),
-        (None, Some(error)) => format!("the last attempt failed: {error}"),
-        (None, None) => "no attempt was acknowledged".to_owned(),
-    };
     let is = if units.len() == 1 { "is" } else { "are" };
     let was = if units.len() == 1 { "was" } else { "were" };
     let esims = if units.len() == 1 { "eSIM" } else { "eSIMs" };
-    let next = next(order, units, now);
-    let is_held = match order.endpoint.known() {
-        Some(EndpointState::Open | EndpointState::NoUrl | EndpointState::Unverified) | None => {
-            false
-        }
-        Some(
-            EndpointState::Blocked
-            | EndpointState::Probing
-            | EndpointState::Paused
-            | EndpointState::PausedByPartner,
-        ) => true,
-    };
+    let sent: Vec<Sent<'_>> = units.iter().flat_map(|one| order.sent(one)).collect();
+    // That which tells most: one with a response, and of them the one that is due first.
+    let first = sent.iter().min_by_key(|one| {
+        (
+            one.status.is_none(),
+            one.error.is_none(),
+            one.due_at.is_none(),
+            one.due_at,
+        )
+    });
+    let response = first.map_or_else(|| "no attempt was acknowledged".to_owned(), response);
+    let next = first.map_or_else(String::new, |one| next(order, one, now));
     match standing {
         Standing::Delivered => {
             let at = last.map_or_else(String::new, |at| {
@@ -87,10 +182,15 @@ fn told(
             format!("{is} ready and delivered to your endpoint{at}")
         }
         Standing::SentAgain => {
-            let held = if is_held {
-                format!(" ({next})")
-            } else {
-                String::new()
+            let held = match order.endpoint.known() {
+                Some(EndpointState::Open | EndpointState::NoUrl | EndpointState::Unverified)
+                | None => String::new(),
+                Some(
+                    EndpointState::Blocked
+                    | EndpointState::Probing
+                    | EndpointState::Paused
+                    | EndpointState::PausedByPartner,
+                ) => format!(" ({next})"),
             };
             format!(
                 "{is} ready and {was} delivered to your endpoint before, and the webhook is being sent again{held}"
@@ -99,7 +199,10 @@ fn told(
         Standing::NotSentAgain => format!(
             "{is} ready and {was} delivered to your endpoint before; sending the webhook again failed ({response})"
         ),
-        Standing::Held(_) => format!("{is} ready, and the webhook waits: {next}"),
+        Standing::Held(hold) => {
+            let why = first.map_or_else(String::new, |one| held(hold, one, order, now));
+            format!("{is} ready, and the webhook waits: {why}")
+        }
         Standing::Sending => format!("{is} ready, and the webhook is being sent"),
         Standing::Failing => {
             format!("{is} ready, but the webhook has not arrived yet ({response}; {next})")
@@ -117,6 +220,10 @@ fn told(
             )
         }
         Standing::Waiting => format!("{is} being bought or prepared by the provider"),
+        Standing::Stalled => format!(
+            "{is} accepted and not lost, but our service that buys does not work{}; we are mending it, and then it goes on",
+            since(order.silent_since(Stage::Provisioner))
+        ),
         Standing::ProfilesLate => {
             format!(
                 "{is} bought, but the provider has not sent the {esims} yet; we are clarifying this with the provider"
@@ -137,6 +244,10 @@ fn told(
         Standing::GivingBack => {
             format!("{is} being given back at your request, and the provider has not answered yet")
         }
+        Standing::GiveBackStalled => format!(
+            "{is} being given back at your request, but our service does not work{}; we are mending it, and then it goes on",
+            since(order.silent_since(Stage::Provisioner))
+        ),
         Standing::GiveBackOnHold => format!(
             "{is} being given back at your request: we are clarifying with the provider whether it has the eSIM back"
         ),
@@ -158,6 +269,28 @@ fn told(
     }
 }
 
+/// What the units of a group are at whose webhooks go to several endpoints, for each of these.
+fn to_several(order: &OrderView, units: &[&TopupView], now: OffsetDateTime) -> String {
+    let is = if units.len() == 1 { "is" } else { "are" };
+    let all: Vec<Sent<'_>> = units.iter().flat_map(|one| order.sent(one)).collect();
+    let mut endpoints: Vec<Option<Uuid>> = Vec::new();
+    for one in &all {
+        if !endpoints.contains(&one.endpoint_id) {
+            endpoints.push(one.endpoint_id);
+        }
+    }
+    let parts = endpoints.into_iter().filter_map(|endpoint| {
+        let mine = all.iter().filter(|one| one.endpoint_id == endpoint);
+        // They stand in the same way, or they were another group; the last one is told.
+        let last = mine.max_by_key(|one| (one.delivered_at, one.due_at))?;
+        (last.standing != Standing::NoUrl).then(|| to_endpoint(order, last, now))
+    });
+    format!(
+        "{is} ready; the webhook is {}",
+        parts.collect::<Vec<_>>().join(", and ")
+    )
+}
+
 /// Why an order was refused, as its 422 said.
 fn refusal(order: &OrderView) -> String {
     let reasons = || order.topups.iter().map(|one| one.reason.0.as_ref());
@@ -174,6 +307,22 @@ fn refusal(order: &OrderView) -> String {
             "the provider could not be reached".to_owned()
         }
         None => "the provider rejected the purchase or could not be reached".to_owned(),
+    }
+}
+
+/// Units that are told together.
+#[derive(PartialEq)]
+struct Group {
+    standing: Standing,
+    /// How the webhook to each endpoint stands.
+    endpoints: Vec<(Option<Uuid>, Standing)>,
+}
+
+impl Group {
+    /// Whether its webhooks go to several endpoints, and how it stands is how they stand.
+    fn is_of_several(&self) -> bool {
+        let mut all = self.endpoints.iter();
+        self.endpoints.len() > 1 && all.any(|(_, standing)| *standing == self.standing)
     }
 }
 
@@ -196,20 +345,29 @@ pub fn sentence(order: &OrderView, now: OffsetDateTime) -> String {
             "{head} was refused with a 422, because {why}: nothing of it was bought or will be, and its external_order_id is free again, so you can order anew with it."
         );
     }
-    let mut groups: Vec<(Standing, Vec<&TopupView>)> = Vec::new();
+    // Units whose webhooks stand differently at the same endpoint are told apart.
+    let mut groups: Vec<(Group, Vec<&TopupView>)> = Vec::new();
     for topup in &order.topups {
-        let standing = order.standing(topup);
-        match groups.iter_mut().find(|(known, _)| *known == standing) {
+        let sent = order.sent(topup).into_iter();
+        let group = Group {
+            standing: order.standing(topup),
+            endpoints: sent.map(|one| (one.endpoint_id, one.standing)).collect(),
+        };
+        match groups.iter_mut().find(|(known, _)| *known == group) {
             Some((_, of)) => of.push(topup),
-            None => groups.push((standing, vec![topup])),
+            None => groups.push((group, vec![topup])),
         }
     }
-    groups.sort_by_key(|(standing, _)| *standing);
+    groups.sort_by_key(|(group, _)| group.standing);
     let all = order.topups.len();
     let parts: Vec<String> = groups
         .iter()
-        .map(|(standing, units)| {
-            let what = told(order, *standing, units, now);
+        .map(|(group, units)| {
+            let what = if group.is_of_several() {
+                to_several(order, units, now)
+            } else {
+                told(order, group.standing, units, now)
+            };
             let which = match (units.len(), all) {
                 (1, 1) => "the eSIM".to_owned(),
                 (2, 2) => "both eSIMs".to_owned(),

@@ -123,7 +123,7 @@ async fn a_give_back_and_an_erasure_exclude_each_other() {
     assert_eq!(bench.count_of("esim_requests").await, 1);
 
     bench
-        .sql("UPDATE esim_requests SET give_back = NULL, at = NULL")
+        .sql("UPDATE esim_requests SET give_back = NULL; DELETE FROM work")
         .await;
     let mut erasing = operator.begin().await.unwrap();
     store::operator::erase::order(&mut erasing, order.order_id, applied())

@@ -57,7 +57,8 @@ async fn what_was_asked_about_esims_moves_and_is_answered_in_the_target() {
         0
     );
     let mut connection = pair.b.connection().await;
-    let claimed = esim_requests::claim(&mut connection, PROVIDER, 10, &[], NO_LEASE, false)
+    let rows = crate::esim_requests::due_requests(&mut connection).await;
+    let claimed = esim_requests::claim(&mut connection, PROVIDER, &rows, NO_LEASE, false)
         .await
         .unwrap();
     let open = claimed[0].give_back.unwrap().now;

@@ -1,0 +1,431 @@
+//! What everybody is told of each unit that the states allow: `tests/standings.txt` is a table to read,
+//! and this test compares it. `UPDATE_STANDINGS=1` writes it anew.
+
+use std::fmt::Write as _;
+
+use domain::{
+    GiveBackState, MaybeStored, PlacementState, Reason, Stored, Why,
+    reason::Code,
+    standing::{Actor, DeliveryState, EndpointState, Hold, Standing, UnitState},
+};
+use store::operator::{
+    health::{
+        finding::Matter,
+        stages::{Life, Stage},
+    },
+    orders::{FurtherWebhook, OrderView, PlacementView, TopupView},
+    story,
+};
+use strum::VariantArray;
+use time::{OffsetDateTime, macros::datetime};
+use uuid::Uuid;
+
+const NOW: OffsetDateTime = datetime!(2026-01-29 13:00 UTC);
+const SECOND: Uuid = Uuid::from_u128(2);
+
+/// A webhook in the table: its name, its state, its attempts, and the status of the last one.
+#[derive(Clone, Copy)]
+struct Case(
+    &'static str,
+    DeliveryState,
+    i32,
+    Option<i32>,
+    bool,
+    EndpointState,
+);
+
+const OPEN: EndpointState = EndpointState::Open;
+
+const WEBHOOKS: [Case; 14] = [
+    Case(
+        "delivered",
+        DeliveryState::Delivered,
+        1,
+        Some(200),
+        false,
+        OPEN,
+    ),
+    Case(
+        "not tried yet",
+        DeliveryState::Pending,
+        0,
+        None,
+        false,
+        OPEN,
+    ),
+    Case(
+        "tried once",
+        DeliveryState::Pending,
+        1,
+        Some(500),
+        false,
+        OPEN,
+    ),
+    Case(
+        "sent again",
+        DeliveryState::Pending,
+        1,
+        Some(500),
+        true,
+        OPEN,
+    ),
+    Case(
+        "given up",
+        DeliveryState::Exhausted,
+        9,
+        Some(500),
+        false,
+        OPEN,
+    ),
+    Case(
+        "given up again",
+        DeliveryState::Exhausted,
+        9,
+        Some(500),
+        true,
+        OPEN,
+    ),
+    Case("gone", DeliveryState::Exhausted, 1, Some(410), false, OPEN),
+    Case("cancelled", DeliveryState::Cancelled, 0, None, false, OPEN),
+    Case(
+        "no URL",
+        DeliveryState::NoEndpoint,
+        0,
+        None,
+        false,
+        EndpointState::NoUrl,
+    ),
+    Case(
+        "endpoint blocked",
+        DeliveryState::Pending,
+        0,
+        None,
+        false,
+        EndpointState::Blocked,
+    ),
+    Case(
+        "endpoint tested",
+        DeliveryState::Pending,
+        0,
+        None,
+        false,
+        EndpointState::Probing,
+    ),
+    Case(
+        "paused by us",
+        DeliveryState::Pending,
+        0,
+        None,
+        false,
+        EndpointState::Paused,
+    ),
+    Case(
+        "paused by it",
+        DeliveryState::Pending,
+        0,
+        None,
+        false,
+        EndpointState::PausedByPartner,
+    ),
+    Case(
+        "tried, blocked",
+        DeliveryState::Pending,
+        4,
+        Some(500),
+        false,
+        EndpointState::Blocked,
+    ),
+];
+
+fn lives(silent: Option<Stage>) -> Vec<Life> {
+    let life = |stage| Life {
+        stage,
+        running: u64::from(silent != Some(stage)),
+        missing: 0,
+        last: Some(datetime!(2026-01-29 12:58 UTC)),
+        missing_since: None,
+    };
+    Stage::ALL.into_iter().map(life).collect()
+}
+
+/// An order with one unit in this state.
+fn order(state: UnitState, reason: Option<Code>) -> OrderView {
+    let is_ready = matches!(state, UnitState::Ready | UnitState::Returned);
+    let placement = if state == UnitState::Parked {
+        PlacementState::Parked
+    } else if is_ready {
+        PlacementState::Placed
+    } else {
+        PlacementState::Placing
+    };
+    let created_at = datetime!(2026-01-29 12:00 UTC);
+    OrderView {
+        order_id: Uuid::nil(),
+        partner_id: Uuid::nil(),
+        external_order_id: "A-1".into(),
+        refused: false,
+        cancelled: false,
+        endpoint: Stored::Known(OPEN),
+        endpoint_until: None,
+        traceparent: None,
+        created_at,
+        erased_at: None,
+        placements: vec![PlacementView {
+            placement_id: Uuid::nil(),
+            provider: "usimsa".into(),
+            state: Stored::Known(placement),
+            attempt: 1,
+            reason: Why::default(),
+            attempted_at: Some(created_at),
+            placed_at: is_ready.then_some(created_at),
+            lane: "jp".into(),
+            provider_reference: None,
+            tried: Vec::new(),
+            alternatives: Vec::new(),
+            due_at: None,
+        }],
+        topups: vec![TopupView {
+            topup_id: "20260129120000000000000000".into(),
+            option_id: Uuid::nil(),
+            option_name: None,
+            provider_option_id: "jp".into(),
+            placement_id: Uuid::nil(),
+            state: Stored::Known(state),
+            reason: Why(reason.map(Reason::from)),
+            iccid: None,
+            ready_at: is_ready.then_some(created_at),
+            erased_at: None,
+            delivery: MaybeStored(None),
+            delivery_attempts: None,
+            delivery_status: None,
+            delivery_error: None,
+            delivered_at: None,
+            delivery_due_at: None,
+            give_back: MaybeStored(None),
+            give_back_attempt: None,
+            give_back_reason: None,
+            give_back_message: None,
+            give_back_asked_at: None,
+            give_back_ended_at: None,
+            returned_at: None,
+            delivered_before: false,
+        }],
+        further: Vec::new(),
+        stages: lives(None),
+    }
+}
+
+fn when(
+    case: Case,
+) -> (
+    Option<OffsetDateTime>,
+    Option<OffsetDateTime>,
+    Option<OffsetDateTime>,
+) {
+    let delivered = case.1 == DeliveryState::Delivered;
+    let pending = case.1 == DeliveryState::Pending;
+    let blocked = case.5 == EndpointState::Blocked;
+    (
+        delivered.then_some(datetime!(2026-01-29 12:01 UTC)),
+        pending.then_some(datetime!(2026-01-29 13:05 UTC)),
+        blocked.then_some(datetime!(2026-01-29 13:05 UTC)),
+    )
+}
+
+/// A ready unit with this webhook to its first endpoint.
+fn sent(case: Case) -> OrderView {
+    let mut order = order(UnitState::Ready, None);
+    let (delivered_at, due_at, until) = when(case);
+    order.endpoint = Stored::Known(case.5);
+    order.endpoint_until = until;
+    let unit = &mut order.topups[0];
+    unit.delivery = MaybeStored(Some(Stored::Known(case.1)));
+    unit.delivery_attempts = Some(case.2);
+    unit.delivery_status = case.3;
+    unit.delivered_at = delivered_at;
+    unit.delivery_due_at = due_at;
+    unit.delivered_before = case.4;
+    order
+}
+
+/// The same with a second endpoint.
+fn with_second(mut order: OrderView, case: Case) -> OrderView {
+    let (delivered_at, due_at, until) = when(case);
+    let by_partner = case.5 == EndpointState::PausedByPartner;
+    order.further.push(FurtherWebhook {
+        topup_id: order.topups[0].topup_id.clone(),
+        endpoint_id: SECOND,
+        endpoint: Stored::Known(if by_partner {
+            EndpointState::Paused
+        } else {
+            case.5
+        }),
+        paused_by_partner: by_partner,
+        endpoint_until: until,
+        state: Stored::Known(case.1),
+        attempts: case.2,
+        status: case.3,
+        error: None,
+        delivered_at,
+        due_at,
+        delivered_before: case.4,
+    });
+    order
+}
+
+/// Every unit of the table with its name.
+fn all() -> Vec<(String, OrderView)> {
+    let mut all = Vec::new();
+    let mut add = |name: String, order: OrderView| all.push((name, order));
+    let silent = |mut order: OrderView, stage| {
+        order.stages = lives(Some(stage));
+        order
+    };
+    let pending = || order(UnitState::Pending, None);
+    add("not bought yet".into(), pending());
+    add(
+        "not bought yet, provisioner dead".into(),
+        silent(pending(), Stage::Provisioner),
+    );
+    for code in Code::VARIANTS {
+        let name: &str = code.into();
+        add(
+            format!("parked: {name}"),
+            order(UnitState::Parked, Some(*code)),
+        );
+    }
+    for code in [Code::Rejected, Code::UnitFailed, Code::GivenUp] {
+        let name: &str = code.into();
+        add(
+            format!("failed: {name}"),
+            order(UnitState::Failed, Some(code)),
+        );
+    }
+    add("returned".into(), order(UnitState::Returned, None));
+    for state in [
+        GiveBackState::Asked,
+        GiveBackState::Sending,
+        GiveBackState::Parked,
+        GiveBackState::Refused,
+    ] {
+        let name: &str = state.into();
+        let mut one = sent(WEBHOOKS[0]);
+        one.topups[0].give_back = MaybeStored(Some(Stored::Known(state)));
+        add(format!("give-back {name}"), one.clone());
+        add(
+            format!("give-back {name}, provisioner dead"),
+            silent(one, Stage::Provisioner),
+        );
+    }
+    for case in WEBHOOKS {
+        add(format!("ready, {}", case.0), sent(case));
+        add(
+            format!("ready, {}, notifier dead", case.0),
+            silent(sent(case), Stage::Notifier),
+        );
+    }
+    for first in WEBHOOKS {
+        for second in WEBHOOKS
+            .into_iter()
+            .filter(|second| second.5 != EndpointState::NoUrl)
+        {
+            let name = format!("ready, {} and second {}", first.0, second.0);
+            add(name, with_second(sent(first), second));
+        }
+    }
+    all
+}
+
+#[test]
+fn everybody_is_told_what_the_table_says() {
+    let mut table = String::from(
+        "What is stored of a unit, how it stands, who must act, what happens next, and what its partner is told.\n\
+         The test `standings` of crate store compares this file; UPDATE_STANDINGS=1 writes it.\n",
+    );
+    for (name, order) in all() {
+        let standing = order.standing(&order.topups[0]);
+        let who = match standing.must_act() {
+            Actor::Nobody => "nobody",
+            Actor::Partner => "the partner",
+            Actor::Operator => "an operator",
+        };
+        let sentence = story::sentence(&order, NOW);
+        let sentence = sentence.split_once(": ").unwrap().1;
+        let (label, next) = (standing.label(), standing.next());
+        write!(
+            table,
+            "\n{name}\n  operator  {label}; {who} must act; next: {next}\n  partner   {sentence}\n"
+        )
+        .unwrap();
+        // What one is told is bought, the other is told is bought.
+        let told = ["is ready", "is bought", "given back"]
+            .into_iter()
+            .any(|word| sentence.contains(word));
+        assert_eq!(told, standing.is_bought(), "{name}: {sentence}");
+        assert!(
+            standing != Standing::Delivered || sentence.contains("delivered to"),
+            "{name}: {sentence}"
+        );
+        let denies = sentence.contains("not acknowledged")
+            || sentence.contains("not yet acknowledged")
+            || sentence.contains("not arrived");
+        assert!(
+            !denies || standing != Standing::Delivered,
+            "{name}: {sentence}"
+        );
+    }
+    let path = testkit::workspace().join("libs/store/tests/standings.txt");
+    if std::env::var_os("UPDATE_STANDINGS").is_some() {
+        std::fs::write(&path, &table).unwrap();
+    }
+    let stored = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        stored == table,
+        "run this test with UPDATE_STANDINGS=1, and read what changed"
+    );
+}
+
+/// What `attention` says of a unit that stands so, and whether it asks for somebody.
+fn finding(standing: Standing) -> Option<(Matter, bool)> {
+    match standing {
+        Standing::Delivered
+        | Standing::SentAgain
+        | Standing::Sending
+        | Standing::Failing
+        | Standing::NoUrl
+        | Standing::Waiting
+        | Standing::GivingBack
+        | Standing::Returned
+        | Standing::Failed
+        | Standing::Unreadable => None,
+        Standing::Held(Hold::Blocked) => Some((Matter::Blocked, false)),
+        Standing::Held(Hold::PausedByPartner) => Some((Matter::Paused, false)),
+        Standing::Held(Hold::Paused) => Some((Matter::Paused, true)),
+        Standing::Held(Hold::Service) | Standing::Stalled | Standing::GiveBackStalled => {
+            Some((Matter::StageDead, true))
+        }
+        Standing::NotSentAgain | Standing::Exhausted | Standing::Gone => {
+            Some((Matter::Exhausted, true))
+        }
+        Standing::ProfilesLate
+        | Standing::Uncollectable
+        | Standing::Undeliverable
+        | Standing::Vanished
+        | Standing::OnHold => Some((Matter::Parked, true)),
+        Standing::GiveBackOnHold => Some((Matter::GiveBacksParked, true)),
+    }
+}
+
+#[test]
+fn nobody_must_act_exactly_when_attention_asks_for_nobody_on_our_side() {
+    for (name, order) in all() {
+        let standing = order.standing(&order.topups[0]);
+        let asks = finding(standing).is_some_and(|(_, needs_person)| needs_person);
+        match standing.must_act() {
+            Actor::Nobody => assert!(!asks, "{name}"),
+            Actor::Operator => assert!(asks, "{name}"),
+            // Attention shows what has ended, and what the partner can end by itself it does not.
+            Actor::Partner => {}
+        }
+    }
+}
