@@ -9,7 +9,7 @@ use crate::bench::Bench;
 /// The columns that hold one infinity as a mark, which their readers translate.
 const MARKS: [(&str, &str); 3] = [
     ("work.at", "-infinity"),
-    ("endpoints.blocked_until", "infinity"),
+    ("partner_endpoints.blocked_until", "infinity"),
     ("walks.up_to", "-infinity"),
 ];
 
@@ -71,22 +71,29 @@ async fn each_time_is_finite_and_one_that_programs_can_hold() {
     let mut open = Vec::new();
     for column in columns(&mut connection).await {
         let name = format!("{}.{}", column.relation, column.name);
-        if column.kind != "timestamp with time zone" {
-            assert!(
-                !column.kind.starts_with("timestamp") && column.kind != "date",
-                "{name} has the type {}; times are timestamptz",
-                column.kind
-            );
-            continue;
-        }
+        // A list of times is bounded like a time.
+        let of_kind = match column.kind.as_str() {
+            "timestamp with time zone" => |value: &str| value.to_owned(),
+            "timestamp with time zone[]" => |value: &str| format!("ARRAY[{value}]::timestamptz[]"),
+            kind => {
+                assert!(
+                    !kind.starts_with("timestamp") && kind != "date",
+                    "{name} has the type {kind}; times are timestamptz"
+                );
+                continue;
+            }
+        };
         for value in ["infinity", "-infinity", "294000-01-01", "4000-01-01 BC"] {
             let is_mark = MARKS.contains(&(name.as_str(), value));
-            let quoted = format!("'{value}'");
+            let quoted = of_kind(&format!("'{value}'"));
             if accepts(&mut connection, &column, &quoted).await && !is_mark {
                 open.push(format!("{name} accepts {value}"));
             }
         }
-        assert!(accepts(&mut connection, &column, "now()").await, "{name}");
+        assert!(
+            accepts(&mut connection, &column, &of_kind("now()")).await,
+            "{name}"
+        );
     }
     assert_eq!(
         open,
@@ -108,6 +115,7 @@ async fn no_value_fills_the_memory_of_who_reads_it() {
         let value = match column.kind.as_str() {
             "text" => huge,
             "bytea" => format!("convert_to({huge}, 'UTF8')"),
+            "bytea[]" => format!("ARRAY[convert_to({huge}, 'UTF8')]"),
             "jsonb" => format!("to_jsonb({huge})"),
             "text[]" => format!("ARRAY[{huge}]"),
             "double precision" => "'NaN'".to_owned(),

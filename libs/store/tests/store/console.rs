@@ -407,7 +407,8 @@ async fn what_needs_a_person_is_one_list_with_one_action_each() {
     let opened = breakers::open(&mut console, PROVIDER, None, Duration::from_hours(1), open).await;
     opened.unwrap();
     let partner = bench.partner(Some("https://partner.example/")).await;
-    let pause = "INSERT INTO endpoints (partner_id, blocked_until) VALUES ($1::uuid, 'infinity')";
+    let pause =
+        "UPDATE partner_endpoints SET blocked_until = 'infinity' WHERE endpoint_id::text = $1";
     bench.set(pause, partner).await;
     let hold = "INSERT INTO held (id, state, provider, partner_id) VALUES (gen_random_uuid(), 'exhausted', '', $1::uuid)";
     bench.set(hold, partner).await;
