@@ -81,24 +81,6 @@ TABLE delivery_attempts
     CONSTRAINT delivery_attempts_pkey PRIMARY KEY (delivery_id, attempt, at)
     CREATE INDEX delivery_attempts_at ON public.delivery_attempts USING btree (at)
 
-TABLE endpoints
-    partner_id uuid NOT NULL
-    failures integer NOT NULL DEFAULT 0
-    blocks integer NOT NULL DEFAULT 0
-    blocked_until timestamp with time zone
-    probe uuid
-    moving_since timestamp with time zone
-    paused_by_partner boolean NOT NULL DEFAULT false
-    failing_since timestamp with time zone
-    told text
-    told_at timestamp with time zone
-    exhausted_told_at timestamp with time zone
-    unproven_since timestamp with time zone
-    CONSTRAINT endpoints_bounds CHECK (((LEAST(moving_since, failing_since, told_at, exhausted_told_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(moving_since, failing_since, told_at, exhausted_told_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND ((blocked_until = 'infinity'::timestamp with time zone) OR ((blocked_until >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (blocked_until <= '9999-12-31 00:00:00+00'::timestamp with time zone))) AND (octet_length(told) <= 100000))) NOT VALID
-    CONSTRAINT endpoints_pkey PRIMARY KEY (partner_id)
-    CONSTRAINT endpoints_unproven_bounds CHECK (((unproven_since >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (unproven_since <= '9999-12-31 00:00:00+00'::timestamp with time zone))) NOT VALID
-    CREATE INDEX endpoints_moving ON public.endpoints USING btree (partner_id) WHERE (moving_since IS NOT NULL)
-
 TABLE esim_requests
     topup_id text COLLATE "C" NOT NULL
     partner_id uuid NOT NULL
@@ -150,27 +132,6 @@ TABLE further_deliveries
     delivery_id uuid NOT NULL
     CONSTRAINT further_deliveries_bounds CHECK ((octet_length(topup_id) <= 100000)) NOT VALID
     CONSTRAINT further_deliveries_pkey PRIMARY KEY (topup_id, delivery_id)
-
-TABLE further_endpoints
-    endpoint_id uuid NOT NULL
-    partner_id uuid NOT NULL
-    purpose text NOT NULL DEFAULT 'webhooks'::text
-    url text NOT NULL
-    host text GENERATED ALWAYS AS (lower("substring"(url, '^[^:/?#]+://(?:[^/?#@]*@)?(\[[^]]*\]|[^/:?#]+)'::text))) STORED
-    secret bytea NOT NULL
-    old_secret bytea
-    old_secret_until timestamp with time zone
-    events text[] NOT NULL
-    headers bytea
-    verified_at timestamp with time zone
-    created_at timestamp with time zone NOT NULL DEFAULT now()
-    code_digest bytea
-    code_until timestamp with time zone
-    code_tries integer NOT NULL DEFAULT 0
-    CONSTRAINT further_endpoints_bounds CHECK (((LEAST(old_secret_until, verified_at, created_at, code_until) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(old_secret_until, verified_at, created_at, code_until) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(purpose), octet_length(url), octet_length(secret), octet_length(old_secret), octet_length(headers), octet_length(code_digest), pg_column_size(events)) <= 100000))) NOT VALID
-    CONSTRAINT further_endpoints_pkey PRIMARY KEY (endpoint_id)
-    CREATE INDEX further_endpoints_partner ON public.further_endpoints USING btree (partner_id, created_at)
-    CREATE TRIGGER channel_moved BEFORE UPDATE OF url ON public.further_endpoints FOR EACH ROW WHEN (((old.purpose = 'notices'::text) AND (new.url IS DISTINCT FROM old.url))) EXECUTE FUNCTION channel_moved()
 
 TABLE held
     id uuid NOT NULL
@@ -324,6 +285,48 @@ TABLE orders
     CONSTRAINT orders_pkey PRIMARY KEY (order_id)
     CREATE INDEX orders_partner ON public.orders USING btree (partner_id, order_id)
 
+TABLE partner_endpoints
+    endpoint_id uuid NOT NULL
+    partner_id uuid NOT NULL
+    nth integer NOT NULL
+    lane text NOT NULL GENERATED ALWAYS AS (
+CASE
+    WHEN (nth = 0) THEN ''::text
+    ELSE (endpoint_id)::text
+END) STORED
+    purpose text NOT NULL DEFAULT 'webhooks'::text
+    url text
+    host text GENERATED ALWAYS AS (lower("substring"(url, '^[^:/?#]+://(?:[^/?#@]*@)?(\[[^]]*\]|[^/:?#]+)'::text))) STORED
+    secrets bytea[] NOT NULL DEFAULT '{}'::bytea[]
+    secret_ends timestamp with time zone[] NOT NULL DEFAULT '{}'::timestamp with time zone[]
+    events text[] NOT NULL DEFAULT '{topup.ready}'::text[]
+    headers bytea
+    created_at timestamp with time zone NOT NULL DEFAULT now()
+    verified_at timestamp with time zone
+    code_digest bytea
+    code_until timestamp with time zone
+    code_tries integer NOT NULL DEFAULT 0
+    failures integer NOT NULL DEFAULT 0
+    blocks integer NOT NULL DEFAULT 0
+    blocked_until timestamp with time zone
+    probe uuid
+    paused_by_partner boolean NOT NULL DEFAULT false
+    moving_since timestamp with time zone
+    failing_since timestamp with time zone
+    told text
+    told_at timestamp with time zone
+    exhausted_told_at timestamp with time zone
+    unproven_since timestamp with time zone
+    CONSTRAINT partner_endpoints_bounds CHECK (((LEAST(created_at, verified_at, code_until, moving_since, failing_since, told_at, exhausted_told_at, unproven_since) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(created_at, verified_at, code_until, moving_since, failing_since, told_at, exhausted_told_at, unproven_since) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND ((blocked_until = 'infinity'::timestamp with time zone) OR ((blocked_until >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (blocked_until <= '9999-12-31 00:00:00+00'::timestamp with time zone))) AND ('0001-01-01 00:00:00+00'::timestamp with time zone <= ALL (secret_ends)) AND ('9999-12-31 00:00:00+00'::timestamp with time zone >= ALL (secret_ends)) AND (GREATEST(octet_length(purpose), octet_length(url), octet_length(headers), octet_length(code_digest), octet_length(told), pg_column_size(events), pg_column_size(secrets), pg_column_size(secret_ends)) <= 100000)))
+    CONSTRAINT partner_endpoints_first CHECK (((nth = 0) = (endpoint_id = partner_id)))
+    CONSTRAINT partner_endpoints_pkey PRIMARY KEY (endpoint_id)
+    CONSTRAINT partner_endpoints_secrets CHECK ((cardinality(secrets) = cardinality(secret_ends)))
+    CREATE INDEX partner_endpoints_moving ON public.partner_endpoints USING btree (endpoint_id) WHERE (moving_since IS NOT NULL)
+    CREATE UNIQUE INDEX partner_endpoints_partner ON public.partner_endpoints USING btree (partner_id, nth)
+    CREATE TRIGGER channel_moved BEFORE UPDATE OF url ON public.partner_endpoints FOR EACH ROW WHEN (((old.purpose = 'notices'::text) AND (new.url IS DISTINCT FROM old.url))) EXECUTE FUNCTION channel_moved()
+    CREATE TRIGGER first_endpoint_changed AFTER INSERT OR UPDATE OF url, secrets, secret_ends, events ON public.partner_endpoints FOR EACH ROW WHEN ((new.nth = 0)) EXECUTE FUNCTION partner_from_first_endpoint()
+    CREATE TRIGGER health_of_endpoint BEFORE INSERT ON public.partner_endpoints FOR EACH ROW WHEN ((new.partner_id IS NULL)) EXECUTE FUNCTION health_of_endpoint()
+
 TABLE partners
     partner_id uuid NOT NULL
     name text NOT NULL
@@ -336,7 +339,7 @@ TABLE partners
     signed_body_required boolean NOT NULL DEFAULT false
     webhook_url text
     webhook_host text GENERATED ALWAYS AS (lower("substring"(webhook_url, '^[^:/?#]+://(?:[^/?#@]*@)?(\[[^]]*\]|[^/:?#]+)'::text))) STORED
-    webhook_secret bytea NOT NULL
+    webhook_secret bytea NOT NULL DEFAULT '\x'::bytea
     old_webhook_secret bytea
     old_webhook_secret_until timestamp with time zone
     webhook_events text[] NOT NULL DEFAULT '{}'::text[]
@@ -357,6 +360,8 @@ TABLE partners
     CONSTRAINT partners_old_access_key_key UNIQUE (old_access_key)
     CONSTRAINT partners_pkey PRIMARY KEY (partner_id)
     CREATE INDEX partners_version ON public.partners USING btree (version)
+    CREATE TRIGGER partner_changed AFTER UPDATE OF webhook_url, webhook_secret, old_webhook_secret, old_webhook_secret_until, webhook_events ON public.partners FOR EACH ROW EXECUTE FUNCTION first_endpoint_from_partner()
+    CREATE TRIGGER partner_created AFTER INSERT ON public.partners FOR EACH ROW EXECUTE FUNCTION first_endpoint_from_partner()
     CREATE TRIGGER partners_version BEFORE INSERT OR UPDATE ON public.partners FOR EACH ROW EXECUTE FUNCTION next_configuration_version()
 
 TABLE placements
@@ -550,6 +555,39 @@ VIEW archive_partners AS
    FROM (archives a
      CROSS JOIN LATERAL jsonb_each_text(a.partners) p(key, value));
 
+CREATE OR REPLACE FUNCTION public.change_further_endpoint()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    IF TG_OP = 'DELETE' THEN
+        DELETE FROM partner_endpoints WHERE endpoint_id = OLD.endpoint_id;
+    ELSIF TG_OP = 'UPDATE' THEN
+        UPDATE partner_endpoints
+        SET url = NEW.url, secrets = secret_list(NEW.secret, NEW.old_secret, NEW.old_secret_until),
+            secret_ends = secret_end_list(NEW.secret, NEW.old_secret, NEW.old_secret_until), events = NEW.events,
+            headers = NEW.headers, verified_at = NEW.verified_at, code_digest = NEW.code_digest,
+            code_until = NEW.code_until, code_tries = NEW.code_tries
+        WHERE endpoint_id = OLD.endpoint_id;
+    ELSE
+        INSERT INTO partner_endpoints
+            (endpoint_id, partner_id, nth, purpose, url, secrets, secret_ends, events, headers, verified_at, created_at,
+             code_digest, code_until, code_tries)
+        SELECT NEW.endpoint_id, NEW.partner_id, coalesce(max(e.nth), 0) + 1, coalesce(NEW.purpose, 'webhooks'), NEW.url,
+               secret_list(NEW.secret, NEW.old_secret, NEW.old_secret_until),
+               secret_end_list(NEW.secret, NEW.old_secret, NEW.old_secret_until), NEW.events, NEW.headers, NEW.verified_at,
+               coalesce(NEW.created_at, now()), NEW.code_digest, NEW.code_until, coalesce(NEW.code_tries, 0)
+        FROM partner_endpoints e WHERE e.partner_id = NEW.partner_id;
+    END IF;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    RETURN coalesce(NEW, OLD);
+END
+$function$
+
 CREATE OR REPLACE FUNCTION public.channel_moved()
  RETURNS trigger
  LANGUAGE plpgsql
@@ -649,6 +687,90 @@ VIEW configuration_version AS
     system.version
    FROM system;
 
+VIEW endpoints AS
+ SELECT partner_endpoints.endpoint_id AS partner_id,
+    partner_endpoints.failures,
+    partner_endpoints.blocks,
+    partner_endpoints.blocked_until,
+    partner_endpoints.probe,
+    partner_endpoints.moving_since,
+    partner_endpoints.paused_by_partner,
+    partner_endpoints.failing_since,
+    partner_endpoints.told,
+    partner_endpoints.told_at,
+    partner_endpoints.exhausted_told_at,
+    partner_endpoints.unproven_since
+   FROM partner_endpoints;
+
+CREATE OR REPLACE FUNCTION public.first_endpoint_from_partner()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    INSERT INTO partner_endpoints AS e (endpoint_id, partner_id, nth, url, secrets, secret_ends, events, created_at)
+    VALUES (NEW.partner_id, NEW.partner_id, 0, NEW.webhook_url,
+            secret_list(NEW.webhook_secret, NEW.old_webhook_secret, NEW.old_webhook_secret_until),
+            secret_end_list(NEW.webhook_secret, NEW.old_webhook_secret, NEW.old_webhook_secret_until),
+            array_prepend('topup.ready', NEW.webhook_events), NEW.created_at)
+    ON CONFLICT (endpoint_id) DO UPDATE
+    SET url = excluded.url, secrets = excluded.secrets, secret_ends = excluded.secret_ends, events = excluded.events
+    WHERE (e.url, e.secrets, e.secret_ends, e.events)
+        IS DISTINCT FROM (excluded.url, excluded.secrets, excluded.secret_ends, excluded.events);
+    RETURN NULL;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION public.forget_health()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    UPDATE partner_endpoints
+    SET failures = 0, blocks = 0, blocked_until = NULL, probe = NULL, moving_since = NULL, paused_by_partner = false,
+        failing_since = NULL, told = NULL, told_at = NULL, exhausted_told_at = NULL, unproven_since = NULL
+    WHERE endpoint_id = OLD.partner_id;
+    RETURN OLD;
+END
+$function$
+
+VIEW further_endpoints AS
+ SELECT partner_endpoints.endpoint_id,
+    partner_endpoints.partner_id,
+    partner_endpoints.purpose,
+    partner_endpoints.url,
+    partner_endpoints.host,
+    partner_endpoints.secrets[1] AS secret,
+    partner_endpoints.secrets[2] AS old_secret,
+    partner_endpoints.secret_ends[2] AS old_secret_until,
+    partner_endpoints.events,
+    partner_endpoints.headers,
+    partner_endpoints.verified_at,
+    partner_endpoints.created_at,
+    partner_endpoints.code_digest,
+    partner_endpoints.code_until,
+    partner_endpoints.code_tries
+   FROM partner_endpoints
+  WHERE (partner_endpoints.nth > 0);
+
+CREATE OR REPLACE FUNCTION public.health_of_endpoint()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    SELECT e.partner_id, e.nth INTO NEW.partner_id, NEW.nth FROM partner_endpoints e WHERE e.endpoint_id = NEW.endpoint_id;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    RETURN NEW;
+END
+$function$
+
 CREATE OR REPLACE FUNCTION public.insert_retention_due()
  RETURNS trigger
  LANGUAGE plpgsql
@@ -702,6 +824,24 @@ BEGIN
     IF TG_OP <> 'DELETE' AND NEW.provider_reference IS NOT NULL THEN
         INSERT INTO provider_references VALUES (NEW.provider_reference, NEW.placement_id) ON CONFLICT DO NOTHING;
     END IF;
+    RETURN NULL;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION public.partner_from_first_endpoint()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    UPDATE partners p
+    SET webhook_url = NEW.url, webhook_secret = coalesce(NEW.secrets[1], ''), old_webhook_secret = NEW.secrets[2],
+        old_webhook_secret_until = NEW.secret_ends[2], webhook_events = array_remove(NEW.events, 'topup.ready')
+    WHERE p.partner_id = NEW.partner_id
+      AND (p.webhook_url, p.webhook_secret, p.old_webhook_secret, p.old_webhook_secret_until, p.webhook_events)
+          IS DISTINCT FROM (NEW.url, coalesce(NEW.secrets[1], ''), NEW.secrets[2], NEW.secret_ends[2],
+                            array_remove(NEW.events, 'topup.ready'));
     RETURN NULL;
 END
 $function$
@@ -789,6 +929,24 @@ VIEW retention_due AS
    FROM work
   WHERE ((work.kind = 'erase'::text) AND (work.provider = ''::text));
 
+CREATE OR REPLACE FUNCTION public.secret_end_list(newest bytea, old bytea, until timestamp with time zone)
+ RETURNS timestamp with time zone[]
+ LANGUAGE sql
+ IMMUTABLE
+AS $function$
+    SELECT CASE WHEN newest IS NULL OR newest = '' THEN '{}' WHEN old IS NULL OR until IS NULL THEN ARRAY[NULL::timestamptz]
+                ELSE ARRAY[NULL, until] END
+$function$
+
+CREATE OR REPLACE FUNCTION public.secret_list(newest bytea, old bytea, until timestamp with time zone)
+ RETURNS bytea[]
+ LANGUAGE sql
+ IMMUTABLE
+AS $function$
+    SELECT CASE WHEN newest IS NULL OR newest = '' THEN '{}' WHEN old IS NULL OR until IS NULL THEN ARRAY[newest]
+                ELSE ARRAY[newest, old] END
+$function$
+
 VIEW source_addresses AS
  SELECT system.singleton,
     system.addresses,
@@ -810,22 +968,17 @@ CREATE OR REPLACE FUNCTION public.topup_failed()
  SET search_path TO 'public', 'pg_temp'
 AS $function$
 BEGIN
-    WITH subject AS (
-        SELECT o.order_id, o.partner_id, o.answer_by, a.webhook_events, a.has_further_endpoints
+    WITH wanted AS (
+        SELECT o.order_id, o.partner_id, o.answer_by, nullif(e.endpoint_id, o.partner_id) AS endpoint_id, e.lane
         FROM placements p
         JOIN orders o ON o.order_id = p.order_id
-        JOIN partners a ON a.partner_id = o.partner_id
-        WHERE p.placement_id = NEW.placement_id AND o.refused_at IS NULL
-    ), wanted AS (
-        SELECT NULL::uuid AS endpoint_id FROM subject WHERE 'topup.failed' = ANY (webhook_events)
-        UNION ALL
-        SELECT f.endpoint_id FROM subject JOIN further_endpoints f ON f.partner_id = subject.partner_id
-        WHERE subject.has_further_endpoints AND 'topup.failed' = ANY (f.events)
+        JOIN partner_endpoints e ON e.partner_id = o.partner_id
+        WHERE p.placement_id = NEW.placement_id AND o.refused_at IS NULL AND 'topup.failed' = ANY (e.events)
     ), created AS (
         INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id, endpoint_id)
         SELECT md5(concat_ws(' ', 'topup.failed', NEW.topup_id, endpoint_id))::uuid, partner_id, 'topup.failed',
                NEW.topup_id, order_id, endpoint_id
-        FROM subject, wanted
+        FROM wanted
         ON CONFLICT DO NOTHING
         RETURNING delivery_id, endpoint_id
     ), linked AS (
@@ -834,8 +987,8 @@ BEGIN
         ON CONFLICT DO NOTHING
     )
     INSERT INTO work (id, kind, provider, lane, partner_id, at)
-    SELECT delivery_id, 'deliver', '', coalesce(endpoint_id::text, ''), partner_id, greatest(answer_by, now())
-    FROM created, subject;
+    SELECT delivery_id, 'deliver', '', lane, partner_id, greatest(answer_by, now())
+    FROM created JOIN wanted ON wanted.endpoint_id IS NOT DISTINCT FROM created.endpoint_id;
     RETURN NULL;
 END
 $function$
@@ -849,13 +1002,13 @@ AS $function$
 DECLARE
     -- How many wrong codes are taken before a new one has to be sent.
     most constant integer := 5;
-    channel further_endpoints;
+    channel partner_endpoints;
     key bytea := convert_to(code, 'UTF8');
     inner_pad bytea := decode(repeat('36', 64), 'hex');
     outer_pad bytea := decode(repeat('5c', 64), 'hex');
 BEGIN
     -- The lock keeps two requests at the same time from counting one try.
-    SELECT * INTO channel FROM further_endpoints WHERE partner_id = of_partner AND purpose = 'notices' FOR UPDATE;
+    SELECT * INTO channel FROM partner_endpoints WHERE partner_id = of_partner AND purpose = 'notices' FOR UPDATE;
     tries_left := 0;
     IF NOT FOUND THEN
         outcome := 'none';
@@ -877,12 +1030,12 @@ BEGIN
         END LOOP;
         IF channel.code_digest = sha256(outer_pad || sha256(inner_pad || convert_to(E'notice code\n', 'UTF8')
                                                                         || uuid_send(channel.endpoint_id))) THEN
-            UPDATE further_endpoints SET verified_at = now(), code_digest = NULL WHERE endpoint_id = channel.endpoint_id;
+            UPDATE partner_endpoints SET verified_at = now(), code_digest = NULL WHERE endpoint_id = channel.endpoint_id;
             outcome := 'verified';
             RETURN;
         END IF;
     END IF;
-    UPDATE further_endpoints SET code_tries = code_tries + 1 WHERE endpoint_id = channel.endpoint_id;
+    UPDATE partner_endpoints SET code_tries = code_tries + 1 WHERE endpoint_id = channel.endpoint_id;
     outcome := 'wrong';
     tries_left := most - channel.code_tries - 1;
 END

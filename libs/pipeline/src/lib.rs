@@ -27,6 +27,7 @@ pub mod figures;
 pub mod group_commit;
 mod majority;
 pub mod metrics;
+pub mod owner;
 mod pace;
 pub mod payload;
 pub mod permits;

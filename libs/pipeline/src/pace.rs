@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use domain::PartnerId;
+use crate::owner::Owner;
 
 /// After this time without an attempt, the pace of a partner is not known any more.
 const REMEMBERED: Duration = Duration::from_mins(10);
@@ -32,7 +32,7 @@ pub(crate) enum Pace {
 
 #[derive(Default)]
 pub(crate) struct Paces {
-    partners: HashMap<PartnerId, Known>,
+    owners: HashMap<Owner, Known>,
 }
 
 struct Known {
@@ -46,11 +46,11 @@ struct Known {
 
 impl Paces {
     /// Notes that a partner without permits got one.
-    pub(crate) fn begin(&mut self, partner: PartnerId, now: Instant) {
-        if self.partners.len() >= MANY {
-            self.partners.retain(|_, known| !known.is_old(now));
+    pub(crate) fn begin(&mut self, owner: Owner, now: Instant) {
+        if self.owners.len() >= MANY {
+            self.owners.retain(|_, known| !known.is_old(now));
         }
-        let known = self.partners.entry(partner).or_insert(Known {
+        let known = self.owners.entry(owner).or_insert(Known {
             last_was_slow: None,
             progress: now,
             in_flight: true,
@@ -63,23 +63,23 @@ impl Paces {
     }
 
     /// Notes that an attempt has ended.
-    pub(crate) fn attempted(&mut self, partner: PartnerId, was_slow: bool, now: Instant) {
-        if let Some(known) = self.partners.get_mut(&partner) {
+    pub(crate) fn attempted(&mut self, owner: Owner, was_slow: bool, now: Instant) {
+        if let Some(known) = self.owners.get_mut(&owner) {
             known.last_was_slow = Some(was_slow);
             known.progress = now;
         }
     }
 
     /// Notes that a partner has no permits any more.
-    pub(crate) fn end(&mut self, partner: PartnerId) {
-        if let Some(known) = self.partners.get_mut(&partner) {
+    pub(crate) fn end(&mut self, owner: Owner) {
+        if let Some(known) = self.owners.get_mut(&owner) {
             known.in_flight = false;
         }
     }
 
     /// The pace of a partner, if attempts are slow that take at least `slow`.
-    pub(crate) fn of(&self, partner: PartnerId, slow: Duration, now: Instant) -> Pace {
-        let Some(known) = self.partners.get(&partner) else {
+    pub(crate) fn of(&self, owner: Owner, slow: Duration, now: Instant) -> Pace {
+        let Some(known) = self.owners.get(&owner) else {
             return Pace::Unproven;
         };
         if known.in_flight && now.saturating_duration_since(known.progress) >= slow {
@@ -101,12 +101,14 @@ impl Known {
 
 #[cfg(test)]
 mod tests {
+    use domain::PartnerId;
+
     use super::*;
 
     #[test]
     fn a_partner_is_slow_after_a_slow_attempt_and_while_none_ends() {
         let mut paces = Paces::default();
-        let partner = PartnerId::new();
+        let partner = PartnerId::new().into();
         let slow = Duration::from_secs(3);
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);

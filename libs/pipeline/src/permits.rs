@@ -28,10 +28,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use domain::PartnerId;
 use runtime::lock;
 
-use crate::pace::{Pace, Paces};
+use crate::{
+    owner::Owner,
+    pace::{Pace, Paces},
+};
 
 /// The queues of one lane, or of one partner, hold at most this many times the number of free
 /// permits, which is three quarters of the permits that they could reach.
@@ -87,12 +89,12 @@ pub fn unlimited_lanes() -> LaneStates {
     Arc::new(|_| LaneState::UNLIMITED)
 }
 
-/// The lane and the partner of a ticket. Tickets with the same key are a queue.
+/// The lane and the owner of a ticket. Tickets with the same key are a queue.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct QueueKey {
     /// The lane; empty if it is not known yet. Rows of unknown lanes share no limit of a lane.
     pub lane: Arc<str>,
-    pub partner: PartnerId,
+    pub owner: Owner,
 }
 
 /// All permits of a stage.
@@ -110,7 +112,7 @@ pub(crate) struct Permits {
 struct InUse {
     total: usize,
     by_lane: HashMap<Arc<str>, usize>,
-    by_partner: HashMap<PartnerId, usize>,
+    by_owner: HashMap<Owner, usize>,
     by_queue: HashMap<QueueKey, usize>,
     paces: Paces,
 }
@@ -122,7 +124,7 @@ pub struct Permit {
 }
 
 impl Permit {
-    /// The lane and partner that the permit counts for.
+    /// The lane and the owner that the permit counts for.
     pub fn key(&self) -> &QueueKey {
         &self.key
     }
@@ -135,7 +137,7 @@ impl Permit {
         }
         let key = QueueKey {
             lane: Arc::clone(lane),
-            partner: self.key.partner,
+            owner: self.key.owner,
         };
         let limit = self.permits.lane_limit(lane);
         let mut in_use = lock(&self.permits.in_use);
@@ -155,7 +157,7 @@ impl Permit {
             let mut in_use = lock(&self.permits.in_use);
             in_use
                 .paces
-                .attempted(self.key.partner, took >= slow, Instant::now());
+                .attempted(self.key.owner, took >= slow, Instant::now());
         }
     }
 }
@@ -164,8 +166,8 @@ impl Drop for Permit {
     fn drop(&mut self) {
         let mut in_use = lock(&self.permits.in_use);
         in_use.remove(&self.key);
-        if in_use.of_partner(self.key.partner) == 0 {
-            in_use.paces.end(self.key.partner);
+        if in_use.of_owner(self.key.owner) == 0 {
+            in_use.paces.end(self.key.owner);
         }
         drop(in_use);
         (self.permits.on_release)();
@@ -205,8 +207,8 @@ impl Permits {
             return None;
         }
         in_use.add(key);
-        if self.limits.slow_attempt.is_some() && in_use.of_partner(key.partner) == 1 {
-            in_use.paces.begin(key.partner, now);
+        if self.limits.slow_attempt.is_some() && in_use.of_owner(key.owner) == 1 {
+            in_use.paces.begin(key.owner, now);
         }
         Some(Permit {
             permits: Arc::clone(self),
@@ -222,14 +224,14 @@ impl Permits {
         let free = self.limits.permits - in_use.total;
         let of_queue = in_use.of_queue(key);
         let of_lane = in_use.of_lane(&key.lane);
-        let of_partner = in_use.of_partner(key.partner);
+        let of_owner = in_use.of_owner(key.owner);
         let free_in_lane = lane_limit.saturating_sub(of_lane);
 
         let queue_has_room = of_queue < free;
-        let partner_has_room = of_partner < self.limits.per_partner.min(free * SHARED_BY_QUEUES);
+        let owner_has_room = of_owner < self.limits.per_partner.min(free * SHARED_BY_QUEUES);
         let lane_has_room =
             key.lane.is_empty() || (of_lane < free * SHARED_BY_QUEUES && of_queue < free_in_lane);
-        queue_has_room && partner_has_room && lane_has_room
+        queue_has_room && owner_has_room && lane_has_room
     }
 
     /// Whether the pace of a partner allows it another permit. A partner whose attempts are known to
@@ -238,13 +240,13 @@ impl Permits {
         let Some(slow) = self.limits.slow_attempt else {
             return true;
         };
-        let pace = |partner| in_use.paces.of(partner, slow, now);
-        let own = pace(key.partner);
+        let pace = |owner| in_use.paces.of(owner, slow, now);
+        let own = pace(key.owner);
         if own == Pace::Quick {
             return true;
         }
         let unproven = (self.limits.permits / UNPROVEN_PART).max(UNPROVEN_LEAST);
-        if in_use.of_partner(key.partner) >= unproven {
+        if in_use.of_owner(key.owner) >= unproven {
             return false;
         }
         if own == Pace::Unproven {
@@ -253,7 +255,7 @@ impl Permits {
         let mut of_slow = 0;
         let mut of_slow_in_lane = 0;
         for (queue, held) in &in_use.by_queue {
-            if pace(queue.partner) == Pace::Slow {
+            if pace(queue.owner) == Pace::Slow {
                 of_slow += held;
                 if queue.lane == key.lane {
                     of_slow_in_lane += held;
@@ -286,21 +288,21 @@ impl InUse {
         self.by_lane.get(lane).copied().unwrap_or_default()
     }
 
-    fn of_partner(&self, partner: PartnerId) -> usize {
-        self.by_partner.get(&partner).copied().unwrap_or_default()
+    fn of_owner(&self, owner: Owner) -> usize {
+        self.by_owner.get(&owner).copied().unwrap_or_default()
     }
 
     fn add(&mut self, key: &QueueKey) {
         self.total += 1;
         *self.by_lane.entry(Arc::clone(&key.lane)).or_default() += 1;
-        *self.by_partner.entry(key.partner).or_default() += 1;
+        *self.by_owner.entry(key.owner).or_default() += 1;
         *self.by_queue.entry(key.clone()).or_default() += 1;
     }
 
     fn remove(&mut self, key: &QueueKey) {
         self.total -= 1;
         decrement(&mut self.by_lane, &key.lane);
-        decrement(&mut self.by_partner, &key.partner);
+        decrement(&mut self.by_owner, &key.owner);
         decrement(&mut self.by_queue, key);
     }
 }
@@ -319,6 +321,8 @@ pub(crate) fn decrement<K: Hash + Eq>(counts: &mut HashMap<K, usize>, key: &K) {
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
+    use domain::PartnerId;
+
     use super::*;
 
     fn permits(permits: usize, per_lane: usize, per_partner: usize) -> Arc<Permits> {
@@ -335,7 +339,7 @@ mod tests {
     fn key(lane: &str, partner: PartnerId) -> QueueKey {
         QueueKey {
             lane: lane.into(),
-            partner,
+            owner: partner.into(),
         }
     }
 
@@ -449,7 +453,7 @@ mod tests {
         let in_use = lock(&permits.in_use);
         assert_eq!(in_use.total, 0);
         assert!(
-            in_use.by_lane.is_empty() && in_use.by_partner.is_empty() && in_use.by_queue.is_empty()
+            in_use.by_lane.is_empty() && in_use.by_owner.is_empty() && in_use.by_queue.is_empty()
         );
     }
 

@@ -378,7 +378,7 @@ mod tests {
     fn key(lane: &str, partner: PartnerId) -> QueueKey {
         QueueKey {
             lane: lane.into(),
-            partner,
+            owner: partner.into(),
         }
     }
 

@@ -402,7 +402,7 @@ mod tests {
         let ticket = |id: usize| Ticket {
             id,
             lane: "a".into(),
-            partner: if id.is_multiple_of(2) { one } else { other },
+            owner: if id.is_multiple_of(2) { one } else { other }.into(),
         };
         let shuffled = shuffled_within_queues((0..200).map(ticket).collect());
         let ids: Vec<usize> = shuffled.iter().map(|ticket| ticket.id).collect();

@@ -27,7 +27,7 @@ BEGIN
                    -- The three columns in which one infinity is a mark.
                    CASE (SELECT relname FROM pg_class WHERE oid = bounded) || '.' || attname
                        WHEN 'work.at' THEN '-infinity' WHEN 'retention.up_to' THEN '-infinity' WHEN 'walks.up_to' THEN '-infinity'
-                       WHEN 'endpoints.blocked_until' THEN 'infinity' END AS mark,
+                       WHEN 'endpoints.blocked_until' THEN 'infinity' WHEN 'partner_endpoints.blocked_until' THEN 'infinity' END AS mark,
                    CASE (SELECT relname FROM pg_class WHERE oid = bounded)
                        WHEN 'sweeps' THEN '1 day' WHEN 'walks' THEN '1 day' ELSE '0' END AS before
             FROM pg_attribute

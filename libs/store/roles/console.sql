@@ -11,6 +11,11 @@ GRANT SELECT (partner_id, name, environment, access_key, old_access_key, old_key
     ON partners TO esim_console;
 GRANT SELECT (endpoint_id, partner_id, purpose, url, host, old_secret_until, events, verified_at, created_at)
     ON further_endpoints TO esim_console;
+GRANT SELECT (endpoint_id, partner_id, nth, lane, purpose, url, host, secret_ends, events, created_at, verified_at, failures,
+              blocks, blocked_until, probe, paused_by_partner, moving_since, failing_since, told, told_at, exhausted_told_at,
+              unproven_since),
+      UPDATE (failures, blocks, blocked_until, probe, paused_by_partner)
+    ON partner_endpoints TO esim_console;
 GRANT SELECT (topup_id, provider, provider_unit_id, iccid, profile, ready_at, delivery_id, erased_at, returned_at)
     ON esims TO esim_console;
 

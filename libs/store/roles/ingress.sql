@@ -30,6 +30,10 @@ GRANT SELECT (has_further_endpoints), UPDATE (has_further_endpoints) ON partners
 GRANT SELECT, INSERT (endpoint_id, partner_id, purpose, url, secret, events, headers, created_at), DELETE,
     UPDATE (url, secret, old_secret, old_secret_until, events, headers)
     ON further_endpoints TO esim_ingress;
+GRANT SELECT, DELETE,
+    INSERT (endpoint_id, partner_id, nth, purpose, url, secrets, secret_ends, events, headers, created_at),
+    UPDATE (url, secrets, secret_ends, events, headers, moving_since, blocked_until, paused_by_partner, probe, unproven_since)
+    ON partner_endpoints TO esim_ingress;
 -- It verifies a channel for notices only by this function, which asks for the code.
 GRANT EXECUTE ON FUNCTION verify_channel(uuid, text) TO esim_ingress;
 GRANT SELECT ON further_deliveries TO esim_ingress;

@@ -4,7 +4,11 @@ GRANT SELECT (partner_id, environment, webhook_url, webhook_host, webhook_secret
               old_webhook_secret_until, old_keys_until, webhook_events, has_further_endpoints, disabled_at, created_at)
     ON partners TO esim_notifier;
 GRANT SELECT ON further_endpoints TO esim_notifier;
--- The codes that verify channels for notices, and the addresses that partners were told.
+-- The health of endpoints, and the codes that verify channels for notices.
+GRANT SELECT, UPDATE (failures, blocks, blocked_until, probe, moving_since, paused_by_partner, failing_since, told, told_at,
+                      exhausted_told_at, unproven_since, code_digest, code_until, code_tries)
+    ON partner_endpoints TO esim_notifier;
+-- The addresses that partners were told.
 GRANT UPDATE (code_digest, code_until, code_tries) ON further_endpoints TO esim_notifier;
 GRANT SELECT, UPDATE (addresses, told_at) ON system TO esim_notifier;
 -- Only for FOR SHARE, which needs the privilege to update a column. An update fails: its trigger raises the

@@ -17,6 +17,8 @@ use uuid::Uuid;
 
 use crate::{
     Result,
+    deliveries::endpoints::EndpointKey,
+    partners::endpoints::purpose,
     profile::Profile,
     signed,
     vault::{self, Keyring, Purpose, Vault, VaultError},
@@ -28,10 +30,9 @@ const PAGE: usize = 500;
 /// The number of stored values under a key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Usage {
-    /// Partners' secret keys and webhook secrets, including old ones and those of further endpoints,
-    /// and the headers of these.
+    /// Partners' secret keys, and the secrets and headers of their endpoints; old ones are among them.
     pub partner_secrets: u64,
-    /// The webhook secrets and headers among them.
+    /// What belongs to endpoints among them.
     pub webhook_secrets: u64,
     /// Profiles of topups.
     pub profiles: u64,
@@ -105,27 +106,22 @@ impl Pass {
     }
 
     /// The secrets of a row as they should be stored, and how many of them change.
-    fn reseal_row<const N: usize>(
+    fn reseal_row(
         &mut self,
         vault: &Vault,
-        secrets: &[Secret<'_>; N],
-    ) -> Result<([Option<Vec<u8>>; N], u64)> {
-        let mut new = secrets
-            .each_ref()
-            .map(|secret| secret.sealed.map(<[u8]>::to_vec));
+        secrets: &[Secret<'_>],
+    ) -> Result<(Vec<Option<Vec<u8>>>, u64)> {
+        let mut all = Vec::with_capacity(secrets.len());
         let mut changed = 0;
-        for (new, secret) in new.iter_mut().zip(secrets) {
+        for secret in secrets {
             let prefix = vault.first_prefix(secret.purpose.keyring())?;
-            let Some(old) = secret.sealed.filter(|old| !old.starts_with(&prefix)) else {
-                continue;
-            };
+            let old = secret.sealed.filter(|old| !old.starts_with(&prefix));
             let what = (secret.column, secret.id);
-            if let Some(resealed) = self.reseal(vault, what, Ok(secret.purpose), old) {
-                *new = Some(resealed);
-                changed += 1;
-            }
+            let new = old.and_then(|old| self.reseal(vault, what, Ok(secret.purpose), old));
+            changed += u64::from(new.is_some());
+            all.push(new.or_else(|| secret.sealed.map(<[u8]>::to_vec)));
         }
-        Ok((new, changed))
+        Ok((all, changed))
     }
 
     /// Seals a value again. Returns `None` if that fails, and notes the failure in the pass.
@@ -199,7 +195,7 @@ async fn walk(
     }
     let mut after = Some(Uuid::nil());
     while let Some(last) = after {
-        let page = further_endpoints(connection, last).await?;
+        let page = endpoints(connection, last).await?;
         for row in &page {
             pass.count(&row.secrets());
             if let Some(vault) = vault {
@@ -251,32 +247,20 @@ struct Secret<'a> {
 struct PartnerRow {
     partner_id: Uuid,
     secret_key: Option<Vec<u8>>,
-    webhook_secret: Vec<u8>,
     old_secret_key: Option<Vec<u8>>,
-    old_webhook_secret: Option<Vec<u8>>,
 }
 
 impl PartnerRow {
-    fn secrets(&self) -> [Secret<'_>; 4] {
+    fn secrets(&self) -> [Secret<'_>; 2] {
         let id = self.partner_id;
-        let key = Purpose::SecretKey(id.into());
-        let webhook = Purpose::WebhookSecret(id.into());
-        // An erased partner has an empty secret.
-        let webhook_secret = Some(&*self.webhook_secret).filter(|secret| !secret.is_empty());
         [
-            ("secret_key", key, self.secret_key.as_deref()),
-            ("webhook_secret", webhook, webhook_secret),
-            ("old_secret_key", key, self.old_secret_key.as_deref()),
-            (
-                "old_webhook_secret",
-                webhook,
-                self.old_webhook_secret.as_deref(),
-            ),
+            ("secret_key", self.secret_key.as_deref()),
+            ("old_secret_key", self.old_secret_key.as_deref()),
         ]
-        .map(|(column, purpose, sealed)| Secret {
+        .map(|(column, sealed)| Secret {
             column,
             id,
-            purpose,
+            purpose: Purpose::SecretKey(id.into()),
             sealed,
         })
     }
@@ -285,7 +269,7 @@ impl PartnerRow {
 async fn partners(connection: &mut PgConnection, after: Uuid) -> Result<Vec<PartnerRow>> {
     let page = sqlx::query_as!(
         PartnerRow,
-        "SELECT partner_id, secret_key, webhook_secret, old_secret_key, old_webhook_secret FROM partners
+        "SELECT partner_id, secret_key, old_secret_key FROM partners
          WHERE partner_id > $1 ORDER BY partner_id LIMIT $2",
         after,
         i64::from(signed(PAGE)),
@@ -306,26 +290,15 @@ async fn reencrypt_partner(
     if changed == 0 {
         return Ok(());
     }
-    let [
-        secret_key,
-        webhook_secret,
-        old_secret_key,
-        old_webhook_secret,
-    ] = new;
+    let mut new = new.into_iter();
     let statement = sqlx::query!(
-        "UPDATE partners
-         SET secret_key = $2, webhook_secret = $3, old_secret_key = $4, old_webhook_secret = $5
-         WHERE partner_id = $1 AND secret_key IS NOT DISTINCT FROM $6 AND webhook_secret = $7
-           AND old_secret_key IS NOT DISTINCT FROM $8 AND old_webhook_secret IS NOT DISTINCT FROM $9",
+        "UPDATE partners SET secret_key = $2, old_secret_key = $3
+         WHERE partner_id = $1 AND secret_key IS NOT DISTINCT FROM $4 AND old_secret_key IS NOT DISTINCT FROM $5",
         row.partner_id,
-        secret_key,
-        webhook_secret.unwrap_or_default(),
-        old_secret_key,
-        old_webhook_secret,
+        new.next().flatten(),
+        new.next().flatten(),
         row.secret_key,
-        row.webhook_secret,
         row.old_secret_key,
-        row.old_webhook_secret,
     );
     pass.reencrypted += statement.execute(connection).await?.rows_affected() * changed;
     Ok(())
@@ -333,34 +306,39 @@ async fn reencrypt_partner(
 
 struct EndpointRow {
     endpoint_id: Uuid,
-    secret: Vec<u8>,
-    old_secret: Option<Vec<u8>>,
+    partner_id: Uuid,
+    secrets: Vec<Vec<u8>>,
     headers: Option<Vec<u8>>,
 }
 
 impl EndpointRow {
-    fn secrets(&self) -> [Secret<'_>; 3] {
+    /// The headers and then the secrets.
+    fn secrets(&self) -> Vec<Secret<'_>> {
         let id = self.endpoint_id;
-        let secret = Purpose::EndpointSecret(id.into());
-        let headers = Purpose::EndpointHeaders(id.into());
-        [
-            ("endpoint_secret", secret, Some(&*self.secret)),
-            ("old_endpoint_secret", secret, self.old_secret.as_deref()),
-            ("endpoint_headers", headers, self.headers.as_deref()),
-        ]
-        .map(|(column, purpose, sealed)| Secret {
-            column,
+        let key = EndpointKey {
+            partner_id: self.partner_id.into(),
+            id: id.into(),
+        };
+        let headers = Secret {
+            column: "endpoint_headers",
             id,
-            purpose,
-            sealed,
-        })
+            purpose: Purpose::EndpointHeaders(key.id),
+            sealed: self.headers.as_deref(),
+        };
+        let secrets = self.secrets.iter().map(|sealed| Secret {
+            column: "webhook_secret",
+            id,
+            purpose: purpose(key),
+            sealed: Some(sealed),
+        });
+        std::iter::once(headers).chain(secrets).collect()
     }
 }
 
-async fn further_endpoints(connection: &mut PgConnection, after: Uuid) -> Result<Vec<EndpointRow>> {
+async fn endpoints(connection: &mut PgConnection, after: Uuid) -> Result<Vec<EndpointRow>> {
     let page = sqlx::query_as!(
         EndpointRow,
-        "SELECT endpoint_id, secret, old_secret, headers FROM further_endpoints
+        "SELECT endpoint_id, partner_id, secrets, headers FROM partner_endpoints
          WHERE endpoint_id > $1 ORDER BY endpoint_id LIMIT $2",
         after,
         i64::from(signed(PAGE)),
@@ -368,7 +346,7 @@ async fn further_endpoints(connection: &mut PgConnection, after: Uuid) -> Result
     Ok(page.fetch_all(connection).await?)
 }
 
-/// Seals the secrets and the headers of one further endpoint again.
+/// Seals the secrets and the headers of one endpoint again.
 async fn reencrypt_endpoint(
     connection: &mut PgConnection,
     vault: &Vault,
@@ -379,17 +357,16 @@ async fn reencrypt_endpoint(
     if changed == 0 {
         return Ok(());
     }
-    let [secret, old_secret, headers] = new;
+    let mut new = new.into_iter();
+    let headers = new.next().flatten();
+    let secrets: Vec<Vec<u8>> = new.flatten().collect();
     let statement = sqlx::query!(
-        "UPDATE further_endpoints SET secret = $2, old_secret = $3, headers = $4
-         WHERE endpoint_id = $1 AND secret = $5 AND old_secret IS NOT DISTINCT FROM $6
-           AND headers IS NOT DISTINCT FROM $7",
+        "UPDATE partner_endpoints SET secrets = $2, headers = $3
+         WHERE endpoint_id = $1 AND secrets = $4 AND headers IS NOT DISTINCT FROM $5",
         row.endpoint_id,
-        secret.unwrap_or_default(),
-        old_secret,
+        &secrets,
         headers,
-        row.secret,
-        row.old_secret,
+        &row.secrets,
         row.headers,
     );
     pass.reencrypted += statement.execute(connection).await?.rows_affected() * changed;

@@ -1,5 +1,4 @@
-//! Partner accounts: their credentials, limits, state, [webhook endpoint](NewWebhook) and
-//! [further endpoints](further).
+//! Partner accounts: their credentials, limits, state and [endpoints].
 //!
 //! `esimctl` creates and changes partners. Ingress keeps the credentials in memory, with the
 //! changes that [`changed_since`] returns, and looks up unknown access keys with [`by_access_key`].
@@ -11,17 +10,14 @@ use std::{collections::HashMap, time::Duration};
 
 use domain::{Environment, PartnerId};
 use signing::{SecretKey, webhook};
-use sqlx::PgConnection;
+use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-mod endpoint;
-pub mod further;
+pub mod endpoints;
 
 pub use domain::rotation::Overlap;
-pub(crate) use endpoint::change_webhook;
-pub use endpoint::{NewWebhook, set_events, set_webhook};
-pub use further::rotate_secret;
+pub use endpoints::{rotate_secret, set_events, set_webhook};
 
 use crate::{
     Result, age, seconds, signed, unsigned,
@@ -151,25 +147,31 @@ pub async fn create(
 ) -> Result<()> {
     let id = new.partner_id;
     let secret_key = vault.seal(Purpose::SecretKey(id), new.secret_key.expose())?;
-    let webhook_secret = vault.seal(Purpose::WebhookSecret(id), new.webhook_secret.expose())?;
+    let mut transaction = connection.begin().await?;
     let statement = sqlx::query!(
-        "INSERT INTO partners (partner_id, name, environment, access_key, secret_key, webhook_url, webhook_secret,
+        "INSERT INTO partners (partner_id, name, environment, access_key, secret_key,
                                max_in_flight, requests_per_second, orders_per_second, units_per_second)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
         id.uuid(),
         new.name,
         new.environment.as_str(),
         new.access_key,
         secret_key,
-        new.webhook_url,
-        webhook_secret,
         new.limits.max_in_flight.map(signed),
         new.limits.requests_per_second.map(signed),
         new.limits.orders_per_second.map(signed),
         new.limits.units_per_second.map(signed),
     );
-    statement.execute(connection).await?;
-    Ok(())
+    statement.execute(&mut *transaction).await?;
+    endpoints::set_first(
+        &mut transaction,
+        vault,
+        id,
+        new.webhook_url,
+        new.webhook_secret,
+    )
+    .await?;
+    Ok(transaction.commit().await?)
 }
 
 /// A partner by id, access key or the access key before the last rotation; `None`: all partners.
@@ -180,17 +182,17 @@ async fn find(
 ) -> Result<Vec<Partner>> {
     let partners = sqlx::query_as!(
         Partner,
-        r#"SELECT partner_id, name, environment, access_key, erased_at IS NULL AS "has_secret_key!",
+        r#"SELECT p.partner_id, name, environment, access_key, erased_at IS NULL AS "has_secret_key!",
                   CASE WHEN old_keys_until > now() THEN old_access_key END AS old_access_key,
-                  CASE WHEN old_keys_until > now() THEN old_keys_until END AS old_keys_until, webhook_url,
-                  webhook_events,
-                  CASE WHEN old_webhook_secret_until > now() THEN old_webhook_secret_until END
-                      AS old_webhook_secret_until,
+                  CASE WHEN old_keys_until > now() THEN old_keys_until END AS old_keys_until, e.url AS webhook_url,
+                  array_remove(e.events, 'topup.ready') AS "webhook_events!",
+                  CASE WHEN e.secret_ends[2] > now() THEN e.secret_ends[2] END AS old_webhook_secret_until,
                   max_in_flight, requests_per_second, orders_per_second, units_per_second, signed_body_required,
-                  moved_to, disabled_at, created_at
-           FROM partners
-           WHERE $1::text IS NULL OR partner_id::text = lower($1) OR access_key = $1 OR old_access_key = $1
-           ORDER BY created_at, partner_id"#,
+                  moved_to, disabled_at, p.created_at
+           FROM partners p
+           JOIN partner_endpoints e ON e.endpoint_id = p.partner_id
+           WHERE $1::text IS NULL OR p.partner_id::text = lower($1) OR access_key = $1 OR old_access_key = $1
+           ORDER BY p.created_at, p.partner_id"#,
         id_or_access_key,
     );
     Ok(partners.fetch_all(connection).await?)
@@ -435,46 +437,19 @@ pub async fn by_access_key(
     found.next().transpose()
 }
 
-/// Reads, for each master key in use, ten secrets of the newest partners that have secrets under
-/// it: from the column `$new`, and from `$old` if they are still valid (`$until`). A sealed value
-/// begins with the length and the id of its key, so the statement can group by key without opening
-/// anything. The secrets of one partner may be under different keys.
-macro_rules! newest_sealed {
-    ($connection:expr, $new:literal, $old:literal, $until:literal) => {
-        sqlx::query_as!(
-            Sealed,
-            r#"SELECT partner_id, sealed AS "sealed!" FROM (
-                 SELECT partner_id, sealed, row_number() OVER (
-                            PARTITION BY substring(sealed FROM 1 FOR 1 + get_byte(sealed, 0)) ORDER BY created_at DESC
-                        ) AS place
-                 FROM partners
-                 CROSS JOIN LATERAL (VALUES ("# + $new + "), (CASE WHEN " + $until + " > now() THEN " + $old + " END)
-                 ) AS secret(sealed) WHERE octet_length(sealed) > 0
-             ) by_key WHERE place <= 10"
-        )
-        .fetch_all(&mut *$connection)
-        .await?
-    };
-}
-
 /// Checks that the master keys of a vault open the stored secrets, for the purposes that the vault
 /// holds. For each key in use it tries the secrets of the ten newest partners. It is an error if a
 /// key is missing, or if the keys open none of the secrets. If they open only some, the others are
 /// damaged rows, which must not keep a service from starting.
 pub async fn check_master_key(connection: &mut PgConnection, vault: &Vault) -> Result<()> {
     if vault.holds(Keyring::Partners) {
-        let newest = newest_sealed!(connection, "secret_key", "old_secret_key", "old_keys_until");
-        open_some(vault, newest, Purpose::SecretKey)?;
+        let newest = newest_keys(connection).await?.into_iter();
+        let opened =
+            newest.map(|row| vault.open(Purpose::SecretKey(row.partner_id.into()), &row.sealed));
+        some_opened(opened)?;
     }
     if vault.holds(Keyring::Webhooks) {
-        let newest = newest_sealed!(
-            connection,
-            "webhook_secret",
-            "old_webhook_secret",
-            "old_webhook_secret_until"
-        );
-        open_some(vault, newest, Purpose::WebhookSecret)?;
-        further::check_keys(connection, vault).await?;
+        endpoints::check_keys(connection, vault).await?;
     }
     if vault.holds(Keyring::Profiles) {
         crate::profile::check_keys(connection, vault).await?;
@@ -487,15 +462,23 @@ struct Sealed {
     sealed: Vec<u8>,
 }
 
-fn open_some(
-    vault: &Vault,
-    sealed: Vec<Sealed>,
-    purpose: fn(PartnerId) -> Purpose<'static>,
-) -> Result<()> {
-    let opened = sealed
-        .into_iter()
-        .map(|row| vault.open(purpose(row.partner_id.into()), &row.sealed));
-    some_opened(opened)
+/// For each master key in use, ten request-signing keys of the newest partners that have keys under it;
+/// old ones are among them if they are still valid. A sealed value begins with the length and the id of
+/// its key, so the statement can group by key without opening anything. The keys of one partner may be
+/// under different master keys.
+async fn newest_keys(connection: &mut PgConnection) -> Result<Vec<Sealed>> {
+    let query = sqlx::query_as!(
+        Sealed,
+        r#"SELECT partner_id, sealed AS "sealed!" FROM (
+             SELECT partner_id, sealed, row_number() OVER (
+                        PARTITION BY substring(sealed FROM 1 FOR 1 + get_byte(sealed, 0)) ORDER BY created_at DESC
+                    ) AS place
+             FROM partners
+             CROSS JOIN LATERAL (VALUES (secret_key), (CASE WHEN old_keys_until > now() THEN old_secret_key END)
+             ) AS secret (sealed) WHERE octet_length(sealed) > 0
+         ) by_key WHERE place <= 10"#
+    );
+    Ok(query.fetch_all(connection).await?)
 }
 
 /// An error if a key is missing, or if none of the secrets could be opened.
@@ -516,14 +499,4 @@ fn some_opened<T>(secrets: impl Iterator<Item = Result<T, VaultError>>) -> Resul
 pub fn open_secret_key(vault: &Vault, partner_id: PartnerId, sealed: &[u8]) -> Result<SecretKey> {
     let bytes = vault.open(Purpose::SecretKey(partner_id), sealed)?;
     SecretKey::from_bytes(bytes).map_err(|_| VaultError::Damaged.into())
-}
-
-/// Opens a partner's sealed webhook-signing key.
-pub fn open_webhook_secret(
-    vault: &Vault,
-    partner_id: PartnerId,
-    sealed: &[u8],
-) -> Result<webhook::Secret> {
-    let bytes = vault.open(Purpose::WebhookSecret(partner_id), sealed)?;
-    webhook::Secret::from_bytes(bytes).map_err(|_| VaultError::Damaged.into())
 }

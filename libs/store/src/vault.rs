@@ -68,7 +68,7 @@ pub enum Purpose<'a> {
     WebhookSecret(PartnerId),
     /// The webhook-signing key of a further endpoint.
     EndpointSecret(EndpointId),
-    /// The headers of a further endpoint.
+    /// The headers of an endpoint.
     EndpointHeaders(EndpointId),
     /// The profile of a topup.
     Profile(&'a TopupId),

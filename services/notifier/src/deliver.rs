@@ -142,14 +142,13 @@ impl Deliver {
     /// Makes the ticket of a delivery. Its lane is the host of the endpoint, because endpoints of
     /// one host fail together. The lane is empty until a claim in this process has read the URL.
     ///
-    /// The queues share permits between partners. Here each endpoint counts as a partner of its
-    /// own, by its id, so that a slow endpoint takes nothing from the other endpoints of its
-    /// partner.
+    /// The queues share permits between owners. Here each endpoint is one, so that a slow endpoint
+    /// takes nothing from the other endpoints of its partner.
     fn ticket(&self, id: DeliveryId, endpoint: EndpointKey) -> Ticket<DeliveryId> {
         Ticket {
             id,
             lane: self.endpoints.host(endpoint),
-            partner: endpoint.id.uuid().into(),
+            owner: endpoint.id.into(),
         }
     }
 
@@ -441,7 +440,7 @@ impl Deliver {
     /// Mails a notice. The status of the response is the reply code of the relay.
     async fn mail(&self, delivery: &Delivery, content: &Content, now: OffsetDateTime) -> Tried {
         let mailer = self.transports.mailer.as_ref().ok_or(Failure::NoRelay)?;
-        let target = delivery.webhook_url.as_deref().unwrap_or_default();
+        let target = delivery.url.as_deref().unwrap_or_default();
         let to = EmailAddress::of_target(target).ok_or(Unanswered::BadUrl)?;
         // Nothing but notices goes to e-mail addresses.
         let Content::Event(Event {
@@ -577,8 +576,5 @@ fn is_test(delivery: &Delivery) -> bool {
 
 /// Whether the delivery goes to an e-mail address.
 fn is_mail(delivery: &Delivery) -> bool {
-    delivery
-        .webhook_url
-        .as_deref()
-        .is_some_and(webhooks::mail::is_mail)
+    delivery.url.as_deref().is_some_and(webhooks::mail::is_mail)
 }

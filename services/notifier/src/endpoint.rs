@@ -12,7 +12,7 @@ use runtime::lock;
 use signing::webhook::Secret;
 use store::{
     deliveries::{Delivery, endpoints::EndpointKey},
-    partners::further,
+    partners::endpoints,
     vault::{Vault, VaultError},
 };
 use url::Url;
@@ -26,11 +26,11 @@ const KEPT: usize = 10_000;
 
 /// A prepared endpoint.
 pub struct Endpoint {
-    /// The URL, the encrypted secrets (the newest, the old one) and the encrypted headers as they
+    /// The URL, the encrypted secrets (the newest first) and the encrypted headers as they
     /// were read. If a delivery brings others, the partner has changed them, and the endpoint is
     /// prepared again.
     url_text: String,
-    sealed: [Option<Vec<u8>>; 2],
+    sealed: Vec<Vec<u8>>,
     sealed_headers: Option<Vec<u8>>,
     /// The host, which is the lane of its deliveries.
     pub host: Arc<str>,
@@ -43,11 +43,9 @@ pub struct Endpoint {
 
 impl Endpoint {
     fn is_of(&self, delivery: &Delivery, url_text: &str) -> bool {
-        let [newest, old] = &self.sealed;
         self.url_text == url_text
-            && newest.as_deref() == Some(&delivery.webhook_secret)
-            && *old == delivery.old_webhook_secret
-            && self.sealed_headers == delivery.webhook_headers
+            && self.sealed == delivery.secrets
+            && self.sealed_headers == delivery.headers
     }
 }
 
@@ -58,7 +56,7 @@ fn host_of<'a>(delivery: &'a Delivery, target: &str) -> &'a str {
     if is_mail(target) {
         MAILS
     } else {
-        delivery.webhook_host.as_deref().unwrap_or_default()
+        delivery.host.as_deref().unwrap_or_default()
     }
 }
 
@@ -78,26 +76,22 @@ impl Endpoints {
 
     /// The endpoint of a delivery; `None` if the partner has no URL.
     pub fn of(&self, delivery: &Delivery, vault: &Vault) -> Option<Arc<Endpoint>> {
-        let url_text = delivery.webhook_url.as_deref()?;
+        let url_text = delivery.url.as_deref()?;
         let key = delivery.endpoint;
         if let Some(known) = lock(&self.0).get(&key.id)
             && known.is_of(delivery, url_text)
         {
             return Some(Arc::clone(known));
         }
-        let sealed = [
-            Some(delivery.webhook_secret.clone()),
-            delivery.old_webhook_secret.clone(),
-        ];
-        let open = |sealed: &Vec<u8>| further::open_secret(vault, key, sealed);
+        let open = |sealed: &Vec<u8>| endpoints::open_secret(vault, key, sealed);
         let endpoint = Arc::new(Endpoint {
             host: host_of(delivery, url_text).into(),
             url: url_text.parse().map_err(|_| Unanswered::BadUrl),
-            secrets: sealed.iter().flatten().map(open).collect(),
+            secrets: delivery.secrets.iter().map(open).collect(),
             url_text: url_text.to_owned(),
-            sealed,
+            sealed: delivery.secrets.clone(),
             headers: headers(delivery, vault),
-            sealed_headers: delivery.webhook_headers.clone(),
+            sealed_headers: delivery.headers.clone(),
         });
         let mut known = lock(&self.0);
         if known.len() >= KEPT {
@@ -111,11 +105,11 @@ impl Endpoints {
 /// Opens the headers of an endpoint. Ingress has checked that they can be sent. One that it would
 /// refuse today, because it was set before the check had learned of its kind, is left out.
 fn headers(delivery: &Delivery, vault: &Vault) -> Result<HeaderMap, store::Error> {
-    let Some(sealed) = &delivery.webhook_headers else {
+    let Some(sealed) = &delivery.headers else {
         return Ok(HeaderMap::new());
     };
     let mut headers = HeaderMap::new();
-    for (name, value) in further::open_headers(vault, delivery.endpoint.id, sealed)? {
+    for (name, value) in endpoints::open_headers(vault, delivery.endpoint.id, sealed)? {
         if webhooks::headers::check(&name, &value).is_err() {
             continue;
         }

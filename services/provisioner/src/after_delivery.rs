@@ -127,7 +127,7 @@ impl ProviderWork {
         let tickets = found.due.into_iter().map(|due| Ticket {
             id: due.id,
             lane: due.lane.into(),
-            partner: due.partner_id,
+            owner: due.partner_id.into(),
         });
         Ok(Found {
             due: tickets.collect(),

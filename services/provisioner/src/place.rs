@@ -115,7 +115,7 @@ impl Stage for ProviderStage {
         let ticket = |placement: JobPlacement| Ticket {
             id: placement.placement_id,
             lane: placement.lane.into(),
-            partner: placement.partner_id,
+            owner: placement.partner_id.into(),
         };
         placements.into_iter().map(ticket).collect()
     }
@@ -186,7 +186,7 @@ impl ProviderWork {
         let tickets = found.due.into_iter().map(|due| Ticket {
             id: due.id,
             lane: due.lane.into(),
-            partner: due.partner_id,
+            owner: due.partner_id.into(),
         });
         Ok(Found {
             due: tickets.collect(),

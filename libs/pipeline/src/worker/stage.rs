@@ -11,6 +11,7 @@ use domain::PartnerId;
 use serde::de::DeserializeOwned;
 
 use crate::{
+    owner::Owner,
     permits::{Permit, QueueKey},
     queues::Class,
 };
@@ -70,14 +71,15 @@ pub struct Ticket<Id> {
     pub id: Id,
     /// The lane, which is what usually fails together. Empty if it is not known.
     pub lane: Arc<str>,
-    pub partner: PartnerId,
+    /// Whose part of the permits it needs.
+    pub owner: Owner,
 }
 
 impl<Id> Ticket<Id> {
     pub(super) fn key(&self) -> QueueKey {
         QueueKey {
             lane: Arc::clone(&self.lane),
-            partner: self.partner,
+            owner: self.owner,
         }
     }
 }

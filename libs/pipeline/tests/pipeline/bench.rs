@@ -412,7 +412,7 @@ fn ticket(row: u32) -> Ticket<u32> {
     Ticket {
         id: row,
         lane: lane.into(),
-        partner: Uuid::from_u128(row.into()).into(),
+        owner: domain::PartnerId::from(Uuid::from_u128(row.into())).into(),
     }
 }
 

@@ -400,31 +400,21 @@ impl Move<'_> {
     async fn activate_once(&mut self, action: Action<'_>, orders: i64) -> Result<(), NotMoved> {
         let partner = self.partner_id.uuid();
         // `version` is set by a trigger, so that the target's ingress notices the partner.
-        // The health of an endpoint has the id of the endpoint as its key.
-        let endpoints = array(&self.endpoints().await?, "uuid");
-        let of_partner: [(&'static str, &[&str], String); 5] = [
-            (
-                "further_endpoints",
-                &[],
-                format!("partner_id = '{partner}'"),
-            ),
-            ("endpoints", &[], format!("partner_id = ANY ({endpoints})")),
-            ("redeliveries", &[], format!("partner_id = '{partner}'")),
-            ("archived_orders", &[], format!("partner_id = '{partner}'")),
-            (
-                "partners",
-                &["version", "moved_to"],
-                format!("partner_id = '{partner}'"),
-            ),
+        // The endpoints come after the partner, because its insert makes an empty first endpoint.
+        let of_partner: [(&'static str, &[&str]); 4] = [
+            ("partners", &["version", "moved_to"]),
+            ("partner_endpoints", &[]),
+            ("redeliveries", &[]),
+            ("archived_orders", &[]),
         ];
-        for (table, except, condition) in of_partner {
+        for (table, except) in of_partner {
             let columns = copy::columns(self.source, table, except).await?;
             let list = columns.join(", ");
             if list.is_empty() {
                 // The table is not part of this schema.
                 continue;
             }
-            let condition = format!("WHERE {condition}");
+            let condition = format!("WHERE partner_id = '{partner}'");
             copy::run(self.target, &format!("DELETE FROM {table} {condition}")).await?;
             let select = format!("SELECT {list} FROM {table} {condition}");
             let rows = Rows::out(self.source, &select).await?;
@@ -441,30 +431,18 @@ impl Move<'_> {
         Ok(copy::run(self.target, "COMMIT").await?)
     }
 
-    /// The ids of the partner's endpoints in the source, the first one included.
-    async fn endpoints(&mut self) -> Result<Vec<Uuid>> {
-        let further =
-            sqlx::query_scalar("SELECT endpoint_id FROM further_endpoints WHERE partner_id = $1");
-        let mut endpoints: Vec<Uuid> = further
-            .bind(self.partner_id.uuid())
-            .fetch_all(&mut *self.source)
-            .await?;
-        endpoints.push(self.partner_id.uuid());
-        Ok(endpoints)
-    }
-
     /// Removes from the source what would make it act for the partner: late events, rows of `work`
     /// that a sweep inserted while an order was leaving, and the URLs and secrets of endpoints. The access
     /// keys stay, so that requests that still arrive get 503 instead of 401.
     pub async fn finish(&mut self) -> Result<(), NotMoved> {
         let partner = self.partner_id.uuid();
-        let endpoints = array(&self.endpoints().await?, "uuid");
         let mut statements = format!(
             "BEGIN;
-             UPDATE partners SET webhook_url = NULL, webhook_secret = '', old_webhook_secret = NULL, webhook_events = '{{}}',
-                                 has_further_endpoints = false
-             WHERE partner_id = '{partner}' AND moved_to IS NOT NULL;
-             DELETE FROM endpoints WHERE partner_id = ANY ({endpoints});
+             UPDATE partners SET has_further_endpoints = false WHERE partner_id = '{partner}' AND moved_to IS NOT NULL;
+             DELETE FROM partner_endpoints e USING partners p
+             WHERE p.partner_id = '{partner}' AND p.moved_to IS NOT NULL AND e.partner_id = p.partner_id;
+             INSERT INTO partner_endpoints (endpoint_id, partner_id, nth) VALUES ('{partner}', '{partner}', 0)
+             ON CONFLICT DO NOTHING;
              DELETE FROM delivery_attempts WHERE delivery_id = ANY (ARRAY (
                  SELECT delivery_id FROM deliveries WHERE partner_id = '{partner}'));"
         );
@@ -484,7 +462,6 @@ impl Move<'_> {
             "work",
             "held",
             "esim_requests",
-            "further_endpoints",
             "archived_orders",
         ] {
             if !copy::columns(self.source, table, &[]).await?.is_empty() {

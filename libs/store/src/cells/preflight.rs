@@ -39,10 +39,9 @@ impl Move<'_> {
 
     pub(super) async fn check_columns(&mut self) -> Result<(), NotMoved> {
         let parts = Part::ALL.map(Part::table);
-        for table in
-            parts
-                .into_iter()
-                .chain(["partners", "endpoints", "further_endpoints", "redeliveries"])
+        for table in parts
+            .into_iter()
+            .chain(["partners", "partner_endpoints", "redeliveries"])
         {
             let source = copy::columns(self.source, table, &[]).await?;
             if source != copy::columns(self.target, table, &[]).await? {

@@ -28,19 +28,18 @@ use crate::{Error, Result, age, retry_conflicts, seconds, unsigned};
 pub struct Delivery {
     pub id: DeliveryId,
     pub partner_id: PartnerId,
-    /// The endpoint that the webhook goes to. The URL, the secrets and the headers are its own.
+    /// The endpoint that the webhook goes to. The URL, the headers and the secrets are its own.
     pub endpoint: EndpointKey,
     /// Whether this claim holds the lease of its due work. Otherwise the delivery is within its
     /// first lease, and usually has no due work.
     pub leased: bool,
-    pub webhook_url: Option<String>,
-    pub webhook_host: Option<String>,
+    pub url: Option<String>,
+    pub host: Option<String>,
     /// The sealed headers that every request to this endpoint carries.
-    pub webhook_headers: Option<Vec<u8>>,
-    /// The sealed webhook-signing key.
-    pub webhook_secret: Vec<u8>,
-    /// The previous key, during the overlap of a rotation.
-    pub old_webhook_secret: Option<Vec<u8>>,
+    pub headers: Option<Vec<u8>>,
+    /// The sealed webhook-signing keys that are valid, the newest first. During the overlap of a
+    /// rotation there are two.
+    pub secrets: Vec<Vec<u8>>,
     /// The number of ended attempts.
     pub attempt: u32,
     /// The number of attempts before the current schedule; a replay starts a new schedule.
@@ -194,7 +193,7 @@ async fn take_leases(
                SELECT w.id, coalesce(nullif(w.lane, '')::uuid, w.partner_id) AS endpoint_id, w.at,
                       e.blocked_until <= now() AS block_ended
                FROM work w
-               LEFT JOIN endpoints e ON e.partner_id = coalesce(nullif(w.lane, '')::uuid, w.partner_id)
+               LEFT JOIN partner_endpoints e ON e.endpoint_id = coalesce(nullif(w.lane, '')::uuid, w.partner_id)
                WHERE w.id = ANY ($1) AND w.at <= now()
                  AND (e.blocked_until IS NULL OR e.blocked_until <= now() OR w.at = '-infinity')
                FOR UPDATE OF w SKIP LOCKED
@@ -204,9 +203,9 @@ async fn take_leases(
            ), probing AS (
                -- An endpoint whose block has ended gets one delivery as a probe, and no other one until
                -- the probe's lease ends.
-               UPDATE endpoints e SET blocked_until = now() + make_interval(secs => $2), probe = probe.id
+               UPDATE partner_endpoints e SET blocked_until = now() + make_interval(secs => $2), probe = probe.id
                FROM probe
-               WHERE e.partner_id = probe.endpoint_id AND e.blocked_until <= now()
+               WHERE e.endpoint_id = probe.endpoint_id AND e.blocked_until <= now()
            )
            UPDATE work SET at = now() + make_interval(secs => $2)
            WHERE id = ANY (ARRAY (
@@ -275,20 +274,19 @@ struct Row {
     blocked: bool,
     fans_out: bool,
     environment: String,
-    webhook_url: Option<String>,
-    webhook_host: Option<String>,
-    webhook_headers: Option<Vec<u8>>,
-    webhook_secret: Vec<u8>,
-    old_webhook_secret: Option<Vec<u8>>,
+    url: Option<String>,
+    host: Option<String>,
+    headers: Option<Vec<u8>>,
+    secrets: Vec<Vec<u8>>,
 }
 
 /// Reads pending deliveries with what their webhooks need. With `youth` it reads only deliveries
 /// that are younger and were never attempted, which is the claim of fresh ones; without it, those
 /// that are leased.
 ///
-/// Every delivery belongs to a partner, which is where its URL and secrets come from if it goes to
-/// the first endpoint. All other tables are joined from the left, because only some kinds of
-/// deliveries have a further endpoint, an order, a topup, an eSIM or a block. `pointless` says
+/// Every delivery belongs to a partner. All other tables are joined from the left, because an
+/// endpoint may have been deleted, and only some kinds of deliveries have an order, a topup or an eSIM.
+/// `pointless` says
 /// whether a delivery need not be sent any more, `blocked` whether its endpoint is blocked for it,
 /// for which the block may have begun after the delivery was queued, and `fans_out` whether further
 /// endpoints may want the same topup.
@@ -309,36 +307,28 @@ async fn read(
                   -- The same conditions as in `operator::deliveries::resendable`: the endpoint was
                   -- deleted or no longer wants the event, its order was refused or its topup is ready
                   -- after all, or a test or a code for notices could not be sent in time.
-                  d.endpoint_id IS NOT NULL AND f.endpoint_id IS NULL
+                  n.endpoint_id IS NULL
                   OR CASE d.kind
                       WHEN 'topup.ready' THEN false
                       WHEN 'webhook.test' THEN d.created_at < now() - interval '5 minutes'
-                      WHEN 'notice.verify' THEN f.verified_at IS NOT NULL OR d.created_at < now() - interval '30 minutes'
-                      ELSE d.kind NOT LIKE 'notice.%' AND d.kind <> ALL (CASE WHEN d.endpoint_id IS NULL THEN p.webhook_events ELSE f.events END)
+                      WHEN 'notice.verify' THEN n.verified_at IS NOT NULL OR d.created_at < now() - interval '30 minutes'
+                      ELSE d.kind NOT LIKE 'notice.%' AND d.kind <> ALL (n.events)
                            OR (d.kind = 'topup.failed'
                                AND (t.state = 'failed' AND o.refused_at IS NULL AND e.ready_at IS NULL) IS NOT TRUE)
                   END AS "pointless!",
                   -- A blocked endpoint gets its probe, and tests unless it is paused.
-                  NOT (b.blocked_until IS NULL
-                       OR ($2::float8 IS NULL AND (b.probe = d.delivery_id
-                                           OR (d.kind = 'webhook.test' AND b.blocked_until < 'infinity'))) IS TRUE)
+                  NOT (n.blocked_until IS NULL
+                       OR ($2::float8 IS NULL AND (n.probe = d.delivery_id
+                                           OR (d.kind = 'webhook.test' AND n.blocked_until < 'infinity'))) IS TRUE)
                       AS "blocked!",
                   p.has_further_endpoints AND d.kind = 'topup.ready' AND d.endpoint_id IS NULL AND d.attempt = 0
                       AS "fans_out!",
-                  p.environment, f.headers AS webhook_headers,
-                  CASE WHEN d.endpoint_id IS NULL THEN p.webhook_url ELSE f.url END AS webhook_url,
-                  CASE WHEN d.endpoint_id IS NULL THEN p.webhook_host ELSE f.host END AS webhook_host,
-                  CASE WHEN d.endpoint_id IS NULL THEN p.webhook_secret ELSE coalesce(f.secret, '') END
-                      AS "webhook_secret!",
-                  CASE WHEN d.endpoint_id IS NULL
-                       THEN CASE WHEN p.old_webhook_secret_until > now() THEN p.old_webhook_secret END
-                       ELSE CASE WHEN f.old_secret_until > now() THEN f.old_secret END END AS old_webhook_secret
+                  p.environment, n.headers AS "headers?", n.url AS "url?", n.host AS "host?",
+                  -- Those that have not ended; the newest one has no end.
+                  coalesce(CASE WHEN n.secret_ends[2] > now() THEN n.secrets ELSE n.secrets[:1] END, '{}') AS "secrets!"
            FROM deliveries d
            JOIN partners p ON p.partner_id = d.partner_id
-           -- In a query of its own with a LIMIT, so that it is looked up by its id, and only if there is one.
-           LEFT JOIN LATERAL (
-               SELECT * FROM further_endpoints one WHERE one.endpoint_id = d.endpoint_id LIMIT 1) f ON true
-           LEFT JOIN endpoints b ON b.partner_id = coalesce(d.endpoint_id, d.partner_id)
+           LEFT JOIN partner_endpoints n ON n.endpoint_id = coalesce(d.endpoint_id, d.partner_id)
            LEFT JOIN orders o ON o.order_id = d.order_id
            LEFT JOIN topups t ON t.topup_id = d.topup_id
            LEFT JOIN esims e ON e.topup_id = d.topup_id
@@ -405,11 +395,10 @@ impl Row {
             partner_id: self.partner_id.into(),
             endpoint: EndpointKey::stored(self.partner_id, self.endpoint_id),
             leased,
-            webhook_url: self.webhook_url,
-            webhook_host: self.webhook_host,
-            webhook_headers: self.webhook_headers,
-            webhook_secret: self.webhook_secret,
-            old_webhook_secret: self.old_webhook_secret,
+            url: self.url,
+            host: self.host,
+            headers: self.headers,
+            secrets: self.secrets,
             attempt: unsigned(self.attempt),
             schedule_start: unsigned(self.schedule_start),
             environment: self.environment,

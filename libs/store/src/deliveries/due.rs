@@ -49,8 +49,8 @@ pub async fn due(connection: &mut PgConnection, page: &Page<'_>) -> Result<Found
            SELECT endpoint.lane AS "lane!", endpoint.partner_id AS "partner_id!", endpoint.nth AS "nth!",
                   due.id AS "id?"
            FROM endpoint
-           LEFT JOIN endpoints e
-             ON e.partner_id = coalesce(nullif(endpoint.lane, '')::uuid, endpoint.partner_id)
+           LEFT JOIN partner_endpoints e
+             ON e.endpoint_id = coalesce(nullif(endpoint.lane, '')::uuid, endpoint.partner_id)
            LEFT JOIN LATERAL (
                SELECT due_of_endpoint.id, row_number() OVER (ORDER BY due_of_endpoint.at) AS turn
                FROM (

@@ -1,9 +1,10 @@
 //! Partners' endpoints: they are blocked for a while when they fail, paused by operators and
 //! partners, and moved to a new URL.
 //!
-//! A partner has a first endpoint, whose configuration is part of its row, and may have
-//! [further ones](crate::partners::further). Here all of them are equal. Each has a row of its own
-//! once it has failed, so that no endpoint stops another one of the same partner.
+//! A partner has a first endpoint from the beginning, and may have [further
+//! ones](crate::partners::endpoints) and a channel for [notices](super::notices). Here all of them are
+//! equal. Each has its own failures and blocks, so that no endpoint stops another one of the same
+//! partner.
 //!
 //! Guarantee: a delivery to a blocked endpoint waits and uses up no attempt. When a block ends, one
 //! delivery is sent as a probe (its claim decides that). If anything is acknowledged, the block
@@ -116,22 +117,22 @@ pub(super) async fn forget_failures(
 ) -> Result<Vec<Change>> {
     let query = sqlx::query!(
         r#"WITH failing AS MATERIALIZED (
-               SELECT partner_id, told, failing_since FROM endpoints
-               WHERE partner_id = ANY ($1) AND (failures > 0 OR blocked_until IS NOT NULL OR told IS NOT NULL)
+               SELECT endpoint_id, told, failing_since FROM partner_endpoints
+               WHERE endpoint_id = ANY ($1) AND (failures > 0 OR blocked_until IS NOT NULL OR told IS NOT NULL)
                  AND blocked_until IS DISTINCT FROM 'infinity'
                -- In one order, so that two notifiers wait for each other instead of deadlocking.
-               ORDER BY partner_id
+               ORDER BY endpoint_id
                FOR UPDATE
            )
-           UPDATE endpoints e
+           UPDATE partner_endpoints e
            SET failures = 0, blocks = 0, probe = NULL, failing_since = NULL, told = NULL,
                blocked_until = CASE WHEN e.unproven_since IS NOT NULL THEN now() + make_interval(secs => $2) END,
                told_at = CASE WHEN failing.told IS NULL THEN e.told_at ELSE now() END,
                exhausted_told_at = CASE WHEN failing.told IS NULL THEN e.exhausted_told_at END
            FROM failing
-           WHERE e.partner_id = failing.partner_id
-             AND e.partner_id = ANY (ARRAY (SELECT partner_id FROM failing))
-           RETURNING e.partner_id AS endpoint_id, failing.told IS NOT NULL AS "told!", failing.failing_since"#,
+           WHERE e.endpoint_id = failing.endpoint_id
+             AND e.endpoint_id = ANY (ARRAY (SELECT endpoint_id FROM failing))
+           RETURNING e.endpoint_id, failing.told IS NOT NULL AS "told!", failing.failing_since"#,
         endpoints,
         seconds(PACE),
     );
@@ -152,16 +153,10 @@ pub(super) async fn forget_failures(
 /// need not prove it either.
 pub(crate) async fn judge_host(connection: &mut PgConnection, endpoint: EndpointKey) -> Result<()> {
     let query = sqlx::query!(
-        r#"SELECT p.environment = 'sandbox' AS "free!", c.id AS "id!", c.host,
-                  (SELECT e.unproven_since FROM endpoints e WHERE e.partner_id = c.id) IS NOT NULL AS "unproven!"
-           FROM partners p
-           CROSS JOIN LATERAL (
-               SELECT p.partner_id AS id, p.webhook_host AS host
-               UNION ALL
-               SELECT f.endpoint_id, f.host FROM further_endpoints f
-               WHERE f.partner_id = p.partner_id AND f.purpose = 'webhooks'
-           ) c
-           WHERE p.partner_id = $1"#,
+        r#"SELECT p.environment = 'sandbox' AS "free!", e.endpoint_id AS id, e.host,
+                  e.unproven_since IS NOT NULL AS "unproven!"
+           FROM partners p JOIN partner_endpoints e ON e.partner_id = p.partner_id
+           WHERE p.partner_id = $1 AND e.purpose = 'webhooks'"#,
         endpoint.partner_id.uuid(),
     );
     let chosen = query.fetch_all(&mut *connection).await?;
@@ -173,22 +168,15 @@ pub(crate) async fn judge_host(connection: &mut PgConnection, endpoint: Endpoint
     // Without a proof, the time of the next webhook is one pace away, so that choosing a host again and
     // again is no faster than the pace.
     let statement = sqlx::query!(
-        "INSERT INTO endpoints AS e (partner_id, unproven_since, blocked_until)
-         SELECT $1, now(), now() + make_interval(secs => $3) WHERE $2
-         ON CONFLICT (partner_id) DO UPDATE
-         SET unproven_since = excluded.unproven_since, blocked_until = coalesce(e.blocked_until, excluded.blocked_until)",
+        "UPDATE partner_endpoints
+         SET unproven_since = CASE WHEN $2 THEN now() END,
+             blocked_until = CASE WHEN $2 THEN coalesce(blocked_until, now() + make_interval(secs => $3)) ELSE blocked_until END
+         WHERE endpoint_id = $1 AND ($2 OR unproven_since IS NOT NULL)",
         endpoint.id.uuid(),
         unproven,
         seconds(PACE),
     );
-    statement.execute(&mut *connection).await?;
-    if !unproven {
-        let statement = sqlx::query!(
-            "UPDATE endpoints SET unproven_since = NULL WHERE partner_id = $1 AND unproven_since IS NOT NULL",
-            endpoint.id.uuid(),
-        );
-        statement.execute(connection).await?;
-    }
+    statement.execute(connection).await?;
     Ok(())
 }
 
@@ -206,10 +194,10 @@ pub(super) struct Failed {
 /// which is twice as long. Returns what the partners are to be told: that half of the failures that
 /// block have happened, or that the endpoint is blocked.
 ///
-/// The inserted values are those of an endpoint's first failures. If it has a row already,
-/// the failures are added, and the endpoint is blocked if its probe failed or the sum reaches the
-/// limit. The condition at the end leaves a row alone while the endpoint is blocked, unless its
-/// probe is among the failed attempts, and always while it is paused.
+/// `failing` locks the endpoints in one order, so that two notifiers wait for each other instead of
+/// deadlocking. The failures are added, and the endpoint is blocked if its probe failed or the sum
+/// reaches the limit. The condition at the end leaves a row alone while the endpoint is blocked, unless
+/// its probe is among the failed attempts, and always while it is paused.
 ///
 /// `told` is what the partner is told, and `told_at` changes only together with it. So a row that
 /// has the time of this transaction there tells a change. An endpoint stays `blocked` in this sense
@@ -227,22 +215,14 @@ pub(super) async fn count_failures(
     let deliveries = failed.values().flat_map(|failed| &failed.deliveries);
     let deliveries: Vec<Uuid> = deliveries.copied().collect();
     let query = sqlx::query!(
-        r#"INSERT INTO endpoints AS e
-               (partner_id, failures, blocks, blocked_until, probe, failing_since, told, told_at)
-           SELECT new.partner_id, new.failures, (new.failures >= $4)::int,
-                  CASE WHEN new.failures >= $4 THEN now() + make_interval(secs => $5) END,
-                  -- Only for the conflict below: the endpoint's probe, if it is among the failed attempts.
-                  (SELECT known.probe FROM endpoints known
-                   WHERE known.partner_id = new.partner_id AND known.probe = ANY ($3)),
-                  now(), CASE WHEN new.failures >= $4 THEN 'blocked' WHEN new.failures * 2 >= $4 THEN 'failing' END,
-                  CASE WHEN new.failures * 2 >= $4 THEN now() END
-           FROM unnest($1::uuid[], $2::int[]) AS new (partner_id, failures)
-           ORDER BY new.partner_id
-           ON CONFLICT (partner_id) DO UPDATE
-           SET failures = e.failures + excluded.failures,
-               blocks = e.blocks + (e.probe IS NOT NULL OR e.failures + excluded.failures >= $4)::int,
+        r#"WITH failing AS MATERIALIZED (
+               SELECT endpoint_id FROM partner_endpoints WHERE endpoint_id = ANY ($1) ORDER BY endpoint_id FOR UPDATE
+           )
+           UPDATE partner_endpoints e
+           SET failures = e.failures + new.failures,
+               blocks = e.blocks + (e.probe IS NOT NULL OR e.failures + new.failures >= $4)::int,
                blocked_until = CASE
-                   WHEN e.probe IS NOT NULL OR e.failures + excluded.failures >= $4
+                   WHEN e.probe IS NOT NULL OR e.failures + new.failures >= $4
                    -- The exponent is bounded, because 2 to the power of 1024 is no number.
                    THEN now() + make_interval(secs => least($6::float8, $5::float8 * 2::float8 ^ least(e.blocks, 30)))
                END,
@@ -252,18 +232,20 @@ pub(super) async fn count_failures(
                    ELSE coalesce(e.failing_since, now())
                END,
                told = CASE
-                   WHEN e.probe IS NOT NULL OR e.failures + excluded.failures >= $4 THEN 'blocked'
-                   WHEN (e.failures + excluded.failures) * 2 >= $4 THEN coalesce(e.told, 'failing')
+                   WHEN e.probe IS NOT NULL OR e.failures + new.failures >= $4 THEN 'blocked'
+                   WHEN (e.failures + new.failures) * 2 >= $4 THEN coalesce(e.told, 'failing')
                    ELSE e.told
                END,
                told_at = CASE
                    WHEN e.told = 'blocked' THEN e.told_at
-                   WHEN e.probe IS NOT NULL OR e.failures + excluded.failures >= $4 THEN now()
-                   WHEN e.told IS NULL AND (e.failures + excluded.failures) * 2 >= $4 THEN now()
+                   WHEN e.probe IS NOT NULL OR e.failures + new.failures >= $4 THEN now()
+                   WHEN e.told IS NULL AND (e.failures + new.failures) * 2 >= $4 THEN now()
                    ELSE e.told_at
                END
-           WHERE e.blocked_until IS NULL OR (e.blocked_until < 'infinity' AND e.probe = excluded.probe)
-           RETURNING e.partner_id AS endpoint_id, e.failures, e.told, e.failing_since,
+           FROM unnest($1::uuid[], $2::int[]) AS new (endpoint_id, failures)
+           WHERE e.endpoint_id = new.endpoint_id AND e.endpoint_id = ANY (ARRAY (SELECT endpoint_id FROM failing))
+             AND (e.blocked_until IS NULL OR (e.blocked_until < 'infinity' AND e.probe = ANY ($3)))
+           RETURNING e.endpoint_id, e.failures, e.told, e.failing_since,
                      (e.told_at = now()) IS TRUE AS "changed!""#,
         &endpoints,
         &counts,
@@ -303,11 +285,13 @@ pub(super) async fn note_exhausted(
     endpoints: &[Uuid],
 ) -> Result<Vec<Uuid>> {
     let query = sqlx::query_scalar!(
-        "INSERT INTO endpoints AS e (partner_id, exhausted_told_at)
-         SELECT DISTINCT id, now() FROM unnest($1::uuid[]) AS new (id) ORDER BY id
-         ON CONFLICT (partner_id) DO UPDATE SET exhausted_told_at = excluded.exhausted_told_at
-         WHERE e.exhausted_told_at IS NULL OR e.exhausted_told_at < now() - interval '1 day'
-         RETURNING partner_id",
+        "WITH exhausted AS MATERIALIZED (
+             SELECT endpoint_id FROM partner_endpoints WHERE endpoint_id = ANY ($1) ORDER BY endpoint_id FOR UPDATE
+         )
+         UPDATE partner_endpoints e SET exhausted_told_at = now()
+         WHERE endpoint_id = ANY (ARRAY (SELECT endpoint_id FROM exhausted))
+           AND (exhausted_told_at IS NULL OR exhausted_told_at < now() - interval '1 day')
+         RETURNING endpoint_id",
         endpoints,
     );
     Ok(query.fetch_all(connection).await?)
@@ -316,9 +300,7 @@ pub(super) async fn note_exhausted(
 /// The key of an endpoint, given its id only; `None` if there is no such endpoint.
 pub async fn key(connection: &mut PgConnection, id: EndpointId) -> Result<Option<EndpointKey>> {
     let query = sqlx::query_scalar!(
-        r#"SELECT partner_id AS "partner_id!" FROM partners WHERE partner_id = $1
-           UNION ALL
-           SELECT partner_id FROM further_endpoints WHERE endpoint_id = $1"#,
+        "SELECT partner_id FROM partner_endpoints WHERE endpoint_id = $1",
         id.uuid(),
     );
     let partner_id = query.fetch_optional(connection).await?;
@@ -332,9 +314,8 @@ pub async fn key(connection: &mut PgConnection, id: EndpointId) -> Result<Option
 /// continue. A pause that the partner has set becomes one that only an operator ends.
 pub async fn pause(connection: &mut PgConnection, id: EndpointId) -> Result<()> {
     let statement = sqlx::query!(
-        "INSERT INTO endpoints (partner_id, blocked_until) VALUES ($1, 'infinity')
-         ON CONFLICT (partner_id) DO UPDATE
-         SET blocked_until = 'infinity', probe = NULL, paused_by_partner = false",
+        "UPDATE partner_endpoints SET blocked_until = 'infinity', probe = NULL, paused_by_partner = false
+         WHERE endpoint_id = $1",
         id.uuid(),
     );
     statement.execute(connection).await?;
@@ -348,10 +329,8 @@ pub(crate) async fn pause_by_partner(
     endpoint: EndpointKey,
 ) -> Result<bool> {
     let statement = sqlx::query!(
-        "INSERT INTO endpoints AS e (partner_id, blocked_until, paused_by_partner) VALUES ($1, 'infinity', true)
-         ON CONFLICT (partner_id) DO UPDATE
-         SET blocked_until = 'infinity', probe = NULL, paused_by_partner = true
-         WHERE e.blocked_until IS DISTINCT FROM 'infinity'",
+        "UPDATE partner_endpoints SET blocked_until = 'infinity', probe = NULL, paused_by_partner = true
+         WHERE endpoint_id = $1 AND blocked_until IS DISTINCT FROM 'infinity'",
         endpoint.id.uuid(),
     );
     Ok(statement.execute(connection).await?.rows_affected() > 0)
@@ -373,10 +352,10 @@ pub(crate) async fn resume_by_partner(
     endpoint: EndpointKey,
 ) -> Result<Resumed> {
     let statement = sqlx::query!(
-        "UPDATE endpoints
+        "UPDATE partner_endpoints
          SET blocked_until = CASE WHEN unproven_since IS NOT NULL THEN now() + make_interval(secs => $2) END,
              paused_by_partner = false, moving_since = now()
-         WHERE partner_id = $1 AND blocked_until = 'infinity' AND paused_by_partner",
+         WHERE endpoint_id = $1 AND blocked_until = 'infinity' AND paused_by_partner",
         endpoint.id.uuid(),
         seconds(PACE),
     );
@@ -384,7 +363,7 @@ pub(crate) async fn resume_by_partner(
         return Ok(Resumed::Now);
     }
     let query = sqlx::query_scalar!(
-        r#"SELECT EXISTS (SELECT FROM endpoints WHERE partner_id = $1 AND blocked_until = 'infinity') AS "paused!""#,
+        r#"SELECT EXISTS (SELECT FROM partner_endpoints WHERE endpoint_id = $1 AND blocked_until = 'infinity') AS "paused!""#,
         endpoint.id.uuid(),
     );
     Ok(if query.fetch_one(connection).await? {
@@ -416,21 +395,21 @@ pub(crate) async fn begin_move(
     // counts.
     let statement = match block {
         Block::End => sqlx::query!(
-            "INSERT INTO endpoints AS e (partner_id, moving_since) VALUES ($1, now())
-             ON CONFLICT (partner_id) DO UPDATE
-             SET moving_since = excluded.moving_since, failures = 0, blocks = 0, probe = NULL, unproven_since = NULL,
-                 blocked_until = CASE WHEN e.blocked_until = 'infinity' THEN e.blocked_until END",
+            "UPDATE partner_endpoints
+             SET moving_since = now(), failures = 0, blocks = 0, probe = NULL, unproven_since = NULL,
+                 blocked_until = CASE WHEN blocked_until = 'infinity' THEN blocked_until END
+             WHERE endpoint_id = $1",
             id.uuid(),
         ),
         Block::ProbeNow => sqlx::query!(
-            "INSERT INTO endpoints AS e (partner_id, moving_since) VALUES ($1, now())
-             ON CONFLICT (partner_id) DO UPDATE
-             SET moving_since = excluded.moving_since,
+            "UPDATE partner_endpoints
+             SET moving_since = now(),
                  blocked_until = CASE
-                     WHEN e.blocked_until < 'infinity' THEN least(e.blocked_until, now()
-                         + CASE WHEN e.unproven_since IS NULL THEN interval '0' ELSE make_interval(secs => $2) END)
-                     ELSE e.blocked_until
-                 END",
+                     WHEN blocked_until < 'infinity' THEN least(blocked_until, now()
+                         + CASE WHEN unproven_since IS NULL THEN interval '0' ELSE make_interval(secs => $2) END)
+                     ELSE blocked_until
+                 END
+             WHERE endpoint_id = $1",
             id.uuid(),
             seconds(PACE),
         ),
@@ -440,10 +419,10 @@ pub(crate) async fn begin_move(
 }
 
 /// Notes that the URL was removed, so no delivery has to be moved any longer.
-pub(crate) async fn end_move(connection: &mut PgConnection, partner_id: PartnerId) -> Result<()> {
+pub(crate) async fn end_move(connection: &mut PgConnection, id: EndpointId) -> Result<()> {
     let statement = sqlx::query!(
-        "UPDATE endpoints SET moving_since = NULL WHERE partner_id = $1 AND moving_since IS NOT NULL",
-        partner_id.uuid(),
+        "UPDATE partner_endpoints SET moving_since = NULL WHERE endpoint_id = $1 AND moving_since IS NOT NULL",
+        id.uuid(),
     );
     statement.execute(connection).await?;
     Ok(())
@@ -452,9 +431,8 @@ pub(crate) async fn end_move(connection: &mut PgConnection, partner_id: PartnerI
 /// Endpoints with a new URL whose waiting deliveries are not all due yet; at most 100 of them.
 pub async fn moving(connection: &mut PgConnection) -> Result<Vec<EndpointKey>> {
     let query = sqlx::query!(
-        r#"SELECT e.partner_id AS endpoint_id, coalesce(f.partner_id, e.partner_id) AS "partner_id!"
-           FROM endpoints e LEFT JOIN further_endpoints f ON f.endpoint_id = e.partner_id
-           WHERE e.moving_since IS NOT NULL ORDER BY e.partner_id LIMIT 100"#
+        "SELECT endpoint_id, partner_id FROM partner_endpoints
+         WHERE moving_since IS NOT NULL ORDER BY endpoint_id LIMIT 100"
     );
     let moving = query.fetch_all(connection).await?.into_iter();
     Ok(moving
@@ -477,14 +455,14 @@ pub struct Moved {
 /// Makes deliveries due that waited for a URL, or for a retry, when the URL of this endpoint
 /// changed: about `limit` of each kind. Several processes can do this at once, because each skips
 /// the rows that another one has locked. The move ends when a batch was not full and no delivery is
-/// held for a URL any more. Only a first endpoint can be without a URL.
+/// held for a URL any more.
 pub async fn move_waiting(
     connection: &mut PgConnection,
     endpoint: EndpointKey,
     limit: u32,
 ) -> Result<Moved> {
     let query = sqlx::query_scalar!(
-        "SELECT moving_since FROM endpoints WHERE partner_id = $1",
+        "SELECT moving_since FROM partner_endpoints WHERE endpoint_id = $1",
         endpoint.id.uuid()
     );
     let Some(since) = query.fetch_optional(&mut *connection).await?.flatten() else {
@@ -497,9 +475,10 @@ pub async fn move_waiting(
         0
     } else {
         let statement = sqlx::query!(
-            "UPDATE endpoints SET moving_since = NULL
-             WHERE partner_id = $1 AND moving_since = $2
-               AND NOT EXISTS (SELECT FROM held WHERE partner_id = $1 AND state = 'no_endpoint')",
+            "UPDATE partner_endpoints e SET moving_since = NULL
+             WHERE endpoint_id = $1 AND moving_since = $2
+               AND NOT EXISTS (SELECT FROM held h
+                               WHERE h.partner_id = e.partner_id AND h.state = 'no_endpoint' AND h.lane = e.lane)",
             endpoint.id.uuid(),
             since,
         );
@@ -518,24 +497,24 @@ async fn release_held(
     endpoint: EndpointKey,
     limit: u32,
 ) -> Result<u64> {
-    // The id of a further endpoint is the id of no partner, so the statement finds nothing for it.
     let query = sqlx::query_scalar!(
         r#"WITH released AS (
                DELETE FROM held WHERE id = ANY (ARRAY (
-                   SELECT id FROM held WHERE partner_id = $1 AND state = 'no_endpoint'
+                   SELECT id FROM held WHERE partner_id = $1 AND state = 'no_endpoint' AND lane = $3
                    LIMIT $2 FOR UPDATE SKIP LOCKED))
-               RETURNING id, partner_id
+               RETURNING id, partner_id, lane
            ), due AS (
                INSERT INTO work (id, kind, provider, lane, partner_id, at)
-               SELECT id, 'deliver', '', '', partner_id, now() FROM released
+               SELECT id, 'deliver', '', lane, partner_id, now() FROM released
                ON CONFLICT (id) DO UPDATE SET at = excluded.at
            ), pending AS (
                UPDATE deliveries d SET state = 'pending' FROM released
                WHERE d.delivery_id = released.id AND d.state = 'no_endpoint'
            )
            SELECT count(*) AS "count!" FROM released"#,
-        endpoint.id.uuid(),
+        endpoint.partner_id.uuid(),
         i64::from(limit),
+        endpoint.lane(),
     );
     Ok(count(query.fetch_one(connection).await?))
 }
@@ -571,10 +550,10 @@ async fn make_retries_due(
 pub async fn resume(connection: &mut PgConnection, endpoint: EndpointKey) -> Result<u64> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
     let statement = sqlx::query!(
-        "UPDATE endpoints
+        "UPDATE partner_endpoints
          SET failures = 0, blocks = 0, probe = NULL, paused_by_partner = false,
              blocked_until = CASE WHEN unproven_since IS NOT NULL THEN now() END
-         WHERE partner_id = $1",
+         WHERE endpoint_id = $1",
         endpoint.id.uuid()
     );
     statement.execute(&mut *transaction).await?;

@@ -10,7 +10,7 @@
 //! of `deliveries`), so that repeating its insert conflicts with the primary key and changes
 //! nothing.
 //!
-//! The trigger `topup_failed` (`migrations/0011_failed_at_further_endpoints.sql`) creates the events about failed topups.
+//! The trigger `topup_failed` (`migrations/0042_one_endpoint.sql`) creates the events about failed topups.
 //! The notifier calls [`expiring`] and [`forget`] regularly. Ingress calls [`test()`], [`find`] and
 //! [`list`] for self-service, and `esimctl` shows events with the latter two.
 
@@ -224,15 +224,10 @@ pub(super) async fn delete(connection: &mut PgConnection, events: &[Uuid]) -> Re
 pub async fn expiring(connection: &mut PgConnection, notice: Duration) -> Result<u64> {
     let made = sqlx::query!(
         "WITH ending AS (
-             SELECT p.partner_id, e.endpoint_id, credential, ends_at
+             SELECT p.partner_id, nullif(e.endpoint_id, e.partner_id) AS endpoint_id, credential, ends_at
              FROM partners p
-             CROSS JOIN LATERAL (
-                 SELECT NULL::uuid AS endpoint_id, p.webhook_events AS events, p.old_webhook_secret_until AS until
-                 UNION ALL
-                 SELECT f.endpoint_id, f.events, f.old_secret_until FROM further_endpoints f
-                 WHERE p.has_further_endpoints AND f.partner_id = p.partner_id
-             ) e
-             CROSS JOIN LATERAL (VALUES ('keys', p.old_keys_until), ('webhook_secret', e.until))
+             JOIN partner_endpoints e ON e.partner_id = p.partner_id
+             CROSS JOIN LATERAL (VALUES ('keys', p.old_keys_until), ('webhook_secret', e.secret_ends[2]))
                  AS old (credential, ends_at)
              WHERE p.disabled_at IS NULL AND 'key.expiring' = ANY (e.events)
                AND ends_at > now() AND ends_at < now() + make_interval(secs => $1)
@@ -277,14 +272,11 @@ pub async fn test(
     // The lock of the partner's row lets one request after the other pass, so that two requests at
     // the same time do not create two tests.
     let query = sqlx::query!(
-        r#"SELECT CASE WHEN $2::uuid IS NULL THEN p.webhook_url IS NOT NULL
-                       ELSE EXISTS (SELECT FROM further_endpoints f
-                                    WHERE f.endpoint_id = $2 AND f.partner_id = p.partner_id) END AS "has_url!",
-                  coalesce(e.blocked_until = 'infinity', false) AS "paused!"
-           FROM partners p LEFT JOIN endpoints e ON e.partner_id = coalesce($2, p.partner_id)
-           WHERE p.partner_id = $1 FOR NO KEY UPDATE OF p"#,
+        r#"SELECT e.url IS NOT NULL AS "has_url!", coalesce(e.blocked_until = 'infinity', false) AS "paused!"
+           FROM partners p JOIN partner_endpoints e ON e.partner_id = p.partner_id
+           WHERE p.partner_id = $1 AND e.endpoint_id = $2 FOR NO KEY UPDATE OF p"#,
         partner_id.uuid(),
-        endpoint.column(),
+        endpoint.id.uuid(),
     );
     let row = query.fetch_optional(&mut *transaction).await?;
     match row {
@@ -299,7 +291,7 @@ pub async fn test(
              -- creating one does not pass the limit.
              AND (endpoint_id IS NOT DISTINCT FROM $3
                   OR (endpoint_id IS NOT NULL
-                      AND NOT EXISTS (SELECT FROM further_endpoints f WHERE f.endpoint_id = d.endpoint_id)))
+                      AND NOT EXISTS (SELECT FROM partner_endpoints f WHERE f.endpoint_id = d.endpoint_id)))
              -- A pair, so that only the partner's index fits.
              AND (partner_id, created_at) > ($1, now() - make_interval(secs => $2))
            ORDER BY created_at DESC LIMIT 1"#,

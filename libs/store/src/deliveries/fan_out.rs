@@ -34,9 +34,9 @@ pub(super) async fn sweep(
 ) -> Result<u64> {
     let query = sqlx::query_scalar!(
         "SELECT delivery_id FROM deliveries
-         WHERE EXISTS (SELECT FROM further_endpoints)
+         WHERE EXISTS (SELECT FROM partner_endpoints WHERE nth > 0)
            AND created_at > $1 AND created_at <= $2 AND kind = 'topup.ready' AND endpoint_id IS NULL
-           AND partner_id = ANY (ARRAY (SELECT partner_id FROM further_endpoints))",
+           AND partner_id = ANY (ARRAY (SELECT partner_id FROM partner_endpoints WHERE nth > 0))",
         from,
         until,
     );
@@ -59,7 +59,7 @@ async fn create(connection: &mut PgConnection, ids: &[Uuid]) -> Result<u64> {
              SELECT md5(concat_ws(' ', d.kind, d.topup_id, f.endpoint_id))::uuid AS delivery_id,
                     d.partner_id, d.kind, d.topup_id, d.order_id, f.endpoint_id
              FROM deliveries d
-             JOIN further_endpoints f ON f.partner_id = d.partner_id
+             JOIN partner_endpoints f ON f.partner_id = d.partner_id AND f.nth > 0
              WHERE d.delivery_id = ANY ($1) AND d.kind = 'topup.ready' AND d.endpoint_id IS NULL
                AND d.kind = ANY (f.events) AND f.created_at <= d.created_at
          ), created AS (

@@ -120,32 +120,33 @@ pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept
     fence.done(late).await
 }
 
-/// Moves pending deliveries of partners without a webhook URL to the state `no_endpoint`, in which
+/// Moves pending deliveries to endpoints without a URL to the state `no_endpoint`, in which
 /// they wait for a URL. Returns the number of moved deliveries.
 ///
-/// The statement locks the rows of the partners (`without`) and reads the URL under the lock, so
+/// The statement locks the rows of the endpoints (`without`) and reads the URL under the lock, so
 /// that it and [`crate::partners::set_webhook`] cannot miss each other: either this statement sees
 /// the new URL, or the change of the URL sees the held deliveries. Then `moved` changes the
-/// deliveries of these partners, `done` deletes their work, and the last step inserts them into
+/// deliveries to these endpoints, `done` deletes their work, and the last step inserts them into
 /// `held`.
 pub async fn set_no_endpoint(connection: &mut PgConnection, ids: &[DeliveryId]) -> Result<u64> {
     let statement = sqlx::query!(
         "WITH without AS MATERIALIZED (
-             SELECT partner_id FROM partners
-             WHERE webhook_url IS NULL
-               AND partner_id = ANY (ARRAY (SELECT partner_id FROM deliveries WHERE delivery_id = ANY ($1)))
-             ORDER BY partner_id
+             SELECT endpoint_id, lane FROM partner_endpoints
+             WHERE url IS NULL
+               AND endpoint_id = ANY (ARRAY (
+                   SELECT coalesce(endpoint_id, partner_id) FROM deliveries WHERE delivery_id = ANY ($1)))
+             ORDER BY endpoint_id
              FOR SHARE
          ), moved AS (
-             UPDATE deliveries SET state = 'no_endpoint'
-             WHERE delivery_id = ANY ($1) AND state = 'pending' AND endpoint_id IS NULL
-               AND partner_id IN (SELECT partner_id FROM without)
-             RETURNING delivery_id, partner_id
+             UPDATE deliveries d SET state = 'no_endpoint' FROM without
+             WHERE d.delivery_id = ANY ($1) AND d.state = 'pending'
+               AND without.endpoint_id = coalesce(d.endpoint_id, d.partner_id)
+             RETURNING d.delivery_id, d.partner_id, without.lane
          ), done AS (
              DELETE FROM work WHERE id = ANY (ARRAY (SELECT delivery_id FROM moved))
          )
-         INSERT INTO held (id, state, provider, partner_id)
-         SELECT delivery_id, 'no_endpoint', '', partner_id FROM moved
+         INSERT INTO held (id, state, provider, lane, partner_id)
+         SELECT delivery_id, 'no_endpoint', '', lane, partner_id FROM moved
          ON CONFLICT (id) DO UPDATE SET state = excluded.state, at = excluded.at",
         &uuids(ids),
     );

@@ -1,5 +1,5 @@
 //! Notices: events that tell a partner, on a channel of its own, that an endpoint fails, that keys
-//! end, or that our addresses change. The channel is a further endpoint with the purpose `notices`,
+//! end, or that our addresses change. The channel is an endpoint with the purpose `notices`,
 //! and a notice is an ordinary delivery to it, so attempts, retries and blocks are those of all
 //! deliveries.
 //!
@@ -25,7 +25,7 @@ use uuid::Uuid;
 use super::events::Kind;
 use crate::{Result, count, seconds};
 
-/// The purpose of the further endpoint that gets notices.
+/// The purpose of the endpoint that gets notices.
 pub const PURPOSE: &str = "notices";
 /// How long the code that verifies a channel is valid.
 pub const CODE_LIFETIME: Duration = Duration::from_mins(30);
@@ -100,7 +100,7 @@ impl std::ops::AddAssign for Made {
 /// what was made and what was left out. Changes of channels themselves are not told, because the
 /// channel would have to report its own failure.
 ///
-/// - `change` finds the partner and the host of each endpoint: it is a further one, or the first.
+/// - `change` finds the partner and the host of each endpoint.
 /// - `told` joins the partner's channel, with the number of notices of the last day.
 /// - `created` inserts the notices of partners below their limit, and `due` makes them due.
 pub(super) async fn about(
@@ -120,13 +120,12 @@ pub(super) async fn about(
         .collect();
     let query = sqlx::query!(
         r#"WITH change AS (
-               SELECT new.id, new.kind, coalesce(f.partner_id, new.endpoint_id) AS partner_id,
+               SELECT new.id, new.kind, e.partner_id,
                       new.notice::jsonb || jsonb_strip_nulls(jsonb_build_object(
-                          'endpoint_id', new.endpoint_id, 'host', coalesce(f.host, p.webhook_host))) AS notice
+                          'endpoint_id', e.endpoint_id, 'host', e.host)) AS notice
                FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[]) AS new (id, endpoint_id, kind, notice)
-               LEFT JOIN further_endpoints f ON f.endpoint_id = new.endpoint_id
-               LEFT JOIN partners p ON p.partner_id = new.endpoint_id
-               WHERE f.purpose IS DISTINCT FROM 'notices'
+               JOIN partner_endpoints e ON e.endpoint_id = new.endpoint_id
+               WHERE e.purpose <> 'notices'
            ), told AS MATERIALIZED (
                SELECT change.*, channel.endpoint_id,
                       (SELECT count(*) FROM deliveries d
@@ -139,7 +138,7 @@ pub(super) async fn about(
                -- A partner has at most one channel. The limit makes PostgreSQL look it up for each
                -- change, instead of comparing all changes with all channels.
                CROSS JOIN LATERAL (
-                   SELECT c.endpoint_id FROM further_endpoints c
+                   SELECT c.endpoint_id FROM partner_endpoints c
                    WHERE c.partner_id = change.partner_id AND c.purpose = 'notices' AND c.verified_at IS NOT NULL
                    LIMIT 1
                ) channel
@@ -172,14 +171,12 @@ pub async fn keys_expire(connection: &mut PgConnection, notice: Duration) -> Res
     let made = sqlx::query!(
         "WITH ending AS (
              SELECT p.partner_id, c.endpoint_id, old.of_endpoint, old.credential, old.ends_at
-             FROM further_endpoints c
+             FROM partner_endpoints c
              JOIN partners p ON p.partner_id = c.partner_id
              CROSS JOIN LATERAL (
                  SELECT NULL::uuid AS of_endpoint, 'keys' AS credential, p.old_keys_until AS ends_at
                  UNION ALL
-                 SELECT NULL, 'webhook_secret', p.old_webhook_secret_until
-                 UNION ALL
-                 SELECT f.endpoint_id, 'webhook_secret', f.old_secret_until FROM further_endpoints f
+                 SELECT nullif(f.endpoint_id, f.partner_id), 'webhook_secret', f.secret_ends[2] FROM partner_endpoints f
                  WHERE f.partner_id = p.partner_id AND f.purpose = 'webhooks'
              ) old
              WHERE c.purpose = 'notices' AND c.verified_at IS NOT NULL AND p.disabled_at IS NULL
@@ -220,7 +217,7 @@ pub async fn source_addresses(connection: &mut PgConnection, addresses: &[String
                INSERT INTO deliveries (delivery_id, partner_id, kind, endpoint_id, notice)
                SELECT gen_random_uuid(), c.partner_id, 'notice.source_addresses', c.endpoint_id,
                       jsonb_build_object('addresses', to_jsonb(changed.addresses))
-               FROM changed, further_endpoints c
+               FROM changed, partner_endpoints c
                JOIN partners p ON p.partner_id = c.partner_id
                WHERE c.purpose = 'notices' AND c.verified_at IS NOT NULL AND p.disabled_at IS NULL
                RETURNING delivery_id, partner_id, endpoint_id
@@ -242,7 +239,7 @@ pub async fn note_code(
     digest: &[u8],
 ) -> Result<bool> {
     let noted = sqlx::query!(
-        "UPDATE further_endpoints
+        "UPDATE partner_endpoints
          SET code_digest = $2, code_until = now() + make_interval(secs => $3), code_tries = 0
          WHERE endpoint_id = $1 AND purpose = 'notices' AND verified_at IS NULL",
         channel.uuid(),

@@ -278,8 +278,8 @@ async fn record_acknowledged(
                AS new (delivery_id, at, duration_ms, status), without_flush
            WHERE d.delivery_id = new.delivery_id AND d.state = 'pending' AND d.attempt = 0
            RETURNING d.delivery_id, coalesce(d.endpoint_id, d.partner_id) AS "endpoint_id!",
-                     (SELECT true FROM endpoints e
-                      WHERE e.partner_id = coalesce(d.endpoint_id, d.partner_id) AND (e.failures > 0 OR e.blocked_until IS NOT NULL OR e.told IS NOT NULL)
+                     (SELECT true FROM partner_endpoints e
+                      WHERE e.endpoint_id = coalesce(d.endpoint_id, d.partner_id) AND (e.failures > 0 OR e.blocked_until IS NOT NULL OR e.told IS NOT NULL)
                      ) IS TRUE AS "endpoint_failing!""#,
         &columns.ids,
         &columns.at,

@@ -137,8 +137,8 @@ pub async fn begin(
     let mut transaction = connection.begin().await?;
     // The lock lets one request of the partner after the other pass.
     let query = sqlx::query!(
-        r#"SELECT webhook_url IS NOT NULL
-                  OR EXISTS (SELECT FROM further_endpoints f WHERE f.partner_id = $1) AS "has_url!", now() AS "now!"
+        r#"SELECT EXISTS (SELECT FROM partner_endpoints e WHERE e.partner_id = $1 AND e.url IS NOT NULL) AS "has_url!",
+                  now() AS "now!"
            FROM partners WHERE partner_id = $1 FOR NO KEY UPDATE"#,
         partner_id.uuid(),
     );
@@ -482,8 +482,7 @@ async fn step_once(connection: &mut PgConnection, id: Uuid, most_due: u32) -> Re
 async fn due_soon(connection: &mut PgConnection, partner: Uuid, most: u32) -> Result<u64> {
     let query = sqlx::query_scalar!(
         r#"SELECT max(due) AS "due!"
-           FROM (SELECT '' AS lane UNION ALL
-                 SELECT endpoint_id::text FROM further_endpoints WHERE partner_id = $1) e
+           FROM (SELECT lane FROM partner_endpoints WHERE partner_id = $1) e
            CROSS JOIN LATERAL (
                SELECT count(*) AS due
                FROM (SELECT FROM work w
@@ -510,8 +509,7 @@ async fn end_if_sent(
         "UPDATE redeliveries SET ended_at = now()
          WHERE redelivery_id = $1
            AND (SELECT true
-                FROM (SELECT '' AS lane UNION ALL
-                      SELECT endpoint_id::text FROM further_endpoints WHERE partner_id = $2) e
+                FROM (SELECT lane FROM partner_endpoints WHERE partner_id = $2) e
                 CROSS JOIN LATERAL (
                     SELECT FROM work w
                     WHERE w.kind = 'deliver' AND w.provider = '' AND w.lane = e.lane AND w.partner_id = $2

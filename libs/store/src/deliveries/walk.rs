@@ -320,8 +320,7 @@ impl Walk<'_> {
                       d.attempted_at, d.created_at AS "created_at?"
                FROM (
                    (SELECT of_lane.id, of_lane.at
-                    FROM (SELECT '' AS lane UNION ALL
-                          SELECT endpoint_id::text FROM further_endpoints WHERE partner_id = $1) e
+                    FROM (SELECT lane FROM partner_endpoints WHERE partner_id = $1) e
                     CROSS JOIN LATERAL (
                         SELECT w.id, w.at FROM work w
                         WHERE w.kind = 'deliver' AND w.provider = '' AND w.lane = e.lane AND w.partner_id = $1

@@ -266,14 +266,14 @@ pub async fn resendable(
 ) -> Result<Option<Resendable>> {
     let read = sqlx::query_as!(
         Resendable,
-        r#"SELECT d.state, (d.endpoint_id IS NOT NULL OR p.webhook_url IS NOT NULL) AS "has_url!",
+        r#"SELECT d.state, n.url IS NOT NULL AS "has_url!",
                   -- For events, the same conditions as in the claim (`deliveries::claim`).
-                  d.endpoint_id IS NOT NULL AND f.endpoint_id IS NULL
+                  n.endpoint_id IS NULL
                   OR CASE d.kind
                       WHEN 'topup.ready' THEN e.erased_at IS NOT NULL
                       WHEN 'webhook.test' THEN true
                       WHEN 'notice.verify' THEN true
-                      ELSE d.kind NOT LIKE 'notice.%' AND d.kind <> ALL (CASE WHEN d.endpoint_id IS NULL THEN p.webhook_events ELSE f.events END)
+                      ELSE d.kind NOT LIKE 'notice.%' AND d.kind <> ALL (n.events)
                            OR (d.kind = 'topup.failed'
                                AND (t.state = 'failed' AND o.refused_at IS NULL AND e.ready_at IS NULL) IS NOT TRUE)
                   END AS "pointless!",
@@ -285,10 +285,7 @@ pub async fn resendable(
                   extract(epoch FROM clock_timestamp() - greatest(d.attempted_at, d.created_at))::float8 AS "age!",
                   clock_timestamp() AS "now!"
            FROM deliveries d
-           JOIN partners p ON p.partner_id = d.partner_id
-           -- In a query of its own with a LIMIT, so that it is looked up by its id, and only if there is one.
-           LEFT JOIN LATERAL (
-               SELECT * FROM further_endpoints one WHERE one.endpoint_id = d.endpoint_id LIMIT 1) f ON true
+           LEFT JOIN partner_endpoints n ON n.endpoint_id = coalesce(d.endpoint_id, d.partner_id)
            LEFT JOIN work w ON w.id = d.delivery_id
            LEFT JOIN orders o ON o.order_id = d.order_id
            LEFT JOIN topups t ON t.topup_id = d.topup_id
@@ -378,7 +375,7 @@ pub(crate) async fn resend(
                             > now() + make_interval(secs => $3)))
                AND NOT EXISTS (SELECT FROM esims e WHERE e.topup_id = d.topup_id AND e.erased_at IS NOT NULL)
                AND (endpoint_id IS NULL
-                    OR EXISTS (SELECT FROM further_endpoints f WHERE f.endpoint_id = d.endpoint_id))
+                    OR EXISTS (SELECT FROM partner_endpoints f WHERE f.endpoint_id = d.endpoint_id))
              ORDER BY delivery_id
              FOR UPDATE
          ), kept AS (

@@ -38,21 +38,15 @@ pub fn seen(endpoint: &Endpoint) -> String {
 
 /// The state of an endpoint before a change. If its operator has [`seen`] it, another state is a
 /// conflict, and so is the same state if the endpoint was paused or resumed in between: otherwise a
-/// form that is sent again would be carried out again. The row is made if it is missing, and locked,
-/// so that the state holds until the change is committed. A row without a failure means the same as
-/// none.
+/// form that is sent again would be carried out again. The row is locked, so that the state holds until
+/// the change is committed.
 async fn before(
     connection: &mut PgConnection,
     endpoint: EndpointKey,
     seen: Option<&str>,
 ) -> Result<Stored<EndpointState>, NotChanged> {
     let statement = sqlx::query!(
-        "INSERT INTO endpoints (partner_id) VALUES ($1) ON CONFLICT DO NOTHING",
-        endpoint.id.uuid(),
-    );
-    statement.execute(&mut *connection).await?;
-    let statement = sqlx::query!(
-        "SELECT partner_id FROM endpoints WHERE partner_id = $1 FOR UPDATE",
+        "SELECT endpoint_id FROM partner_endpoints WHERE endpoint_id = $1 FOR UPDATE",
         endpoint.id.uuid(),
     );
     statement.fetch_optional(&mut *connection).await?;

@@ -290,17 +290,14 @@ pub async fn partner(
     let mut transaction = connection.begin().await?;
     // Checked again, because the state may have changed since the preview.
     partner_orders(&mut transaction, partner_id).await?;
-    // `endpoint` removes what is known of the endpoints, `further` the further ones, `again` the partner's
-    // redeliveries, and `refused` its refused requests. `events`, `attempts` and `waiting` delete
-    // the events with their attempts and their rows in `held`; they have no work any more, as was
-    // checked above. The last step clears the row of the partner. Its access key becomes `erased-`
+    // `endpoints` removes the endpoints, of which an empty first one is made again, `again` the
+    // partner's redeliveries, and `refused` its refused requests. `events`, `attempts` and `waiting`
+    // delete the events with their attempts and their rows in `held`; they have no work any more, as
+    // was checked above. The last step clears the row of the partner. Its access key becomes `erased-`
     // and its id, because the column must stay filled and unique.
     let statement = sqlx::query!(
-        "WITH endpoint AS (
-             DELETE FROM endpoints WHERE partner_id = $1 OR partner_id = ANY (ARRAY (
-                 SELECT endpoint_id FROM further_endpoints WHERE partner_id = $1))
-         ), further AS (
-             DELETE FROM further_endpoints WHERE partner_id = $1
+        "WITH endpoints AS (
+             DELETE FROM partner_endpoints WHERE partner_id = $1
          ), again AS (
              DELETE FROM redeliveries WHERE partner_id = $1
          ), refused AS (
@@ -317,15 +314,15 @@ pub async fn partner(
              DELETE FROM held WHERE id = ANY (ARRAY (SELECT delivery_id FROM events))
          )
          UPDATE partners
-         SET name = 'erased', access_key = 'erased-' || partner_id, secret_key = NULL, webhook_url = NULL,
-             webhook_events = '{}', has_further_endpoints = false, webhook_secret = '', old_access_key = NULL, old_secret_key = NULL,
-             old_keys_until = NULL, old_webhook_secret = NULL, old_webhook_secret_until = NULL, erased_at = coalesce(erased_at, now())
+         SET name = 'erased', access_key = 'erased-' || partner_id, secret_key = NULL,
+             has_further_endpoints = false, old_access_key = NULL, old_secret_key = NULL, old_keys_until = NULL, erased_at = coalesce(erased_at, now())
          WHERE partner_id = $1 AND disabled_at IS NOT NULL",
         partner_id.uuid(),
     );
     if statement.execute(&mut *transaction).await?.rows_affected() == 0 {
         return Err(NotErased::Enabled);
     }
+    crate::partners::endpoints::make_first(&mut transaction, partner_id).await?;
     actions::finish(transaction, mode, orders).await?;
     Ok(())
 }

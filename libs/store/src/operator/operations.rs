@@ -122,7 +122,7 @@ pub async fn preview_within(
         r#"SELECT partner_id, name, now() AS "now!" FROM partners p
            WHERE ($1::uuid IS NULL OR partner_id = $1)
              AND (has_further_endpoints
-                  OR (webhook_url IS NOT NULL
+                  OR ((SELECT url FROM partner_endpoints e WHERE e.endpoint_id = p.partner_id) IS NOT NULL
                       AND CASE WHEN $3 = 'delivered'
                                THEN (SELECT true FROM deliveries d
                                      WHERE d.partner_id = p.partner_id AND d.created_at >= $4 LIMIT 1)

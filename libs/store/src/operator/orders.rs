@@ -322,14 +322,12 @@ async fn further(connection: &mut PgConnection, order_id: Uuid) -> Result<Vec<Fu
                   coalesce(e.paused_by_partner AND e.blocked_until = 'infinity', false) AS "paused_by_partner!",
                   nullif(e.blocked_until, 'infinity') AS "endpoint_until?",
                   "#,
-        "f.url",
         r#" AS "endpoint!"
            FROM placements p
            JOIN topups t ON t.placement_id = p.placement_id
            JOIN further_deliveries x ON x.topup_id = t.topup_id
            JOIN deliveries d ON d.delivery_id = x.delivery_id
-           JOIN further_endpoints f ON f.endpoint_id = d.endpoint_id
-           LEFT JOIN endpoints e ON e.partner_id = d.endpoint_id
+           JOIN partner_endpoints e ON e.endpoint_id = d.endpoint_id
            WHERE p.order_id = $1 AND d.kind = 'topup.ready'
            ORDER BY t.position, d.created_at, d.delivery_id LIMIT $2"#,
         order_id,
@@ -378,12 +376,11 @@ pub async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<Ord
                   o.cancelled_at IS NOT NULL AS "cancelled!", o.traceparent, o.created_at, o.erased_at,
                   coalesce(e.paused_by_partner AND e.blocked_until = 'infinity', false) AS "paused_by_partner!",
                   "#,
-        "p.webhook_url",
         r#" AS "endpoint!",
                   nullif(e.blocked_until, 'infinity') AS "endpoint_until?"
            FROM orders o
-           LEFT JOIN partners p ON p.partner_id = o.partner_id
-           LEFT JOIN endpoints e ON e.partner_id = o.partner_id
+           -- The first endpoint, whose id is that of the partner.
+           LEFT JOIN partner_endpoints e ON e.endpoint_id = o.partner_id
            WHERE o.order_id = ANY ($1)
            ORDER BY o.created_at DESC"#,
         ids,

@@ -68,7 +68,7 @@ pub async fn delivery(
     let query = sqlx::query!(
         "SELECT u.delivery_id, u.delivery AS state, u.delivered_at,
                 (SELECT nullif(greatest(w.at, e.blocked_until), 'infinity')
-                 FROM work w LEFT JOIN endpoints e ON e.partner_id = u.partner_id
+                 FROM work w LEFT JOIN partner_endpoints e ON e.endpoint_id = u.partner_id
                  WHERE w.id = u.delivery_id) AS at
          FROM partner_units u
          WHERE u.topup_id = $2 AND u.partner_id = $1",
@@ -101,7 +101,7 @@ async fn further(
     let query = sqlx::query!(
         r#"SELECT d.delivery_id, d.endpoint_id AS "endpoint_id!", d.state, d.delivered_at,
                   (SELECT nullif(greatest(w.at, e.blocked_until), 'infinity')
-                   FROM work w LEFT JOIN endpoints e ON e.partner_id = d.endpoint_id
+                   FROM work w LEFT JOIN partner_endpoints e ON e.endpoint_id = d.endpoint_id
                    WHERE w.id = d.delivery_id) AS at
            FROM further_deliveries f JOIN deliveries d ON d.delivery_id = f.delivery_id
            WHERE f.topup_id = $1 AND d.kind = 'topup.ready'

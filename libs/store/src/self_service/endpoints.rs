@@ -1,18 +1,22 @@
-//! All endpoints of a partner, as it sees and changes them. The first one is also the subject of
-//! [`super::webhooks`], and its address and events are changed there.
+//! All endpoints of a partner, as it sees and changes them. The first one is also what
+//! [`super::webhooks`] shows.
 
-use domain::{EndpointId, PartnerId, Stored, standing::EndpointState};
+use domain::{Command, EndpointId, PartnerId, Stored, standing::EndpointState};
 use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{record_change, webhooks::MOST_COUNTED};
+use super::record_change;
 use crate::{
     Result,
-    deliveries::endpoints::{self, EndpointKey, Resumed, with_state},
-    partners::further::{self, Change, NewEndpoint},
+    deliveries::endpoints::{self, Block, EndpointKey, Resumed, with_state},
+    partners::endpoints::{self as stored, Change, NewEndpoint},
     vault::Vault,
 };
+
+/// The largest count. Larger numbers are shown as this one, because counting them all would cost
+/// too much.
+const MOST_COUNTED: i64 = 10_000;
 
 /// An endpoint of a partner with its health.
 #[derive(Clone, Debug)]
@@ -22,7 +26,7 @@ pub struct AnyEndpoint {
     pub url: Option<String>,
     /// What it gets: `topup.ready` and the names of further events.
     pub events: Vec<String>,
-    /// Its sealed headers; opened by [`further::open_headers`].
+    /// Its sealed headers; opened by [`stored::open_headers`].
     pub headers: Option<Vec<u8>>,
     pub state: Stored<EndpointState>,
     /// The partner has paused it, so the partner can resume it.
@@ -62,35 +66,25 @@ pub async fn endpoints(
 ) -> Result<Vec<AnyEndpoint>> {
     let rows = with_state!(
         Row,
-        r#"SELECT c.endpoint_id AS "endpoint_id!", c.url, c.events AS "events!", c.headers,
+        r#"SELECT e.endpoint_id, e.url, e.events, e.headers,
                   "#,
-        "c.url",
         r#" AS "state!",
                   coalesce(e.paused_by_partner AND e.blocked_until = 'infinity', false) AS "paused_by_partner!",
                   CASE WHEN e.unproven_since IS NULL OR e.failures > 0 THEN nullif(e.blocked_until, 'infinity') END
                       AS blocked_until,
                   e.unproven_since IS NULL AS "proven!",
-                  coalesce(e.failures, 0) AS "failures!",
+                  e.failures,
                   (SELECT count(*)
                    FROM (SELECT FROM work w
-                         WHERE w.kind = 'deliver' AND w.provider = '' AND w.lane = c.lane AND w.partner_id = $1
+                         WHERE w.kind = 'deliver' AND w.provider = '' AND w.lane = e.lane AND w.partner_id = $1
                          LIMIT $3) waiting) AS "waiting!",
                   (SELECT count(*)
-                   FROM (SELECT FROM held h WHERE h.partner_id = $1 AND h.state = 'exhausted' AND h.lane = c.lane
+                   FROM (SELECT FROM held h WHERE h.partner_id = $1 AND h.state = 'exhausted' AND h.lane = e.lane
                          LIMIT $3) exhausted) AS "exhausted!",
-                  CASE WHEN c.until > now() THEN c.until END AS old_secret_until, c.created_at AS "created_at!"
-           FROM (
-               SELECT true AS first, partner_id AS endpoint_id, '' AS lane, webhook_url AS url,
-                      array_prepend('topup.ready', webhook_events) AS events, NULL::bytea AS headers,
-                      old_webhook_secret_until AS until, created_at
-               FROM partners WHERE partner_id = $1
-               UNION ALL
-               SELECT false, endpoint_id, endpoint_id::text, url, events, headers, old_secret_until, created_at
-               FROM further_endpoints WHERE partner_id = $1 AND purpose = 'webhooks'
-           ) c
-           LEFT JOIN endpoints e ON e.partner_id = c.endpoint_id
-           WHERE $2::uuid IS NULL OR c.endpoint_id = $2
-           ORDER BY c.first DESC, c.created_at, c.endpoint_id"#,
+                  CASE WHEN e.secret_ends[2] > now() THEN e.secret_ends[2] END AS old_secret_until, e.created_at
+           FROM partner_endpoints e
+           WHERE e.partner_id = $1 AND e.purpose = 'webhooks' AND ($2::uuid IS NULL OR e.endpoint_id = $2)
+           ORDER BY e.nth"#,
         partner_id.uuid(),
         only.map(EndpointId::uuid),
         MOST_COUNTED,
@@ -122,12 +116,12 @@ pub async fn create_endpoint(
     new: &NewEndpoint<'_>,
 ) -> Result<bool> {
     let mut transaction = connection.begin().await?;
-    if !further::create(&mut transaction, vault, new).await? {
+    if !stored::create(&mut transaction, vault, new).await? {
         return Ok(false);
     }
     record_change(
         &mut transaction,
-        domain::Command::EndpointCreate,
+        Command::EndpointCreate,
         new.key.partner_id,
     )
     .await?;
@@ -135,38 +129,38 @@ pub async fn create_endpoint(
     Ok(true)
 }
 
-/// Changes a further endpoint, and records that if anything changed. Returns false if the partner has no such one.
+/// Changes an endpoint, and records that if anything changed. After a new URL the notifiers make
+/// waiting deliveries due, and the next probe of a blocked endpoint is due at once. Returns whether
+/// anything changed; `None` if the partner has no such endpoint.
 pub async fn change_endpoint(
     connection: &mut PgConnection,
-    vault: &Vault,
     endpoint: EndpointKey,
     change: &Change<'_>,
-) -> Result<bool> {
+) -> Result<Option<bool>> {
     let mut transaction = connection.begin().await?;
-    let Some(changed) = further::change(&mut transaction, vault, endpoint, change).await? else {
-        return Ok(false);
-    };
-    if changed {
-        record_change(
-            &mut transaction,
-            domain::Command::EndpointSet,
-            endpoint.partner_id,
-        )
-        .await?;
+    let changed = stored::change(&mut transaction, endpoint, change, Block::ProbeNow).await?;
+    if changed == Some(true) {
+        // The names of the requests.
+        let command = if endpoint.is_first() {
+            Command::WebhookSet
+        } else {
+            Command::EndpointSet
+        };
+        record_change(&mut transaction, command, endpoint.partner_id).await?;
     }
     transaction.commit().await?;
-    Ok(true)
+    Ok(changed)
 }
 
 /// Deletes a further endpoint, and records that. Returns false if the partner has no such one.
 pub async fn delete_endpoint(connection: &mut PgConnection, endpoint: EndpointKey) -> Result<bool> {
     let mut transaction = connection.begin().await?;
-    if !further::delete(&mut transaction, endpoint).await? {
+    if !stored::delete(&mut transaction, endpoint).await? {
         return Ok(false);
     }
     record_change(
         &mut transaction,
-        domain::Command::EndpointDelete,
+        Command::EndpointDelete,
         endpoint.partner_id,
     )
     .await?;
@@ -190,13 +184,13 @@ pub async fn pause_endpoint(
     endpoint: EndpointKey,
 ) -> Result<PauseChanged> {
     let mut transaction = connection.begin().await?;
-    if !further::exists(&mut transaction, endpoint.partner_id, endpoint.id).await? {
+    if !stored::exists(&mut transaction, endpoint).await? {
         return Ok(PauseChanged::Unknown);
     }
     if endpoints::pause_by_partner(&mut transaction, endpoint).await? {
         record_change(
             &mut transaction,
-            domain::Command::EndpointPause,
+            Command::EndpointPause,
             endpoint.partner_id,
         )
         .await?;
@@ -212,7 +206,7 @@ pub async fn resume_endpoint(
     endpoint: EndpointKey,
 ) -> Result<PauseChanged> {
     let mut transaction = connection.begin().await?;
-    if !further::exists(&mut transaction, endpoint.partner_id, endpoint.id).await? {
+    if !stored::exists(&mut transaction, endpoint).await? {
         return Ok(PauseChanged::Unknown);
     }
     match endpoints::resume_by_partner(&mut transaction, endpoint).await? {
@@ -220,7 +214,7 @@ pub async fn resume_endpoint(
         Resumed::Now => {
             record_change(
                 &mut transaction,
-                domain::Command::EndpointResume,
+                Command::EndpointResume,
                 endpoint.partner_id,
             )
             .await?;

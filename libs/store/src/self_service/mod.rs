@@ -40,10 +40,7 @@ pub use self::{
         OrderHead, OrderPage, OrderState, Unit, UnitState, Units, count, order, orders, unit, units,
     },
     sandbox::{Made, expire_keys},
-    webhooks::{
-        Endpoint, Position, Stored, StoredWebhook, endpoint, set_webhook, webhook_secrets,
-        webhook_url, webhooks,
-    },
+    webhooks::{Endpoint, Position, Stored, StoredWebhook, endpoint, webhooks},
 };
 pub use crate::operator::deliveries::AttemptView as Attempt;
 use crate::{

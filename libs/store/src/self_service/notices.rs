@@ -1,4 +1,4 @@
-//! A partner's channel for notices: the further endpoint with the purpose `notices`, which is an
+//! A partner's channel for notices: the endpoint with the purpose `notices`, which is an
 //! https URL or an e-mail address.
 //!
 //! Guarantee: a channel gets nothing but its one-time code until the partner has given this code
@@ -41,14 +41,13 @@ pub async fn channel(
 ) -> Result<Option<Channel>> {
     let channel = with_state!(
         Channel,
-        r#"SELECT f.endpoint_id, f.url AS target, f.created_at, f.verified_at,
-                  CASE WHEN f.verified_at IS NULL AND f.code_until > now() THEN f.code_until END AS code_until,
-                  CASE WHEN f.verified_at IS NULL THEN 'unverified' ELSE "#,
-        "f.url",
+        r#"SELECT e.endpoint_id, e.url AS "target!", e.created_at, e.verified_at,
+                  CASE WHEN e.verified_at IS NULL AND e.code_until > now() THEN e.code_until END AS code_until,
+                  CASE WHEN e.verified_at IS NULL THEN 'unverified' ELSE "#,
         r#" END AS "state!",
-                  coalesce(e.failures, 0) AS "failures!"
-           FROM further_endpoints f LEFT JOIN endpoints e ON e.partner_id = f.endpoint_id
-           WHERE f.partner_id = $1 AND f.purpose = 'notices'"#,
+                  e.failures
+           FROM partner_endpoints e
+           WHERE e.partner_id = $1 AND e.purpose = 'notices'"#,
         partner_id.uuid(),
     );
     Ok(channel.fetch_optional(connection).await?)
@@ -107,8 +106,9 @@ pub async fn set_channel(
     let sealed = vault.seal(Purpose::EndpointSecret(endpoint_id), secret.expose())?;
     let statement = sqlx::query!(
         "WITH channel AS (
-             INSERT INTO further_endpoints (endpoint_id, partner_id, purpose, url, secret, events)
-             VALUES ($1, $2, $3, $4, $5, '{}')
+             INSERT INTO partner_endpoints (endpoint_id, partner_id, nth, purpose, url, secrets, secret_ends, events)
+             SELECT $1, $2, max(nth) + 1, $3, $4, ARRAY[$5::bytea], ARRAY[NULL::timestamptz], '{}'
+             FROM partner_endpoints WHERE partner_id = $2
          ), created AS (
              INSERT INTO deliveries (delivery_id, partner_id, kind, endpoint_id, created_at)
              VALUES ($6, $2, 'notice.verify', $1, clock_timestamp())
@@ -157,20 +157,14 @@ async fn wait_for_code(
     Ok(Some(wait).filter(|wait| !wait.is_zero()))
 }
 
-/// Deletes the partner's channel with what is known of its health. The notifier deletes what waits
+/// Deletes the partner's channel. The notifier deletes what waits
 /// for it, because it finds no endpoint for it any more. Returns whether there was one.
 async fn end_channel(connection: &mut PgConnection, partner_id: PartnerId) -> Result<bool> {
-    let ended = sqlx::query_scalar!(
-        r#"WITH ended AS (
-               DELETE FROM further_endpoints WHERE partner_id = $1 AND purpose = 'notices'
-               RETURNING endpoint_id
-           ), health AS (
-               DELETE FROM endpoints WHERE partner_id = ANY (ARRAY (SELECT endpoint_id FROM ended))
-           )
-           SELECT count(*) AS "ended!" FROM ended"#,
+    let ended = sqlx::query!(
+        "DELETE FROM partner_endpoints WHERE partner_id = $1 AND purpose = 'notices'",
         partner_id.uuid(),
     );
-    Ok(ended.fetch_one(connection).await? > 0)
+    Ok(ended.execute(connection).await?.rows_affected() > 0)
 }
 
 /// Removes the partner's channel. Returns whether there was one.

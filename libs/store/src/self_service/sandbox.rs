@@ -37,8 +37,9 @@ pub async fn expire_keys(
     // The lock of the partner's row lets one request after the other pass, as for tests of the
     // endpoint.
     let query = sqlx::query_scalar!(
-        r#"SELECT 'key.expiring' = ANY (webhook_events) AS "wanted!"
-           FROM partners WHERE partner_id = $1 AND environment = 'sandbox' FOR NO KEY UPDATE"#,
+        r#"SELECT 'key.expiring' = ANY (e.events) AS "wanted!"
+           FROM partners p JOIN partner_endpoints e ON e.endpoint_id = p.partner_id
+           WHERE p.partner_id = $1 AND p.environment = 'sandbox' FOR NO KEY UPDATE OF p"#,
         partner_id.uuid(),
     );
     if query.fetch_optional(&mut *transaction).await? != Some(true) {

@@ -4,29 +4,21 @@
 
 use domain::{OptionId, PartnerId, TopupId, WebhookId, standing::EndpointState};
 use serde::Serialize;
-use sqlx::{Connection, PgConnection};
+use sqlx::PgConnection;
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::record_change;
+use super::endpoints::{AnyEndpoint, endpoints};
 use crate::{
     Result,
-    deliveries::{
-        endpoints::{Block, with_state},
-        events::{Event, Subject},
-    },
-    partners::{self, NewWebhook},
+    deliveries::events::{Event, Subject},
 };
 
 /// How long after its creation a webhook is found, in seconds. Transactions do not commit in the
 /// order in which they begin. A reader that had already passed the time of a webhook would miss it
 /// if it appeared later.
 const SETTLE: f64 = 1.0;
-
-/// The largest count. Larger numbers are shown as this one, because counting them all would cost
-/// too much.
-pub(super) const MOST_COUNTED: i64 = 10_000;
 
 /// The webhook endpoint.
 #[derive(Clone, Debug, Serialize, ToSchema)]
@@ -56,65 +48,30 @@ pub struct Endpoint {
     pub old_secret_until: Option<OffsetDateTime>,
 }
 
-/// The URL of the partner's endpoint, if there is one.
-pub async fn webhook_url(
-    connection: &mut PgConnection,
-    partner_id: PartnerId,
-) -> Result<Option<String>> {
-    let url = sqlx::query_scalar!(
-        "SELECT webhook_url FROM partners WHERE partner_id = $1",
-        partner_id.uuid()
-    );
-    Ok(url.fetch_optional(connection).await?.flatten())
+impl From<AnyEndpoint> for Endpoint {
+    fn from(endpoint: AnyEndpoint) -> Self {
+        Self {
+            url: endpoint.url,
+            events: endpoint.events,
+            state: endpoint.state,
+            blocked_until: endpoint.blocked_until,
+            proven: endpoint.proven,
+            failures: endpoint.failures,
+            waiting: endpoint.waiting,
+            exhausted: endpoint.exhausted,
+            old_secret_until: endpoint.old_secret_until,
+        }
+    }
 }
 
+/// The first endpoint of the partner.
 pub async fn endpoint(
     connection: &mut PgConnection,
     partner_id: PartnerId,
 ) -> Result<Option<Endpoint>> {
-    let endpoint = with_state!(
-        Endpoint,
-        r#"SELECT p.webhook_url AS url, array_prepend('topup.ready', p.webhook_events) AS "events!",
-                  "#,
-        "p.webhook_url",
-        r#" AS "state!",
-                  CASE WHEN e.unproven_since IS NULL OR e.failures > 0 THEN nullif(e.blocked_until, 'infinity') END
-                      AS blocked_until,
-                  e.unproven_since IS NULL AS "proven!",
-                  coalesce(e.failures, 0) AS "failures!",
-                  (SELECT count(*)
-                   FROM (SELECT FROM work w
-                         WHERE w.kind = 'deliver' AND w.provider = '' AND w.lane = '' AND w.partner_id = $1
-                         LIMIT $2) waiting) AS "waiting!",
-                  (SELECT count(*)
-                   FROM (SELECT FROM held h WHERE h.partner_id = $1 AND h.state = 'exhausted' AND h.lane = ''
-                         LIMIT $2) exhausted) AS "exhausted!",
-                  CASE WHEN p.old_webhook_secret_until > now() THEN p.old_webhook_secret_until END
-                      AS old_secret_until
-           FROM partners p LEFT JOIN endpoints e ON e.partner_id = p.partner_id
-           WHERE p.partner_id = $1"#,
-        partner_id.uuid(),
-        MOST_COUNTED,
-    );
-    Ok(endpoint.fetch_optional(connection).await?)
-}
-
-/// Changes the partner's webhook endpoint, and records the change. After a new URL the notifiers
-/// make waiting deliveries due, and the next probe of a blocked endpoint is due at once. Returns
-/// whether anything changed.
-pub async fn set_webhook(
-    connection: &mut PgConnection,
-    partner_id: PartnerId,
-    new: &NewWebhook<'_>,
-) -> Result<bool> {
-    let mut transaction = connection.begin().await?;
-    let changed =
-        partners::change_webhook(&mut transaction, partner_id, new, Block::ProbeNow).await?;
-    if changed {
-        record_change(&mut transaction, domain::Command::WebhookSet, partner_id).await?;
-    }
-    transaction.commit().await?;
-    Ok(changed)
+    let first = Some(partner_id.first_endpoint());
+    let mut found = endpoints(connection, partner_id, first).await?;
+    Ok(found.pop().map(Endpoint::from))
 }
 
 /// The position of a webhook among all webhooks of its partner.
@@ -249,7 +206,7 @@ pub async fn webhooks(
                       AS "undecided!",
                   -- The same conditions as in the claim of deliveries.
                   d.kind <> 'topup.ready'
-                      AND (d.kind <> ALL (p.webhook_events)
+                      AND (d.kind <> ALL (n.events)
                            OR (d.kind = 'topup.failed'
                                AND (t.state = 'failed' AND o.refused_at IS NULL AND e.ready_at IS NULL) IS NOT TRUE))
                       AS "pointless!"
@@ -263,7 +220,7 @@ pub async fn webhooks(
                        AND created_at >= $2 AND created_at <= now() - make_interval(secs => $4)) named
                  WHERE (created_at, webhook_id) > ($2, $3)
                  ORDER BY created_at, webhook_id LIMIT $5) d
-           JOIN partners p ON p.partner_id = d.partner_id
+           JOIN partner_endpoints n ON n.endpoint_id = d.partner_id
            LEFT JOIN topups t ON t.topup_id = d.topup_id
            LEFT JOIN esims e ON e.topup_id = d.topup_id
            LEFT JOIN orders o ON o.order_id = d.order_id
@@ -278,24 +235,4 @@ pub async fn webhooks(
     let rows = query.fetch_all(connection).await?.into_iter();
     let decided = rows.take_while(|row| !row.undecided);
     Ok(decided.map(Row::into_webhook).collect())
-}
-
-/// The sealed webhook secrets of a partner, newest first. There are two during the overlap of a
-/// rotation.
-pub async fn webhook_secrets(
-    connection: &mut PgConnection,
-    partner_id: PartnerId,
-) -> Result<Vec<Vec<u8>>> {
-    let query = sqlx::query!(
-        "SELECT webhook_secret, CASE WHEN old_webhook_secret_until > now() THEN old_webhook_secret END AS old
-         FROM partners WHERE partner_id = $1",
-        partner_id.uuid(),
-    );
-    let row = query.fetch_optional(connection).await?;
-    Ok(row
-        .map(|row| [Some(row.webhook_secret), row.old])
-        .into_iter()
-        .flatten()
-        .flatten()
-        .collect())
 }

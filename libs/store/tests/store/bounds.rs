@@ -14,7 +14,7 @@ const CARRIED_OVER: &str = include_str!("../../migrations/0038_finite_times.sql"
 /// The columns that hold one infinity as a mark, which their readers translate.
 const MARKS: [(&str, &str); 3] = [
     ("work.at", "-infinity"),
-    ("endpoints.blocked_until", "infinity"),
+    ("partner_endpoints.blocked_until", "infinity"),
     ("walks.up_to", "-infinity"),
 ];
 
@@ -76,22 +76,29 @@ async fn each_time_is_finite_and_one_that_programs_can_hold() {
     let mut open = Vec::new();
     for column in columns(&mut connection).await {
         let name = format!("{}.{}", column.relation, column.name);
-        if column.kind != "timestamp with time zone" {
-            assert!(
-                !column.kind.starts_with("timestamp") && column.kind != "date",
-                "{name} has the type {}; times are timestamptz",
-                column.kind
-            );
-            continue;
-        }
+        // A list of times is bounded like a time.
+        let of_kind = match column.kind.as_str() {
+            "timestamp with time zone" => |value: &str| value.to_owned(),
+            "timestamp with time zone[]" => |value: &str| format!("ARRAY[{value}]::timestamptz[]"),
+            kind => {
+                assert!(
+                    !kind.starts_with("timestamp") && kind != "date",
+                    "{name} has the type {kind}; times are timestamptz"
+                );
+                continue;
+            }
+        };
         for value in ["infinity", "-infinity", "294000-01-01", "4000-01-01 BC"] {
             let is_mark = MARKS.contains(&(name.as_str(), value));
-            let quoted = format!("'{value}'");
+            let quoted = of_kind(&format!("'{value}'"));
             if accepts(&mut connection, &column, &quoted).await && !is_mark {
                 open.push(format!("{name} accepts {value}"));
             }
         }
-        assert!(accepts(&mut connection, &column, "now()").await, "{name}");
+        assert!(
+            accepts(&mut connection, &column, &of_kind("now()")).await,
+            "{name}"
+        );
     }
     assert_eq!(
         open,
@@ -113,6 +120,7 @@ async fn no_value_fills_the_memory_of_who_reads_it() {
         let value = match column.kind.as_str() {
             "text" => huge,
             "bytea" => format!("convert_to({huge}, 'UTF8')"),
+            "bytea[]" => format!("ARRAY[convert_to({huge}, 'UTF8')]"),
             "jsonb" => format!("to_jsonb({huge})"),
             "text[]" => format!("ARRAY[{huge}]"),
             "double precision" => "'NaN'".to_owned(),
@@ -169,8 +177,7 @@ async fn rows_from_before_the_bounds_are_carried_over_and_end_no_reader() {
     bench
         .sql(
             "INSERT INTO providers (name, open_until, changed_at) VALUES ('usimsa', now(), now());
-             INSERT INTO endpoints (partner_id, blocked_until) VALUES (gen_random_uuid(), now());
-             INSERT INTO endpoints (partner_id, blocked_until) VALUES (gen_random_uuid(), 'infinity');
+             UPDATE partner_endpoints SET blocked_until = 'infinity';
              INSERT INTO hourly (hour, stage) VALUES (now(), 'placements');
              INSERT INTO operator_actions (action_id, operator, command, target, affected, reason)
              VALUES (gen_random_uuid(), 'ana', 'recover', 'all', 1, 'x')",
@@ -241,7 +248,7 @@ async fn rows_from_before_the_bounds_are_carried_over_and_end_no_reader() {
         seen += usize::from(rows > 0);
     }
     assert!(seen >= 20, "only {seen} columns have a row");
-    let marks = "SELECT count(*) FROM endpoints WHERE blocked_until = 'infinity'";
+    let marks = "SELECT count(*) FROM partner_endpoints WHERE blocked_until = 'infinity'";
     let marks: i64 = sqlx::query_scalar(marks)
         .fetch_one(&mut *connection)
         .await

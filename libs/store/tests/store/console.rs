@@ -407,7 +407,8 @@ async fn what_needs_a_person_is_one_list_with_one_action_each() {
     let opened = breakers::open(&mut console, PROVIDER, None, Duration::from_hours(1), open).await;
     opened.unwrap();
     let partner = bench.partner(Some("https://partner.example/")).await;
-    let pause = "INSERT INTO endpoints (partner_id, blocked_until) VALUES ($1::uuid, 'infinity')";
+    let pause =
+        "UPDATE partner_endpoints SET blocked_until = 'infinity' WHERE endpoint_id::text = $1";
     bench.set(pause, partner).await;
     let record =
         "INSERT INTO operator_actions (action_id, at, operator, command, target, affected, reason)

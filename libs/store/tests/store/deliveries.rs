@@ -154,7 +154,7 @@ async fn a_delivery_comes_with_all_that_its_webhook_needs() {
     );
     assert_eq!(content.iccid, iccid(topup).as_str());
     assert_eq!(content.profile, b"sealed");
-    assert_eq!((one.webhook_url.as_deref(), one.attempt), (URL, 0));
+    assert_eq!((one.url.as_deref(), one.attempt), (URL, 0));
     assert_eq!(content.external_order_id, content.order_id.to_string());
     assert!(content.age < Duration::from_secs(10));
 }
@@ -280,8 +280,7 @@ async fn a_claim_takes_no_lease_in_vain_and_deletes_finished_work() {
         .await;
     assert_eq!(left, 2, "the work of the delivered one is gone");
 
-    let block = "INSERT INTO endpoints (partner_id, blocked_until) VALUES ($1::uuid, now() + interval '1 hour')
-                 ON CONFLICT (partner_id) DO UPDATE SET blocked_until = excluded.blocked_until";
+    let block = "UPDATE partner_endpoints SET blocked_until = now() + interval '1 hour' WHERE endpoint_id::text = $1";
     bench.set(block, partner).await;
     assert!(
         deliveries::claim(&mut connection, &ids(&topups[2..]), claim)
@@ -302,7 +301,7 @@ async fn a_claim_takes_no_lease_in_vain_and_deletes_finished_work() {
     bench.deliver_in(&topups[1..], 0.0).await;
     bench
         .set(
-            "UPDATE endpoints SET blocked_until = now() WHERE partner_id::text = $1",
+            "UPDATE partner_endpoints SET blocked_until = now() WHERE endpoint_id::text = $1",
             partner,
         )
         .await;
@@ -342,7 +341,7 @@ async fn an_acknowledged_first_attempt_is_recorded_and_what_is_left_of_it_goes_l
         ..failed(&topups[3], 0, Some(60))
     };
     bench.record(&[fail]).await;
-    let failures = "SELECT failures FROM endpoints WHERE partner_id::text = $1";
+    let failures = "SELECT failures FROM partner_endpoints WHERE endpoint_id::text = $1";
     assert_eq!(bench.value::<i32>(failures, partner).await, 1);
 
     bench
@@ -487,7 +486,9 @@ async fn the_work_of_a_delivery_that_becomes_pending_again_is_not_deleted() {
     let left_behind = "INSERT INTO work (id, kind, provider, lane, partner_id, at)
         SELECT delivery_id, 'deliver', '', '', partner_id, now() FROM deliveries WHERE topup_id = $1";
     bench.set(left_behind, &topups[0]).await;
-    bench.sql("INSERT INTO endpoints (partner_id, moving_since) SELECT partner_id, now() FROM partners").await;
+    bench
+        .sql("UPDATE partner_endpoints SET moving_since = now()")
+        .await;
 
     // The claim takes the lease and then waits, because it cannot read the partner.
     let mut holder = bench.pool.begin().await.unwrap();

@@ -36,7 +36,7 @@ impl Bench {
 
     async fn end_block(&self, partner: PartnerId) {
         self.set(
-            "UPDATE endpoints SET blocked_until = now() WHERE partner_id::text = $1",
+            "UPDATE partner_endpoints SET blocked_until = now() WHERE endpoint_id::text = $1",
             partner,
         )
         .await;
@@ -80,7 +80,7 @@ async fn turns_go_round() {
         bench.turns(&page(100, 3)).await,
         HashMap::from([(big, 3), (other, 3)])
     );
-    let host = "SELECT webhook_host FROM partners WHERE partner_id::text = $1";
+    let host = "SELECT host FROM partner_endpoints WHERE endpoint_id::text = $1";
     for (partner, expected) in [
         (big, "shared.example"),
         (other, "shared.example"),
@@ -222,9 +222,7 @@ async fn a_new_url_has_no_history() {
     bench.deliver_in(&due[1..], 3600.0).await;
     // Due soon: it may be leased.
     bench.deliver_in(&due[..1], 20.0).await;
-    let sql =
-        "INSERT INTO endpoints (partner_id, failures, blocked_until) VALUES ($1::uuid, 9, now() + interval '1 hour')
-             ON CONFLICT (partner_id) DO UPDATE SET blocked_until = excluded.blocked_until";
+    let sql = "UPDATE partner_endpoints SET failures = 9, blocked_until = now() + interval '1 hour' WHERE endpoint_id::text = $1";
     bench.set(sql, partner).await;
     let url = Some("https://partner.example/new");
     assert_eq!(bench.set_url(partner, url).await, Some(3));

@@ -13,7 +13,7 @@ use store::deliveries::{self, AttemptResult, Attempted, Content, Delivery};
 use store::operator::actions::{self, Mode, Recorded};
 use store::operator::deliveries::{Filter, Replayed, replay};
 use store::orders::NewOrder;
-use store::partners::{self, NewWebhook, Overlap, Rotated};
+use store::partners::{self, Overlap, Rotated, endpoints::Change};
 use store::self_service::{self, Redelivered};
 
 use crate::bench::{Bench, VAULT, ids, order, page, placement, rejected, topups};
@@ -119,14 +119,14 @@ impl Bench {
     }
 
     async fn change(&self, partner: PartnerId, url: &str) -> bool {
-        let new = NewWebhook {
+        let change = Change {
             url: Some(Some(url)),
-            events: None,
+            ..Change::default()
         };
+        let first = EndpointKey::first(partner);
         let mut connection = self.connection().await;
-        self_service::set_webhook(&mut connection, partner, &new)
-            .await
-            .unwrap()
+        let changed = self_service::change_endpoint(&mut connection, first, &change).await;
+        changed.unwrap().unwrap()
     }
 
     async fn actions(&self) -> Vec<Recorded> {
@@ -173,7 +173,7 @@ async fn a_failed_topup_makes_one_event_for_a_partner_that_asked() {
         };
         assert_eq!(*external_order_id, failed.external_order_id);
         assert_eq!(*refusal, Some(("9001".into(), "it refused".into())));
-        assert_eq!(delivery.webhook_url.as_deref(), Some(URL));
+        assert_eq!(delivery.url.as_deref(), Some(URL));
         named.push(topup_id.clone());
     }
     named.sort_unstable();
@@ -283,8 +283,8 @@ async fn a_test_goes_out_although_the_endpoint_is_blocked() {
     let bench = Bench::new().await;
     let partner = bench.partner(Some(URL)).await;
     let waiting = bench.deliveries(partner, 3, false).await;
-    let sql = "INSERT INTO endpoints (partner_id, failures, blocks, blocked_until)
-             VALUES ($1::uuid, 20, 1, now() + interval '5 min')";
+    let sql = "UPDATE partner_endpoints SET failures = 20, blocks = 1, blocked_until = now() + interval '5 min'
+             WHERE endpoint_id::text = $1";
     bench.set(sql, partner).await;
     assert!(bench.all_due().await.is_empty());
     let first = bench.tested(partner, MINUTE).await;
@@ -452,7 +452,7 @@ async fn an_event_is_sent_again_unless_it_is_void() {
 
     // A partner without a URL.
     earlier().await;
-    let set_url = "UPDATE partners SET webhook_url = nullif($1, '')";
+    let set_url = "UPDATE partner_endpoints SET url = nullif($1, '')";
     bench.set(set_url, "").await;
     assert_eq!(again(partner, due.id).await, Redelivered::NoEndpoint);
     bench.set(set_url, URL).await;

@@ -9,7 +9,7 @@ use sqlx::AssertSqlSafe;
 use store::deliveries::endpoints::{self, EndpointKey};
 use store::deliveries::events::{Kind, Tested, test};
 use store::deliveries::{self, AttemptResult, Attempted, Claim, Claimed, Content, Delivery};
-use store::partners::further::{self, Change, Headers, NewEndpoint};
+use store::partners::endpoints::{Change, Headers, NewEndpoint};
 use store::partners::{self, Overlap, Rotated};
 use store::self_service::{self, PauseChanged, Redelivered};
 use store::vault::Vault;
@@ -36,7 +36,7 @@ impl Bench {
         };
         assert!(self.try_further(key, name, events).await);
         // Its host has proved itself, so that its webhooks are not paced.
-        let prove = "UPDATE endpoints SET unproven_since = NULL, blocked_until = NULL WHERE unproven_since IS NOT NULL";
+        let prove = "UPDATE partner_endpoints SET unproven_since = NULL, blocked_until = NULL WHERE unproven_since IS NOT NULL";
         self.sql(prove).await;
         key
     }
@@ -136,22 +136,17 @@ async fn a_topup_goes_to_each_endpoint_that_wants_it() {
 
     let first = &claimed.deliveries[0];
     assert_eq!(first.endpoint.id, first.partner_id.first_endpoint());
-    assert_eq!(
-        (first.webhook_url.as_deref(), &first.webhook_headers),
-        (Some(URL), &None)
-    );
+    assert_eq!((first.url.as_deref(), &first.headers), (Some(URL), &None));
     let due = bench.claim_all_due().await;
     assert_eq!(endpoints_of(&due), [wants.id; 2]);
     for delivery in &due {
-        assert_eq!(
-            delivery.webhook_url.as_deref(),
-            Some("https://wants.example/hook")
-        );
-        assert_eq!(delivery.webhook_host.as_deref(), Some("wants.example"));
-        let secret = further::open_secret(&VAULT, delivery.endpoint, &delivery.webhook_secret);
+        assert_eq!(delivery.url.as_deref(), Some("https://wants.example/hook"));
+        assert_eq!(delivery.host.as_deref(), Some("wants.example"));
+        let secret =
+            partners::endpoints::open_secret(&VAULT, delivery.endpoint, &delivery.secrets[0]);
         assert_eq!(secret.unwrap().expose(), [9; 32]);
-        let headers = delivery.webhook_headers.as_ref().unwrap();
-        let headers = further::open_headers(&VAULT, wants.id, headers).unwrap();
+        let headers = delivery.headers.as_ref().unwrap();
+        let headers = partners::endpoints::open_headers(&VAULT, wants.id, headers).unwrap();
         assert_eq!(headers["x-api-key"], "wants");
         let Content::Esim(esim) = &delivery.content else {
             panic!("{delivery:?}");
@@ -287,8 +282,8 @@ async fn what_became_ready_during_a_block_goes_out_when_it_ends() {
     let bench = Bench::new().await;
     let partner = bench.partner(Some(URL)).await;
     let first = EndpointKey::first(partner);
-    let block = "INSERT INTO endpoints (partner_id, failures, blocks, blocked_until)
-                 VALUES ($1::uuid, 20, 1, now() + interval '1 hour')";
+    let block = "UPDATE partner_endpoints SET failures = 20, blocks = 1, blocked_until = now() + interval '1 hour'
+                 WHERE endpoint_id::text = $1";
     bench.set(block, partner).await;
     let topups = bench.deliveries(partner, 5, true).await;
     assert!(bench.fresh(&topups).await.deliveries.is_empty());
@@ -325,7 +320,7 @@ async fn a_partner_has_ten_endpoints_at_most() {
     let bench = Bench::new().await;
     let partner = bench.partner(Some(URL)).await;
     let mut last = None;
-    for number in 1..further::MOST {
+    for number in 1..partners::endpoints::MOST {
         last = Some(bench.further(partner, &format!("e{number}"), READY).await);
     }
     let key = EndpointKey {
@@ -359,17 +354,17 @@ async fn an_endpoint_is_changed_by_its_partner_only() {
     let mut connection = bench.connection().await;
     let none = Headers::new();
     let change = Change {
-        url: Some("https://new.example/hook"),
+        url: Some(Some("https://new.example/hook")),
         events: Some(&[Kind::TopupFailed]),
-        headers: Some(&none),
+        headers: Some((&VAULT, &none)),
     };
     let secret = webhook::Secret::from_bytes(vec![8; 32]).unwrap();
     let overlap = Overlap {
         lasts: MINUTE,
         keep_old: false,
     };
-    let changed = self_service::change_endpoint(&mut connection, &VAULT, stranger, &change).await;
-    assert!(!changed.unwrap());
+    let changed = self_service::change_endpoint(&mut connection, stranger, &change).await;
+    assert_eq!(changed.unwrap(), None);
     let deleted = self_service::delete_endpoint(&mut connection, stranger).await;
     assert!(!deleted.unwrap());
     let paused = self_service::pause_endpoint(&mut connection, stranger).await;
@@ -389,8 +384,8 @@ async fn an_endpoint_is_changed_by_its_partner_only() {
         0
     );
 
-    let changed = self_service::change_endpoint(&mut connection, &VAULT, key, &change).await;
-    assert!(changed.unwrap());
+    let changed = self_service::change_endpoint(&mut connection, key, &change).await;
+    assert_eq!(changed.unwrap(), Some(true));
     let shown = bench.shown(key).await;
     assert_eq!(shown.url.as_deref(), Some("https://new.example/hook"));
     assert_eq!(
@@ -436,15 +431,15 @@ async fn a_partner_ends_its_own_pause_and_no_other() {
     let before = bench.numbers(recorded).await;
     let url = bench.shown(further).await.url;
     let same = Change {
-        url: url.as_deref(),
+        url: Some(url.as_deref()),
         events: Some(READY),
         headers: None,
     };
     for _ in 0..3 {
         let resumed = self_service::resume_endpoint(&mut connection, further).await;
         assert_eq!(resumed.unwrap(), PauseChanged::Done);
-        let set = self_service::change_endpoint(&mut connection, &VAULT, further, &same).await;
-        assert!(set.unwrap());
+        let set = self_service::change_endpoint(&mut connection, further, &same).await;
+        assert_eq!(set.unwrap(), Some(false));
     }
     assert_eq!(bench.numbers(recorded).await, before);
     for _ in 0..3 {
@@ -462,10 +457,10 @@ async fn a_partner_ends_its_own_pause_and_no_other() {
         let change = Change {
             url: None,
             events: None,
-            headers: Some(&headers),
+            headers: Some((&VAULT, &headers)),
         };
-        let set = self_service::change_endpoint(&mut connection, &VAULT, further, &change).await;
-        assert!(set.unwrap());
+        let set = self_service::change_endpoint(&mut connection, further, &change).await;
+        assert!(set.unwrap().is_some());
         assert_eq!(bench.numbers(recorded).await, before + records);
     }
     let resumed = self_service::resume_endpoint(&mut connection, further).await;
@@ -549,8 +544,8 @@ async fn events_go_to_the_endpoints_that_asked_for_them() {
     bench.set_events(partner, &[Kind::KeyExpiring]).await;
     bench
         .sql(
-            "UPDATE further_endpoints SET old_secret = secret, old_secret_until = now() + interval '1 hour'
-             WHERE 'key.expiring' = ANY (events);
+            "UPDATE partner_endpoints SET secrets[2] = secrets[1], secret_ends[2] = now() + interval '1 hour'
+             WHERE 'key.expiring' = ANY (events) AND nth > 0;
              UPDATE partners SET old_access_key = 'old', old_keys_until = now() + interval '1 hour'",
         )
         .await;
@@ -580,12 +575,14 @@ async fn secrets_and_headers_are_sealed_anew_and_bound_to_their_endpoint() {
     assert_eq!((pass.reencrypted, pass.failed.len()), (6, 0));
     let new = vault(NEW_KEY);
     let headers = bench.shown(key).await.headers.unwrap();
-    let opened = further::open_headers(&new, key.id, &headers).unwrap();
+    let opened = partners::endpoints::open_headers(&new, key.id, &headers).unwrap();
     assert_eq!(opened["x-api-key"], "further");
-    assert!(further::open_headers(&new, other.id, &headers).is_err());
+    assert!(partners::endpoints::open_headers(&new, other.id, &headers).is_err());
     schema::wait(&bench.store, &new).await.unwrap();
     // A service does not start without the key of a further endpoint's secret.
-    bench.sql("UPDATE partners SET webhook_secret = ''").await;
+    bench
+        .sql("UPDATE partner_endpoints SET secrets = '{}', secret_ends = '{}' WHERE nth = 0")
+        .await;
     assert!(
         store::partners::check_master_key(&mut connection, &vault(OLD_KEY))
             .await

@@ -9,7 +9,7 @@ use sqlx::Row;
 use store::deliveries::endpoints::{self, BlockPolicy, EndpointKey};
 use store::deliveries::events::Kind;
 use store::deliveries::{self, AttemptResult, Attempted, Claim};
-use store::partners::NewWebhook;
+use store::partners::endpoints::Change;
 use store::self_service;
 use time::OffsetDateTime;
 
@@ -94,14 +94,10 @@ impl Bench {
             _ => None,
         };
         sqlx::query(
-            "INSERT INTO endpoints (partner_id, failures, blocks, blocked_until, probe, failing_since, told,
-                                    told_at, paused_by_partner)
-             VALUES ($1, $2, $3, CASE WHEN $4 THEN 'infinity' ELSE $5::timestamptz END, $6, $7, $8,
-                     now() - interval '1 day', $9)
-             ON CONFLICT (partner_id) DO UPDATE
-             SET failures = excluded.failures, blocks = excluded.blocks, blocked_until = excluded.blocked_until,
-                 probe = excluded.probe, failing_since = excluded.failing_since, told = excluded.told,
-                 told_at = excluded.told_at, paused_by_partner = excluded.paused_by_partner",
+            "UPDATE partner_endpoints
+             SET failures = $2, blocks = $3, blocked_until = CASE WHEN $4 THEN 'infinity' ELSE $5::timestamptz END,
+                 probe = $6, failing_since = $7, told = $8, told_at = now() - interval '1 day', paused_by_partner = $9
+             WHERE endpoint_id = $1",
         )
         .bind(partner.uuid())
         .bind(i32::try_from(health.failures).unwrap())
@@ -121,7 +117,7 @@ impl Bench {
         let row = sqlx::query(
             "SELECT failures, blocks, nullif(blocked_until, 'infinity'), blocked_until = 'infinity', paused_by_partner,
                     probe, failing_since, told
-             FROM endpoints WHERE partner_id = $1",
+             FROM partner_endpoints WHERE endpoint_id = $1",
         )
         .bind(partner.uuid())
         .fetch_one(&self.pool)
@@ -215,11 +211,11 @@ impl Bench {
             }
             Event::NewUrl { by_partner: true } => {
                 let url = format!("{URL}/{}", DeliveryId::new());
-                let new = NewWebhook {
+                let change = Change {
                     url: Some(Some(&url)),
-                    events: None,
+                    ..Change::default()
                 };
-                self_service::set_webhook(&mut connection, partner, &new)
+                self_service::change_endpoint(&mut connection, first, &change)
                     .await
                     .unwrap();
                 return Vec::new();

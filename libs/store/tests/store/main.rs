@@ -25,6 +25,7 @@
 //! - [`roles`]: what each database role may do. [`bounds`]: what may stand in a column.
 //! - [`further`]: several endpoints of one partner. [`health`]: every statement that changes the health
 //!   of an endpoint, against the machine of crate `domain`.
+//! - [`one_endpoint`]: the upgrade to one table of endpoints.
 //! - [`rotation`]: replaced keys and secrets, and re-encryption under another master key.
 //! - [`sweep`]: rows without an outcome after their first lease.
 //! - [`console`]: what the console needs below its pages. [`operations`]: webhooks of many partners.
@@ -57,6 +58,7 @@ mod machine;
 mod migrations;
 mod nodelay;
 mod notices;
+mod one_endpoint;
 mod operations;
 mod operator;
 mod orders;

@@ -154,13 +154,12 @@ async fn each_change_of_health_is_told_once() {
     assert_eq!(record(&[failed(partner, &topups[3])]).await, whole);
     assert_eq!(record(&[failed(partner, &topups[4])]).await, []);
     // The probe fails: the endpoint is still blocked.
-    let probe =
-        "UPDATE endpoints SET probe = (SELECT delivery_id FROM deliveries WHERE topup_id = $1)";
+    let probe = "UPDATE partner_endpoints SET probe = (SELECT delivery_id FROM deliveries WHERE topup_id = $1)";
     bench.set(probe, &topups[5]).await;
     assert_eq!(record(&[failed(partner, &topups[5])]).await, []);
     // An operator ends the block, and the endpoint has not recovered before it acknowledges.
     bench
-        .sql("UPDATE endpoints SET failures = 0, blocks = 0, blocked_until = NULL, probe = NULL")
+        .sql("UPDATE partner_endpoints SET failures = 0, blocks = 0, blocked_until = NULL, probe = NULL")
         .await;
     let back = [(Kind::NoticeEndpointRecovered, false)];
     assert_eq!(record(&[acknowledged(partner, &topups[6])]).await, back);
@@ -217,7 +216,7 @@ async fn the_first_exhausted_webhook_is_told_until_the_endpoint_recovers() {
     record(&[acknowledged(partner, &topups[4])]).await;
     assert_eq!(record(&[exhausted(partner, &topups[5])]).await, []);
     bench
-        .sql("UPDATE endpoints SET exhausted_told_at = now() - interval '25 hours', failures = 0")
+        .sql("UPDATE partner_endpoints SET exhausted_told_at = now() - interval '25 hours', failures = 0")
         .await;
     assert_eq!(record(&[exhausted(partner, &topups[6])]).await, told);
     let (_, notice) = bench.notices(partner).await.remove(0);
@@ -376,7 +375,7 @@ async fn a_code_verifies_once_and_ends() {
 
     let code = bench.send_code(channel.endpoint_id).await;
     bench
-        .sql("UPDATE further_endpoints SET code_until = now()")
+        .sql("UPDATE partner_endpoints SET code_until = now()")
         .await;
     assert_eq!(
         bench.verify(partner, &code).await,
@@ -395,7 +394,7 @@ async fn a_code_verifies_once_and_ends() {
         "since earlier"
     );
     let stored =
-        "SELECT count(*) FROM further_endpoints WHERE code_digest IS NOT NULL AND $1 <> ''";
+        "SELECT count(*) FROM partner_endpoints WHERE code_digest IS NOT NULL AND $1 <> ''";
     assert_eq!(bench.value::<i64>(stored, partner).await, 0);
     // A verified channel gets no code any more.
     let mut connection = bench.connection().await;
@@ -451,7 +450,7 @@ async fn codes_are_sent_rarely() {
     };
     assert!(wait > Duration::from_hours(23), "{wait:?}");
     // There is one channel, and what was meant for the earlier ones is not sent.
-    let channels = "SELECT count(*) FROM further_endpoints WHERE partner_id::text = $1";
+    let channels = "SELECT count(*) FROM partner_endpoints WHERE nth > 0 AND partner_id::text = $1";
     assert_eq!(bench.value::<i64>(channels, partner).await, 1);
     let due = bench.claim_due_deliveries(&page(100, 100)).await;
     assert_eq!(due.len(), 1);
@@ -511,10 +510,10 @@ async fn the_role_of_ingress_verifies_no_channel_without_its_code() {
         .await
         .unwrap();
     for statement in [
-        "UPDATE further_endpoints SET verified_at = now()",
-        "UPDATE further_endpoints SET code_digest = ''",
-        "UPDATE further_endpoints SET code_tries = 0",
-        "UPDATE further_endpoints SET purpose = 'notices'",
+        "UPDATE partner_endpoints SET verified_at = now()",
+        "UPDATE partner_endpoints SET code_digest = ''",
+        "UPDATE partner_endpoints SET code_tries = 0",
+        "UPDATE partner_endpoints SET purpose = 'notices'",
         "INSERT INTO further_endpoints (endpoint_id, partner_id, purpose, url, secret, events, verified_at)
          VALUES (gen_random_uuid(), gen_random_uuid(), 'notices', 'mailto:a@b.example', '', '{}', now())",
         "INSERT INTO further_endpoints (endpoint_id, partner_id, purpose, url, secret, events, code_digest)
@@ -535,14 +534,14 @@ async fn the_role_of_ingress_verifies_no_channel_without_its_code() {
 
     // A code proves the address that it was sent to, and no other one.
     let code = bench.send_code(channel.endpoint_id).await;
-    sqlx::raw_sql("UPDATE further_endpoints SET url = 'mailto:stranger@example.com'")
+    sqlx::raw_sql("UPDATE partner_endpoints SET url = 'mailto:stranger@example.com'")
         .execute(&mut ingress)
         .await
         .unwrap();
     assert_eq!(bench.verify(partner, &code).await, Verification::Ended);
     let code = bench.send_code(channel.endpoint_id).await;
     assert_eq!(bench.verify(partner, &code).await, Verification::Verified);
-    sqlx::raw_sql("UPDATE further_endpoints SET url = 'mailto:other@example.com'")
+    sqlx::raw_sql("UPDATE partner_endpoints SET url = 'mailto:other@example.com'")
         .execute(&mut ingress)
         .await
         .unwrap();

@@ -52,7 +52,7 @@ INSERT INTO operator_actions (action_id, at, operator, command, target, affected
 SELECT id, at, 'o', 'recover', 'order ' || id, 1, 'r' FROM filled;
 INSERT INTO archived_orders (order_id, partner_id, external_order_id, refused, archive, archived_at)
 SELECT md5(n::text)::uuid, partner_id, 'a-' || n, n % 100 = 0, n / 10000, at FROM filled;
-INSERT INTO endpoints (partner_id, failures) SELECT DISTINCT partner_id, 1 FROM filled;
+UPDATE partner_endpoints SET failures = 1 WHERE partner_id IN (SELECT partner_id FROM filled);
 INSERT INTO redeliveries (redelivery_id, partner_id, since, until, phase, created_at, ended_at)
 SELECT id, partner_id, at, at, 'sending', at, CASE WHEN n < 59990 THEN at END FROM filled;
 INSERT INTO refused_requests (request_id, partner_id, kind, at, status, reason, errors, method, path, external_order_id,
@@ -60,9 +60,9 @@ INSERT INTO refused_requests (request_id, partner_id, kind, at, status, reason, 
 SELECT id, partner_id, (ARRAY['order', 'other', 'unsigned'])[n % 3 + 1], at, 422, 'r', 'r', 'POST', '/orders',
        CASE n % 3 WHEN 0 THEN 'r-' || n END, 0
 FROM filled;
-INSERT INTO further_endpoints (endpoint_id, partner_id, url, secret, events)
-SELECT md5('endpoint ' || n)::uuid, ('00000000-0000-7000-8000-' || lpad(n::text, 12, '0'))::uuid, 'https://127.0.0.1/', 'x',
-       '{topup.ready}'
+INSERT INTO partner_endpoints (endpoint_id, partner_id, nth, url, secrets, secret_ends)
+SELECT md5('endpoint ' || n)::uuid, ('00000000-0000-7000-8000-' || lpad(n::text, 12, '0'))::uuid, 1, 'https://127.0.0.1/',
+       '{x}', '{NULL}'
 FROM generate_series(1, 50) n;
 INSERT INTO further_deliveries (topup_id, delivery_id)
 SELECT to_char(at, 'YYYYMMDDHH24MISS') || lpad(n::text, 12, '0'), id FROM filled WHERE n > 30000;

@@ -43,6 +43,7 @@ const DENIED: [(&str, &[&str]); 5] = testkit::rows! {
         "UPDATE placements SET state = 'refused'", "DELETE FROM orders", "DELETE FROM work",
         "INSERT INTO work VALUES (gen_random_uuid(), 'buy', 'sandbox', '', gen_random_uuid(), now())",
         "UPDATE providers SET open_until = NULL", "UPDATE deliveries SET kind = 'key.expiring'",
+        "UPDATE partner_endpoints SET partner_id = gen_random_uuid()", "UPDATE partner_endpoints SET verified_at = now()",
         "UPDATE further_endpoints SET partner_id = gen_random_uuid()", "DELETE FROM further_deliveries",
     ];
     "provisioner" => &[
@@ -53,7 +54,7 @@ const DENIED: [(&str, &[&str]); 5] = testkit::rows! {
         "INSERT INTO placements (placement_id) VALUES (gen_random_uuid())",
         "UPDATE topups SET option_id = gen_random_uuid()", "UPDATE options SET enabled = false",
         "DELETE FROM deliveries", "DELETE FROM esims", "SELECT close_placements(gen_random_uuid())",
-        "SELECT url FROM further_endpoints",
+        "SELECT url FROM partner_endpoints", "SELECT url FROM further_endpoints",
     ];
     "notifier" => &[
         "SELECT secret_key FROM partners", "SELECT old_secret_key FROM partners",
@@ -69,6 +70,8 @@ const DENIED: [(&str, &[&str]); 5] = testkit::rows! {
         "INSERT INTO orders (order_id) VALUES (gen_random_uuid())", "UPDATE orders SET refused_at = now()",
         "UPDATE esims SET iccid = '1'", "UPDATE deliveries SET partner_id = gen_random_uuid()",
         "UPDATE retention SET days = 1",
+        "UPDATE partner_endpoints SET url = 'https://attacker.example/'", "UPDATE partner_endpoints SET secrets = '{}'",
+        "DELETE FROM partner_endpoints", "INSERT INTO partner_endpoints (endpoint_id) VALUES (gen_random_uuid())",
         "UPDATE further_endpoints SET url = 'https://attacker.example/'", "DELETE FROM further_endpoints",
     ];
     "operator" => &[
@@ -80,6 +83,8 @@ const DENIED: [(&str, &[&str]); 5] = testkit::rows! {
     "console" => &[
         // It may read profiles, which are sealed: docs/decisions/0033-console.md.
         "UPDATE esims SET profile = NULL", "SELECT secret_key FROM partners", "SELECT webhook_secret FROM partners",
+        "SELECT headers FROM partner_endpoints", "SELECT secrets FROM partner_endpoints",
+        "UPDATE partner_endpoints SET url = 'https://attacker.example/'", "UPDATE partner_endpoints SET told = NULL",
         "SELECT headers FROM further_endpoints", "SELECT secret FROM further_endpoints",
         "UPDATE partners SET webhook_url = 'https://attacker.example/'", "UPDATE partners SET moved_to = NULL",
         "UPDATE operators SET role = 'operator'", "UPDATE operators SET disabled_at = NULL",
@@ -97,11 +102,11 @@ const DENIED: [(&str, &[&str]); 5] = testkit::rows! {
 /// What the credentials of one role still allow, under the words with which `docs/security.md` says so.
 const STILL: [(&str, &[(&str, &str)]); 5] = testkit::rows! {
     "ingress" => &[
-        ("redirect webhooks", "UPDATE partners SET webhook_url = 'https://attacker.example/'"),
+        ("redirect webhooks", "UPDATE partner_endpoints SET url = 'https://attacker.example/'"),
         ("read keys, profiles", "SELECT secret_key, profile FROM partners, esims"),
         ("of any partner", "INSERT INTO esim_requests (topup_id, partner_id, provider, at, give_back)
                             SELECT 'a', gen_random_uuid(), '', now(), 'asked'"),
-        ("pause an endpoint", "INSERT INTO endpoints (partner_id, blocked_until) VALUES (gen_random_uuid(), 'infinity')"),
+        ("pause an endpoint", "UPDATE partner_endpoints SET blocked_until = 'infinity'"),
         ("stop all buying", "SELECT commits_lost(gen_random_uuid(), 1, NULL)"),
     ];
     "provisioner" => &[
@@ -116,7 +121,7 @@ const STILL: [(&str, &[(&str, &str)]); 5] = testkit::rows! {
         ("stop all buying", "SELECT commits_lost(gen_random_uuid(), 1, NULL)"),
     ];
     "operator" => &[
-        ("change partners, options and due work", "UPDATE partners SET webhook_url = 'https://attacker.example/'"),
+        ("change partners, options and due work", "UPDATE partner_endpoints SET url = 'https://attacker.example/'"),
         ("erase orders and partners", "UPDATE esims SET profile = NULL"),
     ];
     "console" => &[

@@ -180,43 +180,32 @@ async fn a_delivery_has_the_old_secret_until_the_overlap_ends() {
     let bench = Bench::new().await;
     let partner = bench.partner(Some("http://127.0.0.1:1/")).await;
     let topups = bench.deliveries(partner, 1, true).await;
-    let open = |sealed: &[u8]| {
-        partners::open_webhook_secret(&VAULT, partner, sealed)
-            .unwrap()
-            .expose()[0]
+    let open = |delivery: &Delivery| {
+        let open = |sealed: &Vec<u8>| {
+            let first = EndpointKey::first(partner);
+            let secret = partners::endpoints::open_secret(&VAULT, first, sealed);
+            secret.unwrap().expose()[0]
+        };
+        delivery.secrets.iter().map(open).collect::<Vec<u8>>()
     };
-    assert_eq!(taken(&bench, &topups).await.old_webhook_secret, None);
+    assert_eq!(open(&taken(&bench, &topups).await), [7]);
     assert_eq!(rotate_secret(&bench, partner, 8, ANEW).await, "overlap");
-    let delivery = taken(&bench, &topups).await;
-    assert_eq!(open(&delivery.webhook_secret), 8);
-    assert_eq!(delivery.old_webhook_secret.as_deref().map(open), Some(7));
+    assert_eq!(open(&taken(&bench, &topups).await), [8, 7]);
     bench.deliver_in(&topups, 0.0).await;
-    assert_eq!(
-        bench
-            .claim_due_deliveries(&page(8, 8))
-            .await
-            .remove(0)
-            .old_webhook_secret
-            .as_deref()
-            .map(open),
-        Some(7)
-    );
+    let due = bench.claim_due_deliveries(&page(8, 8)).await;
+    assert_eq!(open(&due[0]), [8, 7]);
 
     assert_eq!(rotate_secret(&bench, partner, 9, ANEW).await, "refused");
-    assert_eq!(open(&taken(&bench, &topups).await.webhook_secret), 8);
+    assert_eq!(open(&taken(&bench, &topups).await), [8, 7]);
     rotate_secret(&bench, partner, 11, KEEP_OLD).await;
-    let delivery = taken(&bench, &topups).await;
-    assert_eq!(open(&delivery.webhook_secret), 11);
-    assert_eq!(delivery.old_webhook_secret.as_deref().map(open), Some(7));
-    let sql = "UPDATE partners SET old_webhook_secret_until = now() WHERE partner_id::text = $1";
+    assert_eq!(open(&taken(&bench, &topups).await), [11, 7]);
+    let sql = "UPDATE partner_endpoints SET secret_ends[2] = now() WHERE endpoint_id::text = $1";
     bench.set(sql, partner).await;
-    assert_eq!(taken(&bench, &topups).await.old_webhook_secret, None);
+    assert_eq!(open(&taken(&bench, &topups).await), [11]);
     assert_eq!(rotate_secret(&bench, partner, 9, KEEP_OLD).await, "refused");
     assert_eq!(rotate_secret(&bench, partner, 9, ANEW).await, "overlap");
     assert_eq!(rotate_secret(&bench, partner, 10, AT_ONCE).await, "at once");
-    let delivery = taken(&bench, &topups).await;
-    assert_eq!(open(&delivery.webhook_secret), 10);
-    assert_eq!(delivery.old_webhook_secret, None);
+    assert_eq!(open(&taken(&bench, &topups).await), [10]);
 }
 
 /// A rotation seals one secret of a partner under the newest key and leaves the others.
@@ -351,11 +340,9 @@ async fn everything_is_sealed_anew_and_opens_with_the_new_key_alone() {
         Profile::open(&new, &esim.topup_id, &esim.profile).unwrap();
     }
     let first = &deliveries[0];
-    for sealed in [
-        &first.webhook_secret,
-        first.old_webhook_secret.as_ref().unwrap(),
-    ] {
-        partners::open_webhook_secret(&new, partner, sealed).unwrap();
+    assert_eq!(first.secrets.len(), 2);
+    for sealed in &first.secrets {
+        partners::endpoints::open_secret(&new, EndpointKey::first(partner), sealed).unwrap();
     }
     let mut connection = bench.connection().await;
     let id = delivery_id(&topups[0]);
@@ -457,9 +444,9 @@ async fn what_others_change_is_not_overwritten() {
         }
     }
     let topups = bench.deliveries(partner, 1, true).await;
-    let sealed = taken(&bench, &topups).await.webhook_secret;
+    let sealed = taken(&bench, &topups).await.secrets.remove(0);
     assert_eq!(
-        partners::open_webhook_secret(&both, partner, &sealed)
+        partners::endpoints::open_secret(&both, EndpointKey::first(partner), &sealed)
             .unwrap()
             .expose(),
         [ROTATIONS - 1; 32]

@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use domain::{DeliveryId, OrderId, PartnerId, TopupId, WebhookId};
+use store::deliveries::endpoints::EndpointKey;
 use store::deliveries::events::{self, Kind, Page};
 use store::operator::actions::Mode;
 use store::operator::deliveries::{Filter, replay};
 use store::orders::{self, Cancelled, NewOrder};
+use store::partners;
 use store::self_service::{
     self, DeliveryPage, Made, OrderPage, OrderState, Position, Redelivered, Stored, StoredWebhook,
     UnitState,
@@ -339,7 +341,7 @@ async fn an_event_of_an_order_that_may_be_refused_is_not_shown() {
     let bench = Bench::new().await;
     let partner = bench.partner(Some("https://example.com/hook")).await;
     bench
-        .sql("UPDATE partners SET webhook_events = '{topup.failed}'")
+        .sql("UPDATE partner_endpoints SET events = '{topup.ready,topup.failed}'")
         .await;
     let shown = async || {
         let mut connection = bench.connection().await;
@@ -440,7 +442,8 @@ async fn webhooks_are_read_in_order_by_their_partner_only() {
 
     let stranger = bench.partner(None).await;
     assert!(bench.webhooks(stranger, &start, 10).await.is_empty());
-    let secrets = self_service::webhook_secrets(&mut *bench.connection().await, partner).await;
+    let first = EndpointKey::first(partner);
+    let secrets = partners::endpoints::secrets(&mut *bench.connection().await, first).await;
     assert_eq!(secrets.unwrap().len(), 1);
 }
 

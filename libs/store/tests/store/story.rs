@@ -152,7 +152,8 @@ async fn the_sentence_says_what_holds_a_webhook_up_and_names_no_time_in_the_past
     let mut told = async |endpoint: &str| {
         bench
             .sql(&format!(
-                "DELETE FROM endpoints; INSERT INTO endpoints (partner_id, blocked_until, paused_by_partner) VALUES {endpoint}"
+                "UPDATE partner_endpoints e SET blocked_until = new.until::timestamptz, paused_by_partner = new.paused_by_partner
+                 FROM (VALUES {endpoint}) AS new (id, until, paused_by_partner) WHERE e.endpoint_id = new.id::uuid"
             ))
             .await;
         let read = orders::read(&mut console, &[stored.order_id.uuid()]).await;

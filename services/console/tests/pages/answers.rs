@@ -114,8 +114,8 @@ async fn support_is_led_to_what_it_may_do_and_offered_nothing_that_would_be_refu
     }
     let page = text(&mut support, &order).await;
     assert!(page.contains("Send its webhook again"), "{page}");
-    let blocked = "INSERT INTO endpoints (partner_id, failures, blocks, blocked_until)
-                   VALUES ($1, 20, 1, now() + interval '3 minutes')";
+    let blocked = "UPDATE partner_endpoints SET failures = 20, blocks = 1, blocked_until = now() + interval '3 minutes'
+                   WHERE endpoint_id = $1";
     let blocked = sqlx::query(blocked).bind(bench.partner.uuid());
     blocked.execute(&mut connection).await.unwrap();
     let page = text(&mut support, &order).await;

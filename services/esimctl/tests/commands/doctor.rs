@@ -198,9 +198,8 @@ async fn of_work(system: &mut System) {
         .await;
     system
         .by_sql(
-            "INSERT INTO endpoints (partner_id, blocked_until)
-             SELECT partner_id, now() + interval '1 hour' FROM partners",
-            "DELETE FROM endpoints",
+            "UPDATE partner_endpoints SET blocked_until = now() + interval '1 hour'",
+            "UPDATE partner_endpoints SET blocked_until = NULL",
             (
                 "warning",
                 "endpoints",

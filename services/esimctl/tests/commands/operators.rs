@@ -277,7 +277,7 @@ async fn status_shows_what_waits_and_the_last_hours() {
     record(&mut connection, &order, 0, Some(Duration::from_hours(1))).await;
     sqlx::query(
         "WITH due AS (UPDATE work SET at = now() - interval '1 minute'),
-              url AS (UPDATE partners SET webhook_url = 'https://hooks.acme.example/secret-path?token=7')
+              url AS (UPDATE partner_endpoints SET url = 'https://hooks.acme.example/secret-path?token=7')
          INSERT INTO minutely (span, at, measure, subject, instance, n, failed, histogram)
          SELECT span, date_trunc(span, now(), 'UTC'), measure, '', gen_random_uuid(), n, 1,
                 array_fill(0, ARRAY[8]) || ARRAY[n, 0, 0, 0, 0, 0, 0, 0]
@@ -440,7 +440,7 @@ async fn an_operation_is_previewed_started_shown_and_cancelled() {
         .await
         .fails(1, "no operation was started: nothing matches");
     let (mut connection, order) = operator.ready_order(&made, "o-1").await;
-    sqlx::query("UPDATE partners SET webhook_url = 'https://partner.example/hooks'")
+    sqlx::query("UPDATE partner_endpoints SET url = 'https://partner.example/hooks'")
         .execute(&mut connection)
         .await
         .unwrap();

@@ -14,7 +14,7 @@ use store::{
     deliveries::{endpoints::EndpointKey, events::Kind},
     partners::{
         self, Rotated,
-        further::{self, Change, Headers, MOST, NewEndpoint},
+        endpoints::{self, Change, Headers, MOST, NewEndpoint},
     },
     self_service::{self, AnyEndpoint, PauseChanged},
 };
@@ -77,7 +77,7 @@ impl Shown {
     fn new(session: &Session, endpoint: AnyEndpoint) -> Result<Self, ApiError> {
         let id = endpoint.endpoint_id;
         let headers = match &endpoint.headers {
-            Some(sealed) => further::open_headers(&session.service().vault, id, sealed)
+            Some(sealed) => endpoints::open_headers(&session.service().vault, id, sealed)
                 .map_err(ApiError::internal)?,
             None => Headers::new(),
         };
@@ -358,14 +358,14 @@ pub(super) async fn change(
     };
     let vault = &session.service().vault;
     let change = Change {
-        url: wanted.url.as_ref().map(WebhookUrl::as_str),
+        url: wanted.url.as_ref().map(|url| Some(url.as_str())),
         events: wanted.events.as_deref(),
-        headers: wanted.headers.as_ref(),
+        headers: wanted.headers.as_ref().map(|headers| (vault, headers)),
     };
     let changing = session.change(async |connection, _| {
-        self_service::change_endpoint(connection, vault, key, &change).await
+        self_service::change_endpoint(connection, key, &change).await
     });
-    if !changing.await? {
+    if changing.await?.is_none() {
         return Err(Code::NotFound.into());
     }
     tracing::info!(

@@ -17,7 +17,8 @@ use domain::{Environment, WebhookId};
 use serde::Serialize;
 use signing::webhook::{Secret, signatures};
 use store::{
-    partners,
+    deliveries::endpoints::EndpointKey,
+    partners::endpoints,
     profile::Profile,
     self_service::{self, Position, Stored, StoredWebhook},
 };
@@ -122,12 +123,15 @@ async fn answer(
     let sealed = if found.is_empty() {
         Vec::new()
     } else {
-        session.run(self_service::webhook_secrets).await?
+        let reading = session.run(async |connection, partner| {
+            endpoints::secrets(connection, EndpointKey::first(partner)).await
+        });
+        reading.await?
     };
     let service = session.service();
     let opened = sealed
         .iter()
-        .map(|one| partners::open_webhook_secret(&service.vault, session.id(), one));
+        .map(|one| endpoints::open_secret(&service.vault, EndpointKey::first(session.id()), one));
     let secrets = opened
         .collect::<Result<Vec<Secret>, _>>()
         .map_err(ApiError::internal)?;

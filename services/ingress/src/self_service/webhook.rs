@@ -16,7 +16,7 @@ use serde_json::Value;
 use signing::generate;
 use store::{
     deliveries::{endpoints::EndpointKey, events::Kind},
-    partners::{self, NewWebhook, Rotated},
+    partners::{self, Rotated, endpoints::Change},
     self_service::{self, Endpoint},
 };
 use time::{OffsetDateTime, serde::rfc3339};
@@ -82,22 +82,21 @@ pub(super) async fn set(session: Session, request: Request) -> Result<Response, 
     let wanted = NewEndpoint::read(&session.service().guard, &body, session.environment())?;
     let url = wanted.url.as_ref();
     let warning = match url.and_then(Option::as_ref) {
-        Some(url)
-            if session.run(self_service::webhook_url).await?.as_deref() != Some(url.as_str()) =>
-        {
+        Some(url) if current(&session).await?.url.as_deref() != Some(url.as_str()) => {
             resolved(session.service(), url).await?
         }
         _ => None,
     };
     let url = url.map(|url| url.as_ref().map(WebhookUrl::as_str));
-    let new = NewWebhook {
+    let change = Change {
         url,
         events: wanted.events.as_deref(),
+        headers: None,
     };
     let changing = session.change(async |connection, partner| {
-        self_service::set_webhook(connection, partner, &new).await
+        self_service::change_endpoint(connection, EndpointKey::first(partner), &change).await
     });
-    if changing.await? {
+    if changing.await? == Some(true) {
         let removed = matches!(wanted.url, Some(None));
         tracing::info!(
             partner.id = %session.id(),

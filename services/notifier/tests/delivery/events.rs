@@ -10,7 +10,7 @@ use store::deliveries::{
     events::{self, Kind, Tested},
 };
 use store::{
-    partners::{self, NewWebhook},
+    partners::{self, endpoints::Change},
     self_service,
 };
 use testkit::receiver::{Answer, Received, Signature};
@@ -82,8 +82,8 @@ async fn a_test_has_one_signed_attempt_with_its_type() {
 async fn a_test_ends_the_block_of_an_endpoint_that_is_back() {
     let (mut bench, partner) = Bench::start_for("/hook").await;
     let block = format!(
-        "INSERT INTO endpoints (partner_id, failures, blocks, blocked_until)
-         VALUES ('{partner}', 20, 9, now() + interval '1 hour')"
+        "UPDATE partner_endpoints SET failures = 20, blocks = 9, blocked_until = now() + interval '1 hour'
+         WHERE endpoint_id = '{partner}'"
     );
     bench.sql(&block).await;
     let waiting = bench.copies(partner, 3, Some(Duration::ZERO)).await;
@@ -183,13 +183,14 @@ async fn a_host_that_a_sandbox_account_has_chosen_proves_itself_once() {
     let (mut bench, partner) = Bench::start_for("/operator").await;
     let set = async |path: &str| {
         let url = bench.receiver.url(path).replace("127.0.0.1", "localhost");
-        let new = NewWebhook {
+        let change = Change {
             url: Some(Some(&url)),
-            events: None,
+            ..Change::default()
         };
+        let first = EndpointKey::first(partner);
         let mut connection = bench.pool.acquire().await.unwrap();
-        let changed = self_service::set_webhook(&mut connection, partner, &new).await;
-        assert!(changed.unwrap());
+        let changed = self_service::change_endpoint(&mut connection, first, &change).await;
+        assert_eq!(changed.unwrap(), Some(true));
     };
     let arrived = |path: &'static str| {
         let received = bench.receiver.received().into_iter();

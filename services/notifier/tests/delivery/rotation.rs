@@ -72,7 +72,7 @@ async fn webhooks_are_signed_with_both_secrets_until_the_overlap_ends() {
     }
 
     bench
-        .sql("UPDATE partners SET old_webhook_secret_until = now()")
+        .sql("UPDATE partner_endpoints SET secret_ends[2] = now()")
         .await;
     let webhook = bench.next_webhook(partner).await;
     assert_eq!(signatures(&webhook, &new), [true]);

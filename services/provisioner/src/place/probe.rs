@@ -13,7 +13,9 @@ use std::{
 
 use domain::{PartnerId, PlacementId};
 use pipeline::{
-    Effect, perform,
+    Effect,
+    owner::Owner,
+    perform,
     worker::{Class, Trigger},
 };
 use runtime::outage;
@@ -121,7 +123,9 @@ impl ProviderWork {
         for after in [probes.after.clone(), None] {
             let found = self.due(activity, &page(after)).await?;
             if let Some(ticket) = found.due.into_iter().next() {
-                probes.after = Some((ticket.lane.to_string(), ticket.partner));
+                if let Owner::Partner(partner) = ticket.owner {
+                    probes.after = Some((ticket.lane.to_string(), partner));
+                }
                 return Ok(Some(ticket.id));
             }
         }

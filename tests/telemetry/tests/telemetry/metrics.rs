@@ -190,8 +190,8 @@ async fn the_table_is_what_there_is() {
     assert_eq!(give_back.send().await.unwrap().status, 409);
     // A block is told to a partner with a verified channel.
     let mut database = stack.database.connect().await.unwrap();
-    let channel = "INSERT INTO further_endpoints (endpoint_id, partner_id, purpose, url, secret, events, verified_at)
-                   SELECT gen_random_uuid(), partner_id, 'notices', webhook_url, '', '{}', now() FROM partners";
+    let channel = "INSERT INTO partner_endpoints (endpoint_id, partner_id, nth, purpose, url, events, verified_at)
+                   SELECT gen_random_uuid(), partner_id, 1, 'notices', url, '{}', now() FROM partner_endpoints";
     sqlx::query(channel).execute(&mut database).await.unwrap();
     shop.receiver.fail_first(testkit::shop::PATH, 500);
     shop.buy("two", &ready, 1).await.unwrap();

@@ -52,14 +52,13 @@ impl Endpoint {
 }
 
 /// A query for rows of this type, with the state of an endpoint between its two parts, in the words of
-/// [`Endpoint::state`]. `e` is its row in `endpoints`, which is missing until it fails for the first
-/// time, and the second text is the column of its URL. Operators and partners see the same state,
-/// because all queries for it are made here.
+/// [`Endpoint::state`]. `e` is its row in `partner_endpoints`. Operators and partners see the same
+/// state, because all queries for it are made here.
 macro_rules! with_state {
-    ($row:ident, $head:literal, $url:literal, $tail:literal $(, $argument:expr)* $(,)?) => {
+    ($row:ident, $head:literal, $tail:literal $(, $argument:expr)* $(,)?) => {
         sqlx::query_as!(
             $row,
-            $head + "CASE WHEN e.blocked_until = 'infinity' THEN 'paused' WHEN " + $url + " IS NULL THEN 'no_url'
+            $head + "CASE WHEN e.blocked_until = 'infinity' THEN 'paused' WHEN e.url IS NULL THEN 'no_url'
                           WHEN e.unproven_since IS NOT NULL AND e.failures = 0 THEN 'open'
                           WHEN e.probe IS NOT NULL OR e.blocked_until <= now() THEN 'probing'
                           WHEN e.blocked_until IS NOT NULL THEN 'blocked'
@@ -77,32 +76,25 @@ pub async fn list(
 ) -> Result<Vec<Endpoint>> {
     let endpoints = with_state!(
         Endpoint,
-        r#"SELECT c.endpoint_id AS "endpoint_id!", p.partner_id, p.name, c.url AS webhook_url,
+        r#"SELECT e.endpoint_id, e.partner_id, p.name, e.url AS webhook_url,
                   coalesce(e.paused_by_partner AND e.blocked_until = 'infinity', false) AS "paused_by_partner!",
                   "#,
-        "c.url",
         r#" AS "state!",
                   CASE WHEN e.unproven_since IS NULL OR e.failures > 0 THEN nullif(e.blocked_until, 'infinity') END
                       AS blocked_until,
-                  coalesce(e.failures, 0) AS "failures!", e.failing_since AS "failing_since?",
+                  e.failures, e.failing_since,
                   (SELECT count(*) FROM work w
-                   WHERE w.kind = 'deliver' AND w.provider = '' AND w.lane = c.lane
-                     AND w.partner_id = p.partner_id) AS "pending!",
+                   WHERE w.kind = 'deliver' AND w.provider = '' AND w.lane = e.lane
+                     AND w.partner_id = e.partner_id) AS "pending!",
                   (SELECT count(*) FROM held h
-                   WHERE h.partner_id = p.partner_id AND h.state = 'exhausted' AND h.lane = c.lane) AS "exhausted!",
+                   WHERE h.partner_id = e.partner_id AND h.state = 'exhausted' AND h.lane = e.lane) AS "exhausted!",
                   (SELECT min(at) FROM held h
-                   WHERE h.partner_id = p.partner_id AND h.state = 'exhausted' AND h.lane = c.lane) AS exhausted_since,
+                   WHERE h.partner_id = e.partner_id AND h.state = 'exhausted' AND h.lane = e.lane) AS exhausted_since,
                   now() AS "read_at!"
-           FROM partners p
-           CROSS JOIN LATERAL (
-               SELECT p.partner_id AS endpoint_id, '' AS lane, p.webhook_url AS url, '-infinity'::timestamptz AS since
-               UNION ALL
-               SELECT f.endpoint_id, f.endpoint_id::text, f.url, f.created_at FROM further_endpoints f
-               WHERE f.partner_id = p.partner_id
-           ) c
-           LEFT JOIN endpoints e ON e.partner_id = c.endpoint_id
-           WHERE $1::uuid IS NULL OR p.partner_id = $1
-           ORDER BY p.created_at, p.partner_id, c.since, c.endpoint_id"#,
+           FROM partner_endpoints e
+           JOIN partners p ON p.partner_id = e.partner_id
+           WHERE $1::uuid IS NULL OR e.partner_id = $1
+           ORDER BY p.created_at, e.partner_id, e.nth"#,
         partner_id.map(PartnerId::uuid),
     );
     Ok(endpoints.fetch_all(connection).await?)

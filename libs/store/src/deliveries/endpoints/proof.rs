@@ -15,15 +15,11 @@ pub(in crate::deliveries) async fn prove(
 ) -> Result<()> {
     let statement = sqlx::query!(
         "WITH proven AS MATERIALIZED (
-             SELECT partner_id, webhook_host AS host FROM partners WHERE partner_id = ANY ($1)
-             UNION
-             SELECT partner_id, host FROM further_endpoints WHERE endpoint_id = ANY ($1)
+             SELECT partner_id, host FROM partner_endpoints WHERE endpoint_id = ANY ($1)
          )
-         UPDATE endpoints SET unproven_since = NULL
-         WHERE unproven_since IS NOT NULL AND partner_id = ANY (ARRAY (
-             SELECT p.partner_id FROM proven JOIN partners p USING (partner_id) WHERE p.webhook_host = proven.host
-             UNION ALL
-             SELECT f.endpoint_id FROM proven JOIN further_endpoints f USING (partner_id) WHERE f.host = proven.host))",
+         UPDATE partner_endpoints SET unproven_since = NULL
+         WHERE unproven_since IS NOT NULL AND endpoint_id = ANY (ARRAY (
+             SELECT e.endpoint_id FROM proven JOIN partner_endpoints e USING (partner_id) WHERE e.host = proven.host))",
         endpoints,
     );
     statement.execute(connection).await?;

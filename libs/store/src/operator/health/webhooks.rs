@@ -47,8 +47,8 @@ pub async fn due(connection: &mut PgConnection, most: i64) -> Result<Vec<Queue>>
            )
            SELECT coalesce(nullif(endpoint.lane, '')::uuid, endpoint.partner_id) AS "endpoint_id!",
                   endpoint.partner_id AS "partner_id!", p.environment = 'live' AS "is_live!",
-                  EXISTS (SELECT FROM endpoints e
-                          WHERE e.partner_id = coalesce(nullif(endpoint.lane, '')::uuid, endpoint.partner_id)
+                  EXISTS (SELECT FROM partner_endpoints e
+                          WHERE e.endpoint_id = coalesce(nullif(endpoint.lane, '')::uuid, endpoint.partner_id)
                             AND e.blocked_until IS NOT NULL) AS "is_stopped!",
                   due.due AS "due!", due.overdue
            FROM endpoint
@@ -84,8 +84,8 @@ pub async fn young(connection: &mut PgConnection) -> Result<Vec<Queue>> {
                   -- One look-up for each group, because a join could compare each row with each partner.
                   coalesce((SELECT p.environment = 'live' FROM partners p WHERE p.partner_id = young.partner_id), false)
                       AS "is_live!",
-                  EXISTS (SELECT FROM endpoints e
-                          WHERE e.partner_id = young.endpoint_id AND e.blocked_until IS NOT NULL) AS "is_stopped!",
+                  EXISTS (SELECT FROM partner_endpoints e
+                          WHERE e.endpoint_id = young.endpoint_id AND e.blocked_until IS NOT NULL) AS "is_stopped!",
                   young.count AS "count!", extract(epoch FROM now() - young.oldest)::float8 AS "oldest!"
            FROM (SELECT d.endpoint_id, d.partner_id, count(*) AS count, min(d.created_at) AS oldest
                  FROM (SELECT delivery_id, coalesce(endpoint_id, partner_id) AS endpoint_id, partner_id, state, created_at
@@ -137,13 +137,13 @@ pub async fn backlog(connection: &mut PgConnection) -> Result<Backlog> {
         mine.map(|queue| queue.oldest).max().unwrap_or_default()
     };
     let query = sqlx::query!(
-        r#"SELECT (SELECT count(*) FROM endpoints
+        r#"SELECT (SELECT count(*) FROM partner_endpoints
                    WHERE blocked_until < 'infinity' AND (unproven_since IS NULL OR failures > 0)) AS "blocked!",
-                  (SELECT count(*) FROM endpoints WHERE blocked_until = 'infinity') AS "paused!",
+                  (SELECT count(*) FROM partner_endpoints WHERE blocked_until = 'infinity') AS "paused!",
                   (SELECT count(*)
                    FROM (SELECT coalesce(nullif(lane, '')::uuid, partner_id) AS endpoint_id FROM work
                          WHERE kind = 'deliver' AND provider = '' AND at <= now() LIMIT 100000) due
-                   WHERE (SELECT blocked_until FROM endpoints e WHERE e.partner_id = due.endpoint_id) IS NULL)
+                   WHERE (SELECT blocked_until FROM partner_endpoints e WHERE e.endpoint_id = due.endpoint_id) IS NULL)
                       AS "due!",
                   (SELECT count(*) FROM (SELECT FROM held WHERE state = 'exhausted' LIMIT 100000) exhausted)
                       AS "exhausted!""#,

@@ -16,9 +16,8 @@ async fn a_new_url_of_a_partner_is_probed_at_once_and_ends_no_block() {
     bench.deliveries(partner, 2, false).await;
     assert!(!bench.change(partner, URL).await, "the same URL again");
     assert!(bench.actions().await.is_empty());
-    let sql = "INSERT INTO endpoints (partner_id, failures, blocks, blocked_until)
-             VALUES ($1::uuid, 20, 7, now() + interval '1 hour')
-             ON CONFLICT (partner_id) DO UPDATE SET blocks = 7, blocked_until = now() + interval '1 hour'";
+    let sql = "UPDATE partner_endpoints SET failures = 20, blocks = 7, blocked_until = now() + interval '1 hour'
+             WHERE endpoint_id::text = $1";
     bench.set(sql, partner).await;
     for (url, blocks) in [("https://other.example/", 8), (URL, 9)] {
         assert!(bench.change(partner, url).await);
@@ -28,7 +27,7 @@ async fn a_new_url_of_a_partner_is_probed_at_once_and_ends_no_block() {
         bench.attempt(&probes[0], failure(Some(HOUR))).await;
         assert!(bench.all_due().await.is_empty());
         let state =
-            "SELECT blocks || ' ' || (blocked_until > now() + interval '20 s') FROM endpoints
+            "SELECT blocks || ' ' || (blocked_until > now() + interval '20 s') FROM partner_endpoints
                      WHERE partner_id::text = $1";
         assert_eq!(
             bench.value::<String>(state, partner).await,
