@@ -208,6 +208,7 @@ TABLE operator_actions
     after jsonb
     CONSTRAINT operator_actions_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(operator), octet_length(database_role), octet_length(command), octet_length(target), octet_length(reason), octet_length(via), octet_length(source), pg_column_size(before), pg_column_size(after)) <= 100000))) NOT VALID
     CONSTRAINT operator_actions_pkey PRIMARY KEY (action_id)
+    CREATE INDEX operator_actions_apart ON public.operator_actions USING btree (((operator = 'partner'::text)), at)
     CREATE INDEX operator_actions_at ON public.operator_actions USING btree (at)
     CREATE INDEX operator_actions_target ON public.operator_actions USING btree ("left"(split_part(target, ' '::text, 2), 100))
 
