@@ -114,6 +114,14 @@ async fn support_is_led_to_what_it_may_do_and_offered_nothing_that_would_be_refu
     }
     let page = text(&mut support, &order).await;
     assert!(page.contains("Send its webhook again"), "{page}");
+    // Without a notifier that lives, the sentence says that our own service does not work.
+    sqlx::query(
+        "INSERT INTO pulses (instance, stage, number, timeline, replicated, at)
+         VALUES (gen_random_uuid(), 'notifier', 1, 1, false, now() + interval '1 minute')",
+    )
+    .execute(&mut connection)
+    .await
+    .unwrap();
     let blocked = "UPDATE partner_endpoints SET failures = 20, blocks = 1, blocked_until = now() + interval '3 minutes'
                    WHERE endpoint_id = $1";
     let blocked = sqlx::query(blocked).bind(bench.partner.uuid());
@@ -247,5 +255,57 @@ async fn a_reason_with_control_characters_does_not_keep_a_purchase_from_being_re
     let path = format!("/placements/{}/resolve", bench.parked);
     let answer = browser.post(&path, &form).await;
     assert_eq!(answer.status(), 303, "{:?}", answer.text().await);
+    bench.stop().await;
+}
+
+/// Whoever looks at a page while the database is away learns what that means and what to do, and the page
+/// asks again by itself. A form does not.
+#[tokio::test]
+async fn a_database_that_is_away_is_named_with_what_to_do() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let mut connection = bench.database.connect().await.unwrap();
+    let name: String = sqlx::query_scalar("SELECT current_database()::text")
+        .fetch_one(&mut connection)
+        .await
+        .unwrap();
+    // It binds everybody but superusers.
+    let away = format!("ALTER DATABASE \"{name}\" CONNECTION LIMIT 0");
+    let ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+                 WHERE datname = current_database() AND usename = 'esim_console'";
+    for sql in [away.as_str(), ended] {
+        sqlx::raw_sql(sqlx::AssertSqlSafe(sql))
+            .execute(&mut connection)
+            .await
+            .unwrap();
+    }
+    let answer = browser.get("/").await;
+    assert_eq!(answer.status(), 503);
+    assert_eq!(answer.headers()["refresh"], "10");
+    let page = answer.text().await.unwrap();
+    for part in [
+        "<h1>The console cannot read its database</h1>",
+        "nothing is bought twice by that",
+        "<code class=\"cmd\">esimctl doctor</code>",
+    ] {
+        assert!(page.contains(part), "no {part:?} in {page}");
+    }
+    let refreshed = testkit::http::client()
+        .unwrap()
+        .get(format!("{}/?range=24h", bench.base))
+        .header("HX-Request", "true");
+    let part = browser.send(refreshed).await.text().await.unwrap();
+    assert!(
+        part.contains("The console cannot read its database"),
+        "{part}"
+    );
+    assert!(
+        part.contains("hx-get=\"/?range=24h\"") && !part.contains("<html"),
+        "{part}"
+    );
+    let token = browser.token.clone();
+    let form = browser.post("/sign-out", &[("token", &token)]).await;
+    assert_eq!(form.status(), 503);
+    assert!(!form.headers().contains_key("refresh"));
     bench.stop().await;
 }
