@@ -153,6 +153,25 @@ CASE CURRENT_USER
 END
     POLICY held_readable USING ((CURRENT_USER <> 'esim_provisioner'::name) OR (state = 'parked'::text))
 
+TABLE history
+    history_id uuid NOT NULL DEFAULT gen_random_uuid()
+    at timestamp with time zone NOT NULL DEFAULT now()
+    order_id uuid
+    placement_id uuid
+    topup_id text COLLATE "C"
+    provider text
+    endpoint_id uuid
+    kind text NOT NULL
+    attempt integer
+    reason text
+    detail text
+    before jsonb
+    after jsonb
+    CONSTRAINT history_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(topup_id), octet_length(provider), octet_length(kind), octet_length(reason), octet_length(detail), pg_column_size(before), pg_column_size(after)) <= 100000))) NOT VALID
+    CONSTRAINT history_pkey PRIMARY KEY (history_id)
+    CREATE INDEX history_at ON public.history USING btree (at) WHERE (order_id IS NULL)
+    CREATE INDEX history_order ON public.history USING btree (order_id, at) WHERE (order_id IS NOT NULL)
+
 TABLE hourly
     hour timestamp with time zone NOT NULL
     stage text NOT NULL
@@ -445,25 +464,6 @@ TABLE pulses
     CONSTRAINT pulses_pkey PRIMARY KEY (instance)
     CREATE INDEX pulses_at ON public.pulses USING btree (at)
 
-TABLE redeliveries
-    redelivery_id uuid NOT NULL
-    partner_id uuid NOT NULL
-    state text
-    since timestamp with time zone NOT NULL
-    until timestamp with time zone NOT NULL
-    matching bigint
-    phase text NOT NULL
-    after_at timestamp with time zone
-    after_id uuid
-    redelivered bigint NOT NULL DEFAULT 0
-    created_at timestamp with time zone NOT NULL DEFAULT now()
-    ended_at timestamp with time zone
-    cancelled_at timestamp with time zone
-    CONSTRAINT redeliveries_bounds CHECK (((LEAST(since, until, after_at, created_at, ended_at, cancelled_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(since, until, after_at, created_at, ended_at, cancelled_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(state), octet_length(phase)) <= 100000))) NOT VALID
-    CONSTRAINT redeliveries_pkey PRIMARY KEY (redelivery_id)
-    CREATE INDEX redeliveries_partner ON public.redeliveries USING btree (partner_id, created_at)
-    CREATE UNIQUE INDEX redeliveries_running ON public.redeliveries USING btree (partner_id) WHERE (ended_at IS NULL)
-
 TABLE refused_requests
     request_id uuid NOT NULL
     partner_id uuid NOT NULL
@@ -481,6 +481,34 @@ TABLE refused_requests
     CREATE INDEX refused_requests_at ON public.refused_requests USING btree (at)
     CREATE INDEX refused_requests_external ON public.refused_requests USING btree (external_order_id) WHERE (external_order_id IS NOT NULL)
     CREATE INDEX refused_requests_partner ON public.refused_requests USING btree (partner_id, kind, request_id)
+
+TABLE resends
+    resend_id uuid NOT NULL
+    partner_id uuid
+    state text
+    since timestamp with time zone NOT NULL
+    until timestamp with time zone NOT NULL
+    matching bigint
+    phase text NOT NULL
+    after_at timestamp with time zone
+    after_id uuid
+    resent bigint NOT NULL DEFAULT 0
+    created_at timestamp with time zone NOT NULL DEFAULT now()
+    ended_at timestamp with time zone
+    cancelled_at timestamp with time zone
+    batch_id uuid
+    delivery_id uuid
+    asked_by text NOT NULL DEFAULT 'partner'::text
+    via text NOT NULL DEFAULT 'api'::text
+    reason text NOT NULL DEFAULT ''::text
+    skipped bigint NOT NULL DEFAULT 0
+    CONSTRAINT redeliveries_bounds CHECK (((LEAST(since, until, after_at, created_at, ended_at, cancelled_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(since, until, after_at, created_at, ended_at, cancelled_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(state), octet_length(phase)) <= 100000))) NOT VALID
+    CONSTRAINT redeliveries_pkey PRIMARY KEY (resend_id)
+    CONSTRAINT resends_bounds CHECK ((GREATEST(octet_length(asked_by), octet_length(via), octet_length(reason)) <= 100000)) NOT VALID
+    CREATE INDEX redeliveries_partner ON public.resends USING btree (partner_id, created_at)
+    CREATE INDEX resends_batch ON public.resends USING btree (batch_id) WHERE (batch_id IS NOT NULL)
+    CREATE INDEX resends_created ON public.resends USING btree (created_at) WHERE ((batch_id IS NULL) AND ((delivery_id IS NULL) OR (via <> 'api'::text)))
+    CREATE UNIQUE INDEX redeliveries_running ON public.resends USING btree (partner_id) WHERE (ended_at IS NULL)
 
 TABLE system
     singleton boolean NOT NULL DEFAULT true
@@ -878,6 +906,23 @@ VIEW partner_units AS
      JOIN topups t ON ((t.placement_id = p.placement_id)))
      LEFT JOIN esims e ON ((e.topup_id = t.topup_id)))
      LEFT JOIN deliveries d ON ((d.delivery_id = e.delivery_id)));
+
+VIEW redeliveries AS
+ SELECT resends.resend_id AS redelivery_id,
+    resends.partner_id,
+    resends.state,
+    resends.since,
+    resends.until,
+    resends.matching,
+    resends.phase,
+    resends.after_at,
+    resends.after_id,
+    resends.resent AS redelivered,
+    resends.created_at,
+    resends.ended_at,
+    resends.cancelled_at
+   FROM resends
+  WHERE ((resends.delivery_id IS NULL) AND (resends.partner_id IS NOT NULL));
 
 CREATE OR REPLACE FUNCTION public.request_due()
  RETURNS trigger

@@ -163,7 +163,7 @@ def support(walk, program, order, partner):
     if page.locator("dt", has_text="Activation code").count() == 0:
         walk.problems.append("no activation code is shown")
     walk.check(page, "activation code")
-    for path, offered in ((partner, ["Pause"]), ("/needs", []), ("/operations", []), ("/providers", [])):
+    for path, offered in ((partner, ["Pause"]), ("/needs", []), ("/resends", []), ("/providers", [])):
         page.goto(BASE + path)
         offers(walk, page, "support", offered)
     context.close()
@@ -212,23 +212,23 @@ def actions(walk, page, order, partner):
     act(page, "Enable this partner", "Enable this partner")
     act(page, "Pause", "Pause")
 
-    # The webhooks of a paused endpoint are not sent, so the operation cannot end before it is cancelled.
-    page.goto(BASE + "/operations")
+    # The webhooks of a paused endpoint are not sent, so the resend cannot end before it is cancelled.
+    page.goto(BASE + "/resends")
     page.locator("details.action summary").click()
     page.select_option("select[name=state]", "delivered")
     page.select_option("select[name=since]", "7days")
     page.get_by_role("button", name="Preview").click()
     page.fill("input[name=reason]", "the walk of tests/console")
     page.get_by_role("button", name="Send them again").click()
-    page.wait_for_selector("text=in the record of actions")
-    walk.check(page, "operation")
+    page.wait_for_selector("text=It is recorded under")
+    walk.check(page, "resend")
     act(page, "Cancel", "Cancel")
     page.goto(BASE + "/needs")
     walk.check(page, "needs with a paused endpoint")
     act(page, "Resume", "Resume")
     page.goto(BASE + "/actions")
-    for command in ("delivery replay", "topup show-code", "placement resolve --not-bought", "provider open", "provider close",
-                    "partner disable", "partner enable", "endpoint pause", "endpoint resume", "operation start", "operation cancel"):
+    for command in ("resend start", "topup show-code", "placement resolve --not-bought", "provider open", "provider close",
+                    "partner disable", "partner enable", "endpoint pause", "endpoint resume", "resend cancel"):
         if page.locator("td", has_text=command).count() == 0:
             walk.problems.append(f"the screen of actions lacks {command}")
 
@@ -285,7 +285,7 @@ def every_path(order, esim, partner):
         "orders-filtered": "/orders?state=ready&since=24h&partner=nobody", "order": order, "esim": esim,
         "webhooks": "/webhooks", "webhooks-given-up": "/webhooks?state=exhausted", "partners": "/partners",
         "partners-with-a-problem": "/partners?state=problem", "partner": partner, "providers": "/providers",
-        "operations": "/operations", "preview": "/operations/preview?since=1h&state=delivered",
+        "resends": "/resends", "preview": "/resends/preview?since=1h&state=delivered",
         "actions": "/actions", "nothing-found": "/find?q=nothing", "zone": "/zone",
     }
 
@@ -331,8 +331,8 @@ def measure(program, browser, name, number):
     print(f"{number} orders stored; milliseconds to the whole page: best, median, worst of 20")
     external = page.locator("h1").inner_text()
     query = urllib.parse.quote(external, safe="")
-    previews = ["/operations/preview?since=7days", "/operations/preview?since=1h&state=delivered"]
-    for path in ("/", order, "/needs", partner, "/partners", "/orders", "/orders?state=failed", "/webhooks", "/providers", "/operations", *previews, "/actions", f"/find?q={query}"):
+    previews = ["/resends/preview?since=7days", "/resends/preview?since=1h&state=delivered"]
+    for path in ("/", order, "/needs", partner, "/partners", "/orders", "/orders?state=failed", "/webhooks", "/providers", "/resends", *previews, "/actions", f"/find?q={query}"):
         took = []
         for _ in range(20):
             began = time.perf_counter()

@@ -44,6 +44,11 @@ pub enum Command {
     ShowCode,
     // Webhooks.
     /// Webhooks are sent again.
+    #[strum(serialize = "resend start")]
+    ResendStart,
+    #[strum(serialize = "resend cancel")]
+    ResendCancel,
+    // Versions before one resend recorded these.
     #[strum(serialize = "delivery replay")]
     DeliveryReplay,
     #[strum(serialize = "operation start")]
@@ -188,6 +193,8 @@ impl Command {
             | Self::OrderCancel
             | Self::OrderErase
             | Self::ShowCode
+            | Self::ResendStart
+            | Self::ResendCancel
             | Self::DeliveryReplay
             | Self::OperationStart
             | Self::OperationCancel
@@ -237,7 +244,8 @@ impl Command {
     /// What the number of its changed rows counts.
     pub fn counts(self) -> Counts {
         match self {
-            Self::DeliveryReplay
+            Self::ResendStart
+            | Self::DeliveryReplay
             | Self::OperationStart
             | Self::TopupRedeliver
             | Self::EventRedeliver
@@ -253,6 +261,7 @@ impl Command {
             | Self::GiveBack
             | Self::OrderCancel
             | Self::OrderErase
+            | Self::ResendCancel
             | Self::OperationCancel
             | Self::WebhooksRedeliverCancel
             | Self::WebhookSet
@@ -316,7 +325,12 @@ mod tests {
     #[test]
     fn only_what_makes_webhooks_due_is_counted_in_webhooks() {
         let counts = |name: &str| name.parse::<Command>().unwrap().counts();
-        for name in ["endpoint resume", "delivery replay", "webhooks redeliver"] {
+        for name in [
+            "endpoint resume",
+            "resend start",
+            "delivery replay",
+            "webhooks redeliver",
+        ] {
             assert_eq!(counts(name), Counts::Webhooks, "{name}");
         }
         for name in ["webhooks redeliver cancel", "partner disable"] {

@@ -1,6 +1,7 @@
 //! The types and rules that every part of the pipeline shares: typed ids, the state machine of a
-//! placement, that of a give-back and that of an endpoint, the rotation of secrets, the names of lanes, how an order is cut into purchases, the
-//! standard fields of a product, the text forms of an eSIM profile, and keys that JSON repeats.
+//! placement, that of a give-back and that of an endpoint, the kinds of what is remembered,
+//! the rotation of secrets, the names of lanes, how an order is cut into purchases, the standard
+//! fields of a product, the text forms of an eSIM profile, and keys that JSON repeats.
 //!
 //! All crates of the workspace may depend on this one. It does no I/O and reads no clock: times and
 //! random numbers are passed in as values, so that each rule can be tested by property tests and
@@ -11,6 +12,7 @@ pub mod cut;
 pub mod distinct;
 pub mod endpoint;
 pub mod give_back;
+mod history;
 pub mod ids;
 pub mod lane;
 mod lpa;
@@ -26,6 +28,7 @@ pub mod webhook_id;
 
 pub use command::Command;
 pub use give_back::GiveBackState;
+pub use history::HistoryKind;
 pub use ids::{
     DeliveryId, EndpointId, OptionId, OrderId, PartnerId, PlacementId, option_of, sandbox_option,
 };

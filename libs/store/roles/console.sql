@@ -41,7 +41,8 @@ GRANT DELETE ON held TO esim_console;
 GRANT INSERT (partner_id, blocked_until), UPDATE (failures, blocks, blocked_until, probe, paused_by_partner)
     ON endpoints TO esim_console;
 GRANT UPDATE (open_until, reason, openings, version, changed_at, failing_since) ON providers TO esim_console;
-GRANT INSERT, UPDATE (ended_at, cancelled_at) ON redeliveries TO esim_console;
+GRANT INSERT, UPDATE (ended_at, cancelled_at) ON resends, redeliveries TO esim_console;
+-- Operations of a console of the version before.
 GRANT SELECT, INSERT, UPDATE (cancelled_at) ON operations TO esim_console;
 GRANT SELECT, INSERT ON operation_parts TO esim_console;
 
@@ -55,3 +56,5 @@ GRANT EXECUTE ON FUNCTION commits_lost(uuid, bigint, bigint) TO esim_console;
 -- Views that only programs of older schemas use (0039).
 GRANT SELECT ON configuration_version, sweeps, retention TO esim_console;
 GRANT SELECT ON retention_due TO esim_console;
+-- What did not go straight, and what its operators resolve.
+GRANT SELECT, INSERT ON history TO esim_console;

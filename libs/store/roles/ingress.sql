@@ -46,9 +46,9 @@ GRANT INSERT (partner_id, moving_since, blocked_until, paused_by_partner, unprov
     UPDATE (moving_since, blocked_until, paused_by_partner, probe, unproven_since), DELETE ON endpoints TO esim_ingress;
 GRANT SELECT, INSERT ON operator_actions TO esim_ingress;
 
--- Redeliveries, which the notifiers work off. The sweeps tell which pending deliveries have no row in `work` yet.
-GRANT SELECT, INSERT, UPDATE (ended_at, cancelled_at) ON redeliveries TO esim_ingress;
-GRANT SELECT ON walks TO esim_ingress;
+-- Resends, which the notifiers work off; partners call them redeliveries. The sweeps tell which pending deliveries have no row in `work` yet.
+GRANT SELECT, INSERT, UPDATE (ended_at, cancelled_at) ON resends, redeliveries TO esim_ingress;
+GRANT SELECT ON sweeps TO esim_ingress;
 
 -- Its pulse, and what it does if the server has lost commits.
 GRANT SELECT, INSERT, UPDATE, DELETE ON pulses, minutely TO esim_ingress;

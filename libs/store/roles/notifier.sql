@@ -26,7 +26,8 @@ GRANT SELECT, INSERT ON delivery_attempts TO esim_notifier;
 GRANT UPDATE (up_to, after, began_at, fence_at, fence_xid) ON walks TO esim_notifier;
 GRANT SELECT, INSERT, UPDATE, DELETE ON hourly TO esim_notifier;
 
--- Redeliveries: it works them off, and deletes old ones.
+-- Resends: it works them off, and deletes old ones.
+GRANT SELECT, DELETE, UPDATE (phase, after_at, after_id, resent, ended_at) ON resends TO esim_notifier;
 GRANT SELECT, DELETE, UPDATE (phase, after_at, after_id, redelivered, ended_at) ON redeliveries TO esim_notifier;
 
 -- Retention: docs/decisions/0018-retention.md.
@@ -34,6 +35,7 @@ GRANT UPDATE (profile, erased_at) ON esims TO esim_notifier;
 GRANT DELETE ON delivery_attempts TO esim_notifier;
 GRANT SELECT, DELETE ON operator_actions TO esim_notifier;
 GRANT SELECT, DELETE ON archived_orders, refused_requests TO esim_notifier;
+GRANT SELECT (history_id, order_id, at), DELETE ON history TO esim_notifier;
 
 -- Its pulse, and what it does if the server has lost commits.
 GRANT SELECT, INSERT, UPDATE, DELETE ON pulses, minutely TO esim_notifier;

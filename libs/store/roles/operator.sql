@@ -23,7 +23,8 @@ GRANT UPDATE (state, reason, provider_option_id) ON topups TO esim_operator;
 GRANT UPDATE (state, schedule_start, delivered_at) ON deliveries TO esim_operator;
 GRANT INSERT ON delivery_attempts TO esim_operator;
 GRANT INSERT, UPDATE, DELETE ON work, held, endpoints TO esim_operator;
-GRANT SELECT, DELETE, INSERT, UPDATE (ended_at, cancelled_at) ON redeliveries TO esim_operator;
+GRANT SELECT, DELETE, INSERT, UPDATE (ended_at, cancelled_at) ON resends, redeliveries TO esim_operator;
+-- Operations of an `esimctl` of the version before.
 GRANT SELECT, INSERT, UPDATE (cancelled_at) ON operations TO esim_operator;
 GRANT SELECT, INSERT ON operation_parts TO esim_operator;
 
@@ -56,3 +57,5 @@ GRANT EXECUTE ON FUNCTION resolve_give_back(text, integer, boolean) TO esim_oper
 GRANT SELECT, UPDATE ON configuration_version, retention TO esim_operator;
 GRANT SELECT ON sweeps, archive_partners TO esim_operator;
 GRANT SELECT, UPDATE, DELETE ON retention_due TO esim_operator;
+-- What did not go straight. An erasure removes its texts.
+GRANT SELECT, INSERT, UPDATE (reason, detail, before, after) ON history TO esim_operator;

@@ -31,3 +31,5 @@ GRANT UPDATE (erased_at, returned_at) ON esims TO esim_provisioner;
 
 -- Views that only programs of older schemas use (0039).
 GRANT SELECT, UPDATE ON sweeps TO esim_provisioner;
+-- What did not go straight.
+GRANT INSERT ON history TO esim_provisioner;

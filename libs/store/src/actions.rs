@@ -113,9 +113,19 @@ pub(crate) async fn finish(
     mode: Mode<'_>,
     affected: i64,
 ) -> Result<(), sqlx::Error> {
+    finish_with(transaction, mode, affected, Changed::default()).await
+}
+
+/// The same, and records what changed.
+pub(crate) async fn finish_with(
+    transaction: Transaction<'_, Postgres>,
+    mode: Mode<'_>,
+    affected: i64,
+    changed: Changed,
+) -> Result<(), sqlx::Error> {
     match mode {
         Mode::Preview => transaction.rollback().await,
-        Mode::Apply(action) => commit(transaction, action, affected, Changed::default()).await,
+        Mode::Apply(action) => commit(transaction, action, affected, changed).await,
     }
 }
 
@@ -264,8 +274,8 @@ mod tests {
         let nothing = |command: &str, affected, has_after| {
             changed_nothing(&command.to_owned().into(), affected, has_after)
         };
-        assert!(nothing("delivery replay", 0, false));
-        assert!(!nothing("delivery replay", 2, false));
+        assert!(nothing("resend start", 0, false));
+        assert!(!nothing("resend start", 2, false));
         assert!(!nothing("endpoint resume", 0, true));
         assert!(!nothing("topup show-code", 0, false));
         assert!(nothing("a command of another version", 0, false));

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use domain::DeliveryId;
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use uuid::Uuid;
 
 pub(crate) fn seconds(duration: Duration) -> f64 {
@@ -26,6 +27,11 @@ pub(crate) fn signed(number: impl TryInto<i32>) -> i32 {
 /// An age that the database computed in seconds.
 pub(crate) fn age(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or_default()
+}
+
+/// A time in the JSON of what an action changed.
+pub(crate) fn rfc3339(at: OffsetDateTime) -> String {
+    at.format(&Rfc3339).unwrap_or_default()
 }
 
 pub(crate) fn uuids(ids: &[DeliveryId]) -> Vec<Uuid> {

@@ -30,6 +30,7 @@ pub mod deliveries;
 mod error;
 pub mod esim_requests;
 pub mod figures;
+pub mod history;
 pub mod ledger;
 pub mod master_key;
 mod nodelay;
@@ -54,7 +55,7 @@ mod sweep;
 pub mod vault;
 pub mod work;
 
-use columns::{age, count, seconds, signed, unsigned};
+use columns::{age, count, rfc3339, seconds, signed, unsigned};
 pub use database::Database;
 pub use error::Error;
 use error::{Result, retry_conflicts, store_error};

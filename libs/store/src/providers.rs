@@ -145,14 +145,18 @@ pub async fn failed(
     // The exponent is bounded, so that the time does not overflow however often the breaker has
     // opened.
     let opened = breakers!(
-        "UPDATE providers
+        "WITH changed AS (UPDATE providers
          SET reason = $5,
              open_until = now() + make_interval(secs => least($4::float8, $3::float8 * 2 ^ least(openings, 20))),
              openings = openings + 1, version = version + 1, changed_at = now(),
              failing_since = CASE WHEN open_until IS NULL THEN now() ELSE coalesce(failing_since, now()) END
          WHERE name = $1 AND version = $2 AND open_until IS DISTINCT FROM '9999-12-31 00:00:00+00'
-         RETURNING",
-        "",
+         RETURNING *
+         ), noted AS (
+             INSERT INTO history (provider, kind, detail) SELECT name, 'breaker_opened', reason FROM changed
+         )
+         SELECT",
+        "FROM changed",
         name,
         version,
         seconds(limits.open),
@@ -170,13 +174,18 @@ pub async fn answered(
     version: i64,
 ) -> Result<Option<ProviderBreaker>> {
     let closed = breakers!(
-        "UPDATE providers
+        "WITH changed AS (UPDATE providers
          SET openings = 0, open_until = NULL, reason = NULL, failing_since = NULL,
              version = version + (open_until IS NOT NULL)::int,
              changed_at = CASE WHEN open_until IS NULL THEN changed_at ELSE now() END
          WHERE name = $1 AND version = $2 AND open_until IS DISTINCT FROM '9999-12-31 00:00:00+00'
-         RETURNING",
-        "",
+         RETURNING *
+         ), noted AS (
+             -- The version of a breaker that was closed before stays as it is.
+             INSERT INTO history (provider, kind) SELECT name, 'breaker_closed' FROM changed WHERE version <> $2
+         )
+         SELECT",
+        "FROM changed",
         name,
         version
     );
@@ -221,15 +230,19 @@ pub async fn open(
     reason: &str,
 ) -> Result<Option<ProviderBreaker>> {
     let opened = breakers!(
-        "UPDATE providers
+        "WITH changed AS (UPDATE providers
          SET open_until = CASE WHEN open_until = '9999-12-31 00:00:00+00' THEN open_until
                                ELSE now() + make_interval(secs => $2) END,
              reason = CASE WHEN open_until = '9999-12-31 00:00:00+00' THEN reason ELSE $3 END,
              version = version + 1, changed_at = now(),
              failing_since = CASE WHEN open_until IS NULL THEN now() ELSE coalesce(failing_since, now()) END
          WHERE name = $1
-         RETURNING",
-        "",
+         RETURNING *
+         ), noted AS (
+             INSERT INTO history (provider, kind, detail) SELECT name, 'breaker_opened', reason FROM changed
+         )
+         SELECT",
+        "FROM changed",
         name,
         seconds(duration),
         reason
@@ -241,12 +254,16 @@ pub async fn open(
 /// provider.
 pub async fn close(connection: &mut PgConnection, name: &str) -> Result<Option<ProviderBreaker>> {
     let closed = breakers!(
-        "UPDATE providers
+        "WITH changed AS (UPDATE providers
          SET open_until = NULL, reason = NULL, openings = 0, failing_since = NULL, version = version + 1,
              changed_at = now()
          WHERE name = $1
-         RETURNING",
-        "",
+         RETURNING *
+         ), noted AS (
+             INSERT INTO history (provider, kind) SELECT name, 'breaker_closed' FROM changed
+         )
+         SELECT",
+        "FROM changed",
         name
     );
     Ok(closed.fetch_optional(connection).await?)

@@ -31,7 +31,7 @@ const LINKS: [(&str, &str, bool); 8] = [
     ("Webhooks", "/webhooks", false),
     ("Partners", "/partners", false),
     ("Providers", "/providers", false),
-    ("Send again", "/operations", true),
+    ("Send again", "/resends", true),
     ("Record of actions", "/actions", false),
 ];
 const NEEDS: &str = "Needs a person";

@@ -41,7 +41,7 @@ use store::config::{BadDatabase, DatabaseConfig, MasterKeyError};
 // The modules are found under their own names, whatever folder they are in.
 use crate::{
     cells::{all_cells, cell, cell_file},
-    deliveries::{delivery, endpoint, event, operation, webhook_url},
+    deliveries::{delivery, endpoint, event, resend, webhook_url},
     frame::{confirm, console, csv, lookup, moment, output, progress, secret_file},
     orders::{erase, find, give_back, order, order_list, placement},
     partners::{partner, partner_change, partner_move, refused, rotate},
@@ -139,12 +139,12 @@ enum Command {
     /// List give-backs of delivered eSIMs that are parked, and resolve them
     #[command(subcommand)]
     GiveBack(give_back::Command),
-    /// Show webhooks with their attempts, and send them again
+    /// Show webhooks with their attempts
     #[command(subcommand)]
     Delivery(delivery::Command),
-    /// Send webhooks of many partners again, and watch or cancel that
+    /// Send webhooks again: one, or those of one or all partners
     #[command(subcommand)]
-    Operation(operation::Command),
+    Resend(resend::Command),
     /// List partners' webhook endpoints, and pause or resume them
     #[command(subcommand)]
     Endpoint(endpoint::Command),
@@ -287,7 +287,7 @@ async fn dispatch(command: &Command, console: &Console) -> anyhow::Result<()> {
         Command::Archive(command) => archive::run(command, console).await,
         Command::Cell(command) => cell::run(command, console).await,
         Command::Action(command) => action::run(command, console).await,
-        Command::Operation(command) => operation::run(command, console).await,
+        Command::Resend(command) => resend::run(command, console).await,
         Command::Operator(command) => operator::run(command, console).await,
         Command::Find(command) => find::run(command, console).await,
         Command::Status(command) => status::run(command, console).await,

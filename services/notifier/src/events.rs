@@ -1,5 +1,5 @@
 //! The work of the notifier that no message announces: it moves waiting deliveries to a new URL,
-//! works off redeliveries, makes the events about ending keys and the notices about our addresses,
+//! works off resends, makes the events about ending keys and the notices about our addresses,
 //! and deletes old events. [`crate::run`] starts it in every
 //! replica. Replicas may do the same work at the same time, because each statement leaves out what
 //! another process is working on, or changes nothing the second time.
@@ -14,8 +14,9 @@ use store::{
         endpoints,
         events::{self, Kind},
         notices,
-        redeliveries::{self, Redelivery},
+        resends::{self, Resend},
     },
+    history,
 };
 use tokio::time::Instant;
 
@@ -28,13 +29,13 @@ const SLOW_LOOK: Duration = Duration::from_mins(1);
 /// The most rows of one statement.
 const BATCH: u32 = 500;
 
-/// What events, notices and redeliveries are made of.
+/// What events, notices and resends are made of.
 pub struct Causes {
     /// An event about a key is made when the key ends within this time (`KEY_EXPIRING_NOTICE`).
     pub key_notice: Duration,
     /// The addresses from which webhooks come (`SOURCE_ADDRESSES`).
     pub source_addresses: Vec<String>,
-    /// A redelivery makes at most this many deliveries of an endpoint due at a time
+    /// A resend makes at most this many deliveries of an endpoint due at a time
     /// (`REDELIVERY_DUE`).
     pub redelivery_due: u32,
 }
@@ -70,7 +71,7 @@ pub async fn run(
         if let Err(error) = redeliver(&database, causes.redelivery_due, &shutdown).await
             && let Some(others) = outage::DATABASE.failed()
         {
-            tracing::error!(%error, others, "cannot continue redeliveries; trying again");
+            tracing::error!(%error, others, "cannot continue resends; trying again");
         }
         if slow.is_none_or(|last| last.elapsed() >= SLOW_LOOK) {
             slow = Some(Instant::now());
@@ -114,7 +115,7 @@ async fn move_waiting(database: &Database, shutdown: &Shutdown) -> Result<(), st
     Ok(())
 }
 
-/// Continues the redeliveries of all partners. They take turns, one batch each, so that a long one
+/// Continues the resends of all partners. They take turns, one batch each, so that a long one
 /// does not make the others wait. An error of one does not keep the others from their turn; the last
 /// error is returned.
 async fn redeliver(
@@ -124,9 +125,9 @@ async fn redeliver(
 ) -> Result<(), store::Error> {
     let mut running = Vec::new();
     loop {
-        let after = running.last().map(|one: &Redelivery| one.partner_id);
+        let after = running.last().map(|one: &Resend| one.partner_id);
         let page = database
-            .run(async |connection| redeliveries::running(connection, after, BATCH.into()).await)
+            .run(async |connection| resends::running(connection, after, BATCH.into()).await)
             .await?;
         let full = u32::try_from(page.len()) == Ok(BATCH);
         running.extend(page);
@@ -138,16 +139,16 @@ async fn redeliver(
     while !running.is_empty() && !shutdown.is_stopping() {
         let mut left = Vec::with_capacity(running.len());
         for one in running {
-            let id = one.redelivery_id;
+            let id = one.resend_id;
             let stepping =
-                database.run(async |connection| redeliveries::step(connection, id, most_due).await);
+                database.run(async |connection| resends::step(connection, id, most_due).await);
             match perform(Effect::CommitRedelivery, stepping).await {
                 Ok(step) => {
                     if step.ended {
                         tracing::info!(
                             partner.id = %one.partner_id,
-                            redelivery.id = %id,
-                            "a redelivery has ended: all its webhooks were sent again"
+                            resend.id = %id,
+                            "a resend has ended: all its webhooks were sent again"
                         );
                     }
                     if step.more {
@@ -181,7 +182,7 @@ async fn tell_addresses(
     Ok(())
 }
 
-/// Makes the events and notices about ending keys, and deletes old events and redeliveries in
+/// Makes the events and notices about ending keys, and deletes old events, resends and history in
 /// batches.
 async fn look_at_all(
     database: &Database,
@@ -209,9 +210,12 @@ async fn look_at_all(
             .run(async |connection| events::forget(connection, BATCH).await)
             .await?;
         let also = database
-            .run(async |connection| redeliveries::forget(connection, BATCH).await)
+            .run(async |connection| resends::forget(connection, BATCH).await)
             .await?;
-        if gone.max(also) < u64::from(BATCH) || shutdown.is_stopping() {
+        let old = database
+            .run(async |connection| history::forget(connection, BATCH).await)
+            .await?;
+        if gone.max(also).max(old) < u64::from(BATCH) || shutdown.is_stopping() {
             return Ok(());
         }
     }

@@ -26,7 +26,7 @@
 //!   leads to and when to retry. `outcome` says what the result is called in the database, the log
 //!   and the metrics. [`metrics`] declares the metrics.
 //! - `events` makes the events about keys that end soon, which no message announces. It also makes
-//!   waiting deliveries due when their partner sets a new URL, and works off redeliveries.
+//!   waiting deliveries due when their partner sets a new URL, and works off resends.
 //!   `retention` erases old data.
 //!
 //! [`run`] connects these parts, and returns after the soft stop, which takes no new work and
@@ -64,7 +64,7 @@ use signing::qr::Keys as QrKeys;
 use store::{
     Database,
     config::{MasterKeyConfig, PoolConfig},
-    deliveries::{self, endpoints::BlockPolicy, redeliveries},
+    deliveries::{self, endpoints::BlockPolicy, resends},
     operator::health::webhooks as waiting,
     schema,
     vault::Keyring,
@@ -86,7 +86,7 @@ use crate::{
 const CONSUMER: &str = "notifier";
 /// How often the gauges of stored rows, such as exhausted deliveries, are updated.
 const STANDING: Duration = Duration::from_secs(5);
-/// The most running redeliveries that are counted.
+/// The most running resends that are counted.
 const MOST_REDELIVERIES: i64 = 1_000;
 /// The default of `RETRY_SCHEDULE`: eight attempts over about 28 hours.
 const RETRY_SCHEDULE: &str = "5s,5m,30m,2h,5h,10h,10h";
@@ -223,7 +223,7 @@ pub struct Config {
         value_parser = positive_duration
     )]
     pub key_expiring_notice: Duration,
-    /// Maximum number of webhooks of one partner that are due while a redelivery makes more of them
+    /// Maximum number of webhooks of one partner that are due while a resend makes more of them
     /// due
     ///
     /// A partner can ask for thousands of webhooks to be sent again at once. They become due in
@@ -454,9 +454,8 @@ async fn report(
     let due = DueRows::new("notifier");
     let mut ticks = shutdown.ticks(STANDING);
     while ticks.next().await {
-        let running = database.run(async |connection| {
-            redeliveries::running(connection, None, MOST_REDELIVERIES).await
-        });
+        let running = database
+            .run(async |connection| resends::running(connection, None, MOST_REDELIVERIES).await);
         if let Ok(running) = running.await {
             metrics.redeliveries(running.len());
         }

@@ -14,7 +14,7 @@
 //! commits only after they are on disk. So an order is in the tables or in the committed part of
 //! the files, and never in both or in neither, whenever the process dies. At every moment its
 //! external id is taken by one of the two. No lock is taken that an order needs, because nothing
-//! changes finished orders except operators, redeliveries and retention, and those wait for at most
+//! changes finished orders except operators, resends and retention, and those wait for at most
 //! one batch.
 //!
 //! These functions need the privileges of the owner of the tables, because they read profiles and
@@ -52,7 +52,7 @@ pub const GRACE: Duration = Duration::from_secs(20);
 /// The longest time of one statement of an archive run. It is less than the default
 /// `DATABASE_TIMEOUT`, so no statement of a service waits for a batch until it fails.
 const STATEMENT_TIMEOUT: &str = "5s";
-/// The longest wait for a row that an operator, a redelivery or retention has locked.
+/// The longest wait for a row that an operator, a resend or retention has locked.
 const LOCK_TIMEOUT: &str = "2s";
 
 /// The key of the lock that lets only one archive run work at a time.

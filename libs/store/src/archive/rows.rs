@@ -42,7 +42,7 @@ macro_rules! of_delivery {
 
 /// The tables whose rows make up an order. Rows of `work` and `held` do not exist for a finished
 /// order, and rows of `work` with the kind `erase` are made again by [`restore`].
-pub const TABLES: [Table; 7] = [
+pub const TABLES: [Table; 8] = [
     Table {
         name: "orders",
         from: "orders r WHERE r.order_id",
@@ -92,6 +92,13 @@ pub const TABLES: [Table; 7] = [
                JOIN further_deliveries r ON r.topup_id = t.topup_id WHERE p.order_id",
         of_order: "p.order_id",
         sorted: "r.topup_id, r.delivery_id",
+        optional: true,
+    },
+    Table {
+        name: "history",
+        from: "history r WHERE r.order_id",
+        of_order: "r.order_id",
+        sorted: "r.at, r.history_id",
         optional: true,
     },
 ];
@@ -211,7 +218,7 @@ impl Copied {
 /// Locks the rows of these reserved orders, and copies the rows of those that are still finished.
 /// It runs in a transaction, which [`delete`] continues.
 ///
-/// The locks let a redelivery, an erasure or a new encryption that is under way end first, and make
+/// The locks let a resend, an erasure or a new encryption that is under way end first, and make
 /// later ones wait for this batch. So what is copied is exactly what is deleted.
 pub async fn copy(
     transaction: &mut PgConnection,
@@ -312,6 +319,13 @@ async fn keys(transaction: &mut PgConnection, orders: &[Uuid]) -> Result<Vec<Str
         .collect())
 }
 
+/// The states of the files by their names, as JSON.
+fn in_words(files: &[(String, FileState)]) -> Result<String> {
+    let states = files.iter().map(|(name, state)| (name.as_str(), *state));
+    let states: std::collections::BTreeMap<&str, FileState> = states.collect();
+    serde_json::to_string(&states).map_err(|error| Error::Unreadable(error.to_string()))
+}
+
 /// Deletes the copied rows after they are on disk, and records how long each file is now. Fails if
 /// other rows would be deleted than were copied; the caller then rolls back.
 pub async fn delete(
@@ -349,13 +363,15 @@ pub async fn delete(
                DELETE FROM topups WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM unit)) RETURNING 1
            ), placements AS (
                DELETE FROM placements WHERE placement_id = ANY (ARRAY (SELECT placement_id FROM unit)) RETURNING 1
+           ), history AS (
+               DELETE FROM history WHERE order_id = ANY ($1) RETURNING 1
            ), orders AS (
                DELETE FROM orders WHERE order_id = ANY ($1) RETURNING partner_id, created_at
            )
            SELECT (SELECT count(*) FROM orders) AS "orders!", (SELECT count(*) FROM placements) AS "placements!",
                   (SELECT count(*) FROM topups) AS "topups!", (SELECT count(*) FROM esims) AS "esims!",
                   (SELECT count(*) FROM deliveries) AS "deliveries!", (SELECT count(*) FROM attempts) AS "attempts!",
-                  (SELECT count(*) FROM links) AS "links!",
+                  (SELECT count(*) FROM links) AS "links!", (SELECT count(*) FROM history) AS "history!",
                   (SELECT min(created_at) FROM orders) AS first_at, (SELECT max(created_at) FROM orders) AS last_at,
                   (SELECT jsonb_object_agg(partner_id, n)::text
                    FROM (SELECT partner_id, count(*) AS n FROM orders GROUP BY partner_id) AS counted) AS partners"#,
@@ -370,6 +386,7 @@ pub async fn delete(
         deleted.deliveries,
         deleted.attempts,
         deleted.links,
+        deleted.history,
     ]
     .map(crate::count);
     if counts != *rows {
@@ -380,12 +397,7 @@ pub async fn delete(
     let left = copied.left();
     let moved_to = copied.batch.last().copied().unwrap_or(archive.moved_to);
     let moved = deleted.orders;
-    let after: std::collections::BTreeMap<&str, FileState> = files
-        .iter()
-        .map(|(name, state)| (name.as_str(), *state))
-        .collect();
-    let after =
-        serde_json::to_string(&after).map_err(|error| Error::Unreadable(error.to_string()))?;
+    let after = in_words(files)?;
     // `free` ends the reservations of orders that stay in the tables.
     let recorded = sqlx::query!(
         r#"WITH free AS (

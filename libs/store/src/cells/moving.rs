@@ -168,7 +168,7 @@ impl Move<'_> {
         self.check_columns().await?;
         self.check_catalogue().await?;
         self.check_providers().await?;
-        self.check_operations().await?;
+        self.check_resends().await?;
         self.check_keys().await?;
         Ok(phase)
     }
@@ -404,7 +404,7 @@ impl Move<'_> {
         let of_partner: [(&'static str, &[&str]); 4] = [
             ("partners", &["version", "moved_to"]),
             ("partner_endpoints", &[]),
-            ("redeliveries", &[]),
+            ("resends", &[]),
             ("archived_orders", &[]),
         ];
         for (table, except) in of_partner {
@@ -446,15 +446,11 @@ impl Move<'_> {
              DELETE FROM delivery_attempts WHERE delivery_id = ANY (ARRAY (
                  SELECT delivery_id FROM deliveries WHERE partner_id = '{partner}'));"
         );
-        // What operations have sent again stays with them; it has ended.
-        if !copy::columns(self.source, "operation_parts", &[])
-            .await?
-            .is_empty()
-        {
+        // What a resend of several partners has sent again stays with it; it has ended.
+        if !copy::columns(self.source, "resends", &[]).await?.is_empty() {
             let _ = write!(
                 statements,
-                "DELETE FROM redeliveries WHERE partner_id = '{partner}'
-                     AND redelivery_id <> ALL (ARRAY (SELECT redelivery_id FROM operation_parts));"
+                "DELETE FROM resends WHERE partner_id = '{partner}' AND batch_id IS NULL;"
             );
         }
         for table in [

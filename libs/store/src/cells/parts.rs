@@ -26,6 +26,8 @@ pub struct Moved {
     pub held: usize,
     /// What the partner has asked about delivered eSIMs.
     pub esim_requests: usize,
+    /// What did not go straight.
+    pub history: usize,
 }
 
 impl Moved {
@@ -40,6 +42,7 @@ impl Moved {
         self.work += other.work;
         self.held += other.held;
         self.esim_requests += other.esim_requests;
+        self.history += other.history;
     }
 }
 
@@ -118,7 +121,7 @@ impl Ids {
     /// row for a placement or a delivery, and `work` also some about topups.
     pub(super) fn condition(&self, part: Part) -> String {
         let (column, ids) = match part {
-            Part::Orders => ("order_id", array(&self.orders, "uuid")),
+            Part::Orders | Part::History => ("order_id", array(&self.orders, "uuid")),
             Part::Placements => ("placement_id", array(&self.placements, "uuid")),
             Part::Topups | Part::Esims | Part::EsimRequests | Part::FurtherDeliveries => {
                 ("topup_id", array(&self.topups, "text"))
@@ -148,11 +151,12 @@ pub(super) enum Part {
     FurtherDeliveries,
     Work,
     Held,
+    History,
 }
 
 impl Part {
     /// In the order in which they are copied.
-    pub(super) const ALL: [Self; 10] = [
+    pub(super) const ALL: [Self; 11] = [
         Self::Orders,
         Self::Placements,
         Self::Topups,
@@ -163,6 +167,7 @@ impl Part {
         Self::FurtherDeliveries,
         Self::Work,
         Self::Held,
+        Self::History,
     ];
 
     pub(super) fn table(self) -> &'static str {
@@ -177,6 +182,7 @@ impl Part {
             Self::FurtherDeliveries => "further_deliveries",
             Self::Work => "work",
             Self::Held => "held",
+            Self::History => "history",
         }
     }
 
@@ -192,6 +198,7 @@ impl Part {
             Self::FurtherDeliveries => &mut moved.further_deliveries,
             Self::Work => &mut moved.work,
             Self::Held => &mut moved.held,
+            Self::History => &mut moved.history,
         }
     }
 }

@@ -41,7 +41,7 @@ impl Move<'_> {
         let parts = Part::ALL.map(Part::table);
         for table in parts
             .into_iter()
-            .chain(["partners", "partner_endpoints", "redeliveries"])
+            .chain(["partners", "partner_endpoints", "resends"])
         {
             let source = copy::columns(self.source, table, &[]).await?;
             if source != copy::columns(self.target, table, &[]).await? {
@@ -112,25 +112,21 @@ impl Move<'_> {
         Ok(())
     }
 
-    /// No operation of operators may be sending webhooks of the partner again. It would go on in the
-    /// target, where nobody could see or cancel it as a part of the operation.
-    pub(super) async fn check_operations(&mut self) -> Result<(), NotMoved> {
-        if copy::columns(self.source, "operation_parts", &[])
-            .await?
-            .is_empty()
-        {
-            // This schema has no operations.
+    /// No resend of several partners may be sending webhooks of the partner again. It would go on in
+    /// the target, where nobody could see or cancel it as a part of the resend.
+    pub(super) async fn check_resends(&mut self) -> Result<(), NotMoved> {
+        if copy::columns(self.source, "resends", &[]).await?.is_empty() {
+            // This schema has no resends.
             return Ok(());
         }
-        let operation: Option<Uuid> = sqlx::query_scalar(
-            "SELECT p.operation_id FROM redeliveries r JOIN operation_parts p ON p.redelivery_id = r.redelivery_id
-             WHERE r.partner_id = $1 AND r.ended_at IS NULL",
+        let resend: Option<Uuid> = sqlx::query_scalar(
+            "SELECT batch_id FROM resends WHERE partner_id = $1 AND ended_at IS NULL AND batch_id IS NOT NULL",
         )
         .bind(self.partner_id.uuid())
         .fetch_optional(&mut *self.source)
         .await?;
-        match operation {
-            Some(id) => Err(NotMoved::Operation(id)),
+        match resend {
+            Some(id) => Err(NotMoved::Resend(id)),
             None => Ok(()),
         }
     }

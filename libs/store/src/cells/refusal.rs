@@ -40,9 +40,9 @@ pub enum NotMoved {
     )]
     Providers { cell: String, providers: String },
     #[error(
-        "operation {0} is sending webhooks of this partner again: wait until `esimctl operation list {0}` says that it has ended, or end it with `esimctl operation cancel {0}`"
+        "resend {0} is sending webhooks of this partner again: wait until `esimctl resend show {0}` says that it has ended, or end it with `esimctl resend cancel {0}`"
     )]
-    Operation(Uuid),
+    Resend(Uuid),
     #[error(
         "another partner of cell {0} has an access key of this partner: rotate the keys of one of them"
     )]

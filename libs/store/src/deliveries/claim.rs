@@ -42,7 +42,7 @@ pub struct Delivery {
     pub secrets: Vec<Vec<u8>>,
     /// The number of ended attempts.
     pub attempt: u32,
-    /// The number of attempts before the current schedule; a replay starts a new schedule.
+    /// The number of attempts before the current schedule; a resend starts a new schedule.
     pub schedule_start: u32,
     /// The partner's environment: `live`, `sandbox`.
     pub environment: String,
@@ -223,7 +223,7 @@ async fn take_leases(
 /// `current` locks the deliveries, in the order of their ids to avoid deadlocks,
 /// and the `DELETE` judges their state under the lock. Otherwise it could delete the work of a
 /// delivery that becomes pending again meanwhile, because its partner has set a webhook URL or an
-/// operator replays it, and nothing would ever attempt that delivery.
+/// operator resends it, and nothing would ever attempt that delivery.
 async fn delete_finished_work(connection: &mut PgConnection, ids: &[Uuid]) -> Result<()> {
     retry_conflicts!(async {
         let statement = sqlx::query!(

@@ -11,7 +11,7 @@
 //! The notifier calls these functions in the order of the files: [`due()`] looks, [`claim()`] takes
 //! the leases of due work and reads what a webhook needs, [`record()`] stores the result of the
 //! attempt. [`defer`], [`put_back`] and [`sweep`] keep the guarantee for deliveries that are not
-//! attempted at once. [`redeliveries`] makes many deliveries of a partner due again.
+//! attempted at once. [`resends`] makes many deliveries of a partner due again.
 //!
 //! It relies on the statements that create deliveries. The one that makes a unit ready inserts the
 //! delivery to the partner's first endpoint in the same transaction, and events are inserted
@@ -24,7 +24,7 @@ pub mod events;
 mod fan_out;
 pub mod notices;
 mod record;
-pub mod redeliveries;
+pub mod resends;
 pub(crate) mod view;
 pub(crate) mod walk;
 

@@ -1,7 +1,7 @@
-//! Deliveries and their attempts as operators see them, and replays.
+//! Deliveries and their attempts as operators see them, and resends.
 //!
-//! `esimctl` calls all of it. Self-service calls [`resendable`] and [`replay`] for one delivery of
-//! a partner, and [`crate::deliveries::redeliveries`] makes many deliveries of a partner due with
+//! `esimctl` calls all of it. Self-service calls [`resendable`] and [`resend_one`] for one delivery
+//! of a partner, and [`crate::deliveries::resends`] makes many deliveries of a partner due with
 //! the same statement.
 //!
 //! A filter can match deliveries of months, and neither the states nor the times of attempts have
@@ -14,7 +14,7 @@ use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::actions::{self, Mode};
+use super::actions::{self, Action, Mode};
 use crate::{
     Result,
     deliveries::{
@@ -68,15 +68,15 @@ pub async fn find(connection: &mut PgConnection, id: &WebhookId) -> Result<Optio
     Ok(found.map(DeliveryId::from))
 }
 
-/// Which deliveries to list or replay; `None` matches all.
+/// Which deliveries to list or resend; `None` matches all.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Filter<'a> {
     /// One delivery of any kind.
     pub id: Option<DeliveryId>,
     pub partner_id: Option<PartnerId>,
     pub state: Option<&'a str>,
-    /// The number of attempts that have ended, which [`replay`] compares: whoever has looked at a
-    /// delivery means it as it was then, and it is in the same state again after a replay.
+    /// The number of attempts that have ended, which [`resend_one`] compares: whoever has looked at a
+    /// delivery means it as it was then, and it is in the same state again after a resend.
     pub attempt: Option<i32>,
     /// The start of the range of time, inclusive. The time of a delivery is that of its last
     /// attempt; before the first one it is the time of readiness.
@@ -297,11 +297,11 @@ pub async fn resendable(
     Ok(read.fetch_optional(connection).await?)
 }
 
-/// The numbers of deliveries that a replay makes due, by the states that they were in.
+/// The numbers of deliveries that a resend makes due, by the states that they were in.
 #[derive(Clone, Debug, Default, serde::Serialize)]
-pub struct Replayed {
+pub struct Resent {
     /// All of them. Each sends one webhook, or more if it fails.
-    pub replayed: i64,
+    pub resent: i64,
     pub delivered: i64,
     pub exhausted: i64,
     /// Those that waited for a retry.
@@ -314,30 +314,48 @@ pub struct Replayed {
     pub newest: Option<OffsetDateTime>,
 }
 
-/// Makes the oldest deliveries that match a filter pending and due, with a new schedule of retries;
-/// see [`resend`]. If nothing can be sent again, nothing is recorded.
-pub async fn replay(
+/// Makes one delivery pending and due, with a new schedule of retries, if it matches the filter, and
+/// stores that as a [resend](crate::deliveries::resends) that has ended; see [`resend`]. If it cannot be sent again,
+/// nothing is stored.
+pub async fn resend_one(
     connection: &mut PgConnection,
+    id: DeliveryId,
     filter: &Filter<'_>,
-    limit: u32,
     mode: Mode<'_>,
-) -> Result<Replayed> {
+) -> Result<Resent> {
     let mut transaction = connection.begin().await?;
-    let ids = choose(
-        &mut transaction,
-        filter,
-        Order::OldestFirst,
-        Kinds::WithoutNotices,
-        limit,
-    )
-    .await?;
-    let replayed = resend(&mut transaction, &ids, filter).await?;
-    if replayed.replayed == 0 {
+    let resent = resend(&mut transaction, &[id.uuid()], filter).await?;
+    if resent.resent == 0 {
         transaction.rollback().await?;
-        return Ok(replayed);
+        return Ok(resent);
     }
-    actions::finish(transaction, mode, replayed.replayed).await?;
-    Ok(replayed)
+    if let Mode::Apply(action) = &mode {
+        store_one(&mut transaction, id, action).await?;
+    }
+    actions::finish(transaction, mode, resent.resent).await?;
+    Ok(resent)
+}
+
+/// Stores that one webhook was made due again, in the transaction of that. The row has ended.
+async fn store_one(
+    connection: &mut PgConnection,
+    delivery: DeliveryId,
+    action: &Action<'_>,
+) -> Result<()> {
+    let via: &'static str = action.actor.via.into();
+    let statement = sqlx::query!(
+        "INSERT INTO resends (resend_id, partner_id, delivery_id, since, until, matching, phase, resent, ended_at, asked_by,
+                              via, reason)
+         SELECT $2, partner_id, delivery_id, now(), now(), 1, 'sending', 1, now(), $3, $4, $5
+         FROM deliveries WHERE delivery_id = $1",
+        delivery.uuid(),
+        Uuid::now_v7(),
+        action.actor.name,
+        via,
+        action.reason,
+    );
+    statement.execute(connection).await?;
+    Ok(())
 }
 
 /// Makes deliveries pending and due, with a new schedule of retries, as far as they match a filter.
@@ -353,9 +371,9 @@ pub(crate) async fn resend(
     connection: &mut PgConnection,
     ids: &[Uuid],
     filter: &Filter<'_>,
-) -> Result<Replayed> {
+) -> Result<Resent> {
     let query = sqlx::query_as!(
-        Replayed,
+        Resent,
         r#"WITH chosen AS MATERIALIZED (
              -- The filter again, because a row may have changed since it was chosen.
              SELECT delivery_id, partner_id, endpoint_id, kind, attempt, state, attempted_at, duration_ms, status,
@@ -379,7 +397,7 @@ pub(crate) async fn resend(
              ORDER BY delivery_id
              FOR UPDATE
          ), kept AS (
-             -- The attempt that delivered a topup is on its row, which the replay overwrites.
+             -- The attempt that delivered a topup is on its row, which the resend overwrites.
              INSERT INTO delivery_attempts (delivery_id, attempt, at, duration_ms, status, class)
              SELECT delivery_id, attempt - 1, attempted_at, coalesce(duration_ms, 0), status, 'delivered'
              FROM chosen WHERE kind = 'topup.ready' AND state = 'delivered' AND attempted_at IS NOT NULL
@@ -394,7 +412,7 @@ pub(crate) async fn resend(
              UPDATE deliveries d SET state = 'pending', schedule_start = d.attempt, delivered_at = NULL
              FROM chosen WHERE d.delivery_id = chosen.delivery_id
          )
-         SELECT count(*) AS "replayed!",
+         SELECT count(*) AS "resent!",
                 count(*) FILTER (WHERE state = 'delivered') AS "delivered!",
                 count(*) FILTER (WHERE state = 'exhausted') AS "exhausted!",
                 count(*) FILTER (WHERE state = 'pending') AS "pending!",

@@ -11,6 +11,7 @@ use super::actions::{self, Action, Changed};
 use crate::{
     Error, Result,
     deliveries::endpoints::{self, Endpoint, EndpointKey},
+    rfc3339,
 };
 
 /// Why an endpoint stays as it is.
@@ -32,7 +33,7 @@ crate::store_error!(NotChanged);
 /// What a page shows of an endpoint, as a text that a form carries along: its state, and when it was
 /// read.
 pub fn seen(endpoint: &Endpoint) -> String {
-    let at = endpoint.read_at.format(&Rfc3339).unwrap_or_default();
+    let at = rfc3339(endpoint.read_at);
     format!("{} {at}", endpoint.state)
 }
 

@@ -89,7 +89,7 @@ pub async fn order(
     .fetch_optional(&mut *transaction)
     .await?
     .ok_or(NotErased::Unknown("order"))?;
-    // With these locks a replay or a claim that is under way ends before the check below.
+    // With these locks a resend or a claim that is under way ends before the check below.
     let query = sqlx::query!(
         "WITH placed AS (SELECT placement_id FROM placements WHERE order_id = $1 FOR UPDATE)
          SELECT d.delivery_id FROM placed
@@ -141,7 +141,8 @@ pub async fn order(
 ///   events about them, which are known by their kind or by their derived id.
 /// - `profiles` removes the profiles, `late` their rows in the work of retention, and `asked` what was
 ///   asked about the eSIMs.
-/// - `reasons` and `texts` remove the texts of topups and placements.
+/// - `reasons`, `texts` and `history` remove the texts of topups and placements, and of what is
+///   remembered of them.
 /// - `attempts` deletes the recorded attempts, and `waiting` and `webhooks` end deliveries that
 ///   still waited; their states and times stay.
 /// - `events`, `event_attempts`, `event_work` and `event_waiting` delete the events with all that
@@ -216,6 +217,10 @@ async fn orders(connection: &mut PgConnection, orders: &[Uuid]) -> Result<Erased
                WHERE p.order_id = ANY ($1)
                  AND (p.reason IS NOT NULL OR p.refusal_status IS NOT NULL OR p.refusal_message IS NOT NULL
                       OR p.tried IS NOT NULL OR p.alternatives IS NOT NULL)
+           ), history AS (
+               UPDATE history h SET reason = NULL, detail = NULL, before = NULL, after = NULL
+               WHERE h.order_id = ANY ($1)
+                 AND (h.reason IS NOT NULL OR h.detail IS NOT NULL OR h.before IS NOT NULL OR h.after IS NOT NULL)
            ), erased AS (
                UPDATE orders o SET traceparent = NULL, erased_at = now()
                WHERE o.order_id = ANY ($1) AND o.erased_at IS NULL RETURNING o.order_id
@@ -291,7 +296,7 @@ pub async fn partner(
     // Checked again, because the state may have changed since the preview.
     partner_orders(&mut transaction, partner_id).await?;
     // `endpoints` removes the endpoints, of which an empty first one is made again, `again` the
-    // partner's redeliveries, and `refused` its refused requests. `events`, `attempts` and `waiting`
+    // partner's resends, and `refused` its refused requests. `events`, `attempts` and `waiting`
     // delete the events with their attempts and their rows in `held`; they have no work any more, as
     // was checked above. The last step clears the row of the partner. Its access key becomes `erased-`
     // and its id, because the column must stay filled and unique.
@@ -299,7 +304,7 @@ pub async fn partner(
         "WITH endpoints AS (
              DELETE FROM partner_endpoints WHERE partner_id = $1
          ), again AS (
-             DELETE FROM redeliveries WHERE partner_id = $1
+             DELETE FROM resends WHERE partner_id = $1
          ), refused AS (
              DELETE FROM refused_requests WHERE partner_id = $1
          ), events AS (

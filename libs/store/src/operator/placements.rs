@@ -8,17 +8,22 @@
 use std::iter;
 
 use domain::{
-    OrderId, PartnerId, PlacementId, PlacementState, Reason, Stored, Why,
+    HistoryKind, OrderId, PartnerId, PlacementId, PlacementState, Reason, Stored, Why,
     placement::{Event, Placement, Resolution},
     reason::Code,
 };
 use serde::Serialize;
+use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::actions::{self, Mode};
-use crate::{Error, Result, unsigned};
+use super::actions::{self, Changed, Mode};
+use crate::{
+    Error, Result,
+    history::{self, Note},
+    rfc3339, unsigned,
+};
 
 /// A row of [`list`].
 #[derive(Clone, Debug, Serialize)]
@@ -321,14 +326,18 @@ async fn rename_options(
     Ok(())
 }
 
-/// Gives the units of a placement the names of `provider`, which is not the `present` one.
+/// Gives the units of a placement the names of `provider`, if it is another one than the `present`
+/// one.
 async fn take_at(
     connection: &mut PgConnection,
     placement_id: PlacementId,
     present: &str,
     has_units: bool,
-    provider: &str,
+    provider: Option<&str>,
 ) -> Result<Pair, NotResolved> {
+    let Some(provider) = provider else {
+        return Ok(Pair::default());
+    };
     let pair = pair(connection, placement_id, present, provider).await?;
     if has_units {
         return Err(NotResolved::BoughtHere(present.to_owned()));
@@ -366,7 +375,7 @@ pub async fn resolve(
     let mut transaction = connection.begin().await?;
     lock(&mut transaction, placement_id).await?;
     let query = sqlx::query!(
-        r#"SELECT p.order_id, p.provider, p.state, p.attempt, p.reason, o.refused_at IS NOT NULL AS "refused!",
+        r#"SELECT p.order_id, p.provider, p.state, p.attempt, p.reason, p.placed_at, o.refused_at IS NOT NULL AS "refused!",
                   EXISTS (SELECT FROM topups t JOIN esims e ON e.topup_id = t.topup_id
                           WHERE t.placement_id = p.placement_id) AS "has_units!"
            FROM placements p JOIN orders o ON o.order_id = p.order_id
@@ -385,7 +394,7 @@ pub async fn resolve(
     let settled = parked
         .after(Event::Resolve(decision.resolution))
         .map_err(|_| NotResolved::NotParked(parked.state))?;
-    let now = parking(row.attempt, &row.reason.into());
+    let now = parking(row.attempt, &row.reason.clone().into());
     if decision.seen.is_some_and(|seen| seen != now) {
         return Err(NotResolved::Changed(now));
     }
@@ -400,19 +409,15 @@ pub async fn resolve(
     let other = decision
         .bought_at
         .filter(|other| placed && *other != row.provider);
-    let pair = match other {
-        Some(other) => {
-            take_at(
-                &mut transaction,
-                placement_id,
-                &row.provider,
-                row.has_units,
-                other,
-            )
-            .await?
-        }
-        None => Pair::default(),
-    };
+    let provider = &row.provider;
+    let pair = take_at(
+        &mut transaction,
+        placement_id,
+        provider,
+        row.has_units,
+        other,
+    );
+    let pair = pair.await?;
     // `settled` moves the placement. `due` makes its collect or its next attempt due, or `done`
     // deletes its work if it was not bought. In any case it no longer waits in `held`.
     let statement = sqlx::query!(
@@ -451,7 +456,12 @@ pub async fn resolve(
     );
     statement.execute(&mut *transaction).await?;
     let units = settle_units(&mut transaction, placement_id, due).await?;
-    actions::finish(transaction, mode, 1).await?;
+    let before = json!({
+        "state": row.state, "reason": row.reason, "placed_at": row.placed_at.map(rfc3339), "provider": row.provider,
+    });
+    let after = json!({ "state": settled.state.as_str(), "provider": pair.provider });
+    let changed = note_resolved(&mut transaction, placement_id, row.attempt, before, after).await?;
+    actions::finish_with(transaction, mode, 1, changed).await?;
     Ok(Resolved {
         placement_id,
         order_id: row.order_id.into(),
@@ -462,6 +472,24 @@ pub async fn resolve(
         failed: units.failed,
         ready: units.ready,
     })
+}
+
+/// Notes what a placement was before it was resolved, because its row says so no more.
+async fn note_resolved(
+    connection: &mut PgConnection,
+    placement_id: PlacementId,
+    attempt: i32,
+    before: Value,
+    after: Value,
+) -> Result<Changed> {
+    let note = Note {
+        attempt: Some(attempt),
+        before: Some(before.clone()),
+        after: Some(after.clone()),
+        ..Note::new(placement_id.uuid(), HistoryKind::Resolved)
+    };
+    history::write(connection, &[note]).await?;
+    Ok(Changed::between(before, after))
 }
 
 /// The units of a placement by their states.

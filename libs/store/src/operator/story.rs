@@ -1,7 +1,7 @@
 //! The story of an order: its state in one sentence, which support can paste to a partner, and its
 //! timeline. `esimctl order show` and the console show both.
 
-use domain::{Command, Reason, Stored, Why, standing::UnitState};
+use domain::{Command, HistoryKind, Reason, Stored, Why, standing::UnitState};
 use serde::Serialize;
 use sqlx::PgConnection;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339, macros::format_description};
@@ -12,7 +12,10 @@ use super::{
     orders::{OrderView, PlacementView, TopupView},
     route::is_rerouted,
 };
-use crate::Result;
+use crate::{
+    Result,
+    history::{self, Noted},
+};
 
 mod sentence;
 pub use sentence::sentence;
@@ -71,6 +74,17 @@ pub enum What {
         /// Whether it found nothing to change.
         changed_nothing: bool,
     },
+    /// Something did not go straight, as it was noted then.
+    Noted {
+        placement_id: Uuid,
+        kind: HistoryKind,
+        provider: Option<String>,
+        attempt: Option<i32>,
+        reason: Why,
+        /// What an operator changed, as JSON.
+        before: Option<String>,
+        after: Option<String>,
+    },
     /// The placement waits for an operator.
     Parked { placement_id: Uuid, reason: Why },
     /// The profile of a unit was stored.
@@ -118,6 +132,7 @@ pub async fn timeline(connection: &mut PgConnection, order: &OrderView) -> Resul
     };
     add(order.erased_at, What::Erased);
     let acted = actions(&mut *connection, order).await?;
+    let noted = history::of_order(&mut *connection, order.order_id).await?;
     let query = sqlx::query!(
         r#"SELECT p.placement_id, p.not_found_at, o.refused_at,
                   (SELECT at FROM held h WHERE h.id = p.placement_id) AS "parked_at?"
@@ -171,10 +186,15 @@ pub async fn timeline(connection: &mut PgConnection, order: &OrderView) -> Resul
         let Some(one) = stored.iter().find(|one| one.placement_id == placement_id) else {
             continue;
         };
-        add(one.not_found_at, What::NotFound { placement_id });
+        // What is noted has this moment, too, with the attempt.
+        let new = |at: &OffsetDateTime| !is_noted(&noted, placement_id, *at);
+        add(
+            one.not_found_at.filter(new),
+            What::NotFound { placement_id },
+        );
         let reason = placement.reason.clone();
         add(
-            one.parked_at,
+            one.parked_at.filter(new),
             What::Parked {
                 placement_id,
                 reason,
@@ -195,11 +215,38 @@ pub async fn timeline(connection: &mut PgConnection, order: &OrderView) -> Resul
         };
         add(topup.delivery_due_at, due);
     }
-    moments.extend(failures(&mut *connection, order, &acted).await?);
+    moments.extend(failures(&mut *connection, order, &acted, &noted).await?);
+    moments.extend(noted.into_iter().filter_map(moment_of));
     moments.extend(acted.into_iter().map(ActedOn::moment));
     moments.extend(webhooks(connection, order).await?);
     moments.sort_by_key(|moment| moment.at);
     Ok(moments)
+}
+
+/// Whether something was noted of the placement at this moment, which is that of a transaction.
+fn is_noted(noted: &[Noted], placement_id: Uuid, at: OffsetDateTime) -> bool {
+    let mut noted = noted.iter();
+    noted.any(|one| one.at == at && one.placement_id == Some(placement_id))
+}
+
+/// What was noted, as a moment. Failed units, and rejections after which the next provider was asked,
+/// are moments of their own.
+fn moment_of(noted: Noted) -> Option<Moment> {
+    let kind: HistoryKind = noted.kind.parse().ok()?;
+    let told = !matches!(
+        kind,
+        HistoryKind::UnitFailed | HistoryKind::Rejected | HistoryKind::Rerouted
+    );
+    let what = What::Noted {
+        placement_id: noted.placement_id.filter(|_| told)?,
+        kind,
+        provider: noted.provider,
+        attempt: noted.attempt,
+        reason: noted.reason,
+        before: noted.before,
+        after: noted.after,
+    };
+    Some(Moment { at: noted.at, what })
 }
 
 /// The provider of the last attempt. A placement that was handed on names the next provider already.
@@ -273,6 +320,7 @@ async fn failures(
     connection: &mut PgConnection,
     order: &OrderView,
     acted: &[ActedOn],
+    noted: &[Noted],
 ) -> Result<Vec<Moment>> {
     let failed = order
         .topups
@@ -311,7 +359,15 @@ async fn failures(
         let reported = events
             .iter()
             .filter(|event| units.iter().any(|unit| unit.topup_id == event.topup_id));
-        let exact = given_up.or(reported.map(|event| event.created_at).max());
+        let is_failure = |one: &&Noted| {
+            matches!(
+                one.kind.parse(),
+                Ok(HistoryKind::UnitFailed | HistoryKind::Rejected)
+            ) && one.placement_id == Some(placement_id)
+        };
+        let then = noted.iter().filter(is_failure).map(|one| one.at).max();
+        let reported = reported.map(|event| event.created_at).max();
+        let exact = given_up.or(then).or(reported);
         let mut placements = order.placements.iter();
         let placement = placements.find(|one| one.placement_id == placement_id);
         let attempted = placement.and_then(|one| one.attempted_at);

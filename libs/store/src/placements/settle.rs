@@ -21,12 +21,19 @@ mod moves;
 
 use std::{collections::HashMap, time::Duration};
 
-use domain::{DeliveryId, Iccid, OrderId, PartnerId, PlacementId, Reason, TopupId, reason::Code};
+use domain::{
+    DeliveryId, HistoryKind, Iccid, OrderId, PartnerId, PlacementId, Reason, TopupId, reason::Code,
+};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use self::moves::Moves;
-use crate::{Result, profile::SealedProfile, retry_conflicts, seconds, signed};
+use crate::{
+    Result,
+    history::{self, Note},
+    profile::SealedProfile,
+    retry_conflicts, seconds, signed,
+};
 
 /// The outcome of an attempt, or of a look-up or collect after it.
 #[derive(Clone, Debug)]
@@ -182,7 +189,7 @@ async fn settle_others(
 /// Whether the general statements for this settlement may commit one by one. Failed units forbid
 /// that, because a further statement marks them as failed: if the process died before it, they
 /// would stay pending without any work. Outcomes that bought nothing are rare, so the cost of the
-/// transaction does not matter there.
+/// transaction does not matter there. What is parked is noted in the history with it.
 ///
 /// Other purchases may take further statements as well: one parks a purchase that nobody expected,
 /// and a second settlement of the same placement has a round of its own. They need no larger
@@ -191,7 +198,7 @@ async fn settle_others(
 /// missing, and the sweep finds their deliveries.
 fn needs_no_transaction(settlement: &Settlement) -> bool {
     let has_not_failed = |unit: &Unit| !matches!(unit.progress, Progress::Failed(_));
-    matches!(&settlement.outcome, Outcome::Bought { units, .. } if units.iter().all(has_not_failed))
+    matches!(&settlement.outcome, Outcome::Bought { units, park: None, .. } if units.iter().all(has_not_failed))
 }
 
 /// Splits these members of a batch into rounds, each of which is recorded by one execution of the
@@ -334,6 +341,7 @@ impl Bought {
         if moved.contains(&true) {
             self.fail_units(connection, &moved).await?;
         }
+        self.note_parked(connection).await?;
         if all_moved {
             return Ok(());
         }
@@ -446,21 +454,51 @@ impl Bought {
         Ok(())
     }
 
+    /// Notes those purchases that this transaction has parked. One that was parked before stays so
+    /// with each further collect, and is not noted again.
+    async fn note_parked(&self, connection: &mut PgConnection) -> Result<()> {
+        if self.park.iter().all(Option::is_none) {
+            return Ok(());
+        }
+        let query = sqlx::query_scalar!(
+            "SELECT id FROM held WHERE id = ANY ($1) AND at = now()",
+            &self.placements,
+        );
+        let parked = query.fetch_all(&mut *connection).await?;
+        let reasons = self.placements.iter().zip(&self.park);
+        let notes: Vec<Note> = reasons
+            .filter(|(placement, _)| parked.contains(placement))
+            .map(|(placement, reason)| Note {
+                reason: reason.clone(),
+                ..Note::new(*placement, HistoryKind::Parked)
+            })
+            .collect();
+        history::write(connection, &notes).await
+    }
+
     /// Marks the failed units of those placements that moved. A unit that has a profile stays
     /// ready, whatever the provider says later. The trigger `topup_failed` creates the events about
     /// these failures.
     async fn fail_units(&self, connection: &mut PgConnection, moved: &[bool]) -> Result<()> {
-        let statement = sqlx::query!(
-            "UPDATE topups t SET state = 'failed', reason = new.reason
+        let query = sqlx::query!(
+            r#"UPDATE topups t SET state = 'failed', reason = new.reason
              FROM unnest($1::text[], $2::text[], $3::bool[]) AS new (topup_id, reason, moved)
              WHERE t.topup_id = new.topup_id AND new.moved AND t.state = 'pending'
-               AND NOT EXISTS (SELECT FROM esims e WHERE e.topup_id = t.topup_id AND e.ready_at IS NOT NULL)",
+               AND NOT EXISTS (SELECT FROM esims e WHERE e.topup_id = t.topup_id AND e.ready_at IS NOT NULL)
+             RETURNING t.topup_id, t.placement_id, t.reason"#,
             &self.failed_topups,
             &self.failed_reasons,
             moved,
         );
-        statement.execute(connection).await?;
-        Ok(())
+        let failed = query.fetch_all(&mut *connection).await?.into_iter();
+        let notes: Vec<Note> = failed
+            .map(|row| Note {
+                topup_id: Some(row.topup_id),
+                reason: row.reason,
+                ..Note::new(row.placement_id, HistoryKind::UnitFailed)
+            })
+            .collect();
+        history::write(connection, &notes).await
     }
 
     /// Parks purchases that nobody expected: by another attempt than the current one, or of a
@@ -471,7 +509,7 @@ impl Bought {
         connection: &mut PgConnection,
         changes: &mut Changes,
     ) -> Result<()> {
-        let query = sqlx::query_scalar!(
+        let query = sqlx::query!(
             r#"WITH moved AS (
                    -- `disputed` leaves the placement to an operator: no outcome moves it any more.
                    UPDATE placements p
@@ -487,7 +525,7 @@ impl Bought {
                    WHERE p.placement_id = new.placement_id
                      AND (p.state IN ('accepted', 'refused', 'failed')
                           OR (p.attempt <> new.attempt AND NOT p.disputed))
-                   RETURNING p.placement_id, p.provider, p.partner_id
+                   RETURNING p.placement_id, p.provider, p.partner_id, p.attempt, p.reason
                ), done AS (
                    -- Nothing is done for it until an operator resolves it.
                    DELETE FROM work WHERE id = ANY (ARRAY (SELECT placement_id FROM moved))
@@ -497,14 +535,20 @@ impl Bought {
                    SELECT placement_id, 'parked', provider, partner_id FROM moved
                    ON CONFLICT DO NOTHING
                )
-               SELECT placement_id AS "placement_id!" FROM moved"#,
+               SELECT placement_id AS "placement_id!", attempt AS "attempt!", reason FROM moved"#,
             &self.placements,
             &self.attempts,
             &self.references as &[Option<String>],
         );
-        for placement in query.fetch_all(connection).await? {
+        let mut notes = Vec::new();
+        for row in query.fetch_all(&mut *connection).await? {
+            notes.push(Note {
+                attempt: Some(row.attempt),
+                reason: row.reason,
+                ..Note::new(row.placement_id, HistoryKind::Disputed)
+            });
             changes.insert(
-                placement.into(),
+                row.placement_id.into(),
                 Settled {
                     moved: true,
                     unexpected: true,
@@ -512,6 +556,6 @@ impl Bought {
                 },
             );
         }
-        Ok(())
+        history::write(connection, &notes).await
     }
 }

@@ -1,5 +1,5 @@
 //! The deliveries of a partner: those of its units one by one, all of them as a list, and the
-//! redelivery of one of them at its request. [`crate::deliveries::redeliveries`] sends many again.
+//! redelivery of one of them at its request. [`crate::deliveries::resends`] sends many again.
 
 use std::time::Duration;
 
@@ -193,7 +193,7 @@ pub enum Redelivered {
 
 /// Replays one delivery of a partner, unless its last attempt is younger than `interval`. A unit has
 /// a delivery to each endpoint; without `endpoint` the one to the first endpoint is meant. The facts
-/// are read first, so that the partner gets the right reason for a refusal. The replay then checks
+/// are read first, so that the partner gets the right reason for a refusal. The resend then checks
 /// the interval once more under the lock of the row. If another request was faster, this one gets the
 /// answer that it would have got right after that one.
 pub async fn redeliver(
@@ -211,7 +211,7 @@ pub async fn redeliver(
     let Some(delivery) = resendable(connection, id).await? else {
         return Ok(Redelivered::Unknown);
     };
-    if let Some(answer) = without_replay(&delivery, interval) {
+    if let Some(answer) = without_resend(&delivery, interval) {
         let is_restarted = answer == Redelivered::Due
             && restart(connection, partner_id, webhook_id, id, interval).await?;
         return Ok(if is_restarted {
@@ -228,19 +228,18 @@ pub async fn redeliver(
         reason: REASON,
     });
     let filter = Filter {
-        id: Some(id),
         partner_id: Some(partner_id),
         until: Some(delivery.now - interval),
         ..Filter::default()
     };
-    let replayed = deliveries::replay(connection, &filter, 1, mode).await?;
-    if replayed.replayed > 0 {
+    let resent = deliveries::resend_one(connection, id, &filter, mode).await?;
+    if resent.resent > 0 {
         return Ok(Redelivered::Again);
     }
     // The facts have changed in the meantime: another request, an operator or the notifier was faster.
     let now = resendable(connection, id).await?;
     Ok(match now {
-        Some(now) => without_replay(&now, interval).unwrap_or(Redelivered::Due),
+        Some(now) => without_resend(&now, interval).unwrap_or(Redelivered::Due),
         None => Redelivered::Unknown,
     })
 }
@@ -291,7 +290,7 @@ async fn restart(
 }
 
 /// Why a delivery is not made due; `None` if it can be.
-fn without_replay(delivery: &Resendable, interval: Duration) -> Option<Redelivered> {
+fn without_resend(delivery: &Resendable, interval: Duration) -> Option<Redelivered> {
     let age = age(delivery.age);
     if delivery.pointless {
         Some(Redelivered::Gone)

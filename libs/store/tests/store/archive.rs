@@ -40,6 +40,7 @@ const ROWS: &str = "
     UNION ALL SELECT 'deliveries ' || r::text FROM deliveries r JOIN unit ON r.delivery_id IN (unit.delivery_id, event_id)
     UNION ALL SELECT 'attempts ' || r::text FROM delivery_attempts r
               JOIN unit ON r.delivery_id IN (unit.delivery_id, event_id)
+    UNION ALL SELECT 'history ' || r::text FROM history r WHERE order_id = $1
     ORDER BY 1";
 
 fn ago(days: i64) -> OffsetDateTime {
@@ -228,12 +229,18 @@ async fn orders_leave_the_tables_and_come_back_as_they_were() {
     let delivered = bench.delivered(partner, "o \"1\", ö\\N", 500).await;
     let empty = bench.delivered(partner, "NULL", 450).await;
     let young = bench.delivered(partner, "young", 300).await;
+    bench
+        .sql(
+            "INSERT INTO history (order_id, placement_id, provider, kind, attempt, detail, before)
+             SELECT order_id, placement_id, provider, 'unknown', 1, 'a \"timeout\"', '{\"state\": \"placing\"}' FROM placements",
+        )
+        .await;
     let orders = [delivered, empty];
     let before = [
         bench.rows_of(&orders[0]).await,
         bench.rows_of(&orders[1]).await,
     ];
-    assert_eq!(before[0].len(), 6, "{before:?}");
+    assert_eq!(before[0].len(), 7, "{before:?}");
 
     let mut archive = bench.reserved(10).await;
     assert_eq!(bench.count_of("archived_orders").await, 2);
@@ -257,7 +264,7 @@ async fn orders_leave_the_tables_and_come_back_as_they_were() {
         assert!(!bench.insert_again(partner, id).await, "{before:?}");
         assert!(bench.insert_again(PartnerId::new(), id).await);
     }
-    assert_eq!(bench.rows_of(&young).await.len(), 6);
+    assert_eq!(bench.rows_of(&young).await.len(), 7);
 
     bench.restored(&archive, &copied).await.unwrap();
     for (order, before) in orders.iter().zip(before) {
@@ -309,7 +316,7 @@ async fn deliveries_to_further_endpoints_are_archived_with_their_order() {
     let copied = bench
         .moved(&mut archive, std::slice::from_ref(&order))
         .await;
-    assert_eq!(counts(&copied.parts), [1, 1, 1, 1, 2, 1, 1]);
+    assert_eq!(counts(&copied.parts), [1, 1, 1, 1, 2, 1, 1, 0]);
     for table in ["deliveries", "further_deliveries"] {
         assert_eq!(bench.count_of(table).await, 0, "{table}");
     }

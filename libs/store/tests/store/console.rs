@@ -440,7 +440,7 @@ async fn what_needs_a_person_is_one_list_with_one_action_each() {
     assert_eq!(
         commands,
         [
-            format!("esimctl delivery replay --partner {partner} --since 48h --reason TEXT"),
+            format!("esimctl resend start --partner {partner} --since 48h --reason TEXT"),
             format!("esimctl endpoint resume {partner}"),
         ]
     );

@@ -11,7 +11,7 @@ use store::deliveries::endpoints::{self, EndpointKey};
 use store::deliveries::events::{self, Kind, Subject, Tested};
 use store::deliveries::{self, AttemptResult, Attempted, Content, Delivery};
 use store::operator::actions::{self, Mode, Recorded};
-use store::operator::deliveries::{Filter, Replayed, replay};
+use store::operator::deliveries::{Filter, Resent, resend_one};
 use store::orders::NewOrder;
 use store::partners::{self, Overlap, Rotated, endpoints::Change};
 use store::self_service::{self, Redelivered};
@@ -101,13 +101,13 @@ impl Bench {
         self.record(&[attempted]).await;
     }
 
-    /// What an operator's replay would do.
-    async fn preview(&self, id: DeliveryId) -> Replayed {
+    /// What an operator's resend would do.
+    async fn preview(&self, id: DeliveryId) -> Resent {
         let filter = Filter {
             id: Some(id),
             ..Filter::default()
         };
-        replay(&mut *self.connection().await, &filter, 1, Mode::Preview)
+        resend_one(&mut *self.connection().await, id, &filter, Mode::Preview)
             .await
             .unwrap()
     }
@@ -444,7 +444,7 @@ async fn an_event_is_sent_again_unless_it_is_void() {
     );
     assert_eq!(recorded[0].target, format!("event {}", due.webhook_id()));
 
-    // An operator's replay has no interval, and a preview changes nothing.
+    // An operator's resend has no interval, and a preview changes nothing.
     let sent = bench.all_due().await.remove(0);
     bench.attempt(&sent, AttemptResult::Delivered).await;
     assert_eq!(bench.preview(due.id).await.delivered, 1);
@@ -478,7 +478,7 @@ async fn an_event_is_sent_again_unless_it_is_void() {
     let sent = bench.all_due().await;
     let sent = sent.iter().find(|one| one.id == test).unwrap();
     bench.attempt(sent, AttemptResult::Delivered).await;
-    assert_eq!(bench.preview(test).await.replayed, 0, "a test is sent once");
+    assert_eq!(bench.preview(test).await.resent, 0, "a test is sent once");
     // The delivery of a topup is no event, whatever its id.
     let topup = bench.deliveries(partner, 1, true).await.remove(0);
     assert_eq!(again(partner, ids(&[topup])[0]).await, Redelivered::Unknown);

@@ -8,7 +8,8 @@
 //!   rate limit. [`operator`]: operators' lists, searches and changes.
 //! - [`esim_requests`]: what partners ask about delivered eSIMs, and give-backs against the machine.
 //! - [`events`]: further events of an endpoint, and new URLs.
-//! - [`redeliveries`]: the list of a partner's webhooks, and many of them sent again.
+//! - [`resends`]: the list of a partner's webhooks, and many of them sent again.
+//!   [`resends_of_operators`]: those of many partners.
 //! - [`notices`]: what partners are told on another channel.
 //! - [`self_service`]: what partners see and change themselves.
 //! - [`reasons`]: reasons are codes, and what becomes of older prose.
@@ -25,10 +26,11 @@
 //! - [`roles`]: what each database role may do. [`bounds`]: what may stand in a column.
 //! - [`further`]: several endpoints of one partner. [`health`]: every statement that changes the health
 //!   of an endpoint, against the machine of crate `domain`.
+//! - [`history`]: what did not go straight.
 //! - [`one_endpoint`]: the upgrade to one table of endpoints.
 //! - [`rotation`]: replaced keys and secrets, and re-encryption under another master key.
 //! - [`sweep`]: rows without an outcome after their first lease.
-//! - [`console`]: what the console needs below its pages. [`operations`]: webhooks of many partners.
+//! - [`console`]: what the console needs below its pages.
 //! - [`configuration`]: operators' changes, as services see them.
 //! - [`schema`], [`migrations`]: migrations beside live traffic and older programs. [`snapshot`]:
 //!   the committed `schema.sql` is current. [`upgrade`]: rows that a migration moves. [`pooler`]: poolers are refused.
@@ -54,12 +56,12 @@ mod esim_requests;
 mod events;
 mod further;
 mod health;
+mod history;
 mod machine;
 mod migrations;
 mod nodelay;
 mod notices;
 mod one_endpoint;
-mod operations;
 mod operator;
 mod orders;
 mod plans;
@@ -69,8 +71,9 @@ mod provider_lanes;
 mod providers;
 mod reasons;
 mod recover;
-mod redeliveries;
 mod refused;
+mod resends;
+mod resends_of_operators;
 mod retention;
 mod roles;
 mod rotation;

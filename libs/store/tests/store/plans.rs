@@ -14,7 +14,7 @@ use testkit::{database::Database, rows};
 use crate::bench::execute;
 
 /// Tables that grow with the orders.
-const GROWING: [&str; 15] = [
+const GROWING: [&str; 16] = [
     "orders",
     "placements",
     "topups",
@@ -28,7 +28,8 @@ const GROWING: [&str; 15] = [
     "held",
     "operator_actions",
     "archived_orders",
-    "redeliveries",
+    "resends",
+    "history",
     "refused_requests",
 ];
 
@@ -43,7 +44,7 @@ const KEYS: [&str; 12] = [
     "provider_unit_id",
     "iccid",
     "code_digest",
-    "redelivery_id",
+    "resend_id",
     "reference",
     "request_id",
 ];
@@ -87,7 +88,7 @@ const SMALL: [(&str, &str); 3] = rows! {
 
 /// Statements that name no key. Each runs once for each cell: a loop of a stage, a gauge, or an
 /// operator's list.
-const PER_CELL: [(&str, &str); 35] = rows! {
+const PER_CELL: [(&str, &str); 37] = rows! {
     "FROM (SELECT topup_id, profile FROM esims WHERE topup_id < ':' ORDER BY topup_id DESC LIMIT 1000)"
         => "start: the newest profiles check the master key";
     "WITH RECURSIVE pair (lane, partner_id, nth)" => "a look at due placements";
@@ -110,7 +111,9 @@ const PER_CELL: [(&str, &str); 35] = rows! {
     "FROM archived_orders WHERE order_id >= $2 AND order_id < $3 AND partner_id = $1"
         => "a partner's topup: the archived orders of twenty seconds";
     "UNION SELECT order_id FROM archived_orders WHERE external_order_id = $2" => "an operator's search";
-    "FROM redeliveries WHERE ended_at IS NULL" => "the running redeliveries, for the notifiers";
+    "FROM resends WHERE ended_at IS NULL" => "the running resends, for the notifiers";
+    "AND old.delivery_id IS NULL" => "retention";
+    "h.via <> 'api') ORDER BY h.created_at DESC" => "an operator's list";
     "WHERE left(split_part(target, ' ', 2), 100) = ANY ($1)" => "the actions on an order, by the ids in it";
     "WHERE at >= $1 AND command = ANY ($3)" => "an operator's action: the actions since its page was shown";
     "SELECT at, operator, database_role, command" => "an operator's list";

@@ -53,7 +53,7 @@ SELECT id, at, 'o', 'recover', 'order ' || id, 1, 'r' FROM filled;
 INSERT INTO archived_orders (order_id, partner_id, external_order_id, refused, archive, archived_at)
 SELECT md5(n::text)::uuid, partner_id, 'a-' || n, n % 100 = 0, n / 10000, at FROM filled;
 UPDATE partner_endpoints SET failures = 1 WHERE partner_id IN (SELECT partner_id FROM filled);
-INSERT INTO redeliveries (redelivery_id, partner_id, since, until, phase, created_at, ended_at)
+INSERT INTO resends (resend_id, partner_id, since, until, phase, created_at, ended_at)
 SELECT id, partner_id, at, at, 'sending', at, CASE WHEN n < 59990 THEN at END FROM filled;
 INSERT INTO refused_requests (request_id, partner_id, kind, at, status, reason, errors, method, path, external_order_id,
                               unrecorded)
@@ -71,3 +71,5 @@ SELECT to_char(at, 'YYYYMMDDHH24MISS') || lpad(n::text, 12, '0'), partner_id,
        CASE n % 2 WHEN 0 THEN 'sandbox' ELSE 'usimsa' END, CASE WHEN n > 59000 THEN now() + make_interval(secs => n - 59500) END,
        CASE WHEN n > 59000 THEN at END, at, CASE n % 100 WHEN 0 THEN 'returned' WHEN 1 THEN 'parked' END, at, at
 FROM filled;
+INSERT INTO history (order_id, placement_id, kind, at) SELECT id, id, 'unknown', at FROM filled WHERE n % 20 = 0;
+INSERT INTO history (provider, kind, at) SELECT 'sandbox', 'breaker_opened', at FROM filled WHERE n % 50 = 0;

@@ -315,9 +315,9 @@ async fn old_actions_go_only_if_a_term_is_set() {
     assert_eq!(bench.step(Class::Audit).await.erased, 1);
 }
 
-/// A replay that was under way when the profile was erased.
+/// A resend that was under way when the profile was erased.
 #[tokio::test]
-async fn an_erased_profile_is_not_replayed_and_says_so_where_it_is_read() {
+async fn an_erased_profile_is_not_resent_and_says_so_where_it_is_read() {
     let bench = Bench::new().await;
     let partner = bench.partner(Some("http://127.0.0.1:9/")).await;
     let topup = topups(&bench.delivered_ago(partner, 100).await).remove(0);
@@ -327,9 +327,10 @@ async fn an_erased_profile_is_not_replayed_and_says_so_where_it_is_read() {
         id: Some(delivery_id(&topup)),
         ..Filter::default()
     };
-    let replayed =
-        store::operator::deliveries::replay(&mut connection, &filter, 10, applied()).await;
-    assert_eq!(replayed.unwrap().replayed, 0);
+    let id = delivery_id(&topup);
+    let resent =
+        store::operator::deliveries::resend_one(&mut connection, id, &filter, applied()).await;
+    assert_eq!(resent.unwrap().resent, 0);
     let listed = store::operator::deliveries::list(&mut connection, &filter, 1).await;
     assert!(listed.unwrap()[0].erased_at.is_some());
     bench
@@ -386,14 +387,14 @@ async fn an_order_is_erased_only_when_it_is_finished() {
 
     let accepted = bench.stored(order(partner, 1)).await;
     let in_doubt = bench.in_doubt(1).await;
-    let replayed = bench.delivered_ago(partner, 1).await;
+    let resent = bench.delivered_ago(partner, 1).await;
     bench
         .set(
             "UPDATE deliveries SET state = 'pending' WHERE topup_id = $1",
-            &topups(&replayed)[0],
+            &topups(&resent)[0],
         )
         .await;
-    for open in [accepted, in_doubt, replayed] {
+    for open in [accepted, in_doubt, resent] {
         let before = bench.everything(open.order_id).await;
         let refused = bench.erase(open.order_id, applied()).await.unwrap_err();
         assert!(matches!(refused, NotErased::Unfinished { .. }), "{refused}");

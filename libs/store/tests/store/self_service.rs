@@ -6,7 +6,7 @@ use domain::{DeliveryId, OrderId, PartnerId, TopupId, WebhookId};
 use store::deliveries::endpoints::EndpointKey;
 use store::deliveries::events::{self, Kind, Page};
 use store::operator::actions::Mode;
-use store::operator::deliveries::{Filter, replay};
+use store::operator::deliveries::{Filter, resend_one};
 use store::orders::{self, Cancelled, NewOrder};
 use store::partners;
 use store::self_service::{
@@ -578,9 +578,10 @@ async fn a_replay_of_one_topup_heeds_its_partner_and_time() {
     };
     let mut connection = bench.connection().await;
     for (filter, expected) in [(one, 1), (mine, 1), (earlier, 0), (later, 0), (anothers, 0)] {
-        let replayed = replay(&mut connection, &filter, 1, Mode::Preview)
+        let id = delivery_id(&topup);
+        let resent = resend_one(&mut connection, id, &filter, Mode::Preview)
             .await
             .unwrap();
-        assert_eq!(replayed.replayed, expected, "{filter:?}");
+        assert_eq!(resent.resent, expected, "{filter:?}");
     }
 }

@@ -133,15 +133,12 @@ fn matter(one: &Finding, session: &Session) -> Matter {
             matter.link = Some((partner, "Its partner"));
         }
         Kind::Exhausted { endpoint } => {
-            // The preview of an operation begins with this partner. Only an operator may start it;
+            // The preview of a resend begins with this partner. Only an operator may start it;
             // others send single ones again on the pages of their orders, to which the list leads.
             let partner = endpoint.partner_id;
-            matter.link = session.may(Role::Operator).then(|| {
-                (
-                    format!("/operations?partner={partner}"),
-                    "Send them again …",
-                )
-            });
+            matter.link = session
+                .may(Role::Operator)
+                .then(|| (format!("/resends?partner={partner}"), "Send them again …"));
             matter.see_them = Some(format!("/webhooks?partner={partner}&state=exhausted"));
         }
         _ => {}

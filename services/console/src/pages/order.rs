@@ -126,7 +126,7 @@ pub(super) struct UnitRow {
     /// it was sent again it is in the same state.
     pub(super) seen: String,
     /// Whether this session may send its webhook again.
-    pub(super) replay: bool,
+    pub(super) resend: bool,
     /// Why it cannot be sent again now, although it is not delivered.
     pub(super) held: Option<String>,
     /// Whether this session may see its activation code.
@@ -309,7 +309,7 @@ pub(super) fn unit_row(
             unit.delivery.as_str().unwrap_or_default(),
             unit.delivery_attempts.unwrap_or_default()
         ),
-        replay: is_ready
+        resend: is_ready
             && held.is_none()
             && session.may(Role::Support)
             && unit
@@ -504,7 +504,7 @@ pub(crate) async fn resolve_give_back(
 }
 
 /// Starts the retries of a webhook again, if it is still as the page showed it.
-pub(crate) async fn replay(
+pub(crate) async fn resend(
     State(app): State<App>,
     given: Given,
     act: Act<Support>,
@@ -515,7 +515,7 @@ pub(crate) async fn replay(
     let seen = seen.and_then(|(state, attempt)| Some((state, attempt.parse().ok()?)));
     let (state, attempt) = seen.ok_or_else(nothing_seen)?;
     let target = format!("delivery {webhook}");
-    let mode = Mode::Apply(act.action(domain::Command::DeliveryReplay, &target, reason));
+    let mode = Mode::Apply(act.action(domain::Command::ResendStart, &target, reason));
     let sent = async |connection: &mut PgConnection| {
         let Some(id) = deliveries::find(&mut *connection, &webhook).await? else {
             return Ok(None);
@@ -526,8 +526,8 @@ pub(crate) async fn replay(
             attempt: Some(attempt),
             ..Filter::default()
         };
-        let replayed = deliveries::replay(connection, &filter, 1, mode).await?;
-        Ok::<_, store::Error>(Some(replayed.replayed))
+        let resent = deliveries::resend_one(connection, id, &filter, mode).await?;
+        Ok::<_, store::Error>(Some(resent.resent))
     };
     let sent = app.database().run(sent).await?;
     if sent.ok_or_else(|| given.missing("webhook"))? == 0 {

@@ -1,6 +1,6 @@
 //! The moments of an order's story in words, as its picture and its list of steps show them.
 
-use domain::{Stored, Why, standing::EndpointState};
+use domain::{HistoryKind, Stored, Why, standing::EndpointState};
 use store::operator::story::{Moment, What};
 use time::Duration;
 
@@ -137,6 +137,36 @@ fn of_purchase(what: What) -> Told {
                 reason.detail.unwrap_or_default()
             );
             (row, Went::Badly, text)
+        }
+        What::Noted {
+            kind,
+            provider,
+            attempt,
+            reason,
+            before,
+            ..
+        } => {
+            let provider = provider.unwrap_or_else(|| "the provider".into());
+            let attempt = attempt.map_or_else(String::new, |attempt| format!("attempt {attempt}: "));
+            let detail = reason.told().map_or_else(String::new, |reason| format!(": {reason}"));
+            let (went, text) = match kind {
+                HistoryKind::NotSent => (Went::Badly, format!("{provider} did not get the purchase{detail}")),
+                HistoryKind::Unknown => (Went::Badly, format!("what became of it at {provider} is not known{detail}")),
+                HistoryKind::NotFound => (Went::Neutral, format!("a look-up did not find the purchase at {provider}")),
+                HistoryKind::Parked => (Went::Badly, format!("parked{detail}")),
+                HistoryKind::Disputed => (Went::Badly, format!("parked, because it contradicts what is stored{detail}")),
+                HistoryKind::Resolved => {
+                    let before = before.map_or_else(String::new, |before| format!("; before: {before}"));
+                    (Went::Neutral, format!("an operator resolved it{before}"))
+                }
+                // These are moments of their own, or not about a purchase.
+                HistoryKind::Rejected | HistoryKind::Rerouted | HistoryKind::UnitFailed => {
+                    (Went::Badly, format!("it was rejected{detail}"))
+                }
+                HistoryKind::BreakerOpened => (Went::Badly, format!("its breaker opened{detail}")),
+                HistoryKind::BreakerClosed => (Went::Well, "its breaker closed".to_owned()),
+            };
+            (row, went, format!("{attempt}{text}"))
         }
         What::Parked { reason, .. } => (row, Went::Badly, format!("parked: {}", because(reason))),
         What::Failed {

@@ -29,7 +29,7 @@ async fn one_form_sends_a_webhook_again_once() {
     let bench = Bench::start().await;
     let mut browser = bench.sign_in("sue", Role::Support).await;
     let order = format!("/orders/{}", bench.order);
-    let path = format!("/deliveries/{}/replay", bench.topup);
+    let path = format!("/deliveries/{}/resend", bench.topup);
     let form = seen(&mut browser, &order, &path).await;
     assert_eq!(send(&mut browser, &path, &form).await.0, 303);
     assert_eq!(send(&mut browser, &path, &form).await.0, 409);
@@ -44,7 +44,7 @@ async fn one_form_sends_a_webhook_again_once() {
     let (status, page) = send(&mut browser, &path, &form).await;
     assert_eq!(status, 409, "{page}");
     // What was refused is not in the record.
-    assert_eq!(bench.recorded().await, ["sue delivery replay"]);
+    assert_eq!(bench.recorded().await, ["sue resend start"]);
     let form = seen(&mut browser, &order, &path).await;
     assert_eq!(send(&mut browser, &path, &form).await.0, 303);
     // A form that does not say what it has seen cannot be about that.
@@ -100,14 +100,14 @@ async fn one_form_disables_a_partner_once() {
 }
 
 #[tokio::test]
-async fn an_operation_is_cancelled_once() {
+async fn a_resend_is_cancelled_once() {
     let bench = Bench::start().await;
     let mut browser = bench.sign_in("ana", Role::Operator).await;
-    let path = format!("/operations/{}/cancel", bench.operation().await);
+    let path = format!("/resends/{}/cancel", bench.resend().await);
     assert_eq!(send(&mut browser, &path, "").await.0, 303);
     let (status, page) = send(&mut browser, &path, "").await;
     assert_eq!(status, 409);
     assert!(page.contains("was cancelled already"), "{page}");
-    assert_eq!(bench.recorded().await, ["ana operation cancel"]);
+    assert_eq!(bench.recorded().await, ["ana resend cancel"]);
     bench.stop().await;
 }

@@ -84,14 +84,14 @@ async fn support_is_led_to_what_it_may_do_and_offered_nothing_that_would_be_refu
     let needs = text(&mut support, "/needs").await;
     let exhausted = format!("/webhooks?partner={}&#38;state=exhausted", bench.partner);
     assert!(needs.contains(&exhausted), "{needs}");
-    assert!(!needs.contains("/operations?partner="), "{needs}");
+    assert!(!needs.contains("/resends?partner="), "{needs}");
     // A parked purchase names its order and its partner.
     assert!(
         needs.contains(">parked</a></td><td role=\"cell\" data-label=\"Partner\">Acme &#38; &#60;Sons&#62;</td>"),
         "{needs}"
     );
     let needs = text(&mut operator, "/needs").await;
-    assert!(needs.contains("/operations?partner="), "{needs}");
+    assert!(needs.contains("/resends?partner="), "{needs}");
     let list = format!("/webhooks?partner={}&state=exhausted", bench.partner);
     let list = text(&mut support, &list).await;
     let order = format!("/orders/{}", bench.order);
@@ -163,10 +163,7 @@ async fn who_asks_for_something_else_is_told_which_ids_there_are() {
             format!("/orders/{}", "1".repeat(10_000)),
             "1…” is not the id of an order",
         ),
-        (
-            "/operations/x".to_owned(),
-            "No operation of this cell has the id",
-        ),
+        ("/resends/x".to_owned(), "No resend of this cell has the id"),
         ("/nothing".to_owned(), "no such page"),
     ] {
         let answer = browser.get(&path).await;
@@ -197,7 +194,7 @@ async fn an_address_says_what_it_takes() {
     let page = answer.text().await.unwrap();
     assert!(page.contains("This address takes no form"), "{page}");
     assert!(!page.contains("takes the forms"), "{page}");
-    let answer = browser.get("/operations/1/cancel").await;
+    let answer = browser.get("/resends/1/cancel").await;
     assert_eq!(answer.status(), 405);
     let page = answer.text().await.unwrap();
     assert!(page.contains("This address takes the forms"), "{page}");

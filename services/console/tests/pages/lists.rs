@@ -116,10 +116,10 @@ async fn webhooks_are_listed_by_state_and_as_csv() {
 async fn who_sends_again_names_the_partner_and_is_told_why_nothing_matches() {
     let bench = Bench::start().await;
     let mut browser = bench.sign_in("ana", Role::Operator).await;
-    let preview = "/operations/preview?since=1h&partner=acme&state=";
+    let preview = "/resends/preview?since=1h&partner=acme&state=";
     let page = text(&mut browser, &format!("{preview}exhausted")).await;
     assert!(page.contains("<strong>1 webhook</strong>"), "{page}");
-    let nobody = browser.get("/operations/preview?partner=nobody").await;
+    let nobody = browser.get("/resends/preview?partner=nobody").await;
     assert_eq!(nobody.status(), 422);
     let page = text(&mut browser, &format!("{preview}delivered")).await;
     assert!(page.contains("No webhook waits, either"), "{page}");

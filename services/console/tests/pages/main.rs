@@ -19,10 +19,10 @@ use uuid::Uuid;
 use support::{Bench, Browser, PASSWORD, token_of};
 
 /// The path of a route with the ids of something that is stored.
-fn path(bench: &Bench, operation: Uuid, route: &str) -> String {
+fn path(bench: &Bench, resend: Uuid, route: &str) -> String {
     let id = match route.split('/').nth(1).unwrap_or_default() {
         "orders" => bench.order.to_string(),
-        "operations" => operation.to_string(),
+        "resends" => resend.to_string(),
         "placements" => bench.parked.to_string(),
         "deliveries" | "topups" | "esims" | "give-backs" => bench.topup.to_string(),
         "partners" | "endpoints" => bench.partner.to_string(),
@@ -59,13 +59,13 @@ async fn ask(browser: &mut Browser, method: &Method, path: &str, token: &str) ->
 #[tokio::test]
 async fn every_route_without_a_session_leads_to_the_sign_in() {
     let bench = Bench::start().await;
-    let operation = bench.operation().await;
+    let resend = bench.resend().await;
     let mut protected = 0;
     for route in routes() {
         // Whether there is something at an address, or whether it can be read, is nobody else's business.
         let unreadable = route.path.replace("{id}", "%FF%FE");
         let unreadable = unreadable.replace("{name}", "%FF%FE");
-        for path in [path(&bench, operation, route.path), unreadable] {
+        for path in [path(&bench, resend, route.path), unreadable] {
             let mut browser = bench.browser();
             let (status, to) = ask(&mut browser, &route.method, &path, "").await;
             let leads = status == 303 && to.starts_with("/sign-in?back=");
@@ -87,7 +87,7 @@ async fn every_route_without_a_session_leads_to_the_sign_in() {
 #[tokio::test]
 async fn every_route_answers_those_whose_role_may_use_it_and_nobody_else() {
     let bench = Bench::start().await;
-    let operation = bench.operation().await;
+    let resend = bench.resend().await;
     for role in [Role::Viewer, Role::Support, Role::Operator] {
         let name = role.as_str();
         let mut browser = bench.sign_in(name, role).await;
@@ -97,17 +97,17 @@ async fn every_route_answers_those_whose_role_may_use_it_and_nobody_else() {
             .partition(|route| route.path == "/sign-out");
         for route in rest.iter().chain(&last) {
             let Some(needs) = route.needs else { continue };
-            let path = path(&bench, operation, route.path);
+            let path = path(&bench, resend, route.path);
             let token = browser.token.clone();
             let (status, to) = ask(&mut browser, &route.method, &path, &token).await;
             let what = format!("{name}: {} {path}: {status} {to}", route.method);
             assert!(!to.starts_with("/sign-in?"), "{what}");
             assert_eq!(status == 403, role < needs, "{what}");
             assert!(status < 500, "{what}");
-            // The operation is there, so these two are tried for real.
+            // The resend is there, so these two are tried for real.
             match route.path {
-                "/operations/{id}" => assert_eq!(status, 200, "{what}"),
-                "/operations/{id}/cancel" if role >= needs => assert_eq!(status, 303, "{what}"),
+                "/resends/{id}" => assert_eq!(status, 200, "{what}"),
+                "/resends/{id}/cancel" if role >= needs => assert_eq!(status, 303, "{what}"),
                 _ => {}
             }
         }
@@ -127,14 +127,14 @@ async fn every_form_with_a_foreign_token_is_refused_and_changes_nothing() {
     let mut browser = bench.sign_in("mine", Role::Operator).await;
     let mut guest = bench.browser();
     let outside = token_of(&guest.get("/sign-in").await.text().await.unwrap());
-    let operation = bench.operation().await;
+    let resend = bench.resend().await;
     let mut forms = 0;
     for route in routes() {
         if route.method != Method::POST {
             continue;
         }
         forms += 1;
-        let path = path(&bench, operation, route.path);
+        let path = path(&bench, resend, route.path);
         for foreign in ["", "x", other.token.as_str(), outside.as_str()] {
             let (status, _) = ask(&mut browser, &route.method, &path, foreign).await;
             assert_eq!(status, 403, "{path} with the token {foreign:?}");

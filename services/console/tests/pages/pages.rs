@@ -77,7 +77,7 @@ async fn no_page_shows_a_credential_or_markup_of_others() {
         "/orders".to_owned(),
         "/webhooks".to_owned(),
         "/providers".to_owned(),
-        "/operations".to_owned(),
+        "/resends".to_owned(),
         "/zone".to_owned(),
         format!("/partners/{}", bench.partner),
         "/actions".to_owned(),
@@ -165,10 +165,10 @@ async fn an_action_on_a_changed_row_is_a_readable_conflict() {
     assert_eq!(status, 409, "{page}");
     has(&page, "The purchase no longer waits for you");
 
-    let replay = format!("/deliveries/{}/replay", bench.topup);
-    let (status, page) = act(&replay, &[("seen", "exhausted 8")]).await;
+    let resend = format!("/deliveries/{}/resend", bench.topup);
+    let (status, page) = act(&resend, &[("seen", "exhausted 8")]).await;
     assert_eq!(status, 303, "{page}");
-    let (status, page) = act(&replay, &[("seen", "exhausted 8")]).await;
+    let (status, page) = act(&resend, &[("seen", "exhausted 8")]).await;
     assert_eq!(status, 409, "{page}");
 
     let closed = version(&mut connection).await.to_string();
@@ -207,7 +207,7 @@ async fn an_action_on_a_changed_row_is_a_readable_conflict() {
         bench.recorded().await,
         [
             "ana placement resolve --not-bought",
-            "ana delivery replay",
+            "ana resend start",
             "ana provider open",
             "ana provider close",
         ]
@@ -217,7 +217,7 @@ async fn an_action_on_a_changed_row_is_a_readable_conflict() {
     let target = format!("delivery {}", bench.topup);
     let nothing = Action {
         actor: Actor::console("ana", "127.0.0.1"),
-        command: domain::Command::DeliveryReplay,
+        command: domain::Command::ResendStart,
         target: &target,
         reason: "a test",
     };

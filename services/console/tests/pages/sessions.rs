@@ -51,7 +51,7 @@ async fn a_form_whose_session_has_ended_leads_back_to_its_page_and_says_so() {
 async fn an_address_that_takes_forms_says_so_to_who_opens_it() {
     let bench = Bench::start().await;
     let mut browser = bench.sign_in("ana", Role::Operator).await;
-    for path in ["/endpoints/1/pause", "/sign-out", "/operations/1/cancel"] {
+    for path in ["/endpoints/1/pause", "/sign-out", "/resends/1/cancel"] {
         let answer = browser.get(path).await;
         assert_eq!(answer.status(), 405, "{path}");
         let page = answer.text().await.unwrap();

@@ -15,11 +15,11 @@ use secrecy::ExposeSecret;
 use signing::{SecretKey, webhook::Secret};
 use store::{
     PgConnection,
-    deliveries::redeliveries::Wanted,
+    deliveries::resends::Wanted,
     operator::{
         accounts,
         actions::{Action, Actor},
-        operations,
+        resends,
     },
     orders::{self, NewOrder, NewPlacement, NewTopup},
     partners::{self, NewPartner},
@@ -148,16 +148,16 @@ impl Bench {
         browser
     }
 
-    /// Starts an operation, which runs until it is cancelled because there is no notifier here.
-    pub async fn operation(&self) -> Uuid {
+    /// Starts a resend, which runs until it is cancelled because there is no notifier here.
+    pub async fn resend(&self) -> Uuid {
         let mut connection = self.database.connect().await.unwrap();
         let wanted = Wanted {
             state: Some("exhausted"),
             since: clock::now() - PATIENCE * 60,
             until: None,
         };
-        let started = operations::start(&mut connection, None, &wanted, action("a test")).await;
-        started.unwrap().operation_id
+        let started = resends::start(&mut connection, None, &wanted, action("a test")).await;
+        started.unwrap().resend_id
     }
 
     /// Somebody who has not signed in.

@@ -3,5 +3,5 @@
 pub mod delivery;
 pub mod endpoint;
 pub mod event;
-pub mod operation;
+pub mod resend;
 pub mod webhook_url;

@@ -5,7 +5,7 @@
 //! change in [`Mode::Preview`], which rolls back and so yields exact counts, then shows these and
 //! asks. Then it runs the change again in [`Mode::Apply`], which commits it together with its
 //! record for `esimctl action list`. Rows may change between the two runs, so the counts of the
-//! second run are the ones that are printed and recorded. `delivery replay`, `partner erase`,
+//! second run are the ones that are printed and recorded. `resend start`, `partner erase`,
 //! `archive run` and `archive restore` make the same steps themselves, because their previews
 //! differ.
 

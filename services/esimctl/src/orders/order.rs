@@ -181,6 +181,11 @@ fn describe(order: &OrderView, story: Option<&Story>, lanes: &[WaitingLane]) -> 
         if !attempts.is_empty() {
             parts.push(table(attempts));
         }
+        let noted = story.timeline.iter();
+        let noted: Vec<_> = noted.filter_map(|one| noted_row(order, one)).collect();
+        if !noted.is_empty() {
+            parts.push(table(noted));
+        }
         let actions = story.timeline.iter();
         let actions: Vec<_> = actions.filter_map(|one| action_row(order, one)).collect();
         if !actions.is_empty() {
@@ -245,6 +250,28 @@ fn webhook_row(order: &OrderView, moment: &Moment) -> Option<Row<6>> {
             "result",
             status.map_or_else(|| class.clone(), |status| format!("{class} ({status})")),
         ),
+    ])
+}
+
+/// What did not go straight with a purchase.
+fn noted_row(order: &OrderView, moment: &Moment) -> Option<Row<5>> {
+    let What::Noted {
+        kind,
+        provider,
+        attempt,
+        reason,
+        before,
+        ..
+    } = &moment.what
+    else {
+        return None;
+    };
+    Some([
+        ("purchase", kind.as_str().replace('_', " ")),
+        ("at", moment_after(order.created_at, moment.at)),
+        ("attempt", or_dash(*attempt)),
+        ("provider", or_dash(provider.as_ref())),
+        ("why", or_dash(reason.told().or_else(|| before.clone()))),
     ])
 }
 

@@ -22,11 +22,12 @@ const EXAMPLES: &str = "Examples:
 The console records what is done there under the name of the same command. The column `from` says through which program
 and from which address an action came: for esimctl, the address that the database saw.
 
-The record holds the commands that ask for a reason: `delivery replay`, `placement resolve`, `recover`, `option set`,
+The record holds the commands that ask for a reason: `resend start`, `placement resolve`, `recover`, `option set`,
 `catalogue pull`, `give-back resolve`, `order erase`, `partner erase`, `retention set`, `archive run` and
 `archive restore`. It also holds every change by `esimctl partner`, `provider open`, `provider close`, `endpoint pause`,
-`endpoint resume`, and the changes of `operator` and `operation`. `--by partner` lists instead what partners changed by
-requests of their own, which has a term of its own (`changes` of `esimctl retention list`): `topup redeliver`, `event redeliver`, `webhooks redeliver`, `webhooks redeliver cancel`, `order
+`endpoint resume`, and the changes of `operator` and `resend`. `--by partner` lists instead what partners changed by
+requests of their own, which has a term of its own (`changes` of `esimctl retention list`): `topup redeliver`,
+`event redeliver`, `webhooks redeliver`, `webhooks redeliver cancel`, `order
 cancel`, `webhook set`, `webhook secret rotate` or `keys rotate`.";
 
 #[derive(Subcommand, Clone, Debug)]

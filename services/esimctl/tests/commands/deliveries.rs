@@ -6,10 +6,10 @@ use domain::PartnerId;
 use serde_json::json;
 
 use crate::support::{CONFIRMED, Operator, record, run, store_order, words};
-use crate::{make_unit_ready, text};
+use crate::text;
 
 #[tokio::test]
-async fn a_delivery_is_shown_with_its_attempts_and_replayed() {
+async fn a_delivery_is_shown_with_its_attempts_and_resent() {
     let operator = Operator::new().await;
     let made = operator.create_partner().await;
     let id = text(&made, "partner_id");
@@ -38,9 +38,9 @@ async fn a_delivery_is_shown_with_its_attempts_and_replayed() {
         .await;
     shown.says(r"answer to attempt 2: no room\u{1b}[2J");
 
-    let replay = ["delivery", "replay", &topup];
-    let confirmed = [&replay[..], &CONFIRMED].concat();
-    assert_eq!(operator.json(&confirmed).await["replayed"], 1);
+    let resend = ["resend", "start", &topup];
+    let confirmed = [&resend[..], &CONFIRMED].concat();
+    assert_eq!(operator.json(&confirmed).await["resent"], 1);
     let shown = operator.json(&["delivery", "show", &topup]).await;
     assert_eq!(shown["delivery"]["state"], "pending");
     assert_eq!(
@@ -48,103 +48,27 @@ async fn a_delivery_is_shown_with_its_attempts_and_replayed() {
         2,
         "what was tried is still known"
     );
-    operator.run(&confirmed).await.says("nothing to replay");
+    operator.run(&confirmed).await.says("nothing is sent");
 
     record(&mut connection, &order, 2, None).await;
-    let access_key = text(&made, "access_key");
-    let all = [
-        "delivery",
-        "replay",
-        "--partner",
-        access_key,
-        "--since",
-        "1h",
-    ];
-    let confirmed = [&all[..], &CONFIRMED].concat();
-    assert_eq!(operator.json(&confirmed).await["replayed"], 1);
-    assert!(
-        operator
-            .run(&[&all[..4], &CONFIRMED].concat())
-            .await
-            .line(2)
-            .contains("--since")
-    );
-    let unknown = ["delivery", "replay", "20250129123456618033988749"];
+    let unknown = ["resend", "start", "20250129123456618033988749"];
     operator
         .run(&[&unknown[..], &CONFIRMED].concat())
         .await
         .fails(1, "no delivery");
+    let neither = ["resend", "start", "--state", "delivered"];
+    operator.run(&neither).await.fails(2, "TOPUP_ID|EVENT_ID");
+    // One webhook that was sent again is a resend that has ended.
+    let listed = operator.json(&["resend", "list"]).await;
+    assert_eq!(
+        (&listed[0]["resent"], listed[0]["ended_at"].is_string()),
+        (&json!(1), true),
+        "{listed}"
+    );
     let mut without_key = operator.command(&["delivery", "show", &topup, "--answers"]);
     run(without_key.env_remove("MASTER_KEY"))
         .await
         .fails(2, "MASTER_KEY");
-}
-
-/// A command that sends many webhooks needs a reason and a confirmation, and is recorded together
-/// with its change.
-#[tokio::test]
-async fn a_replay_is_previewed_confirmed_bounded_and_recorded() {
-    let operator = Operator::new().await;
-    let made = operator.create_partner().await;
-    let id = text(&made, "partner_id");
-    let partner: PartnerId = id.parse().unwrap();
-    let mut connection = operator.database.connect().await.unwrap();
-    for number in 1..=3 {
-        let order = store_order(&mut connection, partner, &format!("o-{number}")).await;
-        make_unit_ready(&mut connection, &order, number).await;
-        record(&mut connection, &order, 0, None).await;
-    }
-    let exhausted = async || {
-        operator
-            .json(&["delivery", "list", "--state", "exhausted"])
-            .await
-            .as_array()
-            .unwrap()
-            .len()
-    };
-    let replay = ["delivery", "replay", "--partner", id, "--since", "1h"];
-    let with = |more: &[&'static str]| [&replay[..], more].concat();
-
-    let preview = operator.json(&with(&["--dry-run"])).await;
-    assert_eq!(preview["replayed"], 3);
-    assert_eq!(preview["exhausted"], 3);
-    assert_eq!(preview["dry_run"], true);
-    assert!(operator.run(&replay).await.line(2).contains("--reason"));
-    let unconfirmed = operator.run(&with(&["--reason", "lost"])).await;
-    let line = unconfirmed.line(1);
-    assert!(
-        line.contains("nothing was changed: 3 webhooks") && line.contains("--yes"),
-        "{line}"
-    );
-    let confirmed = ["--reason", "lost", "--yes"];
-    let long_ago = ["--until", "2020-01-01T00:00:00Z"];
-    operator
-        .run(&with(&[&long_ago[..], &confirmed].concat()))
-        .await
-        .fails(1, "so nothing lies between them: exchange the two");
-    let before = with(&[&["--until", "30m"][..], &confirmed].concat());
-    assert_eq!(operator.json(&before).await["replayed"], 0);
-    assert_eq!(exhausted().await, 3);
-    assert!(operator.actions().await.is_empty());
-
-    let limited = with(&["--limit", "2", "--reason", "endpoint lost them", "--yes"]);
-    let replayed = operator
-        .json(&[&limited[..], &["--operator", "ada"]].concat())
-        .await;
-    assert_eq!(replayed["replayed"], 2);
-    assert_eq!(replayed["dry_run"], false);
-    assert_eq!(exhausted().await, 1);
-    let actions = operator.actions().await;
-    assert_eq!(actions.len(), 1);
-    let action = &actions[0];
-    let fields = ["operator", "command", "reason"].map(|field| text(action, field));
-    assert_eq!(fields, ["ada", "delivery replay", "endpoint lost them"]);
-    assert_eq!(action["affected"], 2);
-    assert!(text(action, "target").contains("limit 2"), "{action}");
-    operator
-        .run(&["action", "list"])
-        .await
-        .says("endpoint lost them");
 }
 
 #[tokio::test]

@@ -63,7 +63,7 @@ async fn an_order_is_erased_after_a_preview_and_is_recorded() {
         .says("profile erased");
     let topup = order.topup.to_string();
     operator
-        .run(&with(&["delivery", "replay", &topup], &CONFIRMED))
+        .run(&with(&["resend", "start", &topup], &CONFIRMED))
         .await
         .fails(1, "its profile was erased");
     let shown = operator.json(&["delivery", "show", &topup]).await;

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use store::{PgConnection, deliveries::redeliveries};
+use store::{PgConnection, deliveries::resends};
 
 use super::*;
 use crate::support::{CONFIRMED, record};
@@ -97,7 +97,7 @@ async fn a_purchase_at_another_provider_is_resolved_with_its_name() {
     // An order's text says who did what about it, and what of that found nothing to change.
     sqlx::query(
         "INSERT INTO operator_actions (action_id, operator, command, target, affected, reason, via)
-         VALUES (gen_random_uuid(), 'ana', 'delivery replay', 'delivery ' || $1, 0, 'ticket 7', 'console')",
+         VALUES (gen_random_uuid(), 'ana', 'resend start', 'delivery ' || $1, 0, 'ticket 7', 'console')",
     )
     .bind(order.topup.as_str())
     .execute(&mut connection)
@@ -114,10 +114,10 @@ async fn a_purchase_at_another_provider_is_resolved_with_its_name() {
         resolved.contains(" done ") && resolved.ends_with("a test"),
         "{resolved}"
     );
-    let replayed = row("delivery replay");
+    let resent = row("resend start");
     assert!(
-        replayed.contains("ana (console)") && replayed.contains("changed nothing"),
-        "{replayed}"
+        resent.contains("ana (console)") && resent.contains("changed nothing"),
+        "{resent}"
     );
 }
 
@@ -161,7 +161,7 @@ async fn what_needs_a_person_is_listed_with_the_command_that_ends_it() {
         ),
         (
             "exhausted",
-            format!("esimctl delivery replay --partner {partner} --since 48h --reason TEXT"),
+            format!("esimctl resend start --partner {partner} --since 48h --reason TEXT"),
         ),
     ];
     let listed = attention(&operator).await;
@@ -433,12 +433,12 @@ async fn an_account_of_an_operator_is_made_changed_and_never_shows_a_password() 
 async fn an_operation_is_previewed_started_shown_and_cancelled() {
     let operator = Operator::new().await;
     let made = operator.create_partner().await;
-    let start = ["operation", "start", "--since", "1h"];
+    let start = ["resend", "start", "--since", "1h"];
     let confirmed = [&start[..], &CONFIRMED].concat();
     operator
         .run(&confirmed)
         .await
-        .fails(1, "no operation was started: nothing matches");
+        .fails(1, "no resend was started: nothing matches");
     let (mut connection, order) = operator.ready_order(&made, "o-1").await;
     sqlx::query("UPDATE partner_endpoints SET url = 'https://partner.example/hooks'")
         .execute(&mut connection)
@@ -450,36 +450,33 @@ async fn an_operation_is_previewed_started_shown_and_cancelled() {
         (&preview["matching"]["number"], &preview["parts"][0]["name"]),
         (&json!(1), &json!("Acme"))
     );
-    assert_eq!(operator.json(&["operation", "list"]).await, json!([]));
+    assert_eq!(operator.json(&["resend", "list"]).await, json!([]));
     let started = operator.json(&confirmed).await;
-    let id = text(&started, "operation_id");
+    let id = text(&started, "resend_id");
     assert_eq!(
         (&started["parts"], &started["matching"]),
         (&json!(1), &json!(1))
     );
-    // An endpoint gets one redelivery at a time.
+    // An endpoint gets one resend at a time.
     operator
         .run(&confirmed)
         .await
-        .fails(1, "no operation was started");
-    let running = redeliveries::running(&mut connection, None, 10).await;
+        .fails(1, "no resend was started");
+    let running = resends::running(&mut connection, None, 10).await;
     assert_eq!(running.unwrap().len(), 1);
     operator
-        .run(&["operation", "list", id])
+        .run(&["resend", "show", id])
         .await
         .says("running")
         .says("0 of 1 have ended");
-    let cancel = ["operation", "cancel", id, "--reason", "a test"];
+    let cancel = ["resend", "cancel", id, "--reason", "a test"];
     let cancelled = operator.json(&cancel).await;
     assert!(cancelled["cancelled_at"].is_string(), "{cancelled}");
-    operator.run(&["operation", "list"]).await.says("cancelled");
-    let none = "operation list 01994b7c-7d3e-7c3e-9c1d-0f6a5b4c3d2e";
+    operator.run(&["resend", "list"]).await.says("cancelled");
+    let none = "resend show 01994b7c-7d3e-7c3e-9c1d-0f6a5b4c3d2e";
     operator
         .run(&words(none))
         .await
-        .fails(1, "there is no operation");
-    assert_eq!(
-        recorded(&operator).await,
-        ["operation start", "operation cancel"]
-    );
+        .fails(1, "there is no resend");
+    assert_eq!(recorded(&operator).await, ["resend start", "resend cancel"]);
 }

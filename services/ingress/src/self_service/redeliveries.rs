@@ -1,7 +1,7 @@
 //! Redeliveries: a partner asks for many of its webhooks to be sent again.
 //!
 //! Guarantee: ingress only stores what is wanted, and the notifiers do the work
-//! ([`store::deliveries::redeliveries`]). The body says what is sent again, so it counts only if the
+//! ([`store::deliveries::resends`]). The body says what is sent again, so it counts only if the
 //! signature covers it: otherwise somebody who has captured the headers of one request could send
 //! them with another body.
 
@@ -12,7 +12,7 @@ use axum::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use store::deliveries::redeliveries::{self, Begun, Wanted};
+use store::deliveries::resends::{self, Begun, Resend, Wanted};
 use strum::IntoStaticStr;
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
@@ -72,21 +72,21 @@ pub(super) struct ManyAgain<'a> {
     ended_at: Option<OffsetDateTime>,
 }
 
-impl<'a> From<&'a redeliveries::Redelivery> for ManyAgain<'a> {
-    fn from(stored: &'a redeliveries::Redelivery) -> Self {
+impl<'a> From<&'a Resend> for ManyAgain<'a> {
+    fn from(stored: &'a Resend) -> Self {
         let status = match (stored.ended_at, stored.cancelled_at) {
             (None, _) => RedeliveryStatus::Running,
             (Some(_), None) => RedeliveryStatus::Ended,
             (Some(_), Some(_)) => RedeliveryStatus::Cancelled,
         };
         Self {
-            redelivery_id: stored.redelivery_id,
+            redelivery_id: stored.resend_id,
             status,
             state: stored.state.as_deref(),
             since: stored.since,
             until: stored.until,
             matching: stored.matching,
-            redelivered: stored.redelivered,
+            redelivered: stored.resent,
             created_at: stored.created_at,
             ended_at: stored.ended_at,
         }
@@ -182,12 +182,12 @@ pub(super) async fn begin(session: Session, request: Request) -> Result<Response
     };
     let interval = session.app.limits.redeliver_interval;
     let beginning = session.change(async |connection, partner| {
-        redeliveries::begin(connection, partner, &wanted, interval).await
+        resends::begin(connection, partner, &wanted, interval).await
     });
     let path = parts.uri.path();
     match beginning.await? {
         Begun::Begun(begun) => {
-            let id = begun.redelivery_id;
+            let id = begun.resend_id;
             tracing::info!(
                 partner.id = %session.id(),
                 redelivery.id = %id,
@@ -226,9 +226,8 @@ pub(super) async fn list(Search(session, uri): Search) -> Result<Response, ApiEr
     let mut query = Query::of(&uri);
     let limit = query.limit();
     query.check()?;
-    let listing = session.run(async |connection, partner| {
-        redeliveries::list(connection, partner, limit.into()).await
-    });
+    let listing = session
+        .run(async |connection, partner| resends::list(connection, partner, limit.into()).await);
     let found = listing.await?;
     let shown = Redeliveries {
         redeliveries: found.iter().map(ManyAgain::from).collect(),
@@ -242,7 +241,7 @@ pub(super) async fn list(Search(session, uri): Search) -> Result<Response, ApiEr
     responses((status = 200, description = "The redelivery with its progress", body = ManyAgain), (status = 404, response = super::described::NotFound)))]
 pub(super) async fn show(session: Session, Id(id): Id<Uuid>) -> Result<Response, ApiError> {
     let finding =
-        session.run(async |connection, partner| redeliveries::find(connection, partner, id).await);
+        session.run(async |connection, partner| resends::find(connection, partner, id).await);
     let found = finding.await?.ok_or(Code::NotFound)?;
     Ok(json(StatusCode::OK, &ManyAgain::from(&found)))
 }
@@ -255,8 +254,8 @@ pub(super) async fn show(session: Session, Id(id): Id<Uuid>) -> Result<Response,
     params(("redelivery_id" = Uuid, Path, description = "The id of the redelivery")),
     responses((status = 200, description = "The redelivery, which has ended", body = ManyAgain), (status = 404, response = super::described::NotFound)))]
 pub(super) async fn cancel(session: Session, Id(id): Id<Uuid>) -> Result<Response, ApiError> {
-    let cancelling = session
-        .change(async |connection, partner| redeliveries::cancel(connection, partner, id).await);
+    let cancelling =
+        session.change(async |connection, partner| resends::cancel(connection, partner, id).await);
     let found = cancelling.await?.ok_or(Code::NotFound)?;
     Ok(json(StatusCode::OK, &ManyAgain::from(&found)))
 }

@@ -1,4 +1,4 @@
-//! Blocked, paused and resumed endpoints; replayed deliveries.
+//! Blocked, paused and resumed endpoints; resent deliveries.
 
 use std::time::Duration;
 
@@ -98,24 +98,28 @@ async fn a_replay_starts_the_schedule_again_and_keeps_the_attempts() {
     let topup = bench.ready_and_announced(partner).await;
     bench.delivered(&topup).await;
     bench.receiver.answer("/hook", |_| Answer::status(503));
-    let replay = async |state: &'static str| {
+    let resend = async |state: &'static str| {
         let filter = Filter {
             partner_id: Some(partner),
             state: Some(state),
             ..Filter::default()
         };
         let mut connection = bench.pool.acquire().await.unwrap();
+        let webhook = domain::WebhookId::Topup(topup.clone());
+        let id = deliveries::find(&mut connection, &webhook).await.unwrap();
+        let id = id.expect("a delivery");
         let action = Action {
             actor: Actor::esimctl("tester"),
-            command: domain::Command::DeliveryReplay,
+            command: domain::Command::ResendStart,
             target: "partner",
             reason: "a test",
         };
-        let replayed = deliveries::replay(&mut connection, &filter, 100, Mode::Apply(action)).await;
-        replayed.unwrap().replayed
+        let resent =
+            deliveries::resend_one(&mut connection, id, &filter, Mode::Apply(action)).await;
+        resent.unwrap().resent
     };
-    assert_eq!(replay("exhausted").await, 0);
-    assert_eq!(replay("delivered").await, 1);
+    assert_eq!(resend("exhausted").await, 0);
+    assert_eq!(resend("delivered").await, 1);
     let stored = bench.stored(&topup, |stored| stored.attempt == 2).await;
     let due_in = stored.due_in.unwrap();
     assert!(
@@ -130,7 +134,7 @@ async fn a_replay_starts_the_schedule_again_and_keeps_the_attempts() {
         .await;
     assert_eq!((stored.status, stored.due_in), (Some(410), None));
     bench.receiver.answer("/hook", |_| Answer::status(202));
-    assert_eq!(replay("exhausted").await, 1);
+    assert_eq!(resend("exhausted").await, 1);
     bench.delivered(&topup).await;
     let delivery = bench.delivery_of(&topup).await;
     let mut connection = bench.pool.acquire().await.unwrap();

@@ -343,7 +343,7 @@ async fn a_schema_that_is_behind_stops_the_start() {
     );
 }
 
-/// The profile went between the replay and the attempt. Nothing is sent, and the delivery is held
+/// The profile went between the resend and the attempt. Nothing is sent, and the delivery is held
 /// at once.
 #[tokio::test]
 async fn a_webhook_without_its_profile_is_held_and_says_why() {

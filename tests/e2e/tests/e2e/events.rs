@@ -233,8 +233,8 @@ async fn is_sent_again(stack: &Stack, shop: &Shop, stranger: &Shop, event: &rece
         (&event.body, Signature::Valid)
     );
     delivered(shop).await;
-    let replay = ["delivery", "replay", event_id, "--reason", "lost", "--yes"];
-    let replayed: Value = stack.esimctl.run(&replay).await.unwrap();
-    assert_eq!(replayed["delivered"], 1, "{replayed}");
+    let resend = ["resend", "start", event_id, "--reason", "lost", "--yes"];
+    let resent: Value = stack.esimctl.run(&resend).await.unwrap();
+    assert_eq!(resent["delivered"], 1, "{resent}");
     sent(3).await;
 }

@@ -205,14 +205,11 @@ async fn one_command_brings_back_what_a_dead_endpoint_missed() {
         actions.to_string().contains("webhooks redeliver"),
         "{actions}"
     );
-    let list = [
-        "delivery",
-        "redeliveries",
-        "--partner",
-        &shop.partner.partner_id,
-    ];
-    let found: Value = stack.esimctl.run(&list).await.unwrap();
-    assert_eq!(found[0]["redelivered"], units, "{found}");
+    let found: Value = stack.esimctl.run(&["resend", "list"]).await.unwrap();
+    let own = found.as_array().unwrap().iter();
+    let own = own.filter(|one| one["partner_id"] == shop.partner.partner_id.as_str());
+    let resent: Vec<&Value> = own.map(|one| &one["resent"]).collect();
+    assert_eq!(resent, [units], "{found}");
 }
 
 #[tokio::test]

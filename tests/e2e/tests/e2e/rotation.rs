@@ -161,20 +161,20 @@ async fn a_master_key_is_replaced_step_by_step() {
 
     restart(&mut stack, NEW).await.unwrap();
     let partner = shop.partner.partner_id.as_str();
-    let replay = [
-        "delivery",
-        "replay",
+    let resend = [
+        "resend",
+        "start",
         "--partner",
         partner,
         "--since",
         "1h",
         "--state",
-        "all",
+        "delivered",
     ];
     let confirmed = ["--yes", "--reason", "a test"];
     let _: Value = stack
         .esimctl
-        .run(&[&replay[..], &confirmed].concat())
+        .run(&[&resend[..], &confirmed].concat())
         .await
         .unwrap();
     let after = ids(&shop.buy(&fresh("after"), &ready, 1).await.unwrap());

@@ -29,7 +29,7 @@ pub struct Endpoint {
     pub failing_since: Option<OffsetDateTime>,
     /// Deliveries with work, which leaves out those within their first lease.
     pub pending: i64,
-    /// Deliveries of topups whose retries have ended. An operator can replay them.
+    /// Deliveries of topups whose retries have ended. An operator can resend them.
     pub exhausted: i64,
     /// When the first of them was given up.
     #[serde(with = "time::serde::rfc3339::option")]

@@ -531,7 +531,7 @@ impl Kind {
                 ))
             }
             Self::Exhausted { endpoint } => Some(format!(
-                "esimctl delivery replay --partner {} --since 48h --reason TEXT",
+                "esimctl resend start --partner {} --since 48h --reason TEXT",
                 endpoint.partner_id
             )),
             Self::Paused { endpoint } => {

@@ -122,7 +122,7 @@ pub struct Backlog {
     pub blocked: u64,
     /// The number of endpoints that an operator or their partner has paused.
     pub paused: u64,
-    /// The number of exhausted deliveries, which an operator can replay; counted up to 100,000.
+    /// The number of exhausted deliveries, which an operator can resend; counted up to 100,000.
     pub exhausted: u64,
 }
 

@@ -1,16 +1,20 @@
 //! The general statement for outcomes that bought nothing, which moves their placements and the work
 //! that is left. The parent module calls it for the outcomes of a batch that are no purchases.
 
-use domain::{Reason, reason::Code};
+use domain::{HistoryKind, Reason, reason::Code};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::{Changes, Outcome, Settlement};
-use crate::{Result, seconds, signed};
+use crate::{
+    Result,
+    history::{self, MOST_UNKNOWNS, Note},
+    seconds, signed,
+};
 
 /// What the statement does for an outcome that bought nothing. It reads the name of the variant as
 /// `kind`.
-#[derive(Clone, Copy, strum::IntoStaticStr)]
+#[derive(Clone, Copy, strum::EnumString, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 enum MoveKind {
     NotBought,
@@ -144,7 +148,8 @@ impl Moves {
                           -- because PostgreSQL could execute that one by reading all of `work` into a hash.
                           OR (p.state IN ('placed', 'parked') AND new.kind = 'unknown'
                               AND (SELECT true FROM work w WHERE w.id = p.placement_id)))
-                   RETURNING p.placement_id, p.partner_id, p.provider, p.lane, p.state, p.reason,
+                   RETURNING p.placement_id, p.partner_id, p.provider, p.lane, p.state, p.reason, p.attempt, p.unknowns,
+                             new.kind, new.reason AS noted, p.tried,
                              CASE WHEN new.kind = 'rejected' AND p.state = 'accepted' THEN 0 ELSE new.due_in END AS due_in,
                              new.kind = 'rejected' AND p.state = 'accepted' AS is_rerouted
                ), renamed AS (
@@ -178,7 +183,9 @@ impl Moves {
                    SELECT placement_id, 'parked', provider, partner_id FROM moved WHERE state = 'parked'
                    ON CONFLICT DO NOTHING
                )
-               SELECT placement_id AS "placement_id!", is_rerouted AS "is_rerouted!", provider FROM moved"#,
+               SELECT placement_id AS "placement_id!", is_rerouted AS "is_rerouted!", provider, kind AS "kind!", attempt,
+                      unknowns, noted, CASE WHEN is_rerouted THEN tried->-1->>'provider' END AS asked
+               FROM moved"#,
             &self.placements,
             &self.attempts,
             &self.kinds as &[&str],
@@ -187,11 +194,29 @@ impl Moves {
             &self.statuses as &[Option<String>],
             &self.messages as &[Option<String>],
         );
-        for row in query.fetch_all(connection).await? {
+        let mut notes = Vec::new();
+        for row in query.fetch_all(&mut *connection).await? {
+            let kind = match row.kind.parse() {
+                Ok(MoveKind::NotBought) => HistoryKind::NotSent,
+                Ok(MoveKind::Rejected) if row.is_rerouted => HistoryKind::Rerouted,
+                Ok(MoveKind::Rejected) => HistoryKind::Rejected,
+                Ok(MoveKind::NotFound | MoveKind::NotFoundAfterDelay) => HistoryKind::NotFound,
+                Ok(MoveKind::Parked) => HistoryKind::Parked,
+                Ok(MoveKind::Disputed) => HistoryKind::Disputed,
+                Ok(MoveKind::Unknown) | Err(_) => HistoryKind::Unknown,
+            };
+            if kind != HistoryKind::Unknown || row.unknowns <= MOST_UNKNOWNS {
+                notes.push(Note {
+                    provider: row.asked,
+                    attempt: Some(row.attempt),
+                    reason: row.noted,
+                    ..Note::new(row.placement_id, kind)
+                });
+            }
             let settled = changes.entry(row.placement_id.into()).or_default();
             settled.moved = true;
             settled.rerouted = row.is_rerouted.then_some(row.provider);
         }
-        Ok(())
+        history::write(connection, &notes).await
     }
 }

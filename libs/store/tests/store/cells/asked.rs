@@ -1,4 +1,4 @@
-//! What partners and operators have asked for moves with a partner, or stays with its operation. And what
+//! What partners and operators have asked for moves with a partner, or stays with its resend. And what
 //! a move checks of further providers.
 
 use domain::GiveBackState;
@@ -8,7 +8,7 @@ use store::{
         moving::{NotMoved, Phase, Ready},
     },
     esim_requests,
-    operator::operations,
+    operator::resends,
     self_service::esims,
 };
 use uuid::Uuid;
@@ -34,6 +34,9 @@ async fn what_was_asked_about_esims_moves_and_is_answered_in_the_target() {
     let read = domain::give_back::GiveBack::NEW;
     let begun = esim_requests::begin(&mut connection, &topup, read).await;
     assert_eq!(begun.unwrap(), Some(1));
+    pair.a
+        .sql("INSERT INTO history (order_id, placement_id, kind) SELECT order_id, placement_id, 'unknown' FROM placements")
+        .await;
     let mut session = pair.session().await;
     let mut moving = session.move_of(pair.partner);
     moving.begin().await.unwrap();
@@ -51,7 +54,12 @@ async fn what_was_asked_about_esims_moves_and_is_answered_in_the_target() {
     session.killed(&pair.a).await;
 
     let moved = pair.run().await;
-    assert_eq!(moved.esim_requests, 1);
+    assert_eq!((moved.esim_requests, moved.history), (1, 1));
+    let left = "SELECT count(*) FROM history";
+    assert_eq!(
+        (count(&pair.a, left).await, count(&pair.b, left).await),
+        (0, 1)
+    );
     assert_eq!(
         count(&pair.a, "SELECT count(*) FROM esim_requests").await,
         0
@@ -65,42 +73,34 @@ async fn what_was_asked_about_esims_moves_and_is_answered_in_the_target() {
     assert_eq!((open.state, open.attempt), (GiveBackState::Sending, 1));
 }
 
-/// What operations have sent again stays visible with them, although the partner has gone.
+/// What a resend of several partners has sent stays visible with it, although the partner has gone.
 #[tokio::test]
-async fn the_ended_redeliveries_of_operations_stay_with_them() {
+async fn the_ended_parts_of_a_resend_stay_with_it() {
     let pair = Pair::new().await;
-    let operation = Uuid::now_v7();
-    let own = Uuid::now_v7();
-    for id in [operation, own] {
-        pair.a
-            .sql(&format!(
-                "INSERT INTO redeliveries (redelivery_id, partner_id, since, until, phase, redelivered, ended_at)
-                 VALUES ('{id}', '{}', now(), now(), 'sending', 7, now())",
-                pair.partner
-            ))
-            .await;
-    }
+    let asked = Uuid::now_v7();
     pair.a
         .sql(&format!(
-            "INSERT INTO operations (operation_id, kind, filter, operator, via, reason, skipped)
-             VALUES ('{operation}', 'delivery replay', '{{}}', 'ana', 'esimctl', 'a test', 0);
-             INSERT INTO operation_parts VALUES ('{operation}', '{operation}')"
+            "INSERT INTO resends (resend_id, since, until, phase, ended_at) VALUES ('{asked}', now(), now(), 'sending', now());
+             INSERT INTO resends (resend_id, partner_id, since, until, phase, resent, ended_at, batch_id)
+             SELECT gen_random_uuid(), '{}', now(), now(), 'sending', 7, now(), batch
+             FROM unnest(ARRAY['{asked}', NULL]::uuid[]) batch",
+            pair.partner
         ))
         .await;
     pair.run().await;
-    let left = "SELECT count(*) FROM redeliveries";
+    let left = "SELECT count(*) FROM resends WHERE partner_id IS NOT NULL";
     assert_eq!(
         (count(&pair.a, left).await, count(&pair.b, left).await),
         (1, 2)
     );
-    let shown = operations::find(&mut *pair.a.connection().await, operation).await;
-    assert_eq!(shown.unwrap().unwrap().done, 7);
+    let shown = resends::find(&mut *pair.a.connection().await, asked).await;
+    assert_eq!(shown.unwrap().unwrap().resent, 7);
 }
 
 /// A further provider that only one of the cells asks, or that nobody serves there, is found before
-/// anything changes. So is an operation that is sending webhooks of the partner.
+/// anything changes. So is a resend of operators that is sending webhooks of the partner.
 #[tokio::test]
-async fn a_move_is_refused_for_further_providers_and_running_operations() {
+async fn a_move_is_refused_for_further_providers_and_running_resends() {
     let pair = Pair::new().await;
     let begin = async || {
         let mut session = pair.session().await;
@@ -157,19 +157,16 @@ async fn a_move_is_refused_for_further_providers_and_running_operations() {
     let operation = Uuid::now_v7();
     pair.a
         .sql(&format!(
-            "INSERT INTO operations (operation_id, kind, filter, operator, via, reason, skipped)
-             VALUES ('{operation}', 'delivery replay', '{{}}', 'ana', 'esimctl', 'a test', 0);
-             INSERT INTO redeliveries (redelivery_id, partner_id, since, until, phase)
-             VALUES ('{operation}', '{}', now(), now(), 'exhausted');
-             INSERT INTO operation_parts VALUES ('{operation}', '{operation}')",
+            "INSERT INTO resends (resend_id, partner_id, since, until, phase, batch_id)
+             VALUES (gen_random_uuid(), '{}', now(), now(), 'exhausted', '{operation}')",
             pair.partner
         ))
         .await;
     let refused = begin().await;
     assert!(
-        matches!(refused, Err(NotMoved::Operation(id)) if id == operation),
+        matches!(refused, Err(NotMoved::Resend(id)) if id == operation),
         "{refused:?}"
     );
-    pair.a.sql("UPDATE redeliveries SET ended_at = now()").await;
+    pair.a.sql("UPDATE resends SET ended_at = now()").await;
     assert_eq!(begin().await.unwrap(), Phase::Source);
 }

@@ -1,0 +1,45 @@
+//! What did not go straight, as it is remembered.
+
+use serde::Serialize;
+use strum::{EnumString, IntoStaticStr};
+
+use crate::states::UnknownName;
+
+/// What happened to a placement, to a unit of it, or to the breaker of a provider.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumString, IntoStaticStr)]
+#[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case", parse_err_ty = UnknownName, parse_err_fn = unknown)]
+pub enum HistoryKind {
+    /// An attempt certainly bought nothing, and a further one may follow.
+    NotSent,
+    /// The outcome of a call is unknown.
+    Unknown,
+    /// The provider rejected the purchase for good.
+    Rejected,
+    /// The purchase went to the next provider.
+    Rerouted,
+    /// A look-up found no purchase.
+    NotFound,
+    /// The placement waits for an operator.
+    Parked,
+    /// What the provider has contradicts what is stored.
+    Disputed,
+    /// A unit will never have a profile.
+    UnitFailed,
+    /// An operator has resolved the placement.
+    Resolved,
+    /// A breaker opened, by itself or by an operator.
+    BreakerOpened,
+    /// A breaker closed, by itself or by an operator.
+    BreakerClosed,
+}
+
+fn unknown(name: &str) -> UnknownName {
+    UnknownName(name.to_owned(), "kind of history")
+}
+
+impl HistoryKind {
+    pub fn as_str(self) -> &'static str {
+        self.into()
+    }
+}

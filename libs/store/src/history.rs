@@ -1,0 +1,130 @@
+//! The history: what did not go straight, for whoever asks later.
+//!
+//! The rows of placements, units and breakers say how things are now. What they overwrite is
+//! remembered here: attempts before the last one, look-ups that found nothing, what a placement was
+//! before an operator resolved it. Whoever changes such a row [notes](write) it in the same
+//! transaction. What goes straight is never noted, so an order without trouble costs nothing.
+
+use domain::{HistoryKind, Why};
+use serde_json::Value;
+use sqlx::PgConnection;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use crate::Result;
+
+/// How often an unknown outcome of one attempt is noted. Calls about a placement that waits for its
+/// provider may fail for days.
+pub(crate) const MOST_UNKNOWNS: i32 = 10;
+/// The most rows of an order that are shown; the newest ones.
+const MOST: i64 = 500;
+
+/// What happened to a placement or to a unit of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Note {
+    pub(crate) placement_id: Uuid,
+    pub(crate) topup_id: Option<String>,
+    /// The provider that was asked, if the placement has gone to another one since.
+    pub(crate) provider: Option<String>,
+    pub(crate) kind: HistoryKind,
+    pub(crate) attempt: Option<i32>,
+    /// Why, as it is stored: see [`domain::reason`].
+    pub(crate) reason: Option<String>,
+    pub(crate) before: Option<Value>,
+    pub(crate) after: Option<Value>,
+}
+
+impl Note {
+    pub(crate) fn new(placement_id: Uuid, kind: HistoryKind) -> Self {
+        Self {
+            placement_id,
+            topup_id: None,
+            provider: None,
+            kind,
+            attempt: None,
+            reason: None,
+            before: None,
+            after: None,
+        }
+    }
+}
+
+/// Notes what happened to placements, in the transaction that has changed them. The statements of
+/// [breakers](crate::providers) note their changes themselves.
+pub(crate) async fn write(connection: &mut PgConnection, notes: &[Note]) -> Result<()> {
+    if notes.is_empty() {
+        return Ok(());
+    }
+    let column = |of: fn(&Note) -> Option<String>| notes.iter().map(of).collect::<Vec<_>>();
+    let placements: Vec<Uuid> = notes.iter().map(|note| note.placement_id).collect();
+    let attempts: Vec<Option<i32>> = notes.iter().map(|note| note.attempt).collect();
+    let kinds: Vec<&str> = notes.iter().map(|note| note.kind.as_str()).collect();
+    let topups = column(|note| note.topup_id.clone());
+    let providers = column(|note| note.provider.clone());
+    let reasons = column(|note| note.reason.clone());
+    let before = column(|note| note.before.as_ref().map(Value::to_string));
+    let after = column(|note| note.after.as_ref().map(Value::to_string));
+    let statement = sqlx::query!(
+        "INSERT INTO history (order_id, placement_id, topup_id, provider, kind, attempt, reason, before, after)
+         SELECT p.order_id, p.placement_id, new.topup_id, coalesce(new.provider, p.provider), new.kind, new.attempt,
+                new.reason, new.before::jsonb, new.after::jsonb
+         FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::int[], $6::text[], $7::text[], $8::text[])
+             AS new (placement_id, topup_id, provider, kind, attempt, reason, before, after)
+         JOIN placements p ON p.placement_id = new.placement_id
+         WHERE p.placement_id = ANY ($1)",
+        &placements,
+        &topups as &[Option<String>],
+        &providers as &[Option<String>],
+        &kinds as &[&str],
+        &attempts as &[Option<i32>],
+        &reasons as &[Option<String>],
+        &before as &[Option<String>],
+        &after as &[Option<String>],
+    );
+    statement.execute(connection).await?;
+    Ok(())
+}
+
+/// A row of the history of an order.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Noted {
+    #[serde(with = "time::serde::rfc3339")]
+    pub at: OffsetDateTime,
+    pub placement_id: Option<Uuid>,
+    pub topup_id: Option<String>,
+    pub provider: Option<String>,
+    pub kind: String,
+    pub attempt: Option<i32>,
+    pub reason: Why,
+    /// As JSON.
+    pub before: Option<String>,
+    pub after: Option<String>,
+}
+
+/// The history of an order, oldest first; at most the newest 500 rows.
+pub async fn of_order(connection: &mut PgConnection, order_id: Uuid) -> Result<Vec<Noted>> {
+    let query = sqlx::query_as!(
+        Noted,
+        "SELECT at, placement_id, topup_id, provider, kind, attempt, reason, before::text AS before, after::text AS after
+         FROM history WHERE order_id = $1 ORDER BY at DESC LIMIT $2",
+        order_id,
+        MOST,
+    );
+    let mut noted = query.fetch_all(connection).await?;
+    noted.reverse();
+    Ok(noted)
+}
+
+/// Deletes at most `limit` rows about breakers that are older than the term of attempts. Rows about
+/// an order end with the order. Returns their number.
+pub async fn forget(connection: &mut PgConnection, limit: u32) -> Result<u64> {
+    let statement = sqlx::query!(
+        "DELETE FROM history WHERE history_id = ANY (ARRAY (
+             SELECT history_id FROM history
+             WHERE order_id IS NULL
+               AND at < now() - make_interval(days => (SELECT days FROM walks WHERE name = 'attempts'))
+             ORDER BY at LIMIT $1))",
+        i64::from(limit),
+    );
+    Ok(statement.execute(connection).await?.rows_affected())
+}

@@ -1,0 +1,205 @@
+//! What did not go straight is remembered, and what goes straight costs nothing.
+
+use std::time::Duration;
+
+use domain::{PartnerId, Reason, placement::Resolution, reason::Code};
+use store::history::{self, Noted};
+use store::operator::placements::{self, Decision};
+use store::placements::{Outcome, Progress, Settlement, Unit};
+use store::providers::{self, BreakerLimits};
+
+use crate::bench::{Bench, applied, bought, order, placement, ready, topups};
+
+const SOON: Duration = Duration::ZERO;
+
+impl Bench {
+    async fn noted(&self, order: &store::orders::NewOrder) -> Vec<Noted> {
+        let mut connection = self.connection().await;
+        history::of_order(&mut connection, order.order_id.uuid())
+            .await
+            .unwrap()
+    }
+}
+
+fn kinds(noted: &[Noted]) -> Vec<(&str, Option<i32>)> {
+    noted
+        .iter()
+        .map(|one| (one.kind.as_str(), one.attempt))
+        .collect()
+}
+
+fn settled(order: &store::orders::NewOrder, attempt: u32, outcome: Outcome) -> Settlement {
+    Settlement {
+        placement_id: placement(order),
+        attempt,
+        outcome,
+        known_columns: None,
+    }
+}
+
+#[tokio::test]
+async fn an_order_that_goes_straight_has_no_history() {
+    let bench = Bench::new().await;
+    let order = bench.stored(order(PartnerId::new(), 1)).await;
+    bench.claim(&[placement(&order)]).await;
+    let topup = topups(&order).remove(0);
+    bench
+        .settle(&[bought(placement(&order), 1, vec![ready(&topup)], true)])
+        .await;
+    assert!(bench.noted(&order).await.is_empty());
+}
+
+/// Each attempt and each look-up is remembered, although the row of the placement has the last only.
+#[tokio::test]
+async fn attempts_look_ups_and_what_an_operator_found_are_remembered() {
+    let bench = Bench::new().await;
+    let order = bench.stored(order(PartnerId::new(), 1)).await;
+    bench.claim(&[placement(&order)]).await;
+    let not_sent = Outcome::NotBought {
+        retry_in: SOON,
+        reason: Reason::with(Code::NotSent, "connection refused"),
+    };
+    bench.settle(&[settled(&order, 1, not_sent)]).await;
+    bench.claim(&[placement(&order)]).await;
+    let unknown = Outcome::Unknown {
+        look_in: SOON,
+        reason: Reason::with(Code::OutcomeUnknown, "timeout"),
+    };
+    bench.settle(&[settled(&order, 2, unknown)]).await;
+    for after_settling_delay in [false, true] {
+        let not_found = Outcome::NotFound {
+            after_settling_delay,
+            look_in: SOON,
+        };
+        bench.settle(&[settled(&order, 2, not_found)]).await;
+    }
+    bench.claim(&[placement(&order)]).await;
+    let parked = Outcome::Parked {
+        reason: Reason::with(Code::OutcomeUnknown, "in doubt for too long"),
+    };
+    bench.settle(&[settled(&order, 3, parked)]).await;
+    // A late one changes nothing, and so it leaves nothing.
+    let late = Outcome::NotBought {
+        retry_in: SOON,
+        reason: Code::NotSent.into(),
+    };
+    bench.settle(&[settled(&order, 1, late)]).await;
+    let decision = Decision {
+        resolution: Resolution::NotBought,
+        reference: None,
+        bought_at: None,
+        seen: None,
+    };
+    let mut connection = bench.connection().await;
+    placements::resolve(&mut connection, placement(&order), decision, applied())
+        .await
+        .unwrap();
+
+    let noted = bench.noted(&order).await;
+    assert_eq!(
+        kinds(&noted),
+        [
+            ("not_sent", Some(1)),
+            ("unknown", Some(2)),
+            ("not_found", Some(2)),
+            ("not_found", Some(2)),
+            ("parked", Some(3)),
+            ("resolved", Some(3)),
+        ]
+    );
+    let unknown = Reason::with(Code::OutcomeUnknown, "timeout");
+    assert_eq!(noted[1].reason.0, Some(unknown));
+    let before = noted[5].before.as_deref().unwrap();
+    assert!(before.contains("in doubt for too long"), "{before}");
+    // An erasure leaves what happened and when, without the texts.
+    let erased = store::operator::erase::order(&mut connection, order.order_id, applied()).await;
+    erased.unwrap();
+    let noted = bench.noted(&order).await;
+    assert_eq!(noted.len(), 6);
+    assert!(
+        noted
+            .iter()
+            .all(|one| one.reason.0.is_none() && one.before.is_none())
+    );
+}
+
+/// A unit that fails is remembered with the time, which is stored nowhere else.
+#[tokio::test]
+async fn a_failed_unit_and_a_purchase_that_nobody_expected_are_remembered() {
+    let bench = Bench::new().await;
+    let order = bench.stored(order(PartnerId::new(), 1)).await;
+    bench.claim(&[placement(&order)]).await;
+    let unit = Unit {
+        topup_id: topups(&order).remove(0),
+        provider_unit_id: "unit 1".into(),
+        progress: Progress::Failed("no stock".into()),
+    };
+    bench
+        .settle(&[bought(placement(&order), 1, vec![unit], true)])
+        .await;
+    bench
+        .settle(&[bought(placement(&order), 2, vec![], true)])
+        .await;
+    let noted = bench.noted(&order).await;
+    assert_eq!(
+        kinds(&noted),
+        [("unit_failed", None), ("disputed", Some(1))]
+    );
+    assert!(noted[0].topup_id.is_some());
+}
+
+/// Nobody can change what is remembered, and the notifier forgets only what is about no order.
+#[tokio::test]
+async fn breakers_are_remembered_for_the_term_of_attempts() {
+    let bench = Bench::new().await;
+    bench
+        .sql("INSERT INTO providers (name) VALUES ('sandbox')")
+        .await;
+    let mut connection = bench.connection().await;
+    let limits = BreakerLimits {
+        failures: 1,
+        open: Duration::from_secs(1),
+        open_most: Duration::from_secs(1),
+    };
+    let opened = providers::failed(&mut connection, "sandbox", 1, &limits, "no answer")
+        .await
+        .unwrap()
+        .unwrap();
+    // What came too late leaves nothing.
+    let late = providers::failed(&mut connection, "sandbox", 1, &limits, "late").await;
+    assert!(late.unwrap().is_none());
+    providers::answered(&mut connection, "sandbox", opened.version)
+        .await
+        .unwrap();
+    let noted: Vec<(String, Option<String>)> =
+        sqlx::query_as("SELECT kind, detail FROM history WHERE provider = 'sandbox' ORDER BY at")
+            .fetch_all(&bench.pool)
+            .await
+            .unwrap();
+    assert_eq!(
+        noted,
+        [
+            ("breaker_opened".into(), Some("no answer".into())),
+            ("breaker_closed".into(), None)
+        ]
+    );
+    bench
+        .sql("UPDATE history SET at = now() - interval '31 days' WHERE kind = 'breaker_opened'")
+        .await;
+    let mut notifier = bench.as_role("notifier").await;
+    assert_eq!(history::forget(&mut notifier, 10).await.unwrap(), 1);
+    for (role, change) in [
+        ("provisioner", "UPDATE history SET detail = NULL"),
+        ("provisioner", "DELETE FROM history"),
+        ("console", "UPDATE history SET detail = NULL"),
+        ("console", "DELETE FROM history"),
+        ("operator", "DELETE FROM history"),
+        ("notifier", "UPDATE history SET detail = NULL"),
+    ] {
+        let mut role_of = bench.as_role(role).await;
+        let refused = sqlx::raw_sql(change).execute(&mut role_of).await;
+        let code = refused.expect_err(change);
+        let code = code.as_database_error().unwrap().code().unwrap();
+        assert_eq!(code, "42501", "{role}: {change}");
+    }
+}

@@ -1,0 +1,427 @@
+//! Resends: a filter, a preview of everything that matches, a reason, and then a recorded
+//! resend with its progress. The notifiers carry it out ([`store::operator::resends`]), so it
+//! does not end with the console.
+
+use askama::Template;
+use axum::{extract::State, response::Response};
+use domain::{PartnerId, standing::EndpointState};
+use store::{
+    deliveries::resends::{Counted, Wanted},
+    operator::{
+        resends::{self, Cancelled, NotStarted, Resend},
+        words::noun,
+    },
+};
+use time::{Duration, OffsetDateTime, format_description::well_known::Rfc3339};
+use uuid::Uuid;
+
+use crate::{
+    App,
+    access::{Act, Fields, Operator, Role, Viewer, Visit},
+    format::{counted, number, utc},
+    pages::{forms::ReasonForm, lists::Named, partner::endpoint_state},
+    problem::Problem,
+    said,
+    times::{Times, When},
+    view::{Given, Shell, page, shortened},
+};
+
+/// How far back a preview reaches at most, as durations of settings do.
+const LONGEST: Duration = Duration::days(365);
+/// The most resends of the list.
+const MOST: i64 = 50;
+/// The states that a filter may name. Without one it means all that were not delivered.
+const STATES: [&str; 2] = ["exhausted", "delivered"];
+
+#[derive(Template)]
+#[template(path = "resends.html")]
+struct List {
+    shell: Shell,
+    may: bool,
+    /// Whether the form is open, because another page led here.
+    asked: bool,
+    partner: String,
+    resends: Vec<View>,
+    most: i64,
+}
+
+#[derive(Template)]
+#[template(path = "resend.html")]
+struct One {
+    shell: Shell,
+    resend: View,
+    form: Option<ReasonForm>,
+}
+
+#[derive(Template)]
+#[template(path = "preview.html")]
+struct Preview {
+    shell: Shell,
+    token: String,
+    matching: String,
+    what: String,
+    parts: Vec<Part>,
+    /// Why nothing matches, for each endpoint of which something waits.
+    instead: Vec<String>,
+    /// How many partners could not be looked at in time, if any.
+    unseen: Option<String>,
+    partner: String,
+    state: String,
+    from: String,
+    until: String,
+}
+
+struct Part {
+    id: String,
+    name: String,
+    matching: String,
+    skipped: bool,
+}
+
+struct View {
+    id: String,
+    began: When,
+    by: String,
+    reason: String,
+    filter: String,
+    state: &'static str,
+    class: &'static str,
+    progress: String,
+    done: u64,
+    most: u64,
+    ended: String,
+    skipped: String,
+}
+
+fn view(resend: Resend, times: &Times) -> View {
+    let (state, class) = match (resend.cancelled_at, resend.ended_at) {
+        (Some(_), _) => ("cancelled", "note"),
+        (None, Some(_)) => ("ended", "good"),
+        (None, None) => ("runs", "note"),
+    };
+    View {
+        filter: in_words(&resend),
+        id: resend.resend_id.to_string(),
+        began: times.both(resend.created_at),
+        by: format!("{} ({})", resend.asked_by, resend.via),
+        reason: resend.reason,
+        state,
+        class,
+        progress: format!(
+            "{} of {}",
+            number(resend.resent),
+            counted(resend.matching, "webhook", "webhooks")
+        ),
+        done: resend.resent,
+        most: resend.matching,
+        ended: format!(
+            "{} of {}",
+            number(resend.ended),
+            counted(resend.parts, "partner", "partners")
+        ),
+        skipped: number(resend.skipped),
+    }
+}
+
+/// Which webhooks a resend is about, in words.
+fn in_words(resend: &Resend) -> String {
+    if let Some(delivery) = resend.delivery_id {
+        return format!("one webhook, delivery {delivery}");
+    }
+    let of = resend.partner_id.map_or_else(
+        || "several partners".to_owned(),
+        |id| format!("partner {id}"),
+    );
+    format!(
+        "webhooks of {of} that are {}, last attempted from {} UTC until {} UTC",
+        resend.state.as_deref().unwrap_or("not delivered"),
+        utc(resend.since),
+        utc(resend.until)
+    )
+}
+
+pub(crate) async fn list(
+    State(app): State<App>,
+    visit: Visit<Viewer>,
+) -> Result<Response, Problem> {
+    let found = app
+        .database()
+        .run(async |connection| resends::list(connection, MOST).await)
+        .await?;
+    let partner = visit.query.get("partner");
+    page(&List {
+        shell: Shell::new(&app, &visit.session, "/resends", "Send again"),
+        may: visit.session.may(Role::Operator),
+        asked: partner.is_some(),
+        partner: partner.unwrap_or_default().to_owned(),
+        resends: found
+            .into_iter()
+            .map(|one| view(one, &visit.session.times))
+            .collect(),
+        most: MOST,
+    })
+}
+
+/// The partner of a filter; `None` means all.
+fn partner(fields: &Fields) -> Result<Option<PartnerId>, Problem> {
+    let id = fields.get("partner").map(str::parse);
+    id.transpose()
+        .map_err(|_| Problem::Invalid("a partner is named by its id, which its page shows".into()))
+}
+
+/// The state of a filter.
+fn state(fields: &Fields) -> Result<Option<&str>, Problem> {
+    let state = fields.get("state");
+    if state.is_none_or(|state| STATES.contains(&state)) {
+        Ok(state)
+    } else {
+        Err(Problem::Invalid(
+            "there is no such state of webhooks".into(),
+        ))
+    }
+}
+
+/// What becomes of the webhooks that wait, by endpoint: who sees that nothing matches looks for them.
+async fn instead(app: &App, partner: Option<PartnerId>) -> Result<Vec<String>, Problem> {
+    const MOST: usize = 10;
+    let (look, _) = app.figures().look(app.database()).await?;
+    let waiting = look.report.endpoints.iter().filter(|one| {
+        one.pending > 0 && partner.is_none_or(|partner| partner.uuid() == one.partner_id)
+    });
+    let told = waiting.take(MOST).map(|one| {
+        let webhooks = counted(one.pending, "webhook", "webhooks");
+        let (name, host) = (&one.name, one.host());
+        match one.state.known() {
+            Some(EndpointState::Open | EndpointState::Unverified) => format!(
+                "{webhooks} of {name} to {host} are tried again by themselves; the page of an order sends one at once"
+            ),
+            Some(EndpointState::NoUrl) => format!(
+                "{webhooks} of {name} have no address: they are sent when the partner has set a webhook URL"
+            ),
+            _ => format!(
+                "{webhooks} of {name} wait for {host} ({}): they are sent by themselves when that ends, and the partner’s page \
+                 can resume it",
+                endpoint_state(one)
+            ),
+        }
+    });
+    Ok(told.collect())
+}
+
+pub(crate) async fn preview(
+    State(app): State<App>,
+    visit: Visit<Operator>,
+) -> Result<Response, Problem> {
+    let query = &visit.query;
+    let named = app
+        .database()
+        .run(async |connection| Named::find(connection, query.get("partner")).await)
+        .await?;
+    let partner = match named {
+        Named::Nobody(why) => return Err(Problem::Invalid(why)),
+        Named::All | Named::One(_) => named.id(),
+    };
+    let state = state(query)?;
+    let age = runtime::config::positive_duration(query.get("since").unwrap_or("6h"));
+    let until = runtime::clock::now();
+    let since = until - age.map_err(Problem::Invalid)?;
+    // The resend that follows has this end, so that webhooks of later are not among its own.
+    let wanted = Wanted {
+        state,
+        since,
+        until: Some(until),
+    };
+    let found = app
+        .database()
+        .run(async |connection| resends::preview(connection, partner, &wanted).await)
+        .await?;
+    let instead = if found.parts.is_empty() {
+        instead(&app, partner).await?
+    } else {
+        Vec::new()
+    };
+    let how_many = |matching: Counted| {
+        let least = if matching.all { "" } else { "at least " };
+        format!("{least}{}", number(matching.number))
+    };
+    let parts = found.parts.into_iter().map(|part| Part {
+        id: part.partner_id.to_string(),
+        matching: how_many(part.matching),
+        name: part.name,
+        skipped: part.skipped,
+    });
+    let moment = |at: OffsetDateTime| at.format(&Rfc3339).unwrap_or_default();
+    page(&Preview {
+        shell: Shell::new(&app, &visit.session, "/resends", "Preview"),
+        token: visit.session.form_token(),
+        matching: format!(
+            "{}{} {}",
+            if found.unseen > 0 { "at least " } else { "" },
+            how_many(found.matching),
+            noun(found.matching.number, "webhook", "webhooks")
+        ),
+        what: format!(
+            "{}, last attempted between {} and {} UTC",
+            state.unwrap_or("not delivered"),
+            utc(since),
+            utc(until)
+        ),
+        parts: parts.collect(),
+        instead,
+        unseen: (found.unseen > 0).then(|| counted(found.unseen, "more partner", "more partners")),
+        partner: partner.map_or_else(String::new, |id| id.to_string()),
+        state: state.unwrap_or_default().to_owned(),
+        from: moment(since),
+        until: moment(until),
+    })
+}
+
+/// Refuses a range of time that no preview shows. A preview reaches back at most as far as a duration
+/// may be long, and its form may be sent up to a day later.
+fn check_range(
+    since: OffsetDateTime,
+    until: OffsetDateTime,
+    now: OffsetDateTime,
+) -> Result<(), Problem> {
+    // Another replica may have made the preview, and its clock may be ahead of ours.
+    let is_in_reach = since >= now - LONGEST - Duration::DAY && until <= now + Duration::MINUTE;
+    if since < until && is_in_reach {
+        Ok(())
+    } else {
+        Err(Problem::Invalid(
+            "the range of time must begin before it ends, at most 365 days ago, and end in the past: begin with a preview, \
+             which names one"
+                .into(),
+        ))
+    }
+}
+
+pub(crate) async fn start(State(app): State<App>, act: Act<Operator>) -> Result<Response, Problem> {
+    let fields = &act.fields;
+    let action = act.action(domain::Command::ResendStart, "resend", fields.reason()?);
+    let partner = partner(fields)?;
+    let moment = |name: &str| {
+        let at = OffsetDateTime::parse(fields.get(name).unwrap_or_default(), &Rfc3339);
+        at.map_err(|_| {
+            Problem::Invalid("begin with a preview, which names the range of time".into())
+        })
+    };
+    let since = moment("from")?;
+    let until = moment("until")?;
+    check_range(since, until, runtime::clock::now())?;
+    let wanted = Wanted {
+        state: state(fields)?,
+        since,
+        until: Some(until),
+    };
+    let started = app
+        .database()
+        .run(async |connection| resends::start(connection, partner, &wanted, action).await)
+        .await
+        .map_err(|error| match error {
+            NotStarted::Store(error) => error.into(),
+            nothing @ NotStarted::Nothing => act.not_done(
+                "Nothing is left to send",
+                format!(
+                    "No resend was started: {nothing}. If you have sent the form twice, the first one has started it."
+                ),
+            ),
+            many @ NotStarted::TooMany(_) => act.not_done(
+                "The resend would be incomplete",
+                format!("No resend was started: {many}."),
+            ),
+        })?;
+    let path = format!("/resends/{}", started.resend_id);
+    Ok(said::after(&app, &path, "The resend has begun."))
+}
+
+/// The id of a resend.
+fn id(given: &Given) -> Result<Uuid, Problem> {
+    let id = given.0.parse();
+    id.map_err(|_| no_resend(given))
+}
+
+fn no_resend(given: &Given) -> Problem {
+    let given = shortened(&given.0);
+    Problem::NotFound(format!(
+        "No resend of this cell has the id “{given}”. Send again lists the newest {MOST}."
+    ))
+}
+
+pub(crate) async fn show(
+    State(app): State<App>,
+    given: Given,
+    visit: Visit<Viewer>,
+) -> Result<Response, Problem> {
+    let id = id(&given)?;
+    let found = app
+        .database()
+        .run(async |connection| resends::find(connection, id).await)
+        .await?
+        .ok_or_else(|| no_resend(&given))?;
+    let runs = found.ended_at.is_none() && found.cancelled_at.is_none();
+    let form = (runs && visit.session.may(Role::Operator)).then(|| ReasonForm {
+        consequence: "No further webhook is made due. Those that are due already are still sent."
+            .into(),
+        back: format!("/resends/{id}"),
+        grave: true,
+        ..ReasonForm::new(&visit.session, "Cancel", format!("/resends/{id}/cancel"))
+    });
+    page(&One {
+        shell: Shell::new(&app, &visit.session, "/resends", "Resend"),
+        resend: view(found, &visit.session.times),
+        form,
+    })
+}
+
+pub(crate) async fn cancel(
+    State(app): State<App>,
+    given: Given,
+    act: Act<Operator>,
+) -> Result<Response, Problem> {
+    let id = id(&given)?;
+    let target = format!("resend {id}");
+    let action = act.action(domain::Command::ResendCancel, &target, act.fields.reason()?);
+    let ended = app
+        .database()
+        .run(async |connection| resends::cancel(connection, id, action).await)
+        .await?;
+    match ended {
+        Cancelled::Now(_) => {
+            let path = format!("/resends/{id}");
+            Ok(said::after(&app, &path, "The resend is cancelled."))
+        }
+        Cancelled::EndedBefore(resend) if resend.cancelled_at.is_some() => Err(act.not_done(
+            "The resend was cancelled already",
+            "Nothing was done now. If you have sent the form twice, the first one was carried out, and the record of actions has it.",
+        )),
+        Cancelled::EndedBefore(_) => Err(act.not_done(
+            "The resend has ended already",
+            "It had made all its webhooks due before it could be cancelled.",
+        )),
+        Cancelled::Unknown => Err(no_resend(&given)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_resend_begins_with_a_range_of_time_that_a_preview_shows() {
+        let now = OffsetDateTime::UNIX_EPOCH + Duration::days(20_000);
+        let ago = |days| now - Duration::days(days);
+        for (since, until) in [(ago(365), now), (ago(2), ago(1))] {
+            assert!(check_range(since, until, now).is_ok(), "{since} {until}");
+        }
+        for (since, until) in [
+            (ago(367), now),
+            (ago(1), ago(-1)),
+            (ago(1), ago(1)),
+            (ago(1), ago(2)),
+            (ago(-1), ago(-2)),
+        ] {
+            assert!(check_range(since, until, now).is_err(), "{since} {until}");
+        }
+    }
+}

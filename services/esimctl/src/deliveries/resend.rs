@@ -1,0 +1,290 @@
+//! `esimctl resend`: sends webhooks again: one, those of a partner, or those of all.
+//!
+//! One webhook is due when the command ends. Many are worked off by the notifiers in batches, at the
+//! pace of each endpoint, which goes on when this program ends. The console starts and shows the same
+//! resends, and those that partners have asked for are among them (partners call them redeliveries).
+
+use anyhow::{Context, anyhow, bail};
+use clap::{Args, Subcommand, builder::PossibleValuesParser};
+use domain::WebhookId;
+use serde_json::json;
+use store::{
+    PgConnection,
+    deliveries::resends::{Counted, Wanted},
+    operator::{
+        actions::Mode,
+        deliveries::{self, Filter, Resent},
+        resends::{self, Cancelled, NotStarted, Part, Preview, Resend},
+    },
+};
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use crate::{
+    confirm::{By, Confirm},
+    console::{Console, NotFound, list},
+    delivery,
+    lookup::find_id,
+    moment::{check_range, past},
+    output::{Row, cells, or_dash, properties, utc},
+};
+
+const START_EXAMPLES: &str = "Examples:
+  esimctl resend start 20250129123456618033988749 --reason 'ticket 4711'
+  esimctl resend start evt_019a0000000070008000000000000001 --reason 'ticket 4711'
+  esimctl resend start --since 6h --reason 'ticket 4711: our outage'
+  esimctl resend start --partner ak_0123456789abcdef01234567 --state delivered --since 2025-01-29T12:00:00Z --dry-run
+
+It shows for each partner how many webhooks match, asks, and starts. The number is advice, because each webhook is looked at
+again when its turn comes. A partner whose own resend runs is skipped. The partners see the resend in their list of
+redeliveries, and may cancel it.
+
+A webhook that is sent again is pending and due, at the beginning of its retry schedule; its recorded attempts stay. The
+webhook-id stays the same too, so a partner that has handled the webhook before recognises the repeat and may ignore it.
+Webhooks whose profile was erased are left out, because there is nothing left to send, and tests, which are sent once.";
+
+const LIST_EXAMPLES: &str = "Examples:
+  esimctl resend list
+  esimctl resend list --limit 5 --json";
+
+const SHOW_EXAMPLES: &str = "Examples:
+  esimctl resend show 01994b7c-7d3e-7c3e-9c1d-0f6a5b4c3d2e";
+
+const CANCEL_EXAMPLES: &str = "Examples:
+  esimctl resend cancel 01994b7c-7d3e-7c3e-9c1d-0f6a5b4c3d2e --reason 'the wrong day'
+
+Webhooks that are due already are still sent.";
+
+#[derive(Subcommand, Clone, Debug)]
+pub enum Command {
+    /// Send one webhook or event again, or all that match
+    #[command(after_help = START_EXAMPLES)]
+    Start(Start),
+    /// List resends with their progress, newest first
+    #[command(after_help = LIST_EXAMPLES)]
+    List {
+        /// The maximum number of resends to list
+        #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(i64).range(1..=100))]
+        limit: i64,
+    },
+    /// Show a resend with its progress
+    #[command(after_help = SHOW_EXAMPLES)]
+    Show {
+        /// The id of the resend
+        #[arg(value_name = "ID")]
+        id: Uuid,
+    },
+    /// End a resend early
+    #[command(after_help = CANCEL_EXAMPLES)]
+    Cancel {
+        /// The id of the resend
+        #[arg(value_name = "ID")]
+        id: Uuid,
+        /// Why you make the change, which is recorded
+        #[arg(long, value_name = "TEXT", default_value = "")]
+        reason: String,
+        #[command(flatten)]
+        by: By,
+    },
+}
+
+#[derive(Args, Clone, Debug)]
+pub struct Start {
+    /// The topup id of one webhook, or the id of an event (`evt_…`)
+    #[arg(value_name = "TOPUP_ID|EVENT_ID", required_unless_present = "since", conflicts_with_all = ["partner", "since", "until", "state"])]
+    id: Option<WebhookId>,
+    /// Only the webhooks of this partner, named by its id or access key
+    #[arg(long, value_name = "ID|ACCESS_KEY|NAME")]
+    partner: Option<String>,
+    /// Only webhooks in this state; `undelivered` stands for all that were not delivered
+    #[arg(long, default_value = "exhausted", value_parser = PossibleValuesParser::new(["exhausted", "pending", "delivered", "undelivered"]))]
+    state: String,
+    /// The start of the range of time of the last attempt, as a time such as `2025-01-29T12:00:00Z`,
+    /// or an age such as `2h` of at most 365 days
+    #[arg(long, value_name = "TIME", value_parser = past)]
+    since: Option<OffsetDateTime>,
+    /// The end of that range, exclusive [default: now]
+    #[arg(long, value_name = "TIME", value_parser = past)]
+    until: Option<OffsetDateTime>,
+    #[command(flatten)]
+    confirm: Confirm,
+}
+
+pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
+    if let Command::Start(asked) = command {
+        check_range(asked.since, asked.until)?;
+    }
+    let mut connection = console.connect().await?;
+    match command {
+        Command::Start(asked) => match (&asked.id, asked.since) {
+            (Some(id), _) => start_one(id, asked, &mut connection, console).await,
+            (None, Some(since)) => start(since, asked, &mut connection, console).await,
+            (None, None) => bail!("name one webhook, or the range of time with --since"),
+        },
+        Command::List { limit } => {
+            let found = resends::list(&mut connection, *limit).await?;
+            console.print_list(&found, "There are no resends.", row)
+        }
+        Command::Show { id } => {
+            let found = resends::find(&mut connection, *id).await?;
+            print(console, &found.with_context(|| unknown(*id))?)
+        }
+        Command::Cancel { id, reason, by } => {
+            let target = format!("resend {id}");
+            let action = by.action(domain::Command::ResendCancel, &target, reason);
+            match resends::cancel(&mut connection, *id, action).await? {
+                Cancelled::Now(found) | Cancelled::EndedBefore(found) => print(console, &found),
+                Cancelled::Unknown => Err(unknown(*id).into()),
+            }
+        }
+    }
+}
+
+fn unknown(id: Uuid) -> NotFound {
+    NotFound(format!(
+        "there is no resend {id}; see `esimctl resend list`"
+    ))
+}
+
+async fn start(
+    since: OffsetDateTime,
+    asked: &Start,
+    connection: &mut PgConnection,
+    console: &Console,
+) -> anyhow::Result<()> {
+    let partner = find_id(connection, asked.partner.as_ref()).await?;
+    let wanted = Wanted {
+        state: Some(asked.state.as_str()).filter(|state| *state != "undelivered"),
+        since,
+        until: asked.until,
+    };
+    let preview = resends::preview(connection, partner, &wanted).await?;
+    if asked.confirm.dry_run {
+        let shown =
+            json!({ "parts": preview.parts, "matching": preview.matching, "dry_run": true });
+        return console.print(&shown, || describe(&preview));
+    }
+    if preview.unseen > 0 {
+        bail!("{}", describe(&preview));
+    }
+    asked.confirm.ask(&describe(&preview))?;
+    let action = asked.confirm.action(domain::Command::ResendStart, "resend");
+    let started = resends::start(connection, partner, &wanted, action).await;
+    let started = started.map_err(|error| match error {
+        NotStarted::Store(error) => error.into(),
+        error @ (NotStarted::Nothing | NotStarted::TooMany(_)) => {
+            anyhow!("no resend was started: {error}")
+        }
+    })?;
+    print(console, &started)
+}
+
+/// Sends one webhook again.
+async fn start_one(
+    id: &WebhookId,
+    asked: &Start,
+    connection: &mut PgConnection,
+    console: &Console,
+) -> anyhow::Result<()> {
+    let found = delivery::find(connection, id).await?;
+    delivery::check_resend(connection, found, id).await?;
+    let filter = Filter::default();
+    let preview = deliveries::resend_one(connection, found, &filter, Mode::Preview).await?;
+    let shown = |resent: &Resent, dry_run: bool| {
+        let mut shown = json!(resent);
+        shown["dry_run"] = json!(dry_run);
+        shown
+    };
+    if preview.resent == 0 {
+        return console.print(&shown(&preview, asked.confirm.dry_run), || {
+            "nothing is sent: the webhook is due within 30 s anyway".to_owned()
+        });
+    }
+    let was = if preview.delivered > 0 {
+        "delivered"
+    } else if preview.exhausted > 0 {
+        "exhausted"
+    } else {
+        "pending"
+    };
+    let describe = |verb: &str| format!("1 webhook {verb}, which was {was}");
+    if asked.confirm.dry_run {
+        return console.print(&shown(&preview, true), || describe("would be sent"));
+    }
+    asked.confirm.ask(&describe("is sent again at once"))?;
+    let target = match id {
+        WebhookId::Topup(id) => format!("topup {id}"),
+        WebhookId::Event(_) => format!("event {id}"),
+    };
+    let mode = asked.confirm.apply(domain::Command::ResendStart, &target);
+    let resent = deliveries::resend_one(connection, found, &filter, mode).await?;
+    console.print(&shown(&resent, false), || describe("is due now"))
+}
+
+/// A number that may be only the least one.
+fn counted(matching: Counted) -> String {
+    let least = if matching.all { "" } else { "at least " };
+    format!("{least}{}", matching.number)
+}
+
+fn describe(preview: &Preview) -> String {
+    let parts = list(
+        &preview.parts,
+        "No partner has webhooks that match.",
+        part_row,
+    );
+    let matching = counted(preview.matching);
+    if preview.unseen > 0 {
+        return format!(
+            "{parts}\n\nWebhooks that match: {matching}. {} more partners may have some and could not be looked at \
+             in time, so no resend can start with this filter: choose a state that fewer webhooks have, a shorter time, \
+             or one partner after the other.",
+            preview.unseen
+        );
+    }
+    format!("{parts}\n\nWebhooks that are sent again: {matching}")
+}
+
+fn part_row(part: &Part) -> Row<4> {
+    cells!(part:
+        partner_id, name, webhooks = counted(part.matching),
+        note = if part.skipped { "skipped: a resend runs" } else { "-" }.to_owned(),
+    )
+}
+
+fn state(resend: &Resend) -> &'static str {
+    match (resend.cancelled_at, resend.ended_at) {
+        (Some(_), _) => "cancelled",
+        (None, Some(_)) => "ended",
+        (None, None) => "running",
+    }
+}
+
+/// Whose webhooks it is about.
+fn of(resend: &Resend) -> String {
+    match (resend.delivery_id, resend.partner_id) {
+        (Some(delivery), _) => format!("delivery {delivery}"),
+        (None, Some(partner)) => format!("partner {partner}"),
+        (None, None) => format!("{} partners", resend.parts),
+    }
+}
+
+fn row(resend: &Resend) -> Row<7> {
+    cells!(resend:
+        resend_id, of = of(resend), state = state(resend).to_owned(), done = format!("{}/{}", resend.resent, resend.matching),
+        started = utc(resend.created_at), asked_by, reason,
+    )
+}
+
+fn print(console: &Console, resend: &Resend) -> anyhow::Result<()> {
+    let webhooks = resend.state.as_deref().unwrap_or("undelivered");
+    console.print(resend, || {
+        properties(&cells!(resend:
+            resend_id, of = of(resend), state = state(resend).to_owned(), webhooks = webhooks.to_owned(),
+            since = utc(resend.since), until = utc(resend.until),
+            progress = format!("{} of {} are due or sent", resend.resent, resend.matching),
+            partners = format!("{} of {} have ended; {} were skipped", resend.ended, resend.parts, resend.skipped),
+            started = utc(resend.created_at), ended = or_dash(resend.ended_at.map(utc)), asked_by, via, reason,
+        ))
+    })
+}
