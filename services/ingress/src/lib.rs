@@ -149,16 +149,15 @@ pub struct Config {
 
     /// Maximum number of items in one order
     ///
-    /// A larger order gets a 422. An item takes about 80 bytes of JSON, so raise `MAX_BODY`
-    /// together with this setting.
+    /// A larger order gets a 422. A request may have 640 bytes for each item, and at least 64 KiB; a
+    /// larger one gets a 413.
     #[arg(long, env = "MAX_ITEMS", default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..))]
     pub max_items: u16,
 
     /// Maximum number of units in one order
     ///
-    /// The units of an order are the sum of the `qty` of its items. A larger order gets a 422. The
-    /// provisioner's `PROVIDER_ANSWER_MAX` must fit the response to such a purchase: allow 1 KiB
-    /// per unit.
+    /// The units of an order are the sum of the `qty` of its items. A larger order gets a 422. Set
+    /// it to the same at the provisioners, which bound the response to a purchase by it.
     #[arg(long, env = "MAX_UNITS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub max_units: u32,
 
@@ -243,7 +242,8 @@ fn brand(text: &str) -> Result<String, String> {
 }
 
 /// Runs the stage until the soft stop, and then until the work in flight is finished.
-pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
+pub async fn run(mut config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
+    config.limits.fit(config.max_items);
     let parts = connect(&config).await?;
     let listener = runtime::listener::bind("LISTEN", config.listen).await?;
 

@@ -104,7 +104,9 @@ pub struct Config {
     /// Maximum number of purchases in flight, per provider and process
     ///
     /// A purchase counts until the first request for its profiles has ended. Further purchases
-    /// wait. The orders of one partner for one option use at most half of this number, so that one
+    /// wait. Look-ups have half as many places of their own, so that they and purchases cannot hold
+    /// each other up: a look-up asks the provider whether it has a purchase, and further requests
+    /// for the profiles of a purchase count as look-ups. The orders of one partner for one option use at most half of this number, so that one
     /// busy partner cannot block everybody. If `PROVIDER_RATE` is set, the number is at most five
     /// times that rate, so that no call waits longer than 5 s for its turn.
     #[arg(
@@ -115,29 +117,11 @@ pub struct Config {
     )]
     pub provider_concurrency: u16,
 
-    /// Maximum number of look-ups in flight, per provider and process
-    ///
-    /// A look-up asks the provider whether it has a purchase. Requests for the profiles of a
-    /// purchase count, too, except the first one. Look-ups have a limit of their own, so that they
-    /// and purchases cannot hold each other up. Default: half of `PROVIDER_CONCURRENCY`.
-    #[arg(
-        long,
-        env = "PROVIDER_LOOKUP_CONCURRENCY",
-        value_parser = clap::value_parser!(u16).range(1..=4096)
-    )]
-    pub provider_lookup_concurrency: Option<u16>,
-
-    /// Maximum number of requests about delivered eSIMs in flight, per provider and process
-    ///
-    /// These are questions about the data use of an eSIM, and give-backs. Further ones wait. Those of
-    /// one partner use at most half of this number. The limit is low, because they share
+    /// Maximum number of requests about delivered eSIMs in flight, per provider and process. These
+    /// are questions about the data use of an eSIM, and give-backs. Further ones wait. Those of one
+    /// partner use at most half of this number. The limit is low, because they share
     /// `PROVIDER_RATE` with purchases, which come first.
-    #[arg(
-        long,
-        env = "PROVIDER_ESIM_REQUESTS",
-        default_value_t = 4,
-        value_parser = clap::value_parser!(u16).range(1..=1024)
-    )]
+    #[arg(skip = 4_u16)]
     pub provider_esim_requests: u16,
 
     /// Timeout of a whole call to a provider
@@ -152,17 +136,13 @@ pub struct Config {
     )]
     pub provider_timeout: Duration,
 
-    /// The largest response that is read from a provider, in bytes
+    /// Maximum number of units in one order, as at ingress
     ///
-    /// The outcome of a call with a larger response is unknown, so raise this limit together with
-    /// `MAX_UNITS` of ingress: allow 1 KiB for each unit.
-    #[arg(
-        long,
-        env = "PROVIDER_ANSWER_MAX",
-        default_value_t = 1024 * 1024,
-        value_parser = clap::value_parser!(u32).range(16 * 1024..=1024 * 1024 * 1024)
-    )]
-    pub provider_answer_max: u32,
+    /// The largest response that is read from a provider has 1 KiB for each of them, and at least 1
+    /// MiB. The outcome of a call with a larger response is unknown, so a purchase of more units
+    /// could not be completed.
+    #[arg(long, env = "MAX_UNITS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub max_units: u32,
 
     /// Longest time between the record of a purchase attempt and its arrival at the provider
     ///
@@ -199,34 +179,18 @@ pub struct Config {
     )]
     pub provider_rate: u32,
 
-    /// Consecutive failed calls after which a provider's breaker opens
-    ///
-    /// While the breaker is open, nothing new is sent to the provider. Placements wait and use up
-    /// no attempts. Calls that could not be sent always count. Calls that failed in another way
-    /// open the breaker only if most of the options that are being bought fail, because a single
-    /// bad option is held back by a limit of its own. A denied call (401, 403) opens the breaker at
-    /// once.
-    #[arg(
-        long,
-        env = "BREAKER_FAILURES",
-        default_value_t = 10,
-        value_parser = clap::value_parser!(u32).range(1..=1_000_000)
-    )]
+    /// Consecutive failed calls after which a provider's breaker opens. While the breaker is open,
+    /// nothing new is sent to the provider. Placements wait and use up no attempts. Calls that could
+    /// not be sent always count. Calls that failed in another way open the breaker only if most of
+    /// the options that are being bought fail, because a single bad option is held back by a limit
+    /// of its own. A denied call (401, 403) opens the breaker at once. Ten in a row are no accident,
+    /// and an open breaker delays orders by little, so nobody needs another number.
+    #[arg(skip = 10_u32)]
     pub breaker_failures: u32,
-
-    /// How long a breaker stays open before one placement probes the provider
-    ///
-    /// The time doubles with each failed probe, up to `BREAKER_OPEN_MOST`.
-    #[arg(
-        long,
-        env = "BREAKER_OPEN",
-        value_parser = runtime::config::duration,
-        default_value = "5s"
-    )]
-    pub breaker_open: Duration,
 
     /// Longest time that a breaker stays open before the next probe
     ///
+    /// The first time is a sixth of it, so 5s by default, and doubles with each failed probe.
     /// A breaker that an operator has opened stays open for as long as the operator asked for.
     #[arg(
         long,
@@ -236,29 +200,16 @@ pub struct Config {
     )]
     pub breaker_open_most: Duration,
 
-    /// Maximum number of callbacks in flight
-    ///
-    /// Further ones get 503 with Retry-After. At most four times as many connections are open, and
-    /// further ones are closed at once. A lost callback does no harm, because profiles are also
-    /// asked for on a schedule.
-    #[arg(
-        long,
-        env = "CALLBACK_CONCURRENCY",
-        default_value_t = 64,
-        value_parser = clap::value_parser!(u16).range(1..=4096)
-    )]
+    /// Maximum number of callbacks in flight. Further ones get 503 with Retry-After. At most four
+    /// times as many connections are open, and further ones are closed at once. A lost callback
+    /// does no harm, because profiles are also asked for on a schedule.
+    #[arg(skip = 64_u16)]
     pub callback_concurrency: u16,
 
-    /// Maximum number of callbacks per second that reach PostgreSQL, per process
-    ///
-    /// Further ones get 503 with Retry-After. Callbacks are not authenticated beyond the token in
-    /// their URL, so this keeps a flood of them from slowing down orders.
-    #[arg(
-        long,
-        env = "CALLBACK_RATE",
-        default_value_t = 200,
-        value_parser = clap::value_parser!(u16).range(1..)
-    )]
+    /// Maximum number of callbacks per second that reach PostgreSQL, per process. Further ones get
+    /// 503 with Retry-After. Callbacks are not authenticated beyond the token in their URL, so this
+    /// keeps a flood of them from slowing down orders.
+    #[arg(skip = 200_u16)]
     pub callback_rate: u16,
 
     #[command(flatten)]
@@ -284,6 +235,12 @@ const TURNS: Duration = Duration::from_secs(5);
 /// slow queue are deferred, so that ingress does not wait for their verdicts.
 const SLOW: Duration = Duration::from_secs(1);
 
+/// The largest response that is read from a provider, in bytes: 1 KiB for each unit of the largest
+/// order, and enough for a page of a list.
+fn answer_max(max_units: u32) -> usize {
+    usize::try_from(max_units).map_or(usize::MAX, |units| (units * 1024).max(1024 * 1024))
+}
+
 /// A configured provider, by its name, with the pace of its calls.
 struct Configured {
     name: String,
@@ -298,7 +255,7 @@ impl Config {
     fn connect(&self, instance: &str) -> anyhow::Result<Vec<Configured>> {
         let limits = providers::Limits {
             timeout: self.provider_timeout,
-            answer_max: usize::try_from(self.provider_answer_max).unwrap_or(usize::MAX),
+            answer_max: answer_max(self.max_units),
         };
         let mut configured: Vec<Configured> = Vec::new();
         for name in &self.providers {
@@ -357,9 +314,9 @@ impl Config {
                 self.settle, self.provider_timeout
             )));
         }
-        if self.park_after.is_zero() || self.breaker_open.is_zero() {
+        if self.park_after.is_zero() || self.breaker_open_most.is_zero() {
             return Err(BadSetting::error(
-                "PARK_AFTER and BREAKER_OPEN must be more than 0",
+                "PARK_AFTER and BREAKER_OPEN_MOST must be more than 0",
             ));
         }
         Ok(())

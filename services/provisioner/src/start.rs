@@ -92,7 +92,7 @@ fn watched(config: &Config, name: &str, rate: Arc<Rate>, parts: &Parts) -> Watch
         name.to_owned(),
         BreakerLimits {
             failures: config.breaker_failures,
-            open: config.breaker_open,
+            open: config.breaker_open_most / 6,
             open_most: config.breaker_open_most,
         },
         parts.database.clone(),
@@ -110,10 +110,7 @@ fn stages(config: &Config, work: &Arc<ProviderWork>, nats: &Nats, shutdown: &Shu
     let breaker = Arc::clone(&work.calls.breaker);
     let limiters = Arc::clone(&work.calls.limiters);
     let purchases = config.limits(config.provider_concurrency);
-    let lookups = config
-        .provider_lookup_concurrency
-        .unwrap_or(config.provider_concurrency.div_ceil(2));
-    let lookups = config.limits(lookups);
+    let lookups = config.limits(config.provider_concurrency.div_ceil(2));
     let jobs = Source {
         stream: JOBS,
         durable: durable(&name),

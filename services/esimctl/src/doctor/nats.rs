@@ -299,7 +299,6 @@ async fn log_in(
             let access = NatsAccess {
                 nats_password: Some(password.trim_end().into()),
                 nats_user: Some(stage.to_owned()),
-                nats_credentials: None,
                 nats_ca_file: command.access.nats_ca_file.clone(),
             };
             connect(&access, stage, servers, lines).await;

@@ -62,7 +62,7 @@ const SHOW_EXAMPLES: &str = "Examples:
 Ingress keeps those whose access key is known: the newest 1,000 of each kind (orders, other requests, and
 requests without a valid signature), and no longer than the term `refusals` of `esimctl retention`. A request with an
 unknown access key, and one that a proxy refused, is not among them. `unrecorded` counts the requests of the same kind
-before this one that were not kept, because more than PARTNER_REFUSALS_PER_MINUTE came, or because they could not be
+before this one that were not kept, because more than 60 came in a minute, or because they could not be
 stored.";
 
 const SET_EXAMPLES: &str = "Examples:
@@ -83,8 +83,8 @@ still sent. A new URL makes the partner's waiting webhooks due at once, and ends
 The webhook of a ready topup is always sent and is no event; partners can set their events themselves.
 
 Each ingress applies the limits and counts for itself: with two replicas a partner can reach twice the limit. A request
-above a limit gets 429. `default` restores the setting of ingress, which is MAX_IN_FLIGHT, PARTNER_REQUESTS_PER_SECOND,
-PARTNER_ORDERS_PER_SECOND or PARTNER_UNITS_PER_SECOND.
+above a limit gets 429. `default` restores the setting of ingress, which is MAX_IN_FLIGHT, or PARTNER_ORDERS_PER_SECOND
+for orders, as many requests, and five times as many units.
 
 With a signed body `required`, each ingress denies requests without the header X-Service-Content-SHA256, because their
 signature does not cover the query and the body. Ask the partner to send the header with every request first. Whenever

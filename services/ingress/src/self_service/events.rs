@@ -231,7 +231,7 @@ pub(super) async fn test_endpoint(
 ) -> Result<Response, ApiError> {
     let limits = &session.app.limits;
     let stop = &session.service().stop;
-    let interval = limits.webhook_test_interval;
+    let interval = limits.test_interval();
     let testing =
         session.run(async |connection, _| events::test(connection, endpoint, interval).await);
     let id = match testing.await? {

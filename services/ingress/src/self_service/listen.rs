@@ -5,7 +5,7 @@
 //! over. It changes nothing, so webhooks are still sent to the configured URL, or wait for one.
 //! Live accounts cannot listen.
 //!
-//! Limits: `LISTENERS` bounds the requests that wait, a fixed number those of each
+//! Limits: a fixed number bounds the requests that wait, another one those of each
 //! partner, and `LISTEN_WAIT` bounds how long each one waits. They are admitted separately from the
 //! other self-service requests ([`super::Kind`]), because they do nothing for most of their time.
 

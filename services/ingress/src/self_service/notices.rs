@@ -126,8 +126,8 @@ pub(super) async fn set(session: Session, request: Request) -> Result<Response, 
     // The secret of an e-mail address signs nothing, because nobody checks signatures of mails.
     let secret = generate::webhook_secret().map_err(ApiError::internal)?;
     let limits = VerificationLimits {
-        interval: session.app.limits.notice_verify_interval,
-        per_day: session.app.limits.notice_verifications_per_day.get(),
+        interval: session.app.limits.redeliver_interval,
+        per_day: session.app.limits.notice_verifications_per_day,
     };
     let setting = session.change(async |connection, partner| {
         self_service::set_channel(

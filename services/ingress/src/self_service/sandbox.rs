@@ -72,7 +72,7 @@ pub(super) async fn make_event(session: Session, request: Request) -> Result<Res
     let NewSandboxEvent {
         r#type: SandboxEvent::KeyExpiring,
     } = NewSandboxEvent::read(&body)?;
-    let interval = session.app.limits.webhook_test_interval;
+    let interval = session.app.limits.test_interval();
     let making = session.run(async |connection, partner| {
         self_service::expire_keys(connection, partner, interval).await
     });

@@ -263,7 +263,7 @@ pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Trouble> {
 async fn read(mut response: Response, most: usize) -> Result<Vec<u8>, Trouble> {
     let too_large = || {
         Trouble::Unknown(format!(
-            "the response has more than {most} bytes (PROVIDER_ANSWER_MAX)"
+            "the response has more than {most} bytes (MAX_UNITS)"
         ))
     };
     let announced = response.content_length().unwrap_or_default();
