@@ -65,25 +65,23 @@ use webhooks::{
 
 use crate::{
     access::{
-        admission::Admission, authentication::Authenticator, directory::Directory,
-        limits::LimitsConfig,
+        admission::Admission,
+        authentication::Authenticator,
+        directory::Directory,
+        gate::Gate,
+        limits::{LimitsConfig, OrderSize},
     },
-    http::{
-        observe::Observer,
-        refusals::Refusals,
-        routes::{self, App},
-        server::Server,
-    },
+    http::{observe::Observer, refusals::Refusals, routes, server::Server},
     metrics::Metrics,
     orders::{
         accept::{InsertOrders, Orders},
         check,
+        create::CreateOrder,
         handshake::Handshake,
         mishap::Mishaps,
-        request::OrderSize,
     },
     pages::qr::QrRenderer,
-    self_service::{SelfService, openapi},
+    self_service::{openapi, session::SelfService},
 };
 
 /// The maximum number of host names of new webhook URLs that are resolved at the same time. Further
@@ -406,6 +404,8 @@ fn accept_orders(
 fn self_service(
     config: &Config,
     parts: &Parts,
+    gate: &Arc<Gate>,
+    orders: &Orders,
     shutdown: &Shutdown,
 ) -> anyhow::Result<SelfService> {
     let guard = config
@@ -414,6 +414,8 @@ fn self_service(
         .guard()
         .http_live(config.http.webhook_http_live);
     Ok(SelfService {
+        gate: Arc::clone(gate),
+        departures: Arc::clone(&orders.handshake.departures),
         database: parts.database.clone(),
         connections: Semaphore::new(config.limits.self_service_concurrency.into()),
         vault: parts.vault.clone(),
@@ -438,7 +440,7 @@ fn router(
     shutdown: &Shutdown,
 ) -> anyhow::Result<Router> {
     let limits = &config.limits;
-    let app = App {
+    let gate = Arc::new(Gate {
         authenticator: Authenticator::new(&config.brand, directory, parts.metrics.clone()),
         admission: Admission::new(limits, config.max_units),
         limits: limits.clone(),
@@ -446,18 +448,27 @@ fn router(
             items: config.max_items.into(),
             units: config.max_units.into(),
         },
+    });
+    let service = self_service(config, parts, &gate, &orders, shutdown)?;
+    let create = CreateOrder {
+        gate,
         orders,
         mishaps: Mishaps::default(),
         metrics: parts.metrics.clone(),
-        self_service: self_service(config, parts, shutdown)?,
     };
-    let gate = QrGate::new(
+    let drawn = QrGate::new(
         parts.qr_keys.clone(),
         config.qr_bare_until.map(OffsetDateTime::unix_timestamp),
     );
-    let pictures = QrRenderer::new(gate, limits);
+    let pictures = QrRenderer::new(drawn, limits);
     let document = openapi::document(&config.brand).context("the OpenAPI document")?;
     let sources = config.source.source_addresses.texts();
     let pages = pages::router(&config.brand, &document, &sources);
-    Ok(routes::router(Arc::new(app), pages, pictures, observer))
+    Ok(routes::router(
+        Arc::new(create),
+        Arc::new(service),
+        pages,
+        pictures,
+        observer,
+    ))
 }

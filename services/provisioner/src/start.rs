@@ -18,23 +18,33 @@ use store::{
     Database,
     placements::{self, Activity},
     providers::BreakerLimits,
+    vault::Vault,
 };
 use tokio::sync::Semaphore;
 
 use crate::{
-    Config, Configured, Parts,
     after_delivery::RequestStage,
     balance,
     breaker::Breaker,
     calls::Calls,
+    config::{Config, Configured},
     heartbeat,
     limiter::LaneLimiters,
+    metrics::Metrics,
     place::{ProviderStage, ProviderWork, Settlements, UNRECORDED},
     providers::Connected,
     rate::Rate,
     reporter::Reporter,
     watch::{self, Watched},
 };
+
+/// What several parts of the process share.
+pub(crate) struct Parts {
+    pub(crate) database: Database,
+    pub(crate) vault: Vault,
+    pub(crate) nats: Nats,
+    pub(crate) metrics: Metrics,
+}
 
 /// Starts the work for every provider. Returns what [`watch`] has to refresh for each.
 pub(crate) fn providers(

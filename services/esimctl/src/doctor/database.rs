@@ -17,7 +17,7 @@ use time::OffsetDateTime;
 use tokio::time::timeout;
 
 use crate::{
-    doctor::{Command, line::Lines, roles},
+    doctor::{command::Command, line::Lines, roles},
     output::one_line,
 };
 

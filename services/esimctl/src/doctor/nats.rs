@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use crate::{
     doctor::{
-        Command,
+        command::Command,
         database::{seconds_of, skew},
         line::Lines,
     },

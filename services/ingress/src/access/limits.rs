@@ -241,6 +241,15 @@ impl LimitsConfig {
     }
 }
 
+/// The maximum size of one order.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OrderSize {
+    /// The number of items in `products`.
+    pub(crate) items: usize,
+    /// The number of units in total: the sum of all `qty`.
+    pub(crate) units: u64,
+}
+
 pub(crate) fn size(number: u32) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
@@ -250,7 +259,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::orders::request::{self, OrderSize};
+    use crate::orders::request;
 
     #[derive(Parser)]
     struct Program {

@@ -27,7 +27,10 @@ use time::{
 use tracing::{Instrument, Span, field, info_span};
 use uuid::Uuid;
 
-use super::{Paced, Trouble, text::one_line};
+use super::{
+    provider::{Paced, Trouble},
+    text::one_line,
+};
 use crate::rate::Rate;
 
 /// The header `Date`, such as `Fri, 20 Nov 2026 06:00:00 GMT`.

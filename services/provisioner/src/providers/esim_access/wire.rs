@@ -9,13 +9,17 @@ use serde_json::Value;
 
 use store::esim_requests::Reading;
 
-use super::PAGE;
 use crate::providers::{
-    Balance, Custody, EsimStatus, Fault, Hint, Offer, ProviderId, ProviderUnit, Sold, Trouble,
-    UnitState, Unsuitable, filled,
-    lists::{name, needs_confirmation_code, number, product, text},
-    text::{BadId, day, moment, one_line},
+    lists::{Offer, Sold, Unsuitable, name, needs_confirmation_code, number, product, text},
+    provider::{
+        Balance, Custody, EsimStatus, Fault, Hint, ProviderUnit, Trouble, UnitState, filled,
+    },
+    text::{BadId, ProviderId, day, moment, one_line},
 };
+
+/// The size of a page. It is the largest one that every documentation of the protocol allows, and a
+/// purchase has fewer units ([`domain::cut`]), so its eSIMs are always on the first page.
+pub(super) const PAGE: usize = 100;
 
 /// The shape of each response.
 #[derive(Deserialize)]

@@ -23,11 +23,14 @@ use signing::{SecretKey, usimsa};
 use store::esim_requests::Reading;
 
 use super::{
-    Account, Bought, Capabilities, Connected, Custody, DeliveredEsim, EsimStatus, Fault,
-    FindAnswer, GiveBackAnswer, Hint, KnownProvider, LookUp, Paced, Provider, ProviderId,
-    ProviderUnit, Purchase, PurchaseAnswer, Setting, Sought, Trouble, UnitState, filled,
+    account::{Account, KnownProvider, Setting},
     http::{Body, Call, Http, parse},
-    text::{BadId, day, moment, one_line},
+    provider::{
+        Bought, Capabilities, Connected, Custody, DeliveredEsim, EsimStatus, Fault, FindAnswer,
+        GiveBackAnswer, Hint, LookUp, Paced, Provider, ProviderUnit, Purchase, PurchaseAnswer,
+        Sought, Trouble, UnitState, filled,
+    },
+    text::{BadId, ProviderId, day, moment, one_line},
 };
 
 const ORDER: &str = "/api/v2/order";
