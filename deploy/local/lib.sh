@@ -119,7 +119,7 @@ ports_of() {
 
 # The settings that services take from the caller's environment. deploy/local/up --help lists them.
 INGRESS_SETTINGS=(BRAND PLACEMENT_WAIT QUEUE_DEADLINE MAX_ITEMS MAX_UNITS PROVIDERS MAX_CONNECTIONS HEAD_TIMEOUT
-  MAX_IN_FLIGHT TARGET_DELAY PARTNER_ORDERS_PER_SECOND SELF_SERVICE_IN_FLIGHT REDELIVER_INTERVAL LISTEN_WAIT
+  MAX_IN_FLIGHT TARGET_DELAY PARTNER_ORDERS_PER_SECOND REDELIVER_INTERVAL LISTEN_WAIT
   WEBHOOK_HTTP_LIVE QR_BARE_UNTIL)
 # The providers beside the sandbox, and the settings of our accounts there, which each of them names in its code. A folder
 # has `_` where the name of its provider has `-`.

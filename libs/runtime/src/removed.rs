@@ -64,6 +64,7 @@ const REMOVED: &[(&str, &str)] = &[
         "PROVIDER_LOOKUP_CONCURRENCY",
         "it is half of PROVIDER_CONCURRENCY",
     ),
+    ("SELF_SERVICE_IN_FLIGHT", "it is 64"),
     ("SELF_SERVICE_WAIT", "it is that of QUEUE_DEADLINE"),
     ("SMTP_CA_FILE", "CA_FILE names the file"),
     (

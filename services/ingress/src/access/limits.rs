@@ -81,8 +81,7 @@ pub struct LimitsConfig {
     ///
     /// Orders queue while the database is slow or busy. An order whose turn does not come in this
     /// time is taken out of the queue, is not stored, and gets a 503 with Retry-After. A
-    /// self-service request waits for as long until fewer of them are in flight
-    /// (`SELF_SERVICE_IN_FLIGHT`). If 256 wait already, or its time is over, it gets a 429 if the
+    /// self-service request waits for as long until fewer than 64 of them are in flight. If 256 wait already, or its time is over, it gets a 429 if the
     /// partner has used up its share, otherwise a 503, both with Retry-After.
     #[arg(long, env = "QUEUE_DEADLINE", default_value = "2s", value_parser = positive_duration)]
     pub queue_deadline: Duration,
@@ -97,18 +96,17 @@ pub struct LimitsConfig {
     #[arg(long, env = "PARTNER_ORDERS_PER_SECOND", default_value = "2000")]
     pub partner_orders_per_second: NonZeroU32,
 
-    /// Maximum number of self-service requests in flight
-    ///
-    /// These are all signed requests except create-order and `GET …/webhook/listen`. Further
-    /// requests wait for up to `QUEUE_DEADLINE`. A single partner can use at most half of what
-    /// the other partners leave free. The limit is separate from `MAX_IN_FLIGHT`, so that a flood of
-    /// look-ups takes no room from orders.
-    #[arg(long, env = "SELF_SERVICE_IN_FLIGHT", default_value_t = 64, value_parser = value_parser!(u32).range(1..))]
+    /// Maximum number of self-service requests in flight. These are all signed requests except
+    /// create-order and `GET …/webhook/listen`. Further requests wait for up to `QUEUE_DEADLINE`. A
+    /// single partner can use at most half of what the other partners leave free. The limit is
+    /// separate from `MAX_IN_FLIGHT`, so that a flood of look-ups takes no room from orders. Two
+    /// connections serve them all, so more would only wait in another place.
+    #[arg(skip = 64_u32)]
     pub self_service_in_flight: u32,
 
     /// Maximum number of self-service requests that wait until fewer are in flight. A few look-ups at once are no flood, so they wait a moment instead of being refused. Further
     /// requests are refused at once: with a 429 if the partner has used up its share of
-    /// `SELF_SERVICE_IN_FLIGHT`, otherwise with a 503, both with Retry-After. A single partner can
+    /// the places in flight, otherwise with a 503, both with Retry-After. A single partner can
     /// use at most half of what the other partners leave free.
     #[arg(skip = 256_u32)]
     pub self_service_waiting: u32,
@@ -149,7 +147,7 @@ pub struct LimitsConfig {
     /// Maximum number of sandbox accounts' requests that wait for webhooks. These are requests of
     /// `GET …/webhook/listen`. Each of them stays open for up to `LISTEN_WAIT` and looks at the
     /// database once a second, so this bounds what they cost it. They do not count towards
-    /// `SELF_SERVICE_IN_FLIGHT`. Further requests get a 503 with Retry-After.
+    /// the requests in flight. Further requests get a 503 with Retry-After.
     #[arg(skip = 128_u32)]
     pub listeners: u32,
 

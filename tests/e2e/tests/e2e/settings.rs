@@ -59,7 +59,6 @@ const ROWS: &[(&[&str], &str, Option<&str>)] = &[
     (&["ingress"], "HEAD_TIMEOUT", Some("0s")),
     (&["ingress"], "PARTNER_ORDERS_PER_SECOND", Some("0")),
     (&["ingress"], "QUEUE_DEADLINE", Some("0s")),
-    (&["ingress"], "SELF_SERVICE_IN_FLIGHT", Some("0")),
     (&["ingress"], "REDELIVER_INTERVAL", Some("0s")),
     (&["ingress"], "WEBHOOK_HTTP_LIVE", Some("maybe")),
     (&["ingress"], "QR_BARE_UNTIL", Some("tomorrow")),
