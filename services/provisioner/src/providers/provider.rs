@@ -17,7 +17,7 @@ use store::esim_requests::Reading;
 
 use super::{
     lists::{Listed, Offer, Sold, Span},
-    text::ProviderId,
+    text::{BadId, ProviderId},
 };
 use crate::rate::Rate;
 
@@ -291,10 +291,48 @@ impl From<Fault> for Reason {
     }
 }
 
+/// What a protocol calls a unit and its ids, for the text of a response that cannot be read.
+pub(super) struct UnitFields {
+    pub(super) unit: &'static str,
+    pub(super) unit_id: &'static str,
+    pub(super) option_id: &'static str,
+}
+
+impl UnitFields {
+    /// Reads the unit at this index of a list. One bad id makes the whole response unreadable.
+    pub(super) fn read(
+        &self,
+        index: usize,
+        unit_id: String,
+        option_id: Option<String>,
+        state: Result<UnitState, Fault>,
+    ) -> Result<ProviderUnit, Trouble> {
+        let bad = |field: &str, error: BadId| {
+            Trouble::Unknown(format!(
+                "the response is unreadable: {field} of {} {} {error}",
+                self.unit,
+                index + 1
+            ))
+        };
+        let unit_id = ProviderId::parse(unit_id).map_err(|error| bad(self.unit_id, error))?;
+        let option_id = option_id
+            .filter(|id| !id.is_empty())
+            .map(ProviderId::parse)
+            .transpose()
+            .map_err(|error| bad(self.option_id, error))?;
+        let state = UnitState::read(&unit_id, state);
+        Ok(ProviderUnit {
+            unit_id,
+            option_id,
+            state,
+        })
+    }
+}
+
 impl UnitState {
     /// The state of a unit whose profile has arrived. A fault is logged, because it needs the provider
     /// or an operator.
-    fn read(unit_id: &ProviderId, state: Result<Self, Fault>) -> Self {
+    pub(super) fn read(unit_id: &ProviderId, state: Result<Self, Fault>) -> Self {
         state.unwrap_or_else(|fault| {
             tracing::error!(
                 provider.unit.id = unit_id.as_str(),
