@@ -265,7 +265,7 @@ pub enum Fault {
 
 impl Fault {
     /// The fault of an activation code in this field.
-    fn of_code(error: &InvalidProfile, field: &'static str) -> Self {
+    pub(super) fn of_code(error: &InvalidProfile, field: &'static str) -> Self {
         match error {
             InvalidProfile::ConfirmationCode => Self::ConfirmationCode,
             InvalidProfile::Smdp

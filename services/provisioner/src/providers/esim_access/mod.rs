@@ -19,14 +19,7 @@ use std::sync::Arc;
 
 use domain::PlacementId;
 use futures_util::{FutureExt, future::BoxFuture};
-use reqwest::{
-    Method,
-    header::{HeaderMap, HeaderName, HeaderValue},
-};
 use serde_json::{Value, json};
-use signing::{SecretKey, esim_access};
-use time::{OffsetDateTime, UtcOffset};
-use uuid::Uuid;
 
 use self::{
     client::{Client, Failure, Outcome, outcome, within},
@@ -35,14 +28,14 @@ use self::{
 };
 use super::{
     account::{Account, KnownProvider, Setting},
-    http::{Body, Call, Http, parse},
+    http::Http,
     lists::{Listed, Offer, Sold, Span},
     price,
     provider::{
         Balance, Bought, Capabilities, Connected, DeliveredEsim, EsimStatus, FindAnswer,
         GiveBackAnswer, Hint, LookUp, Paced, Provider, Purchase, PurchaseAnswer, Sought, Trouble,
     },
-    text::{ProviderId, one_line},
+    text::ProviderId,
 };
 
 const ORDER: &str = "/api/v1/open/esim/order";
