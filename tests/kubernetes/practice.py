@@ -32,9 +32,8 @@ def versions(rendered):
         version = one["metadata"].get("labels", {}).get("app.kubernetes.io/version")
         if not version or one["metadata"]["name"] != f"migrate-{version.replace('.', '-')}":
             yield one, f"is not named by the version {version}, so a second version could not be applied"
-        environment = {variable["name"]: variable.get("value") for variable in one["spec"]["template"]["spec"]["containers"][0]["env"]}
-        if not environment.get("MIGRATE_AWAIT_ROLES"):
-            yield one, "does not wait for the roles that the operator creates (MIGRATE_AWAIT_ROLES)"
+        if "--await-roles" not in one["spec"]["template"]["spec"]["containers"][0]["args"]:
+            yield one, "does not wait for the roles that the operator creates (--await-roles)"
     for one, template in rendered.templates():
         if template["metadata"]["labels"].get("app.kubernetes.io/version") is None:
             yield one, "its pods have no app.kubernetes.io/version"

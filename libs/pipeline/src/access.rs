@@ -10,6 +10,9 @@ use percent_encoding::percent_decode_str;
 use runtime::{config::BadSetting, files};
 use secrecy::{ExposeSecret, SecretString};
 
+/// Stands in every credentials file, and in no password.
+const CREDENTIALS: &str = "BEGIN NATS USER JWT";
+
 /// How many messages of a subscription may wait in memory. The client drops further ones.
 const WAITING: usize = 1024;
 
@@ -17,24 +20,17 @@ const WAITING: usize = 1024;
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "NATS")]
 pub struct NatsAccess {
-    /// The password of `NATS_USER`
+    /// The password of the user with the name of the service, or the content of a credentials file
+    ///
+    /// A user with another name stands with its password in `NATS_URL`. A credentials file (`.creds`)
+    /// holds a JWT and its NKEY seed.
     #[arg(long, env = "NATS_PASSWORD", hide_env_values = true)]
     pub nats_password: Option<SecretString>,
 
-    /// The user that `NATS_PASSWORD` belongs to [default: the name of the service]
-    #[arg(long, env = "NATS_USER", requires = "nats_password")]
+    /// The user that the password belongs to, if it is not the service: `esimctl doctor` tries those
+    /// of the stages.
+    #[arg(skip)]
     pub nats_user: Option<String>,
-
-    /// The content of a credentials file (`.creds`), instead of a password
-    ///
-    /// Such a file holds a JWT and its NKEY seed.
-    #[arg(
-        long,
-        env = "NATS_CREDENTIALS",
-        hide_env_values = true,
-        conflicts_with = "nats_password"
-    )]
-    pub nats_credentials: Option<SecretString>,
 
     /// A PEM file with the certificates of the CAs that may sign the certificate of NATS
     ///
@@ -54,7 +50,7 @@ impl NatsAccess {
         servers: &mut [ServerAddr],
     ) -> anyhow::Result<ConnectOptions> {
         let options = self.options(name)?;
-        let own = self.nats_password.is_some() || self.nats_credentials.is_some();
+        let own = self.nats_password.is_some();
         let decoded = |part: &str| percent_decode_str(part).decode_utf8_lossy().into_owned();
         let in_url = servers.first().and_then(|one| {
             let user = one.username()?;
@@ -82,19 +78,18 @@ impl NatsAccess {
             .name(name)
             .subscription_capacity(WAITING)
             .custom_inbox_prefix(format!("_INBOX_{}", name.replace(' ', "_")));
-        if let Some(password) = &self.nats_password {
-            let user = self.nats_user.clone().unwrap_or_else(|| name.to_owned());
-            options = options.user_and_password(user, password.expose_secret().to_owned());
-        }
-        if let Some(credentials) = &self.nats_credentials {
-            options = options
-                .credentials(credentials.expose_secret())
-                .map_err(|_| {
+        if let Some(secret) = &self.nats_password {
+            let text = secret.expose_secret();
+            options = if text.contains(CREDENTIALS) {
+                options.credentials(text).map_err(|_| {
                     BadSetting::error(
-                        "NATS_CREDENTIALS: the value is not the content of a credentials file; \
-                         give the text of the file, not its path",
+                        "NATS_PASSWORD: the value begins like a credentials file, but is not the whole content of one",
                     )
-                })?;
+                })?
+            } else {
+                let user = self.nats_user.clone().unwrap_or_else(|| name.to_owned());
+                options.user_and_password(user, text.to_owned())
+            };
         }
         if let Some(path) = &self.nats_ca_file {
             // The file is read here to find a mistake at the start, because the client would only

@@ -37,22 +37,6 @@ pub struct CommonConfig {
     /// orchestrator must wait longer than this before it kills the process.
     #[arg(long, env = "SHUTDOWN_TIMEOUT", value_parser = duration, default_value = "25s")]
     pub shutdown_timeout: Duration,
-    /// Number of threads that run tasks [default: half of the processors, at least 1]
-    ///
-    /// The other half of the processors is left to PostgreSQL and the other programs on the same
-    /// machine. On a machine of its own a service can use all of them.
-    #[arg(long, env = "WORKER_THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub worker_threads: Option<u16>,
-}
-
-impl CommonConfig {
-    pub(crate) fn worker_threads(&self) -> usize {
-        let half = || {
-            std::thread::available_parallelism()
-                .map_or(1, |processors| processors.get().div_ceil(2))
-        };
-        self.worker_threads.map_or_else(half, usize::from)
-    }
 }
 
 impl Default for CommonConfig {
@@ -61,7 +45,6 @@ impl Default for CommonConfig {
             log: "info".into(),
             log_format: LogFormat::Auto,
             shutdown_timeout: Duration::from_secs(25),
-            worker_threads: None,
         }
     }
 }

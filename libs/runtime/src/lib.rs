@@ -26,6 +26,7 @@ mod manual;
 pub mod metrics;
 pub mod outage;
 mod process;
+mod removed;
 pub mod retry_after;
 pub mod sampler;
 mod setting_files;
@@ -44,6 +45,18 @@ use std::process::ExitCode;
 /// The exit status of a process that refuses its settings. It differs from that of a failure,
 /// because starting the process again would not help.
 const BAD_CONFIGURATION: u8 = 2;
+
+/// The threads that run tasks. By default there are half as many as processors, because the other half
+/// is left to PostgreSQL and the other programs on the same machine. On a machine of its own a service
+/// can use all of them: then set `TOKIO_WORKER_THREADS`, which tokio reads itself.
+fn threads() -> tokio::runtime::Builder {
+    let mut threads = tokio::runtime::Builder::new_multi_thread();
+    if std::env::var_os("TOKIO_WORKER_THREADS").is_none() {
+        let processors = std::thread::available_parallelism();
+        threads.worker_threads(processors.map_or(1, |number| number.get().div_ceil(2)));
+    }
+    threads
+}
 
 /// Runs a service until it ends, by itself, by a signal or by a failure. It reads the settings,
 /// starts the telemetry, calls `run`, stops softly and, after `SHUTDOWN_TIMEOUT`, hard, and flushes
@@ -70,8 +83,8 @@ where
             return ExitCode::from(BAD_CONFIGURATION);
         }
     };
-    let outcome = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(common.worker_threads())
+    removed::warn();
+    let outcome = threads()
         .enable_all()
         .build()
         .map_err(anyhow::Error::from)

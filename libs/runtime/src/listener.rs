@@ -4,10 +4,9 @@
 //! connections here. Two things are guaranteed: a failed accept never ends a listener, and
 //! connections that exist when the soft stop begins are still served instead of being reset.
 //!
-//! [`accept_bounded`] also limits the connections, in all and from each source, because each open
-//! connection costs memory and a file descriptor, and because a single client must not be able to
-//! take all of them. When a limit is reached, an idle connection on which nobody has authenticated
-//! gives its [`Place`] to the new one. If there is none, the new one gets a short response and is
+//! [`accept_bounded`] also limits the connections, because each open one costs memory and a file
+//! descriptor. When the limit is reached, an idle connection on which nobody has authenticated gives
+//! its [`Place`] to the new one, so that a client without keys cannot keep the others out. If there is none, the new one gets a short response and is
 //! closed.
 
 mod places;
@@ -30,7 +29,7 @@ use tokio::{
 
 use self::places::{Held, Places};
 pub use self::{
-    places::{Bounds, Leave, Place, source},
+    places::{Leave, Place, source},
     socket::{Watch, Watched},
 };
 use crate::{Shutdown, metrics::Instruments, sampler::Sampler};
@@ -71,18 +70,18 @@ pub struct Connections {
 }
 
 impl Connections {
-    /// Makes the count of a listener and registers its metrics. A connection beyond `bounds` gets
+    /// Makes the count of a listener and registers its metrics. A connection beyond `most` gets
     /// the bytes `refusal`, which are a whole HTTP response, and is closed.
-    pub fn new(bounds: Bounds, refusal: &'static [u8]) -> Arc<Self> {
+    pub fn new(most: usize, refusal: &'static [u8]) -> Arc<Self> {
         let refused = Instruments::of("runtime").counter(
             "esim.connections.refused",
-            "Connections closed at once, by the bound that was reached",
+            "Connections closed because the limit was reached",
         );
-        for reason in ["all", "source", "displaced"] {
+        for reason in ["all", "displaced"] {
             refused.add(0, &[KeyValue::new("reason", reason)]);
         }
         let connections = Arc::new(Self {
-            places: Places::new(bounds),
+            places: Places::new(most),
             refusal,
             refused,
             refused_held: Semaphore::new(REFUSED),
@@ -102,27 +101,23 @@ impl Connections {
     }
 
     /// Takes a place for a connection, which may be that of another connection.
-    fn admit(&self, peer: IpAddr) -> Result<Held, &'static str> {
+    fn admit(&self, peer: IpAddr) -> Option<Held> {
         let admitted = self.places.admit(peer)?;
         if admitted.displaced_another {
             self.refused.add(1, &[KeyValue::new("reason", "displaced")]);
         }
-        Ok(admitted.held)
+        Some(admitted.held)
     }
 
     /// Responds to a connection without a permit, and closes it.
-    fn refuse(self: &Arc<Self>, mut stream: TcpStream, peer: SocketAddr, reason: &'static str) {
-        self.refused.add(1, &[KeyValue::new("reason", reason)]);
+    fn refuse(self: &Arc<Self>, mut stream: TcpStream, peer: SocketAddr) {
+        self.refused.add(1, &[KeyValue::new("reason", "all")]);
         if let Some(suppressed) = self.log.pass() {
-            let setting = match reason {
-                "source" => "MAX_CONNECTIONS_PER_SOURCE",
-                _ => "MAX_CONNECTIONS",
-            };
             tracing::warn!(
-                bound = reason,
                 network.peer.address = %peer.ip(),
                 suppressed,
-                "too many connections are open, so this one was refused; if the clients are legitimate, raise {setting}"
+                "too many connections are open, so this one was refused; if the clients are legitimate, raise \
+                 MAX_CONNECTIONS"
             );
         }
         // The few bytes fit into the buffer of a new connection, so that also the client of a
@@ -161,14 +156,14 @@ where
 {
     accept(listener, shutdown, |stream, peer| {
         match connections.admit(peer.ip()) {
-            Ok(held) => {
+            Some(held) => {
                 let serving = serve(stream, peer, Arc::clone(&held.0));
                 shutdown.tracker().spawn(async move {
                     serving.await;
                     drop(held);
                 });
             }
-            Err(reason) => connections.refuse(stream, peer, reason),
+            None => connections.refuse(stream, peer),
         }
     })
     .await
@@ -238,13 +233,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_refused_client_reads_the_refusal() {
-        let connections = Connections::new(
-            Bounds {
-                all: 0,
-                per_source: 1,
-            },
-            b"too many",
-        );
+        let connections = Connections::new(0, b"too many");
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let shutdown = Shutdown::new();

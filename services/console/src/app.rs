@@ -72,7 +72,7 @@ impl App {
             settings: Settings {
                 tls: config.console_url.scheme() == "https",
                 lifetime: Lifetime {
-                    idle: config.console_idle,
+                    idle: config.console_session / 12,
                     most: config.console_session,
                 },
                 passwords: config.console_passwords,

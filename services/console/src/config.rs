@@ -9,7 +9,7 @@ use url::Url;
 
 use crate::{openid, transport::is_private_transport};
 
-/// The longest `CONSOLE_SESSION` and `CONSOLE_IDLE`.
+/// The longest `CONSOLE_SESSION`.
 const LONGEST_SESSION: Duration = Duration::from_hours(24 * 30);
 
 /// Shows operators where orders are and what waits for them, in a browser
@@ -50,13 +50,11 @@ pub struct Config {
     #[arg(long, env = "CONSOLE_PLACE", value_parser = name)]
     pub console_place: Option<String>,
     /// How long a session lasts, whatever its operator does
+    ///
+    /// Without a request of a person it ends after a twelfth of this time, so after 1h by default. A
+    /// page that refreshes itself is not a request of a person.
     #[arg(long, env = "CONSOLE_SESSION", default_value = "12h", value_parser = session)]
     pub console_session: Duration,
-    /// How long a session lasts without a request of a person
-    ///
-    /// A page that refreshes itself does not count as one.
-    #[arg(long, env = "CONSOLE_IDLE", default_value = "1h", value_parser = session)]
-    pub console_idle: Duration,
     /// Let accounts of `esimctl operator` sign in with their passwords
     ///
     /// Switch it off if everybody signs in by OpenID Connect. Then sessions of accounts end, too. If the

@@ -173,9 +173,9 @@ impl Provider {
             ));
         }
         let mut http = client::direct(PATIENCE);
-        if let Some(path) = &config.oidc_ca_file {
+        if let Some(path) = &config.ca_file {
             let wrong = |error: &dyn std::fmt::Display| {
-                BadSetting::error(format!("OIDC_CA_FILE={}: {error}", path.display()))
+                BadSetting::error(format!("CA_FILE={}: {error}", path.display()))
             };
             let pem = files::read(path).map_err(|error| wrong(&format!("{error:#}")))?;
             let certificates = reqwest::Certificate::from_pem_bundle(pem.as_bytes())
@@ -528,8 +528,8 @@ mod tests {
                 }),
             ),
             (
-                "OIDC_CA_FILE",
-                without(|config| config.oidc_ca_file = Some("/nowhere/ca.pem".into())),
+                "CA_FILE",
+                without(|config| config.ca_file = Some("/nowhere/ca.pem".into())),
             ),
         ] {
             let error = config.unwrap_err().to_string();

@@ -3,8 +3,7 @@
 //! Guarantees: there are at most `MAX_CONNECTIONS` connections, because the console is for a few
 //! people and must not use up the process's files; and nobody who has not signed in keeps others
 //! out. A connection without a session gives its place to a new one as soon as it is idle, and it is
-//! idle, too, while its form arrives ([`crate::access`]). There is no limit for each address, because
-//! behind a proxy all connections come from one.
+//! idle, too, while its form arrives ([`crate::access`]).
 
 use std::{future::pending, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -16,7 +15,7 @@ use axum::{
 };
 use runtime::{
     Shutdown, connection,
-    listener::{self, Bounds, Connections, Leave, Place, Watched},
+    listener::{self, Connections, Leave, Place, Watched},
 };
 use tokio::net::{TcpListener, TcpStream};
 
@@ -40,11 +39,7 @@ pub(crate) async fn serve(
     most: usize,
     shutdown: Shutdown,
 ) -> anyhow::Result<()> {
-    let bounds = Bounds {
-        all: most,
-        per_source: usize::MAX,
-    };
-    let connections = Connections::new(bounds, TOO_MANY);
+    let connections = Connections::new(most, TOO_MANY);
     let serve_one = |stream, peer, place| {
         let router = router
             .clone()
@@ -64,9 +59,9 @@ async fn serve_one(router: Router, stream: TcpStream, place: Arc<Place>, stop: S
     let service = connection::service(router);
     let leave = tokio::select! {
         () = connection::serve(&http, &mut socket, service, &stop, Duration::ZERO) => None,
-        leave = place.must_leave(HEAD_TIMEOUT) => Some(leave),
+        leave = place.must_leave() => Some(leave),
     };
-    if leave == Some(Leave::Displaced) {
+    if leave == Some(Leave::Idle) {
         socket.refuse(TOO_MANY);
     }
 }

@@ -5,7 +5,7 @@
 //! decides what a status means. It never repeats a request, because only the caller knows whether
 //! that is safe, and it follows no redirects, because a signed request must not go to another host.
 //! No request takes longer than [`TIMEOUT`] and no answer is longer than [`LARGEST_ANSWER`], whatever
-//! the other side sends. The settings are checked when they are read ([`check`]), so that a mistake
+//! the other side sends. The settings are checked when they are read ([`profile::check`]), so that a mistake
 //! is named before anything is sent.
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use signing::{SecretKey, webhook::Secret};
 
-use crate::profile;
+use crate::profile::{self, base_url, check};
 
 const API: &str = "/api/v1/api_partner";
 /// The timeout of a whole request. With a shorter one, more orders would end without an answer, and
@@ -112,54 +112,6 @@ pub(crate) fn http(url: &Url, timeout: Duration) -> anyhow::Result<reqwest::Clie
     client::to(url, timeout)
         .build()
         .context("cannot create an HTTP client")
-}
-
-/// Checks the value of a setting. The error names the setting and does not show the value, because it may
-/// be a secret. An empty value is as good as none.
-pub(crate) fn check(name: &str, value: &str) -> anyhow::Result<()> {
-    match name {
-        _ if value.is_empty() => {}
-        "BASE_URL" => drop(base_url(value)?),
-        "ACCESS_KEY" => ensure!(
-            value.bytes().all(|byte| byte.is_ascii_graphic()),
-            "ACCESS_KEY holds a character that no access key has, such as a blank, a line break or an umlaut: copy it again"
-        ),
-        "SECRET_KEY" => {
-            SecretKey::from_base64(value).context("SECRET_KEY is not a secret key in Base64")?;
-        }
-        "WEBHOOK_SECRET" => {
-            Secret::parse(value)
-                .context("WEBHOOK_SECRET is not a webhook secret, which begins with whsec_")?;
-        }
-        "BRAND" => ensure!(
-            value
-                .bytes()
-                .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-'),
-            "BRAND is part of the names of headers, so it must consist of letters, digits and hyphens"
-        ),
-        _ => {}
-    }
-    Ok(())
-}
-
-fn base_url(value: &str) -> anyhow::Result<Url> {
-    const LIKE: &str = "write it like https://esim.example.com";
-    let url: Url = value
-        .parse()
-        .map_err(|error| anyhow::anyhow!("BASE_URL is not a URL ({error}); {LIKE}"))?;
-    ensure!(
-        matches!(url.scheme(), "http" | "https") && url.has_host(),
-        "BASE_URL is not an http:// or https:// URL; {LIKE}"
-    );
-    ensure!(
-        url.username().is_empty() && url.password().is_none(),
-        "BASE_URL must not hold a user name or a password, because requests are signed with the keys instead; {LIKE}"
-    );
-    ensure!(
-        url.query().is_none() && url.fragment().is_none(),
-        "BASE_URL must have no query and no fragment, because the paths of the API follow it; {LIKE}"
-    );
-    Ok(url)
 }
 
 /// Reads the body of an answer, up to [`LARGEST_ANSWER`].

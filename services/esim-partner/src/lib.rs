@@ -24,6 +24,7 @@ pub mod certify;
 mod checklist;
 mod endpoints;
 mod listen;
+mod login;
 mod notices;
 mod order;
 mod profile;
@@ -147,7 +148,7 @@ pub struct Config {
 enum Command {
     /// Check your keys, and store them for the other commands
     #[command(after_help = LOGIN_EXAMPLES)]
-    Login(profile::Login),
+    Login(login::Login),
     #[command(flatten)]
     Account(AccountCommand),
 }

@@ -1,29 +1,24 @@
-//! The account's keys in files, and `esim-partner login`, which asks for them and stores them.
+//! The account's keys in files.
 //!
 //! Stored keys are readable by the user alone: the file has mode 0600 from the start and is
-//! replaced in one step, so it is never half written. `login` stores keys only after a signed
-//! request has shown that the service accepts them. A terminal does not show a secret while it is
-//! typed. A file of `NAME=value` lines can also be read by a shell, and the JSON that `esimctl
-//! partner create` prints is accepted too.
+//! replaced in one step, so it is never half written. A file of `NAME=value` lines can also be read
+//! by a shell, and the JSON that `esimctl partner create` prints is accepted too.
+//!
+//! [`crate::account`] reads them, and [`crate::login`] stores them.
 
 use std::{
     collections::BTreeMap,
     fs::{self, DirBuilder},
-    io::{self, BufRead, IsTerminal, Read, Write},
+    io::{Read, Write},
     os::unix::fs::{DirBuilderExt, PermissionsExt},
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context, bail, ensure};
-use clap::Args;
-use runtime::{
-    files,
-    terminal::{self, print, printable, say},
-};
-use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
+use reqwest::Url;
+use runtime::{files, terminal::say};
 use serde_json::{Map, Value};
-
-use crate::account::{self, Account, AccountConfig};
+use signing::{SecretKey, webhook::Secret};
 
 /// The names of an account's settings. Other names in a file are ignored.
 pub(crate) const NAMES: [&str; 5] = [
@@ -35,22 +30,7 @@ pub(crate) const NAMES: [&str; 5] = [
 ];
 
 /// How much of a keys file is read, in bytes.
-const LARGEST: u64 = 64 * 1024;
-
-#[derive(Args, Clone, Debug)]
-pub(crate) struct Login {
-    /// Read the keys from this file instead of asking for them
-    ///
-    /// It has lines such as `ACCESS_KEY=…`, or is a JSON object such as `{"access_key": …}`. `-` is
-    /// standard input.
-    #[arg(long, value_name = "FILE")]
-    from: Option<PathBuf>,
-    /// The base URL of the API
-    ///
-    /// It replaces the `BASE_URL` of the file.
-    #[arg(long, value_name = "URL")]
-    base_url: Option<String>,
-}
+pub(crate) const LARGEST: u64 = 64 * 1024;
 
 /// Parses the name of a profile. The name becomes part of a file name, so it must not lead to
 /// another folder.
@@ -94,7 +74,10 @@ pub(crate) fn read(file: &Path) -> anyhow::Result<BTreeMap<String, String>> {
     parse_from(opened, &shown.to_string())
 }
 
-fn parse_from(source: impl Read, name: &str) -> anyhow::Result<BTreeMap<String, String>> {
+pub(crate) fn parse_from(
+    source: impl Read,
+    name: &str,
+) -> anyhow::Result<BTreeMap<String, String>> {
     parse(&files::read_from(source, name, LARGEST)?, name)
 }
 
@@ -113,7 +96,7 @@ fn parse(text: &str, file: &str) -> anyhow::Result<BTreeMap<String, String>> {
         for (name, value) in &json {
             let name = name.to_ascii_uppercase();
             if let Some(value) = value.as_str().filter(|_| NAMES.contains(&name.as_str())) {
-                account::check(&name, value).with_context(|| file.to_owned())?;
+                check(&name, value).with_context(|| file.to_owned())?;
                 settings.insert(name, value.to_owned());
             }
         }
@@ -125,7 +108,7 @@ fn parse(text: &str, file: &str) -> anyhow::Result<BTreeMap<String, String>> {
         if !NAMES.contains(&one.name.as_str()) {
             continue;
         }
-        account::check(&one.name, &one.value).with_context(|| format!("{file}, line {line}"))?;
+        check(&one.name, &one.value).with_context(|| format!("{file}, line {line}"))?;
         if let Some(first) = lines.insert(one.name.clone(), line) {
             bail!(
                 "{file}, line {line}: {} stands in line {first}, too: remove one of the two",
@@ -138,7 +121,7 @@ fn parse(text: &str, file: &str) -> anyhow::Result<BTreeMap<String, String>> {
 }
 
 /// Writes the file in one step. It has mode 0600 from the start, and a new folder has mode 0700.
-fn write(file: &Path, settings: &BTreeMap<String, String>) -> anyhow::Result<()> {
+pub(crate) fn write(file: &Path, settings: &BTreeMap<String, String>) -> anyhow::Result<()> {
     let folder = file.parent().context("the keys file has no folder")?;
     let failed = || format!("cannot write {}", file.display());
     DirBuilder::new()
@@ -162,109 +145,52 @@ fn write(file: &Path, settings: &BTreeMap<String, String>) -> anyhow::Result<()>
     Ok(())
 }
 
-impl Login {
-    /// Checks the keys with a signed request, and stores them if it succeeds.
-    pub(crate) async fn run(&self, config: &AccountConfig) -> anyhow::Result<()> {
-        let mut settings = match &self.from {
-            Some(file) if file.as_os_str() == "-" => {
-                parse_from(io::stdin().lock(), "standard input")?
-            }
-            Some(file) => read(file)?,
-            None => ask(self.base_url.is_some())?,
-        };
-        if let Some(base_url) = &self.base_url {
-            settings.insert("BASE_URL".into(), base_url.clone());
-        }
-        let account = Account::with(settings, account::TIMEOUT)?;
-        if !account.has("WEBHOOK_SECRET") {
-            say(
-                "esim-partner: no WEBHOOK_SECRET was given; everything works without it except `certify` and `redeliver --forward-to`",
-            );
-        }
-        let known = account.send("GET", "/account", "", None).await?;
-        let date = known.date.clone();
-        let known: Value = known.success().with_context(|| {
-            format!(
-                "the request with these keys failed, so they are not stored (server time: {date}; if your clock is more than five \
-                 minutes off, the service refuses every signature)"
-            )
-        })?;
-        let file = config.file()?;
-        write(&file, &account.settings)?;
-        let text = |name: &str| known[name].as_str().unwrap_or_default().to_owned();
-        let environment = text("environment");
-        let name = text("name");
-        let file = file.display();
-        print(format!(
-            "Logged in to the {} account {name:?}; the keys are stored in {file}",
-            printable(&environment)
-        ))
-    }
-}
-
-/// Asks for the settings on the terminal. Secrets are not shown while they are typed.
-fn ask(has_base_url: bool) -> anyhow::Result<BTreeMap<String, String>> {
-    ensure!(
-        io::stdin().is_terminal(),
-        "standard input is not a terminal, so the keys cannot be asked for: name a file with --from, or use `--from -` for \
-         standard input"
-    );
-    let mut settings = BTreeMap::new();
-    for (name, question, secret) in [
-        ("BASE_URL", "Base URL of the API", false),
-        ("ACCESS_KEY", "Access key", false),
-        ("SECRET_KEY", "Secret key (not shown)", true),
-        (
-            "WEBHOOK_SECRET",
-            "Webhook secret, whsec_… (not shown; may be empty)",
-            true,
+/// Checks the value of a setting. The error names the setting and does not show the value, because it may
+/// be a secret. An empty value is as good as none.
+pub(crate) fn check(name: &str, value: &str) -> anyhow::Result<()> {
+    match name {
+        _ if value.is_empty() => {}
+        "BASE_URL" => drop(base_url(value)?),
+        "ACCESS_KEY" => ensure!(
+            value.bytes().all(|byte| byte.is_ascii_graphic()),
+            "ACCESS_KEY holds a character that no access key has, such as a blank, a line break or an umlaut: copy it again"
         ),
-    ] {
-        if has_base_url && name == "BASE_URL" {
-            continue;
+        "SECRET_KEY" => {
+            SecretKey::from_base64(value).context("SECRET_KEY is not a secret key in Base64")?;
         }
-        terminal::ask(format_args!("{question}: "))?;
-        let value = line(secret)?;
-        if !value.is_empty() {
-            settings.insert(name.to_owned(), value);
+        "WEBHOOK_SECRET" => {
+            Secret::parse(value)
+                .context("WEBHOOK_SECRET is not a webhook secret, which begins with whsec_")?;
         }
+        "BRAND" => ensure!(
+            value
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-'),
+            "BRAND is part of the names of headers, so it must consist of letters, digits and hyphens"
+        ),
+        _ => {}
     }
-    Ok(settings)
+    Ok(())
 }
 
-/// Reads a line from the terminal, which does not show it if it is secret.
-fn line(secret: bool) -> anyhow::Result<String> {
-    let hidden = if secret { Some(Hidden::begin()?) } else { None };
-    let mut text = String::new();
-    let read = io::stdin().lock().take(LARGEST).read_line(&mut text);
-    if hidden.is_some() {
-        say("");
-    }
-    drop(hidden);
-    if read.context("cannot read standard input")? == 0 {
-        bail!("the input ended before all questions were answered; nothing is stored");
-    }
-    Ok(text.trim().to_owned())
-}
-
-/// While this exists, the terminal does not show what is typed. Dropping it restores the terminal,
-/// also after an error.
-struct Hidden(Termios);
-
-impl Hidden {
-    fn begin() -> anyhow::Result<Self> {
-        let before = tcgetattr(io::stdin())?;
-        let mut silent = before.clone();
-        silent.local_modes.remove(LocalModes::ECHO);
-        tcsetattr(io::stdin(), OptionalActions::Flush, &silent)?;
-        Ok(Self(before))
-    }
-}
-
-impl Drop for Hidden {
-    fn drop(&mut self) {
-        let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.0);
-    }
+pub(crate) fn base_url(value: &str) -> anyhow::Result<Url> {
+    const LIKE: &str = "write it like https://esim.example.com";
+    let url: Url = value
+        .parse()
+        .map_err(|error| anyhow::anyhow!("BASE_URL is not a URL ({error}); {LIKE}"))?;
+    ensure!(
+        matches!(url.scheme(), "http" | "https") && url.has_host(),
+        "BASE_URL is not an http:// or https:// URL; {LIKE}"
+    );
+    ensure!(
+        url.username().is_empty() && url.password().is_none(),
+        "BASE_URL must not hold a user name or a password, because requests are signed with the keys instead; {LIKE}"
+    );
+    ensure!(
+        url.query().is_none() && url.fragment().is_none(),
+        "BASE_URL must have no query and no fragment, because the paths of the API follow it; {LIKE}"
+    );
+    Ok(url)
 }
 
 #[cfg(test)]

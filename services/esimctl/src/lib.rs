@@ -23,6 +23,7 @@
 //! preview and asks before a change that cannot be taken back.
 
 mod cells;
+mod commands;
 mod deliveries;
 mod doctor;
 mod frame;
@@ -34,17 +35,16 @@ mod upkeep;
 
 use std::{path::PathBuf, process::ExitCode};
 
-use clap::{Parser, Subcommand};
-use runtime::terminal::{is_closed, say};
-use store::config::{BadDatabase, DatabaseConfig, MasterKeyError};
+use clap::Parser;
+use store::config::DatabaseConfig;
 
 // The modules are found under their own names, whatever folder they are in.
 use crate::{
     cells::{all_cells, cell, cell_file},
     deliveries::{delivery, endpoint, event, resend, webhook_url},
-    frame::{confirm, console, csv, lookup, moment, output, progress, secret_file},
+    frame::{confirm, console, csv, exit, lookup, moment, output, progress, secret_file},
     orders::{erase, find, give_back, order, order_list, placement},
-    partners::{partner, partner_change, partner_move, refused, rotate},
+    partners::{partner, partner_change, partner_move, refused, rotate, terms},
     providers::{
         catalogue, ledger, option, provider, provider_check, provider_lists, reconcile, recover,
     },
@@ -54,17 +54,10 @@ use crate::{
     },
 };
 use crate::{
-    console::{Console, NoCells, NoDatabase},
-    output::one_line,
+    commands::{Command, dispatch},
+    console::Console,
+    exit::status,
 };
-
-/// Exit status of a command that failed.
-const FAILED: u8 = 1;
-/// Exit status for wrong arguments or settings.
-const USAGE: u8 = 2;
-/// Exit status if something was found that needs somebody: a difference from a provider's list of
-/// purchases, or what `attention` shows.
-const FOUND: u8 = 3;
 
 const EXAMPLES: &str = "Examples:
   export DATABASE_URL=postgres://esim:password@127.0.0.1:5432/esim
@@ -112,87 +105,6 @@ pub struct Config {
     database: Option<DatabaseConfig>,
 }
 
-#[derive(Subcommand, Clone, Debug)]
-enum Command {
-    // In the order of tasks: what is wrong, what is it about, what can be done, and then the upkeep.
-    /// Look for what is wrong, and say how to mend it
-    ///
-    /// It looks at PostgreSQL, roles, keys, NATS, stages, waiting work, name servers, the console's OpenID
-    /// provider and backups, and changes nothing.
-    #[command(after_help = doctor::EXAMPLES)]
-    Doctor(Box<doctor::Command>),
-    /// Say what is wrong, since when, who feels it and what to do
-    #[command(after_help = status::ATTENTION_EXAMPLES)]
-    Attention(status::Attention),
-    /// Say the same, and show the stages, what waits at each provider and endpoint, and figures
-    #[command(after_help = status::EXAMPLES)]
-    Status(status::Command),
-    /// Find orders and partners by any id, number or name
-    #[command(after_help = find::EXAMPLES)]
-    Find(find::Command),
-    /// Show a stored order stage by stage, or erase it
-    #[command(subcommand)]
-    Order(order::Command),
-    /// List placements, each of which is one purchase, and resolve parked ones
-    #[command(subcommand)]
-    Placement(placement::Command),
-    /// List give-backs of delivered eSIMs that are parked, and resolve them
-    #[command(subcommand)]
-    GiveBack(give_back::Command),
-    /// Show webhooks with their attempts
-    #[command(subcommand)]
-    Delivery(delivery::Command),
-    /// Send webhooks again: one, or those of one or all partners
-    #[command(subcommand)]
-    Resend(resend::Command),
-    /// List partners' webhook endpoints, and pause or resume them
-    #[command(subcommand)]
-    Endpoint(endpoint::Command),
-    /// List providers, open or close their breakers, try and reconcile their accounts
-    #[command(subcommand)]
-    Provider(provider::Command),
-    /// Create and change partner accounts, their keys and webhook URLs
-    #[command(subcommand)]
-    Partner(partner::Command),
-    /// List and import the options that partners may order, and take one out of sale
-    #[command(subcommand)]
-    Option(option::Command),
-    /// Take products and prices of a provider over into the options
-    #[command(subcommand)]
-    Catalogue(catalogue::Command),
-    /// Show what operators and partners changed, and why
-    #[command(subcommand)]
-    Action(action::Command),
-    /// After a restore: look up every unfinished purchase before anything is bought
-    #[command(after_help = recover::EXAMPLES)]
-    Recover(recover::Command),
-    /// Show and set how long profiles, attempts and recorded actions are kept
-    #[command(subcommand)]
-    Retention(retention::Command),
-    /// Move finished orders into files, and find, check and restore them
-    #[command(subcommand)]
-    Archive(archive::Command),
-    /// Bring the database's schema to this version
-    ///
-    /// Run it before the services of this version start. If the database server cannot be reached
-    /// yet, the command tries again for up to 30 seconds, so it can be started together with the
-    /// server.
-    #[command(after_help = migrate::EXAMPLES)]
-    Migrate(migrate::Command),
-    /// Create all secrets of a new system, and hand each service its share
-    #[command(subcommand)]
-    Secrets(secret_set::Command),
-    /// Create and replace the keys that encrypt the stored secrets
-    #[command(subcommand)]
-    MasterKey(master_key::Command),
-    /// Create operators who sign in at the console, and change what they may do
-    #[command(subcommand)]
-    Operator(operator::Command),
-    /// List the cells, write the proxy's map of them, and check that they fit together
-    #[command(subcommand, hide = !cell_file::is_named())]
-    Cell(cell::Command),
-}
-
 /// Adds examples to the help of a group: the first example of each of its commands, which is the
 /// second line of that command's examples.
 fn with_examples(command: clap::Command) -> clap::Command {
@@ -213,46 +125,6 @@ pub fn run(config: &Config) -> ExitCode {
     ExitCode::from(execute(config))
 }
 
-/// The exit status of a result. An error is printed; `of` says where it happened, if there are
-/// several places.
-fn status(result: anyhow::Result<()>, of: &str) -> u8 {
-    let error = match result {
-        Ok(()) => return 0,
-        // The reader, such as `head`, has all that it wanted, and whatever the command changed is done.
-        Err(error) if is_closed(&error) => return 0,
-        Err(error) => error,
-    };
-    say(format_args!(
-        "esimctl: {of}{}",
-        one_line(&with_causes(&error))
-    ));
-    let wrong_settings = error.is::<NoDatabase>()
-        || error.is::<NoCells>()
-        || error.is::<BadDatabase>()
-        || error.is::<MasterKeyError>();
-    if wrong_settings {
-        USAGE
-    } else if error.is::<ledger::Discrepancies>() {
-        FOUND
-    } else {
-        FAILED
-    }
-}
-
-/// The error followed by its causes. Some errors end with the text of their cause already; such a
-/// cause is not repeated.
-fn with_causes(error: &anyhow::Error) -> String {
-    let mut said = String::new();
-    for cause in error.chain().map(ToString::to_string) {
-        if said.is_empty() {
-            said = cause;
-        } else if !said.ends_with(&cause) {
-            said = format!("{said}: {cause}");
-        }
-    }
-    said
-}
-
 #[tokio::main(flavor = "current_thread")]
 async fn execute(config: &Config) -> u8 {
     let console = Console::new(config.json, config.database.clone());
@@ -269,35 +141,6 @@ async fn execute(config: &Config) -> u8 {
     match ended {
         Ok(status) => status,
         Err(error) => status(Err(error), ""),
-    }
-}
-
-async fn dispatch(command: &Command, console: &Console) -> anyhow::Result<()> {
-    match command {
-        Command::Partner(command) => partner::run(command, console).await,
-        Command::Option(command) => option::run(command, console).await,
-        Command::Catalogue(command) => catalogue::run(command, console).await,
-        Command::Delivery(command) => delivery::run(command, console).await,
-        Command::Endpoint(command) => endpoint::run(command, console).await,
-        Command::Order(command) => order::run(command, console).await,
-        Command::Placement(command) => placement::run(command, console).await,
-        Command::GiveBack(command) => give_back::run(command, console).await,
-        Command::Provider(command) => provider::run(command, console).await,
-        Command::Retention(command) => retention::run(command, console).await,
-        Command::Archive(command) => archive::run(command, console).await,
-        Command::Cell(command) => cell::run(command, console).await,
-        Command::Action(command) => action::run(command, console).await,
-        Command::Resend(command) => resend::run(command, console).await,
-        Command::Operator(command) => operator::run(command, console).await,
-        Command::Find(command) => find::run(command, console).await,
-        Command::Status(command) => status::run(command, console).await,
-        Command::MasterKey(command) => master_key::run(command, console).await,
-        Command::Secrets(command) => secret_set::run(command, console),
-        // Their exit status says more than success or failure, so `execute` runs them.
-        Command::Doctor(command) => doctor::run(command, console).await.map(drop),
-        Command::Attention(command) => status::attention(command, console).await.map(drop),
-        Command::Migrate(command) => migrate::run(command, console).await,
-        Command::Recover(command) => recover::run(command, console).await,
     }
 }
 

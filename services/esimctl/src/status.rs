@@ -21,8 +21,8 @@ use store::{
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 use crate::{
-    FOUND,
     console::{Console, list},
+    exit::FOUND,
     output::{Row, or_dash, printable, table, utc, width},
 };
 

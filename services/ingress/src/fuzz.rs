@@ -23,10 +23,14 @@ use tower::ServiceExt;
 use webhooks::qr::QrGate;
 
 use crate::{
-    access::{authentication::Authenticator, directory::Directory, limits::LimitsConfig},
+    access::{
+        authentication::Authenticator,
+        directory::Directory,
+        limits::{LimitsConfig, OrderSize},
+    },
     http::routes::QR,
     metrics::Metrics,
-    orders::request::{self, OrderSize},
+    orders::request,
     pages::qr::{self, QrRenderer},
 };
 

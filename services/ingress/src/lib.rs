@@ -65,25 +65,23 @@ use webhooks::{
 
 use crate::{
     access::{
-        admission::Admission, authentication::Authenticator, directory::Directory,
-        limits::LimitsConfig,
+        admission::Admission,
+        authentication::Authenticator,
+        directory::Directory,
+        gate::Gate,
+        limits::{LimitsConfig, OrderSize},
     },
-    http::{
-        observe::Observer,
-        refusals::Refusals,
-        routes::{self, App},
-        server::Server,
-    },
+    http::{observe::Observer, refusals::Refusals, routes, server::Server},
     metrics::Metrics,
     orders::{
         accept::{InsertOrders, Orders},
         check,
+        create::CreateOrder,
         handshake::Handshake,
         mishap::Mishaps,
-        request::OrderSize,
     },
     pages::qr::QrRenderer,
-    self_service::{SelfService, openapi},
+    self_service::{openapi, session::SelfService},
 };
 
 /// The maximum number of host names of new webhook URLs that are resolved at the same time. Further
@@ -149,16 +147,15 @@ pub struct Config {
 
     /// Maximum number of items in one order
     ///
-    /// A larger order gets a 422. An item takes about 80 bytes of JSON, so raise `MAX_BODY`
-    /// together with this setting.
+    /// A larger order gets a 422. A request may have 640 bytes for each item, and at least 64 KiB; a
+    /// larger one gets a 413.
     #[arg(long, env = "MAX_ITEMS", default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..))]
     pub max_items: u16,
 
     /// Maximum number of units in one order
     ///
-    /// The units of an order are the sum of the `qty` of its items. A larger order gets a 422. The
-    /// provisioner's `PROVIDER_ANSWER_MAX` must fit the response to such a purchase: allow 1 KiB
-    /// per unit.
+    /// The units of an order are the sum of the `qty` of its items. A larger order gets a 422. Set
+    /// it to the same at the provisioners, which bound the response to a purchase by it.
     #[arg(long, env = "MAX_UNITS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub max_units: u32,
 
@@ -243,7 +240,8 @@ fn brand(text: &str) -> Result<String, String> {
 }
 
 /// Runs the stage until the soft stop, and then until the work in flight is finished.
-pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
+pub async fn run(mut config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
+    config.limits.fit(config.max_items);
     let parts = connect(&config).await?;
     let listener = runtime::listener::bind("LISTEN", config.listen).await?;
 
@@ -406,6 +404,8 @@ fn accept_orders(
 fn self_service(
     config: &Config,
     parts: &Parts,
+    gate: &Arc<Gate>,
+    orders: &Orders,
     shutdown: &Shutdown,
 ) -> anyhow::Result<SelfService> {
     let guard = config
@@ -414,6 +414,8 @@ fn self_service(
         .guard()
         .http_live(config.http.webhook_http_live);
     Ok(SelfService {
+        gate: Arc::clone(gate),
+        departures: Arc::clone(&orders.handshake.departures),
         database: parts.database.clone(),
         connections: Semaphore::new(config.limits.self_service_concurrency.into()),
         vault: parts.vault.clone(),
@@ -438,7 +440,7 @@ fn router(
     shutdown: &Shutdown,
 ) -> anyhow::Result<Router> {
     let limits = &config.limits;
-    let app = App {
+    let gate = Arc::new(Gate {
         authenticator: Authenticator::new(&config.brand, directory, parts.metrics.clone()),
         admission: Admission::new(limits, config.max_units),
         limits: limits.clone(),
@@ -446,18 +448,27 @@ fn router(
             items: config.max_items.into(),
             units: config.max_units.into(),
         },
+    });
+    let service = self_service(config, parts, &gate, &orders, shutdown)?;
+    let create = CreateOrder {
+        gate,
         orders,
         mishaps: Mishaps::default(),
         metrics: parts.metrics.clone(),
-        self_service: self_service(config, parts, shutdown)?,
     };
-    let gate = QrGate::new(
+    let drawn = QrGate::new(
         parts.qr_keys.clone(),
         config.qr_bare_until.map(OffsetDateTime::unix_timestamp),
     );
-    let pictures = QrRenderer::new(gate, limits);
+    let pictures = QrRenderer::new(drawn, limits);
     let document = openapi::document(&config.brand).context("the OpenAPI document")?;
     let sources = config.source.source_addresses.texts();
     let pages = pages::router(&config.brand, &document, &sources);
-    Ok(routes::router(Arc::new(app), pages, pictures, observer))
+    Ok(routes::router(
+        Arc::new(create),
+        Arc::new(service),
+        pages,
+        pictures,
+        observer,
+    ))
 }

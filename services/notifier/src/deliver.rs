@@ -51,7 +51,7 @@ use tracing::Instrument;
 use webhooks::{body::Body, event, mail::EmailAddress, qr::QrUrls};
 
 use self::{
-    record::{Attempts, WithoutUrl},
+    record::{Attempts, WithoutUrl, write},
     spans::{passed_on, process_span, record_answer, request_span},
 };
 use crate::{
@@ -175,7 +175,7 @@ impl Deliver {
                 "not sent, because the partner has no webhook URL; held until one is set"
             );
             self.metrics.delivery("no_endpoint");
-            return self.write(&self.without_url, delivery.id).await;
+            return write(&self.without_url, delivery.id, &self.stop).await;
         };
         if !permit.move_to(&endpoint.host) {
             let ids = LogIds::of(&delivery);
@@ -227,7 +227,7 @@ impl Deliver {
             leased: delivery.leased,
             attempt: delivery.attempt,
         };
-        self.write(&self.attempts, attempted).await;
+        write(&self.attempts, attempted, &self.stop).await;
         drop(kept_permit);
     }
 

@@ -31,7 +31,7 @@ const BATCH: u32 = 500;
 
 /// What events, notices and resends are made of.
 pub struct Causes {
-    /// An event about a key is made when the key ends within this time (`KEY_EXPIRING_NOTICE`).
+    /// An event about a key is made when the key ends within this time.
     pub key_notice: Duration,
     /// The addresses from which webhooks come (`SOURCE_ADDRESSES`).
     pub source_addresses: Vec<String>,

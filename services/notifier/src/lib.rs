@@ -103,8 +103,8 @@ const _: () = assert!(
         <= deliver::FIRST_LEASE.as_secs()
 );
 
-/// The upper limit of `ENDPOINT_BLOCK` and `ENDPOINT_BLOCK_LONGEST`, so that an endpoint that works
-/// again is noticed within a day.
+/// The upper limit of `ENDPOINT_BLOCK_LONGEST`, so that an endpoint that works again is noticed within
+/// a day.
 const LONGEST_BLOCK: Duration = Duration::from_hours(24);
 
 /// Sends ready eSIMs to partners by webhook
@@ -123,17 +123,11 @@ pub struct Config {
     pub qr: QrConfig,
     #[command(flatten)]
     pub guard: GuardConfig,
-    /// Bytes that an endpoint may send before the head of its response is complete
-    ///
-    /// The TLS handshake and interim (1xx) responses count, too. An endpoint that sends more fails
-    /// the attempt. Otherwise a hostile endpoint could keep a processor busy and delay the webhooks
-    /// of all partners.
-    #[arg(
-        long,
-        env = "WEBHOOK_HEAD_MAX",
-        default_value_t = 64 * 1024,
-        value_parser = clap::value_parser!(u32).range(16 * 1024..=16 * 1024 * 1024)
-    )]
+    /// Bytes that an endpoint may send before the head of its response is complete. The TLS
+    /// handshake and interim (1xx) responses count, too. An endpoint that sends more fails the
+    /// attempt. Otherwise a hostile endpoint could keep a processor busy and delay the webhooks of
+    /// all partners.
+    #[arg(skip = 64 * 1024_u32)]
     pub webhook_head_max: u32,
     /// Timeout of a whole webhook request, at most 18s
     ///
@@ -166,36 +160,23 @@ pub struct Config {
         value_parser = clap::value_parser!(u16).range(1..)
     )]
     pub delivery_concurrency: u16,
-    /// Maximum number of webhook requests in flight to one partner's endpoint, per process
-    ///
-    /// The limit protects the partner's server from too many requests at once. For each host, up to
+    /// Maximum number of webhook requests in flight to one partner's endpoint, per process. The
+    /// limit protects the partner's server from too many requests at once. For each host, up to
     /// this many unused connections stay open for later requests.
-    #[arg(
-        long,
-        env = "ENDPOINT_CONCURRENCY",
-        default_value_t = 64,
-        value_parser = clap::value_parser!(u16).range(1..)
-    )]
+    #[arg(skip = 64_u16)]
     pub endpoint_concurrency: u16,
-    /// Time from which an endpoint that takes this long to respond counts as slow
-    ///
-    /// A slow endpoint, and one that has not responded yet, gets at most 8 requests at once, or
+    /// Time from which an endpoint that takes this long to respond counts as slow. A slow endpoint,
+    /// and one that has not responded yet, gets at most 8 requests at once, or
     /// `DELIVERY_CONCURRENCY` / 64 if that is more. All slow endpoints together get at most half of
-    /// `DELIVERY_CONCURRENCY`, and half of `HOST_CONCURRENCY` at one host. So many slow endpoints do
-    /// not delay the webhooks of the others. One response that comes sooner gives an endpoint its
-    /// whole share.
-    #[arg(long, env = "ENDPOINT_SLOW", default_value = "3s", value_parser = positive_duration)]
+    /// `DELIVERY_CONCURRENCY`, and half of `host_concurrency` at one host. So many slow endpoints
+    /// do not delay the webhooks of the others. One response that comes sooner gives an endpoint
+    /// its whole share.
+    #[arg(skip = Duration::from_secs(3))]
     pub endpoint_slow: Duration,
-    /// Maximum number of webhook requests in flight to one host, per process
-    ///
-    /// Several partners may have endpoints at one host, which usually fail together. Each of these
-    /// endpoints can use at most half of what the others at the host leave free.
-    #[arg(
-        long,
-        env = "HOST_CONCURRENCY",
-        default_value_t = 256,
-        value_parser = clap::value_parser!(u16).range(1..)
-    )]
+    /// Maximum number of webhook requests in flight to one host, per process. Several partners may
+    /// have endpoints at one host, which usually fail together. Each of these endpoints can use at
+    /// most half of what the others at the host leave free.
+    #[arg(skip = 256_u16)]
     pub host_concurrency: u16,
     /// Consecutive failed attempts after which an endpoint is blocked; 0: never
     ///
@@ -203,25 +184,16 @@ pub struct Config {
     /// of them tests whether the endpoint works again.
     #[arg(long, env = "ENDPOINT_FAILURES", default_value_t = 20)]
     pub endpoint_failures: u16,
-    /// How long an endpoint stays blocked before one webhook probes it
-    ///
-    /// The time doubles with each failed probe, up to `ENDPOINT_BLOCK_LONGEST`.
-    #[arg(long, env = "ENDPOINT_BLOCK", default_value = "5s", value_parser = block)]
-    pub endpoint_block: Duration,
     /// Longest time that an endpoint stays blocked before the next probe
+    ///
+    /// The first block is a 60th of it, so 5s by default. The time doubles with each failed probe.
     #[arg(long, env = "ENDPOINT_BLOCK_LONGEST", default_value = "5m", value_parser = block)]
     pub endpoint_block_longest: Duration,
-    /// Time between the event `key.expiring` and the end of the old keys or secret it announces
-    ///
+    /// Time between the event `key.expiring` and the end of the old keys or secret it announces.
     /// After a rotation the old keys, or the old webhook secret, stay valid for a while. Partners
     /// that asked for this event get it this long before that while ends. So if they forgot to
     /// change over, they notice it before their requests are refused.
-    #[arg(
-        long,
-        env = "KEY_EXPIRING_NOTICE",
-        default_value = "6h",
-        value_parser = positive_duration
-    )]
+    #[arg(skip = Duration::from_hours(6))]
     pub key_expiring_notice: Duration,
     /// Maximum number of webhooks of one partner that are due while a resend makes more of them
     /// due
@@ -237,12 +209,11 @@ pub struct Config {
     )]
     pub redelivery_due: u16,
 
-    /// Maximum number of notices about its endpoints that a partner gets within 24 hours
-    ///
-    /// A partner with a verified channel for notices is told when an endpoint fails, is blocked,
-    /// recovers, or when the retries of a webhook have ended. Further notices are left out, so that
-    /// an endpoint that fails and recovers again and again does not flood people with mails.
-    #[arg(long, env = "NOTICES_PER_DAY", default_value_t = 50)]
+    /// Maximum number of notices about its endpoints that a partner gets within 24 hours. A partner
+    /// with a verified channel for notices is told when an endpoint fails, is blocked, recovers, or
+    /// when the retries of a webhook have ended. Further notices are left out, so that an endpoint
+    /// that fails and recovers again and again does not flood people with mails.
+    #[arg(skip = 50_u32)]
     pub notices_per_day: u32,
     #[command(flatten)]
     pub relay: RelayConfig,
@@ -329,7 +300,7 @@ impl Config {
             schedule: self.retry_schedule,
             block_policy: BlockPolicy {
                 failures: self.endpoint_failures.into(),
-                first: self.endpoint_block,
+                first: self.endpoint_block_longest / 60,
                 longest: self.endpoint_block_longest,
                 notices_per_day: self.notices_per_day,
             },

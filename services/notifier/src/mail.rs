@@ -61,8 +61,8 @@ pub struct RelayConfig {
     /// File with certificates (PEM) of an authority of your own that signs the relay's certificate
     ///
     /// They count beside those of the system.
-    #[arg(long, env = "SMTP_CA_FILE")]
-    pub smtp_ca_file: Option<PathBuf>,
+    #[arg(long, env = "CA_FILE")]
+    pub ca_file: Option<PathBuf>,
 }
 
 /// One message.
@@ -103,13 +103,8 @@ impl RelayConfig {
         let from: Mailbox = from
             .parse()
             .map_err(|_| BadSetting::error("MAIL_FROM: it is not an address"))?;
-        let relay = relay(
-            url.expose_secret(),
-            &from,
-            self.smtp_ca_file.as_deref(),
-            timeout,
-        )
-        .map_err(|error| BadSetting::error(format!("SMTP_URL: {error}")))?;
+        let relay = relay(url.expose_secret(), &from, self.ca_file.as_deref(), timeout)
+            .map_err(|error| BadSetting::error(format!("SMTP_URL: {error}")))?;
         Ok(Some(Mailer {
             relay,
             from,
@@ -175,18 +170,14 @@ fn relay(
 fn trusted(host: &str, ca_file: Option<&Path>) -> Result<TlsParameters, String> {
     let mut parameters = TlsParameters::builder(host.to_owned());
     if let Some(path) = ca_file {
-        let pem = files::read(path).map_err(|error| format!("SMTP_CA_FILE: {error:#}"))?;
-        let certificate = Certificate::from_pem(pem.as_bytes()).map_err(|_| {
-            format!(
-                "SMTP_CA_FILE={}: it holds no PEM certificate",
-                path.display()
-            )
-        })?;
+        let pem = files::read(path).map_err(|error| format!("CA_FILE: {error:#}"))?;
+        let certificate = Certificate::from_pem(pem.as_bytes())
+            .map_err(|_| format!("CA_FILE={}: it holds no PEM certificate", path.display()))?;
         parameters = parameters.add_root_certificate(certificate);
     }
     parameters
         .build_rustls()
-        .map_err(|_| "the certificates of this system or of SMTP_CA_FILE cannot be used".into())
+        .map_err(|_| "the certificates of this system or of CA_FILE cannot be used".into())
 }
 
 impl Mailer {
@@ -267,7 +258,7 @@ mod tests {
                 mail_from: from.map(str::to_owned),
             },
             smtp_url: Some(url.into()),
-            smtp_ca_file: None,
+            ca_file: None,
         }
     }
 

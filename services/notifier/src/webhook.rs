@@ -91,7 +91,7 @@ pub enum Unanswered {
     Tls(TlsFault),
     #[error("connection failed")]
     Connect,
-    #[error("the head of the response is too large (WEBHOOK_HEAD_MAX)")]
+    #[error("the head of the response is too large (64 KiB)")]
     HeadTooLarge,
     /// Not a byte of a response arrived.
     #[error("the connection ended before a response")]

@@ -37,6 +37,7 @@ pub mod balance;
 pub mod breaker;
 pub mod callbacks;
 pub mod calls;
+mod config;
 pub mod heartbeat;
 pub mod limiter;
 pub mod metrics;
@@ -47,332 +48,26 @@ pub mod reporter;
 mod start;
 pub mod watch;
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::sync::Arc;
 
-use clap::Parser;
-use pipeline::{Nats, NatsConfig, figures, pulse, worker::Limits};
+use pipeline::{Nats, figures, pulse};
 use runtime::{
-    CommonConfig, Shutdown,
+    Shutdown,
     config::BadSetting,
     health::{self, Readiness},
 };
-use store::{
-    Database,
-    config::{MasterKeyConfig, PoolConfig},
-    schema,
-    vault::{Keyring, Vault},
-};
+use store::{schema, vault::Keyring};
 use uuid::Uuid;
 
+pub use crate::config::Config;
 use crate::{
     callbacks::{Callbacks, Callers},
+    config::Configured,
     metrics::Metrics,
-    providers::{Accounts, Connected, Paced},
-    rate::Rate,
+    providers::Connected,
     reporter::Reporter,
+    start::Parts,
 };
-
-/// Buys accepted orders from eSIM providers
-#[derive(Parser, Clone, Debug)]
-#[command(name = "provisioner", version)]
-pub struct Config {
-    /// Address of `POST /callbacks/<provider>/<token>`
-    ///
-    /// Providers call it when profiles are ready. It is served only if at least one configured
-    /// provider has a callback token.
-    #[arg(long, env = "LISTEN", default_value = "127.0.0.1:8082")]
-    pub listen: SocketAddr,
-
-    /// Address of `/livez`, `/readyz` and `/metrics`
-    #[arg(long, env = "ADMIN_LISTEN", default_value = "127.0.0.1:8083")]
-    pub admin_listen: SocketAddr,
-
-    /// Providers to buy from, separated by commas
-    ///
-    /// Each provider has a section of this help with the settings of its account, and each named
-    /// one needs them. Placements of other providers are
-    /// left to provisioners that name them.
-    #[arg(
-        long,
-        env = "PROVIDERS",
-        default_value = "sandbox",
-        value_delimiter = ',',
-        value_parser = pipeline::streams::provider_name
-    )]
-    pub providers: Vec<String>,
-
-    /// Maximum number of purchases in flight, per provider and process
-    ///
-    /// A purchase counts until the first request for its profiles has ended. Further purchases
-    /// wait. The orders of one partner for one option use at most half of this number, so that one
-    /// busy partner cannot block everybody. If `PROVIDER_RATE` is set, the number is at most five
-    /// times that rate, so that no call waits longer than 5 s for its turn.
-    #[arg(
-        long,
-        env = "PROVIDER_CONCURRENCY",
-        default_value_t = 256,
-        value_parser = clap::value_parser!(u16).range(1..=4096)
-    )]
-    pub provider_concurrency: u16,
-
-    /// Maximum number of look-ups in flight, per provider and process
-    ///
-    /// A look-up asks the provider whether it has a purchase. Requests for the profiles of a
-    /// purchase count, too, except the first one. Look-ups have a limit of their own, so that they
-    /// and purchases cannot hold each other up. Default: half of `PROVIDER_CONCURRENCY`.
-    #[arg(
-        long,
-        env = "PROVIDER_LOOKUP_CONCURRENCY",
-        value_parser = clap::value_parser!(u16).range(1..=4096)
-    )]
-    pub provider_lookup_concurrency: Option<u16>,
-
-    /// Maximum number of requests about delivered eSIMs in flight, per provider and process
-    ///
-    /// These are questions about the data use of an eSIM, and give-backs. Further ones wait. Those of
-    /// one partner use at most half of this number. The limit is low, because they share
-    /// `PROVIDER_RATE` with purchases, which come first.
-    #[arg(
-        long,
-        env = "PROVIDER_ESIM_REQUESTS",
-        default_value_t = 4,
-        value_parser = clap::value_parser!(u16).range(1..=1024)
-    )]
-    pub provider_esim_requests: u16,
-
-    /// Timeout of a whole call to a provider
-    ///
-    /// The outcome of a purchase that takes longer is unknown, so it is looked up before anything
-    /// is bought again.
-    #[arg(
-        long,
-        env = "PROVIDER_TIMEOUT",
-        value_parser = runtime::config::positive_duration,
-        default_value = "10s"
-    )]
-    pub provider_timeout: Duration,
-
-    /// The largest response that is read from a provider, in bytes
-    ///
-    /// The outcome of a call with a larger response is unknown, so raise this limit together with
-    /// `MAX_UNITS` of ingress: allow 1 KiB for each unit.
-    #[arg(
-        long,
-        env = "PROVIDER_ANSWER_MAX",
-        default_value_t = 1024 * 1024,
-        value_parser = clap::value_parser!(u32).range(16 * 1024..=1024 * 1024 * 1024)
-    )]
-    pub provider_answer_max: u32,
-
-    /// Longest time between the record of a purchase attempt and its arrival at the provider
-    ///
-    /// A look-up that finds no purchase is believed only after this time, and only then may another
-    /// attempt buy. A value that is too small can therefore lead to a second purchase. It must
-    /// exceed twice `PROVIDER_TIMEOUT` plus the time after which the provider's look-up shows a
-    /// purchase; the program checks only the first part.
-    #[arg(long, env = "SETTLE", value_parser = runtime::config::duration, default_value = "60s")]
-    pub settle: Duration,
-
-    /// How long profiles may be missing, or an outcome unknown, before the placement is parked
-    ///
-    /// A parked placement waits for an operator. It is parked for an unknown outcome or for failing
-    /// requests for its profiles only if the provider otherwise works, because an outage of the
-    /// provider says nothing about a single placement.
-    #[arg(
-        long,
-        env = "PARK_AFTER",
-        value_parser = runtime::config::duration,
-        default_value = "30m"
-    )]
-    pub park_after: Duration,
-
-    /// Maximum number of calls per second to each provider, of all replicas together; 0: no limit
-    ///
-    /// The replicas share it in equal parts through PostgreSQL. All calls count: purchases,
-    /// look-ups with each page of a list, requests for profiles and for tokens, and requests about
-    /// delivered eSIMs, which come last. A call beyond the limit waits for its turn.
-    #[arg(
-        long,
-        env = "PROVIDER_RATE",
-        default_value_t = 0,
-        value_parser = clap::value_parser!(u32).range(..=100_000)
-    )]
-    pub provider_rate: u32,
-
-    /// Consecutive failed calls after which a provider's breaker opens
-    ///
-    /// While the breaker is open, nothing new is sent to the provider. Placements wait and use up
-    /// no attempts. Calls that could not be sent always count. Calls that failed in another way
-    /// open the breaker only if most of the options that are being bought fail, because a single
-    /// bad option is held back by a limit of its own. A denied call (401, 403) opens the breaker at
-    /// once.
-    #[arg(
-        long,
-        env = "BREAKER_FAILURES",
-        default_value_t = 10,
-        value_parser = clap::value_parser!(u32).range(1..=1_000_000)
-    )]
-    pub breaker_failures: u32,
-
-    /// How long a breaker stays open before one placement probes the provider
-    ///
-    /// The time doubles with each failed probe, up to `BREAKER_OPEN_MOST`.
-    #[arg(
-        long,
-        env = "BREAKER_OPEN",
-        value_parser = runtime::config::duration,
-        default_value = "5s"
-    )]
-    pub breaker_open: Duration,
-
-    /// Longest time that a breaker stays open before the next probe
-    ///
-    /// A breaker that an operator has opened stays open for as long as the operator asked for.
-    #[arg(
-        long,
-        env = "BREAKER_OPEN_MOST",
-        value_parser = runtime::config::duration,
-        default_value = "30s"
-    )]
-    pub breaker_open_most: Duration,
-
-    /// Maximum number of callbacks in flight
-    ///
-    /// Further ones get 503 with Retry-After. At most four times as many connections are open, and
-    /// further ones are closed at once. A lost callback does no harm, because profiles are also
-    /// asked for on a schedule.
-    #[arg(
-        long,
-        env = "CALLBACK_CONCURRENCY",
-        default_value_t = 64,
-        value_parser = clap::value_parser!(u16).range(1..=4096)
-    )]
-    pub callback_concurrency: u16,
-
-    /// Maximum number of callbacks per second that reach PostgreSQL, per process
-    ///
-    /// Further ones get 503 with Retry-After. Callbacks are not authenticated beyond the token in
-    /// their URL, so this keeps a flood of them from slowing down orders.
-    #[arg(
-        long,
-        env = "CALLBACK_RATE",
-        default_value_t = 200,
-        value_parser = clap::value_parser!(u16).range(1..)
-    )]
-    pub callback_rate: u16,
-
-    #[command(flatten)]
-    pub accounts: Accounts,
-
-    #[command(flatten)]
-    pub database: PoolConfig,
-
-    #[command(flatten)]
-    pub nats: NatsConfig,
-
-    #[command(flatten)]
-    pub master_key: MasterKeyConfig,
-
-    #[command(flatten)]
-    pub common: CommonConfig,
-}
-
-/// The longest time that a call waits for its turn under the rate limit. The number of permits is
-/// lowered so that no call has to wait longer.
-const TURNS: Duration = Duration::from_secs(5);
-/// How long a ticket may wait for its permit before its queue counts as slow. Fresh tickets of a
-/// slow queue are deferred, so that ingress does not wait for their verdicts.
-const SLOW: Duration = Duration::from_secs(1);
-
-/// A configured provider, by its name, with the pace of its calls.
-struct Configured {
-    name: String,
-    connected: Connected,
-    rate: Arc<Rate>,
-}
-
-impl Config {
-    /// Creates the adapters of the configured providers. A name that is given twice is an error,
-    /// because two workers would compete for the same rows.
-    /// `instance` names this replica, which shares `PROVIDER_RATE` with the others.
-    fn connect(&self, instance: &str) -> anyhow::Result<Vec<Configured>> {
-        let limits = providers::Limits {
-            timeout: self.provider_timeout,
-            answer_max: usize::try_from(self.provider_answer_max).unwrap_or(usize::MAX),
-        };
-        let mut configured: Vec<Configured> = Vec::new();
-        for name in &self.providers {
-            if configured.iter().any(|other| other.name == *name) {
-                return Err(BadSetting::error(format!(
-                    "PROVIDERS names {name} twice: remove one of the two"
-                )));
-            }
-            let rate = Arc::new(Rate::new(self.provider_rate, instance.to_owned()));
-            let paced = Paced {
-                limits,
-                rate: Arc::clone(&rate),
-            };
-            configured.push(Configured {
-                name: name.clone(),
-                connected: self.accounts.connect(name, paced)?,
-                rate,
-            });
-        }
-        Ok(configured)
-    }
-
-    /// The limits of a provider's permits. A rate limit lowers them so that no call waits longer
-    /// than [`TURNS`].
-    fn limits(&self, concurrency: u16) -> Limits {
-        let turns = u64::from(self.provider_rate) * TURNS.as_secs();
-        let most = if turns == 0 { u64::MAX } else { turns };
-        let permits = usize::try_from(u64::from(concurrency).min(most)).unwrap_or(usize::MAX);
-        Limits {
-            permits,
-            per_lane: permits,
-            per_partner: permits,
-            slow_attempt: None,
-            slow: SLOW,
-        }
-    }
-
-    /// The lease of a claimed placement. It is long enough for a purchase and a collect, each with
-    /// its wait for the rate limit and its timeout, and for recording the outcome.
-    fn lease(&self) -> Duration {
-        let turns = if self.provider_rate == 0 {
-            Duration::ZERO
-        } else {
-            TURNS * 2
-        };
-        self.provider_timeout * 2 + turns + Duration::from_secs(10)
-    }
-
-    /// Refuses settings that contradict each other.
-    fn check(&self) -> anyhow::Result<()> {
-        if self.settle <= self.provider_timeout * 2 {
-            return Err(BadSetting::error(format!(
-                "SETTLE ({:?}) must be more than twice PROVIDER_TIMEOUT ({:?}), because a \
-                 purchase must have ended before a look-up may say that it does not exist: raise \
-                 SETTLE or lower PROVIDER_TIMEOUT",
-                self.settle, self.provider_timeout
-            )));
-        }
-        if self.park_after.is_zero() || self.breaker_open.is_zero() {
-            return Err(BadSetting::error(
-                "PARK_AFTER and BREAKER_OPEN must be more than 0",
-            ));
-        }
-        Ok(())
-    }
-}
-
-/// What several parts of the process share.
-struct Parts {
-    database: Database,
-    vault: Vault,
-    nats: Nats,
-    metrics: Metrics,
-}
 
 /// Runs the stage until the soft stop, and then until the work in flight is finished.
 pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {

@@ -18,23 +18,33 @@ use store::{
     Database,
     placements::{self, Activity},
     providers::BreakerLimits,
+    vault::Vault,
 };
 use tokio::sync::Semaphore;
 
 use crate::{
-    Config, Configured, Parts,
     after_delivery::RequestStage,
     balance,
     breaker::Breaker,
     calls::Calls,
+    config::{Config, Configured},
     heartbeat,
     limiter::LaneLimiters,
+    metrics::Metrics,
     place::{ProviderStage, ProviderWork, Settlements, UNRECORDED},
     providers::Connected,
     rate::Rate,
     reporter::Reporter,
     watch::{self, Watched},
 };
+
+/// What several parts of the process share.
+pub(crate) struct Parts {
+    pub(crate) database: Database,
+    pub(crate) vault: Vault,
+    pub(crate) nats: Nats,
+    pub(crate) metrics: Metrics,
+}
 
 /// Starts the work for every provider. Returns what [`watch`] has to refresh for each.
 pub(crate) fn providers(
@@ -92,7 +102,7 @@ fn watched(config: &Config, name: &str, rate: Arc<Rate>, parts: &Parts) -> Watch
         name.to_owned(),
         BreakerLimits {
             failures: config.breaker_failures,
-            open: config.breaker_open,
+            open: config.breaker_open_most / 6,
             open_most: config.breaker_open_most,
         },
         parts.database.clone(),
@@ -110,10 +120,7 @@ fn stages(config: &Config, work: &Arc<ProviderWork>, nats: &Nats, shutdown: &Shu
     let breaker = Arc::clone(&work.calls.breaker);
     let limiters = Arc::clone(&work.calls.limiters);
     let purchases = config.limits(config.provider_concurrency);
-    let lookups = config
-        .provider_lookup_concurrency
-        .unwrap_or(config.provider_concurrency.div_ceil(2));
-    let lookups = config.limits(lookups);
+    let lookups = config.limits(config.provider_concurrency.div_ceil(2));
     let jobs = Source {
         stream: JOBS,
         durable: durable(&name),

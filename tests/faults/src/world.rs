@@ -275,11 +275,9 @@ async fn start_stack(
         (Stage::Provisioner, "PROVIDER_TIMEOUT", "2s".into()),
         (Stage::Provisioner, "SETTLE", text(terms.settle)),
         (Stage::Provisioner, "PARK_AFTER", text(park_after)),
-        (Stage::Provisioner, "BREAKER_OPEN", "1s".into()),
-        (Stage::Provisioner, "BREAKER_OPEN_MOST", "4s".into()),
+        (Stage::Provisioner, "BREAKER_OPEN_MOST", "6s".into()),
         (Stage::Notifier, "WEBHOOK_TIMEOUT", "3s".into()),
         (Stage::Notifier, "RETRY_SCHEDULE", waits.join(",")),
-        (Stage::Notifier, "ENDPOINT_BLOCK", "1s".into()),
         (Stage::Notifier, "ENDPOINT_BLOCK_LONGEST", "5s".into()),
         (
             Stage::Sandbox,

@@ -9,7 +9,8 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-const TIMEOUT: Duration = Duration::from_secs(15);
+/// Longer than ingress waits for a body.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The head of a correctly signed create-order request. `framing` is the header line that tells the
 /// length of the body, such as `Content-Length: 2`.

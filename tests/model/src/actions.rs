@@ -4,7 +4,7 @@ use domain::PlacementState;
 
 use crate::{
     Assumption, Safeguard,
-    protocol::Protocol,
+    rules::Protocol,
     state::{Delivery, Ingress, Notifier, Second, Settlement, State, Third, Turn, Work},
 };
 

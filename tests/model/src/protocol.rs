@@ -1,28 +1,15 @@
 //! The protocol in the form that the checker needs, and the properties that it checks: the
 //! promises, which hold in every state, and the states that must be reached at all.
 
-use std::{
-    collections::HashSet,
-    sync::{Arc, Mutex, PoisonError},
-};
-
-use domain::{
-    PlacementState,
-    placement::{Event, Placement},
-};
+use domain::PlacementState;
 use stateright::{Model, Property};
 
 use crate::{
-    Assumption, Promise, Safeguard, Settings,
+    Promise,
     actions::Action,
+    rules::Protocol,
     state::{Answer, Delivery, Ingress, Row, Second, State, Third, Turn},
 };
-
-/// The protocol under [`Settings`].
-pub struct Protocol {
-    pub(crate) settings: Settings,
-    visited: Arc<Mutex<HashSet<(Placement, Event)>>>,
-}
 
 /// A predicate over states.
 type Condition = fn(&Protocol, &State) -> bool;
@@ -102,28 +89,6 @@ impl State {
 }
 
 impl Protocol {
-    /// The protocol; `visited` collects every pair of placement and event that occurs.
-    pub fn new(settings: Settings, visited: Arc<Mutex<HashSet<(Placement, Event)>>>) -> Self {
-        Self { settings, visited }
-    }
-
-    pub(crate) fn has(&self, safeguard: Safeguard) -> bool {
-        !self.settings.without.contains(&safeguard)
-    }
-
-    pub(crate) fn holds(&self, assumption: Assumption) -> bool {
-        !self.settings.broken.contains(&assumption)
-    }
-
-    /// The placement after an event; `None` if that changes nothing.
-    pub(crate) fn after(&self, placement: Placement, event: Event) -> Option<Placement> {
-        self.visited
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert((placement, event));
-        placement.after(event).ok()
-    }
-
     /// Whether anything except a fault can still happen.
     fn goes_on(&self, state: &State) -> bool {
         let mut actions = Vec::new();

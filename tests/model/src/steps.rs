@@ -9,7 +9,7 @@ use domain::{
 use crate::{
     Assumption, Safeguard,
     actions::{Action, Does, Found},
-    protocol::Protocol,
+    rules::Protocol,
     state::{
         Answer, Delivery, Ingress, Job, Notifier, OVERDUE, Request, SETTLED, Second, Settlement,
         State, Third, Turn, Work,

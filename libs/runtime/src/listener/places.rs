@@ -1,11 +1,11 @@
-//! The places of a listener's connections, in all and for each source, and who has to give one up.
+//! The places of a listener's connections, and who has to give one up.
 //!
-//! Guarantees: there are never more connections than the bounds allow, besides those that are being
-//! closed. A connection on which nobody has authenticated yet (a *stranger*) keeps its place only
-//! while there is room or a request of it is being answered. When a bound is reached, the oldest
-//! idle stranger gives its place to the new connection: one of the same source if that source has
-//! reached its bound, otherwise one of the source with the most strangers. So a client without keys
-//! can fill the listener, but it cannot keep anybody out.
+//! Guarantees: there are never more connections than the listener allows, besides those that are
+//! being closed. A connection on which nobody has authenticated yet (a *stranger*) keeps its place
+//! only while there is room or a request of it is being answered. When all places are taken, the
+//! oldest idle stranger of the source with the most strangers gives its place to the new connection.
+//! So a client without keys can fill the listener, but it cannot keep anybody out, and it loses its
+//! own connections before those of others.
 //!
 //! [`super::accept_bounded`] takes a place for each connection. The service says when a request
 //! begins and ends and when somebody has authenticated, and it closes the connection when
@@ -22,19 +22,14 @@ use tokio::sync::Notify;
 
 use crate::lock;
 
-/// The maximum numbers of open connections of a listener.
-#[derive(Clone, Copy, Debug)]
-pub struct Bounds {
-    /// From all sources.
-    pub all: usize,
-    /// From one source, which is an IPv4 address or an IPv6 network of 64 bits.
-    pub per_source: usize,
-}
+/// How long a stranger may take to read a response before its connection counts as idle. Otherwise a
+/// client without keys could hold all places by never reading.
+const READ_WITHIN: Duration = Duration::from_secs(5);
 
 /// The open connections of a listener.
 #[derive(Debug)]
 pub(super) struct Places {
-    bounds: Bounds,
+    most: usize,
     open: Mutex<Open>,
 }
 
@@ -42,15 +37,8 @@ pub(super) struct Places {
 struct Open {
     all: usize,
     next: u64,
-    by_source: HashMap<IpAddr, OfSource>,
-}
-
-/// The connections of one source.
-#[derive(Debug, Default)]
-struct OfSource {
-    all: usize,
-    /// The strangers among them by number, so that the oldest is first.
-    strangers: BTreeMap<u64, Arc<Place>>,
+    /// The strangers of each source by number, so that the oldest is first.
+    strangers: HashMap<IpAddr, BTreeMap<u64, Arc<Place>>>,
 }
 
 /// The place of one open connection.
@@ -71,23 +59,23 @@ struct State {
 
 #[derive(Clone, Copy, Debug)]
 enum Activity {
-    /// No request is being answered since this moment.
-    Idle(Instant),
+    /// No request is being answered.
+    Idle,
     /// A request is being handled.
     Handling,
     /// A request was handled at this moment, and its response is not sent yet.
     Sending(Instant),
     /// The connection has lost its place and has to close.
-    Leaving,
+    Leaving(Leave),
 }
 
-/// Why a connection has to close.
+/// How far a connection was when it lost its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leave {
-    /// Its place was given to a new connection.
-    Displaced,
-    /// It is a stranger and has been silent for too long.
-    Silent,
+    /// No response is under way, so it can be told why it is closed.
+    Idle,
+    /// Its client has not read the last response for [`READ_WITHIN`].
+    Stuck,
 }
 
 /// Frees a place when the connection has ended.
@@ -102,9 +90,9 @@ pub(super) struct Admitted {
 }
 
 impl Places {
-    pub(super) fn new(bounds: Bounds) -> Arc<Self> {
+    pub(super) fn new(most: usize) -> Arc<Self> {
         Arc::new(Self {
-            bounds,
+            most,
             open: Mutex::default(),
         })
     }
@@ -114,28 +102,13 @@ impl Places {
         lock(&self.open).all
     }
 
-    /// Takes a place for a connection. The error names the limit that is reached, as in the label
-    /// `reason` of the metric.
-    pub(super) fn admit(self: &Arc<Self>, peer: IpAddr) -> Result<Admitted, &'static str> {
+    /// Takes a place for a connection. `None` if all are taken and nobody has to give one up.
+    pub(super) fn admit(self: &Arc<Self>, peer: IpAddr) -> Option<Admitted> {
         let source = source(peer);
         let mut open = lock(&self.open);
-        let of_source = open.by_source.get(&source).map_or(0, |one| one.all);
-        let mut displaced_another = false;
-        if of_source >= self.bounds.per_source {
-            if !open.displace(source) {
-                return Err("source");
-            }
-            displaced_another = true;
-        } else if open.all >= self.bounds.all {
-            let crowd = open
-                .by_source
-                .iter()
-                .max_by_key(|(_, one)| one.strangers.len());
-            let crowd = crowd.map(|(source, _)| *source);
-            if !crowd.is_some_and(|crowd| open.displace(crowd)) {
-                return Err("all");
-            }
-            displaced_another = true;
+        let is_full = open.all >= self.most;
+        if is_full && !open.displace() {
+            return None;
         }
         open.all += 1;
         open.next += 1;
@@ -145,43 +118,45 @@ impl Places {
             source,
             state: Mutex::new(State {
                 is_stranger: true,
-                activity: Activity::Idle(Instant::now()),
+                activity: Activity::Idle,
             }),
             told_to_leave: Notify::new(),
         });
-        let of_source = open.by_source.entry(source).or_default();
-        of_source.all += 1;
-        of_source.strangers.insert(place.number, Arc::clone(&place));
-        Ok(Admitted {
+        let strangers = open.strangers.entry(source).or_default();
+        strangers.insert(place.number, Arc::clone(&place));
+        Some(Admitted {
             held: Held(place),
-            displaced_another,
+            displaced_another: is_full,
         })
     }
 }
 
 impl Open {
-    /// Takes the place of the oldest idle stranger of a source. Returns false if it has none.
-    fn displace(&mut self, source: IpAddr) -> bool {
-        let strangers = self.by_source.get(&source).into_iter();
-        let idle = strangers
-            .flat_map(|of_source| of_source.strangers.values())
+    /// Takes the place of the oldest idle stranger of the source with the most strangers, or of any
+    /// other stranger if all of these are busy. Returns false if no stranger is idle.
+    fn displace(&mut self) -> bool {
+        let crowd = self.strangers.values().max_by_key(|crowd| crowd.len());
+        let idle = crowd
+            .into_iter()
+            .chain(self.strangers.values())
+            .flat_map(BTreeMap::values)
             .find(|place| place.leave_if_idle())
             .cloned();
         let Some(place) = idle else {
             return false;
         };
-        self.remove(&place);
+        self.all -= 1;
+        self.forget(&place);
         place.told_to_leave.notify_one();
         true
     }
 
-    fn remove(&mut self, place: &Place) {
-        self.all -= 1;
-        if let Some(of_source) = self.by_source.get_mut(&place.source) {
-            of_source.all -= 1;
-            of_source.strangers.remove(&place.number);
-            if of_source.all == 0 {
-                self.by_source.remove(&place.source);
+    /// Removes a place from the strangers, if it is among them.
+    fn forget(&mut self, place: &Place) {
+        if let Some(strangers) = self.strangers.get_mut(&place.source) {
+            strangers.remove(&place.number);
+            if strangers.is_empty() {
+                self.strangers.remove(&place.source);
             }
         }
     }
@@ -193,7 +168,7 @@ impl Place {
     #[must_use]
     pub fn begin_request(&self) -> bool {
         let mut state = lock(&self.state);
-        let stays = !matches!(state.activity, Activity::Leaving);
+        let stays = !matches!(state.activity, Activity::Leaving(_));
         if stays {
             state.activity = Activity::Handling;
         }
@@ -206,7 +181,7 @@ impl Place {
     pub fn wait_for_client(&self) {
         let mut state = lock(&self.state);
         if matches!(state.activity, Activity::Handling) {
-            state.activity = Activity::Idle(Instant::now());
+            state.activity = Activity::Idle;
         }
     }
 
@@ -222,7 +197,7 @@ impl Place {
     pub fn sent(&self) {
         let mut state = lock(&self.state);
         if matches!(state.activity, Activity::Sending(_)) {
-            state.activity = Activity::Idle(Instant::now());
+            state.activity = Activity::Idle;
         }
     }
 
@@ -235,51 +210,31 @@ impl Place {
         }
         // A new connection takes the two locks in the other order.
         drop(state);
-        if let Some(of_source) = lock(&self.places.open).by_source.get_mut(&self.source) {
-            of_source.strangers.remove(&self.number);
-        }
+        lock(&self.places.open).forget(self);
     }
 
-    /// Returns when the connection has to close: its place was given to another one, or it is a
-    /// stranger that nothing was handled for since `silence`.
-    pub async fn must_leave(&self, silence: Duration) -> Leave {
-        let silent = async {
-            loop {
-                let state = lock(&self.state).silent_since();
-                let Some(since) = state else {
-                    return std::future::pending().await;
-                };
-                let until = since + silence;
-                if until <= Instant::now() {
-                    return Leave::Silent;
-                }
-                tokio::time::sleep_until(until.into()).await;
-            }
-        };
-        tokio::select! {
-            () = self.told_to_leave.notified() => Leave::Displaced,
-            leave = silent => leave,
+    /// Returns when the connection has to close, because its place was given to another one.
+    pub async fn must_leave(&self) -> Leave {
+        self.told_to_leave.notified().await;
+        match lock(&self.state).activity {
+            Activity::Leaving(leave) => leave,
+            // Nobody is told to leave in another state.
+            Activity::Idle | Activity::Handling | Activity::Sending(_) => Leave::Stuck,
         }
     }
 
     fn leave_if_idle(&self) -> bool {
         let mut state = lock(&self.state);
-        let is_idle = state.is_stranger && matches!(state.activity, Activity::Idle(_));
-        if is_idle {
-            state.activity = Activity::Leaving;
+        let leave = match state.activity {
+            Activity::Idle => Leave::Idle,
+            Activity::Sending(since) if since.elapsed() >= READ_WITHIN => Leave::Stuck,
+            Activity::Handling | Activity::Sending(_) | Activity::Leaving(_) => return false,
+        };
+        if !state.is_stranger {
+            return false;
         }
-        is_idle
-    }
-}
-
-impl State {
-    /// Since when a stranger has been silent. A stranger whose request is being handled counts as
-    /// silent from now on. `None` if it is no stranger any more.
-    fn silent_since(&self) -> Option<Instant> {
-        self.is_stranger.then(|| match self.activity {
-            Activity::Idle(since) | Activity::Sending(since) => since,
-            Activity::Handling | Activity::Leaving => Instant::now(),
-        })
+        state.activity = Activity::Leaving(leave);
+        true
     }
 }
 
@@ -287,8 +242,9 @@ impl Drop for Held {
     fn drop(&mut self) {
         let mut open = lock(&self.0.places.open);
         // A place that was given to another connection is freed already.
-        if !matches!(lock(&self.0.state).activity, Activity::Leaving) {
-            open.remove(&self.0);
+        if !matches!(lock(&self.0.state).activity, Activity::Leaving(_)) {
+            open.all -= 1;
+            open.forget(&self.0);
         }
     }
 }
@@ -311,14 +267,9 @@ pub fn source(peer: IpAddr) -> IpAddr {
 mod tests {
     use super::*;
 
-    fn places(all: usize, per_source: usize) -> Arc<Places> {
-        Places::new(Bounds { all, per_source })
-    }
-
-    fn admit(places: &Arc<Places>, peer: &str) -> Result<Held, &'static str> {
-        places
-            .admit(peer.parse().unwrap())
-            .map(|admitted| admitted.held)
+    fn admit(places: &Arc<Places>, peer: &str) -> Option<Held> {
+        let admitted = places.admit(peer.parse().unwrap())?;
+        Some(admitted.held)
     }
 
     fn has_left(held: &Held) -> bool {
@@ -326,30 +277,26 @@ mod tests {
     }
 
     #[test]
-    fn connections_are_bounded_in_all_and_per_source() {
-        let places = places(3, 2);
+    fn connections_are_bounded() {
+        let places = Places::new(2);
         let busy = |peer| {
             let held = admit(&places, peer)?;
             assert!(held.0.begin_request());
-            Ok::<_, &str>(held)
+            Some(held)
         };
         let first = busy("192.0.2.1").unwrap();
-        let _second = busy("::ffff:192.0.2.1").unwrap();
-        assert_eq!(busy("192.0.2.1").unwrap_err(), "source");
-        let _third = busy("2001:db8::1").unwrap();
-        assert_eq!(busy("192.0.2.2").unwrap_err(), "all");
+        let second = busy("2001:db8::1").unwrap();
+        assert!(busy("192.0.2.2").is_none());
         drop(first);
-        let _fourth = busy("2001:db8::ffff:1").unwrap();
-        assert_eq!(
-            lock(&places.open).by_source.len(),
-            2,
-            "one network of 64 bits is one source"
-        );
+        let third = busy("192.0.2.2").unwrap();
+        assert_eq!(places.open(), 2);
+        drop((second, third));
+        assert!(places.open() == 0 && lock(&places.open).strangers.is_empty());
     }
 
     #[test]
-    fn the_oldest_idle_stranger_of_the_source_gives_its_place_up() {
-        let places = places(100, 3);
+    fn the_oldest_idle_stranger_gives_its_place_up() {
+        let places = Places::new(3);
         let partner = admit(&places, "192.0.2.1").unwrap();
         partner.0.authenticated();
         let busy = admit(&places, "192.0.2.1").unwrap();
@@ -358,23 +305,36 @@ mod tests {
         let newcomer = admit(&places, "192.0.2.1").unwrap();
         assert!(has_left(&idle) && !has_left(&partner) && !has_left(&busy));
         newcomer.0.authenticated();
-        assert_eq!(admit(&places, "192.0.2.1").unwrap_err(), "source");
+        assert!(admit(&places, "192.0.2.1").is_none());
         // Its request is handled and its response sent, so it is idle again.
         busy.0.end_request();
-        assert_eq!(admit(&places, "192.0.2.1").unwrap_err(), "source");
+        assert!(admit(&places, "192.0.2.1").is_none());
         busy.0.sent();
         let last = admit(&places, "192.0.2.1").unwrap();
         assert!(has_left(&busy));
         drop((partner, busy, idle, newcomer, last));
-        assert!(places.open() == 0 && lock(&places.open).by_source.is_empty());
+        assert!(places.open() == 0 && lock(&places.open).strangers.is_empty());
+    }
+
+    #[test]
+    fn a_stranger_that_does_not_read_its_response_gives_its_place_up() {
+        let places = Places::new(1);
+        let stuck = admit(&places, "192.0.2.1").unwrap();
+        assert!(stuck.0.begin_request());
+        stuck.0.end_request();
+        assert!(admit(&places, "192.0.2.2").is_none(), "it may be reading");
+        let long_ago = Instant::now().checked_sub(READ_WITHIN).unwrap();
+        lock(&stuck.0.state).activity = Activity::Sending(long_ago);
+        let newcomer = admit(&places, "192.0.2.2").unwrap();
+        assert!(has_left(&stuck) && !has_left(&newcomer));
     }
 
     #[test]
     fn a_stranger_whose_request_waits_for_more_of_it_gives_its_place_up() {
-        let places = places(1, 1);
+        let places = Places::new(1);
         let slow = admit(&places, "192.0.2.1").unwrap();
         assert!(slow.0.begin_request());
-        assert_eq!(admit(&places, "192.0.2.1").unwrap_err(), "source");
+        assert!(admit(&places, "192.0.2.1").is_none());
         slow.0.wait_for_client();
         let newcomer = admit(&places, "192.0.2.1").unwrap();
         assert!(has_left(&slow) && !has_left(&newcomer));
@@ -383,27 +343,39 @@ mod tests {
         assert_eq!(places.open(), 0);
     }
 
+    /// One network of 64 bits is one source, and an IPv4 address is the same in both of its forms.
     #[test]
     fn a_full_listener_displaces_a_stranger_of_the_source_with_the_most() {
-        let places = places(4, 3);
-        let single = admit(&places, "192.0.2.1").unwrap();
-        let crowd = [(); 3].map(|()| admit(&places, "192.0.2.2").unwrap());
-        let newcomer = admit(&places, "192.0.2.3").unwrap();
-        assert!(has_left(&crowd[0]) && !has_left(&single) && !has_left(&newcomer));
-        assert_eq!(places.open(), 4);
+        for crowd in [
+            ["192.0.2.2", "::ffff:192.0.2.2", "192.0.2.2"],
+            ["2001:db8::1", "2001:db8::ffff:1", "2001:db8::2"],
+        ] {
+            let places = Places::new(4);
+            let single = admit(&places, "192.0.2.1").unwrap();
+            let crowd = crowd.map(|peer| admit(&places, peer).unwrap());
+            let newcomer = admit(&places, "192.0.2.3").unwrap();
+            assert!(has_left(&crowd[0]) && !has_left(&single) && !has_left(&newcomer));
+            assert_eq!(places.open(), 4);
+            // If nobody of the crowd is idle, another stranger has to go.
+            assert!(crowd[1..].iter().all(|held| held.0.begin_request()));
+            newcomer.0.authenticated();
+            single.0.wait_for_client();
+            let another = admit(&places, "192.0.2.4").unwrap();
+            assert!(has_left(&single) && !has_left(&another));
+        }
     }
 
     #[tokio::test]
-    async fn a_silent_stranger_has_to_leave_and_a_partner_does_not() {
-        let places = places(4, 4);
-        let silence = Duration::from_millis(20);
+    async fn only_who_lost_its_place_has_to_leave() {
+        let places = Places::new(2);
         let stranger = admit(&places, "192.0.2.1").unwrap();
         let partner = admit(&places, "192.0.2.1").unwrap();
         partner.0.authenticated();
-        let left = tokio::select! {
-            left = stranger.0.must_leave(silence) => left,
-            _ = partner.0.must_leave(silence) => panic!("a partner had to leave"),
+        let _newcomer = admit(&places, "192.0.2.2").unwrap();
+        let leave = tokio::select! {
+            leave = stranger.0.must_leave() => leave,
+            _ = partner.0.must_leave() => panic!("a partner had to leave"),
         };
-        assert_eq!(left, Leave::Silent);
+        assert_eq!(leave, Leave::Idle);
     }
 }

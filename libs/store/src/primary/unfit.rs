@@ -26,8 +26,7 @@ pub enum Unfit {
         newest: u32,
     },
     #[error(
-        "synchronous_commit of the server is off, so a crash would lose acknowledged orders and purchases: turn it on, or \
-         set ALLOW_ASYNCHRONOUS_COMMIT=true if the data may be lost"
+        "synchronous_commit of the server is off, so a crash would lose acknowledged orders and purchases: turn it on"
     )]
     AsynchronousCommit,
     #[error(

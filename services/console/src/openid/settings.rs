@@ -29,8 +29,8 @@ pub struct OpenIdConfig {
     /// File with certificates (PEM) of an authority of your own that signs the provider's certificate
     ///
     /// They count beside those of the system. The file is read at the start.
-    #[arg(long, env = "OIDC_CA_FILE")]
-    pub oidc_ca_file: Option<PathBuf>,
+    #[arg(long, env = "CA_FILE")]
+    pub ca_file: Option<PathBuf>,
     /// Scopes that the console asks for beside `openid`, separated by blanks
     ///
     /// Some providers put groups into the ID token only if a scope such as `groups` asks for them.

@@ -7,9 +7,10 @@
 use anyhow::anyhow;
 
 use crate::{
-    Command, FAILED, USAGE,
+    commands::{Command, dispatch},
     console::{Console, NotFound},
-    dispatch, option, order, partner, provider, status,
+    exit::{FAILED, USAGE, status},
+    option, order, partner, provider,
 };
 
 /// How a command runs in several cells.

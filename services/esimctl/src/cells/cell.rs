@@ -6,13 +6,14 @@
 
 mod check;
 mod map;
+mod open;
 
 use std::path::PathBuf;
 
 use clap::Subcommand;
 use serde_json::json;
 use sqlx::ConnectOptions;
-use store::{PgConnection, cells::check::keys};
+use store::cells::check::keys;
 
 use crate::{
     cell_file::{Cell, Cells},
@@ -77,23 +78,6 @@ pub enum Command {
     },
 }
 
-/// A cell and a connection to its database.
-struct Open<'a> {
-    cell: &'a Cell,
-    connection: PgConnection,
-}
-
-/// Connects to every cell. Fails if one cannot be reached, because a rule that holds across cells
-/// cannot be judged without it.
-async fn open<'a>(cells: &'a Cells, console: &Console) -> anyhow::Result<Vec<Open<'a>>> {
-    let mut opened = Vec::with_capacity(cells.cells.len());
-    for cell in &cells.cells {
-        let connection = console.connect_to(cell).await?;
-        opened.push(Open { cell, connection });
-    }
-    Ok(opened)
-}
-
 pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     let cells = console.cells()?;
     match command {
@@ -126,7 +110,7 @@ async fn list(cells: &Cells, console: &Console) -> anyhow::Result<()> {
         );
         let found = match partners(cell, console).await {
             Ok(partners) => format!("{partners} partners"),
-            Err(error) => crate::output::one_line(&crate::with_causes(&error)),
+            Err(error) => crate::output::one_line(&crate::exit::with_causes(&error)),
         };
         listed.push(Listed {
             cell: cell.name.clone(),

@@ -18,7 +18,7 @@ use tokio::time::timeout;
 
 use crate::{
     doctor::{
-        Command,
+        command::Command,
         line::{Area, Lines},
         roles,
     },

@@ -10,7 +10,7 @@ use store::{
 };
 
 use crate::{
-    doctor::{Command, line::Lines},
+    doctor::{command::Command, line::Lines},
     output::one_line,
 };
 

@@ -8,6 +8,7 @@
 //! to look, is a warning, so that nobody takes silence for health; `--without` leaves it out on
 //! purpose. One check never keeps the others from being made.
 
+mod command;
 mod database;
 mod files;
 mod keys;
@@ -18,16 +19,10 @@ mod openid;
 mod roles;
 mod work;
 
-use std::path::PathBuf;
-
-use clap::Args;
-use console_pages::openid::OpenIdConfig;
-use pipeline::NatsAccess;
-use secrecy::SecretString;
 use serde_json::json;
-use store::{PgConnection, config::MasterKeyConfig, operator::words::counted};
-use webhooks::dns::NameServers;
+use store::{PgConnection, operator::words::counted};
 
+pub use self::command::Command;
 use crate::{
     console::Console,
     doctor::line::{Area, Line, Lines, State},
@@ -46,63 +41,6 @@ pod are such a file, too: kubectl get --raw /api/v1/namespaces/esim/pods/esim-db
 
 Exit status: 0 everything is fine, 1 there are warnings, 2 there are faults (or arguments or settings are wrong). --json
 prints {\"state\":…,\"lines\":[{\"state\":…,\"area\":…,\"check\":…,\"found\":…,\"remedy\":…,\"see\":…}]}.";
-
-#[derive(Args, Clone, Debug)]
-pub struct Command {
-    /// Print only warnings and faults, and nothing if there are none
-    #[arg(long)]
-    quiet: bool,
-    /// Leave out the checks of these areas, separated by commas
-    #[arg(long, value_enum, value_delimiter = ',', value_name = "AREA")]
-    without: Vec<Area>,
-    /// Address of NATS, for example `nats://host:4222` or `tls://host:4222`
-    ///
-    /// User and password may stand in it. Otherwise the user is `operator`, with `NATS_PASSWORD`.
-    #[arg(long, env = "NATS_URL", hide_env_values = true)]
-    nats_url: Option<SecretString>,
-    #[command(flatten)]
-    access: NatsAccess,
-    /// Prefix of the names of streams and subjects, as the services have it
-    #[arg(long, env = "STREAM_PREFIX", default_value = "")]
-    stream_prefix: String,
-    /// Number of servers that should keep a copy of each stream, as the services have it
-    #[arg(long, env = "STREAM_REPLICAS", default_value_t = 1)]
-    stream_replicas: u64,
-    #[command(flatten)]
-    master_key: MasterKeyConfig,
-    /// The name servers for webhooks, as notifier and ingress have them
-    #[arg(long, env = "WEBHOOK_RESOLVERS", value_parser = NameServers::parse, default_value = "")]
-    webhook_resolvers: NameServers,
-    /// Whether commits must wait for a standby, as the services have it
-    #[arg(
-        long,
-        env = "REQUIRE_SYNCHRONOUS",
-        default_value_t = false,
-        default_missing_value = "true",
-        num_args = 0..=1,
-        action = clap::ArgAction::Set
-    )]
-    require_synchronous: bool,
-    /// A file of metrics in Prometheus' format, with those of backups, drills and disks
-    ///
-    /// `deploy/backup` and `deploy/drill` write such files for `node_exporter`.
-    #[arg(long, value_name = "FILE")]
-    metrics: Vec<PathBuf>,
-    /// The folder that `esimctl secrets create` has made
-    ///
-    /// With it, the doctor logs in to PostgreSQL and NATS as each stage.
-    #[arg(long, value_name = "FOLDER")]
-    secrets: Option<PathBuf>,
-    // The last one, because its heading would hold for all settings that follow.
-    #[command(flatten)]
-    openid: OpenIdConfig,
-}
-
-impl Command {
-    fn wants(&self, area: Area) -> bool {
-        !self.without.contains(&area)
-    }
-}
 
 /// Runs all checks, prints their lines and returns the exit status.
 pub async fn run(command: &Command, console: &Console) -> anyhow::Result<u8> {

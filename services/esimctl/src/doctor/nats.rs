@@ -19,7 +19,7 @@ use tokio::time::timeout;
 
 use crate::{
     doctor::{
-        Command,
+        command::Command,
         database::{seconds_of, skew},
         line::Lines,
     },
@@ -307,7 +307,6 @@ async fn log_in(
             let access = NatsAccess {
                 nats_password: Some(password.into()),
                 nats_user: Some(stage.to_owned()),
-                nats_credentials: None,
                 nats_ca_file: command.access.nats_ca_file.clone(),
             };
             connect(&access, stage, servers, lines).await;

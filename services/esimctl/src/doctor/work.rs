@@ -7,7 +7,7 @@ use store::{
 };
 
 use crate::doctor::{
-    Command,
+    command::Command,
     line::{Area, Line, Lines},
 };
 

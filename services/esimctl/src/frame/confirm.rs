@@ -54,8 +54,6 @@ struct Named {
         env = "ESIMCTL_OPERATOR"
     )]
     by: Option<String>,
-    #[arg(long, env = "USER", hide = true)]
-    account: Option<String>,
 }
 
 /// Who makes a change. A command that records one is refused before it begins if nobody is named: a record
@@ -76,11 +74,11 @@ impl Args for By {
 
 impl FromArgMatches for By {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let Named { by, account } = Named::from_arg_matches(matches)?;
+        let Named { by } = Named::from_arg_matches(matches)?;
         let set = |name: Option<String>| name.filter(|name| !name.trim().is_empty());
         // Nothing is recorded by a dry run.
         let dry_run = matches.try_get_one::<bool>("dry_run").ok().flatten();
-        match set(by).or_else(|| set(account)) {
+        match set(by).or_else(|| set(std::env::var("USER").ok())) {
             Some(name) if name.trim() == PARTNER => Err(clap::Error::raw(
                 ErrorKind::InvalidValue,
                 "changes that partners make themselves are recorded under the name partner: give your own name with \

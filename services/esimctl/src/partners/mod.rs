@@ -5,3 +5,4 @@ pub mod partner_change;
 pub mod partner_move;
 pub mod refused;
 pub mod rotate;
+pub mod terms;

@@ -25,7 +25,7 @@ use store::{
     vault::Keyring,
 };
 use time::OffsetDateTime;
-use webhooks::{config::HttpConfig, guard, mail, url::WebhookUrl};
+use webhooks::{config::HttpConfig, mail, url::WebhookUrl};
 
 use crate::{
     cell_file::is_named,
@@ -38,6 +38,7 @@ use crate::{
     partner_move::{self, MovePartner},
     refused,
     rotate::{self, Rotate},
+    terms::{check_scheme, describe, state},
     webhook_url::WebhookUrlParser,
 };
 
@@ -66,7 +67,7 @@ const SHOW_EXAMPLES: &str = "Examples:
 Ingress keeps those whose access key is known: the newest 1,000 of each kind (orders, other requests, and
 requests without a valid signature), and no longer than the term `refusals` of `esimctl retention`. A request with an
 unknown access key, and one that a proxy refused, is not among them. `unrecorded` counts the requests of the same kind
-before this one that were not kept, because more than PARTNER_REFUSALS_PER_MINUTE came, or because they could not be
+before this one that were not kept, because more than 60 came in a minute, or because they could not be
 stored.";
 
 const SET_EXAMPLES: &str = "Examples:
@@ -87,9 +88,9 @@ still sent. A new URL makes the partner's waiting webhooks due at once, and ends
 The webhook of a ready topup is always sent and is no event; partners can set their events themselves.
 
 Each ingress applies the limits and counts for itself: with two replicas a partner can reach twice the limit. A request
-above a limit gets 429. `default` restores the setting of ingress, which is MAX_IN_FLIGHT, PARTNER_REQUESTS_PER_SECOND,
-PARTNER_ORDERS_PER_SECOND or PARTNER_UNITS_PER_SECOND. An order of a sandbox partner with --units-per-second N has at
-most 10 * N units.
+above a limit gets 429. `default` restores the setting of ingress, which is MAX_IN_FLIGHT, or PARTNER_ORDERS_PER_SECOND
+for orders, as many requests, and five times as many units. An order
+of a sandbox partner with --units-per-second N has at most 10 * N units.
 
 With a signed body `required`, each ingress denies requests without the header X-Service-Content-SHA256, because their
 signature does not cover the query and the body. Ask the partner to send the header with every request first. Whenever
@@ -164,20 +165,6 @@ pub struct Show {
     /// The most refused requests of each kind that are shown
     #[arg(long, requires = "refused", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     limit: u32,
-}
-
-/// Refuses an `http` URL for a live partner, unless the operator allows it.
-pub fn check_scheme(
-    url: Option<&WebhookUrl>,
-    environment: Environment,
-    http: HttpConfig,
-) -> anyhow::Result<()> {
-    let parsed = url.and_then(WebhookUrl::parsed);
-    let judged = parsed.map(|url| guard::check_scheme(&url, environment, http.webhook_http_live));
-    judged.unwrap_or(Ok(())).context(
-        "nothing was changed: the partner is live, and an http:// URL would show its eSIMs to the network. Give an \
-         https:// URL, or allow this one with --webhook-http-live",
-    )
 }
 
 /// What is changed of a partner. One kind of change is given, and the limits are one kind.
@@ -487,59 +474,6 @@ impl Shown {
             describe(&self.partner),
             properties(&[("notices", or_dash(notices))])
         )
-    }
-}
-
-pub fn describe(partner: &Partner) -> String {
-    let old_keys = partner
-        .old_access_key
-        .as_deref()
-        .zip(partner.old_keys_until);
-    let old_secret = partner.old_webhook_secret_until;
-    let events = Some(partner.webhook_events.join(", ")).filter(|events| !events.is_empty());
-    let limit = |limit: Option<i32>| limit.map(|limit| limit.to_string());
-    let rows = [
-        ("partner_id", Some(partner.partner_id.to_string())),
-        ("name", Some(partner.name.clone())),
-        ("environment", Some(partner.environment.clone())),
-        ("access_key", Some(partner.access_key.clone())),
-        (
-            "old access_key",
-            old_keys.map(|(key, until)| format!("{key} until {}", utc(until))),
-        ),
-        ("state", Some(state(partner))),
-        ("webhook_url", Some(or_dash(partner.webhook_url.as_ref()))),
-        ("webhook events", events),
-        (
-            "old webhook_secret",
-            old_secret.map(|until| format!("until {}", utc(until))),
-        ),
-        ("max_in_flight", limit(partner.max_in_flight)),
-        ("requests_per_second", limit(partner.requests_per_second)),
-        ("orders_per_second", limit(partner.orders_per_second)),
-        ("units_per_second", limit(partner.units_per_second)),
-        (
-            "signed body",
-            partner.signed_body_required.then(|| "required".to_owned()),
-        ),
-        ("created", Some(utc(partner.created_at))),
-    ];
-    properties(
-        &rows
-            .into_iter()
-            .filter_map(|(name, value)| Some((name, value?)))
-            .collect::<Vec<_>>(),
-    )
-}
-
-fn state(partner: &Partner) -> String {
-    if let Some(cell) = &partner.moved_to {
-        return format!("moving or moved to cell {cell}");
-    }
-    match partner.disabled_at {
-        Some(at) => format!("disabled since {}", utc(at)),
-        None if partner.has_secret_key => "enabled".to_owned(),
-        None => "enabled, but without a secret key".to_owned(),
     }
 }
 

@@ -16,7 +16,7 @@ use crate::{
     console::Console,
     lookup::{Which, find},
     output::printable,
-    partner::{check_scheme, describe},
+    terms::{check_scheme, describe},
 };
 
 pub async fn set_webhook(

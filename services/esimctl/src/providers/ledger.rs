@@ -23,6 +23,7 @@ use store::{
 
 use crate::{
     csv::{Record, Records},
+    exit::Discrepancies,
     output::{Row, cells, or_dash, table},
 };
 
@@ -32,19 +33,6 @@ const MOST: i64 = 100_000;
 const NAMED: usize = 100;
 /// The longest field, in characters. Longer ones are no ids, times or names.
 const LONGEST_FIELD: usize = 10_000;
-
-/// The comparison found something. It is an error, so that a script sees it by the exit status.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "the list of {provider} has {orphans} purchases without a placement, {mismatches} that contradict the database, and \
-     lacks {missing} of ours; they are listed above, each with what to do"
-)]
-pub struct Discrepancies {
-    provider: String,
-    orphans: i64,
-    mismatches: i64,
-    missing: i64,
-}
 
 /// Fails with [`Discrepancies`] if the comparison has found orphans or mismatches, or if something is
 /// missing.

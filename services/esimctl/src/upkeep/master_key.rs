@@ -27,7 +27,7 @@ use crate::{console::Console, reencrypt, secret_file};
 const EXAMPLES: &str = "Examples:
   esimctl master-key create master.key                 fails if the file exists
   esimctl master-key create master.key --if-missing    keeps an existing file
-  NEW_MASTER_KEY=new:…,first:… esimctl master-key create master.key --if-missing
+  esimctl master-key create master.key --if-missing --keys keys.txt
                                                        adds new keys to the old ones
   esimctl master-key status
   esimctl master-key reencrypt --replicas-restarted
@@ -44,12 +44,11 @@ pub enum Command {
     Create {
         /// The file to write, which is then the value of `MASTER_KEY_FILE`
         file: PathBuf,
-        /// The keys to write, in the form of `MASTER_KEY` [default: a new random key]
+        /// A file with the keys to write, in the form of `MASTER_KEY` [default: a new random key]
         ///
-        /// The environment variable is not `MASTER_KEY`, because `MASTER_KEY_FILE` often names the
-        /// file that this command is about to create.
-        #[arg(long, env = "NEW_MASTER_KEY", hide_env_values = true)]
-        keys: Option<SecretString>,
+        /// It is a file, because everybody on the machine can see the arguments of a program.
+        #[arg(long, value_name = "FILE")]
+        keys: Option<PathBuf>,
         /// Do not fail if the file exists
         ///
         /// Without given keys the file stays as it is. Given keys replace its content if they
@@ -71,7 +70,15 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
             file,
             keys,
             if_missing,
-        } => create(file, keys.as_ref(), *if_missing, console),
+        } => {
+            let keys = keys.as_deref().map(files::value).transpose()?;
+            create(
+                file,
+                keys.map(SecretString::from).as_ref(),
+                *if_missing,
+                console,
+            )
+        }
         Command::Status(master_key) => reencrypt::status(master_key, console).await,
         Command::Reencrypt(asked) => reencrypt::run(asked, console).await,
     }

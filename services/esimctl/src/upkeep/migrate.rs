@@ -63,7 +63,7 @@ pub struct Command {
     ///
     /// While a migration waits for a lock, queries of the table queue behind it, so orders wait for
     /// as long. After this time the migration lets them pass and tries again later.
-    #[arg(long, env = "MIGRATE_LOCK_TIMEOUT", value_name = "DURATION", default_value = "500ms", value_parser = lock_timeout)]
+    #[arg(long, value_name = "DURATION", default_value = "500ms", value_parser = lock_timeout)]
     lock_timeout: Duration,
     /// How long to retry a migration whose lock is not free
     ///
@@ -71,20 +71,20 @@ pub struct Command {
     /// it applied until then stay. An index that is built beside live traffic may wait as long for
     /// older transactions to end. If it is cancelled, the unfinished index is marked invalid, and
     /// the next run drops it and builds it anew.
-    #[arg(long, env = "MIGRATE_GIVE_UP", value_name = "DURATION", default_value = "15m", value_parser = runtime::config::duration)]
+    #[arg(long, value_name = "DURATION", default_value = "15m", value_parser = runtime::config::duration)]
     give_up: Duration,
     /// Create the database roles, or set their passwords, from the files in this folder
     ///
     /// The role of `DATABASE_URL` needs `CREATEROLE` for it. If it lacks that privilege, the
-    /// command says so and goes on, because another tool may manage the roles.
-    #[arg(long, env = "DATABASE_ROLES", value_name = "FOLDER")]
+    /// command says so and goes on, because another tool may manage the roles. An empty name is none.
+    #[arg(long, value_name = "FOLDER")]
     roles: Option<PathBuf>,
     /// Wait this long for the roles that another tool creates, and fail if one is still missing
     ///
     /// In Kubernetes, the operator of PostgreSQL creates the roles after the database, so this
     /// command may be done before they exist. Without this setting, a missing role is left out, and
     /// its stage can then log in but read nothing until the command is run again.
-    #[arg(long, env = "MIGRATE_AWAIT_ROLES", value_name = "DURATION", value_parser = runtime::config::duration)]
+    #[arg(long, value_name = "DURATION", value_parser = runtime::config::duration)]
     await_roles: Option<Duration>,
 }
 
@@ -118,7 +118,11 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     let version = applied.context(
             "the schema is not at this version yet; remove the cause and run the command again, which continues where it stopped",
     )?;
-    if let Some(folder) = &command.roles {
+    if let Some(folder) = command
+        .roles
+        .as_ref()
+        .filter(|folder| !folder.as_os_str().is_empty())
+    {
         set_passwords(&mut connection, folder).await?;
     }
     // If the schema is newer, the newer version has granted what its own programs need, and this

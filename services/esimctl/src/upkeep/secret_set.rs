@@ -76,15 +76,8 @@ pub struct Create {
     #[arg(long, env = "SANDBOX_CALLBACK_TOKEN", hide_env_values = true)]
     sandbox_callback_token: Option<SecretString>,
     /// The URL of the sandbox provider's callbacks, up to the token that follows it
-    #[arg(
-        long,
-        env = "SANDBOX_CALLBACK_BASE",
-        default_value = "http://provisioner:8082/callbacks/sandbox/"
-    )]
+    #[arg(long, default_value = "http://provisioner:8082/callbacks/sandbox/")]
     sandbox_callback_base: String,
-    /// The password of Grafana's administrator [default: a random one]
-    #[arg(long, env = "GRAFANA_PASSWORD", hide_env_values = true)]
-    grafana_password: Option<SecretString>,
 }
 
 /// Parses `HOST:PORT/DATABASE` into the URL of a database. Role and password are added for each
@@ -131,7 +124,7 @@ pub fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
             &asked.sandbox_callback_token,
             hex(),
         ),
-        ("grafana-password", &asked.grafana_password, hex()),
+        ("grafana-password", &None, hex()),
     ] {
         changeable(folder, name, given.as_ref(), &random)?;
     }

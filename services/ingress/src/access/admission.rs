@@ -227,7 +227,7 @@ pub(crate) struct Admission {
     self_service: Arc<InFlightLimit>,
     /// The self-service requests that wait for a permit of `self_service`.
     waiting: Arc<InFlightLimit>,
-    /// `SELF_SERVICE_WAIT`.
+    /// `QUEUE_DEADLINE`.
     wait: Duration,
     listeners: Arc<InFlightLimit>,
     /// The limit of one partner.
@@ -253,7 +253,7 @@ impl Admission {
             memory: InFlightLimit::new((u64::from(limits.max_in_flight_memory) * MIB).max(least)),
             self_service: InFlightLimit::new(limits.self_service_in_flight.into()),
             waiting: InFlightLimit::new(limits.self_service_waiting.into()),
-            wait: limits.self_service_wait,
+            wait: limits.queue_deadline,
             listeners: InFlightLimit::new(limits.listeners.into()),
             partner_listeners: limits.partner_listeners.into(),
             most_in_flight: limits.max_in_flight.into(),

@@ -8,7 +8,7 @@
 use std::{num::NonZeroU32, time::Duration};
 
 use clap::{Args, value_parser};
-use runtime::{config::positive_duration, listener::Bounds};
+use runtime::config::positive_duration;
 
 /// The limits of one process. Those with `skip` are no settings, because nobody needs another value:
 /// their comments say why. They are fields all the same, so that unit tests can change them.
@@ -20,29 +20,21 @@ pub struct LimitsConfig {
     #[arg(skip = 16 * 1024_u32)]
     pub max_head: u32,
 
-    /// Maximum size of the body of a request, in bytes
-    ///
-    /// A request with a larger body gets a 413. If `Content-Length` already says so, the body is
-    /// refused before it is read. The default has room for more than 100 items, which is the
-    /// default of `MAX_ITEMS`.
-    #[arg(long, env = "MAX_BODY", default_value_t = 64 * 1024, value_parser = value_parser!(u32).range(1024..=67_108_864))]
+    /// Maximum size of the body of a request, in bytes. A request with a larger body gets a 413. If
+    /// `Content-Length` already says so, the body is refused before it is read. It has room for
+    /// twice the 100 items that `MAX_ITEMS` allows by default; [`LimitsConfig::fit`] raises it for
+    /// a larger `MAX_ITEMS`, so nobody has to keep the two in step.
+    #[arg(skip = 64 * 1024_u32)]
     pub max_body: u32,
 
     /// Maximum number of open connections
     ///
-    /// When a further connection comes, the oldest idle connection on which nobody has authenticated
-    /// gets a 503 and is closed instead. If there is none, the further connection is.
+    /// When a further connection comes, an idle connection on which nobody has authenticated gets a
+    /// 503 and is closed instead: the oldest one of the source with the most of them. If there is
+    /// none, the further connection is. So a client without keys keeps nobody out. Finer limits for
+    /// each client belong to the proxy in front.
     #[arg(long, env = "MAX_CONNECTIONS", default_value_t = 4096, value_parser = value_parser!(u32).range(1..))]
     pub max_connections: u32,
-
-    /// Maximum number of open connections from one IPv4 address or IPv6 /64
-    ///
-    /// A further connection of this source takes the place of an idle one of the same source, as at
-    /// `MAX_CONNECTIONS`, or gets a 503 and is closed. So one source cannot take all of
-    /// `MAX_CONNECTIONS`. Behind a proxy all connections come from one source, so set this to
-    /// `MAX_CONNECTIONS` there.
-    #[arg(long, env = "MAX_CONNECTIONS_PER_SOURCE", default_value_t = 1024, value_parser = value_parser!(u32).range(1..))]
-    pub max_connections_per_source: u32,
 
     /// Maximum time until the head of a request has arrived
     ///
@@ -53,20 +45,10 @@ pub struct LimitsConfig {
     #[arg(long, env = "HEAD_TIMEOUT", default_value = "75s", value_parser = positive_duration)]
     pub head_timeout: Duration,
 
-    /// Maximum time without a request on a connection on which nobody has authenticated
-    ///
-    /// Then the connection is closed, so that clients without keys hold connections for a shorter
-    /// time than `HEAD_TIMEOUT`. A longer time than `HEAD_TIMEOUT` changes nothing. Behind a proxy,
-    /// set it to `HEAD_TIMEOUT`, because the proxy may send the next request of a partner on any of
-    /// its idle connections.
-    #[arg(long, env = "UNAUTHENTICATED_TIMEOUT", default_value = "10s", value_parser = positive_duration)]
-    pub unauthenticated_timeout: Duration,
-
-    /// Maximum time for the body of a request to arrive
-    ///
-    /// The time counts from the moment at which ingress begins to read the body. A slower request
-    /// gets a 408.
-    #[arg(long, env = "BODY_TIMEOUT", default_value = "15s", value_parser = positive_duration)]
+    /// Maximum time for the body of a request to arrive. The time counts from the moment at which
+    /// ingress begins to read the body. A slower request gets a 408. The largest body arrives in it
+    /// at 5 kB/s, which is slower than any line that a server has.
+    #[arg(skip = Duration::from_secs(15))]
     pub body_timeout: Duration,
 
     /// Maximum number of orders in flight
@@ -95,60 +77,39 @@ pub struct LimitsConfig {
     #[arg(skip = 64_u32)]
     pub max_in_flight_memory: u32,
 
-    /// Maximum time that an order waits to be stored
+    /// Maximum time that a request waits for its turn
     ///
     /// Orders queue while the database is slow or busy. An order whose turn does not come in this
-    /// time is taken out of the queue, is not stored, and gets a 503 with Retry-After.
+    /// time is taken out of the queue, is not stored, and gets a 503 with Retry-After. A
+    /// self-service request waits for as long until fewer than 64 of them are in flight. If 256 wait already, or its time is over, it gets a 429 if the
+    /// partner has used up its share, otherwise a 503, both with Retry-After.
     #[arg(long, env = "QUEUE_DEADLINE", default_value = "2s", value_parser = positive_duration)]
     pub queue_deadline: Duration,
-
-    /// Maximum number of signed requests per second of one partner
-    ///
-    /// Create-order and self-service requests count. Further requests get a 429 with Retry-After. A
-    /// burst of one second's worth is allowed. `esimctl partner set` can give a partner
-    /// another limit.
-    #[arg(long, env = "PARTNER_REQUESTS_PER_SECOND", default_value = "2000")]
-    pub partner_requests_per_second: NonZeroU32,
 
     /// Maximum number of orders per second of one partner
     ///
     /// Only orders whose bodies have no errors count. Further orders get a 429 with Retry-After. A
-    /// burst of one second's worth is allowed. `esimctl partner set` can give a partner
-    /// another limit.
+    /// burst of one second's worth is allowed. A partner may send as many signed requests of all
+    /// kinds per second as well, and order five times as many units; for units the burst is one
+    /// order with `MAX_UNITS` if that is more, so that the largest order always fits. `esimctl
+    /// partner set` can give a partner other limits, each of its own.
     #[arg(long, env = "PARTNER_ORDERS_PER_SECOND", default_value = "2000")]
     pub partner_orders_per_second: NonZeroU32,
 
-    /// Maximum number of ordered units per second of one partner
-    ///
-    /// Further orders get a 429 with Retry-After. A burst of one second's worth is allowed, or of
-    /// one order with `MAX_UNITS` if that is more, so that the largest order always fits. `esimctl
-    /// partner set` can give a partner another limit.
-    #[arg(long, env = "PARTNER_UNITS_PER_SECOND", default_value = "10000")]
-    pub partner_units_per_second: NonZeroU32,
-
-    /// Maximum number of self-service requests in flight
-    ///
-    /// These are all signed requests except create-order and `GET …/webhook/listen`. Further
-    /// requests wait for up to `SELF_SERVICE_WAIT`. A single partner can use at most half of what
-    /// the other partners leave free. The limit is separate from `MAX_IN_FLIGHT`, so that a flood of
-    /// look-ups takes no room from orders.
-    #[arg(long, env = "SELF_SERVICE_IN_FLIGHT", default_value_t = 64, value_parser = value_parser!(u32).range(1..))]
+    /// Maximum number of self-service requests in flight. These are all signed requests except
+    /// create-order and `GET …/webhook/listen`. Further requests wait for up to `QUEUE_DEADLINE`. A
+    /// single partner can use at most half of what the other partners leave free. The limit is
+    /// separate from `MAX_IN_FLIGHT`, so that a flood of look-ups takes no room from orders. Two
+    /// connections serve them all, so more would only wait in another place.
+    #[arg(skip = 64_u32)]
     pub self_service_in_flight: u32,
 
     /// Maximum number of self-service requests that wait until fewer are in flight. A few look-ups at once are no flood, so they wait a moment instead of being refused. Further
     /// requests are refused at once: with a 429 if the partner has used up its share of
-    /// `SELF_SERVICE_IN_FLIGHT`, otherwise with a 503, both with Retry-After. A single partner can
+    /// the places in flight, otherwise with a 503, both with Retry-After. A single partner can
     /// use at most half of what the other partners leave free.
     #[arg(skip = 256_u32)]
     pub self_service_waiting: u32,
-
-    /// Maximum time that a self-service request waits until fewer are in flight
-    ///
-    /// A few look-ups at once are no flood, so they wait a moment. After this time, or if 256 wait
-    /// already, a request gets a 429 if the partner has used up its share of
-    /// `SELF_SERVICE_IN_FLIGHT`, otherwise a 503, both with Retry-After.
-    #[arg(long, env = "SELF_SERVICE_WAIT", default_value = "2s", value_parser = positive_duration)]
-    pub self_service_wait: Duration,
 
     /// Maximum number of database connections that self-service requests use at once, so that orders
     /// always find a free one. A look-up takes a millisecond, so two serve what one process can. A
@@ -156,11 +117,12 @@ pub struct LimitsConfig {
     #[arg(skip = 2_u16)]
     pub self_service_concurrency: u16,
 
-    /// Minimum time between the last attempt of a webhook and its redelivery at the partner's
-    /// request
+    /// Minimum time between two requests of a partner that make us send the same thing again
     ///
-    /// A request that comes sooner gets a 429 with Retry-After. An operator can replay a delivery
-    /// at any time.
+    /// It is the time between the last attempt of a webhook and its redelivery at the partner's
+    /// request, and the time between two codes that verify a channel for notices. Between two tests
+    /// of an endpoint it is a sixth of it. A request that comes sooner gets a 429 with Retry-After.
+    /// An operator can replay a delivery at any time.
     #[arg(long, env = "REDELIVER_INTERVAL", default_value = "60s", value_parser = positive_duration)]
     pub redeliver_interval: Duration,
 
@@ -175,25 +137,23 @@ pub struct LimitsConfig {
     #[arg(skip = Duration::from_mins(5))]
     pub usage_fresh: Duration,
 
-    /// Maximum time that a request about a delivered eSIM waits for the provider
-    ///
-    /// After this time a question about the data use gets the last answer, or a 503 with Retry-After
-    /// if there is none. A give-back gets a 202 and goes on. It should be longer than
-    /// `PROVIDER_TIMEOUT` of the provisioner.
-    #[arg(long, env = "ESIM_REQUEST_WAIT", default_value = "12s", value_parser = positive_duration)]
+    /// Maximum time that a request about a delivered eSIM waits for the provider. After this time a
+    /// question about the data use gets the last answer, or a 503 with Retry-After if there is none.
+    /// A give-back gets a 202 and goes on. It is longer than `PROVIDER_TIMEOUT` of the provisioner
+    /// by default, and short enough for the clients of partners.
+    #[arg(skip = Duration::from_secs(12))]
     pub esim_request_wait: Duration,
 
-    /// Maximum number of sandbox accounts' requests that wait for webhooks
-    ///
-    /// These are requests of `GET …/webhook/listen`. Each of them stays open for up to
-    /// `LISTEN_WAIT` and looks at the database once a second. They do not count towards
-    /// `SELF_SERVICE_IN_FLIGHT`. Further requests get a 503 with Retry-After.
-    #[arg(long, env = "LISTENERS", default_value_t = 128, value_parser = value_parser!(u32).range(1..))]
+    /// Maximum number of sandbox accounts' requests that wait for webhooks. These are requests of
+    /// `GET …/webhook/listen`. Each of them stays open for up to `LISTEN_WAIT` and looks at the
+    /// database once a second, so this bounds what they cost it. They do not count towards
+    /// the requests in flight. Further requests get a 503 with Retry-After.
+    #[arg(skip = 128_u32)]
     pub listeners: u32,
 
     /// Maximum number of one sandbox account's requests that wait for webhooks: one for each of a few
     /// developers. Further requests of the account get a 429 with Retry-After, so that one account cannot take
-    /// all of `LISTENERS`.
+    /// all places.
     #[arg(skip = 4_u32)]
     pub partner_listeners: u32,
 
@@ -204,31 +164,17 @@ pub struct LimitsConfig {
     #[arg(long, env = "LISTEN_WAIT", default_value = "20s", value_parser = positive_duration)]
     pub listen_wait: Duration,
 
-    /// Minimum time between two tests of one partner's webhook endpoint
-    ///
-    /// A test that is asked for sooner gets a 429 with Retry-After.
-    #[arg(long, env = "WEBHOOK_TEST_INTERVAL", default_value = "10s", value_parser = positive_duration)]
-    pub webhook_test_interval: Duration,
-
     /// Maximum time that `POST …/webhook/test` waits for the outcome of the test. After this time it
     /// gets a 202, and the partner can look the event up. It is longer than the notifier's
     /// `WEBHOOK_TIMEOUT` by default, so that also the test of a slow endpoint gets its outcome.
     #[arg(skip = Duration::from_secs(20))]
     pub webhook_test_wait: Duration,
 
-    /// Minimum time between two codes that verify a partner's channel for notices
-    ///
-    /// A code is sent when the partner sets a URL or an e-mail address. One that is asked for sooner
-    /// gets a 429 with Retry-After.
-    #[arg(long, env = "NOTICE_VERIFY_INTERVAL", default_value = "60s", value_parser = positive_duration)]
-    pub notice_verify_interval: Duration,
-
-    /// Maximum number of codes per partner within 24 hours that verify a channel for notices
-    ///
-    /// It bounds what a stranger gets whose e-mail address a partner names by mistake or on
-    /// purpose. A further code gets a 429 with Retry-After.
-    #[arg(long, env = "NOTICE_VERIFICATIONS_PER_DAY", default_value = "5")]
-    pub notice_verifications_per_day: NonZeroU32,
+    /// Maximum number of codes per partner within 24 hours that verify a channel for notices. It
+    /// bounds what a stranger gets whose e-mail address a partner names by mistake or on purpose. A
+    /// further code gets a 429 with Retry-After.
+    #[arg(skip = 5_u32)]
+    pub notice_verifications_per_day: u32,
 
     /// Maximum number of QR pictures that are drawn at once. Further ones wait for up to `qr_wait`. The limit is low because drawing costs processor
     /// time, anyone can ask for pictures, and orders come first.
@@ -262,21 +208,44 @@ pub struct LimitsConfig {
     #[arg(skip = 1000_u32)]
     pub partner_refusals_kept: u32,
 
-    /// Maximum number of refused requests of one partner and kind per minute that are kept
-    ///
-    /// So a flood of refused requests costs the database little, and pushes out the older ones
-    /// slowly. The next one that is kept has the number of those that were not. With 0 none are kept.
-    #[arg(long, env = "PARTNER_REFUSALS_PER_MINUTE", default_value_t = 60)]
+    /// Maximum number of refused requests of one partner and kind per minute that are kept. So a
+    /// flood of refused requests costs the database little, and pushes out the older ones slowly.
+    /// The next one that is kept has the number of those that were not.
+    #[arg(skip = 60_u32)]
     pub partner_refusals_per_minute: u32,
 }
 
 impl LimitsConfig {
-    pub(crate) fn connections(&self) -> Bounds {
-        Bounds {
-            all: size(self.max_connections),
-            per_source: size(self.max_connections_per_source),
-        }
+    /// Makes room for the body of an order with `max_items`, at 640 bytes for each of them.
+    pub(crate) fn fit(&mut self, max_items: u16) {
+        self.max_body = self.max_body.max(u32::from(max_items) * 640);
     }
+
+    /// How many signed requests a partner may send per second: as many as orders.
+    pub(crate) fn partner_requests_per_second(&self) -> NonZeroU32 {
+        self.partner_orders_per_second
+    }
+
+    /// How many units a partner may order per second.
+    pub(crate) fn partner_units_per_second(&self) -> NonZeroU32 {
+        self.partner_orders_per_second
+            .saturating_mul(const { NonZeroU32::new(5).unwrap() })
+    }
+
+    /// The minimum time between two tests of one endpoint. A developer repeats a test sooner than a
+    /// redelivery, and it costs one request.
+    pub(crate) fn test_interval(&self) -> Duration {
+        self.redeliver_interval / 6
+    }
+}
+
+/// The maximum size of one order.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OrderSize {
+    /// The number of items in `products`.
+    pub(crate) items: usize,
+    /// The number of units in total: the sum of all `qty`.
+    pub(crate) units: u64,
 }
 
 pub(crate) fn size(number: u32) -> usize {
@@ -288,7 +257,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::orders::request::{self, OrderSize};
+    use crate::orders::request;
 
     #[derive(Parser)]
     struct Program {

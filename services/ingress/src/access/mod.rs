@@ -7,6 +7,7 @@
 pub(crate) mod admission;
 pub(crate) mod authentication;
 pub(crate) mod directory;
+pub(crate) mod gate;
 pub(crate) mod limits;
 mod overload;
 pub(crate) mod rates;

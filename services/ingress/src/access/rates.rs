@@ -140,9 +140,12 @@ impl Rates {
     fn rates(&self, limits: Limits, units_per_order: u32) -> PartnerRates {
         let all = &self.limits;
         let own = |limit: Option<u32>, default| limit.and_then(NonZeroU32::new).unwrap_or(default);
-        let requests = own(limits.requests_per_second, all.partner_requests_per_second);
+        let requests = own(
+            limits.requests_per_second,
+            all.partner_requests_per_second(),
+        );
         let orders = own(limits.orders_per_second, all.partner_orders_per_second);
-        let units = own(limits.units_per_second, all.partner_units_per_second);
+        let units = own(limits.units_per_second, all.partner_units_per_second());
         PartnerRates {
             limits,
             requests: Rate::new("requests", "requests_per_second", requests, 1),

@@ -1,4 +1,4 @@
-//! Reads the body of a request: at most `MAX_BODY` bytes, within `BODY_TIMEOUT`.
+//! Reads the body of a request: within the largest size and the longest time of [`LimitsConfig`].
 //!
 //! Create-order and the self-service requests with a body call it. Create-order calls the two steps
 //! one by one: [`content_length`] says how much memory the body may take, so that the order can be
@@ -30,7 +30,7 @@ pub(crate) async fn read(
 }
 
 /// The maximum number of bytes that the body may have according to its headers: `Content-Length`,
-/// or `MAX_BODY` if the body is chunked and its length is unknown. A body that is too long by its
+/// or the largest one if the body is chunked and its length is unknown. A body that is too long by its
 /// `Content-Length`, or encoded, is refused before it is read.
 pub(crate) fn content_length(
     limits: &LimitsConfig,

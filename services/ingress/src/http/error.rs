@@ -29,6 +29,11 @@ const RESET: HeaderName = HeaderName::from_static("ratelimit-reset");
 /// clients and proxies limit the size of a response head.
 const MAX_CODES: usize = 20;
 
+/// An extension of a response that replaces another one on purpose ([`crate::orders::mishap`]). It
+/// holds the status of the replaced one, which the metrics record.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Instead(pub(crate) StatusCode);
+
 /// One error of a 422.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {

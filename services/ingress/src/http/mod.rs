@@ -8,9 +8,17 @@
 pub(crate) mod body;
 pub(crate) mod codes;
 pub(crate) mod connection;
+pub(crate) mod departures;
+pub(crate) mod described;
 pub(crate) mod error;
+pub(crate) mod explanations;
+pub(crate) mod faults;
 pub(crate) mod named;
 pub(crate) mod observe;
 pub(crate) mod refusals;
 pub(crate) mod routes;
 pub(crate) mod server;
+
+/// The two forms of the prefix that the specification writes. Both are served, because it does not
+/// say which one is right.
+pub(crate) const PREFIXES: [&str; 2] = ["/api/v1/api_partner", "/v1/api_partner"];

@@ -36,7 +36,7 @@ use uuid::Uuid;
 use crate::{
     http::{
         connection::Connection,
-        error::ErrorRecord,
+        error::{ErrorRecord, Instead},
         named::{self, Named},
         refusals::{Answered, Asked, ExternalOrderId, Refusals, Sender},
     },
@@ -46,11 +46,6 @@ use crate::{
 
 /// The response header with the id of the request, which is also in its log line.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-
-/// An extension of a response that replaces another one on purpose ([`crate::orders::mishap`]). It
-/// holds the status of the replaced one, which the metrics record.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Instead(pub(crate) StatusCode);
 
 pub(crate) struct Observer {
     requests: Requests,

@@ -25,50 +25,35 @@ use axum::{
 use tower_http::catch_panic::CatchPanicLayer;
 
 use crate::{
-    access::{admission::Admission, authentication::Authenticator, limits::LimitsConfig},
     http::{
+        PREFIXES,
         codes::Code,
         error::ApiError,
         observe::{Observer, observe},
     },
-    metrics::Metrics,
-    orders::{accept::Orders, create::create_order, mishap::Mishaps, request::OrderSize},
+    orders::create::{CreateOrder, create_order},
     pages::qr::{self, QrRenderer},
-    self_service::{self, SelfService},
+    self_service::{self, session::SelfService},
 };
 
-/// The two forms of the prefix that the specification writes. Both are served, because it does not
-/// say which one is right.
-pub(crate) const PREFIXES: [&str; 2] = ["/api/v1/api_partner", "/v1/api_partner"];
 /// The path of a QR code. It holds an activation code, so it must never be logged.
 pub(crate) const QR: &str = "/qr/{text}/{size}";
 
-/// What the handlers of signed requests share.
-pub(crate) struct App {
-    pub(crate) authenticator: Authenticator,
-    pub(crate) admission: Admission,
-    pub(crate) limits: LimitsConfig,
-    /// The maximum size of an order.
-    pub(crate) max_order: OrderSize,
-    pub(crate) orders: Arc<Orders>,
-    pub(crate) mishaps: Mishaps,
-    pub(crate) metrics: Metrics,
-    pub(crate) self_service: SelfService,
-}
-
 /// Makes the router of all requests.
 pub(crate) fn router(
-    app: Arc<App>,
+    orders: Arc<CreateOrder>,
+    service: Arc<SelfService>,
     pages: Router,
     pictures: Arc<QrRenderer>,
     observer: Arc<Observer>,
 ) -> Router {
-    let mut router = self_service::router(&app);
+    let mut router = Router::new();
     for prefix in PREFIXES {
         router = router.route(&format!("{prefix}/orders"), post(create_order));
     }
     router
-        .with_state(app)
+        .with_state(orders)
+        .merge(self_service::router(&service.gate).with_state(service))
         .merge(pages)
         .merge(Router::new().route(QR, get(qr::show)).with_state(pictures))
         .fallback(|| async { ApiError::from(Code::NotFound) })

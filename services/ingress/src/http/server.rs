@@ -2,9 +2,8 @@
 //!
 //! Guarantees: there are at most `MAX_CONNECTIONS` connections, and the head of a request arrives
 //! within `HEAD_TIMEOUT` or its connection is closed. A connection on which nobody has
-//! authenticated is closed after `UNAUTHENTICATED_TIMEOUT` without a request, and earlier if another
-//! one needs its place. A stop cuts no request off: requests in
-//! flight are finished, and each open connection may send one more, because a proxy may have sent
+//! authenticated is closed earlier if another one needs its place. A stop cuts no request off:
+//! requests in flight are finished, and each open connection may send one more, because a proxy may have sent
 //! it before it learns about the stop.
 //!
 //! Called by [`crate::run`], once. Relies on hyper for HTTP/1, for its errors (400, 414 and 431
@@ -46,8 +45,8 @@ use crate::{
     http::connection::Connection,
 };
 
-/// The response to a connection that exceeds `MAX_CONNECTIONS` or `MAX_CONNECTIONS_PER_SOURCE`, and
-/// to one that gives its place to another one.
+/// The response to a connection that exceeds `MAX_CONNECTIONS`, and to one that gives its place to
+/// another one.
 const TOO_MANY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n\
     content-length: 58\r\nretry-after: 1\r\nconnection: close\r\n\r\n\
     {\"error\":\"Too many connections are open; try again later\"}";
@@ -71,7 +70,7 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) fn new(limits: &LimitsConfig, router: Router, shutdown: Shutdown) -> Arc<Self> {
-        let connections = Connections::new(limits.connections(), TOO_MANY);
+        let connections = Connections::new(size(limits.max_connections), TOO_MANY);
         Arc::new(Self {
             connections,
             router,
@@ -97,9 +96,9 @@ impl Server {
         http.max_buf_size(size(self.limits.max_head));
         let leave = tokio::select! {
             () = connection::serve(&http, &mut socket, service, &self.shutdown, LAST_REQUEST) => None,
-            leave = place.must_leave(self.limits.unauthenticated_timeout) => Some(leave),
+            leave = place.must_leave() => Some(leave),
         };
-        if leave == Some(Leave::Displaced) {
+        if leave == Some(Leave::Idle) {
             socket.refuse(TOO_MANY);
         }
     }

@@ -22,22 +22,33 @@ use axum::{
 use tracing::{Span, field};
 
 use crate::{
-    access::{admission::Admitted, authentication::Signed, directory::KnownPartner, rates::Left},
+    access::{
+        admission::Admitted, authentication::Signed, directory::KnownPartner, gate::Gate,
+        rates::Left,
+    },
     http::{
         body,
         connection::{Connection, answer_body},
+        described,
         error::{self, ApiError, ErrorRecord},
         refusals::ExternalOrderId,
-        routes::App,
     },
-    metrics::OrderResult,
+    metrics::{Metrics, OrderResult},
     orders::{
-        accept::{self, Created},
-        check, mishap,
+        accept::{self, Created, Orders},
+        check,
+        mishap::Mishaps,
         request::{self, Draft, OrderSize},
     },
-    self_service::described,
 };
+
+/// What create-order needs.
+pub(crate) struct CreateOrder {
+    pub(crate) gate: Arc<Gate>,
+    pub(crate) orders: Arc<Orders>,
+    pub(crate) mishaps: Mishaps,
+    pub(crate) metrics: Metrics,
+}
 
 /// An order that was read and admitted. It may still have errors, which are reported together with
 /// those that the catalogue shows.
@@ -69,13 +80,13 @@ struct Notes {
         (status = 422, response = described::Unprocessable),
         (status = 500, response = described::Internal)))]
 pub(crate) async fn create_order(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<CreateOrder>>,
     Extension(connection): Extension<Arc<Connection>>,
     request: Request,
 ) -> Response {
     let began = Instant::now();
     let (parts, body) = request.into_parts();
-    let signed = match app.authenticator.head(&parts).await {
+    let signed = match app.gate.authenticator.head(&parts).await {
         Ok(signed) => signed,
         Err(error) => return error.into_response(),
     };
@@ -83,26 +94,16 @@ pub(crate) async fn create_order(
     Span::current().record("partner.id", field::display(partner.id));
     let mut notes = Notes::default();
     let received = receive(&app, &signed, &parts.headers, body, &mut notes).await;
-    let mut is_asked_for = false;
+    let mut is_mishap = false;
     let mut response = match received {
         Ok(received) => {
-            let orders = parts.uri.path();
-            match mishap::wanted(partner, &received.draft) {
-                None => answer(&app, partner, orders, received, connection).await,
-                // Only an order of a sandbox account can get here.
-                Some(mishap) => {
-                    is_asked_for = true;
-                    let limited =
-                        app.mishaps
-                            .refusal(mishap, partner.id, &received.draft, Instant::now());
-                    if let Some(limited) = limited {
-                        limited.into_response()
-                    } else {
-                        let own = Arc::clone(&connection);
-                        let answer = answer(&app, partner, orders, received, own).await;
-                        mishap.spoil(answer, connection)
-                    }
-                }
+            // Only an order of a sandbox account can ask for one.
+            let mishap = app.mishaps.wanted(partner, &received.draft, Instant::now());
+            is_mishap = mishap.is_some();
+            let answer = answer(&app, partner, parts.uri.path(), received, &connection);
+            match mishap {
+                None => answer.await,
+                Some(mishap) => mishap.instead_of(answer, &connection).await,
             }
         }
         Err(error) => {
@@ -114,7 +115,7 @@ pub(crate) async fn create_order(
         error::show_left(&mut response, left);
     }
     // A failure that a sandbox partner has asked for is none of ours.
-    if !is_asked_for {
+    if !is_mishap {
         let failed = response.status().is_server_error();
         app.metrics.answered(began.elapsed(), failed);
     }
@@ -132,14 +133,14 @@ pub(crate) async fn create_order(
 
 /// The answer to an order that was read and admitted.
 async fn answer(
-    app: &App,
+    app: &CreateOrder,
     partner: &KnownPartner,
     orders: &str,
     received: Received,
-    connection: Arc<Connection>,
+    connection: &Arc<Connection>,
 ) -> Response {
     let location = location(orders, received.draft.external_order_id.as_deref());
-    let created = create(app, partner, received, connection).await;
+    let created = create(app, partner, received, Arc::clone(connection)).await;
     let is_stored = match &created {
         Ok(_) => true,
         Err(ApiError::Unprocessable(faults)) => check::names_taken(faults),
@@ -156,20 +157,25 @@ async fn answer(
 /// request that will be refused costs as little as possible. Notes the external id once it is known,
 /// for the record of a refused order, and what is left of the partner's rate.
 async fn receive(
-    app: &App,
+    app: &CreateOrder,
     signed: &Signed,
     headers: &HeaderMap,
     body: Body,
     notes: &mut Notes,
 ) -> Result<Received, ApiError> {
-    notes.left = Some(app.admission.request(&signed.partner)?);
-    let length = body::content_length(&app.limits, headers)?;
-    let mut admitted = app.admission.order(&signed.partner, length as u64)?;
-    let body = body::read_stream(&app.limits, body).await?;
-    app.authenticator.body(signed, &body)?;
+    notes.left = Some(app.gate.admission.request(&signed.partner)?);
+    let length = body::content_length(&app.gate.limits, headers)?;
+    let mut admitted = app.gate.admission.order(&signed.partner, length as u64)?;
+    let body = body::read_stream(&app.gate.limits, body).await?;
+    app.gate.authenticator.body(signed, &body)?;
     let max = OrderSize {
-        units: app.admission.rates.units_per_order(&signed.partner).into(),
-        ..app.max_order
+        units: app
+            .gate
+            .admission
+            .rates
+            .units_per_order(&signed.partner)
+            .into(),
+        ..app.gate.max_order
     };
     let draft = request::read(&body, max)?;
     notes.external_order_id.clone_from(&draft.external_order_id);
@@ -185,7 +191,7 @@ async fn receive(
 /// Checks the order against the catalogue, has it stored, and makes its 201. Every result is
 /// counted once: here if the order is not submitted, and otherwise in its task.
 async fn create(
-    app: &App,
+    app: &CreateOrder,
     partner: &KnownPartner,
     received: Received,
     connection: Arc<Connection>,

@@ -51,7 +51,8 @@ use store::orders::{NewOrder, NewPlacement};
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
-use super::{departures::Departures, heartbeats::Heartbeats};
+use super::heartbeats::Heartbeats;
+use crate::http::departures::Departures;
 
 /// How often a process that stops checks whether it still waits for readiness events.
 const DRAIN_LOOK: Duration = Duration::from_millis(10);
@@ -64,7 +65,7 @@ pub(crate) struct Handshake {
     pending: Arc<PendingOrders>,
     heartbeats: Heartbeats,
     /// The orders whose answers have left.
-    pub(crate) departures: Departures,
+    pub(crate) departures: Arc<Departures>,
 }
 
 impl Handshake {
@@ -79,7 +80,7 @@ impl Handshake {
         Arc::new(Self {
             nats: nats.clone(),
             ingress_id,
-            departures: Departures::new(nats, ingress_id),
+            departures: Arc::new(Departures::new(nats, ingress_id)),
             pending: Arc::new(PendingOrders {
                 orders: Mutex::default(),
                 readiness_events: nats.readiness_events(shutdown),

@@ -2,15 +2,15 @@
 //! option of the sandbox that asks for it. A partner's program can thus be tested with what the
 //! guide warns of: a 500 although the order is stored, an answer that never arrives, and a 429.
 //!
-//! Guarantees: only partners of the environment `sandbox` meet a mishap ([`wanted`]), so the order
+//! Guarantees: only partners of the environment `sandbox` meet a mishap ([`asked_for`]), so the order
 //! of a live partner is answered as if this module did not exist. A mishap changes the answer and
 //! nothing else: an order is stored, bought and delivered as always, and one that got a 429 is not
 //! stored. The metrics and the log record the answer that the order would have had, because a
 //! partner's test must not wake an operator.
 //!
-//! [`super::create`] asks [`wanted`] first. An order without a mishap, which every live one is, goes
-//! straight to its answer. Around the answer of one with a mishap it calls [`Mishaps::refusal`] and
-//! [`Mishap::spoil`]; nothing else in ingress knows of mishaps.
+//! [`super::create`] asks [`Mishaps::wanted`] first. An order without a mishap, which every live one is,
+//! goes straight to its answer. That of one with a mishap goes through [`Wanted::instead_of`]; nothing
+//! else in ingress knows of mishaps.
 
 use std::{
     collections::VecDeque,
@@ -30,8 +30,7 @@ use crate::{
     http::{
         codes::Code,
         connection::{Connection, unsent_body},
-        error::{ApiError, Limited},
-        observe::Instead,
+        error::{ApiError, Instead, Limited},
     },
     orders::request::Draft,
 };
@@ -45,7 +44,7 @@ const MOST_REMEMBERED: usize = 1000;
 
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mishap {
+enum Mishap {
     /// The answer to a stored order is a 500.
     Error,
     /// The answer to a stored order is lost: the connection is closed instead.
@@ -65,7 +64,7 @@ static OPTIONS: LazyLock<[(OptionId, Mishap); 3]> = LazyLock::new(|| {
 });
 
 /// The mishap that an order asks for. If several of its items ask for one, the first decides.
-pub(crate) fn wanted(partner: &KnownPartner, draft: &Draft) -> Option<Mishap> {
+fn asked_for(partner: &KnownPartner, draft: &Draft) -> Option<Mishap> {
     if partner.environment != Environment::Sandbox {
         return None;
     }
@@ -77,7 +76,7 @@ pub(crate) fn wanted(partner: &KnownPartner, draft: &Draft) -> Option<Mishap> {
 impl Mishap {
     /// Replaces the 201 of an order that asks for it. Any other answer is left as it is, because
     /// such an order is not stored, or a repeat has to learn that it is.
-    pub(crate) fn spoil(self, answer: Response, connection: Arc<Connection>) -> Response {
+    fn spoil(self, answer: Response, connection: &Arc<Connection>) -> Response {
         let status = answer.status();
         if status != StatusCode::CREATED {
             return answer;
@@ -90,10 +89,32 @@ impl Mishap {
                 "a sandbox account ordered an option that asks for a 500"
             ))
             .into_response(),
-            Self::LostAnswer => (status, unsent_body(connection)).into_response(),
+            Self::LostAnswer => (status, unsent_body(Arc::clone(connection))).into_response(),
         };
         spoiled.extensions_mut().insert(Instead(status));
         spoiled
+    }
+}
+
+/// The mishap of an order.
+pub(crate) struct Wanted {
+    mishap: Mishap,
+    /// The 429 that the order gets instead of being stored.
+    refusal: Option<ApiError>,
+}
+
+impl Wanted {
+    /// The answer of the order. An order that gets a 429 is not carried out: its answer is dropped
+    /// before it begins.
+    pub(crate) async fn instead_of(
+        self,
+        answer: impl Future<Output = Response>,
+        connection: &Arc<Connection>,
+    ) -> Response {
+        match self.refusal {
+            Some(refusal) => refusal.into_response(),
+            None => self.mishap.spoil(answer.await, connection),
+        }
     }
 }
 
@@ -112,8 +133,20 @@ pub(crate) struct Mishaps {
 }
 
 impl Mishaps {
+    /// What goes wrong with an order, if it asks for that.
+    pub(crate) fn wanted(
+        &self,
+        partner: &KnownPartner,
+        draft: &Draft,
+        now: Instant,
+    ) -> Option<Wanted> {
+        let mishap = asked_for(partner, draft)?;
+        let refusal = self.refusal(mishap, partner.id, draft, now);
+        Some(Wanted { mishap, refusal })
+    }
+
     /// The 429 of an order that asks for one, unless its first request was long enough ago.
-    pub(crate) fn refusal(
+    fn refusal(
         &self,
         mishap: Mishap,
         partner: PartnerId,
@@ -178,11 +211,11 @@ mod tests {
         let live = KnownPartner::example(Environment::Live);
         for (option, mishap) in *OPTIONS {
             let order = draft(&[sandbox_option("ready"), option], "A-1");
-            assert_eq!(wanted(&sandbox, &order), Some(mishap));
-            assert_eq!(wanted(&live, &order), None);
+            assert_eq!(asked_for(&sandbox, &order), Some(mishap));
+            assert_eq!(asked_for(&live, &order), None);
         }
         let good = draft(&[sandbox_option("ready"), OptionId::new()], "A-1");
-        assert_eq!(wanted(&sandbox, &good), None);
+        assert_eq!(asked_for(&sandbox, &good), None);
     }
 
     #[test]

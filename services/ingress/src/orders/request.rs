@@ -22,24 +22,14 @@ use serde::{
 };
 use serde_json::value::RawValue;
 
-use crate::http::{
-    codes::Code,
-    error::{ApiError, Fault},
+use crate::{
+    access::limits::OrderSize,
+    http::{
+        codes::Code,
+        error::{ApiError, Fault},
+        faults::{external_id, repeated},
+    },
 };
-
-/// The longest `external_order_id`, in characters.
-pub(crate) const MAX_EXTERNAL_ID: usize = 255;
-/// The maximum number of characters of a key or a parameter that a response repeats.
-pub(crate) const MAX_KEY: usize = 64;
-
-/// The maximum size of one order.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct OrderSize {
-    /// The number of items in `products`.
-    pub(crate) items: usize,
-    /// The number of units in total: the sum of all `qty`.
-    pub(crate) units: u64,
-}
 
 /// One item of an order, whose option and quantity may still be wrong.
 #[derive(Debug, PartialEq, Eq)]
@@ -114,12 +104,6 @@ pub(crate) fn read(body: &[u8], limits: OrderSize) -> Result<Draft, ApiError> {
 
 fn parse<'a, T: Deserialize<'a>>(text: &'a [u8]) -> Result<T, ApiError> {
     serde_json::from_slice(text).map_err(|_| Code::InvalidJson.into())
-}
-
-/// The fault of a key that stands twice in one object.
-pub(crate) fn repeated(key: &str) -> Fault {
-    let key: String = key.chars().take(MAX_KEY).collect();
-    Fault::with(Code::ParameterRepeated, key)
 }
 
 /// A key that some object of this value has twice, however it is written. Parsers differ in which of
@@ -198,22 +182,6 @@ fn external_order_id(value: Option<&RawValue>) -> Result<Result<String, Fault>, 
     }
     let text: String = parse(value.get().as_bytes())?;
     Ok(external_id(&text))
-}
-
-/// A text as an external id, or what is wrong with it.
-pub(crate) fn external_id(text: &str) -> Result<String, Fault> {
-    let invalid = |detail: &str| Err(Fault::with(Code::ExternalOrderIdInvalid, detail));
-    if text.trim().is_empty() {
-        Err(Fault::new(Code::ExternalOrderIdBlank))
-    } else if text.chars().count() > MAX_EXTERNAL_ID {
-        invalid(&format!(
-            "is too long (maximum is {MAX_EXTERNAL_ID} characters)"
-        ))
-    } else if text.contains('\0') {
-        invalid("can't contain a NUL character")
-    } else {
-        Ok(text.to_owned())
-    }
 }
 
 /// Parses the items into `draft`, with the errors of all of them.

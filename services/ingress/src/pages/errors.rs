@@ -1,14 +1,14 @@
 //! The page that explains each error code to partners: `/errors` as HTML, and `docs/errors.md`,
 //! which a test compares with the generated text.
 //!
-//! Both are generated from the table in [`crate::http::codes`], so that a code and its explanation
+//! Both are generated from [`crate::http::codes`] and [`crate::http::explanations`], so that a code and its explanation
 //! cannot differ.
 
 use std::fmt::Write;
 
 use strum::VariantArray;
 
-use crate::http::codes::Code;
+use crate::http::{codes::Code, explanations::explanation};
 
 const TITLE: &str = "Errors";
 const INTRODUCTION: &str = "Each error answer names its codes in the header `X-Service-Error`, and the header `Link` has links to their sections of this page. If an item of the order is wrong, its index follows the code, counted from 0 (`qty_invalid; item=2`). If a parameter is wrong, its name follows (`limit_invalid; parameter=limit`). Let your program decide by the code, because a code never changes its meaning, while texts may change. `Bought` is shown for the codes that an order can get. `no` means that this request buys nothing, now or later; it says nothing about an earlier request with the same `external_order_id`. `maybe` means that the order may be stored and bought. If there are several codes and `external_order_id_taken` is one of them, an earlier order with this id is stored, whatever else is wrong with the new request.";
@@ -22,7 +22,7 @@ fn markdown() -> String {
     for code in Code::VARIANTS {
         let name = code.name();
         let facts = facts(*code);
-        let text = code.explanation();
+        let text = explanation(*code);
         let _ = write!(page, "\n## {name}\n\n{facts}\n\n{text}\n");
     }
     page
@@ -34,7 +34,7 @@ pub(crate) fn html() -> String {
     for code in Code::VARIANTS {
         let name = code.name();
         let facts = inline(&facts(*code));
-        let text = inline(&code.explanation());
+        let text = inline(explanation(*code));
         let _ = write!(
             page,
             "<h2 id=\"{name}\"><a href=\"#{name}\">{name}</a></h2>\n<p>{facts}</p>\n<p>{text}</p>\n"

@@ -13,7 +13,7 @@ use store::{
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 
-use super::{OVERLAP, Session, json};
+use super::session::{OVERLAP, Session, json};
 use crate::{
     access::limits::size,
     http::{codes::Code, error::ApiError},
@@ -68,9 +68,9 @@ pub(super) async fn show(session: Session) -> Result<Response, ApiError> {
         .run(self_service::account)
         .await?
         .ok_or(Code::NotFound)?;
-    let app = &session.app;
+    let gate = session.gate();
     let partner = &session.partner;
-    let per_second = app.admission.rates.of(partner).per_second();
+    let per_second = gate.admission.rates.of(partner).per_second();
     let account = Account {
         name: &stored.name,
         environment: &stored.environment,
@@ -83,12 +83,12 @@ pub(super) async fn show(session: Session) -> Result<Response, ApiError> {
             orders_per_second: per_second.orders,
             units_per_second: per_second.units,
             orders_in_flight: partner.limits.max_in_flight,
-            items_per_order: app.max_order.items,
-            units_per_order: app.admission.rates.units_per_order(partner).into(),
-            body_bytes: size(app.limits.max_body),
+            items_per_order: gate.max_order.items,
+            units_per_order: gate.admission.rates.units_per_order(partner).into(),
+            body_bytes: size(gate.limits.max_body),
         },
         used: AccountUse {
-            orders_in_flight: app.admission.orders_in_flight(partner.id),
+            orders_in_flight: gate.admission.orders_in_flight(partner.id),
         },
         source_addresses: &session.service().source_addresses,
     };
@@ -114,7 +114,7 @@ pub(super) struct NewKeys<'a> {
 #[utoipa::path(post, path = "/keys", operation_id = "replace_keys", tag = "Account",
     responses(
         (status = 201, description = "The new keys", body = NewKeys),
-        (status = 409, description = "The old keys of the last rotation are still valid, so there cannot be a further pair (`rotation_under_way`)", body = super::described::Message)))]
+        (status = 409, description = "The old keys of the last rotation are still valid, so there cannot be a further pair (`rotation_under_way`)", body = crate::http::described::Message)))]
 pub(super) async fn rotate(session: Session) -> Result<Response, ApiError> {
     let (access_key, secret_key) = generate::keys().map_err(ApiError::internal)?;
     let vault = &session.service().vault;

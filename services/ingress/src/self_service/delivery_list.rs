@@ -15,8 +15,8 @@ use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 
 use super::{
-    Search, json,
     query::{Query, timed_cursor},
+    session::{Search, json},
     topups::{Attempt, attempts},
 };
 use crate::http::{
@@ -124,7 +124,7 @@ fn last_attempt(view: &View) -> Option<self_service::Attempt> {
         ("limit" = Option<u16>, Query, minimum = 1, maximum = 100, description = "Maximum number of webhooks of the page, from 1 to 100; the default is 20")),
     responses(
         (status = 200, description = "A page of webhooks", body = Webhooks),
-        (status = 422, response = super::described::Unprocessable)))]
+        (status = 422, response = crate::http::described::Unprocessable)))]
 pub(super) async fn list(Search(session, uri): Search) -> Result<Response, ApiError> {
     let mut query = Query::of(&uri);
     let limit = query.limit();

@@ -23,9 +23,9 @@ use utoipa::ToSchema;
 use webhooks::{headers, url::WebhookUrl};
 
 use super::{
-    Id, OVERLAP, Session, events,
+    events,
     fields::Fields,
-    json,
+    session::{Id, OVERLAP, Session, json},
     webhook::{self, NewSecret, replace_secret, resolved, url},
 };
 use crate::http::{
@@ -143,7 +143,7 @@ async fn current(session: &Session, id: EndpointId) -> Result<Shown, ApiError> {
 /// Show an endpoint
 #[utoipa::path(get, path = "/endpoints/{endpoint_id}", operation_id = "show_endpoint", tag = "Endpoints",
     params(("endpoint_id" = Uuid, Path, description = "The id of the endpoint")),
-    responses((status = 200, description = "The endpoint", body = Shown), (status = 404, response = super::described::NotFound)))]
+    responses((status = 200, description = "The endpoint", body = Shown), (status = 404, response = crate::http::described::NotFound)))]
 pub(super) async fn show(session: Session, Id(id): Id<EndpointId>) -> Result<Response, ApiError> {
     Ok(json(StatusCode::OK, &current(&session, id).await?))
 }
@@ -172,9 +172,9 @@ pub(super) struct Changed {
 #[utoipa::path(post, path = "/endpoints", operation_id = "create_endpoint", tag = "Endpoints", request_body = NewFurtherEndpoint,
     responses(
         (status = 201, description = "The endpoint with its secret", body = Changed),
-        (status = 400, response = super::described::InvalidJson),
-        (status = 409, description = "The account has the maximum number of endpoints (`too_many_endpoints`)", body = super::described::Message),
-        (status = 422, response = super::described::Unprocessable)))]
+        (status = 400, response = crate::http::described::InvalidJson),
+        (status = 409, description = "The account has the maximum number of endpoints (`too_many_endpoints`)", body = crate::http::described::Message),
+        (status = 422, response = crate::http::described::Unprocessable)))]
 pub(super) async fn create(session: Session, request: Request) -> Result<Response, ApiError> {
     let wanted = NewFurtherEndpoint::read(&session, request).await?;
     let warning = resolved(session.service(), &wanted.url).await?;
@@ -271,7 +271,7 @@ impl EndpointChange {
 
 async fn fields(session: &Session, request: Request) -> Result<Fields, ApiError> {
     let (parts, body) = request.into_parts();
-    let body = body::read(&session.app.limits, &parts.headers, body).await?;
+    let body = body::read(&session.gate().limits, &parts.headers, body).await?;
     Fields::of(&body)
 }
 
@@ -338,10 +338,10 @@ fn further_key(session: &Session, id: EndpointId) -> Result<EndpointKey, ApiErro
     params(("endpoint_id" = Uuid, Path, description = "The id of the endpoint")),
     responses(
         (status = 200, description = "The endpoint", body = Changed),
-        (status = 400, response = super::described::InvalidJson),
-        (status = 404, response = super::described::NotFound),
-        (status = 409, description = "It is the first endpoint (`first_endpoint`)", body = super::described::Message),
-        (status = 422, response = super::described::Unprocessable)))]
+        (status = 400, response = crate::http::described::InvalidJson),
+        (status = 404, response = crate::http::described::NotFound),
+        (status = 409, description = "It is the first endpoint (`first_endpoint`)", body = crate::http::described::Message),
+        (status = 422, response = crate::http::described::Unprocessable)))]
 pub(super) async fn change(
     session: Session,
     Id(id): Id<EndpointId>,
@@ -388,8 +388,8 @@ pub(super) async fn change(
     params(("endpoint_id" = Uuid, Path, description = "The id of the endpoint")),
     responses(
         (status = 204, description = "The endpoint is deleted"),
-        (status = 404, response = super::described::NotFound),
-        (status = 409, description = "It is the first endpoint (`first_endpoint`)", body = super::described::Message)))]
+        (status = 404, response = crate::http::described::NotFound),
+        (status = 409, description = "It is the first endpoint (`first_endpoint`)", body = crate::http::described::Message)))]
 pub(super) async fn delete(session: Session, Id(id): Id<EndpointId>) -> Result<Response, ApiError> {
     let key = further_key(&session, id)?;
     let deleting =
@@ -414,8 +414,8 @@ pub(super) async fn delete(session: Session, Id(id): Id<EndpointId>) -> Result<R
     params(("endpoint_id" = Uuid, Path, description = "The id of the endpoint")),
     responses(
         (status = 201, description = "The new secret", body = NewSecret),
-        (status = 404, response = super::described::NotFound),
-        (status = 409, description = "The old secret of the last rotation still signs webhooks, so there cannot be a further one (`rotation_under_way`)", body = super::described::Message)))]
+        (status = 404, response = crate::http::described::NotFound),
+        (status = 409, description = "The old secret of the last rotation still signs webhooks, so there cannot be a further one (`rotation_under_way`)", body = crate::http::described::Message)))]
 pub(super) async fn secret(session: Session, Id(id): Id<EndpointId>) -> Result<Response, ApiError> {
     let Ok(key) = further_key(&session, id) else {
         return replace_secret(&session).await;
@@ -457,7 +457,7 @@ pub(super) async fn secret(session: Session, Id(id): Id<EndpointId>) -> Result<R
     params(("endpoint_id" = Uuid, Path, description = "The id of the endpoint")),
     responses(
         (status = 200, description = "The endpoint", body = Shown),
-        (status = 404, response = super::described::NotFound)))]
+        (status = 404, response = crate::http::described::NotFound)))]
 pub(super) async fn pause(session: Session, Id(id): Id<EndpointId>) -> Result<Response, ApiError> {
     let pausing = session.change(async |connection, partner_id| {
         self_service::pause_endpoint(connection, EndpointKey { partner_id, id }).await
@@ -473,8 +473,8 @@ pub(super) async fn pause(session: Session, Id(id): Id<EndpointId>) -> Result<Re
     params(("endpoint_id" = Uuid, Path, description = "The id of the endpoint")),
     responses(
         (status = 200, description = "The endpoint", body = Shown),
-        (status = 404, response = super::described::NotFound),
-        (status = 409, description = "We have paused the endpoint, so ask us to resume it (`webhook_paused`)", body = super::described::Message)))]
+        (status = 404, response = crate::http::described::NotFound),
+        (status = 409, description = "We have paused the endpoint, so ask us to resume it (`webhook_paused`)", body = crate::http::described::Message)))]
 pub(super) async fn resume(session: Session, Id(id): Id<EndpointId>) -> Result<Response, ApiError> {
     let resuming = session.change(async |connection, partner_id| {
         self_service::resume_endpoint(connection, EndpointKey { partner_id, id }).await
@@ -503,9 +503,9 @@ async fn pause_changed(
     responses(
         (status = 200, description = "The outcome: `delivered`, or `exhausted`, which means that the test failed for the reason in its attempt", body = events::EventDetail),
         (status = 202, description = "The outcome is not known yet: look the event up", body = events::EventDetail),
-        (status = 404, response = super::described::NotFound),
-        (status = 409, description = "No webhook URL is set (`webhook_url_missing`), or the endpoint is paused (`webhook_paused`)", body = super::described::Message),
-        (status = 429, description = "The last test of this endpoint was a moment ago (`tested_recently`); `Retry-After` says when to try again", body = super::described::Message)))]
+        (status = 404, response = crate::http::described::NotFound),
+        (status = 409, description = "No webhook URL is set (`webhook_url_missing`), or the endpoint is paused (`webhook_paused`)", body = crate::http::described::Message),
+        (status = 429, description = "The last test of this endpoint was a moment ago (`tested_recently`); `Retry-After` says when to try again", body = crate::http::described::Message)))]
 pub(super) async fn test(session: Session, Id(id): Id<EndpointId>) -> Result<Response, ApiError> {
     let key = EndpointKey {
         partner_id: session.id(),

@@ -25,7 +25,10 @@ use time::{OffsetDateTime, serde::rfc3339};
 use tokio::time::Instant;
 use utoipa::ToSchema;
 
-use super::{Id, Session, json, or_archived, orders::retry_after};
+use super::{
+    orders::retry_after,
+    session::{Id, Session, json, or_archived},
+};
 use crate::http::{codes::Code, error::ApiError};
 
 /// The pause between two looks for the answer.
@@ -184,7 +187,7 @@ async fn wait(
     is_answered: impl Fn(&Requests) -> bool,
 ) -> Result<Requests, ApiError> {
     let stop = &session.service().stop;
-    let deadline = Instant::now() + session.app.limits.esim_request_wait;
+    let deadline = Instant::now() + session.gate().limits.esim_request_wait;
     loop {
         let late = Instant::now() >= deadline || stop.is_cancelled();
         match read(session, id).await {
@@ -208,12 +211,12 @@ async fn wait(
     params(("topup_id" = String, Path, description = "The id of the topup, 26 digits")),
     responses(
         (status = 200, description = "The data use", body = Usage),
-        (status = 404, response = super::described::NotFound),
-        (status = 410, response = super::described::Archived),
-        (status = 409, description = "The provider does not show it (`usage_not_available`), the eSIM is not ready (`topup_not_ready`), you gave it back (`topup_returned`), or its fields were erased (`topup_erased`)", body = super::described::Message),
-        (status = 503, description = "The provider does not answer, and there is no earlier answer (`usage_unanswered`); `Retry-After` says when to try again", body = super::described::Message)))]
+        (status = 404, response = crate::http::described::NotFound),
+        (status = 410, response = crate::http::described::Archived),
+        (status = 409, description = "The provider does not show it (`usage_not_available`), the eSIM is not ready (`topup_not_ready`), you gave it back (`topup_returned`), or its fields were erased (`topup_erased`)", body = crate::http::described::Message),
+        (status = 503, description = "The provider does not answer, and there is no earlier answer (`usage_unanswered`); `Retry-After` says when to try again", body = crate::http::described::Message)))]
 pub(super) async fn usage(session: Session, Id(id): Id<TopupId>) -> Result<Response, ApiError> {
-    let fresh = session.app.limits.usage_fresh;
+    let fresh = session.gate().limits.usage_fresh;
     let before = read(&session, &id).await?;
     delivered(&before)?;
     match (before.reading, before.failure) {
@@ -225,7 +228,7 @@ pub(super) async fn usage(session: Session, Id(id): Id<TopupId>) -> Result<Respo
         }
         _ => {}
     }
-    let rates = session.app.admission.rates.of(&session.partner);
+    let rates = session.gate().admission.rates.of(&session.partner);
     rates.esim_request()?;
     let asking =
         session.run(async |connection, partner| esims::ask_usage(connection, partner, &id).await);
@@ -250,15 +253,15 @@ pub(super) async fn usage(session: Session, Id(id): Id<TopupId>) -> Result<Respo
     responses(
         (status = 200, description = "The provider has the eSIM back", body = GivenBack),
         (status = 202, description = "The give-back is under way or on hold", body = GivenBack),
-        (status = 404, response = super::described::NotFound),
-        (status = 410, response = super::described::Archived),
-        (status = 409, description = "The eSIM stays yours: it is installed (`esim_installed`), its provider takes no eSIM back (`give_back_not_available`) or not this one (`give_back_refused`), or the provider could not be asked (`give_back_failed`). Or it is not ready (`topup_not_ready`), or its fields were erased (`topup_erased`)", body = super::described::Message)))]
+        (status = 404, response = crate::http::described::NotFound),
+        (status = 410, response = crate::http::described::Archived),
+        (status = 409, description = "The eSIM stays yours: it is installed (`esim_installed`), its provider takes no eSIM back (`give_back_not_available`) or not this one (`give_back_refused`), or the provider could not be asked (`give_back_failed`). Or it is not ready (`topup_not_ready`), or its fields were erased (`topup_erased`)", body = crate::http::described::Message)))]
 pub(super) async fn give_back(session: Session, Id(id): Id<TopupId>) -> Result<Response, ApiError> {
     let before = read(&session, &id).await?;
     let state = before.give_back.as_ref().map(|asked| asked.state);
     if matches!(state, None | Some(GiveBackState::Refused)) {
         delivered(&before)?;
-        let rates = session.app.admission.rates.of(&session.partner);
+        let rates = session.gate().admission.rates.of(&session.partner);
         rates.esim_request()?;
         let asking = session
             .run(async |connection, partner| esims::ask_give_back(connection, partner, &id).await);
@@ -291,8 +294,8 @@ pub(super) async fn give_back(session: Session, Id(id): Id<TopupId>) -> Result<R
     params(("topup_id" = String, Path, description = "The id of the topup, 26 digits")),
     responses(
         (status = 200, description = "The state; `not_asked` if you have not asked for it", body = GivenBack),
-        (status = 404, response = super::described::NotFound),
-        (status = 410, response = super::described::Archived)))]
+        (status = 404, response = crate::http::described::NotFound),
+        (status = 410, response = crate::http::described::Archived)))]
 pub(super) async fn give_back_state(
     session: Session,
     Id(id): Id<TopupId>,

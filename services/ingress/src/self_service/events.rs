@@ -23,8 +23,8 @@ use tokio::time::Instant;
 use utoipa::ToSchema;
 
 use super::{
-    Id, Search, Session, json,
     query::{Query, cut, timed_cursor},
+    session::{Id, Search, Session, json},
     topups::{Attempt, attempts, send_again},
 };
 use crate::http::{codes::Code, error::ApiError};
@@ -115,7 +115,7 @@ pub(super) struct Events<'a> {
         ("limit" = Option<u16>, Query, description = "Number of events of the page, from 1 to 100; the default is 20")),
     responses(
         (status = 200, description = "A page of events", body = Events),
-        (status = 422, response = super::described::Unprocessable)))]
+        (status = 422, response = crate::http::described::Unprocessable)))]
 pub(super) async fn list(Search(session, uri): Search) -> Result<Response, ApiError> {
     let mut query = Query::of(&uri);
     let limit = query.limit();
@@ -142,7 +142,7 @@ pub(super) async fn list(Search(session, uri): Search) -> Result<Response, ApiEr
 /// Shows the state of the event and its attempts.
 #[utoipa::path(get, path = "/webhook/events/{event_id}", operation_id = "show_event", tag = "Webhook",
     params(("event_id" = String, Path, description = "`evt_` and 32 digits")),
-    responses((status = 200, description = "The event", body = EventDetail), (status = 404, response = super::described::NotFound)))]
+    responses((status = 200, description = "The event", body = EventDetail), (status = 404, response = crate::http::described::NotFound)))]
 pub(super) async fn show(
     session: Session,
     Id(EventId(id)): Id<EventId>,
@@ -193,9 +193,9 @@ pub(super) struct EventRedelivery<'a> {
     params(("event_id" = String, Path, description = "`evt_` and 32 digits")),
     responses(
         (status = 202, description = "The event is sent within seconds", body = EventRedelivery),
-        (status = 404, response = super::described::NotFound),
-        (status = 409, description = "The event is a test, unwanted or no longer true (`event_void`), or no webhook URL is set (`webhook_url_missing`)", body = super::described::Message),
-        (status = 429, description = "The last attempt began less than a minute ago (`redelivered_recently`); `Retry-After` says when to try again", body = super::described::Message)))]
+        (status = 404, response = crate::http::described::NotFound),
+        (status = 409, description = "The event is a test, unwanted or no longer true (`event_void`), or no webhook URL is set (`webhook_url_missing`)", body = crate::http::described::Message),
+        (status = 429, description = "The last attempt began less than a minute ago (`redelivered_recently`); `Retry-After` says when to try again", body = crate::http::described::Message)))]
 pub(super) async fn redeliver(session: Session, Id(id): Id<EventId>) -> Result<Response, ApiError> {
     let id = WebhookId::Event(id.0);
     send_again(&session, &id, None).await?;
@@ -217,8 +217,8 @@ pub(super) async fn redeliver(session: Session, Id(id): Id<EventId>) -> Result<R
     responses(
         (status = 200, description = "The outcome: `delivered`, or `exhausted`, which means that the test failed for the reason in its attempt", body = EventDetail),
         (status = 202, description = "The outcome is not known yet, because the test is not sent or your endpoint is slow: look the event up", body = EventDetail),
-        (status = 409, description = "No webhook URL is set (`webhook_url_missing`), or the endpoint is paused (`webhook_paused`)", body = super::described::Message),
-        (status = 429, description = "The last test was a moment ago (`tested_recently`); `Retry-After` says when to try again", body = super::described::Message)))]
+        (status = 409, description = "No webhook URL is set (`webhook_url_missing`), or the endpoint is paused (`webhook_paused`)", body = crate::http::described::Message),
+        (status = 429, description = "The last test was a moment ago (`tested_recently`); `Retry-After` says when to try again", body = crate::http::described::Message)))]
 pub(super) async fn test(session: Session) -> Result<Response, ApiError> {
     let first = EndpointKey::first(session.id());
     test_endpoint(&session, first).await
@@ -229,9 +229,9 @@ pub(super) async fn test_endpoint(
     session: &Session,
     endpoint: EndpointKey,
 ) -> Result<Response, ApiError> {
-    let limits = &session.app.limits;
+    let limits = &session.gate().limits;
     let stop = &session.service().stop;
-    let interval = limits.webhook_test_interval;
+    let interval = limits.test_interval();
     let testing =
         session.run(async |connection, _| events::test(connection, endpoint, interval).await);
     let id = match testing.await? {

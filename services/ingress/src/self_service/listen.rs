@@ -5,9 +5,9 @@
 //! over. It changes nothing, so webhooks are still sent to the configured URL, or wait for one.
 //! Live accounts cannot listen.
 //!
-//! Limits: `LISTENERS` bounds the requests that wait, a fixed number those of each
+//! Limits: a fixed number bounds the requests that wait, another one those of each
 //! partner, and `LISTEN_WAIT` bounds how long each one waits. They are admitted separately from the
-//! other self-service requests ([`super::Kind`]), because they do nothing for most of their time.
+//! other self-service requests ([`super::session::Kind`]), because they do nothing for most of their time.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -28,8 +28,8 @@ use utoipa::ToSchema;
 use webhooks::{body::Body, event};
 
 use super::{
-    Search, SelfService, Session, json,
     query::{Query, number},
+    session::{Search, SelfService, Session, json},
 };
 use crate::http::{
     codes::Code,
@@ -75,8 +75,8 @@ pub(super) struct Webhooks {
         ("wait" = Option<u16>, Query, description = "Maximum wait in whole seconds. The service has a limit of its own, about 20 s, which is also the default")),
     responses(
         (status = 200, description = "Webhooks with their signatures", body = Webhooks),
-        (status = 403, description = "The account is not a sandbox account (`sandbox_only`)", body = super::described::Message),
-        (status = 422, response = super::described::Unprocessable)))]
+        (status = 403, description = "The account is not a sandbox account (`sandbox_only`)", body = crate::http::described::Message),
+        (status = 422, response = crate::http::described::Unprocessable)))]
 pub(super) async fn listen(Search(session, uri): Search) -> Result<Response, ApiError> {
     if session.environment() != Environment::Sandbox {
         return Err(Code::SandboxOnly.into());
@@ -88,7 +88,7 @@ pub(super) async fn listen(Search(session, uri): Search) -> Result<Response, Api
     let wait = query.read("wait", Fault::new(Code::WaitInvalid), number::<u16>);
     query.check()?;
     let stop = &session.service().stop;
-    let longest = session.app.limits.listen_wait;
+    let longest = session.gate().limits.listen_wait;
     let wait = wait.map_or(longest, |wait| {
         longest.min(Duration::from_secs(wait.into()))
     });

@@ -9,14 +9,12 @@
 //!   so that nobody can find out which ids exist.
 //! - No response may be stored by a cache, because many of them hold activation codes or keys.
 //!
-//! [`crate::http::routes`] merges the [`router`]. A handler takes a [`Session`], which exists only
-//! for a request that [`admit`] has authenticated and admitted, so a handler cannot forget these
-//! checks. The module relies on the statements of `store`, each of which filters by the partner;
+//! [`crate::http::routes`] merges the [`router`]. A handler takes a [`session::Session`], which exists
+//! only for a request that was authenticated and admitted. The module relies on the statements of `store`, each of which filters by the partner;
 //! those of the catalogue filter by the partner's environment.
 
 mod account;
 mod delivery_list;
-pub(crate) mod described;
 mod endpoints;
 mod esims;
 mod events;
@@ -29,83 +27,22 @@ mod orders;
 mod query;
 mod redeliveries;
 mod sandbox;
+pub(crate) mod session;
 mod topups;
 mod webhook;
 
-use std::{
-    pin::Pin,
-    str::FromStr,
-    sync::Arc,
-    task::{Context, Poll, ready},
-    time::Duration,
-};
+use std::sync::Arc;
 
 use axum::{
-    Router,
-    body::{Body, Bytes},
-    extract::{FromRequestParts, Path, Request, State},
-    http::{HeaderMap, HeaderValue, StatusCode, Uri, header, request::Parts},
-    middleware::{self, Next},
-    response::{IntoResponse, Response},
+    Router, middleware,
     routing::{MethodRouter, get, post},
 };
-use domain::{Environment, PartnerId};
-use http_body::{Frame, SizeHint};
-use serde::Serialize;
-use store::{Database, PgConnection, partners::Overlap, vault::Vault};
-use tokio::sync::Semaphore;
-use tokio_util::sync::CancellationToken;
-use tracing::field;
-use webhooks::{dns::Dns, guard::Guard, qr::QrUrls};
 
-use crate::{
-    access::{admission::InFlightPermit, authentication::Signed, directory::KnownPartner},
-    http::{
-        body,
-        codes::Code,
-        error::{self, ApiError},
-        routes::{App, PREFIXES},
-    },
-};
-
-/// The longest time that a request waits for one of the connections of self-service. Then it gets a
-/// 503.
-const CONNECTION_WAIT: Duration = Duration::from_secs(2);
-/// After a rotation by the partner, the old keys or the old secret stay valid for a day. A further
-/// rotation in this time is refused, because it would end the old ones early.
-const OVERLAP: Overlap = Overlap {
-    lasts: Duration::from_hours(24),
-    keep_old: false,
-};
-
-/// What the handlers of these requests need.
-pub(crate) struct SelfService {
-    pub(crate) database: Database,
-    /// Limits the database connections that these requests use at once.
-    /// Requests get them in the order of their arrival. A flood of one partner does not starve the
-    /// others, because [`Admission::self_service`](crate::access::admission::Admission) bounds the
-    /// share of each partner.
-    pub(crate) connections: Semaphore,
-    pub(crate) vault: Vault,
-    pub(crate) guard: Guard,
-    /// Resolves the host of a new webhook URL.
-    pub(crate) dns: Dns,
-    /// Limits the look-ups in flight, so that many new URLs do not overload the name servers.
-    pub(crate) resolving: Semaphore,
-    /// Makes `qrcode_img_url` of eSIMs that are shown.
-    pub(crate) qr: QrUrls,
-    /// The providers whose options live partners may order.
-    pub(crate) providers: Vec<String>,
-    /// The sender of notices by e-mail; `None` if they can only go to URLs.
-    pub(crate) mail_from: Option<String>,
-    /// The addresses from which webhooks come; empty if partners have to ask for them.
-    pub(crate) source_addresses: Vec<String>,
-    /// The soft stop, which ends requests that wait for something to happen.
-    pub(crate) stop: CancellationToken,
-}
+use self::session::{Kind, LISTEN, Route, SelfService, admit};
+use crate::{access::gate::Gate, http::PREFIXES};
 
 /// The paths below the prefix, with their handlers.
-fn routes() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
+fn routes() -> Vec<(&'static str, MethodRouter<Arc<SelfService>>)> {
     vec![
         ("/orders", get(orders::list)),
         (
@@ -163,321 +100,17 @@ fn routes() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
 }
 
 /// Makes the routes, under both prefixes.
-pub(crate) fn router(app: &Arc<App>) -> Router<Arc<App>> {
+pub(crate) fn router(gate: &Arc<Gate>) -> Router<Arc<SelfService>> {
     let mut router = Router::new();
     for prefix in PREFIXES {
         for (path, handlers) in routes() {
-            let gate = Gate {
-                app: Arc::clone(app),
+            let route = Route {
+                gate: Arc::clone(gate),
                 kind: Kind::of(path),
             };
-            let handlers = handlers.layer(middleware::from_fn_with_state(gate, admit));
+            let handlers = handlers.layer(middleware::from_fn_with_state(route, admit));
             router = router.route(&format!("{prefix}{path}"), handlers);
         }
     }
     router
-}
-
-/// The path of the long poll.
-const LISTEN: &str = "/webhook/listen";
-
-/// How a request is admitted.
-#[derive(Clone, Copy, Debug)]
-enum Kind {
-    /// It is answered soon.
-    Short,
-    /// It may wait long for something to happen, and has a limit of its own.
-    Listener,
-}
-
-impl Kind {
-    fn of(path: &str) -> Self {
-        if path == LISTEN {
-            Self::Listener
-        } else {
-            Self::Short
-        }
-    }
-}
-
-/// What the middleware of a route knows.
-#[derive(Clone)]
-struct Gate {
-    app: Arc<App>,
-    kind: Kind,
-}
-
-/// A request of a partner that was authenticated and admitted. A handler that takes it has no
-/// parameters in its query, so a request with one is refused; see [`Search`].
-struct Session {
-    app: Arc<App>,
-    partner: Arc<KnownPartner>,
-    /// Whether the signature of the request covers its body.
-    is_body_signed: bool,
-}
-
-/// The part of a [`Session`] that [`admit`] passes on with the request.
-#[derive(Clone)]
-struct AdmittedRequest {
-    partner: Arc<KnownPartner>,
-    is_body_signed: bool,
-}
-
-/// A [`Session`] with the URI of the request, for a handler that reads its parameters with
-/// [`query::Query`].
-struct Search(Session, Uri);
-
-impl FromRequestParts<Arc<App>> for Session {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
-        query::no_parameters(&parts.uri)?;
-        Self::admitted(parts, app)
-    }
-}
-
-impl FromRequestParts<Arc<App>> for Search {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
-        Ok(Self(Session::admitted(parts, app)?, parts.uri.clone()))
-    }
-}
-
-impl Session {
-    fn admitted(parts: &Parts, app: &Arc<App>) -> Result<Self, ApiError> {
-        let admitted = parts.extensions.get::<AdmittedRequest>().cloned();
-        let missing = || ApiError::internal(anyhow::anyhow!("the request is not admitted"));
-        let admitted = admitted.ok_or_else(missing)?;
-        Ok(Self {
-            app: Arc::clone(app),
-            partner: admitted.partner,
-            is_body_signed: admitted.is_body_signed,
-        })
-    }
-
-    fn service(&self) -> &SelfService {
-        &self.app.self_service
-    }
-
-    fn id(&self) -> PartnerId {
-        self.partner.id
-    }
-
-    fn environment(&self) -> Environment {
-        self.partner.environment
-    }
-
-    /// Refuses a request whose signature does not cover its body. For requests whose body decides
-    /// what many webhooks are sent again, because a signature of the specified form would also be
-    /// valid for another body.
-    fn requires_signed_body(&self) -> Result<(), ApiError> {
-        if self.is_body_signed {
-            Ok(())
-        } else {
-            Err(self.app.authenticator.body_not_signed())
-        }
-    }
-
-    /// Runs `work` on one of the connections that self-service may use. Returns a 503 if none gets
-    /// free in time.
-    async fn run<T>(
-        &self,
-        work: impl AsyncFnOnce(&mut PgConnection, PartnerId) -> Result<T, store::Error>,
-    ) -> Result<T, ApiError> {
-        let service = self.service();
-        let id = self.id();
-        let Ok(_permit) =
-            tokio::time::timeout(CONNECTION_WAIT, service.connections.acquire()).await
-        else {
-            return Err(ApiError::overloaded("self_service_connection"));
-        };
-        let work = async |connection: &mut PgConnection| work(connection, id).await;
-        service.database.run(work).await.map_err(ApiError::internal)
-    }
-
-    /// Runs `work` that changes something which is recorded. Each record is kept, so a partner makes
-    /// only so many per second; further ones get a 429.
-    async fn change<T>(
-        &self,
-        work: impl AsyncFnOnce(&mut PgConnection, PartnerId) -> Result<T, store::Error>,
-    ) -> Result<T, ApiError> {
-        self.app.admission.rates.of(&self.partner).change()?;
-        self.run(work).await
-    }
-
-    /// Reads on one snapshot, as an answer needs it that is composed of several statements; see
-    /// [`store::self_service::snapshot`].
-    async fn read<T>(
-        &self,
-        work: impl AsyncFnOnce(&mut PgConnection, PartnerId) -> Result<T, store::Error>,
-    ) -> Result<T, ApiError> {
-        let read = async |connection: &mut PgConnection, id| {
-            let work = async |connection: &mut PgConnection| work(connection, id).await;
-            store::self_service::snapshot(connection, work).await
-        };
-        self.run(read).await
-    }
-}
-
-/// What was found, or the code of the error if nothing was. `is_archived` asks whether the order of
-/// what is missing was moved into the archive. Both belong together, so they have to be read on one
-/// snapshot; see [`Session::read`].
-async fn or_archived<T>(
-    found: Option<T>,
-    is_archived: impl Future<Output = Result<bool, store::Error>>,
-) -> Result<Result<T, Code>, store::Error> {
-    match found {
-        Some(found) => Ok(Ok(found)),
-        None if is_archived.await? => Ok(Err(Code::OrderArchived)),
-        None => Ok(Err(Code::NotFound)),
-    }
-}
-
-/// The id in a path, percent-decoded. A text that cannot be an id gets a 404 like an unknown id,
-/// because for the partner both mean the same.
-struct Id<T>(T);
-
-impl<T: FromStr, S: Send + Sync> FromRequestParts<S> for Id<T> {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
-        let path = Path::<String>::from_request_parts(parts, state).await.ok();
-        path.and_then(|Path(text)| text.parse().ok())
-            .map(Self)
-            .ok_or(Code::NotFound.into())
-    }
-}
-
-/// The middleware of these routes. It authenticates and admits a request, and forbids caches to
-/// store the response.
-async fn admit(State(Gate { app, kind }): State<Gate>, request: Request, next: Next) -> Response {
-    let (mut parts, body) = request.into_parts();
-    let signed = match app.authenticator.head(&parts).await {
-        Ok(signed) => signed,
-        Err(error) => return error.into_response(),
-    };
-    let id = signed.partner.id;
-    tracing::Span::current().record("partner.id", field::display(id));
-    let left = match app.admission.request(&signed.partner) {
-        Ok(left) => left,
-        Err(error) => return private(error.into_response(), id),
-    };
-    let admitted = async {
-        let in_flight = match kind {
-            Kind::Short => app.admission.self_service(&signed.partner).await?,
-            Kind::Listener => app.admission.listener(&signed.partner)?,
-        };
-        let permit = Arc::new(in_flight);
-        let body = checked(&app, &signed, &parts.headers, body).await?;
-        parts.extensions.insert(AdmittedRequest {
-            is_body_signed: signed.body_digest.is_some(),
-            partner: signed.partner,
-        });
-        let response = next.run(Request::from_parts(parts, body)).await;
-        Ok::<_, ApiError>(response.map(|body| Body::new(PermitBody { body, permit })))
-    };
-    let mut response = admitted.await.unwrap_or_else(ApiError::into_response);
-    error::show_left(&mut response, left);
-    private(response, id)
-}
-
-/// The response to a partner, which no cache may store.
-fn private(mut response: Response, id: PartnerId) -> Response {
-    response.extensions_mut().insert(id);
-    response
-        .headers_mut()
-        .insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    response
-}
-
-/// Returns the body of a request. A body that the signature covers is first read and checked; any
-/// other is left to the handler.
-async fn checked(
-    app: &App,
-    signed: &Signed,
-    headers: &HeaderMap,
-    body: Body,
-) -> Result<Body, ApiError> {
-    if signed.body_digest.is_none() {
-        return Ok(body);
-    }
-    let body = body::read(&app.limits, headers, body).await?;
-    app.authenticator.body(signed, &body)?;
-    Ok(body.into())
-}
-
-/// A response body that holds the permit of its request until the client has read it. Otherwise a
-/// client that reads slowly could collect responses in our memory without a limit.
-struct PermitBody {
-    body: Body,
-    permit: Arc<InFlightPermit>,
-}
-
-/// Bytes of a response. They hold the permit, too, because they live on in the write buffer after
-/// the body has ended.
-struct PermitBytes {
-    data: Bytes,
-    _permit: Arc<InFlightPermit>,
-}
-
-impl AsRef<[u8]> for PermitBytes {
-    fn as_ref(&self) -> &[u8] {
-        &self.data
-    }
-}
-
-impl http_body::Body for PermitBody {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
-        let held = |data| {
-            Bytes::from_owner(PermitBytes {
-                data,
-                _permit: Arc::clone(&self.permit),
-            })
-        };
-        Poll::Ready(frame.map(|frame| frame.map(|frame| frame.map_data(held))))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
-
-/// Makes an answer. A body that cannot be written is a 500, whatever `status` is.
-fn json(status: StatusCode, body: &impl Serialize) -> Response {
-    match serde_json::to_vec(body) {
-        Ok(body) => {
-            let json = HeaderValue::from_static("application/json");
-            (status, [(header::CONTENT_TYPE, json)], body).into_response()
-        }
-        Err(error) => ApiError::internal(error).into_response(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_answer_that_cannot_be_written_is_a_500() {
-        let unwritable = std::collections::BTreeMap::from([((), 1)]);
-        let answer = json(StatusCode::ACCEPTED, &unwritable);
-        assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR);
-        let error = answer.extensions().get::<error::ErrorRecord>();
-        assert_eq!(error.map(|error| error.reason), Some("internal_error"));
-        let answer = json(StatusCode::ACCEPTED, &[1]);
-        assert_eq!(answer.status(), StatusCode::ACCEPTED);
-        assert_eq!(answer.headers()[header::CONTENT_TYPE], "application/json");
-    }
 }

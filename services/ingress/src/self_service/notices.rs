@@ -14,7 +14,11 @@ use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 use webhooks::{mail::EmailAddress, url::WebhookUrl};
 
-use super::{SelfService, Session, fields::Fields, json, webhook};
+use super::{
+    fields::Fields,
+    session::{SelfService, Session, json},
+    webhook,
+};
 use crate::http::{
     body,
     codes::Code,
@@ -106,12 +110,12 @@ pub(super) async fn show(session: Session) -> Result<Response, ApiError> {
 #[utoipa::path(put, path = "/notices", operation_id = "set_notices", tag = "Notices", request_body = NewNotices,
     responses(
         (status = 200, description = "The channel, and for a new URL its secret", body = ChangedNotices),
-        (status = 400, response = super::described::InvalidJson),
-        (status = 422, response = super::described::Unprocessable),
-        (status = 429, description = "Too many codes were sent (`verification_limited`); `Retry-After` says when to try again", body = super::described::Message)))]
+        (status = 400, response = crate::http::described::InvalidJson),
+        (status = 422, response = crate::http::described::Unprocessable),
+        (status = 429, description = "Too many codes were sent (`verification_limited`); `Retry-After` says when to try again", body = crate::http::described::Message)))]
 pub(super) async fn set(session: Session, request: Request) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
-    let body = body::read(&session.app.limits, &parts.headers, body).await?;
+    let body = body::read(&session.gate().limits, &parts.headers, body).await?;
     let service = session.service();
     let wanted = NewNotices::read(service, &body, session.environment())?;
     let mut warning = None;
@@ -126,8 +130,8 @@ pub(super) async fn set(session: Session, request: Request) -> Result<Response, 
     // The secret of an e-mail address signs nothing, because nobody checks signatures of mails.
     let secret = generate::webhook_secret().map_err(ApiError::internal)?;
     let limits = VerificationLimits {
-        interval: session.app.limits.notice_verify_interval,
-        per_day: session.app.limits.notice_verifications_per_day.get(),
+        interval: session.gate().limits.redeliver_interval,
+        per_day: session.gate().limits.notice_verifications_per_day,
     };
     let setting = session.change(async |connection, partner| {
         self_service::set_channel(
@@ -229,12 +233,12 @@ pub(super) async fn remove(session: Session) -> Result<Response, ApiError> {
 #[utoipa::path(post, path = "/notices/verify", operation_id = "verify_notices", tag = "Notices", request_body = NoticeCode,
     responses(
         (status = 200, description = "The channel, which now gets notices", body = Notices),
-        (status = 400, response = super::described::InvalidJson),
-        (status = 409, description = "There is no channel to verify (`notices_not_set`)", body = super::described::Message),
-        (status = 422, response = super::described::Unprocessable)))]
+        (status = 400, response = crate::http::described::InvalidJson),
+        (status = 409, description = "There is no channel to verify (`notices_not_set`)", body = crate::http::described::Message),
+        (status = 422, response = crate::http::described::Unprocessable)))]
 pub(super) async fn verify(session: Session, request: Request) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
-    let body = body::read(&session.app.limits, &parts.headers, body).await?;
+    let body = body::read(&session.gate().limits, &parts.headers, body).await?;
     let NoticeCode { code } = NoticeCode::read(&body)?;
     let refused = |detail: String| {
         let fault = Fault::with(Code::NoticeCodeInvalid, detail).of_parameter("code");

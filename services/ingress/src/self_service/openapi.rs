@@ -15,15 +15,13 @@ use utoipa::{
 };
 
 use super::{
-    account, delivery_list,
-    described::{
-        Archived, BadRequest, BodyTimeout, BodyTooLarge, ContentEncodingUnsupported, Denied,
-        Internal, InvalidJson, KeyExpiring, Message, Messages, MethodNotAllowed, NotFound,
-        NoticeEvent, Overloaded, TooManyRequests, TopupFailed, Unauthorized, Unprocessable,
-        WebhookTest,
-    },
-    endpoints, esims, events, listen, notices, options, orders, redeliveries, sandbox, topups,
-    webhook,
+    account, delivery_list, endpoints, esims, events, listen, notices, options, orders,
+    redeliveries, sandbox, topups, webhook,
+};
+use crate::http::described::{
+    Archived, BadRequest, BodyTimeout, BodyTooLarge, ContentEncodingUnsupported, Denied, Internal,
+    InvalidJson, KeyExpiring, Message, Messages, MethodNotAllowed, NotFound, NoticeEvent,
+    Overloaded, TooManyRequests, TopupFailed, Unauthorized, Unprocessable, WebhookTest,
 };
 use crate::{http::codes::Code, orders::create};
 

@@ -15,8 +15,8 @@ use store::self_service::{self, OptionFilter, OptionPage};
 use utoipa::ToSchema;
 
 use super::{
-    Search,
     query::{Query, cursor, cut, number},
+    session::Search,
 };
 use crate::http::{
     codes::Code,
@@ -75,7 +75,7 @@ pub(super) struct Options<'a> {
     responses(
         (status = 200, description = "A page of options", body = Options),
         (status = 304, description = "The page has not changed"),
-        (status = 422, response = super::described::Unprocessable)))]
+        (status = 422, response = crate::http::described::Unprocessable)))]
 pub(super) async fn list(
     Search(session, uri): Search,
     headers: HeaderMap,

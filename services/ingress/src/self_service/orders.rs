@@ -23,16 +23,14 @@ use utoipa::ToSchema;
 use webhooks::qr::QrUrls;
 
 use super::{
-    Id, Search, SelfService, Session, json, or_archived,
     query::{Query, cursor},
+    session::{Id, Search, SelfService, Session, json, or_archived},
     topups::{self, Topup},
 };
-use crate::{
-    http::{
-        codes::Code,
-        error::{ApiError, Fault},
-    },
-    orders::request::MAX_EXTERNAL_ID,
+use crate::http::{
+    codes::Code,
+    error::{ApiError, Fault},
+    faults::MAX_EXTERNAL_ID,
 };
 
 /// The number of orders that are read for one page with a filter. The state of an order is computed
@@ -200,7 +198,7 @@ impl Whole {
 /// one that was refused or cancelled.
 #[utoipa::path(get, path = "/orders/{external_order_id}", operation_id = "show_order", tag = "Orders",
     params(("external_order_id" = String, Path, description = "Your own id of the order")),
-    responses((status = 200, description = "The order", body = Order), (status = 404, response = super::described::NotFound), (status = 410, response = super::described::Archived)))]
+    responses((status = 200, description = "The order", body = Order), (status = 404, response = crate::http::described::NotFound), (status = 410, response = crate::http::described::Archived)))]
 pub(super) async fn show(session: Session, Id(id): Id<ExternalId>) -> Result<Response, ApiError> {
     let order = find(&session, &id.0, None).await?;
     order.shown(session.service())
@@ -216,9 +214,9 @@ pub(super) async fn show(session: Session, Id(id): Id<ExternalId>) -> Result<Res
     params(("external_order_id" = String, Path, description = "Your own id of the order")),
     responses(
         (status = 200, description = "The cancelled order. Nothing of it is bought, now or later", body = Order),
-        (status = 404, response = super::described::NotFound),
-        (status = 410, response = super::described::Archived),
-        (status = 409, description = "The order cannot be cancelled: it is bought or may be (`order_not_waiting`), its create-order request may still be unanswered (`order_not_answered`; `Retry-After` says when that is over), or it was refused (`order_refused`)", body = super::described::Message)))]
+        (status = 404, response = crate::http::described::NotFound),
+        (status = 410, response = crate::http::described::Archived),
+        (status = 409, description = "The order cannot be cancelled: it is bought or may be (`order_not_waiting`), its create-order request may still be unanswered (`order_not_answered`; `Retry-After` says when that is over), or it was refused (`order_refused`)", body = crate::http::described::Message)))]
 pub(super) async fn cancel(session: Session, Id(id): Id<ExternalId>) -> Result<Response, ApiError> {
     let cancel = async |answered: Option<OrderId>| {
         session
@@ -230,13 +228,7 @@ pub(super) async fn cancel(session: Session, Id(id): Id<ExternalId>) -> Result<R
     let mut cancelled = cancel(None).await?;
     // PostgreSQL does not know yet whether the order is answered, but a process may.
     if let Cancelled::Undecided { order_id, .. } = cancelled
-        && session
-            .app
-            .orders
-            .handshake
-            .departures
-            .has_left(order_id)
-            .await
+        && session.service().departures.has_left(order_id).await
     {
         cancelled = cancel(Some(order_id)).await?;
     }
@@ -282,8 +274,8 @@ pub(super) fn retry_after(code: Code, rest: Duration) -> Response {
         ("limit" = Option<u16>, Query, minimum = 1, maximum = 100, description = "Maximum number of orders of the page, from 1 to 100; the default is 20")),
     responses(
         (status = 200, description = "A page of orders", body = Orders),
-        (status = 410, response = super::described::Archived),
-        (status = 422, response = super::described::Unprocessable)))]
+        (status = 410, response = crate::http::described::Archived),
+        (status = 422, response = crate::http::described::Unprocessable)))]
 pub(super) async fn list(Search(session, uri): Search) -> Result<Response, ApiError> {
     let mut query = Query::of(&uri);
     let limit = query.limit();

@@ -17,12 +17,10 @@ use serde_json::{Map, Value};
 use time::{OffsetDateTime, UtcOffset, format_description::well_known::Rfc3339};
 use uuid::Uuid;
 
-use crate::{
-    http::{
-        codes::Code,
-        error::{ApiError, Fault},
-    },
-    orders::request::{MAX_KEY, external_id, repeated},
+use crate::http::{
+    codes::Code,
+    error::{ApiError, Fault},
+    faults::{MAX_KEY, external_id, repeated},
 };
 
 /// The number of entries of a page if the request has no `limit`.

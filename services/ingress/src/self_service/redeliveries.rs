@@ -19,11 +19,10 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::{
-    Id, Search, Session,
     delivery_list::WebhookState,
     fields::Fields,
-    json,
     query::{Query, moment, time_fault},
+    session::{Id, Search, Session, json},
 };
 use crate::http::{
     body,
@@ -165,22 +164,22 @@ impl NewRedelivery {
     responses(
         (status = 202, description = "It has begun", body = ManyAgain,
             headers(("Location" = String, description = "The path of the redelivery"))),
-        (status = 400, response = super::described::InvalidJson),
-        (status = 409, description = "Another redelivery is running, which `Location` and the message name (`redelivery_running`), or no webhook URL is set (`webhook_url_missing`)", body = super::described::Message,
+        (status = 400, response = crate::http::described::InvalidJson),
+        (status = 409, description = "Another redelivery is running, which `Location` and the message name (`redelivery_running`), or no webhook URL is set (`webhook_url_missing`)", body = crate::http::described::Message,
             headers(("Location" = String, description = "The path of the running redelivery"))),
-        (status = 422, response = super::described::Unprocessable),
-        (status = 429, description = "The last redelivery began less than a minute ago (`redelivered_recently`); `Retry-After` says when to try again", body = super::described::Message)))]
+        (status = 422, response = crate::http::described::Unprocessable),
+        (status = 429, description = "The last redelivery began less than a minute ago (`redelivered_recently`); `Retry-After` says when to try again", body = crate::http::described::Message)))]
 pub(super) async fn begin(session: Session, request: Request) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
     session.requires_signed_body()?;
-    let body = body::read(&session.app.limits, &parts.headers, body).await?;
+    let body = body::read(&session.gate().limits, &parts.headers, body).await?;
     let asked = NewRedelivery::read(&body)?;
     let wanted = Wanted {
         state: asked.state.map(RedeliverableState::into),
         since: asked.since,
         until: asked.until,
     };
-    let interval = session.app.limits.redeliver_interval;
+    let interval = session.gate().limits.redeliver_interval;
     let beginning = session.change(async |connection, partner| {
         resends::begin(connection, partner, &wanted, interval).await
     });
@@ -221,7 +220,7 @@ fn with_location(mut answer: Response, path: &str, id: Uuid) -> Response {
     params(("limit" = Option<u16>, Query, minimum = 1, maximum = 100, description = "Maximum number of redeliveries, from 1 to 100; the default is 20")),
     responses(
         (status = 200, description = "The newest redeliveries", body = Redeliveries),
-        (status = 422, response = super::described::Unprocessable)))]
+        (status = 422, response = crate::http::described::Unprocessable)))]
 pub(super) async fn list(Search(session, uri): Search) -> Result<Response, ApiError> {
     let mut query = Query::of(&uri);
     let limit = query.limit();
@@ -238,7 +237,7 @@ pub(super) async fn list(Search(session, uri): Search) -> Result<Response, ApiEr
 /// Look up a redelivery
 #[utoipa::path(get, path = "/webhooks/redeliver/{redelivery_id}", operation_id = "show_redelivery", tag = "Webhook",
     params(("redelivery_id" = Uuid, Path, description = "The id of the redelivery")),
-    responses((status = 200, description = "The redelivery with its progress", body = ManyAgain), (status = 404, response = super::described::NotFound)))]
+    responses((status = 200, description = "The redelivery with its progress", body = ManyAgain), (status = 404, response = crate::http::described::NotFound)))]
 pub(super) async fn show(session: Session, Id(id): Id<Uuid>) -> Result<Response, ApiError> {
     let finding =
         session.run(async |connection, partner| resends::find(connection, partner, id).await);
@@ -252,7 +251,7 @@ pub(super) async fn show(session: Session, Id(id): Id<Uuid>) -> Result<Response,
 /// Repeating the request, or cancelling a redelivery that has ended, changes nothing.
 #[utoipa::path(delete, path = "/webhooks/redeliver/{redelivery_id}", operation_id = "cancel_redelivery", tag = "Webhook",
     params(("redelivery_id" = Uuid, Path, description = "The id of the redelivery")),
-    responses((status = 200, description = "The redelivery, which has ended", body = ManyAgain), (status = 404, response = super::described::NotFound)))]
+    responses((status = 200, description = "The redelivery, which has ended", body = ManyAgain), (status = 404, response = crate::http::described::NotFound)))]
 pub(super) async fn cancel(session: Session, Id(id): Id<Uuid>) -> Result<Response, ApiError> {
     let cancelling =
         session.change(async |connection, partner| resends::cancel(connection, partner, id).await);

@@ -13,10 +13,9 @@ use store::{
 use utoipa::ToSchema;
 
 use super::{
-    Session,
     events::{Event, find},
     fields::Fields,
-    json,
+    session::{Session, json},
 };
 use crate::http::{
     body,
@@ -59,20 +58,20 @@ impl NewSandboxEvent {
 #[utoipa::path(post, path = "/sandbox/events", operation_id = "make_sandbox_event", tag = "Sandbox", request_body = NewSandboxEvent,
     responses(
         (status = 201, description = "The event, which is sent within seconds", body = Event),
-        (status = 400, response = super::described::InvalidJson),
-        (status = 403, description = "The account is not a sandbox account (`sandbox_only`)", body = super::described::Message),
-        (status = 409, description = "The account does not ask for events of this type (`event_not_wanted`)", body = super::described::Message),
-        (status = 422, response = super::described::Unprocessable)))]
+        (status = 400, response = crate::http::described::InvalidJson),
+        (status = 403, description = "The account is not a sandbox account (`sandbox_only`)", body = crate::http::described::Message),
+        (status = 409, description = "The account does not ask for events of this type (`event_not_wanted`)", body = crate::http::described::Message),
+        (status = 422, response = crate::http::described::Unprocessable)))]
 pub(super) async fn make_event(session: Session, request: Request) -> Result<Response, ApiError> {
     if session.environment() != Environment::Sandbox {
         return Err(Code::SandboxOnly.into());
     }
     let (parts, body) = request.into_parts();
-    let body = body::read(&session.app.limits, &parts.headers, body).await?;
+    let body = body::read(&session.gate().limits, &parts.headers, body).await?;
     let NewSandboxEvent {
         r#type: SandboxEvent::KeyExpiring,
     } = NewSandboxEvent::read(&body)?;
-    let interval = session.app.limits.webhook_test_interval;
+    let interval = session.gate().limits.test_interval();
     let making = session.run(async |connection, partner| {
         self_service::expire_keys(connection, partner, interval).await
     });

@@ -21,7 +21,10 @@ use webhooks::{
     qr::QrUrls,
 };
 
-use super::{Id, Search, SelfService, Session, json, or_archived, query::Query};
+use super::{
+    query::Query,
+    session::{Id, Search, SelfService, Session, json, or_archived},
+};
 use crate::http::{codes::Code, error::ApiError};
 
 /// One unit of an order.
@@ -127,7 +130,7 @@ pub(super) fn profile(service: &SelfService, unit: &Unit) -> Result<Option<Profi
 /// Its state, and the eSIM once it is ready.
 #[utoipa::path(get, path = "/topups/{topup_id}", operation_id = "show_topup", tag = "Topups",
     params(("topup_id" = String, Path, description = "The id of the topup, 26 digits, from the answer of create-order")),
-    responses((status = 200, description = "The topup", body = Topup), (status = 404, response = super::described::NotFound), (status = 410, response = super::described::Archived)))]
+    responses((status = 200, description = "The topup", body = Topup), (status = 404, response = crate::http::described::NotFound), (status = 410, response = crate::http::described::Archived)))]
 pub(super) async fn show(session: Session, Id(id): Id<TopupId>) -> Result<Response, ApiError> {
     let reading = session.read(async |connection, partner| {
         let found = self_service::unit(connection, partner, &id).await?;
@@ -201,7 +204,7 @@ pub(super) struct Attempt<'a> {
 /// List the attempts of a topup's webhook
 #[utoipa::path(get, path = "/topups/{topup_id}/deliveries", operation_id = "list_deliveries", tag = "Topups",
     params(("topup_id" = String, Path, description = "The id of the topup, 26 digits")),
-    responses((status = 200, description = "The delivery with its attempts", body = Deliveries), (status = 404, response = super::described::NotFound), (status = 410, response = super::described::Archived)))]
+    responses((status = 200, description = "The delivery with its attempts", body = Deliveries), (status = 404, response = crate::http::described::NotFound), (status = 410, response = crate::http::described::Archived)))]
 pub(super) async fn deliveries(
     session: Session,
     Id(id): Id<TopupId>,
@@ -288,11 +291,11 @@ pub(super) struct Redelivery<'a> {
         ("endpoint_id" = Option<Uuid>, Query, description = "The endpoint that the webhook is sent to; the default is the first one")),
     responses(
         (status = 202, description = "The webhook is sent within seconds", body = Redelivery),
-        (status = 404, response = super::described::NotFound),
-        (status = 410, response = super::described::Archived),
-        (status = 409, description = "The eSIM is not ready (`topup_not_ready`), its fields were erased (`topup_erased`), or no webhook URL is set (`webhook_url_missing`)", body = super::described::Message),
-        (status = 422, response = super::described::Unprocessable),
-        (status = 429, description = "The last attempt began less than a minute ago (`redelivered_recently`); `Retry-After` says when to try again", body = super::described::Message)))]
+        (status = 404, response = crate::http::described::NotFound),
+        (status = 410, response = crate::http::described::Archived),
+        (status = 409, description = "The eSIM is not ready (`topup_not_ready`), its fields were erased (`topup_erased`), or no webhook URL is set (`webhook_url_missing`)", body = crate::http::described::Message),
+        (status = 422, response = crate::http::described::Unprocessable),
+        (status = 429, description = "The last attempt began less than a minute ago (`redelivered_recently`); `Retry-After` says when to try again", body = crate::http::described::Message)))]
 pub(super) async fn redeliver(
     Search(session, uri): Search,
     Id(id): Id<TopupId>,
@@ -318,7 +321,7 @@ pub(super) async fn send_again(
     id: &WebhookId,
     endpoint: Option<EndpointId>,
 ) -> Result<(), ApiError> {
-    let interval = session.app.limits.redeliver_interval;
+    let interval = session.gate().limits.redeliver_interval;
     let redelivering = session.change(async |connection, partner| {
         self_service::redeliver(connection, partner, id, endpoint, interval).await
     });

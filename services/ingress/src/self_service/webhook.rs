@@ -28,7 +28,10 @@ use webhooks::{
     url::WebhookUrl,
 };
 
-use super::{OVERLAP, SelfService, Session, fields::Fields, json};
+use super::{
+    fields::Fields,
+    session::{OVERLAP, SelfService, Session, json},
+};
 use crate::http::{
     body,
     codes::Code,
@@ -74,11 +77,11 @@ pub(super) struct ChangedEndpoint {
 #[utoipa::path(put, path = "/webhook", operation_id = "set_webhook", tag = "Webhook", request_body = NewEndpoint,
     responses(
         (status = 200, description = "The endpoint", body = ChangedEndpoint),
-        (status = 400, response = super::described::InvalidJson),
-        (status = 422, response = super::described::Unprocessable)))]
+        (status = 400, response = crate::http::described::InvalidJson),
+        (status = 422, response = crate::http::described::Unprocessable)))]
 pub(super) async fn set(session: Session, request: Request) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
-    let body = body::read(&session.app.limits, &parts.headers, body).await?;
+    let body = body::read(&session.gate().limits, &parts.headers, body).await?;
     let wanted = NewEndpoint::read(&session.service().guard, &body, session.environment())?;
     let url = wanted.url.as_ref();
     let warning = match url.and_then(Option::as_ref) {
@@ -242,7 +245,7 @@ pub(super) struct NewSecret {
 #[utoipa::path(post, path = "/webhook/secret", operation_id = "replace_webhook_secret", tag = "Webhook",
     responses(
         (status = 201, description = "The new secret", body = NewSecret),
-        (status = 409, description = "The old secret of the last rotation still signs webhooks, so there cannot be a further one (`rotation_under_way`)", body = super::described::Message)))]
+        (status = 409, description = "The old secret of the last rotation still signs webhooks, so there cannot be a further one (`rotation_under_way`)", body = crate::http::described::Message)))]
 pub(super) async fn rotate_secret(session: Session) -> Result<Response, ApiError> {
     replace_secret(&session).await
 }

@@ -1,5 +1,5 @@
 //! The group commits of the stage: one records ended attempts, and one holds deliveries that have
-//! no endpoint. [`Deliver::write`] is the only way to use them; the head of the parent module says
+//! no endpoint. [`write`] is the only way to use them; the head of the parent module says
 //! what it guarantees.
 
 use std::{sync::Arc, time::Duration};
@@ -15,56 +15,54 @@ use store::{
     Database, PgConnection,
     deliveries::{self, Attempted, endpoints::BlockPolicy},
 };
+use tokio_util::sync::CancellationToken;
 
-use super::Deliver;
 use crate::metrics::Metrics;
 
 /// The most items that one commit records.
 const BATCH: usize = 512;
 
-impl Deliver {
-    /// Records an item by group commit, and retries while the database is away. After the soft stop
-    /// it is tried at most once more.
-    ///
-    /// If the item is not recorded, the delivery is claimed again when its lease, or its first
-    /// lease, ends. Nothing limits how often that happens. If the database refuses the record of
-    /// one delivery every time, for example because its row is damaged, its webhook is therefore
-    /// sent once per lease for ever: the attempt is not counted, so the schedule does not advance
-    /// and the endpoint is not blocked for it. The other deliveries of the batch are not affected,
-    /// because the group commit then writes each item by itself. An operator sees the error below
-    /// for each of these attempts and can pause the endpoint until the cause is removed.
-    pub(super) async fn write<W>(&self, commit: &GroupCommit<W>, item: W::Item)
-    where
-        W: Writer<Error = store::Error>,
-        W::Item: Clone,
-    {
-        let mut pause = Duration::from_millis(100);
-        loop {
-            match commit.write(item.clone()).await {
-                Ok(Err(error)) if error.is_transient() && !self.stop.is_cancelled() => {}
-                Ok(Err(error)) => {
-                    return tracing::error!(
-                        %error,
-                        "cannot record what became of a delivery; it is claimed again when its \
-                         lease, or its first lease, ends"
-                    );
-                }
-                Err(Closed) => {
-                    return tracing::error!(
-                        "cannot record what became of a delivery, because the writer has failed \
-                         and the process stops; another process claims it when its lease, or its \
-                         first lease, ends"
-                    );
-                }
-                Ok(Ok(_)) => return,
+/// Records an item by group commit, and retries while the database is away. After the soft stop
+/// it is tried at most once more.
+///
+/// If the item is not recorded, the delivery is claimed again when its lease, or its first
+/// lease, ends. Nothing limits how often that happens. If the database refuses the record of
+/// one delivery every time, for example because its row is damaged, its webhook is therefore
+/// sent once per lease for ever: the attempt is not counted, so the schedule does not advance
+/// and the endpoint is not blocked for it. The other deliveries of the batch are not affected,
+/// because the group commit then writes each item by itself. An operator sees the error below
+/// for each of these attempts and can pause the endpoint until the cause is removed.
+pub(super) async fn write<W>(commit: &GroupCommit<W>, item: W::Item, stop: &CancellationToken)
+where
+    W: Writer<Error = store::Error>,
+    W::Item: Clone,
+{
+    let mut pause = Duration::from_millis(100);
+    loop {
+        match commit.write(item.clone()).await {
+            Ok(Err(error)) if error.is_transient() && !stop.is_cancelled() => {}
+            Ok(Err(error)) => {
+                return tracing::error!(
+                    %error,
+                    "cannot record what became of a delivery; it is claimed again when its \
+                     lease, or its first lease, ends"
+                );
             }
-            tokio::select! {
-                () = tokio::time::sleep(pause) => {}
-                // After a stop there is one last try.
-                () = self.stop.cancelled() => {}
+            Err(Closed) => {
+                return tracing::error!(
+                    "cannot record what became of a delivery, because the writer has failed \
+                     and the process stops; another process claims it when its lease, or its \
+                     first lease, ends"
+                );
             }
-            pause = (pause * 2).min(Duration::from_secs(5));
+            Ok(Ok(_)) => return,
         }
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            // After a stop there is one last try.
+            () = stop.cancelled() => {}
+        }
+        pause = (pause * 2).min(Duration::from_secs(5));
     }
 }
 

@@ -14,7 +14,7 @@ async fn an_endpoint_that_fails_is_left_alone_then_probed_then_served() {
     let mut bench = Bench::start_with(|config| {
         config.endpoint_concurrency = 4;
         config.endpoint_failures = 3;
-        config.endpoint_block = Duration::from_secs(1);
+        config.endpoint_block_longest = Duration::from_mins(1);
     })
     .await;
     let partner = bench.partner_at("/hook").await;

@@ -68,8 +68,6 @@ pub fn settings(database: &Database) -> BTreeMap<String, String> {
         ("WEBHOOK_TIMEOUT", "2s"),
         ("RETRY_SCHEDULE", "5s,5m,30m,2h"),
         ("DELIVERY_CONCURRENCY", "32"),
-        ("ENDPOINT_CONCURRENCY", "8"),
-        ("HOST_CONCURRENCY", "32"),
         ("ENDPOINT_FAILURES", "0"),
         ("DATABASE_CONNECTIONS", "4"),
     ];
@@ -78,7 +76,10 @@ pub fn settings(database: &Database) -> BTreeMap<String, String> {
 
 pub fn config(settings: &BTreeMap<String, String>) -> Config {
     testkit::settings::telemetry("notifier");
-    testkit::settings::parse(settings)
+    let mut config: Config = testkit::settings::parse(settings);
+    config.endpoint_concurrency = 8;
+    config.host_concurrency = 32;
+    config
 }
 
 impl Bench {

@@ -1,20 +1,32 @@
-//! The settings of our accounts at the providers.
+//! The settings of our account at one provider.
 //!
 //! Each provider lists its settings beside its adapter ([`KnownProvider::settings`]), and reads them
-//! from its [`Account`] by the ends of their names, such as `ACCESS_KEY`. This module makes the options of the command line and the
-//! environment variables from the lists, so a new provider needs no struct of its own. A variable
-//! is the provider's name in capitals, with `_` for `-`, followed by the name of the setting, for
-//! example `ESIM_ACCESS_URL`. Every error names the variable that is wrong.
+//! from its [`Account`] by the ends of their names, such as `ACCESS_KEY`. A variable is the provider's
+//! name in capitals, with `_` for `-`, followed by the name of the setting, for example
+//! `ESIM_ACCESS_URL`. Every error names the variable that is wrong.
 
 use std::{collections::BTreeMap, fmt::Display};
 
-use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 use reqwest::{Url, header::HeaderValue};
 use runtime::config::BadSetting;
 use secrecy::{ExposeSecret, SecretString};
 use signing::{SecretKey, Token};
 
-use super::{Connected, KNOWN, KnownProvider, Paced};
+use super::provider::{Connected, Paced};
+
+/// A provider that can be named in `PROVIDERS`. The module of each one owns its settings, its
+/// protocol and the reading of its callbacks.
+#[derive(Clone, Copy)]
+pub(super) struct KnownProvider {
+    /// Letters, digits and `-`.
+    pub(super) name: &'static str,
+    /// Above its settings in the help.
+    pub(super) heading: &'static str,
+    /// The settings of our account.
+    pub(super) settings: &'static [Setting],
+    /// Creates the adapter of an account. Errors name the setting.
+    pub(super) connect: fn(&Account, Paced) -> anyhow::Result<Connected>,
+}
 
 /// A setting of an account.
 #[derive(Clone, Copy)]
@@ -42,7 +54,7 @@ impl Setting {
 
     /// Everything but the address is a key or a token. Help and logs do not show their values, and
     /// they may come from files.
-    fn is_secret(self) -> bool {
+    pub(super) fn is_secret(self) -> bool {
         !self.variable.ends_with("_URL")
     }
 }
@@ -52,11 +64,11 @@ impl Setting {
 pub struct Account {
     /// The provider's name in `PROVIDERS`.
     provider: &'static str,
-    values: BTreeMap<&'static str, SecretString>,
+    pub(super) values: BTreeMap<&'static str, SecretString>,
 }
 
 impl Account {
-    fn new(provider: &'static str) -> Self {
+    pub(super) fn new(provider: &'static str) -> Self {
         Self {
             provider,
             values: BTreeMap::new(),
@@ -132,98 +144,7 @@ impl Account {
 }
 
 /// The environment variable of a setting.
-fn variable(provider: &str, setting: &str) -> String {
+pub(super) fn variable(provider: &str, setting: &str) -> String {
     let prefix = provider.to_uppercase().replace('-', "_");
     format!("{prefix}_{setting}")
-}
-
-/// Our accounts at all known providers.
-#[derive(Clone, Debug)]
-pub struct Accounts(BTreeMap<&'static str, Account>);
-
-impl Default for Accounts {
-    /// No account has any setting.
-    fn default() -> Self {
-        let account = |known: &KnownProvider| (known.name, Account::new(known.name));
-        Self(KNOWN.iter().map(account).collect())
-    }
-}
-
-impl Accounts {
-    /// Accounts with one setting changed. Changes nothing if the provider has no such setting.
-    #[must_use]
-    pub fn with(mut self, provider: &str, setting: &str, value: &str) -> Self {
-        self.set(provider, setting, value.into());
-        self
-    }
-
-    fn set(&mut self, provider: &str, setting: &str, value: SecretString) {
-        let known = KNOWN.iter().find(|known| known.name == provider);
-        let setting = known.and_then(|known| {
-            let variable = variable(known.name, setting);
-            known.settings.iter().find(|one| one.variable == variable)
-        });
-        if let (Some(account), Some(setting)) = (self.0.get_mut(provider), setting) {
-            account.values.insert(setting.variable, value);
-        }
-    }
-
-    /// The value of a setting of a provider.
-    pub fn get(&self, provider: &str, setting: &str) -> Option<&str> {
-        self.0.get(provider)?.get(setting)
-    }
-
-    /// Creates the adapter of the provider with this name. Errors name the setting.
-    pub fn connect(&self, name: &str, paced: Paced) -> anyhow::Result<Connected> {
-        let known = KNOWN.iter().find(|known| known.name == name);
-        let (Some(known), Some(account)) = (known, self.0.get(name)) else {
-            let names = KNOWN.map(|known| known.name).join(", ");
-            return Err(BadSetting::error(format!(
-                "{name:?} is not a provider that PROVIDERS can name; known are {names}"
-            )));
-        };
-        (known.connect)(account, paced)
-    }
-}
-
-impl Args for Accounts {
-    fn augment_args(command: Command) -> Command {
-        let settings = KNOWN.into_iter().flat_map(|known| {
-            let settings = known.settings.iter();
-            settings.map(move |setting| (known.heading, *setting))
-        });
-        command.args(settings.map(|(heading, setting)| {
-            Arg::new(setting.variable)
-                .long(setting.option)
-                .env(setting.variable)
-                .help(setting.help)
-                .help_heading(heading)
-                .hide_env_values(setting.is_secret())
-        }))
-    }
-
-    fn augment_args_for_update(command: Command) -> Command {
-        Self::augment_args(command)
-    }
-}
-
-impl FromArgMatches for Accounts {
-    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let mut accounts = Self::default();
-        accounts.update_from_arg_matches(matches)?;
-        Ok(accounts)
-    }
-
-    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
-        for known in KNOWN {
-            for setting in known.settings {
-                let value = matches.get_one::<String>(setting.variable);
-                if let (Some(account), Some(value)) = (self.0.get_mut(known.name), value) {
-                    let value = value.as_str().into();
-                    account.values.insert(setting.variable, value);
-                }
-            }
-        }
-        Ok(())
-    }
 }

@@ -27,7 +27,10 @@ use time::{
 use tracing::{Instrument, Span, field, info_span};
 use uuid::Uuid;
 
-use super::{Paced, Trouble, text::one_line};
+use super::{
+    provider::{Paced, Trouble},
+    text::one_line,
+};
 use crate::rate::Rate;
 
 /// The header `Date`, such as `Fri, 20 Nov 2026 06:00:00 GMT`.
@@ -263,7 +266,7 @@ pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Trouble> {
 async fn read(mut response: Response, most: usize) -> Result<Vec<u8>, Trouble> {
     let too_large = || {
         Trouble::Unknown(format!(
-            "the response has more than {most} bytes (PROVIDER_ANSWER_MAX)"
+            "the response has more than {most} bytes (MAX_UNITS)"
         ))
     };
     let announced = response.content_length().unwrap_or_default();

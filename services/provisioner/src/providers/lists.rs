@@ -9,7 +9,7 @@ use domain::product::{Price, Standard};
 use serde_json::Value;
 use time::OffsetDateTime;
 
-use super::{ProviderId, text::one_line};
+use super::text::{ProviderId, one_line};
 
 /// One page of a list.
 #[derive(Clone, Debug)]

@@ -1,7 +1,10 @@
 //! The adapter of the sandbox, our own provider for tests. The sandbox speaks the protocol of
 //! USIMSA, so only the settings of the account are here.
 
-use super::{KnownProvider, Setting, usimsa};
+use super::{
+    account::{KnownProvider, Setting},
+    usimsa,
+};
 
 pub(super) const KNOWN: KnownProvider = KnownProvider {
     name: "sandbox",

@@ -74,12 +74,10 @@ impl Walk {
             .env(Stage::Sandbox, "SANDBOX_DETECT_DUPLICATES", "false")
             .env(Stage::Provisioner, "PROVIDER_TIMEOUT", "1s")
             .env(Stage::Provisioner, "SETTLE", "3s")
-            .env(Stage::Provisioner, "BREAKER_OPEN", "500ms")
-            .env(Stage::Provisioner, "BREAKER_OPEN_MOST", "1s")
+            .env(Stage::Provisioner, "BREAKER_OPEN_MOST", "3s")
             .callbacks()
             .env(Stage::Notifier, "WEBHOOK_TIMEOUT", "2s")
             .env(Stage::Ingress, "REDELIVER_INTERVAL", "100ms")
-            .env(Stage::Ingress, "ESIM_REQUEST_WAIT", "100ms")
             .start()
             .await?;
         let receiver = Receiver::start().await?;
@@ -159,9 +157,6 @@ impl Walk {
         process.kill().await?;
         let settings = &mut process.program_mut().env;
         settings.insert("FAILPOINTS".into(), format!("{}=return", point.name()));
-        if unreachable {
-            settings.insert("BREAKER_FAILURES".into(), "1".into());
-        }
         process.spawn()?;
         let reached = self.waves_until_death(stage, point).await;
 
@@ -169,9 +164,7 @@ impl Walk {
             self.stack.process(Stage::Sandbox)?.start().await?;
         }
         let process = self.stack.process(stage)?;
-        for armed in ["FAILPOINTS", "BREAKER_FAILURES"] {
-            process.program_mut().env.remove(armed);
-        }
+        process.program_mut().env.remove("FAILPOINTS");
         process.kill().await?;
         process.start().await?;
         reached

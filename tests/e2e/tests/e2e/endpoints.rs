@@ -40,15 +40,9 @@ fn at<'a>(received: &'a [Received], path: &str) -> Vec<&'a Received> {
 
 #[tokio::test]
 async fn an_endpoint_has_its_own_secret_events_and_headers() {
-    let stack = Stack::with(
-        Stage::Ingress,
-        &[
-            ("REDELIVER_INTERVAL", "1s"),
-            ("WEBHOOK_TEST_INTERVAL", "1s"),
-        ],
-    )
-    .await
-    .unwrap();
+    let stack = Stack::with(Stage::Ingress, &[("REDELIVER_INTERVAL", "1s")])
+        .await
+        .unwrap();
     let shop = Shop::open(&stack).await.unwrap();
     let headers = json!({"X-Api-Key": "s3cret", "Authorization": "Bearer t0ken"});
     let crm = create(&shop, CRM, json!({"headers": headers})).await;
@@ -198,10 +192,9 @@ async fn is_rotated_tested_and_deleted(shop: &Shop, crm: &Value) {
 async fn a_dead_endpoint_stops_no_other_one_and_its_webhooks_go_out_when_it_is_back() {
     let stack = Stack::builder()
         .env(Stage::Notifier, "ENDPOINT_FAILURES", "3")
-        .env(Stage::Notifier, "ENDPOINT_BLOCK", "1h")
-        .env(Stage::Notifier, "ENDPOINT_BLOCK_LONGEST", "1h")
+        .env(Stage::Notifier, "ENDPOINT_BLOCK_LONGEST", "24h")
         .env(Stage::Notifier, "RETRY_SCHEDULE", "1s,1h")
-        .env(Stage::Ingress, "WEBHOOK_TEST_INTERVAL", "1s")
+        .env(Stage::Ingress, "REDELIVER_INTERVAL", "6s")
         .start()
         .await
         .unwrap();

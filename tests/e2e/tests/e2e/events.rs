@@ -9,7 +9,7 @@ use testkit::wait;
 
 #[tokio::test]
 async fn a_test_of_the_endpoint_is_answered_with_its_outcome() {
-    let stack = Stack::with(Stage::Ingress, &[("WEBHOOK_TEST_INTERVAL", "1h")])
+    let stack = Stack::with(Stage::Ingress, &[("REDELIVER_INTERVAL", "6h")])
         .await
         .unwrap();
     let shop = Shop::open(&stack).await.unwrap();

@@ -23,7 +23,7 @@ use testkit::{
 const PROMISED: Duration = Duration::from_secs(15);
 /// How long a test waits for what the views show. It is longer than the promise, because three
 /// programs answer in each round, on a machine that may be busy with other tests.
-const NAMED: Duration = Duration::from_secs(60);
+const NAMED: Duration = Duration::from_mins(1);
 /// Orders that wait for the dead stage.
 const WAITING: u64 = 3;
 const PASSWORD: &str = "correct horse battery staple";

@@ -60,12 +60,9 @@ async fn in_flight(stack: &mut Stack, orders: f64) {
 
 #[tokio::test]
 async fn a_flood_of_one_partner_leaves_room_for_the_others() {
-    let mut stack = Stack::with(
-        Stage::Ingress,
-        &[("MAX_IN_FLIGHT", "16"), ("BODY_TIMEOUT", "3s")],
-    )
-    .await
-    .unwrap();
+    let mut stack = Stack::with(Stage::Ingress, &[("MAX_IN_FLIGHT", "16")])
+        .await
+        .unwrap();
     let (flooding, other) = partners(&stack).await.unwrap();
     let flood = (0..24).map(|_| unfinished(&stack, &flooding));
     let flood = try_join_all(flood).await.unwrap();
@@ -120,11 +117,7 @@ async fn a_flood_of_one_partner_leaves_room_for_the_others() {
 
 #[tokio::test]
 async fn a_partner_beyond_its_rate_gets_429_and_buys_nothing() {
-    let limits = [
-        ("PARTNER_ORDERS_PER_SECOND", "1"),
-        ("PARTNER_UNITS_PER_SECOND", "2"),
-        ("MAX_UNITS", "2"),
-    ];
+    let limits = [("PARTNER_ORDERS_PER_SECOND", "1"), ("MAX_UNITS", "2")];
     let stack = Stack::with(Stage::Ingress, &limits).await.unwrap();
     let (eager, other) = partners(&stack).await.unwrap();
     let client = stack.client(&eager).unwrap();
@@ -372,22 +365,13 @@ async fn refused(connection: TcpStream) {
 }
 
 #[tokio::test]
-async fn connections_of_one_source_are_bounded_and_silent_ones_end() {
-    let limits = [
-        ("MAX_CONNECTIONS_PER_SOURCE", "3"),
-        ("HEAD_TIMEOUT", "6s"),
-        ("UNAUTHENTICATED_TIMEOUT", "1s"),
-    ];
+async fn connections_are_bounded_and_silent_ones_end() {
+    let limits = [("MAX_CONNECTIONS", "3"), ("HEAD_TIMEOUT", "6s")];
     let mut stack = Stack::with(Stage::Ingress, &limits).await.unwrap();
     let (partner, _) = partners(&stack).await.unwrap();
-    let began = std::time::Instant::now();
     let mut silent = raw::connect(&stack.base_url).await.unwrap();
     let closed = tokio::time::timeout(SOON, silent.read(&mut [0; 16])).await;
     assert_eq!(closed.expect("it is closed").unwrap(), 0);
-    assert!(
-        began.elapsed() < Duration::from_secs(5),
-        "long before HEAD_TIMEOUT"
-    );
     let mut held = try_join_all((0..3).map(|_| authenticated(&stack, &partner)))
         .await
         .unwrap();
@@ -402,18 +386,16 @@ async fn connections_of_one_source_are_bounded_and_silent_ones_end() {
     let refused = metric(
         &mut stack,
         "esim_connections_refused_total",
-        "reason=\"source\"",
+        "reason=\"all\"",
     );
     assert!(refused.await.unwrap() >= 1.0);
 }
 
 #[tokio::test]
 async fn connections_without_keys_keep_nobody_out() {
-    let limits = [
-        ("MAX_CONNECTIONS_PER_SOURCE", "20"),
-        ("UNAUTHENTICATED_TIMEOUT", "1m"),
-    ];
-    let mut stack = Stack::with(Stage::Ingress, &limits).await.unwrap();
+    let mut stack = Stack::with(Stage::Ingress, &[("MAX_CONNECTIONS", "20")])
+        .await
+        .unwrap();
     let (partner, other) = partners(&stack).await.unwrap();
     let mut kept = authenticated(&stack, &partner).await.unwrap();
     // More than all places, half of them with a head that never ends.

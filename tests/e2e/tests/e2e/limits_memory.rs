@@ -27,11 +27,7 @@ async fn three_thousand_unfinished_bodies_stay_within_the_memory_limit() {
     let mut files = getrlimit(Resource::Nofile);
     files.current = files.maximum;
     setrlimit(Resource::Nofile, files).unwrap();
-    let limits = [
-        ("MAX_CONNECTIONS_PER_SOURCE", "4096"),
-        ("BODY_TIMEOUT", "1m"),
-    ];
-    let mut stack = Stack::with(Stage::Ingress, &limits).await.unwrap();
+    let mut stack = Stack::start().await.unwrap();
     let partner = stack.create_partner("sandbox", None).await.unwrap();
     let body = vec![b' '; 63 * 1024];
     let send = async || {

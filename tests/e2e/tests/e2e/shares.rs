@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use futures_util::future::join_all;
 use serde_json::json;
 use testkit::stack::{Stack, Stage};
+use testkit::wait;
 
 use crate::{
     partner::header,
@@ -18,7 +19,7 @@ const LEFT: [&str; 3] = ["ratelimit-limit", "ratelimit-remaining", "ratelimit-re
 #[tokio::test]
 async fn many_look_ups_at_once_are_served_by_an_idle_system() {
     // The machine that runs the tests may be busy, so they may wait longer than by default.
-    let stack = Stack::with(Stage::Ingress, &[("SELF_SERVICE_WAIT", "20s")])
+    let stack = Stack::with(Stage::Ingress, &[("QUEUE_DEADLINE", "20s")])
         .await
         .unwrap();
     let shop = Shop::open(&stack).await.unwrap();
@@ -31,13 +32,10 @@ async fn many_look_ups_at_once_are_served_by_an_idle_system() {
 
 #[tokio::test]
 async fn a_partner_beyond_its_share_learns_that_the_share_is_its_own() {
-    let limits = [
-        ("SELF_SERVICE_IN_FLIGHT", "2"),
-        ("SELF_SERVICE_WAIT", "1ms"),
-    ];
+    let limits = [("QUEUE_DEADLINE", "1ms")];
     let stack = Stack::with(Stage::Ingress, &limits).await.unwrap();
     let shop = Shop::open(&stack).await.unwrap();
-    let answers = join_all((0..100).map(|_| shop.client.get(ACCOUNT).send())).await;
+    let answers = join_all((0..400).map(|_| shop.client.get(ACCOUNT).send())).await;
     let answers = answers.into_iter().map(Result::unwrap);
     let (served, refused): (Vec<_>, Vec<_>) = answers.partition(|answer| answer.status == 200);
     assert!(!served.is_empty() && !refused.is_empty());
@@ -53,13 +51,16 @@ async fn a_partner_beyond_its_share_learns_that_the_share_is_its_own() {
 
 #[tokio::test]
 async fn answers_say_how_much_is_left_of_the_partners_rate() {
-    let limits = [
-        ("PARTNER_REQUESTS_PER_SECOND", "10"),
-        ("PARTNER_ORDERS_PER_SECOND", "1"),
-    ];
-    let stack = Stack::with(Stage::Ingress, &limits).await.unwrap();
+    let stack = Stack::start().await.unwrap();
     let shop = Shop::open(&stack).await.unwrap();
-    let shown = shop.client.get(ACCOUNT).send().await.unwrap();
+    let limits = ["--requests-per-second", "10", "--orders-per-second", "1"];
+    let set = [&["partner", "set", &shop.partner.access_key][..], &limits].concat();
+    stack.esimctl.run::<serde_json::Value>(&set).await.unwrap();
+    let applied = async || {
+        let shown = shop.client.get(ACCOUNT).send().await?;
+        Ok((header(&shown, "ratelimit-limit") == "10").then_some(shown))
+    };
+    let shown = wait::soon("the limits of the partner", applied).await;
     assert_eq!(LEFT.map(|name| header(&shown, name)), ["10", "9", "1"]);
     let unknown = shop
         .client

@@ -9,7 +9,10 @@ use store::{
     schema,
 };
 
-use super::{Open, map, open};
+use super::{
+    map,
+    open::{Open, open},
+};
 use crate::{cell_file::Cells, console::Console, output::printable};
 
 /// How many ICCIDs of each cell are in memory at once.

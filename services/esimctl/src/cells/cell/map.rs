@@ -16,7 +16,7 @@ use serde_json::json;
 use store::cells::check::{Keys, keys};
 use uuid::Uuid;
 
-use super::open;
+use super::open::{Open, open};
 use crate::{cell_file::Cells, console::Console};
 
 /// A partner as one cell stores it.
@@ -83,7 +83,7 @@ pub(super) fn routes<'a>(homes: &[Home<'a>]) -> Routes<'a> {
 }
 
 /// Reads the partners of all cells.
-pub(super) async fn homes<'a>(opened: &mut [super::Open<'a>]) -> anyhow::Result<Vec<Home<'a>>> {
+pub(super) async fn homes<'a>(opened: &mut [Open<'a>]) -> anyhow::Result<Vec<Home<'a>>> {
     let mut homes = Vec::new();
     for one in opened {
         let cell = one.cell.name.as_str();

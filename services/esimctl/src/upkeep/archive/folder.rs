@@ -19,54 +19,19 @@ use std::{
 
 use anyhow::{Context, bail, ensure};
 use flate2::{Compression, write::GzEncoder};
-use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use store::archive::{Archive, FileState, Part, TABLES};
-use time::OffsetDateTime;
 
-use super::records::Records;
+use super::{
+    manifest::{Manifest, ManifestFile, file_name},
+    records::Records,
+};
 
 pub const MANIFEST: &str = "manifest.json";
 /// The version of the layout that this program writes and reads.
 const FORMAT: u32 = 1;
 /// A low level, because a higher one costs twice the processor time and saves a tenth of the space.
 const LEVEL: u32 = 3;
-
-/// What an archive holds, and the sums to check it by.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Manifest {
-    pub format: u32,
-    pub archive: i32,
-    /// The version of the program that completed the archive.
-    pub version: String,
-    /// The version of the database's schema.
-    pub schema: i64,
-    #[serde(with = "time::serde::rfc3339")]
-    pub began_at: OffsetDateTime,
-    /// Orders from before this time were archived.
-    #[serde(with = "time::serde::rfc3339")]
-    pub ordered_before: OffsetDateTime,
-    pub orders: u64,
-    /// The times and the ids of the oldest and of the newest order.
-    #[serde(with = "time::serde::rfc3339::option")]
-    pub first_at: Option<OffsetDateTime>,
-    #[serde(with = "time::serde::rfc3339::option")]
-    pub last_at: Option<OffsetDateTime>,
-    pub first_order: Option<String>,
-    pub last_order: Option<String>,
-    /// The ids of the master keys for profiles without which the encrypted values cannot be read.
-    pub keys: Vec<String>,
-    pub files: Vec<ManifestFile>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ManifestFile {
-    pub name: String,
-    pub table: String,
-    pub rows: u64,
-    pub bytes: u64,
-    pub sha256: String,
-}
 
 /// What is in a file.
 pub struct Inspected {
@@ -75,10 +40,6 @@ pub struct Inspected {
     pub sha256: String,
     pub first_order: Option<String>,
     pub last_order: Option<String>,
-}
-
-pub fn file_name(table: &str) -> String {
-    format!("{table}.csv.gz")
 }
 
 /// Reads a whole file: its sum, its number of rows, and its first and last order.

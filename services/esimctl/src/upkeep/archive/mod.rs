@@ -5,6 +5,8 @@
 //! `list --verify` checks files without a database. The files themselves are in `folder` and `records`.
 
 mod folder;
+mod manifest;
+mod place;
 mod records;
 mod restore;
 mod run;
@@ -12,12 +14,12 @@ mod run;
 use std::path::PathBuf;
 
 use anyhow::bail;
-use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
+use clap::Subcommand;
 use serde::Serialize;
 use serde_json::json;
 use store::archive::{self, Archive};
 
-pub use self::restore::where_it_is;
+pub use self::place::where_it_is;
 use crate::{
     console::Console,
     output::{Row, cells, or_dash, table, utc},
@@ -62,18 +64,6 @@ pub enum Command {
     /// Every column gets the value that it had. The files stay as they are.
     #[command(after_help = restore::RESTORE_EXAMPLES)]
     Restore(restore::Restore),
-}
-
-/// An archive or an order of it, and where its files are.
-#[derive(Args, Clone, Debug)]
-pub struct Named {
-    /// The number of an archive, or an id of an order
-    ///
-    /// The id is our order id or the partner's external order id. With `--from` it may also be a
-    /// placement id, a topup id or an ICCID; then the files are searched, which takes about a minute
-    /// for 10 GB.
-    #[arg(value_name = "ARCHIVE|ORDER", value_parser = NonEmptyStringValueParser::new())]
-    pub name: String,
 }
 
 pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {

@@ -17,7 +17,7 @@ use flate2::bufread::MultiGzDecoder;
 use store::archive::{Part, TABLES};
 use uuid::Uuid;
 
-use super::folder::{Manifest, ManifestFile, file_name};
+use super::manifest::{Manifest, ManifestFile, file_name};
 
 /// The first column of each file: the order of the row.
 const PREFIX: &str = "of_order,";

@@ -9,11 +9,11 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
-use clap::Args;
+use clap::{Args, builder::NonEmptyStringValueParser};
 use serde_json::json;
 use sqlx::{Connection, PgConnection};
 use store::{
-    archive::{self, Archive, ArchivedOrder, NotRestored, Source},
+    archive::{self, Archive, NotRestored, Source},
     operator::{
         actions::{self, Action},
         orders,
@@ -22,15 +22,16 @@ use store::{
 use uuid::Uuid;
 
 use super::{
-    Named,
-    folder::{self, Manifest},
+    folder,
+    manifest::Manifest,
+    place::where_it_is,
     records::{self, Chunk, Orders},
 };
 use crate::{
     confirm::Confirm,
     console::Console,
     order,
-    output::{cells, or_dash, printable, properties, utc},
+    output::{cells, or_dash, properties, utc},
 };
 
 pub const SHOW_EXAMPLES: &str = "Examples:
@@ -55,6 +56,18 @@ database was restored from a backup, it does not know later archives: name them 
 
 /// The number of orders that one transaction restores.
 const BATCH: usize = 500;
+
+/// An archive or an order of it, and where its files are.
+#[derive(Args, Clone, Debug)]
+struct Named {
+    /// The number of an archive, or an id of an order
+    ///
+    /// The id is our order id or the partner's external order id. With `--from` it may also be a
+    /// placement id, a topup id or an ICCID; then the files are searched, which takes about a minute
+    /// for 10 GB.
+    #[arg(value_name = "ARCHIVE|ORDER", value_parser = NonEmptyStringValueParser::new())]
+    name: String,
+}
 
 #[derive(Args, Clone, Debug)]
 pub struct Show {
@@ -128,23 +141,6 @@ fn describe(archive: &Archive) -> String {
         bytes = bytes.to_string(), master_keys = archive.keys.join(", "),
         manifest_sha256 = or_dash(archive.manifest_sha256.as_ref()),
     ))
-}
-
-/// Where archived orders are, and how to see them.
-pub fn where_it_is(found: &[ArchivedOrder]) -> String {
-    let line = |one: &ArchivedOrder| {
-        printable(&format!(
-            "Order {} ({}) was archived {} and is in archive {}, whose folder was {}. Show it with `esimctl archive show {} \
-             --from DIR`.",
-            one.order_id,
-            one.external_order_id,
-            utc(one.archived_at),
-            one.archive,
-            one.folder,
-            one.order_id
-        ))
-    };
-    found.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
 fn unknown(name: &str) -> String {

@@ -35,11 +35,15 @@ use self::{
     wire::{Order, Orders, Refusal},
 };
 use super::{
-    Account, Balance, Capabilities, Connected, DeliveredEsim, EsimStatus, FindAnswer,
-    KnownProvider, Listed, LookUp, Offer, Paced, Provider, ProviderId, Purchase, PurchaseAnswer,
-    Setting, Sold, Sought, Span, Trouble,
+    account::{Account, KnownProvider, Setting},
     http::{Body, Call, Http, parse},
+    lists::{Listed, Offer, Sold, Span},
     price::{self, Price, Terms},
+    provider::{
+        Balance, Capabilities, Connected, DeliveredEsim, EsimStatus, FindAnswer, LookUp, Paced,
+        Provider, Purchase, PurchaseAnswer, Sought, Trouble,
+    },
+    text::ProviderId,
 };
 
 const ORDERS: &str = "/v2/orders";

@@ -6,8 +6,8 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::providers::{
-    Listed, Offer, Trouble, Unsuitable,
-    lists::{name, needs_confirmation_code, number, product, text},
+    lists::{Listed, Offer, Unsuitable, name, needs_confirmation_code, number, product, text},
+    provider::Trouble,
     text::one_line,
 };
 

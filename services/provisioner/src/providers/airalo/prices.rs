@@ -14,7 +14,7 @@ use std::{
 
 use runtime::lock;
 
-use crate::providers::{Trouble, price::Price};
+use crate::providers::{price::Price, provider::Trouble};
 
 /// How long a list serves before it is read again. Reading it takes about a dozen calls.
 const FRESH: Duration = Duration::from_mins(10);

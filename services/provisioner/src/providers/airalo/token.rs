@@ -13,8 +13,8 @@ use serde::Deserialize;
 use tokio::sync::Mutex;
 
 use crate::providers::{
-    Trouble,
     http::{Body, Call, Http, parse},
+    provider::Trouble,
 };
 
 const TOKEN: &str = "/v2/token";

@@ -12,10 +12,13 @@ use time::{
 };
 
 use crate::providers::{
-    Balance, Bought, Custody, EsimStatus, Fault, FindAnswer, ProviderId, ProviderUnit, Sold,
-    Trouble, UnitState, filled,
+    lists::Sold,
     price::Price,
-    text::{BadId, moment, one_line},
+    provider::{
+        Balance, Bought, Custody, EsimStatus, Fault, FindAnswer, ProviderUnit, Trouble, UnitState,
+        filled,
+    },
+    text::{BadId, ProviderId, moment, one_line},
 };
 
 /// `created_at` of an order.

@@ -11,6 +11,7 @@
 //! docs/decisions/0029-three-upstreams.md says where each part of the protocol is known from, and
 //! what is a guess.
 
+mod client;
 mod search;
 mod wire;
 
@@ -18,40 +19,29 @@ use std::sync::Arc;
 
 use domain::PlacementId;
 use futures_util::{FutureExt, future::BoxFuture};
-use reqwest::{
-    Method,
-    header::{HeaderMap, HeaderName, HeaderValue},
-};
 use serde_json::{Value, json};
-use signing::{SecretKey, esim_access};
-use time::{OffsetDateTime, UtcOffset};
-use uuid::Uuid;
 
-use self::search::Slots;
-use self::wire::{Allocated, Page, Reply, order_number, units};
+use self::{
+    client::{Client, Failure, Outcome, outcome, within},
+    search::Slots,
+    wire::{Allocated, Reply, order_number, units},
+};
 use super::{
-    Account, Balance, Bought, Capabilities, Connected, DeliveredEsim, EsimStatus, FindAnswer,
-    GiveBackAnswer, Hint, KnownProvider, Listed, LookUp, Offer, Paced, Provider, ProviderId,
-    Purchase, PurchaseAnswer, Setting, Sold, Sought, Span, Trouble,
-    http::{Body, Call, Http, parse},
+    account::{Account, KnownProvider, Setting},
+    http::Http,
+    lists::{Listed, Offer, Sold, Span},
     price,
-    text::one_line,
+    provider::{
+        Balance, Bought, Capabilities, Connected, DeliveredEsim, EsimStatus, FindAnswer,
+        GiveBackAnswer, Hint, LookUp, Paced, Provider, Purchase, PurchaseAnswer, Sought, Trouble,
+    },
+    text::ProviderId,
 };
 
 const ORDER: &str = "/api/v1/open/esim/order";
-const QUERY: &str = "/api/v1/open/esim/query";
 const CANCEL: &str = "/api/v1/open/esim/cancel";
 const BALANCE: &str = "/api/v1/open/balance/query";
 const PACKAGES: &str = "/api/v1/open/package/list";
-
-const ACCESS_CODE: HeaderName = HeaderName::from_static("rt-accesscode");
-const TIMESTAMP: HeaderName = HeaderName::from_static("rt-timestamp");
-const REQUEST_ID: HeaderName = HeaderName::from_static("rt-requestid");
-const SIGNATURE: HeaderName = HeaderName::from_static("rt-signature");
-
-/// The size of a page. It is the largest one that every documentation of the protocol allows, and a
-/// purchase has fewer units ([`domain::cut`]), so its eSIMs are always on the first page.
-const PAGE: usize = 100;
 
 pub(super) const KNOWN: KnownProvider = KnownProvider {
     name: "esim-access",
@@ -79,10 +69,12 @@ pub(super) const KNOWN: KnownProvider = KnownProvider {
 
 fn connect(account: &Account, paced: Paced) -> anyhow::Result<Connected> {
     let provider = EsimAccess {
-        http: Http::new(&account.url()?, paced, |status| status.is_success())?,
-        access_code: account.text("ACCESS_KEY")?.to_owned(),
-        access_code_header: account.header("ACCESS_KEY")?,
-        secret_key: account.text_key()?,
+        client: Client {
+            http: Http::new(&account.url()?, paced, |status| status.is_success())?,
+            access_code: account.text("ACCESS_KEY")?.to_owned(),
+            access_code_header: account.header("ACCESS_KEY")?,
+            secret_key: account.text_key()?,
+        },
         slots: Slots::default(),
     };
     Ok(Connected {
@@ -93,105 +85,16 @@ fn connect(account: &Account, paced: Paced) -> anyhow::Result<Connected> {
 
 /// An account at eSIM Access.
 struct EsimAccess {
-    http: Http,
-    access_code: String,
-    access_code_header: HeaderValue,
-    secret_key: SecretKey,
+    client: Client,
     /// What searches have read a moment ago.
     slots: Slots,
 }
 
-/// What the code of an error means for the call that got it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Outcome {
-    /// The purchase is refused for good; it bought nothing.
-    Rejected,
-    /// Access is denied, so nothing was carried out.
-    Denied,
-    /// The provider has too much to do, so nothing was carried out.
-    Busy,
-    /// The purchase exists, and its profiles are not made yet.
-    NotReady,
-    /// There is no purchase with the order number that we asked for.
-    NoSuchOrder,
-    /// Anything else: the code means that the outcome is unknown, or we do not know the code.
-    Unknown,
-}
-
-/// The failure table: what each documented code means.
-fn outcome(code: &str) -> Outcome {
-    match code {
-        // The price of a package, or the sum, is not the one that we sent; the balance is used up;
-        // out of stock; there is no such package.
-        "200005" | "200006" | "200007" | "200011" | "310241" | "310243" => Outcome::Rejected,
-        // A header is missing or malformed; the timestamp is too old, our address is not allowed,
-        // the signature is wrong.
-        "000101" | "000102" | "101001" | "101002" | "101003" => Outcome::Denied,
-        "900001" => Outcome::Busy,
-        "200010" => Outcome::NotReady,
-        "310272" => Outcome::NoSuchOrder,
-        _ => Outcome::Unknown,
-    }
-}
-
 impl EsimAccess {
-    async fn call(&self, path: &'static str, request: &Value) -> Result<Reply, Trouble> {
-        let body = Body::json(request)?;
-        let timestamp = runtime::clock::unix_milliseconds().to_string();
-        let request_id = Uuid::now_v7().simple().to_string();
-        let signature = esim_access::sign(
-            &self.secret_key,
-            &timestamp,
-            &request_id,
-            &self.access_code,
-            &body.bytes,
-        );
-        let text = |text: String| {
-            HeaderValue::try_from(text).map_err(|_| Trouble::NotSent("no header".into()))
-        };
-        let headers = HeaderMap::from_iter([
-            (ACCESS_CODE, self.access_code_header.clone()),
-            (TIMESTAMP, text(timestamp)?),
-            (REQUEST_ID, text(request_id)?),
-            (SIGNATURE, text(signature)?),
-        ]);
-        let call = Call {
-            method: Method::POST,
-            path,
-            query: None,
-            route: path,
-            headers,
-            body: Some(body),
-        };
-        let (_, body) = self.http.call(call).await?;
-        parse::<wire::Envelope>(&body)?.open()
-    }
-
-    /// Reads all eSIMs that match a filter, which must fit on one page.
-    async fn query(&self, filter: &Value) -> Result<Result<Vec<Allocated>, Failure>, Trouble> {
-        match self.page(filter, 1).await? {
-            Ok(page) if page.is_last() => Ok(Ok(page.esim_list)),
-            Ok(_) => Err(Trouble::Unknown(format!(
-                "the response lists {PAGE} eSIMs, and there should be fewer"
-            ))),
-            Err(failure) => Ok(Err(failure)),
-        }
-    }
-
-    /// Reads one page of the eSIMs that match a filter.
-    async fn page(&self, filter: &Value, number: u32) -> Result<Result<Page, Failure>, Trouble> {
-        let mut request = filter.clone();
-        request["pager"] = json!({ "pageNum": number, "pageSize": PAGE });
-        match self.call(QUERY, &request).await? {
-            Reply::Done(page) => Ok(Ok(wire::read(page)?)),
-            Reply::Failed { code, message } => Ok(Err(Failure { code, message })),
-        }
-    }
-
     /// Reads one page of what was bought within a time.
     async fn bought_within(&self, span: Span, number: u32) -> Result<Listed<Sold>, Trouble> {
         let filter = within(span.since, span.until)?;
-        let page = match self.page(&filter, number).await? {
+        let page = match self.client.page(&filter, number).await? {
             Ok(page) => page,
             Err(failure) => return Err(failure.trouble()),
         };
@@ -211,7 +114,7 @@ impl EsimAccess {
         number: &ProviderId,
     ) -> Result<FindAnswer, Trouble> {
         let filter = json!({ "orderNo": number.as_str() });
-        let allocated = match self.query(&filter).await? {
+        let allocated = match self.client.query(&filter).await? {
             Ok(allocated) => allocated,
             Err(failure) => {
                 return match outcome(&failure.code) {
@@ -241,49 +144,6 @@ impl EsimAccess {
             reference: Some(number.clone()),
             units: units(allocated)?,
         }))
-    }
-}
-
-/// A purchase of which a search has found these eSIMs. Others may be in another slot; a collect brings
-/// them by the number of the order.
-fn found(ours: Vec<Allocated>) -> Result<FindAnswer, Trouble> {
-    let number = ours.iter().find_map(|one| one.order_no.clone());
-    Ok(FindAnswer::Found(Bought {
-        reference: number.map(order_number).transpose()?,
-        units: units(ours)?,
-    }))
-}
-
-/// The filter of the eSIMs that were made within a time.
-fn within(since: OffsetDateTime, until: OffsetDateTime) -> Result<Value, Trouble> {
-    let time = |at: OffsetDateTime| {
-        at.to_offset(UtcOffset::UTC)
-            .format(search::TIME)
-            .map_err(|_| Trouble::NotSent("the time of the search cannot be written".into()))
-    };
-    Ok(json!({ "startTime": time(since)?, "endTime": time(until)? }))
-}
-
-/// An error of the protocol.
-struct Failure {
-    code: String,
-    message: String,
-}
-
-impl Failure {
-    /// The trouble of a call for which the code is no definite response.
-    fn trouble(&self) -> Trouble {
-        let reason = format!("code {}: {}", one_line(&self.code), self.message);
-        match outcome(&self.code) {
-            Outcome::Denied => Trouble::Denied(reason),
-            Outcome::Busy => Trouble::Busy {
-                after: None,
-                reason,
-            },
-            Outcome::Rejected | Outcome::NotReady | Outcome::NoSuchOrder | Outcome::Unknown => {
-                Trouble::Unknown(reason)
-            }
-        }
     }
 }
 
@@ -331,7 +191,7 @@ impl Provider for EsimAccess {
     }
 
     fn clock_ahead(&self) -> Option<i64> {
-        self.http.clock_ahead()
+        self.client.http.clock_ahead()
     }
 
     fn purchase<'a>(
@@ -345,7 +205,7 @@ impl Provider for EsimAccess {
                     message: "the price behind @ in the option's id is unreadable".into(),
                 });
             };
-            match self.call(ORDER, &request).await? {
+            match self.client.call(ORDER, &request).await? {
                 Reply::Done(ordered) => {
                     let ordered: wire::Ordered = wire::read(ordered)?;
                     if ordered.is_for_another(purchase.placement_id) {
@@ -374,10 +234,10 @@ impl Provider for EsimAccess {
         async move {
             match &sought.reference {
                 Some(number) => {
-                    self.http.turn().await;
+                    self.client.http.turn().await;
                     self.by_number(sought.placement_id, number).await
                 }
-                None => self.by_time(sought).await,
+                None => self.slots.by_time(&self.client, sought).await,
             }
         }
         .boxed()
@@ -389,7 +249,7 @@ impl Provider for EsimAccess {
 
     fn balance(&self) -> BoxFuture<'_, Result<Balance, Trouble>> {
         async move {
-            match self.call(BALANCE, &json!({})).await? {
+            match self.client.call(BALANCE, &json!({})).await? {
                 Reply::Done(result) => Ok(wire::read::<wire::Account>(result)?.balance()),
                 Reply::Failed { code, message } => Err(Failure { code, message }.trouble()),
             }
@@ -401,7 +261,7 @@ impl Provider for EsimAccess {
     fn products(&self, _page: u32) -> BoxFuture<'_, Result<Listed<Offer>, Trouble>> {
         async move {
             let request = json!({ "type": "BASE" });
-            let packages: wire::Packages = match self.call(PACKAGES, &request).await? {
+            let packages: wire::Packages = match self.client.call(PACKAGES, &request).await? {
                 Reply::Done(result) => wire::read(result)?,
                 Reply::Failed { code, message } => return Err(Failure { code, message }.trouble()),
             };
@@ -416,7 +276,7 @@ impl Provider for EsimAccess {
     fn status<'a>(&'a self, esim: &'a DeliveredEsim) -> BoxFuture<'a, Result<EsimStatus, Trouble>> {
         async move {
             let filter = json!({ "esimTranNo": esim.unit_id.as_str() });
-            let mut allocated = match self.query(&filter).await? {
+            let mut allocated = match self.client.query(&filter).await? {
                 Ok(allocated) => allocated,
                 Err(failure) => return Err(failure.trouble()),
             };
@@ -442,7 +302,7 @@ impl Provider for EsimAccess {
     ) -> BoxFuture<'a, Result<GiveBackAnswer, Trouble>> {
         async move {
             let request = json!({ "esimTranNo": esim.unit_id.as_str() });
-            match self.call(CANCEL, &request).await? {
+            match self.client.call(CANCEL, &request).await? {
                 Reply::Done(_) => Ok(GiveBackAnswer::Returned),
                 Reply::Failed { code, message } => Err(Failure { code, message }.trouble()),
             }

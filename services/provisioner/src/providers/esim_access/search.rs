@@ -18,16 +18,14 @@ use std::{
 };
 
 use runtime::lock;
-use time::{
-    OffsetDateTime, UtcOffset, format_description::StaticFormatDescription,
-    macros::format_description,
+use time::{OffsetDateTime, UtcOffset};
+
+use super::{
+    client::{Client, found, within},
+    wire::Allocated,
 };
+use crate::providers::provider::{FindAnswer, Sought, Trouble};
 
-use super::{EsimAccess, found, wire::Allocated, within};
-use crate::providers::{FindAnswer, Sought, Trouble};
-
-pub(super) const TIME: StaticFormatDescription =
-    format_description!("[year]-[month]-[day] [hour]:[minute]:[second]");
 /// The length of a slot, in seconds.
 const SLOT: i64 = 10;
 /// The most pages of a slot. They hold what an account makes at 200 eSIMs per second.
@@ -84,12 +82,16 @@ fn slots(sought: &Sought, now: OffsetDateTime) -> Vec<i64> {
     all
 }
 
-impl EsimAccess {
+impl Slots {
     /// Searches the eSIMs that were made around the time of the attempt for our id.
-    pub(super) async fn by_time(&self, sought: &Sought) -> Result<FindAnswer, Trouble> {
+    pub(super) async fn by_time(
+        &self,
+        client: &Client,
+        sought: &Sought,
+    ) -> Result<FindAnswer, Trouble> {
         let ours = sought.placement_id.to_string();
         for slot in slots(sought, runtime::clock::now()) {
-            let made = self.slot(slot, sought.arrives_within).await?;
+            let made = self.slot(client, slot, sought.arrives_within).await?;
             if let Some(esims) = made.get(&ours) {
                 return found(esims.clone());
             }
@@ -98,15 +100,20 @@ impl EsimAccess {
     }
 
     /// What was made in a slot, perhaps from the answer to another search.
-    async fn slot(&self, slot: i64, arrives_within: Duration) -> Result<Made, Trouble> {
-        let kept = self.slots.get(slot);
+    async fn slot(
+        &self,
+        client: &Client,
+        slot: i64,
+        arrives_within: Duration,
+    ) -> Result<Made, Trouble> {
+        let kept = self.get(slot);
         let mut kept = kept.lock().await;
         if let Some((until, made)) = &*kept
             && Instant::now() < *until
         {
             return made.clone().map_err(shared);
         }
-        let made = self.read_slot(slot).await;
+        let made = read_slot(client, slot).await;
         let end = (slot + 1).saturating_mul(SLOT);
         let is_over = runtime::clock::now().unix_timestamp()
             > end + (arrives_within + MARGIN).as_secs().cast_signed();
@@ -114,37 +121,37 @@ impl EsimAccess {
         *kept = Some((Instant::now() + serves, made.clone()));
         made
     }
+}
 
-    async fn read_slot(&self, slot: i64) -> Result<Made, Trouble> {
-        let at = |slot: i64| {
-            OffsetDateTime::from_unix_timestamp(slot.saturating_mul(SLOT))
-                .map(|at| at.to_offset(UtcOffset::UTC))
-                .map_err(|_| Trouble::NotSent("the time of the search is no time".into()))
+async fn read_slot(client: &Client, slot: i64) -> Result<Made, Trouble> {
+    let at = |slot: i64| {
+        OffsetDateTime::from_unix_timestamp(slot.saturating_mul(SLOT))
+            .map(|at| at.to_offset(UtcOffset::UTC))
+            .map_err(|_| Trouble::NotSent("the time of the search is no time".into()))
+    };
+    let filter = within(at(slot)?, at(slot + 1)?)?;
+    let mut made: HashMap<String, Vec<Allocated>> = HashMap::new();
+    for number in 1..=PAGES {
+        client.http.turn().await;
+        let page = match client.page(&filter, number).await? {
+            Ok(page) => page,
+            Err(failure) => return Err(failure.trouble()),
         };
-        let filter = within(at(slot)?, at(slot + 1)?)?;
-        let mut made: HashMap<String, Vec<Allocated>> = HashMap::new();
-        for number in 1..=PAGES {
-            self.http.turn().await;
-            let page = match self.page(&filter, number).await? {
-                Ok(page) => page,
-                Err(failure) => return Err(failure.trouble()),
-            };
-            let is_last = page.is_last();
-            for one in page.esim_list {
-                if let Some(id) = one.transaction_id() {
-                    made.entry(id.to_owned()).or_default().push(one);
-                }
-            }
-            if is_last {
-                return Ok(Arc::new(made));
+        let is_last = page.is_last();
+        for one in page.esim_list {
+            if let Some(id) = one.transaction_id() {
+                made.entry(id.to_owned()).or_default().push(one);
             }
         }
-        tracing::warn!(
-            "more than {PAGES} pages of eSIMs were made within {SLOT} s, and the rest of them is not \
-             searched for purchases without an answer"
-        );
-        Ok(Arc::new(made))
+        if is_last {
+            return Ok(Arc::new(made));
+        }
     }
+    tracing::warn!(
+        "more than {PAGES} pages of eSIMs were made within {SLOT} s, and the rest of them is not \
+         searched for purchases without an answer"
+    );
+    Ok(Arc::new(made))
 }
 
 /// The failure of another search's call. It counts towards the breaker once, and not for each search

@@ -9,13 +9,18 @@ use serde_json::Value;
 
 use store::esim_requests::Reading;
 
-use super::PAGE;
 use crate::providers::{
-    Balance, Custody, EsimStatus, Fault, Hint, Offer, ProviderId, ProviderUnit, Sold, Trouble,
-    UnitState, Unsuitable, filled,
-    lists::{name, needs_confirmation_code, number, product, text},
-    text::{BadId, day, moment, one_line},
+    lists::{Offer, Sold, Unsuitable, name, needs_confirmation_code, number, product, text},
+    provider::{
+        Balance, Custody, EsimStatus, Fault, Hint, ProviderUnit, Trouble, UnitFields, UnitState,
+        filled,
+    },
+    text::{ProviderId, day, moment, one_line},
 };
+
+/// The size of a page. It is the largest one that every documentation of the protocol allows, and a
+/// purchase has fewer units ([`domain::cut`]), so its eSIMs are always on the first page.
+pub(super) const PAGE: usize = 100;
 
 /// The shape of each response.
 #[derive(Deserialize)]
@@ -258,36 +263,22 @@ pub(super) fn order_number(text: String) -> Result<ProviderId, Trouble> {
 /// Reads eSIMs as units. One bad id makes the whole response unreadable, and no unit of it is used,
 /// because a damaged response cannot be trusted in part.
 pub(super) fn units(allocated: Vec<Allocated>) -> Result<Vec<ProviderUnit>, Trouble> {
-    let mut units = Vec::with_capacity(allocated.len());
+    const FIELDS: UnitFields = UnitFields {
+        unit: "eSIM",
+        unit_id: "esimTranNo",
+        option_id: "packageCode",
+    };
+    let mut units: Vec<ProviderUnit> = Vec::with_capacity(allocated.len());
     for (index, one) in allocated.into_iter().enumerate() {
-        let bad = |field: &str, error: BadId| {
-            Trouble::Unknown(format!(
-                "the response is unreadable: {field} of eSIM {} {error}",
-                index + 1
-            ))
-        };
         let state = one.state();
-        let unit_id =
-            ProviderId::parse(one.esim_tran_no).map_err(|error| bad("esimTranNo", error))?;
+        let package = one.package_list.into_iter().next();
+        let option_id = package.and_then(|package| package.package_code);
+        let unit = FIELDS.read(index, one.esim_tran_no, option_id, state)?;
         // The pages of a search move on while eSIMs are made, so one eSIM may stand on two of them.
         // Taken twice, it would be given to two topups.
-        let is_known = |known: &ProviderUnit| known.unit_id == unit_id;
-        if units.iter().any(is_known) {
-            continue;
+        if units.iter().all(|known| known.unit_id != unit.unit_id) {
+            units.push(unit);
         }
-        let package = one.package_list.into_iter().next();
-        let option_id = package
-            .and_then(|package| package.package_code)
-            .filter(|code| !code.is_empty())
-            .map(ProviderId::parse)
-            .transpose()
-            .map_err(|error| bad("packageCode", error))?;
-        let state = UnitState::read(&unit_id, state);
-        units.push(ProviderUnit {
-            unit_id,
-            option_id,
-            state,
-        });
     }
     Ok(units)
 }

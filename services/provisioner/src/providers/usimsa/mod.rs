@@ -23,11 +23,14 @@ use signing::{SecretKey, usimsa};
 use store::esim_requests::Reading;
 
 use super::{
-    Account, Bought, Capabilities, Connected, Custody, DeliveredEsim, EsimStatus, Fault,
-    FindAnswer, GiveBackAnswer, Hint, KnownProvider, LookUp, Paced, Provider, ProviderId,
-    ProviderUnit, Purchase, PurchaseAnswer, Setting, Sought, Trouble, UnitState, filled,
+    account::{Account, KnownProvider, Setting},
     http::{Body, Call, Http, parse},
-    text::{BadId, day, moment, one_line},
+    provider::{
+        Bought, Capabilities, Connected, Custody, DeliveredEsim, EsimStatus, Fault, FindAnswer,
+        GiveBackAnswer, Hint, LookUp, Paced, Provider, ProviderUnit, Purchase, PurchaseAnswer,
+        Sought, Trouble, UnitFields, UnitState, filled,
+    },
+    text::{ProviderId, day, moment, one_line},
 };
 
 const ORDER: &str = "/api/v2/order";
@@ -331,31 +334,17 @@ fn unknown_code(answer: &Answer) -> Trouble {
 /// Reads the units of a response. One bad id makes the whole response unreadable, and no unit of it
 /// is used, because a damaged response cannot be trusted in part.
 fn units(products: Option<Vec<Product>>) -> Result<Vec<ProviderUnit>, Trouble> {
+    const FIELDS: UnitFields = UnitFields {
+        unit: "unit",
+        unit_id: "topupId",
+        option_id: "optionId",
+    };
     let products = products.unwrap_or_default();
-    let mut units = Vec::with_capacity(products.len());
-    for (index, product) in products.into_iter().enumerate() {
-        let bad = |field: &str, error: BadId| {
-            Trouble::Unknown(format!(
-                "the response is unreadable: {field} of unit {} {error}",
-                index + 1
-            ))
-        };
+    let read = |(index, product): (usize, Product)| {
         let state = state(&product);
-        let unit_id = ProviderId::parse(product.unit_id).map_err(|error| bad("topupId", error))?;
-        let option_id = product
-            .option_id
-            .filter(|id| !id.is_empty())
-            .map(ProviderId::parse)
-            .transpose()
-            .map_err(|error| bad("optionId", error))?;
-        let state = UnitState::read(&unit_id, state);
-        units.push(ProviderUnit {
-            unit_id,
-            option_id,
-            state,
-        });
-    }
-    Ok(units)
+        FIELDS.read(index, product.unit_id, product.option_id, state)
+    };
+    products.into_iter().enumerate().map(read).collect()
 }
 
 /// Reads the state of a unit; the error is the name of the field that is unreadable. A unit counts

@@ -132,7 +132,7 @@ async fn listen_needs_no_webhook_url_and_names_a_failure() {
 
 #[tokio::test]
 async fn listening_is_paged_bounded_and_shows_no_other_partners_webhooks() {
-    let stack = Stack::with(Stage::Ingress, &[("LISTENERS", "1"), ("LISTEN_WAIT", "3s")])
+    let stack = Stack::with(Stage::Ingress, &[("LISTEN_WAIT", "3s")])
         .await
         .unwrap();
     let shop = Shop::open(&stack).await.unwrap();
@@ -185,15 +185,6 @@ async fn listening_is_paged_bounded_and_shows_no_other_partners_webhooks() {
         "{:?}",
         answer.took
     );
-
-    // One place: who comes second gets 503.
-    let query = format!("cursor={}", cursors[2]);
-    let (one, other) = tokio::join!(listen(&shop.client, &query), listen(&stranger.client, ""));
-    let mut answers = [one.unwrap(), other.unwrap()];
-    answers.sort_by_key(|answer| answer.status);
-    assert_eq!((answers[0].status, answers[1].status), (200, 503));
-    assert_eq!(answers[1].headers["x-service-error"], "overloaded");
-    assert!(answers[1].headers.contains_key("retry-after"));
 
     let live = stack.create_partner("live", None).await.unwrap();
     let refused = listen(&stack.client(&live).unwrap(), "").await.unwrap();

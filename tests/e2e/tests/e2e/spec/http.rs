@@ -9,7 +9,7 @@ use testkit::{raw, rows};
 const TOO_LARGE: Expected = Error(413, "Request body is larger than 65536 bytes");
 const ENCODED: Expected = Error(415, "The body must be sent without Content-Encoding");
 const ONE_HOST: Expected = Error(400, "Exactly one Host header is required");
-/// `MAX_BODY`.
+/// The largest body by default.
 const MOST: usize = 64 * 1024;
 
 pub const ROWS: &[Row] = &rows! {

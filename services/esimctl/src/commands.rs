@@ -1,0 +1,119 @@
+//! All commands, in the order of tasks, and where each of them is carried out.
+
+use clap::Subcommand;
+
+use crate::{
+    action, archive, catalogue, cell, cell_file, console::Console, delivery, doctor, endpoint,
+    find, give_back, master_key, migrate, operator, option, order, partner, placement, provider,
+    recover, resend, retention, secret_set, status,
+};
+
+#[derive(Subcommand, Clone, Debug)]
+pub enum Command {
+    // In the order of tasks: what is wrong, what is it about, what can be done, and then the upkeep.
+    /// Look for what is wrong, and say how to mend it
+    ///
+    /// It looks at PostgreSQL, roles, keys, NATS, stages, waiting work, name servers, the console's OpenID
+    /// provider and backups, and changes nothing.
+    #[command(after_help = doctor::EXAMPLES)]
+    Doctor(Box<doctor::Command>),
+    /// Say what is wrong, since when, who feels it and what to do
+    #[command(after_help = status::ATTENTION_EXAMPLES)]
+    Attention(status::Attention),
+    /// Say the same, and show the stages, what waits at each provider and endpoint, and figures
+    #[command(after_help = status::EXAMPLES)]
+    Status(status::Command),
+    /// Find orders and partners by any id, number or name
+    #[command(after_help = find::EXAMPLES)]
+    Find(find::Command),
+    /// Show a stored order stage by stage, or erase it
+    #[command(subcommand)]
+    Order(order::Command),
+    /// List placements, each of which is one purchase, and resolve parked ones
+    #[command(subcommand)]
+    Placement(placement::Command),
+    /// List give-backs of delivered eSIMs that are parked, and resolve them
+    #[command(subcommand)]
+    GiveBack(give_back::Command),
+    /// Show webhooks with their attempts
+    #[command(subcommand)]
+    Delivery(delivery::Command),
+    /// Send webhooks again: one, or those of one or all partners
+    #[command(subcommand)]
+    Resend(resend::Command),
+    /// List partners' webhook endpoints, and pause or resume them
+    #[command(subcommand)]
+    Endpoint(endpoint::Command),
+    /// List providers, open or close their breakers, try and reconcile their accounts
+    #[command(subcommand)]
+    Provider(provider::Command),
+    /// Create and change partner accounts, their keys and webhook URLs
+    #[command(subcommand)]
+    Partner(partner::Command),
+    /// List and import the options that partners may order, and take one out of sale
+    #[command(subcommand)]
+    Option(option::Command),
+    /// Take products and prices of a provider over into the options
+    #[command(subcommand)]
+    Catalogue(catalogue::Command),
+    /// Show what operators and partners changed, and why
+    #[command(subcommand)]
+    Action(action::Command),
+    /// After a restore: look up every unfinished purchase before anything is bought
+    #[command(after_help = recover::EXAMPLES)]
+    Recover(recover::Command),
+    /// Show and set how long profiles, attempts and recorded actions are kept
+    #[command(subcommand)]
+    Retention(retention::Command),
+    /// Move finished orders into files, and find, check and restore them
+    #[command(subcommand)]
+    Archive(archive::Command),
+    /// Bring the database's schema to this version
+    ///
+    /// Run it before the services of this version start. If the database server cannot be reached
+    /// yet, the command tries again for up to 30 seconds, so it can be started together with the
+    /// server.
+    #[command(after_help = migrate::EXAMPLES)]
+    Migrate(migrate::Command),
+    /// Create all secrets of a new system, and hand each service its share
+    #[command(subcommand)]
+    Secrets(secret_set::Command),
+    /// Create and replace the keys that encrypt the stored secrets
+    #[command(subcommand)]
+    MasterKey(master_key::Command),
+    /// Create operators who sign in at the console, and change what they may do
+    #[command(subcommand)]
+    Operator(operator::Command),
+    /// List the cells, write the proxy's map of them, and check that they fit together
+    #[command(subcommand, hide = !cell_file::is_named())]
+    Cell(cell::Command),
+}
+
+pub async fn dispatch(command: &Command, console: &Console) -> anyhow::Result<()> {
+    match command {
+        Command::Partner(command) => partner::run(command, console).await,
+        Command::Option(command) => option::run(command, console).await,
+        Command::Catalogue(command) => catalogue::run(command, console).await,
+        Command::Delivery(command) => delivery::run(command, console).await,
+        Command::Endpoint(command) => endpoint::run(command, console).await,
+        Command::Order(command) => order::run(command, console).await,
+        Command::Placement(command) => placement::run(command, console).await,
+        Command::GiveBack(command) => give_back::run(command, console).await,
+        Command::Provider(command) => provider::run(command, console).await,
+        Command::Retention(command) => retention::run(command, console).await,
+        Command::Archive(command) => archive::run(command, console).await,
+        Command::Cell(command) => cell::run(command, console).await,
+        Command::Action(command) => action::run(command, console).await,
+        Command::Resend(command) => resend::run(command, console).await,
+        Command::Operator(command) => operator::run(command, console).await,
+        Command::Find(command) => find::run(command, console).await,
+        Command::Status(command) => status::run(command, console).await,
+        Command::MasterKey(command) => master_key::run(command, console).await,
+        Command::Secrets(command) => secret_set::run(command, console),
+        // Their exit status says more than success or failure, so `execute` runs them.
+        Command::Doctor(command) => doctor::run(command, console).await.map(drop),
+        Command::Attention(command) => status::attention(command, console).await.map(drop),
+        Command::Migrate(command) => migrate::run(command, console).await,
+        Command::Recover(command) => recover::run(command, console).await,
+    }
+}

@@ -1,0 +1,70 @@
+//! How a command ends: its exit status, and the line that says why it failed.
+
+use runtime::terminal::{is_closed, say};
+use store::config::{BadDatabase, MasterKeyError};
+
+use super::{
+    console::{NoCells, NoDatabase},
+    output::one_line,
+};
+
+/// Exit status of a command that failed.
+pub const FAILED: u8 = 1;
+/// Exit status for wrong arguments or settings.
+pub const USAGE: u8 = 2;
+/// Exit status if something was found that needs somebody: a difference from a provider's list of
+/// purchases, or what `attention` shows.
+pub const FOUND: u8 = 3;
+
+/// A comparison with a list of a provider found something. It is an error, so that a script sees it by the exit status.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the list of {provider} has {orphans} purchases without a placement, {mismatches} that contradict the database, and \
+     lacks {missing} of ours; they are listed above, each with what to do"
+)]
+pub struct Discrepancies {
+    pub provider: String,
+    pub orphans: i64,
+    pub mismatches: i64,
+    pub missing: i64,
+}
+
+/// The exit status of a result. An error is printed; `of` says where it happened, if there are
+/// several places.
+pub fn status(result: anyhow::Result<()>, of: &str) -> u8 {
+    let error = match result {
+        Ok(()) => return 0,
+        // The reader, such as `head`, has all that it wanted, and whatever the command changed is done.
+        Err(error) if is_closed(&error) => return 0,
+        Err(error) => error,
+    };
+    say(format_args!(
+        "esimctl: {of}{}",
+        one_line(&with_causes(&error))
+    ));
+    let wrong_settings = error.is::<NoDatabase>()
+        || error.is::<NoCells>()
+        || error.is::<BadDatabase>()
+        || error.is::<MasterKeyError>();
+    if wrong_settings {
+        USAGE
+    } else if error.is::<Discrepancies>() {
+        FOUND
+    } else {
+        FAILED
+    }
+}
+
+/// The error followed by its causes. Some errors end with the text of their cause already; such a
+/// cause is not repeated.
+pub fn with_causes(error: &anyhow::Error) -> String {
+    let mut said = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if said.is_empty() {
+            said = cause;
+        } else if !said.ends_with(&cause) {
+            said = format!("{said}: {cause}");
+        }
+    }
+    said
+}

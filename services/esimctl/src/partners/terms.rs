@@ -1,0 +1,75 @@
+//! What commands about partners share: the text of a partner, and the rule for its webhook URL.
+
+use anyhow::Context;
+use domain::Environment;
+use store::partners::Partner;
+use webhooks::{config::HttpConfig, guard, url::WebhookUrl};
+
+use crate::output::{or_dash, properties, utc};
+
+/// Refuses an `http` URL for a live partner, unless the operator allows it.
+pub fn check_scheme(
+    url: Option<&WebhookUrl>,
+    environment: Environment,
+    http: HttpConfig,
+) -> anyhow::Result<()> {
+    let parsed = url.and_then(WebhookUrl::parsed);
+    let judged = parsed.map(|url| guard::check_scheme(&url, environment, http.webhook_http_live));
+    judged.unwrap_or(Ok(())).context(
+        "nothing was changed: the partner is live, and an http:// URL would show its eSIMs to the network. Give an \
+         https:// URL, or allow this one with --webhook-http-live",
+    )
+}
+
+pub fn describe(partner: &Partner) -> String {
+    let old_keys = partner
+        .old_access_key
+        .as_deref()
+        .zip(partner.old_keys_until);
+    let old_secret = partner.old_webhook_secret_until;
+    let events = Some(partner.webhook_events.join(", ")).filter(|events| !events.is_empty());
+    let limit = |limit: Option<i32>| limit.map(|limit| limit.to_string());
+    let rows = [
+        ("partner_id", Some(partner.partner_id.to_string())),
+        ("name", Some(partner.name.clone())),
+        ("environment", Some(partner.environment.clone())),
+        ("access_key", Some(partner.access_key.clone())),
+        (
+            "old access_key",
+            old_keys.map(|(key, until)| format!("{key} until {}", utc(until))),
+        ),
+        ("state", Some(state(partner))),
+        ("webhook_url", Some(or_dash(partner.webhook_url.as_ref()))),
+        ("webhook events", events),
+        (
+            "old webhook_secret",
+            old_secret.map(|until| format!("until {}", utc(until))),
+        ),
+        ("max_in_flight", limit(partner.max_in_flight)),
+        ("requests_per_second", limit(partner.requests_per_second)),
+        ("orders_per_second", limit(partner.orders_per_second)),
+        ("units_per_second", limit(partner.units_per_second)),
+        (
+            "signed body",
+            partner.signed_body_required.then(|| "required".to_owned()),
+        ),
+        ("created", Some(utc(partner.created_at))),
+    ];
+    properties(
+        &rows
+            .into_iter()
+            .filter_map(|(name, value)| Some((name, value?)))
+            .collect::<Vec<_>>(),
+    )
+}
+
+pub fn state(partner: &Partner) -> String {
+    if let Some(cell) = &partner.moved_to {
+        return format!("moving or moved to cell {cell}");
+    }
+    match partner.disabled_at {
+        Some(at) => format!("disabled since {}", utc(at)),
+        None if partner.has_secret_key => "enabled".to_owned(),
+        None => "enabled, but without a secret key".to_owned(),
+    }
+}

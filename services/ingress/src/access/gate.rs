@@ -1,0 +1,15 @@
+//! What every signed request passes, and what holds for all of them.
+
+use super::{
+    admission::Admission,
+    authentication::Authenticator,
+    limits::{LimitsConfig, OrderSize},
+};
+
+pub(crate) struct Gate {
+    pub(crate) authenticator: Authenticator,
+    pub(crate) admission: Admission,
+    pub(crate) limits: LimitsConfig,
+    /// The maximum size of an order.
+    pub(crate) max_order: OrderSize,
+}

@@ -1,0 +1,176 @@
+//! The calls of the protocol: how a request is signed and sent, and what the code of an error means.
+
+use reqwest::{
+    Method,
+    header::{HeaderMap, HeaderName, HeaderValue},
+};
+use serde_json::{Value, json};
+use signing::{SecretKey, esim_access};
+use time::{
+    OffsetDateTime, UtcOffset, format_description::StaticFormatDescription,
+    macros::format_description,
+};
+use uuid::Uuid;
+
+use super::wire::{self, Allocated, PAGE, Page, Reply, order_number, units};
+use crate::providers::{
+    http::{Body, Call, Http, parse},
+    provider::{Bought, FindAnswer, Trouble},
+    text::one_line,
+};
+
+const QUERY: &str = "/api/v1/open/esim/query";
+
+const ACCESS_CODE: HeaderName = HeaderName::from_static("rt-accesscode");
+const TIMESTAMP: HeaderName = HeaderName::from_static("rt-timestamp");
+const REQUEST_ID: HeaderName = HeaderName::from_static("rt-requestid");
+const SIGNATURE: HeaderName = HeaderName::from_static("rt-signature");
+
+const TIME: StaticFormatDescription =
+    format_description!("[year]-[month]-[day] [hour]:[minute]:[second]");
+
+/// What signs and sends the calls of our account.
+pub(super) struct Client {
+    pub(super) http: Http,
+    pub(super) access_code: String,
+    pub(super) access_code_header: HeaderValue,
+    pub(super) secret_key: SecretKey,
+}
+
+/// What the code of an error means for the call that got it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// The purchase is refused for good; it bought nothing.
+    Rejected,
+    /// Access is denied, so nothing was carried out.
+    Denied,
+    /// The provider has too much to do, so nothing was carried out.
+    Busy,
+    /// The purchase exists, and its profiles are not made yet.
+    NotReady,
+    /// There is no purchase with the order number that we asked for.
+    NoSuchOrder,
+    /// Anything else: the code means that the outcome is unknown, or we do not know the code.
+    Unknown,
+}
+
+/// The failure table: what each documented code means.
+pub(super) fn outcome(code: &str) -> Outcome {
+    match code {
+        // The price of a package, or the sum, is not the one that we sent; the balance is used up;
+        // out of stock; there is no such package.
+        "200005" | "200006" | "200007" | "200011" | "310241" | "310243" => Outcome::Rejected,
+        // A header is missing or malformed; the timestamp is too old, our address is not allowed,
+        // the signature is wrong.
+        "000101" | "000102" | "101001" | "101002" | "101003" => Outcome::Denied,
+        "900001" => Outcome::Busy,
+        "200010" => Outcome::NotReady,
+        "310272" => Outcome::NoSuchOrder,
+        _ => Outcome::Unknown,
+    }
+}
+
+impl Client {
+    pub(super) async fn call(&self, path: &'static str, request: &Value) -> Result<Reply, Trouble> {
+        let body = Body::json(request)?;
+        let timestamp = runtime::clock::unix_milliseconds().to_string();
+        let request_id = Uuid::now_v7().simple().to_string();
+        let signature = esim_access::sign(
+            &self.secret_key,
+            &timestamp,
+            &request_id,
+            &self.access_code,
+            &body.bytes,
+        );
+        let text = |text: String| {
+            HeaderValue::try_from(text).map_err(|_| Trouble::NotSent("no header".into()))
+        };
+        let headers = HeaderMap::from_iter([
+            (ACCESS_CODE, self.access_code_header.clone()),
+            (TIMESTAMP, text(timestamp)?),
+            (REQUEST_ID, text(request_id)?),
+            (SIGNATURE, text(signature)?),
+        ]);
+        let call = Call {
+            method: Method::POST,
+            path,
+            query: None,
+            route: path,
+            headers,
+            body: Some(body),
+        };
+        let (_, body) = self.http.call(call).await?;
+        parse::<wire::Envelope>(&body)?.open()
+    }
+
+    /// Reads all eSIMs that match a filter, which must fit on one page.
+    pub(super) async fn query(
+        &self,
+        filter: &Value,
+    ) -> Result<Result<Vec<Allocated>, Failure>, Trouble> {
+        match self.page(filter, 1).await? {
+            Ok(page) if page.is_last() => Ok(Ok(page.esim_list)),
+            Ok(_) => Err(Trouble::Unknown(format!(
+                "the response lists {PAGE} eSIMs, and there should be fewer"
+            ))),
+            Err(failure) => Ok(Err(failure)),
+        }
+    }
+
+    /// Reads one page of the eSIMs that match a filter.
+    pub(super) async fn page(
+        &self,
+        filter: &Value,
+        number: u32,
+    ) -> Result<Result<Page, Failure>, Trouble> {
+        let mut request = filter.clone();
+        request["pager"] = json!({ "pageNum": number, "pageSize": PAGE });
+        match self.call(QUERY, &request).await? {
+            Reply::Done(page) => Ok(Ok(wire::read(page)?)),
+            Reply::Failed { code, message } => Ok(Err(Failure { code, message })),
+        }
+    }
+}
+
+/// A purchase of which a search has found these eSIMs. Others may be in another slot; a collect brings
+/// them by the number of the order.
+pub(super) fn found(ours: Vec<Allocated>) -> Result<FindAnswer, Trouble> {
+    let number = ours.iter().find_map(|one| one.order_no.clone());
+    Ok(FindAnswer::Found(Bought {
+        reference: number.map(order_number).transpose()?,
+        units: units(ours)?,
+    }))
+}
+
+/// The filter of the eSIMs that were made within a time.
+pub(super) fn within(since: OffsetDateTime, until: OffsetDateTime) -> Result<Value, Trouble> {
+    let time = |at: OffsetDateTime| {
+        at.to_offset(UtcOffset::UTC)
+            .format(TIME)
+            .map_err(|_| Trouble::NotSent("the time of the search cannot be written".into()))
+    };
+    Ok(json!({ "startTime": time(since)?, "endTime": time(until)? }))
+}
+
+/// An error of the protocol.
+pub(super) struct Failure {
+    pub(super) code: String,
+    pub(super) message: String,
+}
+
+impl Failure {
+    /// The trouble of a call for which the code is no definite response.
+    pub(super) fn trouble(&self) -> Trouble {
+        let reason = format!("code {}: {}", one_line(&self.code), self.message);
+        match outcome(&self.code) {
+            Outcome::Denied => Trouble::Denied(reason),
+            Outcome::Busy => Trouble::Busy {
+                after: None,
+                reason,
+            },
+            Outcome::Rejected | Outcome::NotReady | Outcome::NoSuchOrder | Outcome::Unknown => {
+                Trouble::Unknown(reason)
+            }
+        }
+    }
+}

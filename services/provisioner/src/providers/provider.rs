@@ -1,0 +1,503 @@
+//! The interface to an eSIM provider, and the classes of its responses. Each provider has an
+//! adapter that implements [`Provider`]; [`crate::calls`] calls it.
+//!
+//! The rule for every adapter: if it is not certain what a response means, it returns
+//! [`Trouble::Unknown`]. That costs one look-up. A wrong guess costs more: a purchase that is taken
+//! for a failure is bought again, and a failure that is taken for a rejection loses the order.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use domain::{ActivationCode, Iccid, InvalidProfile, PlacementId, Reason, reason::Code};
+use futures_util::{FutureExt, future::BoxFuture};
+use signing::Token;
+use store::esim_requests::Reading;
+
+use super::{
+    lists::{Listed, Offer, Sold, Span},
+    text::{BadId, ProviderId},
+};
+use crate::rate::Rate;
+
+/// The limits of a call to a provider.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// The deadline of a whole call.
+    pub timeout: Duration,
+    /// The largest response, in bytes. A larger one is not read: its outcome is unknown.
+    pub answer_max: usize,
+}
+
+/// The bounds of the calls to a provider, and their pace.
+#[derive(Clone)]
+pub struct Paced {
+    pub limits: Limits,
+    /// Gives each call of this process to this provider its turn under `PROVIDER_RATE`.
+    pub rate: Arc<Rate>,
+}
+
+impl Paced {
+    /// For tests, and for tools that make only a few calls.
+    pub fn without_rate(limits: Limits) -> Self {
+        Self {
+            limits,
+            rate: Arc::new(Rate::new(0, String::new())),
+        }
+    }
+}
+
+/// A configured provider.
+pub struct Connected {
+    pub provider: Arc<dyn Provider>,
+    /// The token in the URL of callbacks; `None` if the provider does not call back.
+    pub callback_token: Option<Token>,
+}
+
+/// What a provider can do. The adapter declares it, and nothing is assumed of a provider that it
+/// has not declared. docs/providers.md shows the capabilities of all providers in one table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each one is a separate capability, and a provider may have any of them"
+)]
+pub struct Capabilities {
+    /// The provider sells a purchase only once, however often it gets our id. Nothing relies on
+    /// this, because it is never more than the provider's word. It only says what a second request
+    /// would do.
+    pub purchase_key: bool,
+    pub look_up: LookUp,
+    /// The provider calls us when a profile is ready.
+    pub callbacks: bool,
+    /// A unit that has no profile yet can be cancelled.
+    pub cancel: bool,
+    /// A delivered eSIM that nobody has installed can be given back.
+    pub give_back: bool,
+    /// The provider shows what became of an eSIM: how much of its data is used, and, if it takes eSIMs
+    /// back, whether this one is installed or given back.
+    pub usage: bool,
+    /// The provider shows how much money is left in our account.
+    pub balance: bool,
+    /// The provider lists what it sells, with prices.
+    pub catalogue: bool,
+    /// The provider lists what we have bought.
+    pub purchases: bool,
+}
+
+/// How a provider finds a purchase by our id, and so what it means if it finds none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LookUp {
+    /// The provider knows purchases by our id. If it says that there is none, there is none.
+    Exact,
+    /// The adapter searches a list of purchases and checks each hit again. A purchase that is found
+    /// is certain. One that is not found may still exist, for example on a page that moved while it
+    /// was read, so nothing is ever bought again on the strength of such a search.
+    Search,
+}
+
+/// A purchase: all units of one placement.
+#[derive(Clone, Debug)]
+pub struct Purchase {
+    /// Our id of the purchase at the provider, the same in every attempt.
+    pub placement_id: PlacementId,
+    /// The provider's option ids, each with the number of units.
+    pub items: Vec<(String, usize)>,
+    /// The time until which it may be sent. An adapter that needs other calls before it, for example
+    /// for a token, checks the time again after them.
+    pub send_by: Instant,
+}
+
+/// A purchase that the provider is asked about.
+#[derive(Clone, Debug)]
+pub struct Sought {
+    /// Our id of the purchase at the provider.
+    pub placement_id: PlacementId,
+    /// The provider's own id of the purchase, if it has named one before.
+    pub reference: Option<ProviderId>,
+    /// How long ago the last attempt was recorded. The purchase is not older, apart from the
+    /// difference between our clock and that of the provider.
+    pub attempt_age: Duration,
+    /// How long after the record of an attempt its purchase may still arrive at the provider
+    /// (`SETTLE`).
+    pub arrives_within: Duration,
+}
+
+/// What the provider has sold us in one purchase.
+#[derive(Clone, Debug, Default)]
+pub struct Bought {
+    /// The provider's own id of the purchase. It is stored with the placement, and later look-ups
+    /// and collects get it. `None` if the provider has none, or did not name it this time.
+    pub reference: Option<ProviderId>,
+    /// The units. The list may be incomplete; a collect brings the rest.
+    pub units: Vec<ProviderUnit>,
+}
+
+impl Bought {
+    /// Whether nothing is left to collect of a purchase of this many units.
+    pub fn is_complete(&self, units: usize) -> bool {
+        self.units.len() >= units
+            && self
+                .units
+                .iter()
+                .all(|unit| matches!(unit.state, UnitState::Ready { .. }))
+    }
+}
+
+impl From<Vec<ProviderUnit>> for Bought {
+    /// A purchase that the provider knows by our id only.
+    fn from(units: Vec<ProviderUnit>) -> Self {
+        Self {
+            reference: None,
+            units,
+        }
+    }
+}
+
+/// A definite response to a purchase. Anything that is not definite is a [`Trouble`].
+#[derive(Clone, Debug)]
+pub enum PurchaseAnswer {
+    /// The provider has the purchase, perhaps from an earlier attempt.
+    Bought(Bought),
+    /// The provider refuses for good, for example because the product does not exist, is out of
+    /// stock, or the balance is used up. It also means that no earlier attempt of this placement
+    /// has bought anything. So the response "this id was already used" is not a rejection but
+    /// `Bought`, with an empty list.
+    Rejected {
+        status: String,
+        /// The provider's message: one short line without control and format characters.
+        message: String,
+    },
+}
+
+/// A definite response to a look-up by our id.
+#[derive(Clone, Debug)]
+pub enum FindAnswer {
+    /// The provider has the purchase.
+    Found(Bought),
+    /// The provider states that there is no such purchase, in a form that no proxy could have sent.
+    /// If this is wrong, something may be bought twice. So a 404 without the body that the protocol
+    /// defines is [`Trouble::Unknown`]. With [`LookUp::Search`] it only means that the search has
+    /// found nothing.
+    NotFound,
+}
+
+/// Why a call got no definite response. The reason is one short line without control and format
+/// characters, because it is stored, logged and shown to operators.
+#[derive(Clone, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
+pub enum Trouble {
+    /// The provider denies access. Nothing was carried out, and an operator must act, for example
+    /// because our key has expired.
+    Denied(String),
+    /// The provider has too much to do. Nothing was carried out.
+    Busy {
+        /// The wait that the provider asks for.
+        after: Option<Duration>,
+        reason: String,
+    },
+    /// The provider certainly never received the request.
+    NotSent(String),
+    /// The outcome is unknown: the request may have been carried out.
+    Unknown(String),
+}
+
+impl Trouble {
+    pub fn reason(&self) -> &str {
+        match self {
+            Self::Denied(reason)
+            | Self::Busy { reason, .. }
+            | Self::NotSent(reason)
+            | Self::Unknown(reason) => reason,
+        }
+    }
+
+    /// The class, as metrics name it.
+    pub fn class(&self) -> &'static str {
+        self.into()
+    }
+
+    /// The wait that the provider asks for, at most `most`; zero if none.
+    pub fn after(&self, most: Duration) -> Duration {
+        match self {
+            Self::Busy {
+                after: Some(after), ..
+            } => (*after).min(most),
+            _ => Duration::ZERO,
+        }
+    }
+}
+
+/// One unit of a purchase, as the provider lists it.
+#[derive(Clone, Debug)]
+pub struct ProviderUnit {
+    pub unit_id: ProviderId,
+    /// The provider's option id; `None` if the response omits it.
+    pub option_id: Option<ProviderId>,
+    pub state: UnitState,
+}
+
+/// The state of a provider's unit.
+#[derive(Clone, Debug)]
+pub enum UnitState {
+    /// No usable profile yet.
+    Pending,
+    Ready {
+        iccid: Iccid,
+        code: ActivationCode,
+        /// The expiry date, `YYYY-MM-DD`, a real day.
+        expired_date: String,
+    },
+    /// The provider has sent a profile that cannot be delivered.
+    Unreadable(Fault),
+    /// The unit will never have a profile, with the reason.
+    Failed(String),
+}
+
+/// Why a profile that has arrived cannot be delivered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// This field cannot be read.
+    Field(&'static str),
+    /// Nobody can install the eSIM without a confirmation code, for which the webhook has no field.
+    ConfirmationCode,
+}
+
+impl Fault {
+    /// The fault of an activation code in this field.
+    pub(super) fn of_code(error: &InvalidProfile, field: &'static str) -> Self {
+        match error {
+            InvalidProfile::ConfirmationCode => Self::ConfirmationCode,
+            InvalidProfile::Smdp
+            | InvalidProfile::MatchingId
+            | InvalidProfile::Shape
+            | InvalidProfile::Iccid => Self::Field(field),
+        }
+    }
+}
+
+impl From<&'static str> for Fault {
+    fn from(field: &'static str) -> Self {
+        Self::Field(field)
+    }
+}
+
+impl From<Fault> for Reason {
+    fn from(fault: Fault) -> Self {
+        match fault {
+            Fault::Field(field) => Self::with(Code::ProfileUnreadable, field),
+            Fault::ConfirmationCode => Code::ConfirmationCodeNeeded.into(),
+        }
+    }
+}
+
+/// What a protocol calls a unit and its ids, for the text of a response that cannot be read.
+pub(super) struct UnitFields {
+    pub(super) unit: &'static str,
+    pub(super) unit_id: &'static str,
+    pub(super) option_id: &'static str,
+}
+
+impl UnitFields {
+    /// Reads the unit at this index of a list. One bad id makes the whole response unreadable.
+    pub(super) fn read(
+        &self,
+        index: usize,
+        unit_id: String,
+        option_id: Option<String>,
+        state: Result<UnitState, Fault>,
+    ) -> Result<ProviderUnit, Trouble> {
+        let bad = |field: &str, error: BadId| {
+            Trouble::Unknown(format!(
+                "the response is unreadable: {field} of {} {} {error}",
+                self.unit,
+                index + 1
+            ))
+        };
+        let unit_id = ProviderId::parse(unit_id).map_err(|error| bad(self.unit_id, error))?;
+        let option_id = option_id
+            .filter(|id| !id.is_empty())
+            .map(ProviderId::parse)
+            .transpose()
+            .map_err(|error| bad(self.option_id, error))?;
+        let state = UnitState::read(&unit_id, state);
+        Ok(ProviderUnit {
+            unit_id,
+            option_id,
+            state,
+        })
+    }
+}
+
+impl UnitState {
+    /// The state of a unit whose profile has arrived. A fault is logged, because it needs the provider
+    /// or an operator.
+    pub(super) fn read(unit_id: &ProviderId, state: Result<Self, Fault>) -> Self {
+        state.unwrap_or_else(|fault| {
+            tracing::error!(
+                provider.unit.id = unit_id.as_str(),
+                fault = Reason::from(fault).told(),
+                "a profile cannot be delivered; the unit is asked for again, and its placement is \
+                 parked if that lasts"
+            );
+            Self::Unreadable(fault)
+        })
+    }
+}
+
+/// The text of a field; `None` if the field is missing or blank, which means that the provider has
+/// not filled it yet.
+pub(super) fn filled(field: Option<&String>) -> Option<&str> {
+    field
+        .map(|text| text.trim())
+        .filter(|text| !text.is_empty())
+}
+
+/// What is left in our account.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Balance {
+    pub amount: f64,
+    /// Its code, such as `USD`.
+    pub currency: String,
+}
+
+/// A delivered eSIM, as its provider names it.
+#[derive(Clone, Debug)]
+pub struct DeliveredEsim {
+    /// The provider's id of the unit.
+    pub unit_id: ProviderId,
+    pub iccid: Iccid,
+}
+
+/// What the provider says about a delivered eSIM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EsimStatus {
+    pub reading: Reading,
+    pub custody: Custody,
+}
+
+/// Whether an eSIM can be given back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Custody {
+    /// The provider would take it back now.
+    Returnable,
+    /// The provider has it back.
+    Returned,
+    /// The provider does not take it back, with its word for the state of the eSIM: one short line.
+    Kept(String),
+}
+
+/// A definite response to a give-back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GiveBackAnswer {
+    /// The provider has the eSIM back.
+    Returned,
+    /// The provider refuses it, and the eSIM stays as it is. The message is one short line. A
+    /// response "it was given back before" is no refusal but [`Trouble::Unknown`], and a look at the
+    /// eSIM settles it.
+    Refused(String),
+}
+
+/// What a callback tells us to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Hint {
+    /// Collect the purchase that has this unit.
+    Unit(ProviderId),
+    /// Collect this purchase, which the callback names by our id.
+    Purchase(PlacementId),
+    /// Nothing, for example because the provider only tries whether we answer.
+    Nothing,
+}
+
+/// The adapter of one provider: it translates between our calls and the provider's protocol.
+pub trait Provider: Send + Sync + 'static {
+    /// What the provider can do.
+    fn capabilities(&self) -> Capabilities;
+    /// Buys. Called once for each recorded attempt, and only by the process that recorded it.
+    fn purchase<'a>(
+        &'a self,
+        purchase: &'a Purchase,
+    ) -> BoxFuture<'a, Result<PurchaseAnswer, Trouble>>;
+    /// Looks a purchase up by our id. Buys nothing.
+    fn find<'a>(&'a self, sought: &'a Sought) -> BoxFuture<'a, Result<FindAnswer, Trouble>>;
+    /// Whether the adapter itself takes the turns of its look-ups, because one call may answer several
+    /// of them.
+    fn paces_look_ups(&self) -> bool {
+        false
+    }
+    /// Asks for the profiles of a purchase that the provider has. By default this is a look-up.
+    /// Buys nothing.
+    fn collect<'a>(&'a self, sought: &'a Sought) -> BoxFuture<'a, Result<FindAnswer, Trouble>> {
+        self.find(sought)
+    }
+    /// What is left in our account. Called only if [`Capabilities::balance`] is declared.
+    fn balance(&self) -> BoxFuture<'_, Result<Balance, Trouble>> {
+        let reason = "this provider does not show the balance".to_owned();
+        std::future::ready(Err(Trouble::NotSent(reason))).boxed()
+    }
+    /// A page of the products that the provider sells; the first page is 1. Called only if
+    /// [`Capabilities::catalogue`] is declared.
+    fn products(&self, _page: u32) -> BoxFuture<'_, Result<Listed<Offer>, Trouble>> {
+        let reason = "this provider does not list its products".to_owned();
+        std::future::ready(Err(Trouble::NotSent(reason))).boxed()
+    }
+    /// A page of what we have bought within a time; the first page is 1. Called only if
+    /// [`Capabilities::purchases`] is declared.
+    fn purchases(&self, _span: Span, _page: u32) -> BoxFuture<'_, Result<Listed<Sold>, Trouble>> {
+        let reason = "this provider does not list our purchases".to_owned();
+        std::future::ready(Err(Trouble::NotSent(reason))).boxed()
+    }
+    /// What became of a delivered eSIM. Called only if [`Capabilities::usage`] is declared. An eSIM
+    /// that the provider does not know is [`Trouble::Unknown`].
+    fn status<'a>(
+        &'a self,
+        _esim: &'a DeliveredEsim,
+    ) -> BoxFuture<'a, Result<EsimStatus, Trouble>> {
+        let reason = "this provider does not show what became of an eSIM".to_owned();
+        std::future::ready(Err(Trouble::NotSent(reason))).boxed()
+    }
+    /// Gives a delivered eSIM back. Called once for each recorded attempt, by the process that
+    /// recorded it, and only if [`Capabilities::give_back`] and [`Capabilities::usage`] are declared,
+    /// because an outcome that is unknown is settled by looks at the eSIM.
+    fn give_back<'a>(
+        &'a self,
+        _esim: &'a DeliveredEsim,
+    ) -> BoxFuture<'a, Result<GiveBackAnswer, Trouble>> {
+        let reason = "this provider takes no eSIM back".to_owned();
+        std::future::ready(Err(Trouble::NotSent(reason))).boxed()
+    }
+    /// How far the clock of the provider was ahead of ours at its last response, in seconds, by the
+    /// header `Date`; negative if it was behind. `None` before any response, or without the header.
+    fn clock_ahead(&self) -> Option<i64>;
+    /// The product that an option of our catalogue stands for, as the provider's units name it. By
+    /// default the option names the product and nothing else.
+    fn product<'a>(&self, provider_option_id: &'a str) -> &'a str {
+        provider_option_id
+    }
+    /// What a callback tells us; `None` if its body is unreadable. Nothing else of the body is
+    /// used, because it is not authenticated. By default a provider does not call back.
+    fn parse_callback(&self, _body: &[u8]) -> Option<Hint> {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_is_honoured_within_a_bound() {
+        let busy = |after| Trouble::Busy {
+            after,
+            reason: String::new(),
+        };
+        let most = Duration::from_mins(10);
+        assert_eq!(busy(None).after(most), Duration::ZERO);
+        assert_eq!(
+            busy(Some(Duration::from_secs(7))).after(most),
+            Duration::from_secs(7)
+        );
+        assert_eq!(busy(Some(Duration::MAX)).after(most), most);
+        assert_eq!(Trouble::Unknown(String::new()).after(most), Duration::ZERO);
+    }
+}
