@@ -382,10 +382,8 @@ pub async fn resolve(
            WHERE p.placement_id = $1"#,
         placement_id.uuid(),
     );
-    let row = query
-        .fetch_optional(&mut *transaction)
-        .await?
-        .ok_or(NotResolved::Unknown)?;
+    let row = query.fetch_optional(&mut *transaction).await?;
+    let row = row.ok_or(NotResolved::Unknown)?;
     let parked = Placement {
         state: row.state.parse().map_err(Error::from)?,
         attempt: unsigned(row.attempt),
