@@ -2,7 +2,7 @@
 -- may show activation codes has the master key that opens it. It reads no other key or secret.
 GRANT SELECT ON system, options, orders, placements, topups, work, held, deliveries, delivery_attempts,
     endpoints, further_deliveries, providers, provider_lanes, provider_replicas, pulses, walks, operator_actions,
-    redeliveries, archives, archived_orders, provider_references, hourly, minutely, esim_requests, refused_requests
+    resends, redeliveries, archives, archived_orders, provider_references, hourly, minutely, esim_requests, refused_requests
     TO esim_console;
 GRANT SELECT (partner_id, name, environment, access_key, old_access_key, old_keys_until, webhook_url, webhook_host,
               webhook_events, old_webhook_secret_until, disabled_at, max_in_flight, requests_per_second,
