@@ -24,7 +24,7 @@ use tracing::{Span, field};
 use crate::{
     access::{
         admission::Admitted, authentication::Signed, directory::KnownPartner, gate::Gate,
-        rates::Left,
+        limits::OrderSize, rates::Left,
     },
     http::{
         body,
@@ -38,7 +38,7 @@ use crate::{
         accept::{self, Created, Orders},
         check,
         mishap::Mishaps,
-        request::{self, Draft, OrderSize},
+        request::{self, Draft},
     },
 };
 
