@@ -45,8 +45,8 @@ const REMOVED: &[(&str, &str)] = &[
     ("NOTICES_PER_DAY", "it is 50"),
     ("NOTICE_VERIFICATIONS_PER_DAY", "it is 5"),
     ("NOTICE_VERIFY_INTERVAL", "it is that of REDELIVER_INTERVAL"),
-    ("PARTNER_REFUSALS_PER_MINUTE", "it is 60"),
     ("OIDC_CA_FILE", "CA_FILE names the file"),
+    ("PARTNER_REFUSALS_PER_MINUTE", "it is 60"),
     (
         "PARTNER_REQUESTS_PER_SECOND",
         "it is that of PARTNER_ORDERS_PER_SECOND; `esimctl partner set` sets that of one partner",
