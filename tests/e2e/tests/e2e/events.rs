@@ -94,11 +94,8 @@ async fn a_test_of_the_endpoint_is_answered_with_its_outcome() {
         .await
         .unwrap();
     assert_refused(&answer, 409, "webhook_url_missing");
-    let actions: Value = stack
-        .esimctl
-        .run(&["action", "list", "--by", "partner"])
-        .await
-        .unwrap();
+    let list = ["action", "list", "--by", "partner"];
+    let actions: Value = stack.esimctl.run(&list).await.unwrap();
     let recorded = actions.to_string();
     assert!(recorded.contains("webhook set"), "{actions}");
     assert!(

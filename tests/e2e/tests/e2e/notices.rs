@@ -246,11 +246,8 @@ async fn a_channel_is_verified_by_its_code() {
     let removed = send(client, "DELETE", "/notices", "").await.unwrap();
     assert_eq!(removed.json().unwrap()["state"], "none");
     assert!(relay.mails().iter().all(|mail| mail.to != "e@shop.example"));
-    let actions: Value = stack
-        .esimctl
-        .run(&["action", "list", "--by", "partner"])
-        .await
-        .unwrap();
+    let list = ["action", "list", "--by", "partner"];
+    let actions: Value = stack.esimctl.run(&list).await.unwrap();
     let recorded = actions.to_string();
     for command in ["notices set", "notices verify", "notices remove"] {
         assert!(recorded.contains(command), "{command}: {recorded}");

@@ -374,11 +374,8 @@ async fn an_order_that_waits_is_cancelled_and_never_bought() {
         .unwrap();
     let ledger = stack.ledger().await.unwrap();
     assert_eq!((ledger.purchases, ledger.units), (2, 2));
-    let actions: Value = stack
-        .esimctl
-        .run(&["action", "list", "--by", "partner"])
-        .await
-        .unwrap();
+    let list = ["action", "list", "--by", "partner"];
+    let actions: Value = stack.esimctl.run(&list).await.unwrap();
     assert!(actions.to_string().contains("order cancel"), "{actions}");
 }
 

@@ -196,11 +196,8 @@ async fn one_command_brings_back_what_a_dead_endpoint_missed() {
             .all(|count| *count == 1)
     );
     in_states(&shop.client, 0, missed.len()).await;
-    let actions: Value = stack
-        .esimctl
-        .run(&["action", "list", "--by", "partner"])
-        .await
-        .unwrap();
+    let list = ["action", "list", "--by", "partner"];
+    let actions: Value = stack.esimctl.run(&list).await.unwrap();
     assert!(
         actions.to_string().contains("webhooks redeliver"),
         "{actions}"
