@@ -656,17 +656,6 @@ BEGIN
 END
 $function$
 
-CREATE OR REPLACE FUNCTION public.commits_lost(why text, new_timeline bigint)
- RETURNS boolean
- LANGUAGE plpgsql
- SECURITY DEFINER
- SET search_path TO 'public', 'pg_temp'
-AS $function$
-BEGIN
-    RETURN commits_lost(NULL::uuid, NULL::bigint, new_timeline);
-END
-$function$
-
 CREATE OR REPLACE FUNCTION public.commits_lost(process uuid, acknowledged bigint, new_timeline bigint)
  RETURNS boolean
  LANGUAGE plpgsql
@@ -711,24 +700,35 @@ BEGIN
 END
 $function$
 
+CREATE OR REPLACE FUNCTION public.commits_lost(why text, new_timeline bigint)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    RETURN commits_lost(NULL::uuid, NULL::bigint, new_timeline);
+END
+$function$
+
 VIEW configuration_version AS
- SELECT system.singleton,
-    system.version
+ SELECT singleton,
+    version
    FROM system;
 
 VIEW endpoints AS
- SELECT partner_endpoints.endpoint_id AS partner_id,
-    partner_endpoints.failures,
-    partner_endpoints.blocks,
-    partner_endpoints.blocked_until,
-    partner_endpoints.probe,
-    partner_endpoints.moving_since,
-    partner_endpoints.paused_by_partner,
-    partner_endpoints.failing_since,
-    partner_endpoints.told,
-    partner_endpoints.told_at,
-    partner_endpoints.exhausted_told_at,
-    partner_endpoints.unproven_since
+ SELECT endpoint_id AS partner_id,
+    failures,
+    blocks,
+    blocked_until,
+    probe,
+    moving_since,
+    paused_by_partner,
+    failing_since,
+    told,
+    told_at,
+    exhausted_told_at,
+    unproven_since
    FROM partner_endpoints;
 
 CREATE OR REPLACE FUNCTION public.first_endpoint_from_partner()
@@ -767,23 +767,23 @@ END
 $function$
 
 VIEW further_endpoints AS
- SELECT partner_endpoints.endpoint_id,
-    partner_endpoints.partner_id,
-    partner_endpoints.purpose,
-    partner_endpoints.url,
-    partner_endpoints.host,
-    partner_endpoints.secrets[1] AS secret,
-    partner_endpoints.secrets[2] AS old_secret,
-    partner_endpoints.secret_ends[2] AS old_secret_until,
-    partner_endpoints.events,
-    partner_endpoints.headers,
-    partner_endpoints.verified_at,
-    partner_endpoints.created_at,
-    partner_endpoints.code_digest,
-    partner_endpoints.code_until,
-    partner_endpoints.code_tries
+ SELECT endpoint_id,
+    partner_id,
+    purpose,
+    url,
+    host,
+    secrets[1] AS secret,
+    secrets[2] AS old_secret,
+    secret_ends[2] AS old_secret_until,
+    events,
+    headers,
+    verified_at,
+    created_at,
+    code_digest,
+    code_until,
+    code_tries
    FROM partner_endpoints
-  WHERE (partner_endpoints.nth > 0);
+  WHERE (nth > 0);
 
 CREATE OR REPLACE FUNCTION public.health_of_endpoint()
  RETURNS trigger
@@ -908,21 +908,21 @@ VIEW partner_units AS
      LEFT JOIN deliveries d ON ((d.delivery_id = e.delivery_id)));
 
 VIEW redeliveries AS
- SELECT resends.resend_id AS redelivery_id,
-    resends.partner_id,
-    resends.state,
-    resends.since,
-    resends.until,
-    resends.matching,
-    resends.phase,
-    resends.after_at,
-    resends.after_id,
-    resends.resent AS redelivered,
-    resends.created_at,
-    resends.ended_at,
-    resends.cancelled_at
+ SELECT resend_id AS redelivery_id,
+    partner_id,
+    state,
+    since,
+    until,
+    matching,
+    phase,
+    after_at,
+    after_id,
+    resent AS redelivered,
+    created_at,
+    ended_at,
+    cancelled_at
    FROM resends
-  WHERE ((resends.delivery_id IS NULL) AND (resends.partner_id IS NOT NULL));
+  WHERE ((delivery_id IS NULL) AND (partner_id IS NOT NULL));
 
 CREATE OR REPLACE FUNCTION public.request_due()
  RETURNS trigger
@@ -961,19 +961,19 @@ END
 $function$
 
 VIEW retention AS
- SELECT walks.name AS class,
-    walks.days,
-    walks.after,
-    walks.up_to,
-    walks.began_at
+ SELECT name AS class,
+    days,
+    after,
+    up_to,
+    began_at
    FROM walks
-  WHERE (walks.name <> ALL (ARRAY['placements'::text, 'deliveries'::text]));
+  WHERE (name <> ALL (ARRAY['placements'::text, 'deliveries'::text]));
 
 VIEW retention_due AS
- SELECT work.lane AS topup_id,
-    work.at
+ SELECT lane AS topup_id,
+    at
    FROM work
-  WHERE ((work.kind = 'erase'::text) AND (work.provider = ''::text));
+  WHERE ((kind = 'erase'::text) AND (provider = ''::text));
 
 CREATE OR REPLACE FUNCTION public.secret_end_list(newest bytea, old bytea, until timestamp with time zone)
  RETURNS timestamp with time zone[]
@@ -994,18 +994,18 @@ AS $function$
 $function$
 
 VIEW source_addresses AS
- SELECT system.singleton,
-    system.addresses,
-    system.told_at
+ SELECT singleton,
+    addresses,
+    told_at
    FROM system;
 
 VIEW sweeps AS
- SELECT walks.name AS stage,
-    walks.up_to,
-    walks.fence_at,
-    walks.fence_xid
+ SELECT name AS stage,
+    up_to,
+    fence_at,
+    fence_xid
    FROM walks
-  WHERE (walks.name = ANY (ARRAY['placements'::text, 'deliveries'::text]));
+  WHERE (name = ANY (ARRAY['placements'::text, 'deliveries'::text]));
 
 CREATE OR REPLACE FUNCTION public.topup_failed()
  RETURNS trigger

@@ -69,9 +69,10 @@ const COUNTS: [(&str, &str); 2] = rows! {
 /// empty. It no longer lets `enable_seqscan` decide between two forms of a subquery, and takes a
 /// hash join of an empty table for the cheapest. `esimctl` runs them: it prepares them anew in each
 /// process, so such a plan does not outlive the first statistics.
-const EMPTY_SINCE_17: [(&str, &str); 2] = rows! {
+const EMPTY_SINCE_17: [(&str, &str); 3] = rows! {
     "ORDER BY d.delivery_id FOR UPDATE OF d" => "archive run, which finds nothing in a new system";
     "error = CASE WHEN d.state <> 'delivered' THEN 'its order was erased' END" => "order erase, partner erase";
+    "WITH sent AS (\n" => "what became of the webhooks of orders that an operator looks at";
 };
 
 /// The same since `PostgreSQL` 18.
@@ -88,7 +89,7 @@ const SMALL: [(&str, &str); 3] = rows! {
 
 /// Statements that name no key. Each runs once for each cell: a loop of a stage, a gauge, or an
 /// operator's list.
-const PER_CELL: [(&str, &str); 37] = rows! {
+const PER_CELL: [(&str, &str); 38] = rows! {
     "FROM (SELECT topup_id, profile FROM esims WHERE topup_id < ':' ORDER BY topup_id DESC LIMIT 1000)"
         => "start: the newest profiles check the master key";
     "WITH RECURSIVE pair (lane, partner_id, nth)" => "a look at due placements";
@@ -105,6 +106,7 @@ const PER_CELL: [(&str, &str); 37] = rows! {
     "SELECT action_id FROM operator_actions WHERE operator" => "retention";
     "SELECT order_id FROM archived_orders WHERE archived_at" => "retention";
     "SELECT request_id FROM refused_requests WHERE at" => "retention";
+    "SELECT history_id FROM history" => "retention";
     "SELECT request_id FROM refused_requests WHERE request_id = $1" => "an operator's search";
     "SELECT order_id FROM orders WHERE order_id > $1 AND order_id < $2" => "a run of archive";
     "FROM archived_orders WHERE order_id > $2 AND order_id <= $3" => "a run of archive that was interrupted";

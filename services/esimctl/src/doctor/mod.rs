@@ -164,8 +164,8 @@ mod tests {
         assert!(named > 15, "{named}");
         // A finding names the section of its alert, which the stage `observability` compares with
         // the page, or one of these.
-        let told = include_str!("../../../../libs/store/src/operator/health/told.rs");
-        let (_, sections) = told.split_once("pub fn see(&self)").unwrap();
+        let findings = include_str!("../../../../libs/store/src/operator/health/finding.rs");
+        let (_, sections) = findings.split_once("pub fn see(&self)").unwrap();
         let (sections, _) = sections.split_once("docs/operations.md#").unwrap();
         let of_findings: Vec<&str> = sections
             .split('"')

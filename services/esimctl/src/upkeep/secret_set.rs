@@ -380,7 +380,6 @@ mod tests {
             "--sandbox-access-key=",
             "--sandbox-secret-key=",
             "--sandbox-callback-token=",
-            "--grafana-password=",
         ];
         let probe = Probe::parse_from(paths.iter().chain(&unset).chain(arguments));
         run(&Command::Create(probe.asked), &Console::new(true, None))
@@ -530,13 +529,13 @@ mod tests {
     #[test]
     fn separate_keys_are_not_replaced_by_one() {
         let folder = tempfile::tempdir().unwrap();
-        create(folder.path(), &["--grafana-password", "chosen"]).unwrap();
+        create(folder.path(), &["--sandbox-access-key", "chosen"]).unwrap();
         let key = format!("first:{}", BASE64_STANDARD.encode([7; 32]));
         let refused = create(folder.path(), &["--master-key", &key]).unwrap_err();
         assert!(refused.to_string().contains("master-*.key"), "{refused}");
-        let grafana = || files(&folder.path().join("shares"))["grafana/password"].clone();
-        assert_eq!(grafana(), "chosen\n");
-        create(folder.path(), &["--grafana-password", "changed"]).unwrap();
-        assert_eq!(grafana(), "changed\n");
+        let chosen = || files(&folder.path().join("all"))["sandbox-access-key"].clone();
+        assert_eq!(chosen(), "chosen\n");
+        create(folder.path(), &["--sandbox-access-key", "changed"]).unwrap();
+        assert_eq!(chosen(), "changed\n");
     }
 }

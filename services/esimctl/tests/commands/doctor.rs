@@ -136,8 +136,9 @@ async fn of_the_database(system: &mut System) {
         .await;
     system
         .by_sql(
-            "REVOKE pg_read_all_stats FROM esim_operator",
-            "GRANT pg_read_all_stats TO esim_operator",
+            // Since PostgreSQL 16 only who has granted it takes it away.
+            "SET ROLE esim; REVOKE pg_read_all_stats FROM esim_operator; RESET ROLE",
+            "SET ROLE esim; GRANT pg_read_all_stats TO esim_operator; RESET ROLE",
             ("warning", "statistics", "cannot see standbys"),
         )
         .await;
