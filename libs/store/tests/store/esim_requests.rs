@@ -476,6 +476,14 @@ async fn a_unit_that_was_given_back_is_erased_and_seen_as_returned() {
         not_returned: false,
     };
     bench.put(&topup, parked).await;
+    // A sentence says first of all if a stage is silent.
+    bench
+        .sql(
+            "INSERT INTO pulses (instance, stage, number, timeline, replicated, at)
+             SELECT gen_random_uuid(), stage, 1, 1, false, now() + interval '1 hour'
+             FROM unnest('{ingress,provisioner,notifier}'::text[]) AS stage",
+        )
+        .await;
     let listed = give_backs::list(&mut connection, None, 10).await.unwrap();
     assert_eq!(listed.len(), 1);
     let mut told = async || {

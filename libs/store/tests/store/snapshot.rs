@@ -54,7 +54,7 @@ const OTHERS: &str = "
     WHERE relnamespace = 'public'::regnamespace AND relkind = 'v'
     UNION ALL
     SELECT proname, pg_get_functiondef(oid) FROM pg_proc WHERE pronamespace = 'public'::regnamespace
-    ORDER BY 1";
+    ORDER BY 1, 2";
 
 async fn rows(connection: &mut PgConnection, statement: &'static str) -> Vec<(String, String)> {
     let rows = sqlx::query(statement).fetch_all(connection).await.unwrap();

@@ -192,7 +192,7 @@ async fn of_work(system: &mut System) {
         .await;
     system
         .by_sql(
-            "UPDATE providers SET open_until = now() + interval '1 hour', reason = 'planted' WHERE name = 'usimsa'",
+            "UPDATE providers SET open_until = now() + interval '1 hour', reason = 'planted', openings = 1 WHERE name = 'usimsa'",
             "UPDATE providers SET open_until = NULL",
             ("fault", "breakers", "usimsa is open: planted"),
         )
