@@ -48,7 +48,7 @@ GRANT SELECT, INSERT ON operator_actions TO esim_ingress;
 
 -- Resends, which the notifiers work off; partners call them redeliveries. The sweeps tell which pending deliveries have no row in `work` yet.
 GRANT SELECT, INSERT, UPDATE (ended_at, cancelled_at) ON resends, redeliveries TO esim_ingress;
-GRANT SELECT ON sweeps TO esim_ingress;
+GRANT SELECT ON walks, sweeps TO esim_ingress;
 
 -- Its pulse, and what it does if the server has lost commits.
 GRANT SELECT, INSERT, UPDATE, DELETE ON pulses, minutely TO esim_ingress;
@@ -68,4 +68,4 @@ GRANT SELECT, INSERT (topup_id, partner_id, provider, at, usage_asked_at, give_b
 
 -- Views that only programs of older schemas use (0039).
 GRANT SELECT, UPDATE ON configuration_version TO esim_ingress;
-GRANT SELECT ON sweeps TO esim_ingress;
+GRANT SELECT ON walks, sweeps TO esim_ingress;

@@ -89,8 +89,8 @@ pub struct LimitsConfig {
     /// Maximum number of orders per second of one partner
     ///
     /// Only orders whose bodies have no errors count. Further orders get a 429 with Retry-After. A
-    /// burst of one second's worth is allowed. A partner may send as many signed requests of all
-    /// kinds per second as well, and order five times as many units; for units the burst is one
+    /// burst of one second's worth is allowed. A partner may send five times as many signed requests
+    /// of all kinds per second, and order five times as many units; for units the burst is one
     /// order with `MAX_UNITS` if that is more, so that the largest order always fits. `esimctl
     /// partner set` can give a partner other limits, each of its own.
     #[arg(long, env = "PARTNER_ORDERS_PER_SECOND", default_value = "2000")]
@@ -215,21 +215,24 @@ pub struct LimitsConfig {
     pub partner_refusals_per_minute: u32,
 }
 
+/// How many requests and units a partner has for each order.
+const FIVE: NonZeroU32 = NonZeroU32::new(5).unwrap();
+
 impl LimitsConfig {
     /// Makes room for the body of an order with `max_items`, at 640 bytes for each of them.
     pub(crate) fn fit(&mut self, max_items: u16) {
         self.max_body = self.max_body.max(u32::from(max_items) * 640);
     }
 
-    /// How many signed requests a partner may send per second: as many as orders.
+    /// How many signed requests a partner may send per second. They are more than the orders,
+    /// which are requests, too, so that who orders as fast as allowed can also look something up.
     pub(crate) fn partner_requests_per_second(&self) -> NonZeroU32 {
-        self.partner_orders_per_second
+        self.partner_orders_per_second.saturating_mul(FIVE)
     }
 
     /// How many units a partner may order per second.
     pub(crate) fn partner_units_per_second(&self) -> NonZeroU32 {
-        self.partner_orders_per_second
-            .saturating_mul(const { NonZeroU32::new(5).unwrap() })
+        self.partner_orders_per_second.saturating_mul(FIVE)
     }
 
     /// The minimum time between two tests of one endpoint. A developer repeats a test sooner than a

@@ -245,7 +245,7 @@ async fn a_channel_is_verified_by_its_code() {
     }
     let removed = send(client, "DELETE", "/notices", "").await.unwrap();
     assert_eq!(removed.json().unwrap()["state"], "none");
-    assert!(relay.mails().iter().all(|mail| mail.to != "e@shop.example"));
+    assert!(relay.mails().iter().all(|mail| mail.to != "g@shop.example"));
     let list = ["action", "list", "--by", "partner"];
     let actions: Value = stack.esimctl.run(&list).await.unwrap();
     let recorded = actions.to_string();
