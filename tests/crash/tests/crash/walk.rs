@@ -150,14 +150,18 @@ impl Walk {
         // These two points are only reached if the breaker opens and a probe follows. The breaker
         // opens if the provider cannot be reached at all.
         let unreachable = matches!(point.effect, Effect::CommitHealth | Effect::CommitProbe);
-        if unreachable {
-            self.stack.process(Stage::Sandbox)?.kill().await?;
-        }
         let process = self.stack.process(stage)?;
         process.kill().await?;
         let settings = &mut process.program_mut().env;
         settings.insert("FAILPOINTS".into(), format!("{}=return", point.name()));
         process.spawn()?;
+        if unreachable {
+            // Airalo hands out few tokens, and only calls that have one fail often enough. So the
+            // process gets its token before the provider goes.
+            process.ready().await?;
+            self.wave(point, 0).await?;
+            self.stack.process(Stage::Sandbox)?.kill().await?;
+        }
         let reached = self.waves_until_death(stage, point).await;
 
         if unreachable {
