@@ -220,7 +220,7 @@ def actions(walk, page, order, partner):
     page.get_by_role("button", name="Preview").click()
     page.fill("input[name=reason]", "the walk of tests/console")
     page.get_by_role("button", name="Send them again").click()
-    page.wait_for_selector("text=It is recorded under")
+    page.wait_for_selector("h1:has-text('Webhooks sent again')")
     walk.check(page, "resend")
     act(page, "Cancel", "Cancel")
     page.goto(BASE + "/needs")
