@@ -143,6 +143,8 @@ impl Bench {
         ];
         let settings = testkit::settings::of("provisioner", &database, &more).unwrap();
         let mut config: Config = testkit::settings::parse(&settings);
+        // The faults that most tests make are about one order and not about the provider.
+        config.breaker_failures = 1000;
         change(&mut config);
         let pool = sqlx::PgPool::connect_lazy(database.url()).unwrap();
         schema::migrate(&mut pool.acquire().await.unwrap())
