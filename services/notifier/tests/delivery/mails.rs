@@ -27,7 +27,7 @@ fn mailer(url: &str, ca_file: Option<&Path>) -> Mailer {
         format!("--smtp-url={url}"),
         format!("--mail-from={FROM}"),
     ];
-    arguments.extend(ca_file.map(|path| format!("--smtp-ca-file={}", path.display())));
+    arguments.extend(ca_file.map(|path| format!("--ca-file={}", path.display())));
     let Program { relay } = Program::parse_from(arguments);
     relay.mailer(Duration::from_secs(5)).unwrap().unwrap()
 }
