@@ -61,6 +61,8 @@ pub struct Walk {
     takes_back: bool,
     /// Whether the provider tells us when profiles are ready.
     calls_back: bool,
+    /// Whether the provider hands out only few tokens, which each process needs.
+    few_tokens: bool,
     jetstream: jetstream::Context,
 }
 
@@ -118,6 +120,7 @@ impl Walk {
             given_back: BTreeSet::new(),
             takes_back: provider != "airalo",
             calls_back: provider != "airalo",
+            few_tokens: provider == "airalo",
             jetstream: jetstream::new(nats),
         })
     }
@@ -136,6 +139,9 @@ impl Walk {
         match point.effect {
             Effect::CommitGiveBack | Effect::GiveBack => !self.takes_back,
             Effect::CommitHint => !self.calls_back,
+            // Each process of this walk needs a new token of Airalo, which hands out three a minute. A
+            // call without a token says nothing of the provider's health, so too few calls fail.
+            Effect::CommitHealth | Effect::CommitProbe => self.few_tokens,
             _ => false,
         }
     }
@@ -150,18 +156,14 @@ impl Walk {
         // These two points are only reached if the breaker opens and a probe follows. The breaker
         // opens if the provider cannot be reached at all.
         let unreachable = matches!(point.effect, Effect::CommitHealth | Effect::CommitProbe);
+        if unreachable {
+            self.stack.process(Stage::Sandbox)?.kill().await?;
+        }
         let process = self.stack.process(stage)?;
         process.kill().await?;
         let settings = &mut process.program_mut().env;
         settings.insert("FAILPOINTS".into(), format!("{}=return", point.name()));
         process.spawn()?;
-        if unreachable {
-            // Airalo hands out few tokens, and only calls that have one fail often enough. So the
-            // process gets its token before the provider goes.
-            process.ready().await?;
-            self.wave(point, 0).await?;
-            self.stack.process(Stage::Sandbox)?.kill().await?;
-        }
         let reached = self.waves_until_death(stage, point).await;
 
         if unreachable {
