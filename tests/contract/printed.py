@@ -217,7 +217,7 @@ def log_in(command: str, keys: dict[str, str]) -> None:
 def keys_of(printed: str) -> dict[str, str]:
     """The keys that `partner create` shows."""
     names = {"ACCESS_KEY": "access[ _]key", "SECRET_KEY": "secret[ _]key", "WEBHOOK_SECRET": "webhook[ _]secret"}
-    found = {name: re.search(rf"{text}\W+(\S+)", printed, re.IGNORECASE) for name, text in names.items()}
+    found = {name: re.search(rf"{text}[\s\":=]+(\S+)", printed, re.IGNORECASE) for name, text in names.items()}
     return {name: match[1].strip('",') for name, match in found.items() if match}
 
 
