@@ -170,7 +170,9 @@ TABLE history
     CONSTRAINT history_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(topup_id), octet_length(provider), octet_length(kind), octet_length(reason), octet_length(detail), pg_column_size(before), pg_column_size(after)) <= 100000))) NOT VALID
     CONSTRAINT history_pkey PRIMARY KEY (history_id)
     CREATE INDEX history_at ON public.history USING btree (at) WHERE (order_id IS NULL)
+    CREATE INDEX history_endpoint ON public.history USING btree (endpoint_id, at) WHERE (endpoint_id IS NOT NULL)
     CREATE INDEX history_order ON public.history USING btree (order_id, at) WHERE (order_id IS NOT NULL)
+    CREATE INDEX history_provider ON public.history USING btree (provider, at) WHERE ((order_id IS NULL) AND (provider IS NOT NULL))
 
 TABLE hourly
     hour timestamp with time zone NOT NULL
@@ -344,6 +346,8 @@ END) STORED
     CREATE INDEX partner_endpoints_moving ON public.partner_endpoints USING btree (endpoint_id) WHERE (moving_since IS NOT NULL)
     CREATE UNIQUE INDEX partner_endpoints_partner ON public.partner_endpoints USING btree (partner_id, nth)
     CREATE TRIGGER channel_moved BEFORE UPDATE OF url ON public.partner_endpoints FOR EACH ROW WHEN (((old.purpose = 'notices'::text) AND (new.url IS DISTINCT FROM old.url))) EXECUTE FUNCTION channel_moved()
+    CREATE TRIGGER endpoint_blocked AFTER UPDATE OF blocks ON public.partner_endpoints FOR EACH ROW WHEN (((new.blocks > 0) <> (old.blocks > 0))) EXECUTE FUNCTION endpoint_blocked()
+    CREATE TRIGGER endpoint_blocked_at_once AFTER INSERT ON public.partner_endpoints FOR EACH ROW WHEN ((new.blocks > 0)) EXECUTE FUNCTION endpoint_blocked()
     CREATE TRIGGER first_endpoint_changed AFTER INSERT OR UPDATE OF url, secrets, secret_ends, events ON public.partner_endpoints FOR EACH ROW WHEN ((new.nth = 0)) EXECUTE FUNCTION partner_from_first_endpoint()
     CREATE TRIGGER health_of_endpoint BEFORE INSERT ON public.partner_endpoints FOR EACH ROW WHEN ((new.partner_id IS NULL)) EXECUTE FUNCTION health_of_endpoint()
 
@@ -715,6 +719,20 @@ VIEW configuration_version AS
  SELECT singleton,
     version
    FROM system;
+
+CREATE OR REPLACE FUNCTION public.endpoint_blocked()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    INSERT INTO history (endpoint_id, kind, after)
+    VALUES (NEW.endpoint_id, CASE WHEN NEW.blocks > 0 THEN 'blocked' ELSE 'unblocked' END,
+            CASE WHEN NEW.blocks > 0 THEN jsonb_build_object('failures', NEW.failures) END);
+    RETURN NULL;
+END
+$function$
 
 VIEW endpoints AS
  SELECT endpoint_id AS partner_id,

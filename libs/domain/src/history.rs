@@ -5,7 +5,7 @@ use strum::{EnumString, IntoStaticStr};
 
 use crate::states::UnknownName;
 
-/// What happened to a placement, to a unit of it, or to the breaker of a provider.
+/// What happened to a placement, to a unit of it, to the breaker of a provider, or to an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumString, IntoStaticStr)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case", parse_err_ty = UnknownName, parse_err_fn = unknown)]
@@ -24,6 +24,8 @@ pub enum HistoryKind {
     Parked,
     /// What the provider has contradicts what is stored.
     Disputed,
+    /// A late response of the provider ended the wait for an operator.
+    Cleared,
     /// A unit will never have a profile.
     UnitFailed,
     /// An operator has resolved the placement.
@@ -32,6 +34,10 @@ pub enum HistoryKind {
     BreakerOpened,
     /// A breaker closed, by itself or by an operator.
     BreakerClosed,
+    /// An endpoint failed so often that its webhooks wait.
+    Blocked,
+    /// The block of an endpoint ended.
+    Unblocked,
 }
 
 fn unknown(name: &str) -> UnknownName {

@@ -5,7 +5,8 @@
 //! before an operator resolved it. Whoever changes such a row [notes](write) it in the same
 //! transaction. What goes straight is never noted, so an order without trouble costs nothing.
 
-use domain::{HistoryKind, Why};
+use domain::{HistoryKind, PlacementState, Why};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
@@ -85,13 +86,50 @@ pub(crate) async fn write(connection: &mut PgConnection, notes: &[Note]) -> Resu
     Ok(())
 }
 
+/// What a placement was before an operator resolved it, or is after it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Was {
+    pub state: PlacementState,
+    pub provider: String,
+    /// As it is stored: see [`domain::reason`].
+    pub reason: Option<String>,
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub placed_at: Option<OffsetDateTime>,
+}
+
+impl Was {
+    pub(crate) fn new(
+        state: PlacementState,
+        provider: &str,
+        reason: Option<String>,
+        placed_at: Option<OffsetDateTime>,
+    ) -> Self {
+        Self {
+            state,
+            provider: provider.to_owned(),
+            reason,
+            placed_at,
+        }
+    }
+
+    /// What it is since an operator has resolved it, perhaps as bought at another provider.
+    pub(crate) fn resolved(&self, state: PlacementState, provider: Option<&str>) -> Self {
+        Self::new(state, provider.unwrap_or(&self.provider), None, None)
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        serde_json::to_value(self).unwrap_or_default()
+    }
+}
+
 /// A row of the history of an order.
-#[derive(Clone, Debug, serde::Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Noted {
     #[serde(with = "time::serde::rfc3339")]
     pub at: OffsetDateTime,
     pub placement_id: Option<Uuid>,
     pub topup_id: Option<String>,
+    pub endpoint_id: Option<Uuid>,
     pub provider: Option<String>,
     pub kind: String,
     pub attempt: Option<i32>,
@@ -105,7 +143,8 @@ pub struct Noted {
 pub async fn of_order(connection: &mut PgConnection, order_id: Uuid) -> Result<Vec<Noted>> {
     let query = sqlx::query_as!(
         Noted,
-        "SELECT at, placement_id, topup_id, provider, kind, attempt, reason, before::text AS before, after::text AS after
+        "SELECT at, placement_id, topup_id, endpoint_id, provider, kind, attempt, reason, before::text AS before,
+                after::text AS after
          FROM history WHERE order_id = $1 ORDER BY at DESC LIMIT $2",
         order_id,
         MOST,
@@ -113,6 +152,37 @@ pub async fn of_order(connection: &mut PgConnection, order_id: Uuid) -> Result<V
     let mut noted = query.fetch_all(connection).await?;
     noted.reverse();
     Ok(noted)
+}
+
+/// What befell these providers and endpoints since a time, until another or now, oldest first; of
+/// each at most the newest 50 rows.
+pub async fn around(
+    connection: &mut PgConnection,
+    providers: &[String],
+    endpoints: &[Uuid],
+    since: OffsetDateTime,
+    until: Option<OffsetDateTime>,
+) -> Result<Vec<Noted>> {
+    let query = sqlx::query_as!(
+        Noted,
+        r#"SELECT h.at AS "at!", h.placement_id, h.topup_id, h.endpoint_id, h.provider, h.kind AS "kind!", h.attempt, h.reason,
+                  h.before::text AS before, h.after::text AS after
+           FROM unnest($1::text[]) AS asked (name)
+           CROSS JOIN LATERAL (SELECT * FROM history WHERE provider = asked.name AND order_id IS NULL
+                               AND at BETWEEN $3 AND coalesce($4, now()) ORDER BY at DESC LIMIT 50) h
+           UNION ALL
+           SELECT h.at, h.placement_id, h.topup_id, h.endpoint_id, h.provider, h.kind, h.attempt, h.reason,
+                  h.before::text, h.after::text
+           FROM unnest($2::uuid[]) AS asked (id)
+           CROSS JOIN LATERAL (SELECT * FROM history WHERE endpoint_id = asked.id
+                               AND at BETWEEN $3 AND coalesce($4, now()) ORDER BY at DESC LIMIT 50) h
+           ORDER BY 1"#,
+        providers,
+        endpoints,
+        since,
+        until,
+    );
+    Ok(query.fetch_all(connection).await?)
 }
 
 /// Deletes at most `limit` rows about breakers that are older than the term of attempts. Rows about

@@ -12,6 +12,7 @@ pub mod activation;
 pub mod breakers;
 pub mod catalogue;
 pub mod deliveries;
+pub mod delivery_list;
 pub mod endpoints;
 pub mod entered;
 pub mod erase;

@@ -42,7 +42,7 @@ use store::config::DatabaseConfig;
 use crate::{
     cells::{all_cells, cell, cell_file},
     deliveries::{delivery, endpoint, event, resend, webhook_url},
-    frame::{confirm, console, csv, exit, lookup, moment, output, progress, secret_file},
+    frame::{confirm, console, csv, exit, listing, lookup, moment, output, progress, secret_file},
     orders::{erase, find, give_back, order, order_list, placement},
     partners::{partner, partner_change, partner_move, refused, rotate, terms},
     providers::{

@@ -193,7 +193,11 @@ impl Walk<'_> {
     }
 
     /// The next rows of the source, at most `limit`.
-    async fn page(&self, connection: &mut PgConnection, limit: usize) -> Result<Vec<Seen>> {
+    pub(crate) async fn page(
+        &self,
+        connection: &mut PgConnection,
+        limit: usize,
+    ) -> Result<Vec<Seen>> {
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         match self.source {
             Source::All => self.all(connection, limit).await,

@@ -4,10 +4,7 @@
 //! of a partner, and [`crate::deliveries::resends`] makes many deliveries of a partner due with
 //! the same statement.
 //!
-//! A filter can match deliveries of months, and neither the states nor the times of attempts have
-//! an index, which would cost each delivery a write. Those of one partner are found by a
-//! [walk](crate::deliveries::walk). The history of all partners is read by the time of readiness,
-//! in bounded looks, and filtered here.
+//! [`delivery_list`](super::delivery_list) lists them.
 
 use domain::{DeliveryId, PartnerId, Stored, TopupId, WebhookId, standing::DeliveryState};
 use sqlx::{Connection, PgConnection};
@@ -17,12 +14,7 @@ use uuid::Uuid;
 use super::actions::{self, Action, Mode};
 use crate::{
     Result,
-    deliveries::{
-        View,
-        endpoints::LONGEST_LEASE,
-        view,
-        walk::{Kinds, Matching, Order, Position, Seen, Source, Walk},
-    },
+    deliveries::{View, endpoints::LONGEST_LEASE, view},
     seconds,
 };
 
@@ -71,8 +63,6 @@ pub async fn find(connection: &mut PgConnection, id: &WebhookId) -> Result<Optio
 /// Which deliveries to list or resend; `None` matches all.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Filter<'a> {
-    /// One delivery of any kind.
-    pub id: Option<DeliveryId>,
     pub partner_id: Option<PartnerId>,
     pub state: Option<&'a str>,
     /// The number of attempts that have ended, which [`resend_one`] compares: whoever has looked at a
@@ -85,118 +75,9 @@ pub struct Filter<'a> {
     pub until: Option<OffsetDateTime>,
 }
 
-/// Lists the newest deliveries of topups that match a filter.
-pub async fn list(
-    connection: &mut PgConnection,
-    filter: &Filter<'_>,
-    limit: u32,
-) -> Result<Vec<View>> {
-    let chosen = choose(connection, filter, Order::NewestFirst, Kinds::Topups, limit).await?;
-    view::read(connection, &chosen).await
-}
-
-/// The number of rows that one look at the history of all partners reads, which bounds its cost.
-const LOOK: i64 = 5_000;
-
-impl<'a> Filter<'a> {
-    fn matching(&self, kinds: Kinds) -> Matching<'a> {
-        Matching {
-            state: self.state,
-            since: self.since,
-            until: self.until,
-            kinds,
-        }
-    }
-}
-
-/// The first `limit` deliveries that match, found by an index in bounded looks. Those of all
-/// partners are found newest first.
-async fn choose(
-    connection: &mut PgConnection,
-    filter: &Filter<'_>,
-    order: Order,
-    kinds: Kinds,
-    limit: u32,
-) -> Result<Vec<Uuid>> {
-    if let Some(id) = filter.id {
-        return Ok(vec![id.uuid()]);
-    }
-    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-    let matching = filter.matching(kinds);
-    if let Some(partner_id) = filter.partner_id {
-        let mut walk = Walk {
-            partner_id,
-            source: Source::of(filter.state),
-            order,
-            matching,
-            after: None,
-        };
-        return Ok(walk.find(connection, limit, usize::MAX).await?.ids);
-    }
-    let mut found = Vec::new();
-    if let Some(state @ ("exhausted" | "no_endpoint")) = filter.state {
-        let held = held(connection, state).await?;
-        found.extend(held.into_iter().filter(|seen| matching.matches(seen)));
-        found.truncate(limit);
-    } else {
-        let mut last: Option<Position> = None;
-        while found.len() < limit {
-            let rows = all(connection, &matching, last).await?;
-            let full = i64::try_from(rows.len()) == Ok(LOOK);
-            last = rows.last().map(Seen::position);
-            found.extend(rows.into_iter().filter(|seen| matching.matches(seen)));
-            if !full {
-                break;
-            }
-        }
-        found.truncate(limit);
-    }
-    Ok(found.into_iter().map(|seen| seen.id).collect())
-}
-
-/// Deliveries of all partners that wait for somebody or for a URL, newest first: at most 10,000.
-async fn held(connection: &mut PgConnection, state: &str) -> Result<Vec<Seen>> {
-    let held = sqlx::query_scalar!(
-        "SELECT id FROM held WHERE state = $1 AND provider = '' ORDER BY at DESC LIMIT 10000",
-        state,
-    );
-    let held = held.fetch_all(&mut *connection).await?;
-    let mut seen = Vec::with_capacity(held.len());
-    for part in held.chunks(1_000) {
-        let rows = sqlx::query_as!(
-            Seen,
-            r#"SELECT delivery_id AS id, created_at AS at, kind AS "kind?", state AS "state?", attempted_at,
-                      created_at AS "created_at?"
-               FROM deliveries WHERE delivery_id = ANY ($1)"#,
-            part,
-        );
-        seen.extend(rows.fetch_all(&mut *connection).await?);
-    }
-    seen.sort_unstable_by_key(|one| std::cmp::Reverse((one.at, one.id)));
-    Ok(seen)
-}
-
-/// A look at the deliveries of all partners, newest first, after `last`.
-async fn all(
-    connection: &mut PgConnection,
-    matching: &Matching<'_>,
-    last: Option<Position>,
-) -> Result<Vec<Seen>> {
-    let rows = sqlx::query_as!(
-        Seen,
-        r#"SELECT delivery_id AS id, created_at AS at, kind AS "kind?", state AS "state?", attempted_at,
-                  created_at AS "created_at?"
-           FROM deliveries
-           WHERE kind = 'topup.ready'
-             AND created_at >= $1 AND created_at <= coalesce($2, 'infinity'::timestamptz)
-             AND (created_at < coalesce($2, 'infinity'::timestamptz) OR delivery_id < $3)
-           ORDER BY created_at DESC, delivery_id DESC LIMIT $4"#,
-        matching.reach(),
-        last.map(|last| last.at),
-        last.map_or(Uuid::nil(), |last| last.id),
-        LOOK,
-    );
-    Ok(rows.fetch_all(connection).await?)
+/// One delivery of any kind.
+pub async fn read(connection: &mut PgConnection, id: DeliveryId) -> Result<Option<View>> {
+    Ok(view::read(connection, &[id.uuid()]).await?.pop())
 }
 
 /// The most deliveries of a unit to further endpoints that are read.

@@ -336,9 +336,10 @@ async fn further(connection: &mut PgConnection, order_id: Uuid) -> Result<Vec<Fu
     Ok(query.fetch_all(connection).await?)
 }
 
-/// The newest orders that match an id of any kind, at most [`search::MOST`]. See [`search::find`].
+/// The newest orders with an id of any kind, at most [`search::MOST`]; no parts of ids. See
+/// [`search::find`].
 pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderView>> {
-    let hits = search::find(connection, id).await?;
+    let hits = search::whole(connection, id).await?;
     let ids: Vec<Uuid> = hits.orders.iter().map(|hit| hit.order_id).collect();
     read(connection, &ids).await
 }

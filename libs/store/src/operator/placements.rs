@@ -13,7 +13,6 @@ use domain::{
     reason::Code,
 };
 use serde::Serialize;
-use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -21,8 +20,8 @@ use uuid::Uuid;
 use super::actions::{self, Changed, Mode};
 use crate::{
     Error, Result,
-    history::{self, Note},
-    rfc3339, unsigned,
+    history::{self, Note, Was},
+    unsigned,
 };
 
 /// A row of [`list`].
@@ -454,11 +453,9 @@ pub async fn resolve(
     );
     statement.execute(&mut *transaction).await?;
     let units = settle_units(&mut transaction, placement_id, due).await?;
-    let before = json!({
-        "state": row.state, "reason": row.reason, "placed_at": row.placed_at.map(rfc3339), "provider": row.provider,
-    });
-    let after = json!({ "state": settled.state.as_str(), "provider": pair.provider });
-    let changed = note_resolved(&mut transaction, placement_id, row.attempt, before, after).await?;
+    let was = Was::new(parked.state, &row.provider, row.reason, row.placed_at);
+    let is = was.resolved(settled.state, pair.provider.as_deref());
+    let changed = note_resolved(&mut transaction, placement_id, row.attempt, &was, &is).await?;
     actions::finish_with(transaction, mode, 1, changed).await?;
     Ok(Resolved {
         placement_id,
@@ -477,9 +474,10 @@ async fn note_resolved(
     connection: &mut PgConnection,
     placement_id: PlacementId,
     attempt: i32,
-    before: Value,
-    after: Value,
+    was: &Was,
+    is: &Was,
 ) -> Result<Changed> {
+    let (before, after) = (was.json(), is.json());
     let note = Note {
         attempt: Some(attempt),
         before: Some(before.clone()),

@@ -19,6 +19,9 @@ use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
+mod waiting;
+
+pub use self::waiting::Waiting;
 use super::actions::{self, Action, Changed, Mode};
 use crate::{
     Error, Result, count,
@@ -53,6 +56,8 @@ pub struct Preview {
     /// How many partners that may have something to send were not looked at, because there are too
     /// many of them for one resend. `matching` is then without theirs, and no resend starts.
     pub unseen: usize,
+    /// If nothing matches, the webhooks that wait or have ended all the same.
+    pub waiting: Vec<Waiting>,
 }
 
 /// A resend with its progress: of one webhook, of a partner, or of several partners.
@@ -177,8 +182,14 @@ pub async fn preview_within(
             skipped: running,
         });
     }
+    let waiting = if parts.is_empty() && unseen == 0 {
+        waiting::read(connection, partner).await?
+    } else {
+        Vec::new()
+    };
     Ok(Preview {
         parts,
+        waiting,
         matching: Counted {
             all: all.all && unseen == 0,
             ..all

@@ -1,10 +1,11 @@
 //! The story of an order: its state in one sentence, which support can paste to a partner, and its
 //! timeline. `esimctl order show` and the console show both.
 
+use std::collections::BTreeSet;
+
 use domain::{Command, HistoryKind, Reason, Stored, Why, standing::UnitState};
-use serde::Serialize;
 use sqlx::PgConnection;
-use time::{OffsetDateTime, format_description::well_known::Rfc3339, macros::format_description};
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use uuid::Uuid;
 
 use super::{
@@ -14,112 +15,19 @@ use super::{
 };
 use crate::{
     Result,
-    history::{self, Noted},
+    history::{self, Noted, Was},
 };
 
 mod sentence;
+mod what;
 pub use sentence::sentence;
+pub(super) use what::minute;
+pub use what::{Moment, What, is_off_the_path, told};
 
 /// The most attempts of webhooks that a timeline holds; the newest ones.
 pub const MOST_ATTEMPTS: i64 = 500;
 /// The most recorded actions that a timeline holds; the newest ones.
 const MOST_ACTIONS: i64 = 1_000;
-/// What happened at a moment.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(tag = "event", rename_all = "snake_case")]
-pub enum What {
-    /// The order was stored.
-    Accepted,
-    /// The order was answered with 422.
-    Refused,
-    /// The partner cancelled the order.
-    Cancelled,
-    /// An attempt of purchase was recorded, right before it was sent. Only the last one is stored.
-    Attempted {
-        placement_id: Uuid,
-        provider: String,
-        attempt: i32,
-    },
-    /// A look-up found no purchase for the first time after that attempt.
-    NotFound { placement_id: Uuid },
-    /// The provider confirmed the purchase, or an operator found that it has it.
-    Placed {
-        placement_id: Uuid,
-        provider: String,
-        /// The operator who found that.
-        by: Option<String>,
-    },
-    /// A provider rejected the purchase, which then went to the next provider.
-    Rejected {
-        placement_id: Uuid,
-        provider: String,
-        reason: Reason,
-    },
-    /// Units of a placement failed for good.
-    Failed {
-        placement_id: Uuid,
-        units: usize,
-        reason: Why,
-        /// Whether `at` is the time of the failure. Otherwise it is that of the last attempt of the
-        /// purchase, because no other time is stored.
-        is_exact: bool,
-    },
-    /// An operator, or the partner itself, acted on the order or on a part of it.
-    Acted {
-        operator: String,
-        via: Option<String>,
-        command: Stored<Command>,
-        target: String,
-        reason: String,
-        /// Whether it found nothing to change.
-        changed_nothing: bool,
-    },
-    /// Something did not go straight, as it was noted then.
-    Noted {
-        placement_id: Uuid,
-        kind: HistoryKind,
-        provider: Option<String>,
-        attempt: Option<i32>,
-        reason: Why,
-        /// What an operator changed, as JSON.
-        before: Option<String>,
-        after: Option<String>,
-    },
-    /// The placement waits for an operator.
-    Parked { placement_id: Uuid, reason: Why },
-    /// The profile of a unit was stored.
-    Ready { topup_id: String },
-    /// An attempt to send a webhook.
-    Webhook {
-        topup_id: Option<String>,
-        kind: String,
-        /// The further endpoint that it went to; `None` is the first endpoint.
-        endpoint_id: Option<Uuid>,
-        /// From 1.
-        attempt: i32,
-        duration_ms: i32,
-        /// The status of the response, if there was one.
-        status: Option<i32>,
-        /// The result in one word: `delivered`, `status_5xx`, `timeout`, …
-        class: String,
-    },
-    /// What is still to come: the next work of a placement or of a webhook.
-    Due {
-        placement_id: Option<Uuid>,
-        topup_id: Option<String>,
-    },
-    /// The order was erased.
-    Erased,
-}
-
-/// A moment of the timeline.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Moment {
-    #[serde(with = "time::serde::rfc3339")]
-    pub at: OffsetDateTime,
-    #[serde(flatten)]
-    pub what: What,
-}
 
 /// The timeline of an order, oldest first.
 pub async fn timeline(connection: &mut PgConnection, order: &OrderView) -> Result<Vec<Moment>> {
@@ -216,9 +124,11 @@ pub async fn timeline(connection: &mut PgConnection, order: &OrderView) -> Resul
         add(topup.delivery_due_at, due);
     }
     moments.extend(failures(&mut *connection, order, &acted, &noted).await?);
+    moments.extend(noted.iter().filter_map(|one| confirmed_before(one, order)));
     moments.extend(noted.into_iter().filter_map(moment_of));
     moments.extend(acted.into_iter().map(ActedOn::moment));
-    moments.extend(webhooks(connection, order).await?);
+    moments.extend(webhooks(&mut *connection, order).await?);
+    moments.extend(around(connection, order, &moments).await?);
     moments.sort_by_key(|moment| moment.at);
     Ok(moments)
 }
@@ -227,6 +137,58 @@ pub async fn timeline(connection: &mut PgConnection, order: &OrderView) -> Resul
 fn is_noted(noted: &[Noted], placement_id: Uuid, at: OffsetDateTime) -> bool {
     let mut noted = noted.iter();
     noted.any(|one| one.at == at && one.placement_id == Some(placement_id))
+}
+
+/// What an operator's resolution changed.
+fn was(noted: Option<&str>) -> Option<Was> {
+    serde_json::from_str(noted?).ok()
+}
+
+/// The confirmation of a purchase that an operator has resolved since as not bought: the row of the
+/// placement has its time no more.
+fn confirmed_before(noted: &Noted, order: &OrderView) -> Option<Moment> {
+    let before = was(noted.before.as_deref())?;
+    let placement_id = noted.placement_id?;
+    let mut placements = order.placements.iter();
+    let now = placements.find(|one| one.placement_id == placement_id)?;
+    let at = before.placed_at?;
+    let what = What::Placed {
+        placement_id,
+        provider: before.provider,
+        by: None,
+    };
+    (now.placed_at != Some(at)).then_some(Moment { at, what })
+}
+
+/// The blocks of the order's endpoints and the openings of its providers' breakers while it waited for
+/// them.
+async fn around(
+    connection: &mut PgConnection,
+    order: &OrderView,
+    moments: &[Moment],
+) -> Result<Vec<Moment>> {
+    let placements = order.placements.iter();
+    let providers: BTreeSet<String> = placements
+        .flat_map(|one| {
+            let tried = one.tried.iter().map(|tried| tried.provider.clone());
+            tried.chain([one.provider.clone()])
+        })
+        .collect();
+    let providers: Vec<String> = providers.into_iter().collect();
+    let further = moments.iter().filter_map(|one| match one.what {
+        What::Webhook { endpoint_id, .. } => endpoint_id,
+        _ => None,
+    });
+    let endpoints: BTreeSet<Uuid> = further.chain([order.partner_id]).collect();
+    let endpoints: Vec<Uuid> = endpoints.into_iter().collect();
+    let waits = |unit: &&TopupView| unit.delivered_at.is_none() && unit.state != UnitState::Failed;
+    let until = match order.topups.iter().find(waits) {
+        Some(_) => None,
+        None => moments.iter().map(|one| one.at).max(),
+    };
+    let since = order.created_at;
+    let noted = history::around(connection, &providers, &endpoints, since, until).await?;
+    Ok(noted.into_iter().filter_map(moment_of).collect())
 }
 
 /// What was noted, as a moment. Failed units, and rejections after which the next provider was asked,
@@ -238,15 +200,16 @@ fn moment_of(noted: Noted) -> Option<Moment> {
         HistoryKind::UnitFailed | HistoryKind::Rejected | HistoryKind::Rerouted
     );
     let what = What::Noted {
-        placement_id: noted.placement_id.filter(|_| told)?,
+        placement_id: noted.placement_id,
+        endpoint_id: noted.endpoint_id,
         kind,
         provider: noted.provider,
         attempt: noted.attempt,
         reason: noted.reason,
-        before: noted.before,
-        after: noted.after,
+        before: was(noted.before.as_deref()),
+        after: was(noted.after.as_deref()),
     };
-    Some(Moment { at: noted.at, what })
+    told.then_some(Moment { at: noted.at, what })
 }
 
 /// The provider of the last attempt. A placement that was handed on names the next provider already.
@@ -430,11 +393,4 @@ async fn webhooks(connection: &mut PgConnection, order: &OrderView) -> Result<Ve
         Moment { at: row.at, what }
     });
     Ok(moments.collect())
-}
-
-/// A UTC time to the minute, such as `2025-01-29 12:34 UTC`.
-pub(super) fn minute(at: OffsetDateTime) -> String {
-    let format = format_description!("[year]-[month]-[day] [hour]:[minute] UTC");
-    let at = at.to_offset(time::UtcOffset::UTC);
-    at.format(format).unwrap_or_else(|_| at.to_string())
 }

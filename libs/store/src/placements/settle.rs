@@ -354,6 +354,10 @@ impl Bought {
     ///
     /// All steps after `moved` concern only placements that it has moved, which makes repetitions
     /// harmless.
+    #[expect(
+        clippy::too_many_lines,
+        reason = "it is one statement, whose steps are explained where they stand"
+    )]
     async fn place(&self, connection: &mut PgConnection, changes: &mut Changes) -> Result<()> {
         let query = sqlx::query!(
             r#"WITH unit AS MATERIALIZED (
@@ -430,10 +434,12 @@ impl Bought {
                    -- A late response may place a parked placement.
                    DELETE FROM held
                    WHERE id = ANY (ARRAY (SELECT placement_id FROM moved WHERE park IS NULL))
+                   RETURNING id
                )
-               -- One row for each moved placement, and one more for each ready unit.
-               SELECT placement_id AS "placement_id!", NULL::uuid AS "delivery_id?" FROM moved
-               UNION ALL SELECT placement_id, delivery_id FROM ready"#,
+               -- One row for each moved placement, one more for each ready unit, and one for each end of a wait.
+               SELECT placement_id AS "placement_id!", NULL::uuid AS "delivery_id?", false AS "cleared!" FROM moved
+               UNION ALL SELECT placement_id, delivery_id, false FROM ready
+               UNION ALL SELECT id, NULL, true FROM unheld"#,
             &self.placements,
             &self.attempts,
             &self.collect_in as &[Option<f64>],
@@ -448,10 +454,14 @@ impl Bought {
             &self.references as &[Option<String>],
             &self.code_digests as &[Option<Vec<u8>>],
         );
+        let mut notes = Vec::new();
         for row in query.fetch_all(&mut *connection).await? {
+            if row.cleared {
+                notes.push(Note::new(row.placement_id, HistoryKind::Cleared));
+            }
             note(changes, row.placement_id, row.delivery_id);
         }
-        Ok(())
+        history::write(connection, &notes).await
     }
 
     /// Notes those purchases that this transaction has parked. One that was parked before stays so

@@ -103,10 +103,7 @@ impl Bench {
 
     /// What an operator's resend would do.
     async fn preview(&self, id: DeliveryId) -> Resent {
-        let filter = Filter {
-            id: Some(id),
-            ..Filter::default()
-        };
+        let filter = Filter::default();
         resend_one(&mut *self.connection().await, id, &filter, Mode::Preview)
             .await
             .unwrap()

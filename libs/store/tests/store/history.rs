@@ -4,7 +4,11 @@ use std::time::Duration;
 
 use domain::{PartnerId, Reason, placement::Resolution, reason::Code};
 use store::history::{self, Noted};
-use store::operator::placements::{self, Decision};
+use store::operator::{
+    orders,
+    placements::{self, Decision},
+    story,
+};
 use store::placements::{Outcome, Progress, Settlement, Unit};
 use store::providers::{self, BreakerLimits};
 
@@ -123,6 +127,122 @@ async fn attempts_look_ups_and_what_an_operator_found_are_remembered() {
     );
 }
 
+/// What an operator has resolved as not bought was confirmed and parked all the same: the provider may bill
+/// it.
+#[tokio::test]
+async fn a_purchase_that_was_given_up_stays_confirmed_and_parked_in_its_story() {
+    let bench = Bench::new().await;
+    let order = bench.stored(order(PartnerId::new(), 1)).await;
+    bench.claim(&[placement(&order)]).await;
+    let unknown = Outcome::Unknown {
+        look_in: SOON,
+        reason: Reason::with(Code::OutcomeUnknown, "timeout"),
+    };
+    bench.settle(&[settled(&order, 1, unknown)]).await;
+    for park in [None, Some(Code::ProfilesLate.into())] {
+        let late = Outcome::Bought {
+            reference: Some("no-4711".into()),
+            units: vec![],
+            collect_in: Some(SOON),
+            park,
+            announced: true,
+        };
+        bench.settle(&[settled(&order, 1, late)]).await;
+    }
+    let decision = Decision {
+        resolution: Resolution::NotBought,
+        reference: None,
+        bought_at: None,
+        seen: None,
+    };
+    let mut connection = bench.connection().await;
+    placements::resolve(&mut connection, placement(&order), decision, applied())
+        .await
+        .unwrap();
+    let view = orders::read(&mut connection, &[order.order_id.uuid()]).await;
+    let moments = story::timeline(&mut connection, &view.unwrap()[0]).await;
+    let told: Vec<String> = moments
+        .unwrap()
+        .iter()
+        .filter_map(|moment| story::told(&moment.what))
+        .collect();
+    let place = |begins: &str| {
+        let found = told.iter().position(|one| one.contains(begins));
+        found.unwrap_or_else(|| panic!("no {begins:?} in {told:#?}"))
+    };
+    let places = [
+        place("attempt 1 of the purchase was sent"),
+        place("gave no usable response: it is not known"),
+        place("confirmed the purchase"),
+        place("parked: it is bought, but its profiles do not come"),
+        place("an operator resolved it: failed at sandbox instead of parked"),
+    ];
+    assert!(places.is_sorted(), "{told:#?}");
+    let changed: (Option<serde_json::Value>, Option<serde_json::Value>) =
+        sqlx::query_as("SELECT before, after FROM operator_actions ORDER BY at DESC LIMIT 1")
+            .fetch_one(&mut *connection)
+            .await
+            .unwrap();
+    let (before, after) = (changed.0.unwrap(), changed.1.unwrap());
+    assert_eq!(
+        (&before["state"], &after["state"]),
+        (&"parked".into(), &"failed".into())
+    );
+    assert!(before["placed_at"].is_string(), "{before}");
+}
+
+/// A late response that ends the wait for an operator is remembered.
+#[tokio::test]
+async fn a_wait_that_a_late_response_ended_is_remembered() {
+    let bench = Bench::new().await;
+    let order = bench.stored(order(PartnerId::new(), 1)).await;
+    bench.claim(&[placement(&order)]).await;
+    let parked = Outcome::Parked {
+        reason: Code::OutcomeUnknown.into(),
+    };
+    bench.settle(&[settled(&order, 1, parked)]).await;
+    let topup = topups(&order).remove(0);
+    bench
+        .settle(&[bought(placement(&order), 1, vec![ready(&topup)], true)])
+        .await;
+    let noted = bench.noted(&order).await;
+    assert_eq!(kinds(&noted), [("parked", Some(1)), ("cleared", None)]);
+}
+
+/// A block of an endpoint and its end are remembered, whichever statement sets them, and the story of an
+/// order that waited for the endpoint tells them.
+#[tokio::test]
+async fn a_block_of_an_endpoint_and_its_end_are_remembered() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some("https://partner.example/")).await;
+    let order = bench.stored(order(partner, 1)).await;
+    for change in [
+        "UPDATE partner_endpoints SET failures = 20, blocks = 1, blocked_until = now() + interval '5 s'",
+        // A failed probe prolongs the block.
+        "UPDATE partner_endpoints SET blocks = 2, blocked_until = now() + interval '10 s'",
+        "UPDATE partner_endpoints SET failures = 0, blocks = 0, blocked_until = NULL",
+    ] {
+        bench.sql(change).await;
+    }
+    let noted: Vec<String> =
+        sqlx::query_scalar("SELECT kind FROM history WHERE endpoint_id = $1 ORDER BY at")
+            .bind(partner.uuid())
+            .fetch_all(&bench.pool)
+            .await
+            .unwrap();
+    assert_eq!(noted, ["blocked", "unblocked"]);
+    let mut connection = bench.connection().await;
+    let view = orders::read(&mut connection, &[order.order_id.uuid()]).await;
+    let moments = story::timeline(&mut connection, &view.unwrap()[0])
+        .await
+        .unwrap();
+    let told = moments
+        .iter()
+        .filter_map(|moment| story::told(&moment.what));
+    let told: Vec<String> = told.filter(|one| one.contains("block")).collect();
+    assert_eq!(told.len(), 2, "{told:?}");
+}
+
 /// A unit that fails is remembered with the time, which is stored nowhere else.
 #[tokio::test]
 async fn a_failed_unit_and_a_purchase_that_nobody_expected_are_remembered() {
@@ -146,6 +266,40 @@ async fn a_failed_unit_and_a_purchase_that_nobody_expected_are_remembered() {
         [("unit_failed", None), ("disputed", Some(1))]
     );
     assert!(noted[0].topup_id.is_some());
+}
+
+/// The story draws a failed unit at the time of its failure, and not before the confirmation.
+#[tokio::test]
+async fn a_failed_unit_is_told_at_its_time() {
+    let bench = Bench::new().await;
+    let order = bench.stored(order(PartnerId::new(), 2)).await;
+    bench.claim(&[placement(&order)]).await;
+    let topups = topups(&order);
+    let failed = Unit {
+        topup_id: topups[1].clone(),
+        provider_unit_id: "unit 2".into(),
+        progress: Progress::Failed("no stock".into()),
+    };
+    bench
+        .settle(&[bought(placement(&order), 1, vec![ready(&topups[0])], true)])
+        .await;
+    bench
+        .settle(&[bought(placement(&order), 1, vec![failed], true)])
+        .await;
+    let mut connection = bench.connection().await;
+    let view = orders::read(&mut connection, &[order.order_id.uuid()]).await;
+    let moments = story::timeline(&mut connection, &view.unwrap()[0])
+        .await
+        .unwrap();
+    let told: Vec<String> = moments
+        .iter()
+        .filter_map(|one| story::told(&one.what))
+        .collect();
+    let last = told.last().unwrap();
+    assert_eq!(
+        last, "1 unit failed: the provider will not supply it: no stock",
+        "{told:?}"
+    );
 }
 
 /// Nobody can change what is remembered, and the notifier forgets only what is about no order.

@@ -93,7 +93,7 @@ const SMALL: [(&str, &str); 3] = rows! {
 
 /// Statements that name no key. Each runs once for each cell: a loop of a stage, a gauge, or an
 /// operator's list.
-const PER_CELL: [(&str, &str); 38] = rows! {
+const PER_CELL: [(&str, &str); 40] = rows! {
     "FROM (SELECT topup_id, profile FROM esims WHERE topup_id < ':' ORDER BY topup_id DESC LIMIT 1000)"
         => "start: the newest profiles check the master key";
     "WITH RECURSIVE pair (lane, partner_id, nth)" => "a look at due placements";
@@ -127,7 +127,9 @@ const PER_CELL: [(&str, &str); 38] = rows! {
     "SELECT placement_id, state, provider FROM placements" => "an operator's list";
     "FROM (SELECT * FROM orders WHERE order_id < $1 AND order_id >= $2 ORDER BY" => "an operator's list";
     "FROM deliveries\n           WHERE kind = 'topup.ready'\n             AND created_at >= $1" => "an operator's list";
-    "SELECT id FROM held WHERE state = $1" => "an operator's list";
+    "WHERE state = $1 AND provider = '' AND at >= $5" => "an operator's list";
+    "FROM unnest($1::text[]) AS asked (name)" => "the page of an order: what befell its providers and endpoints";
+    "WHERE starts_with(external_order_id, $5)" => "an operator's search by the beginning of an id";
     "UNION ALL (SELECT order_id, 'external_order_id' FROM orders" => "an operator's search";
     "FROM (SELECT delivery_id, coalesce(endpoint_id, partner_id) AS endpoint_id" => "the health of the system: webhooks that no sweep has passed";
     "FROM (SELECT placement_id, provider, state, created_at FROM placements" => "the health of the system: purchases that no sweep has passed";

@@ -37,6 +37,8 @@ struct Page {
     refused: Vec<RefusedRow>,
     near: Vec<Near>,
     most: i64,
+    /// How to go on if more matches.
+    more: Option<String>,
 }
 
 /// What htmx shows under the box.
@@ -158,6 +160,7 @@ pub(crate) async fn show(
         refused: found.refused,
         near,
         most: MOST,
+        more: found.more,
     })
 }
 
@@ -165,6 +168,7 @@ struct Found {
     hits: Vec<HitRow>,
     archived: Vec<String>,
     refused: Vec<RefusedRow>,
+    more: Option<String>,
 }
 
 async fn read(
@@ -174,6 +178,7 @@ async fn read(
 ) -> Result<Found, store::Error> {
     let found = search::find(&mut *connection, asked).await?;
     let archived = archive::find(connection, asked).await?;
+    let more = found.how_to_go_on();
     let orders = found.orders.into_iter().map(|order| HitRow {
         path: format!("/orders/{}", order.order_id),
         by: by(order.by),
@@ -200,6 +205,7 @@ async fn read(
     });
     Ok(Found {
         hits: orders.chain(partners).collect(),
+        more,
         archived: archived.collect(),
         refused: found
             .refused

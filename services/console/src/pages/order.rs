@@ -521,7 +521,6 @@ pub(crate) async fn resend(
             return Ok(None);
         };
         let filter = Filter {
-            id: Some(id),
             state: Some(state),
             attempt: Some(attempt),
             ..Filter::default()

@@ -1,11 +1,10 @@
 //! The moments of an order's story in words, as its picture and its list of steps show them.
 
-use domain::{HistoryKind, Stored, Why, standing::EndpointState};
-use store::operator::story::{Moment, What};
+use domain::{HistoryKind, Stored, standing::EndpointState};
+use store::operator::story::{self, Moment, What};
 use time::Duration;
 
 use crate::{
-    format::counted,
     pages::partner::endpoint_words,
     pictures::{ACTIONS, Step, Went},
 };
@@ -103,92 +102,38 @@ fn told(what: What, endpoint: &Stored<EndpointState>) -> Told {
             let text = format!("{operator}{via}: {command}, {target}; reason: {reason}");
             (ACTIONS, Went::Neutral, text)
         }
-        purchase => of_purchase(purchase),
+        purchase => of_purchase(&purchase),
     }
 }
 
-/// The steps of a purchase.
-fn of_purchase(what: What) -> Told {
-    let row = "purchase";
-    let because = |reason: Why| {
-        reason
-            .told()
-            .unwrap_or_else(|| "no reason is recorded".into())
+/// The steps of a purchase, and what its provider or an endpoint suffered meanwhile.
+fn of_purchase(what: &What) -> Told {
+    let went = match what {
+        What::Placed { .. } => Went::Well,
+        What::Rejected { .. } | What::Parked { .. } | What::Failed { .. } => Went::Badly,
+        What::Noted { kind, .. } => match kind {
+            HistoryKind::Cleared | HistoryKind::BreakerClosed | HistoryKind::Unblocked => {
+                Went::Well
+            }
+            HistoryKind::NotFound | HistoryKind::Resolved => Went::Neutral,
+            HistoryKind::NotSent
+            | HistoryKind::Unknown
+            | HistoryKind::Rejected
+            | HistoryKind::Rerouted
+            | HistoryKind::Parked
+            | HistoryKind::Disputed
+            | HistoryKind::UnitFailed
+            | HistoryKind::BreakerOpened
+            | HistoryKind::Blocked => Went::Badly,
+        },
+        _ => Went::Neutral,
     };
-    match what {
-        What::Attempted {
-            attempt, provider, ..
-        } => {
-            let text = format!("attempt {attempt} of the purchase was sent to {provider}");
-            (row, Went::Neutral, text)
-        }
-        What::Placed { provider, by, .. } => {
-            let text = match by {
-                Some(by) => format!("{by} found that {provider} has the purchase"),
-                None => format!("{provider} confirmed the purchase"),
-            };
-            (row, Went::Well, text)
-        }
-        What::Rejected {
-            provider, reason, ..
-        } => {
-            let text = format!(
-                "{provider} rejected the purchase, so the next provider is asked: {}",
-                reason.detail.unwrap_or_default()
-            );
-            (row, Went::Badly, text)
-        }
+    let row = match what {
         What::Noted {
-            kind,
-            provider,
-            attempt,
-            reason,
-            before,
+            kind: HistoryKind::Blocked | HistoryKind::Unblocked,
             ..
-        } => {
-            let provider = provider.unwrap_or_else(|| "the provider".into());
-            let attempt = attempt.map_or_else(String::new, |attempt| format!("attempt {attempt}: "));
-            let detail = reason.told().map_or_else(String::new, |reason| format!(": {reason}"));
-            let (went, text) = match kind {
-                HistoryKind::NotSent => (Went::Badly, format!("{provider} did not get the purchase{detail}")),
-                HistoryKind::Unknown => (Went::Badly, format!("what became of it at {provider} is not known{detail}")),
-                HistoryKind::NotFound => (Went::Neutral, format!("a look-up did not find the purchase at {provider}")),
-                HistoryKind::Parked => (Went::Badly, format!("parked{detail}")),
-                HistoryKind::Disputed => (Went::Badly, format!("parked, because it contradicts what is stored{detail}")),
-                HistoryKind::Resolved => {
-                    let before = before.map_or_else(String::new, |before| format!("; before: {before}"));
-                    (Went::Neutral, format!("an operator resolved it{before}"))
-                }
-                // These are moments of their own, or not about a purchase.
-                HistoryKind::Rejected | HistoryKind::Rerouted | HistoryKind::UnitFailed => {
-                    (Went::Badly, format!("it was rejected{detail}"))
-                }
-                HistoryKind::BreakerOpened => (Went::Badly, format!("its breaker opened{detail}")),
-                HistoryKind::BreakerClosed => (Went::Well, "its breaker closed".to_owned()),
-            };
-            (row, went, format!("{attempt}{text}"))
-        }
-        What::Parked { reason, .. } => (row, Went::Badly, format!("parked: {}", because(reason))),
-        What::Failed {
-            units,
-            reason,
-            is_exact,
-            ..
-        } => {
-            let when = if is_exact {
-                ""
-            } else {
-                " (the time is that of the last attempt; that of the failure is not stored)"
-            };
-            let reason = because(reason);
-            let text = format!("{} failed: {reason}{when}", counted(units, "unit", "units"));
-            (row, Went::Badly, text)
-        }
-        // Everything else is told above.
-        _ => (
-            row,
-            Went::Neutral,
-            "a look-up did not find the purchase at the provider (believed once a later one agrees)".to_owned(),
-        ),
-    }
+        } => "webhooks",
+        _ => "purchase",
+    };
+    (row, went, story::told(what).unwrap_or_default())
 }

@@ -9,7 +9,10 @@ use domain::{Stored, standing::DeliveryState};
 use store::{
     PgConnection,
     deliveries::View,
-    operator::deliveries::{self, Filter},
+    operator::{
+        deliveries::Filter,
+        delivery_list::{self, Of},
+    },
     partners,
 };
 use time::Duration;
@@ -126,11 +129,12 @@ async fn read(
         until: window.until,
         ..Filter::default()
     };
-    let limit = u32::try_from(limit).unwrap_or(u32::MAX);
     let views = if matches!(named, Named::Nobody(_)) {
         Vec::new()
     } else {
-        deliveries::list(&mut *connection, &filter, limit).await?
+        let of = Of::default();
+        let page = delivery_list::list(&mut *connection, &filter, &of, None, limit).await?;
+        page.deliveries
     };
     let mut ids: Vec<Uuid> = views.iter().map(|view| view.partner_id.uuid()).collect();
     ids.sort_unstable();

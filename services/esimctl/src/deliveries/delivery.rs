@@ -7,13 +7,16 @@
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand, builder::PossibleValuesParser};
-use domain::{DeliveryId, WebhookId, standing::DeliveryState};
+use domain::{DeliveryId, EndpointId, WebhookId, standing::DeliveryState};
 use serde_json::json;
 use store::{
     PgConnection,
     config::MasterKeyConfig,
     deliveries::View,
-    operator::deliveries::{self, AttemptView, Filter},
+    operator::{
+        deliveries::{self, AttemptView, Filter},
+        delivery_list::{self, Cursor, Of},
+    },
     vault::{Keyring, Purpose, Vault},
 };
 use time::OffsetDateTime;
@@ -21,19 +24,21 @@ use time::OffsetDateTime;
 use crate::{
     console::{Console, list},
     event,
-    lookup::find_id,
-    moment::past,
+    listing::Listing,
     output::{Row, cells, moment, or_dash, printable, properties},
 };
 
 const LIST_EXAMPLES: &str = "Examples:
   esimctl delivery list --state exhausted
   esimctl delivery list --partner ak_0123456789abcdef01234567 --since 2025-01-29T12:00:00Z --limit 500
-  esimctl delivery list --since 30m --json
+  esimctl delivery list --provider airalo --option JP-7D-1G --since 30m --csv > webhooks.csv
+  esimctl delivery list --state pending --endpoint 019a0000-0000-7000-8000-000000000001 --json
   esimctl delivery list --partner ak_0123456789abcdef01234567 --events
 
 --events lists the notifications other than the webhooks of ready topups, such as `topup.failed` or `key.expiring`. Events
-are deleted together with their attempts, when the retention of `attempts` ends. --since compares the time of the last attempt, or the time when the eSIM became ready if there was no attempt yet.";
+are deleted together with their attempts, when the retention of `attempts` ends. --since and --until compare the time of
+the last attempt, or the time when the eSIM became ready if there was no attempt yet. Each call reads at most 20,000
+deliveries: if more may match, it says how to go on with --cursor. --json prints {\"deliveries\":[…],\"next_cursor\":…}.";
 
 const SHOW_EXAMPLES: &str = "Examples:
   esimctl delivery show 20250129123456618033988749
@@ -69,11 +74,8 @@ pub enum Command {
 
 #[derive(Args, Clone, Debug)]
 pub struct List {
-    /// List only deliveries of this partner, named by its id, access key or unique name
-    #[arg(long, value_name = "ID|ACCESS_KEY|NAME")]
-    partner: Option<String>,
     /// List the partner's events instead of the webhooks of its ready topups
-    #[arg(long, requires = "partner", conflicts_with_all = ["state", "since"])]
+    #[arg(long, requires = "partner", conflicts_with_all = ["state", "endpoint", "cursor", "option", "provider", "since", "until", "csv"])]
     events: bool,
     /// List only deliveries in this state
     ///
@@ -82,25 +84,24 @@ pub struct List {
     /// the partner has no webhook URL.
     #[arg(long, value_parser = PossibleValuesParser::new(["pending", "delivered", "exhausted", "no_endpoint"]))]
     state: Option<String>,
-    /// List only deliveries since this time
-    ///
-    /// It is a time such as `2025-01-29T12:00:00Z`, or an age such as `2h`, of at most 365 days.
-    #[arg(long, value_name = "TIME", value_parser = past)]
-    since: Option<OffsetDateTime>,
-    /// The maximum number of deliveries to list
-    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    limit: u32,
+    /// List only deliveries to this endpoint; the id of a partner's first endpoint is that of the partner
+    #[arg(long, value_name = "ID")]
+    endpoint: Option<EndpointId>,
+    #[command(flatten)]
+    listing: Listing,
+    /// Go on at this place, as the page before says
+    #[arg(long, value_name = "CURSOR")]
+    cursor: Option<Cursor>,
 }
 
 pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     match command {
-        Command::List(List {
-            events: true,
-            partner: Some(partner),
-            limit,
-            ..
-        }) => event::list(partner, *limit, console).await,
-        Command::List(asked) => list_all(asked, console).await,
+        Command::List(asked) => match (&asked.listing.partner, asked.events) {
+            (Some(partner), true) => {
+                event::list(partner, asked.listing.limit.into(), console).await
+            }
+            _ => list_all(asked, console).await,
+        },
         Command::Show {
             id,
             answers,
@@ -116,30 +117,32 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
 
 async fn list_all(asked: &List, console: &Console) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
+    let listing = &asked.listing;
+    let named = listing.named(&mut connection).await?;
     let filter = Filter {
-        partner_id: find_id(&mut connection, asked.partner.as_ref()).await?,
+        partner_id: named.partner_id,
         state: asked.state.as_deref(),
-        since: asked.since,
+        since: listing.since,
+        until: listing.until,
         ..Filter::default()
     };
-    let deliveries = deliveries::list(&mut connection, &filter, asked.limit).await?;
-    console.print(&deliveries, || {
-        let rows = list(&deliveries, "There are no such deliveries.", row);
-        if u32::try_from(deliveries.len()).is_ok_and(|shown| shown < asked.limit) {
-            return rows;
-        }
-        format!(
-            "{rows}\n\nOnly the newest {} deliveries are shown; a larger --limit shows more.",
-            asked.limit
-        )
-    })
+    let of = Of {
+        option_id: named.option_id,
+        provider: listing.provider.as_deref(),
+        endpoint_id: asked.endpoint,
+    };
+    let limit = listing.limit.into();
+    let page = delivery_list::list(&mut connection, &filter, &of, asked.cursor, limit).await?;
+    let next = page.next_cursor.map(|cursor| cursor.to_string());
+    let none = "There are no such deliveries.";
+    listing.print(console, &page, (&page.deliveries, next), none, row)
 }
 
-fn row(delivery: &View) -> Row<7> {
+fn row(delivery: &View) -> Row<8> {
     cells!(delivery:
         topup_id = or_dash(delivery.topup_id.as_ref()),
-        external_order_id = or_dash(delivery.external_order_id.as_ref()), state, attempts, "last attempt" = at(delivery.attempted_at),
-        error = or_dash(delivery.error.as_ref()), due = at(delivery.due_at),
+        external_order_id = or_dash(delivery.external_order_id.as_ref()), endpoint_id, state, attempts,
+        "last attempt" = at(delivery.attempted_at), error = or_dash(delivery.error.as_ref()), due = at(delivery.due_at),
     )
 }
 
@@ -170,14 +173,9 @@ async fn show(
     let (delivery, head) = match webhook_id {
         WebhookId::Event(_) => event::read(&mut connection, id).await?,
         WebhookId::Topup(topup_id) => {
-            let filter = Filter {
-                id: Some(id),
-                ..Filter::default()
-            };
-            let mut found = deliveries::list(&mut connection, &filter, 1).await?;
-            let delivery = found
-                .pop()
-                .with_context(|| format!("the delivery of {topup_id} has no order"))?;
+            let delivery = deliveries::read(&mut connection, id).await?;
+            let delivery =
+                delivery.with_context(|| format!("the delivery of {topup_id} has no order"))?;
             (json!(delivery), head(&delivery))
         }
     };

@@ -14,7 +14,7 @@ use store::{
     operator::{
         actions::Mode,
         deliveries::{self, Filter, Resent},
-        resends::{self, Cancelled, NotStarted, Part, Preview, Resend},
+        resends::{self, Cancelled, NotStarted, Part, Preview, Resend, Waiting},
     },
 };
 use time::OffsetDateTime;
@@ -160,12 +160,16 @@ async fn start(
     };
     let preview = resends::preview(connection, partner, &wanted).await?;
     if asked.confirm.dry_run {
-        let shown =
-            json!({ "parts": preview.parts, "matching": preview.matching, "dry_run": true });
+        let shown = json!({
+            "parts": preview.parts, "matching": preview.matching, "waiting": preview.waiting, "dry_run": true,
+        });
         return console.print(&shown, || describe(&preview));
     }
     if preview.unseen > 0 {
         bail!("{}", describe(&preview));
+    }
+    if let Some(waiting) = waiting(&preview) {
+        bail!("no resend was started: nothing matches. {waiting}");
     }
     asked.confirm.ask(&describe(&preview))?;
     let action = asked.confirm.action(domain::Command::ResendStart, "resend");
@@ -242,7 +246,21 @@ fn describe(preview: &Preview) -> String {
             preview.unseen
         );
     }
+    if let Some(waiting) = waiting(preview) {
+        return format!("{parts} {waiting}");
+    }
     format!("{parts}\n\nWebhooks that are sent again: {matching}")
+}
+
+/// What waits although nothing matches.
+fn waiting(preview: &Preview) -> Option<String> {
+    let waiting: Vec<String> = preview.waiting.iter().map(Waiting::told).collect();
+    (!waiting.is_empty()).then(|| {
+        format!(
+            "These webhooks are not delivered and do not match:\n{}",
+            waiting.join("\n")
+        )
+    })
 }
 
 fn part_row(part: &Part) -> Row<4> {

@@ -5,6 +5,7 @@ pub mod confirm;
 pub mod console;
 pub mod csv;
 pub mod exit;
+pub mod listing;
 pub mod lookup;
 pub mod moment;
 pub mod output;

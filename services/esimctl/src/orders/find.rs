@@ -13,10 +13,13 @@ pub const EXAMPLES: &str = "Examples:
   esimctl find acme-1001                                an external_order_id of any partner
   esimctl find '8981 0000 0000 0000 001'                an ICCID, with blanks or without
   esimctl find 4711                                     the provider's number of a purchase or of a unit
-  esimctl find 'Acme Travel'                            a partner, whose id or access key is found, too
+  esimctl find acme                                     partners by a part of their name, in any case, or by id or access key
+  esimctl find 0199a4b2                                 orders whose order or placement id begins so
 
-Ids are matched exactly. Order, placement and topup ids are found, too. `esimctl order show` shows an order that was
-found. Refused requests are found by their external order id, and by the X-Request-Id that the partner got.";
+Order, placement and topup ids are found, too. If no order has the id as a whole, those are found that begin with it: at
+least four characters of an order, placement or topup id, an ICCID, or the external order id of one of the newest 20,000
+orders. `esimctl order show` shows an order that was found. Refused requests are found by their external order id, and by
+the X-Request-Id that the partner got.";
 
 #[derive(Args, Clone, Debug)]
 pub struct Command {
@@ -29,10 +32,10 @@ pub async fn run(asked: &Command, console: &Console) -> anyhow::Result<()> {
     let hits = search::find(&mut console.connect().await?, &asked.id).await?;
     if hits.is_empty() {
         return Err(NotFound(format!(
-            "nothing has exactly the id or name {:?}: looked for it as an order, placement or topup id, an external order id, an \
-             ICCID, a provider's number of a purchase or of a unit, a partner's id, access key or name, and the external order id \
-             or request id of a refused request; parts of ids are not found, and archived orders are found by `esimctl order \
-             show`",
+            "nothing has the id or name {:?}: looked for it as an order, placement or topup id, an external order id, an ICCID, \
+             also as the beginning of one, a provider's number of a purchase or of a unit, a partner's id, access key or part \
+             of a name, and the external order id or request id of a refused request; archived orders are found by `esimctl \
+             order show`",
             asked.id
         ))
         .into());
@@ -43,7 +46,8 @@ pub async fn run(asked: &Command, console: &Console) -> anyhow::Result<()> {
             part("Partners", &hits.partners, partner_row),
             part("Refused requests", &hits.refused, refused::row),
         ];
-        parts.into_iter().flatten().collect::<Vec<_>>().join("\n\n")
+        let parts = parts.into_iter().chain([hits.how_to_go_on()]);
+        parts.flatten().collect::<Vec<_>>().join("\n\n")
     })
 }
 

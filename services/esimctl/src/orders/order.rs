@@ -181,10 +181,17 @@ fn describe(order: &OrderView, story: Option<&Story>, lanes: &[WaitingLane]) -> 
         if !attempts.is_empty() {
             parts.push(table(attempts));
         }
-        let noted = story.timeline.iter();
-        let noted: Vec<_> = noted.filter_map(|one| noted_row(order, one)).collect();
-        if !noted.is_empty() {
-            parts.push(table(noted));
+        // A purchase that went straight is told by the table of purchases.
+        let purchase = story.timeline.iter();
+        let purchase: Vec<_> = purchase
+            .filter_map(|one| purchase_row(order, one))
+            .collect();
+        if story
+            .timeline
+            .iter()
+            .any(|one| story::is_off_the_path(&one.what))
+        {
+            parts.push(table(purchase));
         }
         let actions = story.timeline.iter();
         let actions: Vec<_> = actions.filter_map(|one| action_row(order, one)).collect();
@@ -253,25 +260,11 @@ fn webhook_row(order: &OrderView, moment: &Moment) -> Option<Row<6>> {
     ])
 }
 
-/// What did not go straight with a purchase.
-fn noted_row(order: &OrderView, moment: &Moment) -> Option<Row<5>> {
-    let What::Noted {
-        kind,
-        provider,
-        attempt,
-        reason,
-        before,
-        ..
-    } = &moment.what
-    else {
-        return None;
-    };
+/// What happened to a purchase, or to what it waited for.
+fn purchase_row(order: &OrderView, moment: &Moment) -> Option<Row<2>> {
     Some([
-        ("purchase", kind.as_str().replace('_', " ")),
         ("at", moment_after(order.created_at, moment.at)),
-        ("attempt", or_dash(*attempt)),
-        ("provider", or_dash(provider.as_ref())),
-        ("why", or_dash(reason.told().or_else(|| before.clone()))),
+        ("purchase", story::told(&moment.what)?),
     ])
 }
 

@@ -20,8 +20,8 @@ async fn a_delivery_is_shown_with_its_attempts_and_resent() {
 
     let list = ["delivery", "list", "--state", "exhausted", "--since", "1h"];
     let listed = operator.json(&list).await;
-    assert_eq!(listed[0]["topup_id"], topup);
-    assert_eq!(listed[0]["attempts"], 2);
+    assert_eq!(listed["deliveries"][0]["topup_id"], topup);
+    assert_eq!(listed["deliveries"][0]["attempts"], 2);
     let future = format!("delivery list --partner {id} --since 2099-01-01T00:00:00Z");
     operator
         .run(&words(&future))

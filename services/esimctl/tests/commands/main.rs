@@ -472,7 +472,8 @@ async fn where_there_is_nothing_a_line_says_so() {
         operator.run(&since).await.text(),
         "There are no such deliveries.\n"
     );
-    assert_eq!(operator.json(&since).await, json!([]));
+    let none = json!({ "deliveries": [], "next_cursor": null });
+    assert_eq!(operator.json(&since).await, none);
     let (_, order) = operator.ready_order(&partner, "o-1").await;
     operator
         .run(&["delivery", "show", order.topup.as_str()])

@@ -371,7 +371,7 @@ async fn find_says_by_which_id_an_order_was_found() {
         .says("o-1");
     operator.run(&["find", "o-2"]).await.fails(
         1,
-        r#"nothing has exactly the id or name "o-2": looked for it as an order,"#,
+        r#"nothing has the id or name "o-2": looked for it as an order,"#,
     );
     let partner = operator.run(&["find", "Acme"]).await;
     assert!(partner.text().starts_with("Partners:\n"), "{partner:?}");
@@ -482,4 +482,34 @@ async fn an_operation_is_previewed_started_shown_and_cancelled() {
         .await
         .fails(1, "there is no resend");
     assert_eq!(recorded(&operator).await, ["resend start", "resend cancel"]);
+}
+
+/// "Nothing matches" is said together with what waits all the same, where, and why.
+#[tokio::test]
+async fn a_preview_that_finds_nothing_says_what_waits_for_a_blocked_endpoint() {
+    let operator = Operator::new().await;
+    let made = operator.create_partner().await;
+    let (mut connection, _) = operator.ready_order(&made, "o-1").await;
+    for change in [
+        "UPDATE partner_endpoints SET url = 'https://partner.example/hooks'",
+        "INSERT INTO work (id, kind, provider, lane, partner_id, at)
+         SELECT delivery_id, 'deliver', '', '', partner_id, now() + interval '1 hour' FROM deliveries
+         ON CONFLICT (id) DO UPDATE SET at = excluded.at",
+        "UPDATE partner_endpoints SET failures = 20, blocks = 1, blocked_until = now() + interval '5 minutes'",
+    ] {
+        sqlx::query(change).execute(&mut connection).await.unwrap();
+    }
+    let start = ["resend", "start", "--since", "1h"];
+    let preview = operator.run(&[&start[..], &["--dry-run"]].concat()).await;
+    preview
+        .says("partner.example: 1 wait for their next attempt, 0 are exhausted; the endpoint is blocked until");
+    let json = operator.json(&[&start[..], &["--dry-run"]].concat()).await;
+    assert_eq!(json["waiting"][0]["pending"], 1, "{json}");
+    operator
+        .run(&[&start[..], &CONFIRMED].concat())
+        .await
+        .fails(
+            1,
+            "no resend was started: nothing matches. These webhooks are not delivered",
+        );
 }

@@ -1,4 +1,4 @@
-//! `esimctl order list`: the filters, the pages and the CSV.
+//! `esimctl order list` and `delivery list`: the filters, the pages and the CSV; and `esimctl find`.
 
 use serde_json::{Value, json};
 
@@ -73,4 +73,111 @@ async fn orders_are_listed_by_partner_state_provider_and_time_page_by_page() {
         .run(&["order", "list", "--option", option])
         .await
         .fails(1, "there is no option");
+}
+
+#[tokio::test]
+async fn deliveries_are_listed_by_partner_state_provider_endpoint_and_time_page_by_page() {
+    let operator = Operator::new().await;
+    let made = operator.create_partner().await;
+    let acme = made["partner_id"].as_str().unwrap().to_owned();
+    let second = operator.create_partner().await;
+    let other = second["partner_id"].as_str().unwrap().to_owned();
+    let mut connection = operator.database.connect().await.unwrap();
+    for (number, (partner, id)) in (1..).zip([(&acme, "a-1"), (&other, "b-1"), (&acme, "a-2")]) {
+        let order = store_order(&mut connection, partner.parse().unwrap(), id).await;
+        crate::make_unit_ready(&mut connection, &order, number).await;
+    }
+    let list = async |filter: &[&str]| {
+        let arguments = [&["delivery", "list"], filter].concat();
+        operator.json(&arguments).await
+    };
+    let ids = |listed: &Value| -> Vec<String> {
+        let deliveries = listed["deliveries"].as_array().unwrap().iter();
+        let ids = deliveries.map(|one| one["external_order_id"].as_str().unwrap().to_owned());
+        ids.collect()
+    };
+    for (filter, expected) in [
+        (&[][..], &["a-2", "b-1", "a-1"][..]),
+        (&["--partner", &acme], &["a-2", "a-1"]),
+        (&["--endpoint", &other, "--since", "1h"], &["b-1"]),
+        (&["--provider", "sandbox", "--partner", &other], &["b-1"]),
+        (&["--provider", "airalo"], &[]),
+        (&["--state", "exhausted"], &[]),
+        (&["--state", "delivered", "--partner", &acme], &[]),
+        (&["--until", "1h"], &[]),
+    ] {
+        assert_eq!(ids(&list(filter).await), expected, "{filter:?}");
+    }
+    for partner in [None, Some(&acme)] {
+        let of = partner.map_or_else(Vec::new, |id| vec!["--partner", id.as_str()]);
+        let mut seen = Vec::new();
+        let mut page = list(&[&of[..], &["--limit", "1"]].concat()).await;
+        while let Some(cursor) = page["next_cursor"].as_str().map(str::to_owned) {
+            seen.extend(ids(&page));
+            page = list(&[&of[..], &["--limit", "1", "--cursor", &cursor]].concat()).await;
+        }
+        seen.extend(ids(&page));
+        let expected = list(&of).await;
+        assert_eq!(seen, ids(&expected), "{partner:?}");
+    }
+    let csv = operator.run(&["delivery", "list", "--csv"]).await;
+    let lines: Vec<&str> = csv.text().lines().collect();
+    assert!(lines[0].starts_with("topup_id,external_order_id,endpoint_id,state"));
+    assert_eq!(lines.len(), 4, "{lines:?}");
+    operator
+        .run(&["delivery", "list", "--cursor", "x"])
+        .await
+        .fails(2, "the cursor must be one that a list has named");
+}
+
+/// Whoever has a part of a name, or the beginning of an id, finds what it belongs to.
+#[tokio::test]
+async fn names_are_found_by_part_and_case_and_ids_by_their_beginning() {
+    let operator = Operator::new().await;
+    let mut connection = operator.database.connect().await.unwrap();
+    let mut rename = async |partner: &Value, name: &str| {
+        sqlx::query("UPDATE partners SET name = $2 WHERE partner_id::text = $1")
+            .bind(partner["partner_id"].as_str())
+            .bind(name)
+            .execute(&mut connection)
+            .await
+            .unwrap();
+    };
+    let names = [
+        "Sakura",
+        "Sakura Mobile",
+        "sakura-eu",
+        "Tokyo SAKURA",
+        "The Sakuras",
+    ];
+    for name in names {
+        let partner = operator.create_partner().await;
+        rename(&partner, name).await;
+    }
+    let made = operator.create_partner().await;
+    let found = operator.json(&["find", "Sakura"]).await;
+    let partners = found["partners"].as_array().unwrap();
+    assert_eq!(partners.len(), names.len(), "{found}");
+    assert_eq!(partners[0]["name"], "Sakura", "the whole name comes first");
+
+    let (_, order) = operator.ready_order(&made, "acme-2025-0001").await;
+    let whole = operator.json(&["find", order.topup.as_str()]).await;
+    let order_id = whole["orders"][0]["order_id"].as_str().unwrap().to_owned();
+    for beginning in [&order_id[..13], &order.topup.as_str()[..12], "acme-2025"] {
+        let found = operator.json(&["find", beginning]).await;
+        assert_eq!(
+            found["orders"][0]["order_id"],
+            order_id.as_str(),
+            "{beginning}: {found}"
+        );
+    }
+    // What is not shown is counted, with the way to it.
+    for nth in 0..21 {
+        let partner = operator.create_partner().await;
+        rename(&partner, &format!("Hanami {nth}")).await;
+    }
+    operator
+        .run(&["find", "hanami"])
+        .await
+        .says("1 more partners: type more of the name");
 }
