@@ -58,11 +58,9 @@ pub struct Walk {
     pub asked: Vec<Asked>,
     /// The topups that the first partner has asked to give back.
     pub given_back: BTreeSet<String>,
-    takes_back: bool,
-    /// Whether the provider tells us when profiles are ready.
-    calls_back: bool,
-    /// Whether the provider hands out only few tokens, which each process needs.
-    few_tokens: bool,
+    /// Airalo takes no eSIM back and tells nobody when profiles are ready. It hands out three tokens
+    /// a minute, and each process needs one.
+    is_airalo: bool,
     jetstream: jetstream::Context,
 }
 
@@ -118,9 +116,7 @@ impl Walk {
             clients,
             asked: Vec::new(),
             given_back: BTreeSet::new(),
-            takes_back: provider != "airalo",
-            calls_back: provider != "airalo",
-            few_tokens: provider == "airalo",
+            is_airalo: provider == "airalo",
             jetstream: jetstream::new(nats),
         })
     }
@@ -137,11 +133,9 @@ impl Walk {
     /// Whether the provider of this walk never makes the pipeline reach a point.
     pub fn never_reaches(&self, point: Point) -> bool {
         match point.effect {
-            Effect::CommitGiveBack | Effect::GiveBack => !self.takes_back,
-            Effect::CommitHint => !self.calls_back,
-            // Each process of this walk needs a new token of Airalo, which hands out three a minute. A
-            // call without a token says nothing of the provider's health, so too few calls fail.
-            Effect::CommitHealth | Effect::CommitProbe => self.few_tokens,
+            Effect::CommitGiveBack | Effect::GiveBack | Effect::CommitHint => self.is_airalo,
+            // A call without a token says nothing of the provider's health, so too few calls fail.
+            Effect::CommitHealth | Effect::CommitProbe => self.is_airalo,
             _ => false,
         }
     }
