@@ -396,8 +396,9 @@ stop() {
   rm -f "$LOCAL_DIR/run/$name.pid" "$LOCAL_DIR/run/$name.stamp"
 }
 
-# `users_of FOLDER…`: the processes that have a file in the folders open or work there, and our programs that write to
-# LOCAL_DIR/log, one a line. On a system without /proc nobody knows.
+# `users_of FOLDER…`: the processes that have a file in the folders open or work there, and our programs that were told to
+# use them or write to LOCAL_DIR/log, one a line. nats-server, for example, has no file of its storage open while no
+# stream is stored there. On a system without /proc nobody knows.
 users_of() {
   local process pid folder folders=()
   [[ -d /proc/self/fd ]] || return 0
@@ -405,10 +406,22 @@ users_of() {
   for process in /proc/[0-9]*; do
     pid=${process#/proc/}
     [[ -n $(find "$process/cwd" "$process/fd" -maxdepth 1 \( -false "${folders[@]}" \) -print -quit 2>/dev/null) ]] ||
-      { is_process "$(cat "$process/comm" 2>/dev/null)" && [[ $(readlink "$process/fd/2" 2>/dev/null) == "$LOCAL_DIR/log/"* ]]; } ||
-      continue
+      is_ours_in "$process" "$@" || continue
     printf '  pid %s: %s\n' "$pid" "$(tr '\0' ' ' <"$process/cmdline" 2>/dev/null | cut -c 1-120)"
   done
+}
+
+# `is_ours_in PROCESS FOLDER…`: true if it is one of our programs and writes to LOCAL_DIR/log, or if one of its arguments
+# lies in a folder.
+is_ours_in() {
+  local process=$1 name argument folder
+  name=$(cat "$process/comm" 2>/dev/null) || return 1
+  is_process "$name" || [[ $name == upstreams ]] || return 1
+  [[ $(readlink "$process/fd/2" 2>/dev/null) != "$LOCAL_DIR/log/"* ]] || return 0
+  while IFS= read -r -d '' argument; do
+    for folder in "${@:2}"; do [[ $argument != "$folder"?(/*) ]] || return 0; done
+  done 2>/dev/null <"$process/cmdline"
+  return 1
 }
 
 http_ok() { curl --fail --silent --max-time 2 --output /dev/null "$1"; }
