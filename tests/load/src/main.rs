@@ -17,6 +17,7 @@
 //! - **Peak memory**: see [`system::Usage`].
 //! - **pgbench**: see [`pgbench`]. Rates are also given as a ratio to it, so that runs on different
 //!   machines can be compared.
+//! - **Counts** (`--counts`): see [`counts`]. They say the same on a busy machine, unlike times.
 //! - **Verdicts**: how many verdicts ingress waited for, according to its metric. A run with waits
 //!   cannot be compared with a run without.
 //!
@@ -41,11 +42,13 @@ mod beside;
 mod book;
 mod chart;
 mod compare;
+mod counts;
 mod document;
 mod fill;
 mod generator;
 mod grow;
 mod ladder;
+mod number;
 mod pgbench;
 mod report;
 mod run;

@@ -1,6 +1,8 @@
 //! The figures of one run: as text for people, and as JSON for comparisons with later runs.
 
 use crate::book::{Book, Errors, Latency};
+use crate::counts::{Counted, Counts, Idle};
+pub use crate::number::{approximate, round};
 use crate::settings::{Disturbance, Load, Mode, System};
 use crate::system::{self, Build, Usage};
 use crate::verdicts::Verdicts;
@@ -62,6 +64,11 @@ pub struct Report {
     pub errors: BTreeMap<String, Errors>,
     /// The time from the last answer to the last webhook, or to the end of the wait.
     pub drain_seconds: f64,
+    /// What the servers did per accepted order, beyond what the idle system does.
+    #[serde(default)]
+    pub counts: Option<Counts>,
+    #[serde(default)]
+    pub idle: Option<Idle>,
     pub processes: BTreeMap<String, Process>,
 }
 
@@ -76,6 +83,7 @@ pub struct Circumstances {
     pub unsent: u32,
     pub opened: u32,
     pub verdicts: Option<Verdicts>,
+    pub counted: Option<Counted>,
     pub before: system::Sample,
     pub after: system::Sample,
 }
@@ -149,6 +157,8 @@ impl Report {
             unsent_orders: run.unsent,
             errors: totals.errors_by_kind.clone(),
             drain_seconds: round(run.drained.as_secs_f64()),
+            counts: (run.counted.as_ref()).map(|counted| counted.per_order(totals.orders)),
+            idle: run.counted.as_ref().map(|counted| counted.idle.clone()),
             processes: run.after.iter().map(process).collect(),
         }
     }
@@ -366,6 +376,12 @@ impl Display for Report {
             self.cpu_us_per_order()
         )?;
 
+        if let Some(counts) = &self.counts {
+            writeln!(f, "\n{}", counts.table("per order"))?;
+        }
+        if let Some(idle) = &self.idle {
+            writeln!(f, "\n{}", idle.table())?;
+        }
         self.write_losses(f)
     }
 }
@@ -377,17 +393,4 @@ fn quantiles(name: &str, quantiles: Option<&Quantiles>) -> Vec<String> {
         .flatten()
         .map(|figure| format!("{figure:.1}"));
     [name.to_owned()].into_iter().chain(figures).collect()
-}
-
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "counts of one run are far below 2^52"
-)]
-pub fn approximate(count: u64) -> f64 {
-    count as f64
-}
-
-/// One decimal, which is the precision of the measurement.
-pub fn round(value: f64) -> f64 {
-    (value * 10.0).round() / 10.0
 }

@@ -1,6 +1,7 @@
 //! Carries out one run: creates partners, sends orders, and waits for their webhooks.
 
 use crate::book::{Book, Latency};
+use crate::counts::{self, Counted, Idle, Totals};
 use crate::generator::{self, Pace, Schedule, Sender, Window};
 use crate::report::{Circumstances, Report, approximate};
 use crate::settings::{Disturbance, Load, Mode, System};
@@ -32,6 +33,13 @@ pub async fn measure(load: &Load, system: &System, pgbench: Option<f64>) -> Resu
     let book = Rc::new(Book::default());
     let sink = Sink::start(system.webhook_address, Rc::clone(&book)).await?;
     let senders = senders(load, system, &sink).await?;
+    let idle = if load.counts {
+        Some(Idle::watch(system).await?)
+    } else {
+        None
+    };
+    let counted = totals(load, system).await?;
+    let counting = Instant::now();
     system::reset_peaks(&system.run_dir)?;
     let verdicts = Verdicts::read(system).await;
     let before = system::sample(&system.run_dir)?;
@@ -87,6 +95,15 @@ pub async fn measure(load: &Load, system: &System, pgbench: Option<f64>) -> Resu
     wait_for_webhooks(&book, load.patience, DRAIN, &mut progress, &mut line).await;
     drop((progress, disturbing));
 
+    let counted = match (idle, counted, totals(load, system).await?) {
+        (Some(idle), Some(before), Some(after)) => Some(Counted {
+            before,
+            after,
+            took: counting.elapsed(),
+            idle,
+        }),
+        _ => None,
+    };
     let after = system::sample(&system.run_dir)?;
     let added = match (verdicts, Verdicts::read(system).await) {
         (Some(before), Some(after)) => Some(after.since(&before)),
@@ -104,6 +121,7 @@ pub async fn measure(load: &Load, system: &System, pgbench: Option<f64>) -> Resu
             .as_ref()
             .map_or_else(|| load.most_connections(), |schedule| schedule.opened()),
         verdicts: added,
+        counted,
         before,
         after,
     };
@@ -113,6 +131,15 @@ pub async fn measure(load: &Load, system: &System, pgbench: Option<f64>) -> Resu
         answer: totals.answer.clone(),
         order_to_webhook: totals.order_to_webhook.clone(),
     })
+}
+
+/// The totals of the servers, once those of all earlier work are published.
+async fn totals(load: &Load, system: &System) -> Result<Option<Totals>> {
+    if !load.counts {
+        return Ok(None);
+    }
+    counts::published().await;
+    Ok(Some(Totals::read(system).await?))
 }
 
 /// Prepares the orders of a disturbance. Their webhooks go to a sink and a book of their own.

@@ -23,6 +23,7 @@ const OPEN_CONNECTIONS: u32 = 1_024;
   load --mode drain --backlog 50000         how fast a backlog is worked off
   load --rate 500 --seconds 60              open loop: 500 orders/s, whatever the answers do
   load --rate 30 --seconds 60 --beside slow=20   what a slow option costs the others
+  load --rate 200 --seconds 10 --counts     what one order costs, in counts
   load --ladder --out .local/load/ladder    rates from idle to twice the saturation, with plots
   load --mode deliver --compare FILE        the same run beside an earlier one
   load --connections 8 --qty 10 --json      ten units per order, machine-readable
@@ -97,6 +98,10 @@ pub struct Load {
     /// Length in seconds of the pgbench run right before the measurement. 0 skips it
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(0..=600))]
     pub pgbench_seconds: u32,
+    /// Also count what the servers do per order and per idle second: commits, flushes, WAL, scans,
+    /// messages and wake-ups. It watches the idle system first, and takes a minute longer
+    #[arg(long)]
+    pub counts: bool,
 }
 
 /// The addresses of the pipeline.
@@ -111,6 +116,9 @@ pub struct System {
     /// URL of the admin endpoint of ingress, whose metrics show whether it waited for verdicts
     #[arg(long, env = "INGRESS_ADMIN_URL")]
     pub ingress_admin_url: Option<String>,
+    /// URL of nats-server's monitoring, whose `/varz` counts its messages
+    #[arg(long, env = "NATS_MONITOR_URL")]
+    pub nats_monitor_url: Option<String>,
     /// URL of the pipeline's database. Its settings are checked, because figures of a database that
     /// is not durable are meaningless
     #[arg(long, env = "DATABASE_URL", hide_env_values = true)]
@@ -128,6 +136,14 @@ pub struct System {
     /// Commit of the running programs, for the report
     #[arg(long, env = "LOAD_COMMIT")]
     pub commit: Option<String>,
+}
+
+impl System {
+    /// The name of the pipeline's database.
+    pub fn database(&self) -> &str {
+        let path = self.database_url.rsplit('/').next().unwrap_or_default();
+        path.split('?').next().unwrap_or_default()
+    }
 }
 
 /// Orders that are sent beside the measured ones, to see whether they disturb them.

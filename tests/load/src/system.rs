@@ -26,6 +26,8 @@ pub struct Usage {
     /// kernel denies it. With descendants: the sum of their peaks, shared memory counted once; an
     /// upper bound, as peaks need not coincide.
     pub peak_memory_kib: u64,
+    /// How often one of the threads that run now slept and was woken up; `None` without `/proc`.
+    pub wake_ups: Option<u64>,
 }
 
 /// By the name of the pid file; [`GENERATOR`] is this process.
@@ -206,7 +208,23 @@ fn usage(root: u32, processes: &BTreeMap<u32, Stat>) -> Usage {
     Usage {
         cpu: Duration::from_millis(ticks * 1000 / TICKS),
         peak_memory_kib: own + shared,
+        wake_ups: family
+            .iter()
+            .filter_map(|pid| wake_ups(*pid))
+            .reduce(|one, other| one + other),
     }
+}
+
+/// The voluntary context switches of the threads of a process.
+fn wake_ups(pid: u32) -> Option<u64> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
+    let switches = threads.flatten().filter_map(|thread| {
+        let status = fs::read_to_string(thread.path().join("status")).ok()?;
+        let mut lines = status.lines();
+        let count = lines.find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
+        count.trim().parse::<u64>().ok()
+    });
+    Some(switches.sum())
 }
 
 fn descends(pid: u32, root: u32, processes: &BTreeMap<u32, Stat>) -> bool {
