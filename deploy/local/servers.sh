@@ -171,8 +171,13 @@ configure_nats() {
   )
 }
 
+# With more threads than it needs, half of the wake-ups of nats-server are its own threads waking each other, and the
+# runtime of Go looks for work in vain. One thread passes some thousands of messages per second, more than such a machine
+# has orders, so on up to two processors it gets one (docs/decisions/0025-light-at-every-rate.md).
 start_nats() {
+  local ENVIRONMENT=()
   configure_nats
+  (($(getconf _NPROCESSORS_ONLN) > 2)) || ENVIRONMENT=(GOMAXPROCS=1)
   PROGRAM=$NATS_SERVER_BIN launch nats-server "$NATS_SERVER_BIN" \
     -c "$LOCAL_DIR/nats/nats.conf" -a 127.0.0.1 -p "$NATS_PORT" -m "$NATS_MONITOR_PORT" -sd "$LOCAL_DIR/data/nats"
 }
