@@ -11,6 +11,8 @@ pub mod command;
 pub mod cut;
 pub mod distinct;
 pub mod endpoint;
+mod endpoint_key;
+pub mod event;
 pub mod give_back;
 mod history;
 pub mod ids;
@@ -27,6 +29,7 @@ pub mod topup_id;
 pub mod webhook_id;
 
 pub use command::Command;
+pub use endpoint_key::EndpointKey;
 pub use give_back::GiveBackState;
 pub use history::HistoryKind;
 pub use ids::{

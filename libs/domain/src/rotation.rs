@@ -22,6 +22,16 @@ pub struct Overlap {
     pub keep_old: bool,
 }
 
+/// The result of a rotation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rotated {
+    /// The rotation is done. The old ones are valid until then, or not at all.
+    Until(Option<OffsetDateTime>),
+    /// Nothing was changed: the last overlap has not ended, there is no overlap to keep, or there
+    /// is no such partner.
+    Refused,
+}
+
 /// The list after a rotation at the time `now`. `None` refuses it: the overlap of the last rotation
 /// has not ended, so a further one would end a value that may still be in use, or there is no overlap
 /// whose old value could be kept.

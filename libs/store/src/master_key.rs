@@ -10,14 +10,13 @@
 
 use std::collections::BTreeMap;
 
-use domain::TopupId;
+use domain::{EndpointKey, TopupId};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::{
     Result,
-    deliveries::endpoints::EndpointKey,
     partners::endpoints::purpose,
     profile::Profile,
     signed,

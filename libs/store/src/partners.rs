@@ -16,12 +16,12 @@ use uuid::Uuid;
 
 pub mod endpoints;
 
-pub use domain::rotation::Overlap;
-pub use endpoints::{rotate_secret, set_events, set_webhook};
+pub use domain::rotation::{Overlap, Rotated};
+pub use endpoints::{rotate_secret, set_events};
 
 use crate::{
     Result, age, seconds, signed, unsigned,
-    vault::{Keyring, Purpose, Vault, VaultError},
+    vault::{Keyring, Purpose, Vault, VaultError, some_opened},
 };
 
 /// The limits of a partner in each ingress process. `None` means the default of the setting.
@@ -327,16 +327,6 @@ pub async fn set_signed_body_required(
     Ok(update.execute(connection).await?.rows_affected() > 0)
 }
 
-/// The result of a rotation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rotated {
-    /// The rotation is done. The old ones are valid until then, or not at all.
-    Until(Option<OffsetDateTime>),
-    /// Nothing was changed: the last overlap has not ended, there is no overlap to keep, or there
-    /// is no such partner.
-    Refused,
-}
-
 /// Replaces a partner's keys. The old ones stay valid during the overlap. A partner has at most one
 /// old pair, so a rotation during the last overlap must keep that pair (`keep_old`) or end it (an
 /// overlap of 0). Otherwise it is refused, because it would end keys that the partner may still
@@ -479,20 +469,6 @@ async fn newest_keys(connection: &mut PgConnection) -> Result<Vec<Sealed>> {
          ) by_key WHERE place <= 10"#
     );
     Ok(query.fetch_all(connection).await?)
-}
-
-/// An error if a key is missing, or if none of the secrets could be opened.
-fn some_opened<T>(secrets: impl Iterator<Item = Result<T, VaultError>>) -> Result<()> {
-    let mut opened = false;
-    let mut failure = Ok(());
-    for secret in secrets {
-        match secret {
-            Ok(_) => opened = true,
-            Err(missing @ VaultError::MissingKey(_)) => return Err(missing.into()),
-            Err(error) => failure = Err(error.into()),
-        }
-    }
-    if opened { Ok(()) } else { failure }
 }
 
 /// Opens a partner's sealed request-signing key.

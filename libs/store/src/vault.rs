@@ -319,6 +319,22 @@ impl std::fmt::Debug for Vault {
     }
 }
 
+/// An error if a key is missing, or if none of the secrets could be opened.
+pub fn some_opened<T>(
+    secrets: impl Iterator<Item = Result<T, VaultError>>,
+) -> Result<(), VaultError> {
+    let mut opened = false;
+    let mut failure = Ok(());
+    for secret in secrets {
+        match secret {
+            Ok(_) => opened = true,
+            Err(missing @ VaultError::MissingKey(_)) => return Err(missing),
+            Err(error) => failure = Err(error),
+        }
+    }
+    if opened { Ok(()) } else { failure }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

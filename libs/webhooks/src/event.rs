@@ -5,10 +5,10 @@
 //! {"type":"webhook.test","timestamp":"2026-01-31T12:00:00Z","data":{"challenge":"7KQM-2XWB-9TRA"}}
 //! ```
 
-use domain::OptionId;
+use domain::{OptionId, event::Kind};
 use serde::Serialize;
 use store::deliveries::{
-    events::{Event, Kind, Subject},
+    events::{Event, Subject},
     notices::Notice,
 };
 use time::{OffsetDateTime, serde::rfc3339};

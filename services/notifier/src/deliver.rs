@@ -24,7 +24,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use domain::DeliveryId;
+use domain::{DeliveryId, EndpointKey, event::Kind};
 use pipeline::{
     Effect, GroupCommit,
     payload::TopupReady,
@@ -37,8 +37,8 @@ use store::{
     Database, PgConnection,
     deliveries::{
         self, Attempted, Claim, Content, Delivery,
-        endpoints::{BlockPolicy, EndpointKey},
-        events::{Event, Kind, Subject},
+        endpoints::BlockPolicy,
+        events::{Event, Subject},
         notices::{self, Notice},
     },
     profile::Profile,

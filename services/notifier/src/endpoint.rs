@@ -6,12 +6,12 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use domain::EndpointId;
+use domain::{EndpointId, EndpointKey};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use runtime::lock;
 use signing::webhook::Secret;
 use store::{
-    deliveries::{Delivery, endpoints::EndpointKey},
+    deliveries::Delivery,
     partners::endpoints,
     vault::{Vault, VaultError},
 };

@@ -6,14 +6,13 @@
 
 use std::{sync::Arc, time::Duration};
 
+use domain::event::Kind;
 use pipeline::{Effect, perform};
 use runtime::{Shutdown, outage};
 use store::{
     Database,
     deliveries::{
-        endpoints,
-        events::{self, Kind},
-        notices,
+        endpoints, events, notices,
         resends::{self, Resend},
     },
     history,

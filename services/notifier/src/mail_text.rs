@@ -6,7 +6,8 @@
 
 use std::fmt::Write;
 
-use store::deliveries::{events::Kind, notices::Notice};
+use domain::event::Kind;
+use store::deliveries::notices::Notice;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use webhooks::event;
 

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use domain::EndpointId;
+use domain::{EndpointId, event::Kind};
 use opentelemetry::{
     KeyValue,
     metrics::{Counter, Gauge, Histogram},
@@ -11,7 +11,6 @@ use opentelemetry::{
 use pipeline::figures::Figures;
 use runtime::metrics::Instruments;
 use store::{
-    deliveries::events::Kind,
     figures::Measure,
     operator::health::webhooks::Backlog,
     retention::{self, Class},

@@ -21,9 +21,8 @@
 //! delete orders. Look-ups ([`is_archived`], [`find`], [`list`]) need only the role that asks.
 
 mod lookup;
+mod record;
 mod rows;
-
-use std::{collections::BTreeMap, time::Duration};
 
 use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
@@ -33,21 +32,15 @@ pub use self::{
     lookup::{
         ArchivedOrder, PartnerArchive, find, is_archived, is_topup_archived, of_partner, of_time,
     },
+    record::{Archive, FileState, GRACE},
     rows::{Copied, NotRestored, Part, Source, TABLES, Table, copy, delete, present, restore},
 };
 use crate::{
     Error, Result,
     actions::{self, Action},
     config::PLANS,
-    seconds,
     self_service::first_id,
 };
-
-/// How long an external id is reserved before its order may be deleted. A statement that stores
-/// orders and does not see the reservation yet began before it. Such a statement ends within 11 s
-/// (the longest `DATABASE_TIMEOUT` and the 2 s after which its connection is closed), and until
-/// then it still finds the order itself.
-pub const GRACE: Duration = Duration::from_secs(20);
 
 /// The longest time of one statement of an archive run. It is less than the default
 /// `DATABASE_TIMEOUT`, so no statement of a service waits for a batch until it fails.
@@ -57,47 +50,6 @@ const LOCK_TIMEOUT: &str = "2s";
 
 /// The key of the lock that lets only one archive run work at a time.
 const RUN_LOCK: i64 = 0x6573_696d_6172_6368;
-
-/// One archive, as the database knows it.
-#[derive(Clone, Debug, serde::Serialize)]
-pub struct Archive {
-    pub archive: i32,
-    /// Where its folder was when it was written.
-    pub folder: String,
-    #[serde(with = "time::serde::rfc3339")]
-    pub began_at: OffsetDateTime,
-    /// `None` while the run is under way, or after it was interrupted.
-    #[serde(with = "time::serde::rfc3339::option")]
-    pub completed_at: Option<OffsetDateTime>,
-    /// Orders from before this time are archived.
-    #[serde(with = "time::serde::rfc3339")]
-    pub ordered_before: OffsetDateTime,
-    /// The number of orders that were moved into it.
-    pub orders: i64,
-    /// How many of them were restored since.
-    pub restored: i64,
-    /// The times of the oldest and of the newest order.
-    #[serde(with = "time::serde::rfc3339::option")]
-    pub first_at: Option<OffsetDateTime>,
-    #[serde(with = "time::serde::rfc3339::option")]
-    pub last_at: Option<OffsetDateTime>,
-    /// What is committed of each file, by its name.
-    pub files: BTreeMap<String, FileState>,
-    /// The ids of the master keys that its profiles and responses of endpoints need.
-    pub keys: Vec<String>,
-    pub manifest_sha256: Option<String>,
-    #[serde(skip)]
-    pub reserved_to: Uuid,
-    #[serde(skip)]
-    pub moved_to: Uuid,
-}
-
-/// The part of a file whose rows are committed as moved.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct FileState {
-    pub bytes: u64,
-    pub rows: u64,
-}
 
 /// Reads the archives that match a condition.
 macro_rules! archives {
@@ -342,9 +294,4 @@ pub async fn complete(
     actions::record(&mut transaction, action, archive.orders).await?;
     transaction.commit().await?;
     Ok(())
-}
-
-/// The grace in the form of a parameter.
-fn grace() -> f64 {
-    seconds(GRACE)
 }

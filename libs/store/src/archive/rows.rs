@@ -7,7 +7,7 @@ use futures_util::TryStreamExt;
 use sqlx::{AssertSqlSafe, PgConnection};
 use uuid::Uuid;
 
-use super::{Archive, FileState, grace};
+use super::record::{Archive, FileState, grace};
 use crate::{Error, Result};
 
 /// A table whose rows are archived.

@@ -9,15 +9,16 @@
 
 use std::time::Duration;
 
-use domain::{DeliveryId, OptionId, OrderId, PartnerId, TopupId, WebhookId};
+use domain::{
+    DeliveryId, EndpointKey, OptionId, OrderId, PartnerId, TopupId, WebhookId, event::Kind,
+};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
     defer,
-    endpoints::EndpointKey,
-    events::{self, Event, Kind, Subject},
+    events::{self, Event, Subject},
     notices::Notice,
     put_back, uuids,
 };

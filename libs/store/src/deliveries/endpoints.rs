@@ -23,7 +23,7 @@ mod proof;
 
 use std::{collections::BTreeMap, time::Duration};
 
-use domain::{EndpointId, PartnerId};
+use domain::{EndpointId, EndpointKey, event::Kind};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -31,68 +31,12 @@ use uuid::Uuid;
 pub(crate) use self::list::with_state;
 pub use self::list::{Endpoint, list};
 pub(super) use self::proof::prove;
-use super::{
-    events::Kind,
-    notices::{Change, Notice},
-};
-use crate::{Result, count, seconds, signed};
+use super::notices::{Change, Notice};
+use crate::{Result, count, partners::endpoints::PACE, seconds, signed};
 
 /// The longest lease of a delivery. Work that is due later than this is not leased but waits for a
 /// retry, so it may be made due without disturbing an attempt in flight.
 pub(crate) const LONGEST_LEASE: Duration = Duration::from_secs(30);
-
-/// The time from the end of a webhook to the next one at an endpoint whose host has not proved itself.
-const PACE: Duration = Duration::from_secs(1);
-
-/// Names an endpoint together with its partner.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct EndpointKey {
-    pub partner_id: PartnerId,
-    pub id: EndpointId,
-}
-
-impl EndpointKey {
-    /// The first endpoint of a partner.
-    pub fn first(partner_id: PartnerId) -> Self {
-        Self {
-            partner_id,
-            id: partner_id.first_endpoint(),
-        }
-    }
-
-    /// The endpoint of a delivery, as the row of the delivery names it.
-    pub(crate) fn stored(partner_id: Uuid, endpoint_id: Option<Uuid>) -> Self {
-        Self {
-            partner_id: partner_id.into(),
-            id: endpoint_id.unwrap_or(partner_id).into(),
-        }
-    }
-
-    /// The endpoint of a delivery, as the row of its work names it. A lane that is no id does not
-    /// occur; it counts as that of the first endpoint.
-    pub fn of_work(partner_id: PartnerId, lane: &str) -> Self {
-        let further = lane.parse().ok();
-        Self {
-            partner_id,
-            id: further.unwrap_or(partner_id.first_endpoint()),
-        }
-    }
-
-    pub fn is_first(self) -> bool {
-        self.id == self.partner_id.first_endpoint()
-    }
-
-    /// The column `endpoint_id` of its deliveries.
-    pub(crate) fn column(self) -> Option<Uuid> {
-        (!self.is_first()).then_some(self.id.uuid())
-    }
-
-    /// The lane of its deliveries in `work` and `held`.
-    pub(crate) fn lane(self) -> String {
-        let id = (!self.is_first()).then(|| self.id.to_string());
-        id.unwrap_or_default()
-    }
-}
 
 /// When an endpoint is blocked, and for how long.
 #[derive(Clone, Copy, Debug)]
@@ -146,38 +90,6 @@ pub(super) async fn forget_failures(
         },
     });
     Ok(recovered.collect())
-}
-
-/// Notes whether an endpoint has to prove that its host wants webhooks, after its partner has chosen the
-/// host. Only sandbox accounts are free. The host is known if another endpoint of the partner has it and
-/// need not prove it either.
-pub(crate) async fn judge_host(connection: &mut PgConnection, endpoint: EndpointKey) -> Result<()> {
-    let query = sqlx::query!(
-        r#"SELECT p.environment = 'sandbox' AS "free!", e.endpoint_id AS id, e.host,
-                  e.unproven_since IS NOT NULL AS "unproven!"
-           FROM partners p JOIN partner_endpoints e ON e.partner_id = p.partner_id
-           WHERE p.partner_id = $1 AND e.purpose = 'webhooks'"#,
-        endpoint.partner_id.uuid(),
-    );
-    let chosen = query.fetch_all(&mut *connection).await?;
-    let this = endpoint.id.uuid();
-    let unproven = chosen.iter().find(|one| one.id == this).is_some_and(|new| {
-        let mut others = chosen.iter().filter(|other| other.id != this);
-        new.free && !others.any(|other| other.host == new.host && !other.unproven)
-    });
-    // Without a proof, the time of the next webhook is one pace away, so that choosing a host again and
-    // again is no faster than the pace.
-    let statement = sqlx::query!(
-        "UPDATE partner_endpoints
-         SET unproven_since = CASE WHEN $2 THEN now() END,
-             blocked_until = CASE WHEN $2 THEN coalesce(blocked_until, now() + make_interval(secs => $3)) ELSE blocked_until END
-         WHERE endpoint_id = $1 AND ($2 OR unproven_since IS NOT NULL)",
-        endpoint.id.uuid(),
-        unproven,
-        seconds(PACE),
-    );
-    statement.execute(connection).await?;
-    Ok(())
 }
 
 /// The failed attempts of one endpoint in a batch.
@@ -371,61 +283,6 @@ pub(crate) async fn resume_by_partner(
     } else {
         Resumed::NotPaused
     })
-}
-
-/// The effect of a new webhook URL on the block of the endpoint. A pause stays in any case.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Block {
-    /// The block ends, and the failures are forgotten: an operator has set the URL.
-    End,
-    /// The next probe is due now: the partner has set the URL. A partner that changes it back and
-    /// forth gets one probe for each change, which its rate limit bounds; the length of the next
-    /// block still doubles with each failed probe.
-    ProbeNow,
-}
-
-/// Notes that waiting deliveries must go to a new URL. [`move_waiting`] then makes them due, in
-/// batches, so that a large backlog does not hold up the transaction that changes the URL.
-pub(crate) async fn begin_move(
-    connection: &mut PgConnection,
-    id: EndpointId,
-    block: Block,
-) -> Result<()> {
-    // There are two statements, because the database role of ingress has no privilege to change the
-    // counts.
-    let statement = match block {
-        Block::End => sqlx::query!(
-            "UPDATE partner_endpoints
-             SET moving_since = now(), failures = 0, blocks = 0, probe = NULL, unproven_since = NULL,
-                 blocked_until = CASE WHEN blocked_until = 'infinity' THEN blocked_until END
-             WHERE endpoint_id = $1",
-            id.uuid(),
-        ),
-        Block::ProbeNow => sqlx::query!(
-            "UPDATE partner_endpoints
-             SET moving_since = now(),
-                 blocked_until = CASE
-                     WHEN blocked_until < 'infinity' THEN least(blocked_until, now()
-                         + CASE WHEN unproven_since IS NULL THEN interval '0' ELSE make_interval(secs => $2) END)
-                     ELSE blocked_until
-                 END
-             WHERE endpoint_id = $1",
-            id.uuid(),
-            seconds(PACE),
-        ),
-    };
-    statement.execute(connection).await?;
-    Ok(())
-}
-
-/// Notes that the URL was removed, so no delivery has to be moved any longer.
-pub(crate) async fn end_move(connection: &mut PgConnection, id: EndpointId) -> Result<()> {
-    let statement = sqlx::query!(
-        "UPDATE partner_endpoints SET moving_since = NULL WHERE endpoint_id = $1 AND moving_since IS NOT NULL",
-        id.uuid(),
-    );
-    statement.execute(connection).await?;
-    Ok(())
 }
 
 /// Endpoints with a new URL whose waiting deliveries are not all due yet; at most 100 of them.

@@ -16,13 +16,12 @@
 
 use std::time::Duration;
 
-use domain::{DeliveryId, EndpointId};
+use domain::{DeliveryId, EndpointId, event::Kind};
 use serde::{Deserialize, Serialize};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::events::Kind;
 use crate::{Result, count, seconds};
 
 /// The purpose of the endpoint that gets notices.

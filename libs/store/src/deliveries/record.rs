@@ -11,14 +11,13 @@ use std::{
     time::Duration,
 };
 
-use domain::{DeliveryId, EndpointId, WebhookId};
+use domain::{DeliveryId, EndpointId, WebhookId, event::Kind};
 use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
     endpoints::{self, BlockPolicy, Failed},
-    events::Kind,
     notices::{self, Change, Made, Notice},
 };
 use crate::{Error, Result, retry_conflicts, seconds, signed};

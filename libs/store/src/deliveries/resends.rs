@@ -25,6 +25,7 @@
 //! Ingress calls [`begin`], [`list`], [`find`] and [`cancel`] for self-service, and the notifier
 //! [`running`], [`step`] and [`forget`]. The partners' API calls a resend a redelivery.
 
+mod batch;
 mod wanted;
 
 use std::time::Duration;
@@ -34,6 +35,8 @@ use sqlx::{Connection, PgConnection};
 use time::{OffsetDateTime, serde::rfc3339};
 use uuid::Uuid;
 
+pub(crate) use batch::resend;
+pub use batch::{Filter, Resent};
 pub use wanted::{Counted, Wanted};
 use wanted::{SENDING, phases, start};
 pub(crate) use wanted::{count_matching, reach};
@@ -43,12 +46,9 @@ use super::{
     walk::{Kinds, Matching, Order, Position, Source, Walk},
 };
 use crate::{
-    Result, age, count,
-    operator::{
-        actions::{self, Action, Actor, REASON},
-        deliveries::{Filter, resend},
-    },
-    retry_conflicts, seconds,
+    Result,
+    actions::{self, Action, Actor, REASON},
+    age, count, retry_conflicts, seconds,
 };
 
 /// The most rows that one batch looks at.

@@ -15,11 +15,12 @@ use sqlx::PgConnection;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use uuid::Uuid;
 
-use super::deliveries::Filter;
 use crate::{
     Result,
     deliveries::{
-        View, view,
+        View,
+        resends::Filter,
+        view,
         walk::{Kinds, Matching, Order, Position, Seen, Source, Walk},
     },
     rfc3339,

@@ -1,7 +1,7 @@
-//! Pauses and resumes endpoints, as operators do, and records it. The rules are those of
+//! Pauses and resumes endpoints and sets the webhook URL, as operators do, and records it. The rules are those of
 //! [`crate::deliveries::endpoints`].
 
-use domain::{Command, Stored, standing::EndpointState};
+use domain::{Command, EndpointKey, PartnerId, Stored, standing::EndpointState};
 use serde_json::json;
 use sqlx::{Connection, PgConnection};
 use strum::VariantArray;
@@ -10,7 +10,8 @@ use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use super::actions::{self, Action, Changed};
 use crate::{
     Error, Result,
-    deliveries::endpoints::{self, Endpoint, EndpointKey},
+    deliveries::endpoints::{self, Endpoint},
+    partners::endpoints::{Block, Change, change},
     rfc3339,
 };
 
@@ -136,4 +137,45 @@ pub async fn resume(
     let affected = i64::try_from(due).unwrap_or(i64::MAX);
     actions::commit(transaction, action, affected, changed).await?;
     Ok(due)
+}
+
+/// The size of a batch of deliveries that a move makes due.
+const MOVED: u32 = 1_000;
+
+/// Sets a partner's webhook URL, or removes it (`None`), as an operator (`action`, recorded with
+/// what `changed`), and ends the block of the endpoint. The deliveries that waited for the old URL
+/// become due in batches of [`MOVED`] after the change has committed, so an interruption loses
+/// none: the notifiers make the rest due. A notifier holds deliveries for a missing URL only while it
+/// locks the endpoint's row, so no delivery misses the new URL.
+///
+/// Returns the number of deliveries that became due, or `None` if there is no such partner.
+pub async fn set_webhook(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    url: Option<&str>,
+    action: Action<'_>,
+    changed: Changed,
+) -> Result<Option<u64>> {
+    let first = EndpointKey::first(partner_id);
+    let new = Change {
+        url: Some(url),
+        ..Change::default()
+    };
+    let set = async |transaction: &mut PgConnection| {
+        let exists = change(transaction, first, &new, Block::End).await?;
+        Ok(exists.map(|_| ((), changed)))
+    };
+    if actions::recorded(connection, action, set).await?.is_none() {
+        return Ok(None);
+    }
+    let mut due = 0;
+    while url.is_some() {
+        let moved = endpoints::move_waiting(connection, first, MOVED).await?;
+        due += moved.due;
+        // Rows that another process holds are left to it.
+        if !moved.more || moved.due == 0 {
+            break;
+        }
+    }
+    Ok(Some(due))
 }

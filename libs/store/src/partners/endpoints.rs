@@ -9,25 +9,23 @@
 //! Every function takes the partner beside the endpoint and filters by both, so the id of another
 //! partner's endpoint looks like one that does not exist.
 
+mod url;
+
 use std::collections::BTreeMap;
 
 use domain::{
-    EndpointId, PartnerId,
-    rotation::{self, Overlap, Valid},
+    EndpointId, EndpointKey, PartnerId,
+    event::Kind,
+    rotation::{self, Overlap, Rotated, Valid},
 };
 use signing::webhook;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 
-use super::Rotated;
+pub use self::url::{Block, PACE};
 use crate::{
     Error, Result,
-    actions::{self, Action, Changed},
-    deliveries::{
-        endpoints::{self, Block, EndpointKey},
-        events::Kind,
-    },
-    vault::{Purpose, Vault, VaultError},
+    vault::{Purpose, Vault, VaultError, some_opened},
 };
 
 /// The maximum number of endpoints of one partner, the first one included. It bounds how many
@@ -105,7 +103,7 @@ pub async fn create(
     );
     let created = statement.execute(&mut *connection).await?.rows_affected() > 0;
     if created {
-        endpoints::judge_host(connection, new.key).await?;
+        url::judge_host(connection, new.key).await?;
     }
     Ok(created)
 }
@@ -185,58 +183,14 @@ pub async fn change(
     match change.url.flatten() {
         _ if !is_moved => {}
         Some(_) => {
-            endpoints::begin_move(connection, endpoint.id, block).await?;
+            url::begin_move(connection, endpoint.id, block).await?;
             if host != was.host && block == Block::ProbeNow {
-                endpoints::judge_host(connection, endpoint).await?;
+                url::judge_host(connection, endpoint).await?;
             }
         }
-        None => endpoints::end_move(connection, endpoint.id).await?,
+        None => url::end_move(connection, endpoint.id).await?,
     }
     Ok(Some(true))
-}
-
-/// The size of a batch of deliveries that a move makes due.
-const MOVED: u32 = 1_000;
-
-/// Sets a partner's webhook URL, or removes it (`None`), as an operator (`action`, recorded with
-/// what `changed`), and ends the block of the endpoint. The deliveries that waited for the old URL
-/// become due in batches of [`MOVED`] after the change has committed, so an interruption loses
-/// none: the notifiers make the rest due. A notifier holds deliveries for a missing URL only while it
-/// locks the endpoint's row, so no delivery misses the new URL.
-///
-/// Returns the number of deliveries that became due, or `None` if there is no such partner.
-pub async fn set_webhook(
-    connection: &mut PgConnection,
-    partner_id: PartnerId,
-    url: Option<&str>,
-    action: Action<'_>,
-    changed: Changed,
-) -> Result<Option<u64>> {
-    let first = EndpointKey::first(partner_id);
-    let new = Change {
-        url: Some(url),
-        ..Change::default()
-    };
-    let change = async |transaction: &mut PgConnection| {
-        let exists = change(transaction, first, &new, Block::End).await?;
-        Ok(exists.map(|_| ((), changed)))
-    };
-    if actions::recorded(connection, action, change)
-        .await?
-        .is_none()
-    {
-        return Ok(None);
-    }
-    let mut due = 0;
-    while url.is_some() {
-        let moved = endpoints::move_waiting(connection, first, MOVED).await?;
-        due += moved.due;
-        // Rows that another process holds are left to it.
-        if !moved.more || moved.due == 0 {
-            break;
-        }
-    }
-    Ok(Some(due))
 }
 
 /// Sets the further events that the first endpoint of a partner gets. Returns whether the partner
@@ -388,7 +342,7 @@ pub(super) async fn check_keys(connection: &mut PgConnection, vault: &Vault) -> 
         };
         vault.open(purpose(endpoint), &row.secret)
     });
-    super::some_opened(opened)
+    Ok(some_opened(opened)?)
 }
 
 fn seal_headers(vault: &Vault, id: EndpointId, headers: &Headers) -> Result<Option<Vec<u8>>> {

@@ -18,123 +18,21 @@
 
 mod complete;
 mod moves;
+mod outcome;
 
-use std::{collections::HashMap, time::Duration};
+use std::collections::HashMap;
 
-use domain::{
-    DeliveryId, HistoryKind, Iccid, OrderId, PartnerId, PlacementId, Reason, TopupId, reason::Code,
-};
+use domain::{DeliveryId, HistoryKind, PlacementId, Reason, reason::Code};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use self::moves::Moves;
+pub use self::outcome::{KnownColumns, Outcome, Progress, ReadyProfile, Settled, Settlement, Unit};
+use self::{moves::Moves, outcome::Changes};
 use crate::{
     Result,
     history::{self, Note},
-    profile::SealedProfile,
     retry_conflicts, seconds, signed,
 };
-
-/// The outcome of an attempt, or of a look-up or collect after it.
-#[derive(Clone, Debug)]
-pub struct Settlement {
-    pub placement_id: PlacementId,
-    pub attempt: u32,
-    pub outcome: Outcome,
-    /// `Some` if the placement was claimed fresh. Then the lean statement may record its purchase:
-    /// it need not read these columns, and the units have no eSIM yet. Such a placement usually has
-    /// no row in `work`. If one is left over, for example after a late job, it does no harm,
-    /// because the claim that finds it deletes it.
-    pub known_columns: Option<KnownColumns>,
-}
-
-/// The columns of a freshly claimed placement that its eSIMs and deliveries repeat.
-#[derive(Clone, Debug)]
-pub struct KnownColumns {
-    pub order_id: OrderId,
-    pub partner_id: PartnerId,
-    pub provider: String,
-}
-
-/// The outcome of an attempt; see [`domain::placement::Event`].
-#[derive(Clone, Debug)]
-pub enum Outcome {
-    /// The provider has the purchase. Units with a profile become ready and get a delivery.
-    Bought {
-        /// The provider's own id of the purchase; `None` if the provider has none or did not name
-        /// it this time. One that is already stored is kept then.
-        reference: Option<String>,
-        units: Vec<Unit>,
-        /// The delay until the next collect; `None` if no profile is missing.
-        collect_in: Option<Duration>,
-        /// Why the purchase is parked: its profiles have been missing for too long. `None` if it is
-        /// not parked.
-        park: Option<Reason>,
-        /// Whether a readiness event will announce the new deliveries. Otherwise they get due work,
-        /// for `answer_by` at the earliest.
-        announced: bool,
-    },
-    /// The attempt certainly bought nothing; a further attempt may follow.
-    NotBought { retry_in: Duration, reason: Reason },
-    /// The provider rejected the purchase for good. It goes to the next pair, or fails if there is
-    /// none.
-    Rejected { status: String, message: String },
-    /// A look-up found no such purchase.
-    NotFound {
-        /// The look-up began after the settling delay, so the purchase can no longer arrive.
-        after_settling_delay: bool,
-        look_in: Duration,
-    },
-    /// The call left the outcome of the attempt, or the state of its units, unknown. Only the count
-    /// of such calls and the time of the next one change.
-    Unknown { look_in: Duration, reason: Reason },
-    /// The outcome stayed unknown for too long. An operator must resolve the placement.
-    Parked { reason: Reason },
-    /// The provider's response cannot be stored, or the row cannot be read. An operator must act.
-    Disputed { reason: Reason },
-}
-
-/// What is known about one unit that the provider has named.
-#[derive(Clone, Debug)]
-pub struct Unit {
-    pub topup_id: TopupId,
-    /// The provider's id of the unit that is assigned to the topup.
-    pub provider_unit_id: String,
-    pub progress: Progress,
-}
-
-#[derive(Clone, Debug)]
-pub enum Progress {
-    /// No profile yet.
-    Pending,
-    /// The profile has arrived.
-    Ready(ReadyProfile),
-    /// It will never have a profile, with the provider's word for that.
-    Failed(String),
-}
-
-/// A profile that has arrived.
-#[derive(Clone, Debug)]
-pub struct ReadyProfile {
-    pub iccid: Iccid,
-    /// The sealed profile, with the digest of its code.
-    pub profile: SealedProfile,
-    /// The delivery that is created together with the profile.
-    pub delivery_id: DeliveryId,
-}
-
-/// The effect of a settlement.
-#[derive(Clone, Debug, Default)]
-pub struct Settled {
-    /// Whether the settlement changed the placement. A late or repeated one does not.
-    pub moved: bool,
-    /// The purchase was unexpected, so the placement is now parked and an operator must look at it.
-    pub unexpected: bool,
-    /// The provider to which the placement went, because it was rejected and has a further pair.
-    pub rerouted: Option<String>,
-    /// The deliveries of the units that the settlement made ready.
-    pub ready: Vec<DeliveryId>,
-}
 
 /// Records a batch of settlements, each along a transition of [`domain::placement`], and returns
 /// the effect of each.
@@ -241,8 +139,6 @@ async fn settle_rounds(
     }
     Ok(())
 }
-
-type Changes = HashMap<PlacementId, Settled>;
 
 /// Notes that a placement has moved, and the delivery of one of its units that became ready.
 fn note(changes: &mut Changes, placement: Uuid, ready: Option<Uuid>) {

@@ -14,12 +14,14 @@ use super::REASON;
 use crate::{
     Result, age,
     deliveries::{
-        Position, View, view,
+        Position, View,
+        resends::Filter,
+        view,
         walk::{Kinds, Matching, Order, Source, Walk},
     },
     operator::{
         actions::{self, Action, Actor, Mode},
-        deliveries::{self, AttemptView, Filter, Resendable, resendable},
+        deliveries::{self, AttemptView, Resendable, resendable},
     },
     seconds,
 };

@@ -1,7 +1,7 @@
 //! All endpoints of a partner, as it sees and changes them. The first one is also what
 //! [`super::webhooks`] shows.
 
-use domain::{Command, EndpointId, PartnerId, Stored, standing::EndpointState};
+use domain::{Command, EndpointId, EndpointKey, PartnerId, Stored, standing::EndpointState};
 use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -9,8 +9,8 @@ use uuid::Uuid;
 use super::record_change;
 use crate::{
     Result,
-    deliveries::endpoints::{self, Block, EndpointKey, Resumed, with_state},
-    partners::endpoints::{self as stored, Change, NewEndpoint},
+    deliveries::endpoints::{self, Resumed, with_state},
+    partners::endpoints::{self as stored, Block, Change, NewEndpoint},
     vault::Vault,
 };
 

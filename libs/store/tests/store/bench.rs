@@ -3,6 +3,7 @@
 
 use std::{sync::LazyLock, time::Duration};
 
+use domain::event::Kind;
 use domain::reason::{Code, Reason};
 use domain::{
     DeliveryId, Environment, Iccid, OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds,
@@ -11,8 +12,9 @@ use secrecy::SecretString;
 use signing::{SecretKey, webhook};
 use sqlx::{AssertSqlSafe, PgConnection, PgPool, Postgres, pool::PoolConnection};
 use store::config::{DatabaseConfig, PoolConfig};
-use store::deliveries::{self, Content, Delivery, Esim, events::Kind};
+use store::deliveries::{self, Content, Delivery, Esim};
 use store::operator::actions::{Action, Actor, Changed, Mode};
+use store::operator::endpoints::set_webhook;
 use store::orders::{self, NewOrder, NewPlacement, NewTopup};
 use store::partners::{self, NewPartner};
 use store::placements::{
@@ -255,7 +257,7 @@ impl Bench {
     pub async fn set_url(&self, partner: PartnerId, url: Option<&str>) -> Option<u64> {
         let mut connection = self.connection().await;
         let changed = Changed::default();
-        partners::set_webhook(&mut connection, partner, url, ACTION, changed)
+        set_webhook(&mut connection, partner, url, ACTION, changed)
             .await
             .unwrap()
     }

@@ -4,14 +4,14 @@
 
 use std::{collections::HashSet, pin::pin, time::Duration};
 
-use domain::{DeliveryId, EndpointId, PartnerId, TopupId};
+use domain::{DeliveryId, EndpointId, EndpointKey, PartnerId, TopupId};
 use sqlx::PgConnection;
 use store::deliveries::{
     self, AttemptResult, Attempted, Claim, Delivery,
-    endpoints::{self, BlockPolicy, EndpointKey},
+    endpoints::{self, BlockPolicy},
 };
 use store::operator::actions::Changed;
-use store::partners;
+use store::operator::endpoints::set_webhook;
 use testkit::wait;
 
 use crate::bench::{ACTION, Bench, LEASE, delivery_id, esim, iccid, ids, page};
@@ -559,22 +559,16 @@ async fn a_url_that_is_just_being_set_is_never_missed() {
         let waits = async || Ok((bench.value::<i64>(WAITING, partner).await == 1).then_some(()));
         wait::soon("the notifier waits for the delivery", waits).await;
         let changed = Changed::default();
-        let mut set_webhook = pin!(partners::set_webhook(
-            &mut operator,
-            partner,
-            URL,
-            ACTION,
-            changed
-        ));
+        let mut setting = pin!(set_webhook(&mut operator, partner, URL, ACTION, changed));
         let waits = async || Ok((bench.value::<i64>(WAITING, partner).await == 2).then_some(()));
         let early = tokio::select! {
-            due = &mut set_webhook => Some(due),
+            due = &mut setting => Some(due),
             () = wait::soon("the operator waits for the notifier", waits) => None,
         };
         holder.rollback().await.unwrap();
         match early {
             Some(due) => due,
-            None => set_webhook.await,
+            None => setting.await,
         }
     };
     let (given_up, due) = tokio::join!(give_up, set);

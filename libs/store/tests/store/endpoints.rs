@@ -3,8 +3,8 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use domain::{PartnerId, TopupId};
-use store::deliveries::endpoints::{self, Endpoint, EndpointKey};
+use domain::{EndpointKey, PartnerId, TopupId};
+use store::deliveries::endpoints::{self, Endpoint};
 use store::deliveries::{self, AttemptResult, Attempted, Claim};
 use store::work::Page;
 

@@ -5,13 +5,14 @@ mod urls;
 
 use std::time::Duration;
 
-use domain::{DeliveryId, PartnerId, WebhookId};
+use domain::{DeliveryId, EndpointKey, PartnerId, WebhookId, event::Kind};
 use signing::SecretKey;
-use store::deliveries::endpoints::{self, EndpointKey};
-use store::deliveries::events::{self, Kind, Subject, Tested};
+use store::deliveries::endpoints;
+use store::deliveries::events::{self, Subject, Tested};
+use store::deliveries::resends::{Filter, Resent};
 use store::deliveries::{self, AttemptResult, Attempted, Content, Delivery};
 use store::operator::actions::{self, Mode, Recorded};
-use store::operator::deliveries::{Filter, Resent, resend_one};
+use store::operator::deliveries::resend_one;
 use store::orders::NewOrder;
 use store::partners::{self, Overlap, Rotated, endpoints::Change};
 use store::self_service::{self, Redelivered};

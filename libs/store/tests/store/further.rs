@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
-use domain::{EndpointId, PartnerId, TopupId};
+use domain::{EndpointId, EndpointKey, PartnerId, TopupId, event::Kind};
 use signing::webhook;
 use sqlx::AssertSqlSafe;
-use store::deliveries::endpoints::{self, EndpointKey};
-use store::deliveries::events::{Kind, Tested, test};
+use store::deliveries::endpoints;
+use store::deliveries::events::{Tested, test};
 use store::deliveries::{self, AttemptResult, Attempted, Claim, Claimed, Content, Delivery};
 use store::partners::endpoints::{Change, Headers, NewEndpoint};
 use store::partners::{self, Overlap, Rotated};

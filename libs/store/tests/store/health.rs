@@ -3,11 +3,12 @@
 
 use std::time::Duration;
 
+use domain::EndpointKey;
 use domain::endpoint::{Event, Gate, Health, Notice, Policy, Told};
+use domain::event::Kind;
 use domain::{DeliveryId, PartnerId, TopupId};
 use sqlx::Row;
-use store::deliveries::endpoints::{self, BlockPolicy, EndpointKey};
-use store::deliveries::events::Kind;
+use store::deliveries::endpoints::{self, BlockPolicy};
 use store::deliveries::{self, AttemptResult, Attempted, Claim};
 use store::partners::endpoints::Change;
 use store::self_service;

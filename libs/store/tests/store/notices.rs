@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
-use domain::{DeliveryId, EndpointId, PartnerId, TopupId};
+use domain::{DeliveryId, EndpointId, PartnerId, TopupId, event::Kind};
 use signing::{code, webhook};
 use sqlx::{Connection, PgConnection};
 use store::deliveries::endpoints::BlockPolicy;
-use store::deliveries::events::{Kind, Subject};
+use store::deliveries::events::Subject;
 use store::deliveries::notices::{self, Made, Notice};
 use store::deliveries::{self, AttemptResult, Attempted, Content, Delivery};
 use store::self_service::{self, SetChannel, Verification, VerificationLimits};

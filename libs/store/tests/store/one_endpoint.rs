@@ -1,9 +1,10 @@
 //! The upgrade to one table of endpoints: no row and no secret of the version before is lost, and its
 //! programs go on beside those of this version.
 
+use domain::EndpointKey;
 use sqlx::migrate::{Migration, Migrator};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
-use store::deliveries::endpoints::{Block, EndpointKey};
+use store::partners::endpoints::Block;
 use store::partners::endpoints::{self, Change};
 use store::schema::{self, Patience};
 

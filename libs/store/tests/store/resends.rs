@@ -3,9 +3,9 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use domain::{DeliveryId, PartnerId, TopupId};
+use domain::{DeliveryId, PartnerId, TopupId, event::Kind};
 use store::deliveries::resends::{self, Begun, Resend, Step, Wanted};
-use store::deliveries::{AttemptResult, Attempted, Position, events::Kind};
+use store::deliveries::{AttemptResult, Attempted, Position};
 use store::self_service::{self, DeliveryPage};
 use uuid::Uuid;
 

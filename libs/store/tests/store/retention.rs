@@ -4,10 +4,11 @@
 use std::{path::PathBuf, process::Command};
 
 use domain::{ActivationCode, OrderId, PartnerId, TopupId, TopupIds};
+use store::deliveries::resends::Filter;
 use store::deliveries::{self, Claim};
+use store::operator::actions::Mode;
 use store::operator::erase::{self, Erased, NotErased};
 use store::operator::terms;
-use store::operator::{actions::Mode, deliveries::Filter};
 use store::orders::{self, NewOrder};
 use store::retention::{self, Backlog, Class, Step};
 use store::{

@@ -3,9 +3,8 @@
 
 use std::time::Duration;
 
-use domain::{ActivationCode, PartnerId, TopupId};
+use domain::{ActivationCode, EndpointKey, PartnerId, TopupId};
 use signing::{SecretKey, webhook::Secret};
-use store::deliveries::endpoints::EndpointKey;
 use store::deliveries::{self, Claim, Delivery};
 use store::master_key::{self, Pass, Usage};
 use store::partners::{self, Credentials, Overlap, Partner, Rotated};

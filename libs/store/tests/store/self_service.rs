@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use domain::{DeliveryId, OrderId, PartnerId, TopupId, WebhookId};
-use store::deliveries::endpoints::EndpointKey;
-use store::deliveries::events::{self, Kind, Page};
+use domain::{DeliveryId, EndpointKey, OrderId, PartnerId, TopupId, WebhookId, event::Kind};
+use store::deliveries::events::{self, Page};
+use store::deliveries::resends::Filter;
 use store::operator::actions::Mode;
-use store::operator::deliveries::{Filter, resend_one};
+use store::operator::deliveries::resend_one;
 use store::orders::{self, Cancelled, NewOrder};
 use store::partners;
 use store::self_service::{

@@ -11,9 +11,10 @@ use domain::{
 };
 use store::{
     PgConnection,
+    deliveries::resends::Filter,
     operator::{
         actions::Mode,
-        deliveries::{self, Filter},
+        deliveries,
         give_backs::{self, Found as Returned},
         orders::{self, OrderView, PlacementView, TopupView},
         placements::{self, Decision, NotResolved, Resolved},

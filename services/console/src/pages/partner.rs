@@ -7,10 +7,10 @@ use std::borrow::Cow;
 
 use askama::Template;
 use axum::{extract::State, response::Response};
-use domain::{EndpointId, PartnerId, standing::EndpointState};
+use domain::{EndpointId, EndpointKey, PartnerId, standing::EndpointState};
 use store::{
     PgConnection,
-    deliveries::endpoints::{self, Endpoint, EndpointKey},
+    deliveries::endpoints::{self, Endpoint},
     operator::{
         self,
         endpoints::NotChanged,

@@ -8,11 +8,8 @@ use axum::{extract::State, response::Response};
 use domain::{Stored, standing::DeliveryState};
 use store::{
     PgConnection,
-    deliveries::View,
-    operator::{
-        deliveries::Filter,
-        delivery_list::{self, Of},
-    },
+    deliveries::{View, resends::Filter},
+    operator::delivery_list::{self, Of},
     partners,
 };
 use time::Duration;

@@ -12,20 +12,19 @@ use serde_json::json;
 use store::{
     PgConnection,
     config::MasterKeyConfig,
-    deliveries::View,
+    deliveries::{View, resends::Filter},
     operator::{
-        deliveries::{self, AttemptView, Filter},
+        deliveries::{self, AttemptView},
         delivery_list::{self, Cursor, Of},
     },
     vault::{Keyring, Purpose, Vault},
 };
-use time::OffsetDateTime;
 
 use crate::{
     console::{Console, list},
     event,
     listing::Listing,
-    output::{Row, cells, moment, or_dash, printable, properties},
+    output::{Row, at, cells, moment, or_dash, printable, properties},
 };
 
 const LIST_EXAMPLES: &str = "Examples:
@@ -292,9 +291,4 @@ pub async fn check_resend(
         bail!(NO_URL);
     }
     Ok(())
-}
-
-/// A UTC time without its zone, or `-`.
-pub fn at(at: Option<OffsetDateTime>) -> String {
-    or_dash(at.map(moment))
 }

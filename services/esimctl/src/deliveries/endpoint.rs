@@ -5,11 +5,11 @@
 //! uses up an attempt.
 
 use clap::{Args, Subcommand};
-use domain::EndpointId;
+use domain::{EndpointId, EndpointKey};
 use serde_json::json;
 use store::{
     PgConnection,
-    deliveries::endpoints::{self, Endpoint, EndpointKey},
+    deliveries::endpoints::{self, Endpoint},
     operator,
 };
 

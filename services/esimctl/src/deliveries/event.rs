@@ -17,9 +17,8 @@ use store::{
 
 use crate::{
     console::Console,
-    delivery::at,
     lookup::find,
-    output::{Row, cells, moment, or_dash, properties},
+    output::{Row, at, cells, moment, or_dash, properties},
 };
 
 /// Lists the newest events of a partner.

@@ -10,10 +10,10 @@ use domain::WebhookId;
 use serde_json::json;
 use store::{
     PgConnection,
-    deliveries::resends::{Counted, Wanted},
+    deliveries::resends::{Counted, Filter, Resent, Wanted},
     operator::{
         actions::Mode,
-        deliveries::{self, Filter, Resent},
+        deliveries,
         resends::{self, Cancelled, NotStarted, Part, Preview, Resend, Waiting},
     },
 };

@@ -72,6 +72,11 @@ pub fn or_dash<T: ToString>(value: Option<T>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| value.to_string())
 }
 
+/// A UTC time without its zone, or `-`.
+pub fn at(at: Option<OffsetDateTime>) -> String {
+    or_dash(at.map(moment))
+}
+
 /// A UTC time, without its date if that is the date of `start`.
 pub fn moment_after(start: OffsetDateTime, at: OffsetDateTime) -> String {
     let text = moment(at);

@@ -12,13 +12,12 @@ use clap::{
     ArgGroup, Args, Subcommand, ValueEnum,
     builder::{PossibleValuesParser, TypedValueParser},
 };
-use domain::{Environment, PartnerId, Stored, standing::EndpointState};
+use domain::{Environment, PartnerId, Stored, event::Kind, standing::EndpointState};
 use serde_json::json;
 use signing::generate;
 use store::{
     PgConnection,
     config::MasterKeyConfig,
-    deliveries::events::Kind,
     operator::actions::{self, Changed},
     partners::{self, Limit, NewLimits, NewPartner, Partner},
     self_service::{self, Channel},

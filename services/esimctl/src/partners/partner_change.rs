@@ -6,7 +6,10 @@ use domain::PartnerId;
 use serde_json::{Value, json};
 use store::{
     PgConnection,
-    operator::actions::{self, Changed},
+    operator::{
+        actions::{self, Changed},
+        endpoints,
+    },
     partners::{self, Partner},
 };
 use webhooks::{config::HttpConfig, url::WebhookUrl};
@@ -43,7 +46,7 @@ pub async fn set_webhook(
     );
     let url = url.map(WebhookUrl::as_str);
     let id = partner_id.into();
-    let due = partners::set_webhook(&mut connection, id, url, action, changed)
+    let due = endpoints::set_webhook(&mut connection, id, url, action, changed)
         .await?
         .with_context(|| format!("partner {partner_id} no longer exists; nothing was changed"))?;
     let result = json!({ "partner_id": partner_id, "webhook_url": url, "deliveries_due": due });

@@ -15,12 +15,12 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
+use domain::EndpointKey;
 use serde_json::json;
 use signing::generate;
 use store::{
     PgConnection,
     config::MasterKeyConfig,
-    deliveries::endpoints::EndpointKey,
     operator::actions::{self, Changed},
     partners::{self, Overlap, Partner, Rotated},
     vault::{Keyring, Vault},

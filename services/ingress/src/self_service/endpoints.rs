@@ -6,12 +6,11 @@
 //! of the first endpoint ([`super::webhook`]).
 
 use axum::{extract::Request, http::StatusCode, response::Response};
-use domain::{EndpointId, Stored, standing::EndpointState};
+use domain::{EndpointId, EndpointKey, Stored, event::Kind, standing::EndpointState};
 use serde::Serialize;
 use serde_json::Value;
 use signing::generate;
 use store::{
-    deliveries::{endpoints::EndpointKey, events::Kind},
     partners::{
         self, Rotated,
         endpoints::{self, Change, Headers, MOST, NewEndpoint},

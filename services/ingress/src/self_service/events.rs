@@ -8,12 +8,11 @@
 use std::{str::FromStr, time::Duration};
 
 use axum::{http::StatusCode, response::Response};
-use domain::{DeliveryId, EndpointId, WebhookId, standing::DeliveryState};
+use domain::{DeliveryId, EndpointId, EndpointKey, WebhookId, standing::DeliveryState};
 use serde::Serialize;
 use store::{
     deliveries::{
         View,
-        endpoints::EndpointKey,
         events::{self, Page, Tested},
     },
     self_service,

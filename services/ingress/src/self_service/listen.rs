@@ -13,11 +13,10 @@ use std::{collections::BTreeMap, time::Duration};
 
 use axum::{http::StatusCode, response::Response};
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
-use domain::{Environment, WebhookId};
+use domain::{EndpointKey, Environment, WebhookId};
 use serde::Serialize;
 use signing::webhook::{Secret, signatures};
 use store::{
-    deliveries::endpoints::EndpointKey,
     partners::endpoints,
     profile::Profile,
     self_service::{self, Position, Stored, StoredWebhook},

@@ -6,8 +6,8 @@
 //! derive from the handlers is added here: the signing headers, the webhooks that we send, and the
 //! responses that every operation can have.
 
+use domain::event::Kind;
 use serde_json::{Map, Value, json};
-use store::deliveries::events::Kind;
 use strum::VariantArray;
 use utoipa::{
     Modify, OpenApi,

@@ -5,11 +5,8 @@
 //! real one, but no key ends.
 
 use axum::{extract::Request, http::StatusCode, response::Response};
-use domain::Environment;
-use store::{
-    deliveries::events::Kind,
-    self_service::{self, Made},
-};
+use domain::{Environment, event::Kind};
+use store::self_service::{self, Made};
 use utoipa::ToSchema;
 
 use super::{

@@ -10,12 +10,11 @@
 use std::time::Duration;
 
 use axum::{extract::Request, http::StatusCode, response::Response};
-use domain::Environment;
+use domain::{EndpointKey, Environment, event::Kind};
 use serde::Serialize;
 use serde_json::Value;
 use signing::generate;
 use store::{
-    deliveries::{endpoints::EndpointKey, events::Kind},
     partners::{self, Rotated, endpoints::Change},
     self_service::{self, Endpoint},
 };

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use store::deliveries::endpoints;
+use store::deliveries::resends::Filter;
 use store::operator::actions::{Action, Actor, Mode};
-use store::operator::deliveries::{self, Filter};
+use store::operator::deliveries;
 use testkit::receiver::Answer;
 
 use crate::support::Bench;

@@ -3,11 +3,10 @@
 
 use std::time::{Duration, Instant};
 
-use domain::{DeliveryId, PartnerId, WebhookId};
+use domain::{DeliveryId, EndpointKey, PartnerId, WebhookId, event::Kind};
 use store::deliveries::{
     View,
-    endpoints::EndpointKey,
-    events::{self, Kind, Tested},
+    events::{self, Tested},
 };
 use store::{
     partners::{self, endpoints::Change},

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use domain::PartnerId;
+use domain::{EndpointKey, PartnerId};
 use signing::webhook::Secret;
-use store::deliveries::endpoints::EndpointKey;
 use store::partners::{self, Overlap, Rotated};
 use store::vault::Keyring;
 use testkit::receiver::{Received, Signature};

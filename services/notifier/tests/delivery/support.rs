@@ -3,8 +3,8 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use domain::{
-    ActivationCode, DeliveryId, Environment, Iccid, OptionId, PartnerId, PlacementId, TopupId,
-    TopupIds,
+    ActivationCode, DeliveryId, EndpointKey, Environment, Iccid, OptionId, PartnerId, PlacementId,
+    TopupId, TopupIds,
 };
 use notifier::Config;
 use pipeline::Nats;
@@ -18,7 +18,7 @@ use store::partners::{self, NewPartner};
 use store::placements::{self, Claim, Outcome, Progress, ReadyProfile, Settlement, Unit};
 use store::vault::{Keyring, Vault};
 use store::{
-    deliveries::endpoints::{self, EndpointKey},
+    deliveries::endpoints,
     profile::{Profile, SealedProfile},
     schema,
 };

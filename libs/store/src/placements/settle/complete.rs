@@ -16,7 +16,7 @@ use domain::{DeliveryId, PlacementId};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::{Outcome, Progress, Settled, Settlement};
+use super::outcome::{Outcome, Progress, Settled, Settlement};
 use crate::{Result, signed};
 
 /// Records the common outcomes of a batch and notes their effects in `settled`. Returns the indices

@@ -5,7 +5,7 @@ use domain::{HistoryKind, Reason, reason::Code};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::{Changes, Outcome, Settlement};
+use super::outcome::{Changes, Outcome, Settlement};
 use crate::{
     Result,
     history::{self, MOST_UNKNOWNS, Note},

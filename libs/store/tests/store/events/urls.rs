@@ -1,9 +1,7 @@
 //! Waiting deliveries move to a new URL, which is tested first if the endpoint is blocked.
 
-use store::deliveries::{
-    self,
-    endpoints::{self, EndpointKey},
-};
+use domain::EndpointKey;
+use store::deliveries::{self, endpoints};
 
 use super::{HOUR, URL};
 use crate::bench::{Bench, ids};
