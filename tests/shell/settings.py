@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/settings.md"
 MARK = "<!-- tests/shell/settings.py --write writes what follows -->\n"
 ATTRIBUTE = re.compile(r"#\[arg\((?P<inner>(?:[^\[\]]|\[[^\]]*\])*?)\)\]\s*(?:pub(?:\([^)]*\))? )?(?P<field>\w+):")
-SHARED = {"runtime": "all", "store": "all with a database", "pipeline": "all with NATS", "webhooks": "ingress, notifier"}
+SHARED = {"runtime": "all", "pg": "all with a database", "pipeline": "all with NATS", "webhooks": "ingress, notifier"}
 ORDER = ["ingress", "provisioner", "notifier", "console", "sandbox", "esimctl"]
 
 

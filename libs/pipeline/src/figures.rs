@@ -10,11 +10,9 @@ use std::{
     time::Duration,
 };
 
+use pg::Database;
 use runtime::{Shutdown, clock, lock};
-use store::{
-    Database,
-    figures::{self, Count, Figure, Measure},
-};
+use store::figures::{self, Count, Figure, Measure};
 use time::OffsetDateTime;
 use uuid::Uuid;
 

@@ -11,8 +11,8 @@ use opentelemetry::{
     KeyValue, global,
     metrics::{Counter, Gauge, UpDownCounter},
 };
+use pg::primary::Pulse;
 use runtime::{Shutdown, lock, metrics::Instruments};
-use store::primary::Pulse;
 
 use crate::{Nats, queues::Class};
 

@@ -3,19 +3,17 @@
 //!
 //! Readiness follows the pulse, because a server that accepts connections but commits nothing is of
 //! no use to any stage. What the pulse protects, the fence after lost commits, is in
-//! [`store::primary`]; nothing there depends on this loop being on time.
+//! [`pg::primary`]; nothing there depends on this loop being on time.
 
 use std::{
     pin::pin,
     time::{Duration, Instant},
 };
 
+use desk::operator::health::{Finding, Kind};
+use pg::Database;
 use runtime::{Shutdown, clock, health::Readiness, outage};
 use serde_json::json;
-use store::{
-    Database,
-    operator::health::{Finding, Kind},
-};
 use time::OffsetDateTime;
 use tokio::time::timeout;
 

@@ -1,8 +1,8 @@
 //! What partners ask about delivered eSIMs, for the provisioner: it claims the open requests of its
 //! provider, which are rows of `work` with the kinds `usage` and `give_back`, and records what the
 //! provider says. Ingress writes the requests
-//! ([`crate::self_service::esims`]), and operators resolve parked give-backs
-//! ([`crate::operator::give_backs`]).
+//! (`desk::self_service::esims`), and operators resolve parked give-backs
+//! (`desk::operator::give_backs`).
 //!
 //! Guarantees: a give-back moves by [`domain::give_back`] only, because each statement reads the row
 //! under its lock and asks that function for the next state. An attempt is recorded ([`begin`])
@@ -18,14 +18,12 @@ use domain::{
     GiveBackState, Iccid, OrderId, PartnerId, TopupId,
     give_back::{Event, GiveBack},
 };
+use pg::{Error, Result, age, seconds, unsigned};
 use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::{
-    Error, Result, age, seconds, unsigned,
-    work::{self, Found, Kind, Page},
-};
+use crate::work::{self, Found, Kind, Page};
 
 /// What a provider says about a delivered eSIM. Each part is `None` if it does not say it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -316,9 +314,9 @@ pub async fn begin(
          WHERE topup_id = $1 AND give_back = $4 AND attempt = $5",
         topup_id.as_str(),
         begun.state.as_str(),
-        crate::signed(begun.attempt),
+        pg::signed(begun.attempt),
         read.state.as_str(),
-        crate::signed(read.attempt),
+        pg::signed(read.attempt),
     );
     let moved = statement.execute(connection).await?.rows_affected() > 0;
     Ok(moved.then_some(begun.attempt))

@@ -11,12 +11,11 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use pg::{Result, count};
 use serde::Serialize;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
-
-use crate::{Result, count};
 
 /// How long minutes are kept, in hours.
 pub const MINUTES_KEPT: i32 = 48;
@@ -207,7 +206,7 @@ pub async fn erase_old(connection: &mut PgConnection) -> Result<()> {
 
 /// The histograms of these measures in the last minutes or hours, those of all processes together:
 /// purchases and calls by provider, all others without a subject. What has no duration is left out.
-pub(crate) async fn halves(
+pub async fn halves(
     connection: &mut PgConnection,
     span: Span,
     spans: i32,

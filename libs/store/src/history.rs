@@ -6,13 +6,12 @@
 //! transaction. What goes straight is never noted, so an order without trouble costs nothing.
 
 use domain::{HistoryKind, PlacementState, Why};
+use pg::Result;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
-
-use crate::Result;
 
 /// How often an unknown outcome of one attempt is noted. Calls about a placement that waits for its
 /// provider may fail for days.
@@ -22,21 +21,21 @@ const MOST: i64 = 500;
 
 /// What happened to a placement or to a unit of it.
 #[derive(Clone, Debug)]
-pub(crate) struct Note {
-    pub(crate) placement_id: Uuid,
-    pub(crate) topup_id: Option<String>,
+pub struct Note {
+    pub placement_id: Uuid,
+    pub topup_id: Option<String>,
     /// The provider that was asked, if the placement has gone to another one since.
-    pub(crate) provider: Option<String>,
-    pub(crate) kind: HistoryKind,
-    pub(crate) attempt: Option<i32>,
+    pub provider: Option<String>,
+    pub kind: HistoryKind,
+    pub attempt: Option<i32>,
     /// Why, as it is stored: see [`domain::reason`].
-    pub(crate) reason: Option<String>,
-    pub(crate) before: Option<Value>,
-    pub(crate) after: Option<Value>,
+    pub reason: Option<String>,
+    pub before: Option<Value>,
+    pub after: Option<Value>,
 }
 
 impl Note {
-    pub(crate) fn new(placement_id: Uuid, kind: HistoryKind) -> Self {
+    pub fn new(placement_id: Uuid, kind: HistoryKind) -> Self {
         Self {
             placement_id,
             topup_id: None,
@@ -52,7 +51,7 @@ impl Note {
 
 /// Notes what happened to placements, in the transaction that has changed them. The statements of
 /// [breakers](crate::providers) note their changes themselves.
-pub(crate) async fn write(connection: &mut PgConnection, notes: &[Note]) -> Result<()> {
+pub async fn write(connection: &mut PgConnection, notes: &[Note]) -> Result<()> {
     if notes.is_empty() {
         return Ok(());
     }
@@ -98,7 +97,7 @@ pub struct Was {
 }
 
 impl Was {
-    pub(crate) fn new(
+    pub fn new(
         state: PlacementState,
         provider: &str,
         reason: Option<String>,
@@ -113,11 +112,12 @@ impl Was {
     }
 
     /// What it is since an operator has resolved it, perhaps as bought at another provider.
-    pub(crate) fn resolved(&self, state: PlacementState, provider: Option<&str>) -> Self {
+    #[must_use]
+    pub fn resolved(&self, state: PlacementState, provider: Option<&str>) -> Self {
         Self::new(state, provider.unwrap_or(&self.provider), None, None)
     }
 
-    pub(crate) fn json(&self) -> Value {
+    pub fn json(&self) -> Value {
         serde_json::to_value(self).unwrap_or_default()
     }
 }

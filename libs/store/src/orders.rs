@@ -12,15 +12,18 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use domain::{OptionId, OrderId, PartnerId, PlacementId, Reason, TopupId, reason::Code};
-use serde_json::json;
-use sqlx::PgConnection;
-use uuid::Uuid;
-
-use crate::{
+use pg::{
     Error, Result,
     actions::{self, Action, Actor, Mode},
     age, retry_conflicts, seconds, signed,
 };
+use serde_json::json;
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+/// The check of the table `orders` that refuses those of partners that have moved to another cell.
+/// `tools::cells` adds it.
+pub const FENCE: &str = "orders_of_moved_partners";
 
 #[derive(Clone, Debug)]
 pub struct NewOrder {

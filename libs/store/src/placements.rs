@@ -16,6 +16,7 @@ use std::time::Duration;
 
 pub use claim::{Claim, Claimed, ClaimedTopup, claim};
 use domain::{OrderId, PlacementId};
+use pg::{Error, Result, retry_conflicts};
 pub use settle::{
     KnownColumns, Outcome, Progress, ReadyProfile, Settled, Settlement, Unit, settle,
 };
@@ -23,7 +24,6 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::{
-    Error, Result, retry_conflicts,
     sweep::{Fence, Swept},
     work::{self, Found, Kind, Page},
 };

@@ -7,11 +7,10 @@
 
 use std::time::Duration;
 
+use pg::{Result, seconds};
 use serde::Serialize;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
-
-use crate::{Result, seconds};
 
 /// The maximum number of attempts of a lane that may be sent and have an unknown outcome, in all
 /// replicas together. Each of them may be money spent, so no further purchase of the lane begins

@@ -14,11 +14,10 @@
 use std::time::Duration;
 
 use domain::PlacementId;
+use pg::{Result, age, count, seconds};
 use serde::Serialize;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
-
-use crate::{Result, age, count, seconds};
 
 /// The state of a provider's breaker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, strum::EnumString, strum::IntoStaticStr)]

@@ -11,10 +11,9 @@
 
 use std::time::Duration;
 
+use pg::{Result, seconds};
 use sqlx::{Connection, PgConnection, Postgres, Transaction};
 use time::OffsetDateTime;
-
-use crate::{Result, seconds};
 
 /// The longest time range of one sweep, in seconds. It bounds the cost of the statement, even if
 /// the stage has been stopped for long and has much to catch up.

@@ -16,10 +16,9 @@
 //! nothing.
 
 use domain::PartnerId;
+use pg::Result;
 use sqlx::PgConnection;
 use uuid::Uuid;
-
-use crate::Result;
 
 /// What a stage must do for a row of `work`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
@@ -100,7 +99,7 @@ pub struct Found<Id> {
 
 /// Looks for the due work of a provider. Within a lane and partner, the rows of the first of
 /// `kinds` come first, and the oldest within a kind.
-pub(crate) async fn due<Id: From<Uuid>>(
+pub async fn due<Id: From<Uuid>>(
     connection: &mut PgConnection,
     kinds: &[Kind],
     provider: &str,
@@ -111,7 +110,7 @@ pub(crate) async fn due<Id: From<Uuid>>(
         Some((lane, partner)) => (lane.as_str(), partner.uuid()),
         None => ("", Uuid::nil()),
     };
-    let limit = crate::signed(page.limit);
+    let limit = pg::signed(page.limit);
     let query = sqlx::query!(
         r#"-- Walks from one pair of lane and partner to the next by the index, so that a long backlog
            -- of one pair costs the others nothing.

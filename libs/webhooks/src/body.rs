@@ -1,9 +1,9 @@
 //! The body of the specified webhook: nine fields, in the order of the specification. The notifier
 //! sends it, and ingress shows the same fields in self-service.
 
+use accounts::profile::Profile;
 use domain::{OptionId, TopupId};
 use serde::Serialize;
-use store::profile::Profile;
 use utoipa::ToSchema;
 
 use crate::qr::QrUrls;

@@ -23,13 +23,11 @@ use axum::{
     response::Response,
 };
 use axum_htmx::HX_REQUEST;
+pub use desk::operator::accounts::Role;
+use desk::operator::sessions::{self, Accepted};
+use pg::actions::{Action, Actor};
 use runtime::listener::Place;
 use secrecy::SecretString;
-pub use store::operator::accounts::Role;
-use store::operator::{
-    actions::{Action, Actor},
-    sessions::{self, Accepted},
-};
 use subtle::ConstantTimeEq;
 use url::form_urlencoded;
 

@@ -3,12 +3,10 @@
 
 use std::sync::Arc;
 
+use desk::operator::sessions::Lifetime;
+use pg::Database;
 use runtime::config::BadSetting;
-use store::{
-    Database,
-    operator::sessions::Lifetime,
-    vault::{Keyring, Vault},
-};
+use vault::{Keyring, Vault};
 
 use crate::{
     config::{Config, Environment},

@@ -3,8 +3,8 @@
 use std::{net::SocketAddr, time::Duration};
 
 use clap::{Parser, ValueEnum};
+use pg::config::{MasterKeyConfig, PoolConfig};
 use runtime::{CommonConfig, config::positive_duration};
-use store::config::{MasterKeyConfig, PoolConfig};
 use url::Url;
 
 use crate::{openid, transport::is_private_transport};

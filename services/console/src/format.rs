@@ -1,6 +1,6 @@
 //! How times, durations and numbers are written on the pages.
 
-use store::operator::words::noun;
+use desk::operator::words::noun;
 use time::{Duration, OffsetDateTime, macros::format_description};
 
 /// A UTC time to the second: `2025-01-29 12:34:56`.

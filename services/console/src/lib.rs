@@ -13,7 +13,7 @@
 //!   one in every role.
 //! - No credential is ever shown. An activation code is shown only if `CONSOLE_ACTIVATION_CODES` is
 //!   on, to a role that may see it, and each time is recorded.
-//! - It has no SQL of its own: `store::operator` answers it and `esimctl` alike.
+//! - It has no SQL of its own: `desk::operator` answers it and `esimctl` alike.
 //!
 //! The console is not a stage: nothing waits for it, and it may be stopped at any time. It holds no
 //! state but what is in PostgreSQL, so replicas can run side by side.
@@ -40,16 +40,16 @@ mod view;
 
 use std::time::Duration;
 
+use desk::operator::health::{Finding, Kind};
+use pg::{
+    Database,
+    schema::{self, SchemaError},
+};
 use runtime::{
     Shutdown,
     health::{self, Readiness},
 };
 use serde_json::json;
-use store::{
-    Database,
-    operator::health::{Finding, Kind},
-    schema::{self, SchemaError},
-};
 
 pub use self::{app::App, config::Config};
 

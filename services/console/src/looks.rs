@@ -12,15 +12,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use store::{
+use accounts::partners;
+use desk::operator::health::{self, Report};
+use pg::{
     Database, PgConnection,
-    figures::{Count, Counts, Figures, Measure, Span},
-    operator::{
-        actions::{self, Filter, Recorded},
-        health::{self, Report},
-    },
-    partners,
+    actions::{self, Filter, Recorded},
 };
+use store::figures::{Count, Counts, Figures, Measure, Span};
 use time::OffsetDateTime;
 use tokio::sync::Mutex;
 use uuid::Uuid;
@@ -156,7 +154,7 @@ impl Shared {
     pub(crate) async fn look(
         &self,
         database: &Database,
-    ) -> Result<(Arc<Look>, Option<Arc<Look>>), store::Error> {
+    ) -> Result<(Arc<Look>, Option<Arc<Look>>), pg::Error> {
         self.within(database, FRESH).await
     }
 
@@ -164,7 +162,7 @@ impl Shared {
         &self,
         database: &Database,
         fresh: Duration,
-    ) -> Result<(Arc<Look>, Option<Arc<Look>>), store::Error> {
+    ) -> Result<(Arc<Look>, Option<Arc<Look>>), pg::Error> {
         let mut looks = self.looks.lock().await;
         let is_fresh = |look: &&Arc<Look>| look.at.elapsed() < fresh;
         let newest = if let Some(fresh) = looks.newest.as_ref().filter(is_fresh) {
@@ -204,7 +202,7 @@ impl Shared {
         &self,
         database: &Database,
         range: Range,
-    ) -> Result<Arc<Bars>, store::Error> {
+    ) -> Result<Arc<Bars>, pg::Error> {
         let mut charts = self.charts.lock().await;
         if let Some((at, bars)) = charts.get(&range)
             && at.elapsed() < CHARTED
@@ -243,7 +241,7 @@ fn bars(range: Range, figures: &[(OffsetDateTime, Counts)], now: OffsetDateTime)
         .collect()
 }
 
-async fn look(connection: &mut PgConnection) -> Result<Look, store::Error> {
+async fn look(connection: &mut PgConnection) -> Result<Look, pg::Error> {
     let report = health::examine(&mut *connection, PARKED).await?;
     let now = Figures::read(&mut *connection, Span::Minute, MINUTES, true).await?;
     let actions = actions::list(&mut *connection, &Filter::default(), ACTIONS).await?;

@@ -21,6 +21,10 @@ use std::{pin::Pin, time::Duration};
 
 use anyhow::Context;
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use desk::operator::{
+    accounts::{OF_PROVIDER, Role, is_readable},
+    sessions::Person,
+};
 use openidconnect::{
     AsyncHttpClient, AuthType, AuthorizationCode, ClaimsVerificationError, ClientId, ClientSecret,
     CsrfToken, DiscoveryError, HttpRequest, HttpResponse, IssuerUrl, Nonce, PkceCodeChallenge,
@@ -34,10 +38,6 @@ use runtime::{client, clock, config::BadSetting, files};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-use store::operator::{
-    accounts::{OF_PROVIDER, Role, is_readable},
-    sessions::Person,
-};
 use tokio::{sync::Mutex, time::Instant};
 use url::Url;
 

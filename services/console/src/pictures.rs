@@ -35,9 +35,6 @@ impl Went {
 /// One step of an order.
 #[derive(Clone, Debug)]
 pub(crate) struct Step {
-    /// What it belongs to.
-    #[expect(dead_code, reason = "the story will group its steps by it")]
-    pub(crate) row: &'static str,
     pub(crate) at: OffsetDateTime,
     /// How long it took, if that is known.
     pub(crate) took: Option<Duration>,
@@ -46,9 +43,6 @@ pub(crate) struct Step {
     /// Whether it is an action that found nothing to change.
     pub(crate) changed_nothing: bool,
 }
-
-/// The row of the actions of people.
-pub(crate) const ACTIONS: &str = "actions";
 
 /// A chart of the overview. Its texts are HTML beside the picture, so they stay readable when the page
 /// stretches it.
@@ -182,7 +176,8 @@ pub(crate) fn lines(title: &'static str, counts: &[Option<&Count>], times: &[Str
             .map(|count| count.and_then(|count| count.within(share)))
             .collect()
     };
-    let (half, most) = (of(0.5), of(0.95));
+    let half = of(0.5);
+    let most = of(0.95);
     let top = most.iter().flatten().copied().fold(0.0, f64::max);
     let mut svg = format!(
         "<svg viewBox=\"0 0 100 40\" preserveAspectRatio=\"none\" role=\"img\" aria-label=\"{title}; the CSV has the values\">"
@@ -237,7 +232,8 @@ mod tests {
             failed,
             ..Count::default()
         };
-        let (few, many) = (count(100, 5), count(100, 6));
+        let few = count(100, 5);
+        let many = count(100, 6);
         let chart = Chart::share("Failed", &[Some(&few), Some(&many)], &times);
         assert_eq!(chart.picture.matches("class=\"b2\"").count(), 1);
         assert!(chart.picture.contains("10:00: 6.0 %"), "{}", chart.picture);

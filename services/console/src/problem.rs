@@ -65,7 +65,7 @@ pub enum Problem {
     #[error("{0}")]
     Invalid(String),
     #[error(transparent)]
-    Store(#[from] store::Error),
+    Store(#[from] pg::Error),
     /// A fault of this program.
     #[error("the page could not be made")]
     Broken(anyhow::Error),

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use desk::operator::accounts::Role;
 use secrecy::{ExposeSecret, SecretString};
 use sha2::{Digest, Sha256};
-use store::operator::accounts::Role;
 
 use crate::times::Times;
 

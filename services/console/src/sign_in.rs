@@ -10,13 +10,13 @@ use axum::{
     http::{HeaderValue, StatusCode, header, request::Parts},
     response::{IntoResponse, Redirect, Response},
 };
-use rand::Rng;
-use secrecy::{ExposeSecret, SecretString};
-use signing::password;
-use store::operator::{
+use desk::operator::{
     accounts::{self, NotSet},
     sessions::{self, NotSignedIn, Opened},
 };
+use rand::Rng;
+use secrecy::{ExposeSecret, SecretString};
+use signing::password;
 
 use crate::{
     App,

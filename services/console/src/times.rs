@@ -101,7 +101,8 @@ impl Times {
         let place = self.name.rsplit('/').next().unwrap_or_default();
         let seconds = self.local(self.now).offset().seconds();
         let sign = if seconds < 0 { '−' } else { '+' };
-        let (hours, minutes) = (seconds.abs() / 3_600, seconds.abs() / 60 % 60);
+        let hours = seconds.abs() / 3_600;
+        let minutes = seconds.abs() / 60 % 60;
         let place = place.replace('_', " ");
         match (seconds, minutes) {
             (0, _) if place == "UTC" => place,

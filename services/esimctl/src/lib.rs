@@ -36,7 +36,7 @@ mod upkeep;
 use std::{path::PathBuf, process::ExitCode};
 
 use clap::Parser;
-use store::config::DatabaseConfig;
+use pg::config::DatabaseConfig;
 
 // The modules are found under their own names, whatever folder they are in.
 use crate::{

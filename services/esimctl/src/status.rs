@@ -1,22 +1,22 @@
-//! `esimctl status` and `esimctl attention`: two views of one report ([`store::operator::health`]), which
+//! `esimctl status` and `esimctl attention`: two views of one report ([`desk::operator::health`]), which
 //! the console's first pages and `esimctl doctor` render, too. `attention` says what is wrong, and its
 //! exit status says whether somebody is needed; `status` adds the stages, what waits, and figures.
 
 use std::time::Duration;
 
 use clap::Args;
+use desk::operator::health::{
+    self, Finding, Report,
+    finding::Severity,
+    stages::Life,
+    told::{Told, lasted},
+    waiting::{Backlog, Drain, Queue, Waiting},
+};
 use domain::standing::EndpointState;
 use serde_json::{Value, json};
 use store::{
     deliveries::endpoints::Endpoint,
     figures::{Count, Counts, Figures, Measure, Span},
-    operator::health::{
-        self, Finding, Report,
-        finding::Severity,
-        stages::Life,
-        told::{Told, lasted},
-        waiting::{Backlog, Drain, Queue, Waiting},
-    },
 };
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 

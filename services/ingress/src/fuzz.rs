@@ -12,14 +12,14 @@ use axum::{
 };
 use clap::Parser;
 use domain::ActivationCode;
-use signing::{SecretKey, qr::Keys, request as signature};
-use store::{
+use pg::{
     config::{DatabaseConfig, PoolConfig},
     primary::DurabilityConfig,
-    vault::{Keyring, Vault},
 };
+use signing::{SecretKey, qr::Keys, request as signature};
 use tokio::runtime::Runtime;
 use tower::ServiceExt;
+use vault::{Keyring, Vault};
 use webhooks::qr::QrGate;
 
 use crate::{

@@ -43,6 +43,10 @@ use anyhow::Context;
 use axum::Router;
 use clap::Parser;
 use domain::TopupIds;
+use pg::{
+    Database,
+    config::{MasterKeyConfig, PoolConfig},
+};
 use pipeline::{Batcher, Nats, NatsConfig, figures, publish::JobRow, timing::PLACEMENT_WAIT_MAX};
 use runtime::{
     CommonConfig, Shutdown,
@@ -50,13 +54,9 @@ use runtime::{
     health::{self, Readiness},
 };
 use signing::qr::Keys;
-use store::{
-    Database,
-    config::{MasterKeyConfig, PoolConfig},
-    vault::{Keyring, Vault},
-};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use tokio::{sync::Semaphore, task::JoinHandle};
+use vault::{Keyring, Vault};
 use webhooks::{
     config::{GuardConfig, HttpConfig, MailConfig, QrConfig, SourceConfig, public_url},
     dns::Dns,

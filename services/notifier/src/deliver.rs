@@ -24,7 +24,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use accounts::profile::Profile;
 use domain::{DeliveryId, EndpointKey, event::Kind};
+use pg::{Database, PgConnection};
 use pipeline::{
     Effect, GroupCommit,
     payload::TopupReady,
@@ -34,20 +36,18 @@ use pipeline::{
 use runtime::{Shutdown, clock, outage};
 use signing::code;
 use store::{
-    Database, PgConnection,
     deliveries::{
         self, Attempted, Claim, Content, Delivery,
         endpoints::BlockPolicy,
         events::{Event, Subject},
         notices::{self, Notice},
     },
-    profile::Profile,
-    vault::{Purpose, Vault},
     work::Page,
 };
 use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
+use vault::{Purpose, Vault};
 use webhooks::{body::Body, event, mail::EmailAddress, qr::QrUrls};
 
 use self::{
@@ -155,7 +155,7 @@ impl Deliver {
     /// Creates the deliveries to further endpoints of the partners of these deliveries. If it fails
     /// or this process dies before it, the sweep does it when the first lease of the deliveries
     /// ends.
-    async fn fan_out(&self, ids: &[DeliveryId]) -> Result<(), store::Error> {
+    async fn fan_out(&self, ids: &[DeliveryId]) -> Result<(), pg::Error> {
         if ids.is_empty() {
             return Ok(());
         }

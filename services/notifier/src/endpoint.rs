@@ -6,16 +6,14 @@ use std::{
     sync::{Arc, Mutex},
 };
 
+use accounts::partners::endpoints;
 use domain::{EndpointId, EndpointKey};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use runtime::lock;
 use signing::webhook::Secret;
-use store::{
-    deliveries::Delivery,
-    partners::endpoints,
-    vault::{Vault, VaultError},
-};
+use store::deliveries::Delivery;
 use url::Url;
+use vault::{Vault, VaultError};
 use webhooks::mail::is_mail;
 
 use crate::webhook::Unanswered;
@@ -36,9 +34,9 @@ pub struct Endpoint {
     pub host: Arc<str>,
     pub url: Result<Url, Unanswered>,
     /// The secrets that sign its webhooks, the newest first.
-    pub secrets: Result<Vec<Secret>, store::Error>,
+    pub secrets: Result<Vec<Secret>, pg::Error>,
     /// The headers that the partner has set for all requests to it.
-    pub headers: Result<HeaderMap, store::Error>,
+    pub headers: Result<HeaderMap, pg::Error>,
 }
 
 impl Endpoint {
@@ -104,7 +102,7 @@ impl Endpoints {
 
 /// Opens the headers of an endpoint. Ingress has checked that they can be sent. One that it would
 /// refuse today, because it was set before the check had learned of its kind, is left out.
-fn headers(delivery: &Delivery, vault: &Vault) -> Result<HeaderMap, store::Error> {
+fn headers(delivery: &Delivery, vault: &Vault) -> Result<HeaderMap, pg::Error> {
     let Some(sealed) = &delivery.headers else {
         return Ok(HeaderMap::new());
     };

@@ -7,10 +7,10 @@
 use std::{sync::Arc, time::Duration};
 
 use domain::event::Kind;
+use pg::Database;
 use pipeline::{Effect, perform};
 use runtime::{Shutdown, outage};
 use store::{
-    Database,
     deliveries::{
         endpoints, events, notices,
         resends::{self, Resend},
@@ -86,7 +86,7 @@ pub async fn run(
 
 /// Makes deliveries due whose partner has set a new URL or has ended a pause. Endpoints take turns,
 /// one batch each, so that one with many deliveries does not make the others wait.
-async fn move_waiting(database: &Database, shutdown: &Shutdown) -> Result<(), store::Error> {
+async fn move_waiting(database: &Database, shutdown: &Shutdown) -> Result<(), pg::Error> {
     let mut moving = database.run(endpoints::moving).await?;
     while !moving.is_empty() && !shutdown.is_stopping() {
         let mut left = Vec::with_capacity(moving.len());
@@ -121,7 +121,7 @@ async fn redeliver(
     database: &Database,
     most_due: u32,
     shutdown: &Shutdown,
-) -> Result<(), store::Error> {
+) -> Result<(), pg::Error> {
     let mut running = Vec::new();
     loop {
         let after = running.last().map(|one: &Resend| one.partner_id);
@@ -167,7 +167,7 @@ async fn tell_addresses(
     database: &Database,
     addresses: &[String],
     metrics: &Metrics,
-) -> Result<(), store::Error> {
+) -> Result<(), pg::Error> {
     let told = database
         .run(async |connection| notices::source_addresses(connection, addresses).await)
         .await?;
@@ -188,7 +188,7 @@ async fn look_at_all(
     notice: Duration,
     metrics: &Metrics,
     shutdown: &Shutdown,
-) -> Result<(), store::Error> {
+) -> Result<(), pg::Error> {
     let made = database
         .run(async |connection| events::expiring(connection, notice).await)
         .await?;

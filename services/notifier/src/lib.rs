@@ -48,6 +48,11 @@ pub mod webhook;
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use clap::Parser;
+use desk::operator::health::webhooks as waiting;
+use pg::{
+    Database,
+    config::{MasterKeyConfig, PoolConfig},
+};
 use pipeline::{
     Nats, NatsConfig, figures,
     metrics::{DueRows, Watched, watch as watch_streams},
@@ -61,14 +66,8 @@ use runtime::{
     health::{self, Readiness},
 };
 use signing::qr::Keys as QrKeys;
-use store::{
-    Database,
-    config::{MasterKeyConfig, PoolConfig},
-    deliveries::{self, endpoints::BlockPolicy, resends},
-    operator::health::webhooks as waiting,
-    schema,
-    vault::Keyring,
-};
+use store::deliveries::{self, endpoints::BlockPolicy, resends};
+use vault::Keyring;
 use webhooks::{
     config::{GuardConfig, QrConfig, SourceConfig, public_url},
     qr::QrUrls,
@@ -343,7 +342,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     health::serve(config.admin_listen, readiness.clone()).await?;
     let stop = shutdown.soft();
     match stop
-        .run_until_cancelled(schema::wait(&database, &vault))
+        .run_until_cancelled(accounts::start::wait(&database, &vault))
         .await
     {
         None => return Ok(()),

@@ -3,6 +3,10 @@
 
 use std::time::Duration;
 
+use desk::{
+    operator::health::webhooks::Backlog,
+    retention::{self, Class},
+};
 use domain::{EndpointId, event::Kind};
 use opentelemetry::{
     KeyValue,
@@ -10,11 +14,7 @@ use opentelemetry::{
 };
 use pipeline::figures::Figures;
 use runtime::metrics::Instruments;
-use store::{
-    figures::Measure,
-    operator::health::webhooks::Backlog,
-    retention::{self, Class},
-};
+use store::figures::Measure;
 
 /// Histogram bounds of the time from an order to its delivery, in seconds. They reach to the end of
 /// the retry schedule.

@@ -41,15 +41,15 @@ pub(crate) enum Failure {
     #[error("the profile was erased, so the webhook cannot be sent any more")]
     Erased,
     #[error("the profile cannot be decrypted: {0}")]
-    Profile(store::Error),
+    Profile(pg::Error),
     #[error("the webhook secret cannot be decrypted: {0}")]
-    Secret(store::Error),
+    Secret(pg::Error),
     #[error("the headers of the endpoint cannot be decrypted: {0}")]
-    Headers(store::Error),
+    Headers(pg::Error),
     #[error("the webhook cannot be encoded")]
     Unwritable,
     #[error("the code for the channel cannot be stored: {0}")]
-    Code(store::Error),
+    Code(pg::Error),
     /// It was verified or removed after the delivery was claimed.
     #[error("the channel is verified already or was removed, so no code is sent")]
     NoChannel,

@@ -1,14 +1,12 @@
 //! Erases data whose term has ended, at a limited rate, so that deliveries do not notice it.
-//! [`store::retention`] says what is erased when. Every replica runs this; a replica that dies in
+//! [`desk::retention`] says what is erased when. Every replica runs this; a replica that dies in
 //! between loses nothing, because the progress is in PostgreSQL.
 
 use std::time::Duration;
 
+use desk::retention::{self, Class};
+use pg::Database;
 use runtime::{Shutdown, outage};
-use store::{
-    Database,
-    retention::{self, Class},
-};
 use tokio::time::Instant;
 
 use crate::metrics::RetentionMetrics;

@@ -136,11 +136,7 @@ impl ProviderWork {
     }
 
     /// Claims due requests. While the breaker is not closed, only a `probe` gets one.
-    async fn claim_requests(
-        &self,
-        rows: &[Uuid],
-        probe: bool,
-    ) -> Result<Vec<Claimed>, store::Error> {
+    async fn claim_requests(&self, rows: &[Uuid], probe: bool) -> Result<Vec<Claimed>, pg::Error> {
         let name = &self.calls.name;
         let lease = self.lease;
         self.database
@@ -162,11 +158,7 @@ impl ProviderWork {
         }
     }
 
-    async fn try_answer(
-        &self,
-        claimed: &Claimed,
-        claim_began: Instant,
-    ) -> Result<(), store::Error> {
+    async fn try_answer(&self, claimed: &Claimed, claim_began: Instant) -> Result<(), pg::Error> {
         let capabilities = self.calls.provider.capabilities();
         if !capabilities.usage {
             if claimed.usage_asked {
@@ -234,7 +226,7 @@ impl ProviderWork {
         claimed: &Claimed,
         open: Open,
         status: Result<EsimStatus, Trouble>,
-    ) -> Result<(), store::Error> {
+    ) -> Result<(), pg::Error> {
         let attempt = open.now.attempt;
         let settled = open.attempt_age >= self.settle_delay;
         let again_in = pause(open.attempt_age);
@@ -267,7 +259,7 @@ impl ProviderWork {
         status: Result<EsimStatus, Trouble>,
         esim: &DeliveredEsim,
         claim_began: Instant,
-    ) -> Result<(), store::Error> {
+    ) -> Result<(), pg::Error> {
         let is_late = open.asked_age >= self.park_after;
         match status.map(|status| (status.custody, status.reading.installed)) {
             Ok((Custody::Returned, _)) => return self.returned(claimed).await,
@@ -325,14 +317,14 @@ impl ProviderWork {
         &self,
         claimed: &Claimed,
         read: GiveBack,
-    ) -> Result<Option<u32>, store::Error> {
+    ) -> Result<Option<u32>, pg::Error> {
         let recording = self.database.run(async |connection| {
             esim_requests::begin(connection, &claimed.topup_id, read).await
         });
         perform(Effect::CommitGiveBack, recording).await
     }
 
-    async fn fail(&self, claimed: &Claimed, failure: UsageFailure) -> Result<(), store::Error> {
+    async fn fail(&self, claimed: &Claimed, failure: UsageFailure) -> Result<(), pg::Error> {
         self.database
             .run(async |connection| {
                 esim_requests::record_failure(connection, &claimed.topup_id, failure).await
@@ -346,11 +338,11 @@ impl ProviderWork {
         claimed: &Claimed,
         reason: Reason,
         said: Option<String>,
-    ) -> Result<(), store::Error> {
+    ) -> Result<(), pg::Error> {
         self.end(claimed, Event::Refuse, reason, said).await
     }
 
-    async fn returned(&self, claimed: &Claimed) -> Result<(), store::Error> {
+    async fn returned(&self, claimed: &Claimed) -> Result<(), pg::Error> {
         self.settle_give_back(claimed, Some(Event::Returned), None, AGAIN_LEAST)
             .await
     }
@@ -362,7 +354,7 @@ impl ProviderWork {
         event: Event,
         reason: Reason,
         said: Option<String>,
-    ) -> Result<(), store::Error> {
+    ) -> Result<(), pg::Error> {
         self.settle_give_back(claimed, Some(event), Some((reason, said)), AGAIN_LEAST)
             .await
     }
@@ -373,7 +365,7 @@ impl ProviderWork {
         claimed: &Claimed,
         event: Option<Event>,
         again_in: Duration,
-    ) -> Result<(), store::Error> {
+    ) -> Result<(), pg::Error> {
         self.settle_give_back(claimed, event, None, again_in).await
     }
 
@@ -383,7 +375,7 @@ impl ProviderWork {
         event: Option<Event>,
         reason: Option<(Reason, Option<String>)>,
         again_in: Duration,
-    ) -> Result<(), store::Error> {
+    ) -> Result<(), pg::Error> {
         let settlement = Settlement {
             event,
             reason,

@@ -24,12 +24,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use pg::Database;
 use pipeline::{Effect, perform};
 use runtime::{lock, outage};
-use store::{
-    Database,
-    providers::{self, BreakerLimits, BreakerState, ProviderBreaker},
-};
+use store::providers::{self, BreakerLimits, BreakerState, ProviderBreaker};
 
 use crate::{limiter::LaneLimiters, metrics::Metrics, providers::Trouble};
 
@@ -247,7 +245,7 @@ impl Breaker {
 
     /// Takes the probe, if the breaker is half open and no other process has it. No other process
     /// gets a probe for the duration of `lease`.
-    pub async fn probe(&self, lease: Duration) -> Result<bool, store::Error> {
+    pub async fn probe(&self, lease: Duration) -> Result<bool, pg::Error> {
         let probing = self
             .database
             .run(async |connection| providers::probe(connection, &self.provider, lease).await);
@@ -264,7 +262,7 @@ impl Breaker {
         Ok(granted)
     }
 
-    fn apply(&self, updated: Result<Option<ProviderBreaker>, store::Error>) {
+    fn apply(&self, updated: Result<Option<ProviderBreaker>, pg::Error>) {
         match updated {
             Ok(Some(now)) => self.update(now),
             // Another process changed the row; the next read shows it.

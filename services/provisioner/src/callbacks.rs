@@ -23,10 +23,11 @@ use axum::{
     response::{IntoResponse, Response},
     routing::post,
 };
+use pg::Database;
 use pipeline::{Effect, perform};
 use runtime::{Shutdown, connection, listener, lock, outage};
 use signing::Token;
-use store::{Database, providers};
+use store::providers;
 use tokio::{net::TcpListener, sync::Semaphore};
 use tracing::{Instrument, field::Empty, info_span};
 

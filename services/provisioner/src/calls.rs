@@ -236,8 +236,10 @@ fn found(answer: &FindAnswer) -> &'static str {
 mod tests {
     use domain::PlacementId;
     use futures_util::future::BoxFuture;
-    use store::config::{DatabaseConfig, PoolConfig};
-    use store::primary::DurabilityConfig;
+    use pg::{
+        config::{DatabaseConfig, PoolConfig},
+        primary::DurabilityConfig,
+    };
     use store::providers::BreakerLimits;
 
     use super::*;

@@ -3,9 +3,9 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use clap::Parser;
+use pg::config::{MasterKeyConfig, PoolConfig};
 use pipeline::{NatsConfig, worker::Limits};
 use runtime::{CommonConfig, config::BadSetting};
-use store::config::{MasterKeyConfig, PoolConfig};
 
 use crate::{
     providers::{self, Accounts, Connected, Paced},

@@ -56,8 +56,8 @@ use runtime::{
     config::BadSetting,
     health::{self, Readiness},
 };
-use store::{schema, vault::Keyring};
 use uuid::Uuid;
+use vault::Keyring;
 
 pub use crate::config::Config;
 use crate::{
@@ -88,7 +88,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     // first.
     let stop = shutdown.soft();
     let checked = stop
-        .run_until_cancelled(schema::wait(&parts.database, &parts.vault))
+        .run_until_cancelled(accounts::start::wait(&parts.database, &parts.vault))
         .await;
     let checked = checked.transpose()?.is_some();
     let reporter = Arc::new(Reporter::start(&parts.nats, &shutdown));

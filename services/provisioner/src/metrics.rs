@@ -8,13 +8,15 @@ use opentelemetry::{
     KeyValue, global,
     metrics::{Counter, Gauge, Histogram},
 };
+use pg::{
+    Database,
+    server::{Server, server},
+};
 use pipeline::{figures::Figures, metrics::DueRows};
 use runtime::{Shutdown, metrics::Instruments, outage};
 use store::{
-    Database,
     figures::Measure,
     providers::{self, Backlog, BreakerState},
-    server::{Server, server},
 };
 
 use crate::providers::Balance;

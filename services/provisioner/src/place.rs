@@ -31,6 +31,7 @@ use std::{
 
 pub use self::settle::Settlements;
 use domain::{PlacementId, PlacementState, Reason, placement, reason::Code};
+use pg::Database;
 use pipeline::{
     GroupCommit, messaging_span,
     payload::{JobPlacement, TopupJob, Verdict},
@@ -40,13 +41,12 @@ use pipeline::{
 };
 use runtime::Shutdown;
 use store::{
-    Database,
     placements::{self, Activity, Claim, Claimed, Outcome},
-    vault::Vault,
     work::Page,
 };
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tracing::{Instrument, Span, info_span};
+use vault::Vault;
 
 use crate::{
     assign,

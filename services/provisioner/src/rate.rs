@@ -12,7 +12,8 @@
 
 use std::time::Duration;
 
-use store::{PgConnection, providers};
+use pg::PgConnection;
+use store::providers;
 use tokio::{
     sync::{Mutex, watch},
     time::{Instant, sleep_until, timeout},
@@ -118,7 +119,7 @@ impl Rate {
         &self,
         connection: &mut PgConnection,
         provider: &str,
-    ) -> Result<(), store::Error> {
+    ) -> Result<(), pg::Error> {
         if self.limit == 0 {
             return Ok(());
         }

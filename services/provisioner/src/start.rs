@@ -6,6 +6,7 @@
 
 use std::{sync::Arc, time::Instant};
 
+use pg::Database;
 use pipeline::{
     Nats,
     metrics::{Watched as WatchedStream, watch as watch_streams},
@@ -15,12 +16,11 @@ use pipeline::{
 };
 use runtime::Shutdown;
 use store::{
-    Database,
     placements::{self, Activity},
     providers::BreakerLimits,
-    vault::Vault,
 };
 use tokio::sync::Semaphore;
+use vault::Vault;
 
 use crate::{
     after_delivery::RequestStage,

@@ -11,9 +11,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use pg::{Database, PgConnection};
 use runtime::{Shutdown, outage};
 use store::{
-    Database, PgConnection,
     provider_lanes::{self, HeldBackLane},
     providers::{self, ProviderBreaker},
 };
@@ -64,7 +64,7 @@ impl Watched {
         connection: &mut PgConnection,
         instance: &str,
         metrics: &Metrics,
-    ) -> Result<(), store::Error> {
+    ) -> Result<(), pg::Error> {
         let provider = self.breaker.provider();
         self.rate.renew(connection, provider).await?;
         self.limiters.begin_read();
@@ -124,7 +124,7 @@ fn held_back_lane(report: LaneReport) -> HeldBackLane {
 async fn breakers(
     connection: &mut PgConnection,
     watched: &[Watched],
-) -> Result<Vec<ProviderBreaker>, store::Error> {
+) -> Result<Vec<ProviderBreaker>, pg::Error> {
     let rows = providers::list(connection).await?;
     let is_known = |watched: &Watched| {
         rows.iter()
@@ -163,7 +163,7 @@ pub async fn watch(
             for watched in &mut watched {
                 watched.refresh(connection, &instance, &metrics).await?;
             }
-            Ok::<_, store::Error>(())
+            Ok::<_, pg::Error>(())
         });
         if let Err(error) = refreshed.await
             && let Some(others) = outage::DATABASE.failed()

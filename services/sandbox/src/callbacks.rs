@@ -74,7 +74,8 @@ pub async fn run(
                     for _ in 0..script::of(option_id).callbacks {
                         number += 1;
                         let option_id = option_id.to_owned();
-                        let (channel, purchase) = (Arc::clone(&channel), Arc::clone(&purchase));
+                        let channel = Arc::clone(&channel);
+                        let purchase = Arc::clone(&purchase);
                         due.insert((now + after, number), Due { channel, purchase, unit, option_id });
                     }
                 }

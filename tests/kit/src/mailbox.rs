@@ -207,7 +207,8 @@ async fn converse(
 ) -> Result<()> {
     let mut stream = BufReader::new(stream);
     let mut credentials = None;
-    let (mut from, mut to) = (String::new(), String::new());
+    let mut from = String::new();
+    let mut to = String::new();
     loop {
         let mut line = String::new();
         if stream.read_line(&mut line).await? == 0 {

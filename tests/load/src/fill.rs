@@ -2,17 +2,17 @@
 //! orders would take too long. It is the only file of the load test that knows the pipeline's
 //! tables, so a migration that changes them concerns this file only.
 
+use accounts::partners::{self, NewPartner};
 use anyhow::{Context, Result};
 use domain::{Environment, PartnerId};
 use signing::{SecretKey, webhook};
 use sqlx::{Connection, PgConnection};
 use std::fmt::Write;
-use store::partners::{self, NewPartner};
-use store::vault::Vault;
 use testkit::esimctl::CatalogueOption;
 use time::OffsetDateTime;
 use time::macros::format_description;
 use uuid::{NoContext, Timestamp, Uuid};
+use vault::Vault;
 
 pub const BATCH: u64 = 20_000;
 /// The creation times of filled orders are spread over this many seconds before now (120 days).
@@ -76,7 +76,7 @@ impl Fill {
                 secret_key: &SecretKey::from_bytes(secret.clone())?,
                 webhook_url: None,
                 webhook_secret: &webhook::Secret::from_bytes(secret)?,
-                limits: store::partners::Limits::default(),
+                limits: accounts::partners::Limits::default(),
             };
             partners::create(&mut transaction, vault, &partner).await?;
             made.push(id);

@@ -17,11 +17,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
-use store::vault::Keyring;
 use testkit::esimctl::{CatalogueOption, Esimctl};
 use testkit::progress::Progress;
 use testkit::table::{figure, table};
 use url::Url;
+use vault::Keyring;
 
 /// A backlog is given up after this time.
 const LONGEST_DRAIN: Duration = Duration::from_hours(6);
@@ -74,7 +74,7 @@ pub struct Grow {
     #[command(flatten)]
     pub system: System,
     #[command(flatten)]
-    master_key: store::config::MasterKeyConfig,
+    master_key: pg::config::MasterKeyConfig,
 }
 
 #[derive(Debug, Serialize)]

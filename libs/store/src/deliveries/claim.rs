@@ -12,6 +12,7 @@ use std::time::Duration;
 use domain::{
     DeliveryId, EndpointKey, OptionId, OrderId, PartnerId, TopupId, WebhookId, event::Kind,
 };
+use pg::{Error, Result, age, retry_conflicts, seconds, unsigned};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -22,7 +23,6 @@ use super::{
     notices::Notice,
     put_back, uuids,
 };
-use crate::{Error, Result, age, retry_conflicts, seconds, unsigned};
 
 /// A claimed delivery.
 #[derive(Clone, Debug)]

@@ -3,13 +3,11 @@
 //! and have the same arguments and results, so change them together.
 
 use domain::{DeliveryId, PartnerId};
+use pg::{Result, signed};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::{
-    Result, signed,
-    work::{DueWork, Found, Page},
-};
+use crate::work::{DueWork, Found, Page};
 
 /// Looks for due deliveries: the oldest one of each endpoint, then the second oldest one of each,
 /// and so on. Changes nothing. Each result's lane and partner name its endpoint, see

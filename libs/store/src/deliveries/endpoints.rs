@@ -2,7 +2,7 @@
 //! partners, and moved to a new URL.
 //!
 //! A partner has a first endpoint from the beginning, and may have [further
-//! ones](crate::partners::endpoints) and a channel for [notices](super::notices). Here all of them are
+//! ones](accounts::partners::endpoints) and a channel for [notices](super::notices). Here all of them are
 //! equal. Each has its own failures and blocks, so that no endpoint stops another one of the same
 //! partner.
 //!
@@ -23,20 +23,20 @@ mod proof;
 
 use std::{collections::BTreeMap, time::Duration};
 
+use accounts::partners::endpoints::PACE;
 use domain::{EndpointId, EndpointKey, event::Kind};
+use pg::{Result, count, seconds, signed};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-pub(crate) use self::list::with_state;
 pub use self::list::{Endpoint, list};
 pub(super) use self::proof::prove;
 use super::notices::{Change, Notice};
-use crate::{Result, count, partners::endpoints::PACE, seconds, signed};
 
 /// The longest lease of a delivery. Work that is due later than this is not leased but waits for a
 /// retry, so it may be made due without disturbing an attempt in flight.
-pub(crate) const LONGEST_LEASE: Duration = Duration::from_secs(30);
+pub const LONGEST_LEASE: Duration = Duration::from_secs(30);
 
 /// When an endpoint is blocked, and for how long.
 #[derive(Clone, Copy, Debug)]
@@ -236,7 +236,7 @@ pub async fn pause(connection: &mut PgConnection, id: EndpointId) -> Result<()> 
 
 /// Pauses the deliveries to an endpoint, as its partner, until [`resume_by_partner`] or [`resume`].
 /// A pause that an operator has set stays as it is. Returns whether anything changed.
-pub(crate) async fn pause_by_partner(
+pub async fn pause_by_partner(
     connection: &mut PgConnection,
     endpoint: EndpointKey,
 ) -> Result<bool> {
@@ -250,7 +250,7 @@ pub(crate) async fn pause_by_partner(
 
 /// What became of a request to end a pause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Resumed {
+pub enum Resumed {
     Now,
     NotPaused,
     /// An operator has paused the endpoint, so only an operator ends that.
@@ -259,7 +259,7 @@ pub(crate) enum Resumed {
 
 /// Ends a pause that the partner has set. A notifier then makes the retries due, as after a new
 /// URL.
-pub(crate) async fn resume_by_partner(
+pub async fn resume_by_partner(
     connection: &mut PgConnection,
     endpoint: EndpointKey,
 ) -> Result<Resumed> {

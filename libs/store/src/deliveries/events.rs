@@ -17,6 +17,7 @@
 use std::time::Duration;
 
 use domain::{DeliveryId, EndpointKey, OptionId, PartnerId, event::Kind};
+use pg::{Result, count, seconds};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -25,7 +26,6 @@ use super::{
     notices::Notice,
     view::{self, View},
 };
-use crate::{Result, count, seconds};
 
 /// The content of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -208,7 +208,7 @@ pub async fn test(
         endpoint.column(),
     );
     let age = query.fetch_optional(&mut *transaction).await?;
-    if let Some(left) = age.and_then(|age| interval.checked_sub(crate::age(age))) {
+    if let Some(left) = age.and_then(|age| interval.checked_sub(pg::age(age))) {
         return Ok(Tested::TooSoon(left));
     }
     let id = DeliveryId::new();
@@ -232,7 +232,7 @@ pub async fn test(
 }
 
 /// Deletes at most `limit` events that are older than the term of attempts, with their work.
-/// Returns the number of deleted events. Their attempts are deleted by [`crate::retention`], which
+/// Returns the number of deleted events. Their attempts are deleted by `desk::retention`, which
 /// has the same term.
 pub async fn forget(connection: &mut PgConnection, limit: u32) -> Result<u64> {
     // `old` finds the events, `due` and `waiting` delete their rows in `work` and `held`, and

@@ -11,12 +11,12 @@
 //! blocked first endpoint, or none, stops no other endpoint.
 
 use domain::DeliveryId;
+use pg::{Result, retry_conflicts};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::uuids;
-use crate::{Result, retry_conflicts};
 
 /// Creates the deliveries to further endpoints that belong to these deliveries to first endpoints,
 /// and makes them due. Returns the number of new deliveries.

@@ -25,12 +25,13 @@ mod fan_out;
 pub mod notices;
 mod record;
 pub mod resends;
-pub(crate) mod view;
-pub(crate) mod walk;
+pub mod view;
+pub mod walk;
 
 use std::time::Duration;
 
 use domain::DeliveryId;
+use pg::{Error, Result, retry_conflicts, uuids};
 use sqlx::PgConnection;
 
 pub use self::{
@@ -41,12 +42,7 @@ pub use self::{
     view::View,
     walk::Position,
 };
-use crate::{
-    Error, Result,
-    columns::uuids,
-    retry_conflicts,
-    sweep::{Fence, Swept},
-};
+use crate::sweep::{Fence, Swept};
 
 /// Gives due work to pending deliveries that cannot wait for a permit in this process. A delivery
 /// that already has a row in `work` keeps it. The ids are sorted, so that two processes that defer
@@ -124,7 +120,7 @@ pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept
 /// they wait for a URL. Returns the number of moved deliveries.
 ///
 /// The statement locks the rows of the endpoints (`without`) and reads the URL under the lock, so
-/// that it and [`crate::partners::set_webhook`] cannot miss each other: either this statement sees
+/// that it and [`accounts::partners::endpoints::change`] cannot miss each other: either this statement sees
 /// the new URL, or the change of the URL sees the held deliveries. Then `moved` changes the
 /// deliveries to these endpoints, `done` deletes their work, and the last step inserts them into
 /// `held`.

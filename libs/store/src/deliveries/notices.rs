@@ -17,12 +17,11 @@
 use std::time::Duration;
 
 use domain::{DeliveryId, EndpointId, event::Kind};
+use pg::{Result, count, seconds};
 use serde::{Deserialize, Serialize};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
-
-use crate::{Result, count, seconds};
 
 /// The purpose of the endpoint that gets notices.
 pub const PURPOSE: &str = "notices";

@@ -12,6 +12,7 @@ use std::{
 };
 
 use domain::{DeliveryId, EndpointId, WebhookId, event::Kind};
+use pg::{Error, Result, retry_conflicts, seconds, signed};
 use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -20,7 +21,6 @@ use super::{
     endpoints::{self, BlockPolicy, Failed},
     notices::{self, Change, Made, Notice},
 };
-use crate::{Error, Result, retry_conflicts, seconds, signed};
 
 /// One ended attempt.
 #[derive(Clone, Debug)]

@@ -8,7 +8,7 @@
 //! - A filter of one partner: the notifiers work it off in batches ([`step`]). Each batch makes the
 //!   next matching deliveries due and moves the position in the same transaction. The deliveries
 //!   are then sent like any other ones.
-//! - A filter of several partners ([`crate::operator::resends`]): a row without a partner, and one
+//! - A filter of several partners (`desk::operator::resends`): a row without a partner, and one
 //!   of the second kind for each partner that has something to send. They name it as their batch.
 //!
 //! Guarantees:
@@ -35,20 +35,18 @@ use sqlx::{Connection, PgConnection};
 use time::{OffsetDateTime, serde::rfc3339};
 use uuid::Uuid;
 
-pub(crate) use batch::resend;
-pub use batch::{Filter, Resent};
-pub use wanted::{Counted, Wanted};
+pub use batch::{Filter, Resent, resend};
+use pg::{
+    Result,
+    actions::{self, Action, Actor, REASON},
+    age, count, retry_conflicts, seconds,
+};
+pub use wanted::{Counted, Wanted, count_matching, reach};
 use wanted::{SENDING, phases, start};
-pub(crate) use wanted::{count_matching, reach};
 
 use super::{
     endpoints::LONGEST_LEASE,
     walk::{Kinds, Matching, Order, Position, Source, Walk},
-};
-use crate::{
-    Result,
-    actions::{self, Action, Actor, REASON},
-    age, count, retry_conflicts, seconds,
 };
 
 /// The most rows that one batch looks at.
@@ -163,14 +161,14 @@ pub async fn begin(
 
 /// Who asks for a resend.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Asked<'a> {
-    pub(crate) action: &'a Action<'a>,
+pub struct Asked<'a> {
+    pub action: &'a Action<'a>,
     /// The resend of several partners that it is a part of.
-    pub(crate) batch: Option<Uuid>,
+    pub batch: Option<Uuid>,
 }
 
 /// Stores a resend; `None` if one of the partner runs. The index on running ones decides.
-pub(crate) async fn insert(
+pub async fn insert(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     wanted: &Wanted<'_>,

@@ -1,11 +1,10 @@
 //! A delivery of any kind with its last attempt, as lists show it to operators and to its partner.
 
 use domain::{DeliveryId, EndpointId, PartnerId, Stored, WebhookId, standing::DeliveryState};
+use pg::Result;
 use sqlx::PgConnection;
 use time::{OffsetDateTime, serde::rfc3339};
 use uuid::Uuid;
-
-use crate::Result;
 
 /// A delivery with its last attempt.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -41,7 +40,7 @@ pub struct View {
     /// Why the last attempt failed.
     pub error: Option<String>,
     /// The start of the response to the last attempt, sealed for
-    /// [`Purpose::Response`](crate::vault::Purpose::Response).
+    /// [`Purpose::Response`](vault::Purpose::Response).
     #[serde(skip)]
     pub answer: Option<Vec<u8>>,
     #[serde(with = "rfc3339::option")]
@@ -71,7 +70,7 @@ impl View {
 
 /// Reads deliveries of any partner, in the order of `ids`. The caller must have found the ids among
 /// those that the reader may see.
-pub(crate) async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<View>> {
+pub async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<View>> {
     // A test is due at `-infinity`, which is shown as no time. The last attempt of a delivered topup
     // is on its own row.
     let rows = sqlx::query!(

@@ -11,11 +11,10 @@
 //! pages are separate statements.
 
 use domain::PartnerId;
+use pg::Result;
 use sqlx::PgConnection;
 use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
-
-use crate::Result;
 
 /// How long before the range of a filter the creation of a delivery may be. A filter selects by the
 /// time of the last attempt, but [`Source::All`] is read by the time of creation. Retries end after
@@ -26,7 +25,7 @@ const LOOK: usize = 1_000;
 
 /// Where the deliveries of a walk stand together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Source {
+pub enum Source {
     /// All deliveries of the partner, in the order of their creation.
     All,
     /// Those that wait for an attempt, in the order of their next attempts. They have due work, or
@@ -40,7 +39,7 @@ pub(crate) enum Source {
 
 impl Source {
     /// The source of the deliveries in a state; `None` stands for any state.
-    pub(crate) fn of(state: Option<&str>) -> Self {
+    pub fn of(state: Option<&str>) -> Self {
         match state {
             Some("pending") => Self::Pending,
             Some("exhausted") => Self::Exhausted,
@@ -51,7 +50,7 @@ impl Source {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
+pub enum Order {
     NewestFirst,
     OldestFirst,
 }
@@ -65,17 +64,17 @@ pub struct Position {
 
 /// Which deliveries match, beside those of one partner.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Matching<'a> {
-    pub(crate) state: Option<&'a str>,
+pub struct Matching<'a> {
+    pub state: Option<&'a str>,
     /// The range of the last attempt, or of the creation before the first one; the end is excluded.
-    pub(crate) since: Option<OffsetDateTime>,
-    pub(crate) until: Option<OffsetDateTime>,
-    pub(crate) kinds: Kinds,
+    pub since: Option<OffsetDateTime>,
+    pub until: Option<OffsetDateTime>,
+    pub kinds: Kinds,
 }
 
 /// The kinds of deliveries that match.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Kinds {
+pub enum Kinds {
     #[default]
     All,
     /// All but notices, which tell nothing any more when they are old.
@@ -96,17 +95,17 @@ impl Kinds {
 
 /// The columns that a filter compares, and the place of the row. The columns are `None` if the
 /// delivery itself is gone.
-pub(crate) struct Seen {
-    pub(crate) id: Uuid,
-    pub(crate) at: OffsetDateTime,
-    pub(crate) kind: Option<String>,
-    pub(crate) state: Option<String>,
-    pub(crate) attempted_at: Option<OffsetDateTime>,
-    pub(crate) created_at: Option<OffsetDateTime>,
+pub struct Seen {
+    pub id: Uuid,
+    pub at: OffsetDateTime,
+    pub kind: Option<String>,
+    pub state: Option<String>,
+    pub attempted_at: Option<OffsetDateTime>,
+    pub created_at: Option<OffsetDateTime>,
 }
 
 impl Seen {
-    pub(crate) fn position(&self) -> Position {
+    pub fn position(&self) -> Position {
         Position {
             at: self.at,
             id: self.id,
@@ -115,7 +114,7 @@ impl Seen {
 }
 
 impl Matching<'_> {
-    pub(crate) fn matches(&self, seen: &Seen) -> bool {
+    pub fn matches(&self, seen: &Seen) -> bool {
         let (Some(created_at), Some(state)) = (seen.created_at, seen.state.as_deref()) else {
             return false;
         };
@@ -129,7 +128,7 @@ impl Matching<'_> {
     }
 
     /// The earliest creation of a delivery that this filter can find.
-    pub(crate) fn reach(&self) -> OffsetDateTime {
+    pub fn reach(&self) -> OffsetDateTime {
         let reach = self.since.and_then(|since| since.checked_sub(REACH));
         reach.unwrap_or(OffsetDateTime::UNIX_EPOCH)
     }
@@ -137,29 +136,29 @@ impl Matching<'_> {
 
 /// A walk that has come to a position.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Walk<'a> {
-    pub(crate) partner_id: PartnerId,
-    pub(crate) source: Source,
+pub struct Walk<'a> {
+    pub partner_id: PartnerId,
+    pub source: Source,
     /// [`Source::Pending`] is always walked in the order of the next attempts.
-    pub(crate) order: Order,
-    pub(crate) matching: Matching<'a>,
+    pub order: Order,
+    pub matching: Matching<'a>,
     /// The position after which the next page begins.
-    pub(crate) after: Option<Position>,
+    pub after: Option<Position>,
 }
 
 /// What a walk has found.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Found {
+pub struct Found {
     /// The matching deliveries, in the order of the walk.
-    pub(crate) ids: Vec<Uuid>,
+    pub ids: Vec<Uuid>,
     /// Whether the end of the source was reached.
-    pub(crate) ended: bool,
+    pub ended: bool,
 }
 
 impl Walk<'_> {
     /// Goes on until `limit` deliveries match, or until it has seen `most` rows or the end of its
     /// source.
-    pub(crate) async fn find(
+    pub async fn find(
         &mut self,
         connection: &mut PgConnection,
         limit: usize,
@@ -193,11 +192,7 @@ impl Walk<'_> {
     }
 
     /// The next rows of the source, at most `limit`.
-    pub(crate) async fn page(
-        &self,
-        connection: &mut PgConnection,
-        limit: usize,
-    ) -> Result<Vec<Seen>> {
+    pub async fn page(&self, connection: &mut PgConnection, limit: usize) -> Result<Vec<Seen>> {
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         match self.source {
             Source::All => self.all(connection, limit).await,

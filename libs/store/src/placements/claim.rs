@@ -16,11 +16,11 @@ use domain::{
     OrderId, PartnerId, PlacementId, PlacementState, Reason, Stored, TopupId, reason::Code,
     standing::UnitState,
 };
+use pg::{Error, Result, age, retry_conflicts, seconds, unsigned};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::{Outcome, Settlement, settle};
-use crate::{Error, Result, age, retry_conflicts, seconds, unsigned};
 
 /// How placements are claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -23,16 +23,13 @@ mod outcome;
 use std::collections::HashMap;
 
 use domain::{DeliveryId, HistoryKind, PlacementId, Reason, reason::Code};
+use pg::{Result, retry_conflicts, seconds, signed};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 pub use self::outcome::{KnownColumns, Outcome, Progress, ReadyProfile, Settled, Settlement, Unit};
 use self::{moves::Moves, outcome::Changes};
-use crate::{
-    Result,
-    history::{self, Note},
-    retry_conflicts, seconds, signed,
-};
+use crate::history::{self, Note};
 
 /// Records a batch of settlements, each along a transition of [`domain::placement`], and returns
 /// the effect of each.

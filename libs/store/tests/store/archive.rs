@@ -5,16 +5,19 @@ mod open;
 
 use std::time::Duration;
 
+use desk::{
+    operator::terms,
+    retention::{self, Class},
+    self_service,
+};
 use domain::{OrderId, PartnerId, TopupIds};
+use pg::actions::{Action, Actor};
 use sqlx::{AssertSqlSafe, Connection};
-use store::archive::{self, Archive, Copied, FileState, NotRestored, Part, Source};
 use store::deliveries;
-use store::operator::actions::{Action, Actor};
 use store::orders::{self, NewOrder};
-use store::retention::{self, Class};
-use store::{operator::terms, self_service};
 use testkit::wait;
 use time::OffsetDateTime;
+use tools::archive::{self, Archive, Copied, FileState, NotRestored, Part, Source};
 use uuid::{NoContext, Timestamp, Uuid};
 
 use crate::bench::{
@@ -76,7 +79,7 @@ impl Bench {
             .await;
         let id = delivery_id(&topup);
         let answer = VAULT
-            .seal(store::vault::Purpose::Response(id, 0), b"echo")
+            .seal(vault::Purpose::Response(id, 0), b"echo")
             .unwrap();
         sqlx::query(
             "INSERT INTO delivery_attempts (delivery_id, attempt, at, duration_ms, status, class, answer)
@@ -252,7 +255,7 @@ async fn orders_leave_the_tables_and_come_back_as_they_were() {
         assert_eq!(bench.rows_of(order).await, Vec::<String>::new());
         let id = &order.external_order_id;
         let mut connection = bench.connection().await;
-        let found = archive::find(&mut connection, id).await.unwrap();
+        let found = desk::archived::find(&mut connection, id).await.unwrap();
         assert_eq!((found.len(), found[0].archive), (1, archive.archive));
         assert!(
             orders::is_taken(&mut connection, partner, id)
@@ -290,7 +293,7 @@ async fn the_external_id_of_a_refused_order_stays_free() {
     let id = &order.external_order_id;
     let mut connection = bench.connection().await;
     assert!(
-        archive::is_archived(&mut connection, partner, id)
+        desk::archived::is_archived(&mut connection, partner, id)
             .await
             .unwrap()
     );
@@ -331,7 +334,7 @@ async fn deliveries_to_further_endpoints_are_archived_with_their_order() {
     bench
         .sql("UPDATE deliveries SET error = 'timeout', state = 'exhausted' WHERE endpoint_id IS NOT NULL")
         .await;
-    let erased = store::operator::erase::order(&mut connection, order.order_id, applied()).await;
+    let erased = desk::operator::erase::order(&mut connection, order.order_id, applied()).await;
     assert_eq!(erased.unwrap().attempts, 1);
     let left: String = bench
         .value(
@@ -476,7 +479,7 @@ async fn a_topup_of_an_archived_order_is_archived_for_its_partner() {
         (PartnerId::new(), &topup, false),
         (partner, &later, false),
     ] {
-        let archived = archive::is_topup_archived(&mut connection, partner, topup).await;
+        let archived = desk::archived::is_topup_archived(&mut connection, partner, topup).await;
         assert_eq!(archived.unwrap(), expected, "{topup}");
     }
     // The archive knows the times of its orders from their rows, which are new in this test.
@@ -537,7 +540,9 @@ async fn an_order_of_an_erased_partner_is_not_restored() {
         .moved(&mut archive, std::slice::from_ref(&order))
         .await;
     let mut connection = bench.connection().await;
-    let of_partner = archive::of_partner(&mut connection, partner).await.unwrap();
+    let of_partner = desk::archived::of_partner(&mut connection, partner)
+        .await
+        .unwrap();
     assert_eq!((of_partner.len(), of_partner[0].orders), (1, 1));
     bench.sql("UPDATE partners SET erased_at = now()").await;
     let refused = bench.restored(&archive, &copied).await;

@@ -1,6 +1,6 @@
 //! Which tables an archive holds.
 
-use store::archive;
+use tools::archive;
 
 use crate::bench::Bench;
 

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use domain::PartnerId;
+use pg::schema;
 use sqlx::{Connection, PgConnection};
-use store::{orders, schema};
+use store::orders;
 use testkit::{postgres::PostgresServer, wait};
 
 use crate::bench::{execute, order};

@@ -3,30 +3,31 @@
 
 use std::{sync::LazyLock, time::Duration};
 
+use accounts::partners::{self, NewPartner};
+use accounts::profile::SealedProfile;
+use desk::operator::endpoints::set_webhook;
 use domain::event::Kind;
 use domain::reason::{Code, Reason};
 use domain::{
     DeliveryId, Environment, Iccid, OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds,
 };
+use pg::actions::{Action, Actor, Changed, Mode};
+use pg::config::{DatabaseConfig, PoolConfig};
+use pg::primary::DurabilityConfig;
+use pg::schema;
 use secrecy::SecretString;
 use signing::{SecretKey, webhook};
 use sqlx::{AssertSqlSafe, PgConnection, PgPool, Postgres, pool::PoolConnection};
-use store::config::{DatabaseConfig, PoolConfig};
 use store::deliveries::{self, Content, Delivery, Esim};
-use store::operator::actions::{Action, Actor, Changed, Mode};
-use store::operator::endpoints::set_webhook;
 use store::orders::{self, NewOrder, NewPlacement, NewTopup};
-use store::partners::{self, NewPartner};
 use store::placements::{
     self, Activity, Claim, Claimed, KnownColumns, Outcome, Progress, ReadyProfile, Settled,
     Settlement, Unit,
 };
-use store::primary::DurabilityConfig;
-use store::profile::SealedProfile;
 use store::work::Page;
-use store::{schema, vault::Vault};
 use testkit::database::Database;
 use uuid::Uuid;
+use vault::Vault;
 
 /// The provider of every placement, unless a test is about several.
 pub const PROVIDER: &str = "sandbox";
@@ -73,7 +74,7 @@ pub struct Bench {
     /// For raw statements; services go through [`Bench::store`].
     pub pool: PgPool,
     /// The database as services use it.
-    pub store: store::Database,
+    pub store: pg::Database,
     pub database: Database,
 }
 
@@ -245,7 +246,7 @@ impl Bench {
             secret_key: &SecretKey::from_bytes(vec![7; 32]).unwrap(),
             webhook_url,
             webhook_secret: &webhook::Secret::from_bytes(vec![7; 32]).unwrap(),
-            limits: store::partners::Limits::default(),
+            limits: accounts::partners::Limits::default(),
         };
         partners::create(&mut *self.connection().await, &VAULT, &new)
             .await

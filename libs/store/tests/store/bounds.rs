@@ -3,13 +3,15 @@
 
 use std::collections::BTreeSet;
 
+use accounts::partners;
+use desk::operator::health;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
-use store::{operator::health, partners, providers};
+use store::providers;
 
 use crate::bench::{Bench, bought, placement, ready, topups};
 
 /// What carries over the rows that stood there before the bounds.
-const CARRIED_OVER: &str = include_str!("../../migrations/0038_finite_times.sql");
+const CARRIED_OVER: &str = include_str!("../../../pg/migrations/0038_finite_times.sql");
 
 /// The columns that hold one infinity as a mark, which their readers translate.
 const MARKS: [(&str, &str); 3] = [
@@ -103,7 +105,7 @@ async fn each_time_is_finite_and_one_that_programs_can_hold() {
     assert_eq!(
         open,
         Vec::<String>::new(),
-        "add a constraint, as libs/store/migrations/0026_bounds.sql does"
+        "add a constraint, as libs/pg/migrations/0026_bounds.sql does"
     );
 }
 
@@ -133,7 +135,7 @@ async fn no_value_fills_the_memory_of_who_reads_it() {
     assert_eq!(
         open,
         Vec::<String>::new(),
-        "add a constraint, as libs/store/migrations/0026_bounds.sql does"
+        "add a constraint, as libs/pg/migrations/0026_bounds.sql does"
     );
 }
 

@@ -8,20 +8,20 @@ mod asked;
 
 use std::time::Duration;
 
+use desk::self_service::{self, PauseChanged};
 use domain::{PartnerId, PlacementState};
+use pg::actions::{Action, Actor};
 use sqlx::{ConnectOptions, PgConnection};
 use store::{
-    cells::{
-        FENCE, check,
-        moving::{Move, Moved, NotMoved, Phase, Ready},
-    },
     deliveries,
-    operator::actions::{Action, Actor},
-    orders::{self, NewOrder},
+    orders::{self, FENCE, NewOrder},
     placements::Claim,
-    self_service::{self, PauseChanged},
 };
 use testkit::wait;
+use tools::cells::{
+    check,
+    moving::{Move, Moved, NotMoved, Phase, Ready},
+};
 use uuid::Uuid;
 
 use crate::bench::{

@@ -1,8 +1,11 @@
 //! Changes that partners make themselves are recorded apart from the actions of operators, and end
 //! earlier.
 
-use store::operator::{actions, terms};
-use store::retention::{self, Class};
+use desk::{
+    operator::terms,
+    retention::{self, Class},
+};
+use pg::actions;
 
 use crate::bench::{Bench, applied};
 

@@ -3,12 +3,14 @@
 
 use std::collections::HashMap;
 
+use accounts::{
+    options::{self, ProductOption},
+    partners,
+};
+use desk::operator::catalogue::{self, Place, Pull, Pulled, Update};
 use domain::{Environment, OptionId, PartnerId, cut::Pair, product::Standard};
+use pg::actions::{self, Action, Actor, Mode};
 use sqlx::Connection;
-use store::operator::actions::{self, Action, Actor, Mode};
-use store::operator::catalogue::{self, Place, Pull, Pulled, Update};
-use store::options::{self, ProductOption};
-use store::partners;
 use uuid::Uuid;
 
 use crate::bench::Bench;

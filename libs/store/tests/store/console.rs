@@ -3,18 +3,18 @@
 
 use std::time::Duration;
 
-use domain::Command;
-use secrecy::SecretString;
-use sqlx::Connection;
-use store::figures::{self, Count, Figure, Figures, Measure, Span};
-use store::operator::{
+use desk::operator::{
     accounts::{self, NotChanged, NotSet, Role},
-    actions::{self, Action, Actor},
     breakers,
     health::{self, Kind, waiting},
     search::{self, By},
     sessions::{self, Accepted, Browser, Lifetime, NotSignedIn, Opened, Person},
 };
+use domain::Command;
+use pg::actions::{self, Action, Actor};
+use secrecy::SecretString;
+use sqlx::Connection;
+use store::figures::{self, Count, Figure, Figures, Measure, Span};
 use store::placements::Outcome;
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -497,7 +497,8 @@ async fn figures_are_added_up_over_processes_and_writes() {
     let next = hour + Duration::from_mins(1);
     let mut ingress = bench.as_role("ingress").await;
     let mut provisioner = bench.as_role("provisioner").await;
-    let (first, second) = (Uuid::now_v7(), Uuid::now_v7());
+    let first = Uuid::now_v7();
+    let second = Uuid::now_v7();
     let call = Measure::Call;
     let two_minutes = [
         counted(hour, call, "usimsa", &[40, 40]),

@@ -4,14 +4,14 @@
 
 use std::{collections::HashSet, pin::pin, time::Duration};
 
+use desk::operator::endpoints::set_webhook;
 use domain::{DeliveryId, EndpointId, EndpointKey, PartnerId, TopupId};
+use pg::actions::Changed;
 use sqlx::PgConnection;
 use store::deliveries::{
     self, AttemptResult, Attempted, Claim, Delivery,
     endpoints::{self, BlockPolicy},
 };
-use store::operator::actions::Changed;
-use store::operator::endpoints::set_webhook;
 use testkit::wait;
 
 use crate::bench::{ACTION, Bench, LEASE, delivery_id, esim, iccid, ids, page};

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use domain::PartnerId;
+use pg::schema;
 use sqlx::{Connection, PgConnection};
-use store::schema;
 use testkit::postgres::PostgresServer;
 
 use crate::backup::{backup, buy, run, until_log_is_stored};

@@ -190,7 +190,7 @@ async fn a_pause_ends_only_when_it_is_resumed() {
     bench.record(&many).await;
     assert_eq!(bench.endpoint(partner).await.state.as_str(), "paused");
     assert!(bench.claim_due_deliveries(&page(9, 9)).await.is_empty());
-    let backlog = store::operator::health::webhooks::backlog(&mut connection)
+    let backlog = desk::operator::health::webhooks::backlog(&mut connection)
         .await
         .unwrap();
     assert_eq!((backlog.paused, backlog.blocked), (1, 0));

@@ -3,6 +3,13 @@
 
 use std::time::Duration;
 
+use desk::{
+    operator::{
+        give_backs::{self, Found},
+        orders, story,
+    },
+    self_service::{self, UnitState, esims},
+};
 use domain::{
     GiveBackState, PartnerId, TopupId,
     give_back::{Event, GiveBack},
@@ -10,11 +17,6 @@ use domain::{
 use sqlx::PgConnection;
 use store::{
     esim_requests::{self, Claimed, Reading, Reason, Settlement, UsageFailure},
-    operator::{
-        give_backs::{self, Found},
-        orders, story,
-    },
-    self_service::{self, UnitState, esims},
     work::Page,
 };
 use uuid::Uuid;

@@ -5,17 +5,17 @@ mod urls;
 
 use std::time::Duration;
 
+use accounts::partners::{self, Overlap, Rotated, endpoints::Change};
+use desk::operator::deliveries::resend_one;
+use desk::self_service::{self, Redelivered};
 use domain::{DeliveryId, EndpointKey, PartnerId, WebhookId, event::Kind};
+use pg::actions::{self, Mode, Recorded};
 use signing::SecretKey;
 use store::deliveries::endpoints;
 use store::deliveries::events::{self, Subject, Tested};
 use store::deliveries::resends::{Filter, Resent};
 use store::deliveries::{self, AttemptResult, Attempted, Content, Delivery};
-use store::operator::actions::{self, Mode, Recorded};
-use store::operator::deliveries::resend_one;
 use store::orders::NewOrder;
-use store::partners::{self, Overlap, Rotated, endpoints::Change};
-use store::self_service::{self, Redelivered};
 
 use crate::bench::{Bench, VAULT, ids, order, page, placement, rejected, topups};
 use crate::deliveries::{attempted, failure};
@@ -290,7 +290,7 @@ async fn a_test_goes_out_although_the_endpoint_is_blocked() {
         panic!("it was not too soon");
     };
     assert!(left > Duration::from_secs(50) && left <= MINUTE, "{left:?}");
-    let backlog = store::operator::health::webhooks::backlog(&mut *bench.connection().await)
+    let backlog = desk::operator::health::webhooks::backlog(&mut *bench.connection().await)
         .await
         .unwrap();
     assert!(backlog.overdue_sandbox < HOUR, "{backlog:?}");

@@ -3,17 +3,17 @@
 
 use std::time::Duration;
 
+use accounts::partners::endpoints::{Change, Headers, NewEndpoint};
+use accounts::partners::{self, Overlap, Rotated};
+use desk::master_key;
+use desk::self_service::{self, PauseChanged, Redelivered};
 use domain::{EndpointId, EndpointKey, PartnerId, TopupId, event::Kind};
 use signing::webhook;
 use sqlx::AssertSqlSafe;
 use store::deliveries::endpoints;
 use store::deliveries::events::{Tested, test};
 use store::deliveries::{self, AttemptResult, Attempted, Claim, Claimed, Content, Delivery};
-use store::partners::endpoints::{Change, Headers, NewEndpoint};
-use store::partners::{self, Overlap, Rotated};
-use store::self_service::{self, PauseChanged, Redelivered};
-use store::vault::Vault;
-use store::{master_key, schema};
+use vault::Vault;
 
 use crate::bench::{
     Bench, NEW_KEY, OLD_KEY, VAULT, delivery_id, ids, page, placement, rejected, vault,
@@ -261,7 +261,7 @@ async fn a_blocked_endpoint_never_stops_another_one_of_the_same_partner() {
         .await
         .unwrap();
     assert_eq!(endpoints_of(&bench.claim_all_due().await), [first.id; 5]);
-    let backlog = store::operator::health::webhooks::backlog(&mut *bench.connection().await)
+    let backlog = desk::operator::health::webhooks::backlog(&mut *bench.connection().await)
         .await
         .unwrap();
     assert_eq!((backlog.blocked, backlog.due), (1, 0));
@@ -578,13 +578,13 @@ async fn secrets_and_headers_are_sealed_anew_and_bound_to_their_endpoint() {
     let opened = partners::endpoints::open_headers(&new, key.id, &headers).unwrap();
     assert_eq!(opened["x-api-key"], "further");
     assert!(partners::endpoints::open_headers(&new, other.id, &headers).is_err());
-    schema::wait(&bench.store, &new).await.unwrap();
+    accounts::start::wait(&bench.store, &new).await.unwrap();
     // A service does not start without the key of a further endpoint's secret.
     bench
         .sql("UPDATE partner_endpoints SET secrets = '{}', secret_ends = '{}' WHERE nth = 0")
         .await;
     assert!(
-        store::partners::check_master_key(&mut connection, &vault(OLD_KEY))
+        accounts::partners::check_master_key(&mut connection, &vault(OLD_KEY))
             .await
             .is_err()
     );

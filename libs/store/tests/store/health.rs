@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use accounts::partners::endpoints::Change;
+use desk::self_service;
 use domain::EndpointKey;
 use domain::endpoint::{Event, Gate, Health, Notice, Policy, Told};
 use domain::event::Kind;
@@ -10,8 +12,6 @@ use domain::{DeliveryId, PartnerId, TopupId};
 use sqlx::Row;
 use store::deliveries::endpoints::{self, BlockPolicy};
 use store::deliveries::{self, AttemptResult, Attempted, Claim};
-use store::partners::endpoints::Change;
-use store::self_service;
 use time::OffsetDateTime;
 
 use crate::bench::{Bench, delivery_id};

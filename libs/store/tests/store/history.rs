@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use domain::{PartnerId, Reason, placement::Resolution, reason::Code};
-use store::history::{self, Noted};
-use store::operator::{
+use desk::operator::{
     orders,
     placements::{self, Decision},
     story,
 };
+use domain::{PartnerId, Reason, placement::Resolution, reason::Code};
+use store::history::{self, Noted};
 use store::placements::{Outcome, Progress, Settlement, Unit};
 use store::providers::{self, BreakerLimits};
 
@@ -116,7 +116,7 @@ async fn attempts_look_ups_and_what_an_operator_found_are_remembered() {
     let before = noted[5].before.as_deref().unwrap();
     assert!(before.contains("in doubt for too long"), "{before}");
     // An erasure leaves what happened and when, without the texts.
-    let erased = store::operator::erase::order(&mut connection, order.order_id, applied()).await;
+    let erased = desk::operator::erase::order(&mut connection, order.order_id, applied()).await;
     erased.unwrap();
     let noted = bench.noted(&order).await;
     assert_eq!(noted.len(), 6);
@@ -183,7 +183,8 @@ async fn a_purchase_that_was_given_up_stays_confirmed_and_parked_in_its_story() 
             .fetch_one(&mut *connection)
             .await
             .unwrap();
-    let (before, after) = (changed.0.unwrap(), changed.1.unwrap());
+    let before = changed.0.unwrap();
+    let after = changed.1.unwrap();
     assert_eq!(
         (&before["state"], &after["state"]),
         (&"parked".into(), &"failed".into())

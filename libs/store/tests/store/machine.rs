@@ -3,12 +3,15 @@
 
 use std::time::Duration;
 
+use desk::operator::{
+    placements as operated,
+    placements::{Decision, NotResolved},
+};
 use domain::placement::{Event, Placement, Resolution};
 use domain::{PartnerId, PlacementId, PlacementState};
-use store::operator::placements::{self as operated, Decision, NotResolved};
 use store::orders::{Alternative, Cancelled, NewOrder};
 use store::placements::Outcome;
-use store::recover;
+use tools::recover;
 
 use crate::bench::{
     Bench, PROVIDER, applied, bought_pending, disputed, not_bought, not_found, order, parked,
@@ -440,7 +443,7 @@ async fn a_rejected_placement_goes_to_each_pair_in_turn() {
     assert_eq!(bench.claim_due("next-1", 10).await[0].attempt, 3);
     let settled = bench.settle(&[rejected(id, 3)]).await;
     assert_eq!(settled[0].rerouted.as_deref(), Some("next-2"));
-    let shown = store::operator::orders::find(&mut *bench.connection().await, &id.to_string())
+    let shown = desk::operator::orders::find(&mut *bench.connection().await, &id.to_string())
         .await
         .unwrap();
     let shown = &shown[0].placements[0];

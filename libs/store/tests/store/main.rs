@@ -1,4 +1,6 @@
-//! Tests of crate `store` on a real PostgreSQL, with a separate database for each test.
+//! Tests of the crates with SQL (`pg`, `accounts`, `store`, `desk`, `tools`) on a real PostgreSQL, with a
+//! separate database for each test. They are one program, because most of them need several of these
+//! crates, and all of them the schema.
 //!
 //! - [`machine`]: every statement that moves a placement, against the state machine of crate
 //!   `domain`.

@@ -236,7 +236,7 @@ fn lint(files: &[File]) -> Vec<String> {
 }
 
 fn committed() -> Vec<File> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../pg/migrations");
     let mut files: Vec<File> = fs::read_dir(folder)
         .unwrap()
         .map(|entry| entry.unwrap())

@@ -12,8 +12,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use pg::Error;
 use sqlx::{Connection, PgConnection};
-use store::Error;
 use testkit::{postgres::PostgresServer, wait};
 
 use crate::bench::config;
@@ -120,6 +120,6 @@ async fn no_statement_waits_for_a_delayed_acknowledgement() {
     );
     assert!(
         without.iter().any(|(_, median)| *median >= DELAY),
-        "sqlx sets TCP_NODELAY again, or TLS is gone: libs/store/src/nodelay.rs and crate nix can go. {without:?}"
+        "sqlx sets TCP_NODELAY again, or TLS is gone: libs/pg/src/nodelay.rs and crate nix can go. {without:?}"
     );
 }

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use desk::self_service::{self, SetChannel, Verification, VerificationLimits};
 use domain::{DeliveryId, EndpointId, PartnerId, TopupId, event::Kind};
 use signing::{code, webhook};
 use sqlx::{Connection, PgConnection};
@@ -10,7 +11,6 @@ use store::deliveries::endpoints::BlockPolicy;
 use store::deliveries::events::Subject;
 use store::deliveries::notices::{self, Made, Notice};
 use store::deliveries::{self, AttemptResult, Attempted, Content, Delivery};
-use store::self_service::{self, SetChannel, Verification, VerificationLimits};
 
 use crate::bench::{Bench, VAULT, delivery_id, page};
 use crate::deliveries::{attempted, failure};
@@ -251,7 +251,8 @@ async fn only_verified_channels_are_told_and_not_too_often() {
         notices_per_day: 3,
         ..POLICY
     };
-    let (blocked, back) = (Kind::NoticeEndpointBlocked, Kind::NoticeEndpointRecovered);
+    let blocked = Kind::NoticeEndpointBlocked;
+    let back = Kind::NoticeEndpointRecovered;
     assert_eq!(
         blocks(flapping, &policy).await,
         [(blocked, false), (back, false)]

@@ -1,12 +1,11 @@
 //! The upgrade to one table of endpoints: no row and no secret of the version before is lost, and its
 //! programs go on beside those of this version.
 
+use accounts::partners::endpoints::{self, Block, Change};
 use domain::EndpointKey;
+use pg::schema::{self, Patience};
 use sqlx::migrate::{Migration, Migrator};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
-use store::partners::endpoints::Block;
-use store::partners::endpoints::{self, Change};
-use store::schema::{self, Patience};
 
 use crate::bench::{Bench, execute};
 

@@ -3,15 +3,17 @@
 
 use std::time::Duration;
 
+use accounts::profile::Profile;
+use desk::operator::{
+    entered::{self, Entered, NotEntered},
+    placements::{self, Decision, NotResolved, Resolved},
+};
 use domain::{ActivationCode, PartnerId, PlacementId, PlacementState, placement::Resolution};
-use store::operator::entered::{self, Entered, NotEntered};
-use store::operator::placements::{self, Decision, NotResolved, Resolved};
-use store::profile::Profile;
 use store::{
     orders::NewOrder,
     placements::{Outcome, Progress},
-    recover,
 };
+use tools::recover;
 
 use crate::bench::{
     Bench, PROVIDER, VAULT, applied, bought, bought_pending, disputed, iccid, order, parked,

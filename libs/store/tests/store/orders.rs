@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
+use desk::operator::{self, orders::OrderView};
 use domain::{PartnerId, PlacementId, PlacementState};
 use sqlx::Connection;
-use store::operator::{self, orders::OrderView};
 use store::orders::{self, NewOrder, Refusal};
 use store::placements::{self, Claim, Settlement};
 use testkit::wait;
@@ -23,7 +23,7 @@ fn named(partner_id: PartnerId, external_order_id: &str) -> NewOrder {
 }
 
 impl Bench {
-    async fn insert(&self, orders: &[NewOrder]) -> Result<Vec<bool>, store::Error> {
+    async fn insert(&self, orders: &[NewOrder]) -> Result<Vec<bool>, pg::Error> {
         orders::insert(&mut *self.connection().await, orders).await
     }
 
@@ -420,7 +420,8 @@ async fn a_status_is_that_of_one_order() {
     let (status, ()) = tokio::join!(asked, committed);
     assert_eq!(status, None, "another look finds the third order");
     // It stands, but is not decided, so nobody is told that the id is taken.
-    let (partner, id) = (first.partner_id, &first.external_order_id);
+    let partner = first.partner_id;
+    let id = &first.external_order_id;
     assert!(bench.stands(partner, id).await);
     let mut connection = bench.connection().await;
     let taken = orders::is_taken(&mut connection, partner, id).await;

@@ -288,7 +288,7 @@ fn compare(faults: &BTreeMap<String, Vec<String>>, reviewed: &[(&str, &str)]) ->
 async fn migrated() -> (Database, PgConnection) {
     let database = Database::create().await.unwrap();
     let mut connection = database.connect().await.unwrap();
-    store::schema::migrate(&mut connection).await.unwrap();
+    pg::schema::migrate(&mut connection).await.unwrap();
     execute(
         &mut connection,
         "SET jit = off; SET plan_cache_mode = force_generic_plan",

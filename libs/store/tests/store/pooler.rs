@@ -4,10 +4,12 @@
 
 use std::net::SocketAddr;
 
+use pg::{
+    config::DatabaseConfig,
+    schema::{self, SchemaError},
+};
 use secrecy::SecretString;
 use sqlx::ConnectOptions;
-use store::config::DatabaseConfig;
-use store::schema::{self, SchemaError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 use url::Url;
@@ -87,11 +89,11 @@ async fn through(bench: &Bench, options: Options) -> String {
 #[tokio::test]
 async fn a_service_does_not_start_through_a_pooler_that_drops_or_refuses_its_settings() {
     let bench = Bench::new().await;
-    schema::wait(&bench.store, &VAULT).await.unwrap();
+    accounts::start::wait(&bench.store, &VAULT).await.unwrap();
     for options in [Options::Dropped, Options::Refused] {
         let url = through(&bench, options).await;
         let database = config(&url).open("store tests").unwrap();
-        let error = schema::wait(&database, &VAULT).await.unwrap_err();
+        let error = accounts::start::wait(&database, &VAULT).await.unwrap_err();
         assert!(matches!(error, SchemaError::Pooler), "{error}");
         let remedy = "DATABASE_URL must name PostgreSQL itself";
         assert!(error.to_string().contains(remedy), "{error}");

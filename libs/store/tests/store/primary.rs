@@ -6,13 +6,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sqlx::{Connection, PgConnection};
-use store::{
+use pg::{
     Database, Error,
     primary::{DurabilityConfig, Unfit},
-    providers,
     schema::{self, SchemaError},
 };
+use sqlx::{Connection, PgConnection};
+use store::providers;
 use testkit::postgres::PostgresServer;
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
@@ -114,7 +114,7 @@ async fn a_server_without_synchronous_commit_is_refused_unless_that_is_allowed()
             require_synchronous: true,
         },
     );
-    let wait = schema::wait(&demanding, &VAULT);
+    let wait = accounts::start::wait(&demanding, &VAULT);
     let refused = tokio::time::timeout(Duration::from_secs(20), wait)
         .await
         .unwrap()

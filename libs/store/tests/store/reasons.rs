@@ -5,7 +5,7 @@ use testkit::rows;
 
 use crate::bench::{Bench, placement, topups};
 
-const MIGRATION: &str = include_str!("../../migrations/0034_reasons.sql");
+const MIGRATION: &str = include_str!("../../../pg/migrations/0034_reasons.sql");
 
 /// Reasons as version 0.2.0 stored them: the state of the placement, the prose, and the code with its
 /// detail.

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use domain::placement::{Event, Placement};
 use domain::{PartnerId, PlacementState};
+use pg::actions::Mode;
 use sqlx::{ConnectOptions, postgres::PgConnectOptions};
+use store::orders::NewOrder;
 use store::placements::{self, Claim};
-use store::recover::{self, NotRecovered, Recovered};
-use store::{operator::actions::Mode, orders::NewOrder};
+use tools::recover::{self, NotRecovered, Recovered};
 
 use crate::bench::{
     Bench, PROVIDER, applied, bought_pending, not_found, order, parked, placement, rejected,

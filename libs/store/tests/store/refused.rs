@@ -1,12 +1,12 @@
 //! Refused requests are kept for operators, and only so many of them.
 
-use domain::PartnerId;
-use runtime::clock;
-use store::{
+use accounts::refused::{self, Kind, Refusal};
+use desk::{
     operator::{erase, search},
-    refused::{self, Kind, Refusal},
     retention::{self, Class},
 };
+use domain::PartnerId;
+use runtime::clock;
 use uuid::Uuid;
 
 use crate::bench::{Bench, applied};

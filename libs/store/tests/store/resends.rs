@@ -3,10 +3,10 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
+use desk::self_service::{self, DeliveryPage};
 use domain::{DeliveryId, PartnerId, TopupId, event::Kind};
 use store::deliveries::resends::{self, Begun, Resend, Step, Wanted};
 use store::deliveries::{AttemptResult, Attempted, Position};
-use store::self_service::{self, DeliveryPage};
 use uuid::Uuid;
 
 use crate::bench::{Bench, ids, page};

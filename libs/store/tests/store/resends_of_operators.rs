@@ -2,14 +2,17 @@
 
 use std::time::Duration;
 
-use store::deliveries::resends::{self, Counted, Wanted};
-use store::operator::{
-    actions::{Action, Actor},
-    resends::{self as asked, Cancelled, NotStarted},
+use desk::operator::{
+    resends as asked,
+    resends::{Cancelled, NotStarted},
 };
+use pg::{
+    actions::{Action, Actor},
+    schema::{self, Patience},
+};
+use store::deliveries::resends::{self, Counted, Wanted};
 
 use sqlx::migrate::{Migration, Migrator};
-use store::schema::{self, Patience};
 use uuid::Uuid;
 
 use crate::{bench::Bench, console::action};

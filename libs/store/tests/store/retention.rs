@@ -3,21 +3,21 @@
 
 use std::{path::PathBuf, process::Command};
 
+use accounts::{
+    partners,
+    profile::{Profile, SealedProfile},
+};
+use desk::operator::erase::{self, Erased, NotErased};
+use desk::operator::terms;
+use desk::retention::{self, Backlog, Class, Step};
 use domain::{ActivationCode, OrderId, PartnerId, TopupId, TopupIds};
+use pg::actions::Mode;
 use store::deliveries::resends::Filter;
 use store::deliveries::{self, Claim};
-use store::operator::actions::Mode;
-use store::operator::erase::{self, Erased, NotErased};
-use store::operator::terms;
 use store::orders::{self, NewOrder};
-use store::retention::{self, Backlog, Class, Step};
-use store::{
-    partners,
-    placements::{Progress, ReadyProfile},
-    profile::{Profile, SealedProfile},
-    vault::Purpose,
-};
+use store::placements::{Progress, ReadyProfile};
 use time::Duration;
+use vault::Purpose;
 
 use crate::bench::{
     Bench, LEASE, VAULT, applied, bought, delivery_id, esim, execute, iccid, order, placement,
@@ -327,9 +327,9 @@ async fn an_erased_profile_is_not_resent_and_says_so_where_it_is_read() {
     let filter = Filter::default();
     let id = delivery_id(&topup);
     let resent =
-        store::operator::deliveries::resend_one(&mut connection, id, &filter, applied()).await;
+        desk::operator::deliveries::resend_one(&mut connection, id, &filter, applied()).await;
     assert_eq!(resent.unwrap().resent, 0);
-    let listed = store::operator::deliveries::read(&mut connection, id).await;
+    let listed = desk::operator::deliveries::read(&mut connection, id).await;
     assert!(listed.unwrap().unwrap().erased_at.is_some());
     bench
         .set(
@@ -584,7 +584,7 @@ async fn a_partner_is_erased_with_all_its_orders_and_no_other() {
         .await
         .unwrap();
     assert_eq!(
-        store::master_key::reencrypt(&mut connection, &VAULT, |_| {})
+        desk::master_key::reencrypt(&mut connection, &VAULT, |_| {})
             .await
             .unwrap()
             .failed,

@@ -4,8 +4,8 @@
 use std::collections::BTreeSet;
 
 use domain::PartnerId;
+use pg::schema;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
-use store::schema;
 
 use crate::bench::{Bench, execute, order, placement};
 
@@ -357,7 +357,7 @@ async fn the_provisioner_fails_a_topup_whose_partner_wants_the_event() {
 }
 
 /// Every table of the schema is read by the operator, so a new table is not forgotten in
-/// `libs/store/roles`.
+/// `libs/pg/roles`.
 #[tokio::test]
 async fn each_table_has_its_grants() {
     let bench = Bench::new().await;
@@ -377,7 +377,7 @@ async fn each_table_has_its_grants() {
     let unread: Vec<_> = all.iter().filter(|table| !read.contains(*table)).collect();
     assert!(
         unread.is_empty(),
-        "no role reads {unread:?}: name them in libs/store/roles"
+        "no role reads {unread:?}: name them in libs/pg/roles"
     );
 }
 

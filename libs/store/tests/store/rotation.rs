@@ -3,13 +3,18 @@
 
 use std::time::Duration;
 
+use accounts::{
+    partners::{self, Credentials, Overlap, Partner, Rotated},
+    profile::Profile,
+};
+use desk::{
+    master_key::{self, Pass, Usage},
+    operator,
+};
 use domain::{ActivationCode, EndpointKey, PartnerId, TopupId};
 use signing::{SecretKey, webhook::Secret};
 use store::deliveries::{self, Claim, Delivery};
-use store::master_key::{self, Pass, Usage};
-use store::partners::{self, Credentials, Overlap, Partner, Rotated};
-use store::vault::{Purpose, Vault};
-use store::{operator, profile::Profile, schema};
+use vault::{Purpose, Vault};
 
 use crate::bench::{Bench, NEW_KEY, OLD_KEY, VAULT, delivery_id, esim, execute, ids, page, vault};
 
@@ -33,7 +38,7 @@ const AT_ONCE: Overlap = Overlap {
     keep_old: false,
 };
 
-fn short(rotated: Result<Rotated, store::Error>) -> &'static str {
+fn short(rotated: Result<Rotated, pg::Error>) -> &'static str {
     match rotated.unwrap() {
         Rotated::Until(Some(_)) => "overlap",
         Rotated::Until(None) => "at once",
@@ -225,12 +230,12 @@ async fn every_secret_that_is_valid_needs_its_key() {
     )
     .await;
     assert_eq!(short(rotated), "at once");
-    let error = schema::wait(&bench.store, &new).await.unwrap_err();
+    let error = accounts::start::wait(&bench.store, &new).await.unwrap_err();
     assert!(error.to_string().contains("\"test\""), "{error}");
     let key = SecretKey::from_bytes(vec![9; 32]).unwrap();
     let rotated = partners::rotate_keys(&mut connection, &both, partner, "ak_2", &key, ANEW).await;
     assert_eq!(short(rotated), "overlap");
-    let error = schema::wait(&bench.store, &new).await.unwrap_err();
+    let error = accounts::start::wait(&bench.store, &new).await.unwrap_err();
     assert!(error.to_string().contains("\"test\""), "{error}");
     bench
         .set(
@@ -238,7 +243,7 @@ async fn every_secret_that_is_valid_needs_its_key() {
             partner,
         )
         .await;
-    let ended = schema::wait(&bench.store, &new).await;
+    let ended = accounts::start::wait(&bench.store, &new).await;
     ended.expect("what has ended needs no key");
 }
 
@@ -327,7 +332,7 @@ async fn everything_is_sealed_anew_and_opens_with_the_new_key_alone() {
     let again = reencrypt(&bench, &both).await;
     assert_eq!((again.reencrypted, again.failed.len()), (0, 0));
 
-    schema::wait(&bench.store, &new).await.unwrap();
+    accounts::start::wait(&bench.store, &new).await.unwrap();
     let credentials = by_access_key(&bench, "ak_2").await.unwrap();
     for keys in &credentials.keys {
         partners::open_secret_key(&new, partner, keys.secret_key.as_deref().unwrap()).unwrap();

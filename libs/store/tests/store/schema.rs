@@ -5,18 +5,20 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use domain::PartnerId;
+use pg::schema::{self, MigrationError, Patience, SchemaError};
 use sqlx::SqlSafeStr;
 use sqlx::migrate::{Migration, MigrationType, Migrator};
-use store::schema::{self, MigrationError, Patience, SchemaError};
-use store::vault::Purpose;
 use tokio::time::timeout;
+use vault::Purpose;
 
 use crate::bench::{Bench, NEW_KEY, VAULT, execute, order, vault};
 
 #[tokio::test]
 async fn a_schema_that_is_behind_names_the_command_that_helps() {
     let bench = Bench::empty().await;
-    let error = schema::wait(&bench.store, &VAULT).await.unwrap_err();
+    let error = accounts::start::wait(&bench.store, &VAULT)
+        .await
+        .unwrap_err();
     assert!(
         matches!(error, SchemaError::Behind { found: 0, needed } if needed == schema::latest())
     );
@@ -32,7 +34,7 @@ async fn several_may_migrate_at_once_and_again() {
     one.unwrap();
     other.unwrap();
     schema::migrate(&mut first).await.unwrap();
-    schema::wait(&bench.store, &VAULT).await.unwrap();
+    accounts::start::wait(&bench.store, &VAULT).await.unwrap();
 }
 
 /// The migrations of this version, followed by others.
@@ -66,7 +68,7 @@ async fn a_newer_schema_that_serves_this_version_is_fine() {
     let served = "-- serves: 1\nALTER TABLE orders ADD COLUMN newer text;";
     let newer = upgrade(&bench, &[served]).await.unwrap();
     assert_eq!(newer, schema::latest() + 1);
-    schema::wait(&bench.store, &VAULT).await.unwrap();
+    accounts::start::wait(&bench.store, &VAULT).await.unwrap();
     assert_eq!(
         schema::migrate(&mut *bench.connection().await)
             .await
@@ -91,7 +93,9 @@ async fn a_newer_schema_that_does_not_serve_this_version_is_refused() {
         let bench = Bench::new().await;
         upgrade(&bench, newer).await.unwrap();
         let known = schema::latest();
-        let error = schema::wait(&bench.store, &VAULT).await.unwrap_err();
+        let error = accounts::start::wait(&bench.store, &VAULT)
+            .await
+            .unwrap_err();
         assert!(
             error.to_string().contains("deploy a newer version"),
             "{error}"
@@ -120,7 +124,9 @@ async fn a_newer_schema_of_an_old_migrator_is_refused() {
          INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time)
          VALUES (1000, 'of the future', true, '', 0)";
     bench.sql(statements).await;
-    let error = schema::wait(&bench.store, &VAULT).await.unwrap_err();
+    let error = accounts::start::wait(&bench.store, &VAULT)
+        .await
+        .unwrap_err();
     assert!(
         matches!(
             error,
@@ -219,7 +225,7 @@ async fn a_migrator_that_gives_up_names_the_transaction_in_its_way() {
         .unwrap_err();
     assert!(matches!(error, MigrationError::Locked { .. }), "{error}");
     assert!(error.to_string().contains("pg_dump (pid "), "{error}");
-    schema::wait(&bench.store, &VAULT).await.unwrap();
+    accounts::start::wait(&bench.store, &VAULT).await.unwrap();
 }
 
 #[tokio::test]
@@ -252,7 +258,7 @@ async fn a_concurrent_index_waits_for_a_dump_and_blocks_no_order() {
     };
     let (version, ()) = tokio::join!(build, orders);
     version.unwrap();
-    schema::wait(&bench.store, &VAULT).await.unwrap();
+    accounts::start::wait(&bench.store, &VAULT).await.unwrap();
 }
 
 const INDEX: &str =
@@ -364,12 +370,14 @@ async fn an_index_whose_build_failed_is_built_anew() {
 async fn another_master_key_stops_the_start() {
     let bench = Bench::new().await;
     let other = vault("test:AQECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=");
-    schema::wait(&bench.store, &other)
+    accounts::start::wait(&bench.store, &other)
         .await
         .expect("nothing is stored yet");
     bench.partner(None).await;
-    schema::wait(&bench.store, &VAULT).await.unwrap();
-    let error = schema::wait(&bench.store, &other).await.unwrap_err();
+    accounts::start::wait(&bench.store, &VAULT).await.unwrap();
+    let error = accounts::start::wait(&bench.store, &other)
+        .await
+        .unwrap_err();
     assert!(matches!(error, SchemaError::MasterKey(_)), "{error}");
 }
 
@@ -392,13 +400,17 @@ async fn a_key_that_any_partner_needs_may_not_be_missing() {
     .execute(&bench.pool)
     .await
     .unwrap();
-    let error = schema::wait(&bench.store, &newer).await.unwrap_err();
+    let error = accounts::start::wait(&bench.store, &newer)
+        .await
+        .unwrap_err();
     assert!(error.to_string().contains("\"test\""), "{error}");
-    let error = schema::wait(&bench.store, &VAULT).await.unwrap_err();
+    let error = accounts::start::wait(&bench.store, &VAULT)
+        .await
+        .unwrap_err();
     assert!(error.to_string().contains("\"second\""), "{error}");
     let sql = "UPDATE partners SET webhook_secret = '\\x', secret_key = '\\x' WHERE partner_id::text <> $1";
     bench.set(sql, old).await;
-    schema::wait(&bench.store, &VAULT)
+    accounts::start::wait(&bench.store, &VAULT)
         .await
         .expect("damaged rows are theirs alone");
 }

@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
-use domain::{DeliveryId, EndpointKey, OrderId, PartnerId, TopupId, WebhookId, event::Kind};
-use store::deliveries::events::{self, Page};
-use store::deliveries::resends::Filter;
-use store::operator::actions::Mode;
-use store::operator::deliveries::resend_one;
-use store::orders::{self, Cancelled, NewOrder};
-use store::partners;
-use store::self_service::{
+use accounts::partners;
+use desk::operator::deliveries::resend_one;
+use desk::self_service::{
     self, DeliveryPage, Made, OrderPage, OrderState, Position, Redelivered, Stored, StoredWebhook,
     UnitState,
 };
+use domain::{DeliveryId, EndpointKey, OrderId, PartnerId, TopupId, WebhookId, event::Kind};
+use pg::actions::Mode;
+use store::deliveries::events::{self, Page};
+use store::deliveries::resends::Filter;
+use store::orders::{self, Cancelled, NewOrder};
 
 use uuid::Uuid;
 

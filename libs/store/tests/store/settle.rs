@@ -33,7 +33,7 @@ impl Bench {
         order
     }
 
-    async fn try_settle(&self, settlements: &[Settlement]) -> Result<(), store::Error> {
+    async fn try_settle(&self, settlements: &[Settlement]) -> Result<(), pg::Error> {
         placements::settle(&mut *self.connection().await, settlements)
             .await
             .map(drop)

@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
-use secrecy::SecretString;
-use store::operator::{
+use desk::operator::{
     accounts::{self, NotChanged, NotSet, Role},
-    actions::{self, Filter},
     sessions::{self, Accepted, NotSignedIn, Person},
 };
+use pg::actions::{self, Filter};
+use secrecy::SecretString;
 
 use crate::{
     bench::Bench,

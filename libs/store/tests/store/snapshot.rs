@@ -1,4 +1,4 @@
-//! `libs/store/schema.sql` shows the whole schema in one file, so that nobody has to add up the
+//! `libs/pg/schema.sql` shows the whole schema in one file, so that nobody has to add up the
 //! migrations to see a table. This test compares it with the catalogue of a migrated database, and
 //! writes it with `UPDATE_SCHEMA=1 tests/run test -- -p store snapshot`.
 
@@ -11,7 +11,7 @@ use crate::bench::Bench;
 const HEAD: &str = "\
 -- The schema as the migrations leave it, to read. It is written by a test and never executed:
 -- UPDATE_SCHEMA=1 tests/run test -- -p store snapshot
--- The comments of tables and columns are in libs/store/migrations.
+-- The comments of tables and columns are in libs/pg/migrations.
 ";
 
 /// Each table with its columns, in the order of the alphabet.
@@ -85,7 +85,7 @@ async fn schema(connection: &mut PgConnection) -> String {
 async fn the_snapshot_is_the_schema() {
     let bench = Bench::new().await;
     let schema = schema(&mut *bench.connection().await).await;
-    let file = testkit::workspace().join("libs/store/schema.sql");
+    let file = testkit::workspace().join("libs/pg/schema.sql");
     if std::env::var_os("UPDATE_SCHEMA").is_some() {
         fs::write(&file, &schema).unwrap();
     }
@@ -105,7 +105,7 @@ const MOST_TABLES: usize = 34;
 
 #[test]
 fn there_are_no_more_tables_than_decided() {
-    let committed = fs::read_to_string(testkit::workspace().join("libs/store/schema.sql")).unwrap();
+    let committed = fs::read_to_string(testkit::workspace().join("libs/pg/schema.sql")).unwrap();
     let tables: Vec<&str> = committed
         .lines()
         .filter_map(|line| line.strip_prefix("TABLE "))

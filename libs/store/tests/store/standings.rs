@@ -3,18 +3,18 @@
 
 use std::fmt::Write as _;
 
-use domain::{
-    GiveBackState, MaybeStored, PlacementState, Reason, Stored, Why,
-    reason::Code,
-    standing::{Actor, DeliveryState, EndpointState, Hold, Standing, UnitState},
-};
-use store::operator::{
+use desk::operator::{
     health::{
         finding::Matter,
         stages::{Life, Stage},
     },
     orders::{FurtherWebhook, OrderView, PlacementView, TopupView},
     story,
+};
+use domain::{
+    GiveBackState, MaybeStored, PlacementState, Reason, Stored, Why,
+    reason::Code,
+    standing::{Actor, DeliveryState, EndpointState, Hold, Standing, UnitState},
 };
 use strum::VariantArray;
 use time::{OffsetDateTime, macros::datetime};
@@ -351,7 +351,8 @@ fn everybody_is_told_what_the_table_says() {
         };
         let sentence = story::sentence(&order, NOW);
         let sentence = sentence.split_once(": ").unwrap().1;
-        let (label, next) = (standing.label(), standing.next());
+        let label = standing.label();
+        let next = standing.next();
         write!(
             table,
             "\n{name}\n  operator  {label}; {who} must act; next: {next}\n  partner   {sentence}\n"

@@ -2,20 +2,20 @@
 
 use std::time::Duration;
 
-use domain::{
-    PartnerId,
-    placement::Resolution,
-    standing::{Actor, Standing},
-};
-use store::figures::{self, Count, Figure, Measure};
-use store::operator::{
-    actions::{self, Action},
+use desk::operator::{
     deliveries,
     health::{self, Kind},
     orders,
     placements::{self, Decision},
     story::{self, What},
 };
+use domain::{
+    PartnerId,
+    placement::Resolution,
+    standing::{Actor, Standing},
+};
+use pg::actions::{self, Action};
+use store::figures::{self, Count, Figure, Measure};
 
 use crate::bench::{Bench, PROVIDER, bought, order, parked, placement, ready, topups};
 use crate::console::action;

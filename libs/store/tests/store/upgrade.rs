@@ -2,9 +2,9 @@
 //! find their rows under the old names and change them there, each with the rights of its role.
 
 use domain::{PartnerId, TopupId};
+use pg::schema::{self, Patience};
 use sqlx::migrate::Migrator;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
-use store::schema::{self, Patience};
 
 use crate::bench::{Bench, execute, order, topups};
 

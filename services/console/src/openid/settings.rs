@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use desk::operator::accounts::Role;
 use secrecy::SecretString;
-use store::operator::accounts::Role;
 use url::Url;
 
 use crate::transport::is_private_transport;

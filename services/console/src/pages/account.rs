@@ -1,14 +1,14 @@
 //! Whether a partner may order. Who has heard at night that a key of a partner has leaked disables the
 //! account here, without a shell.
 
+use accounts::partners::{self, Partner};
 use axum::{extract::State, response::Response};
 use domain::{Command, PartnerId};
-use serde_json::json;
-use store::{
+use pg::{
     PgConnection,
-    operator::actions::{self, Changed},
-    partners::{self, Partner},
+    actions::{self, Changed},
 };
+use serde_json::json;
 
 use crate::{
     App,
@@ -109,7 +109,7 @@ async fn set(app: &App, given: &Given, act: &Act<Operator>, disabled: bool) -> R
             Ok(Some(((), changed)))
         };
         let done = actions::recorded(connection, action, set).await?;
-        Ok::<_, store::Error>(Some(done.is_some()))
+        Ok::<_, pg::Error>(Some(done.is_some()))
     };
     match app.database().run(change).await? {
         None => Err(given.missing("partner")),

@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 
+use accounts::partners;
 use askama::Template;
 use axum::{extract::State, response::Response};
 use domain::{Command, PartnerId, command::Counts};
-use store::{
+use pg::{
     PgConnection,
-    operator::actions::{self, Filter, Recorded},
-    partners,
+    actions::{self, Filter, Recorded},
 };
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use uuid::Uuid;
@@ -87,7 +87,7 @@ async fn read(
     query: &Fields,
     times: &Times,
     limit: usize,
-) -> Result<Found, store::Error> {
+) -> Result<Found, pg::Error> {
     let chosen = Chosen::find(&mut *connection, query.get("partner")).await?;
     let window = Window::of(query, times);
     let before = query.get("before");

@@ -1,8 +1,9 @@
 //! An activation code, which is shown once and recorded with its reason.
 
 use axum::{extract::State, response::Response};
+use desk::operator::activation;
 use domain::TopupId;
-use store::operator::{actions::Mode, activation};
+use pg::actions::Mode;
 
 use crate::{
     App,

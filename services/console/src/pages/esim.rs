@@ -1,13 +1,11 @@
 //! One eSIM: what it is at, its ids, its webhook, and what one may do about it.
 
+use accounts::partners;
 use askama::Template;
 use axum::{extract::State, response::Response};
+use desk::operator::orders::{self, OrderView};
 use domain::TopupId;
-use store::{
-    PgConnection,
-    operator::orders::{self, OrderView},
-    partners,
-};
+use pg::PgConnection;
 
 use crate::{
     App,
@@ -47,7 +45,7 @@ pub(crate) async fn show(
             return Ok(None);
         };
         let partner = partners::show(connection, &order.partner_id.to_string()).await?;
-        Ok::<_, store::Error>(Some((order, partner)))
+        Ok::<_, pg::Error>(Some((order, partner)))
     };
     let found = app.database().run(read).await?;
     let (order, partner) = found.ok_or_else(|| given.missing("eSIM"))?;

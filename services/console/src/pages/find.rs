@@ -9,13 +9,11 @@ use axum::{
     extract::State,
     response::{IntoResponse, Redirect, Response},
 };
-use store::{
-    PgConnection, archive,
-    operator::{
-        health::Report,
-        search::{self, By, MOST},
-    },
+use desk::operator::{
+    health::Report,
+    search::{self, By, MOST},
 };
+use pg::PgConnection;
 
 use crate::{
     App,
@@ -175,9 +173,9 @@ async fn read(
     connection: &mut PgConnection,
     asked: &str,
     times: &Times,
-) -> Result<Found, store::Error> {
+) -> Result<Found, pg::Error> {
     let found = search::find(&mut *connection, asked).await?;
-    let archived = archive::find(connection, asked).await?;
+    let archived = desk::archived::find(connection, asked).await?;
     let more = found.how_to_go_on();
     let orders = found.orders.into_iter().map(|order| HitRow {
         path: format!("/orders/{}", order.order_id),

@@ -1,6 +1,6 @@
 //! A finding as the overview and the page of a partner show it, and the page on which it is ended.
 
-use store::operator::health::{Finding, Kind, finding::Severity};
+use desk::operator::health::{Finding, Kind, finding::Severity};
 
 use crate::times::{Times, When};
 

@@ -1,11 +1,12 @@
 //! What the lists of orders and of webhooks share: the filter by partner and by time, and CSV.
 
+use accounts::partners;
 use axum::{
     http::header,
     response::{IntoResponse, Response},
 };
 use domain::PartnerId;
-use store::{PgConnection, partners};
+use pg::PgConnection;
 use time::{Duration, OffsetDateTime};
 
 use crate::{access::Fields, times::Times};
@@ -57,7 +58,7 @@ impl Named {
     pub(crate) async fn find(
         connection: &mut PgConnection,
         given: Option<&str>,
-    ) -> Result<Self, store::Error> {
+    ) -> Result<Self, pg::Error> {
         let Some(given) = given.map(str::trim).filter(|given| !given.is_empty()) else {
             return Ok(Self::All);
         };

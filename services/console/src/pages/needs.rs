@@ -1,17 +1,15 @@
 //! Needs a person: one matter for each cause, with since when, who feels it and what to do, its rows and
 //! its act; and below it what goes on by itself, so that nobody looks for it elsewhere. The matters are
-//! the findings of [`store::operator::health`], as on the first page and in `esimctl attention`.
+//! the findings of [`desk::operator::health`], as on the first page and in `esimctl attention`.
 
 use askama::Template;
 use axum::{extract::State, response::Response};
-use store::{
-    PgConnection,
-    operator::{
-        give_backs,
-        health::{self, Finding, Kind, finding::Severity},
-        placements,
-    },
+use desk::operator::{
+    give_backs,
+    health::{self, Finding, Kind, finding::Severity},
+    placements,
 };
+use pg::PgConnection;
 
 use crate::{
     App,

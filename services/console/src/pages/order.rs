@@ -3,26 +3,23 @@
 
 use std::borrow::Cow;
 
+use accounts::partners;
 use askama::Template;
 use axum::{extract::State, response::Response};
+use desk::operator::{
+    deliveries,
+    give_backs::{self, Found as Returned},
+    orders::{self, OrderView, PlacementView, TopupView},
+    placements::{self, Decision, NotResolved, Resolved},
+    route, story,
+    words::noun,
+};
 use domain::{
     GiveBackState, OrderId, PlacementId, PlacementState, TopupId, WebhookId, placement::Resolution,
     standing::DeliveryState,
 };
-use store::{
-    PgConnection,
-    deliveries::resends::Filter,
-    operator::{
-        actions::Mode,
-        deliveries,
-        give_backs::{self, Found as Returned},
-        orders::{self, OrderView, PlacementView, TopupView},
-        placements::{self, Decision, NotResolved, Resolved},
-        route, story,
-        words::noun,
-    },
-    partners,
-};
+use pg::{PgConnection, actions::Mode};
+use store::deliveries::resends::Filter;
 
 use crate::{
     App,
@@ -429,7 +426,7 @@ struct Found {
     steps: Vec<Step>,
 }
 
-async fn read(connection: &mut PgConnection, id: OrderId) -> Result<Option<Found>, store::Error> {
+async fn read(connection: &mut PgConnection, id: OrderId) -> Result<Option<Found>, pg::Error> {
     let found = orders::find(&mut *connection, &id.to_string()).await?;
     let Some(order) = found.into_iter().find(|order| order.order_id == id.uuid()) else {
         return Ok(None);
@@ -527,7 +524,7 @@ pub(crate) async fn resend(
             ..Filter::default()
         };
         let resent = deliveries::resend_one(connection, id, &filter, mode).await?;
-        Ok::<_, store::Error>(Some(resent.resent))
+        Ok::<_, pg::Error>(Some(resent.resent))
     };
     let sent = app.database().run(sent).await?;
     if sent.ok_or_else(|| given.missing("webhook"))? == 0 {

@@ -1,5 +1,5 @@
 //! The list of orders, newest first: who asks for "which orders" finds them by partner, state, provider
-//! and time. It is [`store::operator::order_list`], as in `esimctl order list`.
+//! and time. It is [`desk::operator::order_list`], as in `esimctl order list`.
 //!
 //! There is no total and no last page, because nothing counts orders. What has no index is looked
 //! through in bounded looks, and the page says how far it came.
@@ -8,16 +8,16 @@ use std::collections::HashMap;
 
 use askama::Template;
 use axum::{extract::State, response::Response};
-use domain::OrderId;
-use store::{
-    PgConnection,
+use desk::{
     operator::{
         order_list::{self, Filter, Listed},
         orders::{self, Undelivered},
     },
-    providers,
     self_service::OrderState,
 };
+use domain::OrderId;
+use pg::PgConnection;
+use store::providers;
 use uuid::Uuid;
 
 use crate::{
@@ -156,7 +156,7 @@ async fn read(
     query: &Fields,
     times: &Times,
     limit: usize,
-) -> Result<Found, store::Error> {
+) -> Result<Found, pg::Error> {
     let named = Named::find(&mut *connection, query.get("partner")).await?;
     let known = providers::list(&mut *connection).await?;
     let window = Window::of(query, times);

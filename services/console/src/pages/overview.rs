@@ -1,7 +1,7 @@
 //! Whether the system works, in its first words; then what is wrong, since when, who feels it and what
 //! to do; then the way of an order in four steps: whether each one lives, what waits for it, how old
 //! that is and how long it takes; then the last hours, providers, endpoints, and what people have done.
-//! What is wrong is what [`store::operator::health`] finds, as in `esimctl attention`.
+//! What is wrong is what [`desk::operator::health`] finds, as in `esimctl attention`.
 //!
 //! htmx asks for the figures alone and puts them in place; without JavaScript the whole page asks for
 //! itself again.
@@ -11,15 +11,15 @@ use std::{borrow::Cow, cmp::Reverse};
 use askama::Template;
 use axum::{extract::State, response::Response};
 use axum_htmx::HxRequest;
+use desk::operator::health::{
+    Kind,
+    stages::{Life, Stage},
+    waiting::{Backlog, Drain, Queue},
+};
 use domain::standing::EndpointState;
 use store::{
     deliveries::endpoints::Endpoint,
     figures::{Count, Measure},
-    operator::health::{
-        Kind,
-        stages::{Life, Stage},
-        waiting::{Backlog, Drain, Queue},
-    },
     providers::BreakerState,
 };
 use time::Duration;

@@ -5,21 +5,23 @@
 
 use std::borrow::Cow;
 
+use accounts::{
+    partners::{self, Partner},
+    refused::{self, Refused},
+};
 use askama::Template;
 use axum::{extract::State, response::Response};
-use domain::{EndpointId, EndpointKey, PartnerId, standing::EndpointState};
-use store::{
-    PgConnection,
-    deliveries::endpoints::{self, Endpoint},
+use desk::{
     operator::{
         self,
         endpoints::NotChanged,
         health::{Finding, Kind},
     },
-    partners::{self, Partner},
-    refused::{self, Refused},
     self_service::{self, OrderPage, OrderState, Units},
 };
+use domain::{EndpointId, EndpointKey, PartnerId, standing::EndpointState};
+use pg::PgConnection;
+use store::deliveries::endpoints::{self, Endpoint};
 use time::OffsetDateTime;
 
 use crate::{
@@ -194,7 +196,7 @@ async fn read(
     connection: &mut PgConnection,
     id: PartnerId,
     times: &Times,
-) -> Result<Option<Found>, store::Error> {
+) -> Result<Option<Found>, pg::Error> {
     let Some(partner) = partners::show(&mut *connection, &id.to_string()).await? else {
         return Ok(None);
     };

@@ -3,13 +3,11 @@
 
 use std::collections::BTreeMap;
 
+use accounts::partners::{self, Partner};
 use askama::Template;
 use axum::{extract::State, response::Response};
+use desk::operator::health::{Kind, Report};
 use domain::standing::EndpointState;
-use store::{
-    operator::health::{Kind, Report},
-    partners::{self, Partner},
-};
 use uuid::Uuid;
 
 use crate::{

@@ -6,15 +6,15 @@ use std::{collections::BTreeMap, time::Duration};
 use askama::Template;
 use axum::{extract::State, response::Response};
 use axum_htmx::HxRequest;
+use desk::operator::{
+    breakers::{self, NotChanged},
+    health::{
+        Kind,
+        waiting::{Backlog, Queue},
+    },
+};
 use store::{
     figures::Measure,
-    operator::{
-        breakers::{self, NotChanged},
-        health::{
-            Kind,
-            waiting::{Backlog, Queue},
-        },
-    },
     providers::{BreakerState, ProviderBreaker},
 };
 use url::form_urlencoded::byte_serialize;
@@ -77,7 +77,8 @@ fn sentence(rows: &[Row]) -> String {
         let mine = rows.iter().filter(|row| row.class == class);
         mine.map(|row| row.name.as_str()).collect()
     };
-    let (bad, warn) = (of("bad"), of("warn"));
+    let bad = of("bad");
+    let warn = of("warn");
     match (&bad[..], &warn[..]) {
         ([], []) if rows.is_empty() => "No provisioner has served a provider yet.".to_owned(),
         ([], []) => "All of them buy.".to_owned(),

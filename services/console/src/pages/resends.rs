@@ -1,17 +1,15 @@
 //! Resends: a filter, a preview of everything that matches, a reason, and then a recorded
-//! resend with its progress. The notifiers carry it out ([`store::operator::resends`]), so it
+//! resend with its progress. The notifiers carry it out ([`desk::operator::resends`]), so it
 //! does not end with the console.
 
 use askama::Template;
 use axum::{extract::State, response::Response};
-use domain::{PartnerId, standing::EndpointState};
-use store::{
-    deliveries::resends::{Counted, Wanted},
-    operator::{
-        resends::{self, Cancelled, NotStarted, Resend},
-        words::noun,
-    },
+use desk::operator::{
+    resends::{self, Cancelled, NotStarted, Resend},
+    words::noun,
 };
+use domain::{PartnerId, standing::EndpointState};
+use store::deliveries::resends::{Counted, Wanted};
 use time::{Duration, OffsetDateTime, format_description::well_known::Rfc3339};
 use uuid::Uuid;
 
@@ -190,7 +188,8 @@ async fn instead(app: &App, partner: Option<PartnerId>) -> Result<Vec<String>, P
     });
     let told = waiting.take(MOST).map(|one| {
         let webhooks = counted(one.pending, "webhook", "webhooks");
-        let (name, host) = (&one.name, one.host());
+        let name = &one.name;
+        let host = one.host();
         match one.state.known() {
             Some(EndpointState::Open | EndpointState::Unverified) => format!(
                 "{webhooks} of {name} to {host} are tried again by themselves; the page of an order sends one at once"

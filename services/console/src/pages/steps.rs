@@ -1,16 +1,16 @@
 //! The moments of an order's story in words, as its picture and its list of steps show them.
 
+use desk::operator::story::{self, Moment, What};
 use domain::{HistoryKind, Stored, standing::EndpointState};
-use store::operator::story::{self, Moment, What};
 use time::Duration;
 
 use crate::{
     pages::partner::endpoint_words,
-    pictures::{ACTIONS, Step, Went},
+    pictures::{Step, Went},
 };
 
-/// What a step says: its row in the picture, how it went, and its text.
-type Told = (&'static str, Went, String);
+/// What a step says: how it went, and its text.
+type Told = (Went, String);
 
 /// A moment as a step. `endpoint` is the state of the partner's first endpoint.
 pub(super) fn step(moment: Moment, endpoint: &Stored<EndpointState>) -> Step {
@@ -25,9 +25,8 @@ pub(super) fn step(moment: Moment, endpoint: &Stored<EndpointState>) -> Step {
             ..
         }
     );
-    let (row, went, text) = told(moment.what, endpoint);
+    let (went, text) = told(moment.what, endpoint);
     Step {
-        row,
         at: moment.at,
         took: lasted,
         went,
@@ -37,17 +36,13 @@ pub(super) fn step(moment: Moment, endpoint: &Stored<EndpointState>) -> Step {
 }
 
 fn told(what: What, endpoint: &Stored<EndpointState>) -> Told {
-    let neutral = |row, text: &str| (row, Went::Neutral, text.to_owned());
+    let neutral = |text: &str| (Went::Neutral, text.to_owned());
     match what {
-        What::Accepted => ("accepted", Went::Neutral, "received".to_owned()),
-        What::Refused => neutral("accepted", "refused with a 422; nothing was bought"),
-        What::Cancelled => neutral("accepted", "cancelled by the partner; nothing was bought"),
-        What::Erased => neutral("accepted", "erased: ids, states and times are left"),
-        What::Ready { topup_id } => (
-            "profiles",
-            Went::Well,
-            format!("the profile of {topup_id} was stored"),
-        ),
+        What::Accepted => (Went::Neutral, "received".to_owned()),
+        What::Refused => neutral("refused with a 422; nothing was bought"),
+        What::Cancelled => neutral("cancelled by the partner; nothing was bought"),
+        What::Erased => neutral("erased: ids, states and times are left"),
+        What::Ready { topup_id } => (Went::Well, format!("the profile of {topup_id} was stored")),
         What::Webhook {
             topup_id,
             kind,
@@ -69,7 +64,7 @@ fn told(what: What, endpoint: &Stored<EndpointState>) -> Told {
             let of = topup_id.map_or_else(String::new, |topup| format!(" of {topup}"));
             let to = endpoint_id.map_or_else(String::new, |id| format!(" to endpoint {id}"));
             let text = format!("webhook {kind}{of}{to}, attempt {attempt}: {response}");
-            ("webhooks", went, text)
+            (went, text)
         }
         What::Due {
             topup_id: Some(topup),
@@ -84,10 +79,9 @@ fn told(what: What, endpoint: &Stored<EndpointState>) -> Told {
                 };
                 format!("the webhook of {topup} waits, because its endpoint is {state}")
             };
-            ("webhooks", Went::Neutral, text)
+            (Went::Neutral, text)
         }
         What::Due { topup_id: None, .. } => neutral(
-            "purchase",
             "the next step of the purchase is due: an attempt, a look-up, or collecting profiles",
         ),
         What::Acted {
@@ -100,7 +94,7 @@ fn told(what: What, endpoint: &Stored<EndpointState>) -> Told {
         } => {
             let via = via.map_or_else(String::new, |via| format!(" ({via})"));
             let text = format!("{operator}{via}: {command}, {target}; reason: {reason}");
-            (ACTIONS, Went::Neutral, text)
+            (Went::Neutral, text)
         }
         purchase => of_purchase(&purchase),
     }
@@ -128,12 +122,5 @@ fn of_purchase(what: &What) -> Told {
         },
         _ => Went::Neutral,
     };
-    let row = match what {
-        What::Noted {
-            kind: HistoryKind::Blocked | HistoryKind::Unblocked,
-            ..
-        } => "webhooks",
-        _ => "purchase",
-    };
-    (row, went, story::told(what).unwrap_or_default())
+    (went, story::told(what).unwrap_or_default())
 }

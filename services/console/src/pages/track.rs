@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use desk::operator::orders::{OrderView, TopupView};
 use domain::{
     PlacementState,
     standing::{Actor, DeliveryState, EndpointState, Standing, UnitState},
 };
-use store::operator::orders::{OrderView, TopupView};
 use time::{Duration, OffsetDateTime};
 
 use crate::format::{counted, number, took};

@@ -3,15 +3,13 @@
 
 use std::borrow::Cow;
 
+use accounts::partners;
 use askama::Template;
 use axum::{extract::State, response::Response};
+use desk::operator::delivery_list::{self, Of};
 use domain::{Stored, standing::DeliveryState};
-use store::{
-    PgConnection,
-    deliveries::{View, resends::Filter},
-    operator::delivery_list::{self, Of},
-    partners,
-};
+use pg::PgConnection;
+use store::deliveries::{View, resends::Filter};
 use time::Duration;
 use uuid::Uuid;
 
@@ -114,7 +112,7 @@ async fn read(
     query: &Fields,
     times: &Times,
     limit: usize,
-) -> Result<Found, store::Error> {
+) -> Result<Found, pg::Error> {
     let named = Named::find(&mut *connection, query.get("partner")).await?;
     let window = Window::of(query, times);
     let wanted = query.get("state");

@@ -5,8 +5,8 @@ use axum::{
     http::{StatusCode, header, request::Parts},
     response::{IntoResponse, Redirect, Response},
 };
+use desk::operator::sessions::{self, NotSignedIn};
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
-use store::operator::sessions::{self, NotSignedIn};
 use subtle::ConstantTimeEq;
 
 use super::{Guest, SignIn, opened_cookie, refused, signed_in};

@@ -2,9 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
+use accounts::refused::{self, Kind, Refusal};
 use console::access::Role;
 use runtime::clock;
-use store::refused::{self, Kind, Refusal};
 use uuid::Uuid;
 
 use crate::support::{Bench, Browser};

@@ -3,7 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
 use console::access::Role;
-use store::{PgConnection, figures};
+use pg::PgConnection;
+use store::figures;
 use uuid::Uuid;
 
 use crate::support::{Bench, Browser, EXTERNAL, ICCID};

@@ -3,14 +3,12 @@
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
 use console::access::Role;
-use reqwest::header;
-use store::{
+use desk::operator::placements::parking;
+use pg::{
     PgConnection,
-    operator::{
-        actions::{self, Action, Actor},
-        placements::parking,
-    },
+    actions::{self, Action, Actor},
 };
+use reqwest::header;
 
 use crate::support::{Bench, Browser, CODE, EXTERNAL, ICCID, URL_SECRET};
 

@@ -4,33 +4,35 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use ::accounts::{
+    partners::{self, NewPartner},
+    profile::Profile,
+};
 use console::{Config, access::Role};
+use desk::operator::{accounts, resends};
 use domain::{
     ActivationCode, DeliveryId, Environment, Iccid, OptionId, OrderId, PartnerId, PlacementId,
     TopupId, TopupIds,
+};
+use pg::{
+    PgConnection,
+    actions::{Action, Actor},
+    schema,
 };
 use reqwest::{Client, Response, header};
 use runtime::{Shutdown, clock};
 use secrecy::ExposeSecret;
 use signing::{SecretKey, webhook::Secret};
 use store::{
-    PgConnection,
     deliveries::resends::Wanted,
-    operator::{
-        accounts,
-        actions::{Action, Actor},
-        resends,
-    },
     orders::{self, NewOrder, NewPlacement, NewTopup},
-    partners::{self, NewPartner},
     placements::{self, Claim, Outcome, Progress, ReadyProfile, Settlement, Unit},
-    profile::Profile,
-    providers, schema,
-    vault::Vault,
+    providers,
 };
 use testkit::{database::Database, ports, settings::MASTER_KEY, wait};
 use tokio::task::JoinHandle;
 use uuid::Uuid;
+use vault::Vault;
 
 pub const PATIENCE: Duration = Duration::from_secs(20);
 pub const PASSWORD: &str = "correct horse battery staple";
@@ -266,7 +268,7 @@ async fn store_partner(connection: &mut PgConnection) -> PartnerId {
         secret_key: &SecretKey::from_bytes(vec![1; 32]).unwrap(),
         webhook_url: Some(&format!("https://hooks.example.com/{URL_SECRET}")),
         webhook_secret: &Secret::from_bytes(vec![2; 32]).unwrap(),
-        limits: store::partners::Limits::default(),
+        limits: ::accounts::partners::Limits::default(),
     };
     partners::create(connection, &vault(), &new).await.unwrap();
     partner_id

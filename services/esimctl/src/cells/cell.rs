@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use clap::Subcommand;
 use serde_json::json;
 use sqlx::ConnectOptions;
-use store::cells::check::keys;
+use tools::cells::check::keys;
 
 use crate::{
     cell_file::{Cell, Cells},

@@ -11,10 +11,10 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
+use pg::config::DatabaseConfig;
 use runtime::files;
 use secrecy::SecretString;
 use serde::Deserialize;
-use store::config::DatabaseConfig;
 
 /// How far the sum of the shares may be above 1. Shares such as 0.1 are not exact in binary.
 const ROUNDING: f64 = 1e-9;

@@ -7,18 +7,15 @@
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand, builder::PossibleValuesParser};
-use domain::{DeliveryId, EndpointId, WebhookId, standing::DeliveryState};
-use serde_json::json;
-use store::{
-    PgConnection,
-    config::MasterKeyConfig,
-    deliveries::{View, resends::Filter},
-    operator::{
-        deliveries::{self, AttemptView},
-        delivery_list::{self, Cursor, Of},
-    },
-    vault::{Keyring, Purpose, Vault},
+use desk::operator::{
+    deliveries::{self, AttemptView},
+    delivery_list::{self, Cursor, Of},
 };
+use domain::{DeliveryId, EndpointId, WebhookId, standing::DeliveryState};
+use pg::{PgConnection, config::MasterKeyConfig};
+use serde_json::json;
+use store::deliveries::{View, resends::Filter};
+use vault::{Keyring, Purpose, Vault};
 
 use crate::{
     console::{Console, list},

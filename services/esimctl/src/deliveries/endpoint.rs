@@ -5,13 +5,11 @@
 //! uses up an attempt.
 
 use clap::{Args, Subcommand};
+use desk::operator;
 use domain::{EndpointId, EndpointKey};
+use pg::PgConnection;
 use serde_json::json;
-use store::{
-    PgConnection,
-    deliveries::endpoints::{self, Endpoint},
-    operator,
-};
+use store::deliveries::endpoints::{self, Endpoint};
 
 use crate::{
     confirm::By,

@@ -6,13 +6,11 @@
 
 use anyhow::Context;
 use domain::{DeliveryId, WebhookId};
+use pg::PgConnection;
 use serde_json::{Value, json};
-use store::{
-    PgConnection,
-    deliveries::{
-        View,
-        events::{self, Page},
-    },
+use store::deliveries::{
+    View,
+    events::{self, Page},
 };
 
 use crate::{

@@ -6,17 +6,14 @@
 
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, Subcommand, builder::PossibleValuesParser};
-use domain::WebhookId;
-use serde_json::json;
-use store::{
-    PgConnection,
-    deliveries::resends::{Counted, Filter, Resent, Wanted},
-    operator::{
-        actions::Mode,
-        deliveries,
-        resends::{self, Cancelled, NotStarted, Part, Preview, Resend, Waiting},
-    },
+use desk::operator::{
+    deliveries,
+    resends::{self, Cancelled, NotStarted, Part, Preview, Resend, Waiting},
 };
+use domain::WebhookId;
+use pg::{PgConnection, actions::Mode};
+use serde_json::json;
+use store::deliveries::resends::{Counted, Filter, Resent, Wanted};
 use time::OffsetDateTime;
 use uuid::Uuid;
 

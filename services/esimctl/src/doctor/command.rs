@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 use console_pages::openid::OpenIdConfig;
+use pg::config::MasterKeyConfig;
 use pipeline::NatsAccess;
 use secrecy::SecretString;
-use store::config::MasterKeyConfig;
 use webhooks::dns::NameServers;
 
 use crate::doctor::line::Area;

@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
-use sqlx::{ConnectOptions, postgres::PgConnectOptions};
-use store::{
+use desk::operator::health::{
+    self, Finding, Kind,
+    finding::Clock,
+    session::{self, Session},
+};
+use pg::{
     PgConnection,
-    operator::health::{
-        self, Finding, Kind,
-        finding::Clock,
-        session::{self, Session},
-    },
     schema::{self, SchemaError},
     server::{self, Server},
 };
+use sqlx::{ConnectOptions, postgres::PgConnectOptions};
 use time::OffsetDateTime;
 use tokio::time::timeout;
 

@@ -2,8 +2,8 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
+use desk::operator::health::{Finding, Kind};
 use runtime::{clock, files};
-use store::operator::health::{Finding, Kind};
 use time::OffsetDateTime;
 
 use crate::doctor::line::Lines;

@@ -2,12 +2,10 @@
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
-use store::{
-    PgConnection, master_key,
-    operator::health::session,
-    partners,
-    vault::{Keyring, Vault},
-};
+use accounts::partners;
+use desk::{master_key, operator::health::session};
+use pg::PgConnection;
+use vault::{Keyring, Vault};
 
 use crate::{
     doctor::{command::Command, line::Lines},

@@ -3,11 +3,11 @@
 use std::borrow::Cow;
 
 use clap::ValueEnum;
-use serde::Serialize;
-use store::operator::health::{
+use desk::operator::health::{
     Finding, Kind,
     finding::{Clock, Matter, Severity},
 };
+use serde::Serialize;
 
 use crate::output::printable;
 

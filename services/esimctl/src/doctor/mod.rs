@@ -19,8 +19,9 @@ mod openid;
 mod roles;
 mod work;
 
+use desk::operator::words::counted;
+use pg::PgConnection;
 use serde_json::json;
-use store::{PgConnection, operator::words::counted};
 
 pub use self::command::Command;
 use crate::{
@@ -164,7 +165,7 @@ mod tests {
         assert!(named > 15, "{named}");
         // A finding names the section of its alert, which the stage `observability` compares with
         // the page, or one of these.
-        let findings = include_str!("../../../../libs/store/src/operator/health/finding.rs");
+        let findings = include_str!("../../../../libs/desk/src/operator/health/finding.rs");
         let (_, sections) = findings.split_once("pub fn see(&self)").unwrap();
         let (sections, _) = sections.split_once("docs/operations.md#").unwrap();
         let of_findings: Vec<&str> = sections

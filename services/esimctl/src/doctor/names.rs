@@ -2,7 +2,8 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use store::{PgConnection, deliveries::endpoints};
+use pg::PgConnection;
+use store::deliveries::endpoints;
 use tokio::time::timeout;
 use url::{Host, Url};
 use webhooks::{

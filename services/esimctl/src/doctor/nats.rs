@@ -3,6 +3,10 @@
 use std::{path::Path, time::Duration};
 
 use async_nats::{Client, ConnectErrorKind, ServerAddr};
+use desk::operator::{
+    health::{Finding, Kind, finding::Clock},
+    words::counted,
+};
 use pipeline::{
     NatsAccess,
     streams::{DEAD, JOBS, READY},
@@ -10,10 +14,6 @@ use pipeline::{
 use runtime::files;
 use secrecy::ExposeSecret;
 use serde::Deserialize;
-use store::operator::{
-    health::{Finding, Kind, finding::Clock},
-    words::counted,
-};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use tokio::time::timeout;
 

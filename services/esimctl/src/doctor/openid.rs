@@ -5,7 +5,7 @@
 //! wrong that it concerns the stages, too.
 
 use console_pages::openid::{Examined, OpenIdConfig, examine};
-use store::operator::health::finding::Clock;
+use desk::operator::health::finding::Clock;
 
 use crate::{
     doctor::{database::skew, line::Lines},

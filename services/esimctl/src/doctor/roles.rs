@@ -3,13 +3,13 @@
 
 use std::{path::Path, time::Duration};
 
-use runtime::files;
-use sqlx::{ConnectOptions, postgres::PgConnectOptions};
-use store::{
+use desk::operator::health::session::{self, Session};
+use pg::{
     PgConnection,
-    operator::health::session::{self, Session},
     schema::{ROLES, Role},
 };
+use runtime::files;
+use sqlx::{ConnectOptions, postgres::PgConnectOptions};
 use tokio::time::timeout;
 
 use crate::{doctor::line::Lines, output::one_line};

@@ -1,10 +1,8 @@
 //! The pipeline's own state: which stages run, and what waits. The report is the one that `esimctl
 //! status`, `attention` and the console show.
 
-use store::{
-    PgConnection,
-    operator::health::{self, Report},
-};
+use desk::operator::health::{self, Report};
+use pg::PgConnection;
 
 use crate::doctor::{
     command::Command,

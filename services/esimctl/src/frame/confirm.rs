@@ -15,8 +15,8 @@ use anyhow::{Context, bail};
 use clap::{
     ArgMatches, Args, Command, FromArgMatches, builder::NonEmptyStringValueParser, error::ErrorKind,
 };
+use pg::actions::{Action, Actor, Mode, PARTNER};
 use runtime::terminal;
-use store::operator::actions::{Action, Actor, Mode, PARTNER};
 
 use crate::output::one_line;
 

@@ -8,15 +8,15 @@
 use std::{path::PathBuf, time::Duration};
 
 use anyhow::Context;
-use runtime::terminal;
-use serde::Serialize;
-use serde_json::json;
-use sqlx::{ConnectOptions, postgres::PgConnectOptions};
-use store::{
+use pg::{
     PgConnection,
     config::DatabaseConfig,
     schema::{self, SchemaError},
 };
+use runtime::terminal;
+use serde::Serialize;
+use serde_json::json;
+use sqlx::{ConnectOptions, postgres::PgConnectOptions};
 
 use crate::{
     cell_file::{Cell, Cells},

@@ -1,7 +1,7 @@
 //! How a command ends: its exit status, and the line that says why it failed.
 
+use pg::config::{BadDatabase, MasterKeyError};
 use runtime::terminal::{is_closed, say};
-use store::config::{BadDatabase, MasterKeyError};
 
 use super::{
     console::{NoCells, NoDatabase},

@@ -1,9 +1,10 @@
 //! What `order list` and `delivery list` have in common: their filters, and pages that say how they go on.
 
 use clap::{Args, builder::NonEmptyStringValueParser};
+use desk::operator::options;
 use domain::{OptionId, PartnerId};
+use pg::PgConnection;
 use serde::Serialize;
-use store::{PgConnection, operator::options};
 use time::OffsetDateTime;
 
 use crate::{

@@ -4,13 +4,11 @@
 //! The access key from before the last rotation finds the partner too, because it may be the only
 //! name that a partner or a log line gives. A rotation with `--overlap 0` forgets the old key.
 
+use accounts::partners::{self, Partner};
 use anyhow::bail;
 use clap::Args;
 use domain::PartnerId;
-use store::{
-    PgConnection,
-    partners::{self, Partner},
-};
+use pg::PgConnection;
 
 use crate::console::NotFound;
 

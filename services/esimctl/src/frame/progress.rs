@@ -10,12 +10,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use runtime::terminal::say;
-use sqlx::{ConnectOptions, postgres::PgConnectOptions};
-use store::{
+use pg::{
     PgConnection,
     schema::{self, IndexBuild},
 };
+use runtime::terminal::say;
+use sqlx::{ConnectOptions, postgres::PgConnectOptions};
 use tokio::time::sleep;
 
 const LOOK: Duration = Duration::from_secs(1);

@@ -11,17 +11,16 @@
 
 use anyhow::{Context, bail};
 use clap::{Args, builder::NonEmptyStringValueParser};
-use runtime::terminal::say;
-use serde_json::json;
-use store::{
-    PgConnection,
-    archive::{self, PartnerArchive},
+use desk::{
+    archived::PartnerArchive,
     operator::{
-        actions::Mode,
         erase::{self, Erased},
         orders,
     },
 };
+use pg::{PgConnection, actions::Mode};
+use runtime::terminal::say;
+use serde_json::json;
 
 use crate::{
     confirm::{Change, Confirm},
@@ -82,7 +81,7 @@ pub async fn order(asked: &EraseOrder, console: &Console) -> anyhow::Result<()> 
     let order = match &found[..] {
         [order] => order,
         [] => {
-            if let [one, ..] = &archive::find(&mut connection, id).await?[..] {
+            if let [one, ..] = &desk::archived::find(&mut connection, id).await?[..] {
                 bail!(
                     "nothing was erased: order {id:?} is in archive {}, whose folder was {}; files cannot be erased in part, so \
                      restore the order with `esimctl archive restore`, repeat the command, and delete the archive's files when \
@@ -143,7 +142,7 @@ pub async fn partner(asked: &ErasePartner, console: &Console) -> anyhow::Result<
         "{name} ({}) and its {orders} orders",
         printable(&partner.name)
     );
-    let archives = archive::of_partner(&mut connection, id.into()).await?;
+    let archives = desk::archived::of_partner(&mut connection, id.into()).await?;
     if asked.confirm.dry_run {
         let json =
             json!({ "partner_id": id, "orders": orders, "archives": archives, "dry_run": true });

@@ -1,7 +1,7 @@
 //! `esimctl find`: searches for an id of any kind. The console's box does the same search.
 
 use clap::{Args, builder::NonEmptyStringValueParser};
-use store::operator::search::{self, OrderHit, PartnerHit};
+use desk::operator::search::{self, OrderHit, PartnerHit};
 
 use crate::{
     console::{Console, NotFound, list},

@@ -7,12 +7,10 @@
 
 use anyhow::anyhow;
 use clap::{Args, Subcommand};
+use desk::operator::give_backs::{self, Found as FoundState, Listed, NotResolved, Resolved};
 use domain::{GiveBackState, TopupId};
+use pg::actions::Mode;
 use serde_json::json;
-use store::operator::{
-    actions::Mode,
-    give_backs::{self, Found as FoundState, Listed, NotResolved, Resolved},
-};
 
 use crate::{
     confirm::{Change, Confirm},

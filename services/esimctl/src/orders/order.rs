@@ -8,21 +8,22 @@
 use std::fmt::Write;
 
 use clap::{Subcommand, builder::NonEmptyStringValueParser};
-use domain::{PlacementState, TopupId, standing::Actor};
-use serde::Serialize;
-use serde_json::json;
-use store::{
-    PgConnection,
-    archive::{self, ArchivedOrder},
+use desk::{
+    archived::ArchivedOrder,
     operator::{
         orders::{self, OrderView, PlacementView, Sent, TopupView},
         route,
         story::{self, Moment, What},
         words::counted,
     },
-    provider_lanes::{self, WaitingLane},
 };
+use domain::{PlacementState, TopupId, standing::Actor};
+use pg::PgConnection;
+use serde::Serialize;
+use serde_json::json;
+use store::provider_lanes::{self, WaitingLane};
 use time::OffsetDateTime;
+use tools::archive;
 
 use crate::{
     archive::where_it_is,
@@ -82,7 +83,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     };
     let mut connection = console.connect().await?;
     let found = orders::find(&mut connection, id).await?;
-    let archived = archive::find(&mut connection, id).await?;
+    let archived = desk::archived::find(&mut connection, id).await?;
     if found.is_empty() && archived.is_empty() {
         return Err(NotFound(unknown(&mut connection, id).await?).into());
     }

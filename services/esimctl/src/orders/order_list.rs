@@ -1,11 +1,11 @@
 //! `esimctl order list`: the orders that match a filter, a page at a time, also as CSV.
 
 use clap::{Args, ValueEnum};
-use domain::OrderId;
-use store::{
+use desk::{
     operator::order_list::{self, Filter, Listed},
     self_service::OrderState,
 };
+use domain::OrderId;
 
 use crate::{
     console::Console,

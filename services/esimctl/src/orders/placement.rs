@@ -8,25 +8,22 @@
 
 use std::path::PathBuf;
 
+use accounts::profile::Profile;
 use anyhow::{Context, anyhow};
 use clap::{
     Args, Subcommand,
     builder::{PossibleValuesParser, TypedValueParser},
 };
+use desk::operator::{
+    entered::{self, Entered, NotEntered, Ready},
+    placements::{self, Decision, Listed, NotResolved, Resolved},
+};
 use domain::{ActivationCode, Iccid, PlacementId, PlacementState, TopupId, placement::Resolution};
+use pg::{actions::Mode, config::MasterKeyConfig};
 use runtime::files;
 use serde_json::json;
-use store::{
-    config::MasterKeyConfig,
-    operator::{
-        actions::Mode,
-        entered::{self, Entered, NotEntered, Ready},
-        placements::{self, Decision, Listed, NotResolved, Resolved},
-    },
-    profile::Profile,
-    vault::Keyring,
-};
 use time::{Date, format_description::StaticFormatDescription, macros::format_description};
+use vault::Keyring;
 
 use crate::{
     confirm::{Change, Confirm},

@@ -7,23 +7,23 @@
 //! opens the secrets that are stored already; otherwise the services could not read the new one,
 //! and every request of the partner would fail.
 
+use accounts::partners::{self, Limit, NewLimits, NewPartner, Partner};
 use anyhow::Context;
 use clap::{
     ArgGroup, Args, Subcommand, ValueEnum,
     builder::{PossibleValuesParser, TypedValueParser},
 };
+use desk::self_service::{self, Channel};
 use domain::{Environment, PartnerId, Stored, event::Kind, standing::EndpointState};
+use pg::{
+    PgConnection,
+    actions::{self, Changed},
+    config::MasterKeyConfig,
+};
 use serde_json::json;
 use signing::generate;
-use store::{
-    PgConnection,
-    config::MasterKeyConfig,
-    operator::actions::{self, Changed},
-    partners::{self, Limit, NewLimits, NewPartner, Partner},
-    self_service::{self, Channel},
-    vault::Keyring,
-};
 use time::OffsetDateTime;
+use vault::Keyring;
 use webhooks::{config::HttpConfig, mail, url::WebhookUrl};
 
 use crate::{

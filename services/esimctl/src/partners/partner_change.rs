@@ -1,17 +1,15 @@
 //! The changes of a partner by `esimctl partner`. Each is recorded in its own transaction, so that
 //! `esimctl action list` shows who made it. A record holds no secret and of a URL only its host.
 
+use accounts::partners::{self, Partner};
 use anyhow::Context;
+use desk::operator::endpoints;
 use domain::PartnerId;
-use serde_json::{Value, json};
-use store::{
+use pg::{
     PgConnection,
-    operator::{
-        actions::{self, Changed},
-        endpoints,
-    },
-    partners::{self, Partner},
+    actions::{self, Changed},
 };
+use serde_json::{Value, json};
 use webhooks::{config::HttpConfig, url::WebhookUrl};
 
 use crate::{
@@ -82,7 +80,7 @@ pub async fn change(
     which: &Which,
     (command, why): (domain::Command, &Why),
     console: &Console,
-    change: impl AsyncFnOnce(&mut PgConnection, PartnerId) -> Result<bool, store::Error>,
+    change: impl AsyncFnOnce(&mut PgConnection, PartnerId) -> Result<bool, pg::Error>,
 ) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
     let partner = find(&mut connection, &which.partner).await?;

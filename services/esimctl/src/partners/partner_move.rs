@@ -1,23 +1,23 @@
 //! `esimctl partner move`: moves a partner to another cell while both cells work.
 //!
-//! `store::cells::moving` has the steps and the reasons why no order is lost or bought twice. This
+//! `tools::cells::moving` has the steps and the reasons why no order is lost or bought twice. This
 //! module runs them, waits in between for orders that may not move yet, and shows the progress. A
 //! move that was interrupted, even by a kill, continues when the same command is run again.
 
 use std::time::{Duration, Instant};
 
+use accounts::partners;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
+use pg::{
+    actions::{Action, Mode},
+    config::MasterKeyConfig,
+};
 use runtime::terminal::say;
 use serde_json::json;
-use store::{
-    cells::moving::{Move, Moved, Phase, Ready},
-    config::MasterKeyConfig,
-    operator::actions::{Action, Mode},
-    partners,
-    vault::Keyring,
-};
+use tools::cells::moving::{Move, Moved, Phase, Ready};
 use uuid::Uuid;
+use vault::Keyring;
 
 use crate::{confirm::Confirm, console::Console, lookup::find, output::printable};
 

@@ -1,7 +1,7 @@
 //! `esimctl partner show --refused`: the refused requests of a partner, for "we sent it, and you do not have
 //! it".
 
-use store::refused::{self, Refused};
+use accounts::refused::{self, Refused};
 
 use crate::{
     console::Console,

@@ -13,19 +13,19 @@
 
 use std::time::Duration;
 
+use accounts::partners::{self, Overlap, Partner, Rotated};
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use domain::EndpointKey;
+use pg::{
+    PgConnection,
+    actions::{self, Changed},
+    config::MasterKeyConfig,
+};
 use serde_json::json;
 use signing::generate;
-use store::{
-    PgConnection,
-    config::MasterKeyConfig,
-    operator::actions::{self, Changed},
-    partners::{self, Overlap, Partner, Rotated},
-    vault::{Keyring, Vault},
-};
 use time::OffsetDateTime;
+use vault::{Keyring, Vault};
 
 use crate::{
     confirm::Why,

@@ -1,8 +1,8 @@
 //! What commands about partners share: the text of a partner, and the rule for its webhook URL.
 
+use accounts::partners::Partner;
 use anyhow::Context;
 use domain::Environment;
-use store::partners::Partner;
 use webhooks::{config::HttpConfig, guard, url::WebhookUrl};
 
 use crate::output::{or_dash, properties, utc};

@@ -10,22 +10,18 @@
 
 use std::collections::BTreeMap;
 
+use accounts::options::{self, ProductOption};
 use anyhow::ensure;
 use clap::{Args, Subcommand};
+use desk::operator::catalogue::{self, Place, Pull, Pulled, Update};
 use domain::{
     Environment, OptionId, option_of,
     product::{Country, Standard},
 };
+use pg::actions::Mode;
 use provisioner::providers::{Offer, Unsuitable};
 use serde::Serialize;
 use serde_json::{Map, json};
-use store::{
-    operator::{
-        actions::Mode,
-        catalogue::{self, Place, Pull, Pulled, Update},
-    },
-    options::{self, ProductOption},
-};
 
 use crate::{
     confirm::{Change, Confirm},

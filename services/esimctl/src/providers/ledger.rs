@@ -1,5 +1,5 @@
 //! `esimctl recover --ledger`: reads the provider's own list of purchases from a file, has it compared
-//! with the placements (`store::ledger`), and shows what differs. `esimctl provider reconcile` gets the
+//! with the placements (`tools::ledger`), and shows what differs. `esimctl provider reconcile` gets the
 //! list from the provider and uses the rest.
 //!
 //! After commits were lost, for example because an asynchronous standby was promoted, purchases may
@@ -14,12 +14,10 @@ use std::{
 
 use anyhow::{Context, bail, ensure};
 use domain::product::Price;
+use pg::PgConnection;
 use serde_json::{Value, json};
-use store::{
-    PgConnection,
-    ledger::{self, Comparison, Complete, Finding, Loader, Purchase},
-    providers,
-};
+use store::providers;
+use tools::ledger::{self, Comparison, Complete, Finding, Loader, Purchase};
 
 use crate::{
     csv::{Record, Records},

@@ -13,19 +13,17 @@ use std::{
     io,
 };
 
+use accounts::options::{self, ProductOption};
 use anyhow::{Context, bail, ensure};
 use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
+use desk::operator::{self, options::Named};
 use domain::{Environment, OptionId, cut::Pair, distinct::Distinct};
+use pg::{PgConnection, actions::Mode};
 use runtime::files::{self, line_of};
 use serde::{Deserialize, de::DeserializeSeed};
 use serde_json::{Value, json, value::RawValue};
 use sqlx::Connection;
-use store::{
-    PgConnection,
-    operator::{self, actions::Mode, options::Named},
-    options::{self, ProductOption},
-    providers,
-};
+use store::providers;
 
 use crate::{
     catalogue,

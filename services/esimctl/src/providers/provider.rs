@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use clap::{Subcommand, builder::NonEmptyStringValueParser};
+use desk::operator::breakers::{self, NotChanged};
 use serde_json::json;
 use store::{
-    operator::breakers::{self, NotChanged},
     provider_lanes::{self, MOST_UNSETTLED, WaitingLane},
     providers::{self, ProviderBreaker},
 };

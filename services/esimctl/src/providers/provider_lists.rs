@@ -15,12 +15,12 @@ use std::{
 
 use anyhow::{anyhow, bail};
 use clap::Args;
+use pg::PgConnection;
 use provisioner::{
     providers::{Accounts, Capabilities, Limits, Listed, Paced, Provider, Trouble},
     rate::Rate,
 };
 use runtime::terminal::say;
-use store::PgConnection;
 use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 

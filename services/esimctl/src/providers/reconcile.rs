@@ -9,8 +9,8 @@ use std::collections::{HashMap, HashSet};
 use clap::Args;
 use provisioner::providers::{Sold, Span};
 use serde_json::json;
-use store::ledger::{Complete, Loader, Purchase};
 use time::{Duration, OffsetDateTime};
+use tools::ledger::{Complete, Loader, Purchase};
 
 use crate::{console::Console, ledger as findings, moment::past, provider_lists::Source};
 

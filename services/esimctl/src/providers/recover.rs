@@ -3,17 +3,15 @@
 //! A restored dump is older than what happened at the provider: placements that are unfinished in
 //! it may have been bought since. If a provisioner started on it, it would buy them again. So this
 //! command moves every unfinished placement to "outcome unknown", and the provisioners then look
-//! each one up before they buy anything. The work is done by `store::recover`, which refuses to run
+//! each one up before they buy anything. The work is done by `tools::recover`, which refuses to run
 //! while a provisioner is connected. Orders that came after the dump are gone from the database;
 //! their purchases are found with the provider's own list (`--ledger`, see `ledger`).
 
 use clap::Args;
+use desk::operator::words::counted;
+use pg::actions::Mode;
 use serde_json::json;
-use store::{
-    operator::actions::Mode,
-    operator::words::counted,
-    recover::{self, Recovered},
-};
+use tools::recover::{self, Recovered};
 
 use crate::{
     confirm::{Change, Confirm},
@@ -108,7 +106,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     // for example because a provisioner is still connected.
     let run = async |mode: Mode<'_>| {
         if let (Some(found), Mode::Apply(action)) = (&found, mode) {
-            store::ledger::record_orphans(&mut connection, &found.provider, action).await?;
+            tools::ledger::record_orphans(&mut connection, &found.provider, action).await?;
         }
         Ok(recover::recover(&mut connection, park, mode).await?)
     };

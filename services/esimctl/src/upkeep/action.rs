@@ -4,7 +4,7 @@
 //! `confirm`), so there is no change without a record. This module only reads it.
 
 use clap::{Args, Subcommand};
-use store::operator::actions::{self, Filter, Recorded};
+use pg::actions::{self, Filter, Recorded};
 use time::OffsetDateTime;
 
 use crate::{

@@ -14,13 +14,11 @@ use std::{
 use anyhow::{Context, bail};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use clap::Subcommand;
+use pg::config::{MasterKeyConfig, MasterKeyError};
 use runtime::files;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;
-use store::{
-    config::{MasterKeyConfig, MasterKeyError},
-    vault::Vault,
-};
+use vault::Vault;
 
 use crate::{console::Console, reencrypt, secret_file};
 

@@ -3,7 +3,7 @@
 //!
 //! It is a one-shot step of every deployment, so it may run when nothing is missing, several times,
 //! or twice at once. It waits for a server that is still starting. It applies the missing
-//! migrations, each with short waits for locks so that orders continue (`store::schema`), creates
+//! migrations, each with short waits for locks so that orders continue (`pg::schema`), creates
 //! the database roles if `--roles` is given, and grants each role what its program needs. A schema
 //! of a newer version is left alone if it serves this version, so that a rollback can run it too.
 
@@ -15,14 +15,14 @@ use std::{
 
 use anyhow::{Context, bail};
 use clap::Args;
+use pg::{
+    PgConnection,
+    schema::{self, Patience, SchemaError, Wait},
+};
 use runtime::{files, terminal::say};
 use serde_json::json;
 use signing::scram;
 use sqlx::{ConnectOptions, postgres::PgConnectOptions};
-use store::{
-    PgConnection,
-    schema::{self, Patience, SchemaError, Wait},
-};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::{

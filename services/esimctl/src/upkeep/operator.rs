@@ -9,15 +9,10 @@ use clap::{
     Args, Subcommand,
     builder::{NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser},
 };
+use desk::operator::accounts::{self, Account, NotChanged, Role, SetUp};
+use pg::{PgConnection, actions::Action};
 use secrecy::ExposeSecret;
 use serde_json::json;
-use store::{
-    PgConnection,
-    operator::{
-        accounts::{self, Account, NotChanged, Role, SetUp},
-        actions::Action,
-    },
-};
 use url::Url;
 
 use crate::{

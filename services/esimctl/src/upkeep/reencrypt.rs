@@ -4,24 +4,22 @@
 //! They are the last steps of a rotation (docs/key-rotation.md): after `reencrypt`, `status` shows
 //! no value under the old key, and the key may be removed. Both refuse keys that do not open the
 //! partners' secrets, even if their ids match. `reencrypt` runs beside the live system in small
-//! batches (`store::master_key`), and may be interrupted and repeated. A replica that does not have
+//! batches (`desk::master_key`), and may be interrupted and repeated. A replica that does not have
 //! the new key yet could not read a value under it. So `reencrypt` changes nothing until the
 //! operator confirms with `--replicas-restarted` that every replica has the key.
 
 use std::collections::BTreeMap;
 
+use accounts::partners;
 use anyhow::{Context, bail};
 use clap::Args;
+use desk::master_key::{self, Failed, Pass, Usage};
+use pg::{PgConnection, config::MasterKeyConfig};
 use runtime::terminal::progress;
 use serde::Serialize;
 use serde_json::json;
-use store::{
-    PgConnection, archive,
-    config::MasterKeyConfig,
-    master_key::{self, Failed, Pass, Usage},
-    partners,
-    vault::{Keyring, Vault},
-};
+use tools::archive;
+use vault::{Keyring, Vault};
 
 use crate::{
     console::Console,

@@ -5,14 +5,12 @@
 //! (`confirm`).
 
 use clap::{Args, Subcommand};
-use serde_json::json;
-use store::{
-    operator::{
-        actions::Mode,
-        terms::{self, Term},
-    },
+use desk::{
+    operator::terms::{self, Term},
     retention::Class,
 };
+use pg::actions::Mode;
+use serde_json::json;
 
 use crate::{
     confirm::{Change, Confirm},

@@ -20,10 +20,10 @@ use std::{
 use anyhow::{Context, anyhow, bail};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use clap::{Args, Subcommand};
+use pg::schema::{ROLES, Role};
 use runtime::files;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;
-use store::schema::{ROLES, Role};
 use url::Url;
 
 use crate::{console::Console, database_password, master_key, secret_file};

@@ -3,11 +3,9 @@
 use std::fmt::Write;
 
 use domain::PlacementId;
+use pg::PgConnection;
 use serde_json::{Value, json};
-use store::{
-    PgConnection,
-    ledger::{Complete, Loader, Purchase, compare},
-};
+use tools::ledger::{Complete, Loader, Purchase, compare};
 
 use crate::support::{CONFIRMED, Ended, Operator, Order, store_order};
 use crate::text;

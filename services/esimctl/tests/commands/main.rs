@@ -18,13 +18,14 @@ mod support;
 
 use std::time::Duration;
 
-use domain::{ActivationCode, Iccid, PartnerId};
-use serde_json::{Value, json};
-use store::placements::{self, Claim, Outcome, Progress, ReadyProfile, Settlement, Unit};
-use store::{
-    deliveries as stored, partners,
+use ::accounts::{
+    partners,
     profile::{Profile, SealedProfile},
 };
+use domain::{ActivationCode, Iccid, PartnerId};
+use serde_json::{Value, json};
+use store::deliveries as stored;
+use store::placements::{self, Claim, Outcome, Progress, ReadyProfile, Settlement, Unit};
 use tokio::io::{AsyncBufReadExt, BufReader, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 use url::Url;
@@ -53,8 +54,8 @@ async fn migrate_is_needed_once_and_harmless_twice() {
         .run(&["partner", "list"])
         .await
         .fails(1, "run `esimctl migrate`");
-    let version = store::schema::latest();
-    let roles = store::schema::ROLES.map(|role| role.name);
+    let version = pg::schema::latest();
+    let roles = pg::schema::ROLES.map(|role| role.name);
     for was in [0, version] {
         let expected = json!({ "schema_version": version, "was": was, "roles": roles });
         assert_eq!(operator.json(&["migrate"]).await, expected);
@@ -102,7 +103,7 @@ async fn migrate_waits_for_a_server_that_is_just_starting() {
 
 /// Stores what a provisioner stores when it has bought the unit and its profile is ready, so that
 /// the unit has a delivery. `number` makes the unit id and the ICCID unique.
-async fn make_unit_ready(connection: &mut store::PgConnection, order: &Order, number: u32) {
+async fn make_unit_ready(connection: &mut pg::PgConnection, order: &Order, number: u32) {
     let lease = Duration::from_mins(1);
     let claimed = placements::claim(
         connection,

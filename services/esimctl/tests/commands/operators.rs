@@ -3,8 +3,9 @@
 
 use std::time::Duration;
 
+use pg::PgConnection;
 use serde_json::{Value, json};
-use store::{PgConnection, deliveries::resends};
+use store::deliveries::resends;
 
 use super::*;
 use crate::support::{CONFIRMED, record};

@@ -61,7 +61,7 @@ async fn an_owner_that_is_no_superuser_creates_the_roles() {
         .await
         .unwrap();
     let with = migrate(&owner, &passwords).await;
-    let roles = store::schema::ROLES.map(|role| role.name);
+    let roles = pg::schema::ROLES.map(|role| role.name);
     assert_eq!(with.json()["roles"], json!(roles), "{with:?}");
 
     let as_ingress = |password: &str| format!("postgres://esim_ingress:{password}@{address}");
@@ -96,7 +96,7 @@ async fn the_migration_waits_for_roles_that_another_tool_creates() {
     std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
     let server = PostgresServer::start(folder.path()).await.unwrap();
     let mut admin = PgConnection::connect(server.url()).await.unwrap();
-    for role in store::schema::ROLES
+    for role in pg::schema::ROLES
         .iter()
         .filter(|role| role.of != "notifier")
     {
@@ -127,6 +127,6 @@ async fn the_migration_waits_for_roles_that_another_tool_creates() {
         .execute(&mut admin)
         .await
         .unwrap();
-    let roles = store::schema::ROLES.map(|role| role.name);
+    let roles = pg::schema::ROLES.map(|role| role.name);
     assert_eq!(ended_of(waiting).await.json()["roles"], json!(roles));
 }

@@ -1,8 +1,8 @@
 //! `esimctl partner rotate-…` and `esimctl master-key`: secrets are replaced in place.
 
+use accounts::partners;
 use base64::{Engine, prelude::BASE64_STANDARD};
 use serde_json::{Value, json};
-use store::partners;
 
 use crate::support::{MASTER_KEY, Operator, record, run, vault};
 use crate::text;

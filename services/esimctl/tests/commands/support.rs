@@ -10,14 +10,15 @@
 use std::{process::Stdio, sync::LazyLock, time::Duration};
 
 use domain::{DeliveryId, OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds};
+use pg::PgConnection;
 use serde_json::Value;
+use store::deliveries::endpoints::BlockPolicy;
 use store::deliveries::{self, AttemptResult, Attempted};
 use store::orders::{self, NewOrder, NewPlacement, NewTopup};
-use store::vault::{Purpose, Vault};
-use store::{PgConnection, deliveries::endpoints::BlockPolicy};
 use testkit::database::Database;
 use tokio::process::{Child, Command};
 use tokio::{io::AsyncWriteExt, time::timeout};
+use vault::{Purpose, Vault};
 
 pub const MASTER_KEY: &str = "test:AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=";
 /// The arguments that confirm a command in a script.

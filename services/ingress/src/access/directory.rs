@@ -21,19 +21,18 @@ use std::{
     time::{Duration, Instant},
 };
 
+use accounts::{
+    options::ProductOption,
+    partners::{self, Credentials, Keys, Limits},
+};
 use domain::{Environment, OptionId, PartnerId};
 use governor::{DefaultDirectRateLimiter, Quota};
+use pg::{Database, Error, PgConnection, schema::SchemaError};
 use pipeline::pulse;
 use runtime::{Shutdown, health::Readiness, outage};
 use signing::SecretKey;
-use store::{
-    Database, Error, PgConnection,
-    options::ProductOption,
-    partners::{self, Credentials, Keys, Limits},
-    schema::SchemaError,
-    vault::Vault,
-};
 use uuid::Uuid;
+use vault::Vault;
 
 /// A read that took no longer than this says precisely enough when a replaced key ends.
 const PRECISE: Duration = Duration::from_millis(20);
@@ -305,7 +304,7 @@ impl Directory {
         if self.look_ups.check().is_ok() {
             let found = self
                 .database
-                .run(async |connection| store::options::by_ids(connection, &missing).await);
+                .run(async |connection| accounts::options::by_ids(connection, &missing).await);
             for found in found.await? {
                 // One that cannot be read was logged when its change was read.
                 if let Ok(option) = found.option {
@@ -435,7 +434,7 @@ impl Directory {
         seen: &mut Seen,
     ) -> Result<(), SchemaError> {
         if !seen.schema {
-            store::schema::check_all(connection, &self.vault).await?;
+            accounts::start::check_all(connection, &self.vault).await?;
             seen.schema = true;
         }
         let asked = Instant::now();
@@ -454,7 +453,7 @@ impl Directory {
             seen.partners = newest;
             seen.read_again = 0;
         }
-        for changed in store::options::changed_since(connection, seen.options).await? {
+        for changed in accounts::options::changed_since(connection, seen.options).await? {
             seen.options = seen.options.max(changed.version);
             match changed.option {
                 Ok(option) => drop(self.learn_option(option)),

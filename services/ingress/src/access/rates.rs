@@ -15,6 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use accounts::partners::Limits;
 use domain::{Environment, PartnerId};
 use governor::{
     Quota, RateLimiter,
@@ -23,7 +24,6 @@ use governor::{
     state::{InMemoryState, NotKeyed},
 };
 use runtime::lock;
-use store::partners::Limits;
 
 pub(crate) use crate::http::error::Left;
 use crate::{

@@ -156,8 +156,8 @@ impl From<&anyhow::Error> for Cause {
             text: format!("{error:#}").into(),
             is_outage: error
                 .chain()
-                .filter_map(|cause| cause.downcast_ref::<store::Error>())
-                .any(store::Error::is_transient),
+                .filter_map(|cause| cause.downcast_ref::<pg::Error>())
+                .any(pg::Error::is_transient),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Keeps refused requests of known partners for operators ([`store::refused`]).
+//! Keeps refused requests of known partners for operators ([`accounts::refused`]).
 //!
 //! Guarantees:
 //!
@@ -22,14 +22,12 @@ use std::{
     time::Duration,
 };
 
+use accounts::refused::{self, Kind, Refusal};
 use axum::http::{HeaderValue, Method, Request, StatusCode, Uri};
 use domain::PartnerId;
+use pg::Database;
 use pipeline::Batcher;
 use runtime::{Shutdown, clock, lock, outage, sampler::Sampler};
-use store::{
-    Database,
-    refused::{self, Kind, Refusal},
-};
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 

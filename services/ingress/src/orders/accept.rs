@@ -31,6 +31,7 @@ use std::{
 use bytes::Bytes;
 use domain::{OptionId, OrderId, PlacementId, TopupIds};
 use opentelemetry::trace::FutureExt;
+use pg::{Database, PgConnection};
 use pipeline::{
     Batcher, Effect, GroupCommit,
     group_commit::Writer,
@@ -41,11 +42,7 @@ use pipeline::{
 };
 use runtime::Shutdown;
 use serde::Serialize;
-use store::{
-    Database, PgConnection,
-    cells::FENCE,
-    orders::{NewOrder, NewTopup, OrderStatus, Refusal},
-};
+use store::orders::{FENCE, NewOrder, NewTopup, OrderStatus, Refusal};
 use tokio::sync::{Semaphore, oneshot};
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
@@ -150,13 +147,13 @@ impl Writer for InsertOrders {
     const STATEMENT: (&'static str, &'static str) = ("INSERT", "orders");
     type Item = NewOrder;
     type Output = Inserted;
-    type Error = store::Error;
+    type Error = pg::Error;
 
-    async fn write(&self, orders: &[NewOrder]) -> Result<Vec<Inserted>, store::Error> {
+    async fn write(&self, orders: &[NewOrder]) -> Result<Vec<Inserted>, pg::Error> {
         let insert = async |connection: &mut PgConnection| {
             let sent = Instant::now();
             let stored = store::orders::insert(connection, orders).await?;
-            Ok::<Vec<_>, store::Error>(
+            Ok::<Vec<_>, pg::Error>(
                 stored
                     .into_iter()
                     .map(|stored| Inserted { stored, sent })
@@ -178,7 +175,7 @@ impl Writer for InsertOrders {
     /// Unlike the later stages, ingress inserts new rows only. So an error that is not about their
     /// data, such as a missing privilege, concerns all orders of the batch, and a statement for each
     /// of them would only add load while their partners wait.
-    fn one_is_at_fault(error: &store::Error) -> bool {
+    fn one_is_at_fault(error: &pg::Error) -> bool {
         error.is_about_data()
     }
 }
@@ -491,7 +488,7 @@ impl Orders {
         &self,
         order: &NewOrder,
         verdicts: &HashMap<PlacementId, Verdict>,
-    ) -> Result<Option<Vec<Refusal>>, store::Error> {
+    ) -> Result<Option<Vec<Refusal>>, pg::Error> {
         if verdicts.is_empty() || verdicts.values().any(|verdict| verdict.means_carried_out()) {
             return Ok(None);
         }

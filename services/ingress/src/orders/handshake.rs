@@ -479,7 +479,8 @@ mod tests {
     #[tokio::test]
     async fn the_last_verdict_on_a_placement_counts_and_only_placements_of_the_order_have_one() {
         let (pending, _published) = pending();
-        let (order, other) = (order(), order());
+        let other = order();
+        let order = order();
         let mut answer = pending.insert(&order);
         let placement_id = other.placements[0].placement_id;
         let foreign = VerdictReport {

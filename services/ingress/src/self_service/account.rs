@@ -3,13 +3,11 @@
 //! Called as handlers by [`super::router`]. Relies on `store`, which refuses a rotation while the
 //! old keys of the last one are valid.
 
+use accounts::partners::{self, Rotated};
 use axum::{http::StatusCode, response::Response};
+use desk::self_service;
 use serde::Serialize;
 use signing::generate;
-use store::{
-    partners::{self, Rotated},
-    self_service,
-};
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 

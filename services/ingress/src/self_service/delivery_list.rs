@@ -4,12 +4,10 @@
 //! [redelivery](super::redeliveries).
 
 use axum::{http::StatusCode, response::Response};
+use desk::self_service::{self, DeliveryPage};
 use domain::EndpointId;
 use serde::{Deserialize, Serialize};
-use store::{
-    deliveries::{Position, View},
-    self_service::{self, DeliveryPage},
-};
+use store::deliveries::{Position, View};
 use strum::IntoStaticStr;
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;

@@ -5,18 +5,16 @@
 //! of headers are never shown after the request that set them. A URL passes the same checks as that
 //! of the first endpoint ([`super::webhook`]).
 
+use accounts::partners::{
+    self, Rotated,
+    endpoints::{self, Change, Headers, MOST, NewEndpoint},
+};
 use axum::{extract::Request, http::StatusCode, response::Response};
+use desk::self_service::{self, AnyEndpoint, PauseChanged};
 use domain::{EndpointId, EndpointKey, Stored, event::Kind, standing::EndpointState};
 use serde::Serialize;
 use serde_json::Value;
 use signing::generate;
-use store::{
-    partners::{
-        self, Rotated,
-        endpoints::{self, Change, Headers, MOST, NewEndpoint},
-    },
-    self_service::{self, AnyEndpoint, PauseChanged},
-};
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 use webhooks::{headers, url::WebhookUrl};

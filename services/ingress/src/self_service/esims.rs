@@ -11,16 +11,16 @@
 use std::time::Duration;
 
 use axum::{http::StatusCode, response::Response};
-use domain::{GiveBackState, TopupId};
-use serde::Serialize;
-use store::{
-    archive::is_topup_archived,
-    esim_requests::{Reading, Reason, UsageFailure},
+use desk::{
+    archived::is_topup_archived,
     self_service::{
         UnitState,
         esims::{self, GiveBack, Requests},
     },
 };
+use domain::{GiveBackState, TopupId};
+use serde::Serialize;
+use store::esim_requests::{Reading, Reason, UsageFailure};
 use time::{OffsetDateTime, serde::rfc3339};
 use tokio::time::Instant;
 use utoipa::ToSchema;

@@ -8,14 +8,12 @@
 use std::{str::FromStr, time::Duration};
 
 use axum::{http::StatusCode, response::Response};
+use desk::self_service;
 use domain::{DeliveryId, EndpointId, EndpointKey, WebhookId, standing::DeliveryState};
 use serde::Serialize;
-use store::{
-    deliveries::{
-        View,
-        events::{self, Page, Tested},
-    },
-    self_service,
+use store::deliveries::{
+    View,
+    events::{self, Page, Tested},
 };
 use time::{OffsetDateTime, serde::rfc3339};
 use tokio::time::Instant;

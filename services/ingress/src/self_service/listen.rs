@@ -11,16 +11,13 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use accounts::{partners::endpoints, profile::Profile};
 use axum::{http::StatusCode, response::Response};
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
+use desk::self_service::{self, Position, Stored, StoredWebhook};
 use domain::{EndpointKey, Environment, WebhookId};
 use serde::Serialize;
 use signing::webhook::{Secret, signatures};
-use store::{
-    partners::endpoints,
-    profile::Profile,
-    self_service::{self, Position, Stored, StoredWebhook},
-};
 use time::OffsetDateTime;
 use tokio::time::Instant;
 use utoipa::ToSchema;

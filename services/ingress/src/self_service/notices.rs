@@ -6,10 +6,10 @@
 //! its database, does not learn a code. Neither logs nor errors name the URL or the address.
 
 use axum::{extract::Request, http::StatusCode, response::Response};
+use desk::self_service::{self, Channel, SetChannel, Verification, VerificationLimits};
 use domain::Environment;
 use serde::Serialize;
 use signing::generate;
-use store::self_service::{self, Channel, SetChannel, Verification, VerificationLimits};
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 use webhooks::{mail::EmailAddress, url::WebhookUrl};

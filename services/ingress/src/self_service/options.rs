@@ -7,11 +7,11 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
+use desk::self_service::{self, OptionFilter, OptionPage};
 use domain::{OptionId, product::Country};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
-use store::self_service::{self, OptionFilter, OptionPage};
 use utoipa::ToSchema;
 
 use super::{

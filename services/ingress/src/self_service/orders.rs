@@ -6,18 +6,18 @@
 
 use std::{str::FromStr, time::Duration};
 
+use accounts::profile::Profile;
 use axum::{
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
-use domain::OrderId;
-use serde::Serialize;
-use store::{
-    archive::is_archived,
-    orders::Cancelled,
-    profile::Profile,
+use desk::{
+    archived::is_archived,
     self_service::{self, OrderHead, OrderPage, OrderState, Unit, Units},
 };
+use domain::OrderId;
+use serde::Serialize;
+use store::orders::Cancelled;
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 use webhooks::qr::QrUrls;

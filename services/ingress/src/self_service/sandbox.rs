@@ -5,8 +5,8 @@
 //! real one, but no key ends.
 
 use axum::{extract::Request, http::StatusCode, response::Response};
+use desk::self_service::{self, Made};
 use domain::{Environment, event::Kind};
-use store::self_service::{self, Made};
 use utoipa::ToSchema;
 
 use super::{

@@ -12,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+use accounts::partners::Overlap;
 use axum::{
     body::{Body, Bytes},
     extract::{FromRequestParts, Path, Request, State},
@@ -21,11 +22,12 @@ use axum::{
 };
 use domain::{Environment, PartnerId};
 use http_body::{Frame, SizeHint};
+use pg::{Database, PgConnection};
 use serde::Serialize;
-use store::{Database, PgConnection, partners::Overlap, vault::Vault};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tracing::field;
+use vault::Vault;
 use webhooks::{dns::Dns, guard::Guard, qr::QrUrls};
 
 use super::query;
@@ -195,7 +197,7 @@ impl Session {
     /// free in time.
     pub(super) async fn run<T>(
         &self,
-        work: impl AsyncFnOnce(&mut PgConnection, PartnerId) -> Result<T, store::Error>,
+        work: impl AsyncFnOnce(&mut PgConnection, PartnerId) -> Result<T, pg::Error>,
     ) -> Result<T, ApiError> {
         let service = self.service();
         let id = self.id();
@@ -212,21 +214,21 @@ impl Session {
     /// only so many per second; further ones get a 429.
     pub(super) async fn change<T>(
         &self,
-        work: impl AsyncFnOnce(&mut PgConnection, PartnerId) -> Result<T, store::Error>,
+        work: impl AsyncFnOnce(&mut PgConnection, PartnerId) -> Result<T, pg::Error>,
     ) -> Result<T, ApiError> {
         self.gate().admission.rates.of(&self.partner).change()?;
         self.run(work).await
     }
 
     /// Reads on one snapshot, as an answer needs it that is composed of several statements; see
-    /// [`store::self_service::snapshot`].
+    /// [`desk::self_service::snapshot`].
     pub(super) async fn read<T>(
         &self,
-        work: impl AsyncFnOnce(&mut PgConnection, PartnerId) -> Result<T, store::Error>,
+        work: impl AsyncFnOnce(&mut PgConnection, PartnerId) -> Result<T, pg::Error>,
     ) -> Result<T, ApiError> {
         let read = async |connection: &mut PgConnection, id| {
             let work = async |connection: &mut PgConnection| work(connection, id).await;
-            store::self_service::snapshot(connection, work).await
+            desk::self_service::snapshot(connection, work).await
         };
         self.run(read).await
     }
@@ -237,8 +239,8 @@ impl Session {
 /// snapshot; see [`Session::read`].
 pub(super) async fn or_archived<T>(
     found: Option<T>,
-    is_archived: impl Future<Output = Result<bool, store::Error>>,
-) -> Result<Result<T, Code>, store::Error> {
+    is_archived: impl Future<Output = Result<bool, pg::Error>>,
+) -> Result<Result<T, Code>, pg::Error> {
     match found {
         Some(found) => Ok(Ok(found)),
         None if is_archived.await? => Ok(Err(Code::OrderArchived)),

@@ -4,17 +4,17 @@
 //! by the partner. Profiles and the answers of endpoints are stored encrypted, and are decrypted
 //! here only to be shown. A redelivery is sent by a notifier; ingress only makes it due.
 
+use accounts::profile::Profile;
 use axum::{http::StatusCode, response::Response};
+use desk::{
+    archived::is_topup_archived,
+    self_service::{self, Redelivered, Unit, UnitState},
+};
 use domain::{ActivationCode, DeliveryId, EndpointId, OptionId, TopupId, WebhookId};
 use serde::Serialize;
-use store::{
-    archive::is_topup_archived,
-    profile::Profile,
-    self_service::{self, Redelivered, Unit, UnitState},
-    vault::Purpose,
-};
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
+use vault::Purpose;
 use webhooks::{
     body::{Body, encoded},
     event::failure,

@@ -9,15 +9,13 @@
 
 use std::time::Duration;
 
+use accounts::partners::{self, Rotated, endpoints::Change};
 use axum::{extract::Request, http::StatusCode, response::Response};
+use desk::self_service::{self, Endpoint};
 use domain::{EndpointKey, Environment, event::Kind};
 use serde::Serialize;
 use serde_json::Value;
 use signing::generate;
-use store::{
-    partners::{self, Rotated, endpoints::Change},
-    self_service::{self, Endpoint},
-};
 use time::{OffsetDateTime, serde::rfc3339};
 use url::Url;
 use utoipa::ToSchema;

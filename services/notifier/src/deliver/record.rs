@@ -5,16 +5,14 @@
 use std::{sync::Arc, time::Duration};
 
 use domain::DeliveryId;
+use pg::{Database, PgConnection};
 use pipeline::{
     Effect, GroupCommit,
     group_commit::{Closed, Writer},
     perform,
 };
 use runtime::{Shutdown, outage};
-use store::{
-    Database, PgConnection,
-    deliveries::{self, Attempted, endpoints::BlockPolicy},
-};
+use store::deliveries::{self, Attempted, endpoints::BlockPolicy};
 use tokio_util::sync::CancellationToken;
 
 use crate::metrics::Metrics;
@@ -34,7 +32,7 @@ const BATCH: usize = 512;
 /// for each of these attempts and can pause the endpoint until the cause is removed.
 pub(super) async fn write<W>(commit: &GroupCommit<W>, item: W::Item, stop: &CancellationToken)
 where
-    W: Writer<Error = store::Error>,
+    W: Writer<Error = pg::Error>,
     W::Item: Clone,
 {
     let mut pause = Duration::from_millis(100);
@@ -67,7 +65,7 @@ where
 }
 
 /// Logs that a batch was not recorded. Of the failures of one outage, one is logged each second.
-fn log_failure(error: &store::Error, items: usize, what: &'static str) {
+fn log_failure(error: &pg::Error, items: usize, what: &'static str) {
     if let Some(others) = outage::DATABASE.failed() {
         tracing::error!(
             %error,
@@ -107,9 +105,9 @@ impl Writer for Attempts {
     const STATEMENT: (&'static str, &'static str) = ("UPDATE", "deliveries");
     type Item = Attempted;
     type Output = ();
-    type Error = store::Error;
+    type Error = pg::Error;
 
-    async fn write(&self, items: &[Attempted]) -> Result<Vec<()>, store::Error> {
+    async fn write(&self, items: &[Attempted]) -> Result<Vec<()>, pg::Error> {
         let record = async |connection: &mut PgConnection| {
             deliveries::record(connection, items, &self.block_policy).await
         };
@@ -129,7 +127,7 @@ impl Writer for Attempts {
         attempted.is_plain()
     }
 
-    fn one_is_at_fault(error: &store::Error) -> bool {
+    fn one_is_at_fault(error: &pg::Error) -> bool {
         error.may_concern_one_item()
     }
 }
@@ -149,9 +147,9 @@ impl Writer for WithoutUrl {
     const STATEMENT: (&'static str, &'static str) = ("UPDATE", "deliveries");
     type Item = DeliveryId;
     type Output = ();
-    type Error = store::Error;
+    type Error = pg::Error;
 
-    async fn write(&self, items: &[DeliveryId]) -> Result<Vec<()>, store::Error> {
+    async fn write(&self, items: &[DeliveryId]) -> Result<Vec<()>, pg::Error> {
         let set = async |connection: &mut PgConnection| {
             deliveries::set_no_endpoint(connection, items).await
         };
@@ -163,7 +161,7 @@ impl Writer for WithoutUrl {
         Ok(vec![(); items.len()])
     }
 
-    fn one_is_at_fault(error: &store::Error) -> bool {
+    fn one_is_at_fault(error: &pg::Error) -> bool {
         error.may_concern_one_item()
     }
 }

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use desk::operator::deliveries;
+use pg::actions::{Action, Actor, Mode};
 use store::deliveries::endpoints;
 use store::deliveries::resends::Filter;
-use store::operator::actions::{Action, Actor, Mode};
-use store::operator::deliveries;
 use testkit::receiver::Answer;
 
 use crate::support::Bench;

@@ -3,14 +3,12 @@
 
 use std::time::{Duration, Instant};
 
+use accounts::partners::{self, endpoints::Change};
+use desk::self_service;
 use domain::{DeliveryId, EndpointKey, PartnerId, WebhookId, event::Kind};
 use store::deliveries::{
     View,
     events::{self, Tested},
-};
-use store::{
-    partners::{self, endpoints::Change},
-    self_service,
 };
 use testkit::receiver::{Answer, Received, Signature};
 use testkit::wait;

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use accounts::partners::{self, Overlap, Rotated};
 use domain::{EndpointKey, PartnerId};
 use signing::webhook::Secret;
-use store::partners::{self, Overlap, Rotated};
-use store::vault::Keyring;
 use testkit::receiver::{Received, Signature};
+use vault::Keyring;
 
 use crate::support::Bench;
 

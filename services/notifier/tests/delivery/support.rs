@@ -2,29 +2,27 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use accounts::partners::{self, NewPartner};
+use accounts::profile::{Profile, SealedProfile};
 use domain::{
     ActivationCode, DeliveryId, EndpointKey, Environment, Iccid, OptionId, PartnerId, PlacementId,
     TopupId, TopupIds,
 };
 use notifier::Config;
+use pg::schema;
 use pipeline::Nats;
 use pipeline::payload::{ReadyDelivery, TopupReady};
 use runtime::{Shutdown, clock};
 use secrecy::ExposeSecret;
 use signing::{SecretKey, webhook::Secret};
 use sqlx::Connection;
+use store::deliveries::endpoints;
 use store::orders::{self, NewOrder, NewPlacement, NewTopup};
-use store::partners::{self, NewPartner};
 use store::placements::{self, Claim, Outcome, Progress, ReadyProfile, Settlement, Unit};
-use store::vault::{Keyring, Vault};
-use store::{
-    deliveries::endpoints,
-    profile::{Profile, SealedProfile},
-    schema,
-};
 use testkit::{database::Database, nats::OwnStreams, receiver::Receiver, wait};
 use tokio::task::JoinHandle;
 use uuid::Uuid;
+use vault::{Keyring, Vault};
 
 /// The timeout of every wait in these tests.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -251,7 +249,7 @@ impl Bench {
             secret_key: &SecretKey::from_bytes(vec![1; 32]).unwrap(),
             webhook_url: url,
             webhook_secret: &secret,
-            limits: store::partners::Limits::default(),
+            limits: accounts::partners::Limits::default(),
         };
         partners::create(&mut self.pool.acquire().await.unwrap(), &self.vault, &new)
             .await

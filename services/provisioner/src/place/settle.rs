@@ -8,15 +8,13 @@
 
 use std::time::Duration;
 
+use accounts::profile::Profile;
 use domain::{DeliveryId, PlacementState, Reason, placement, reason::Code};
+use pg::{Database, PgConnection};
 use pipeline::{Effect, GroupCommit, group_commit::Writer, perform};
 use runtime::{Shutdown, outage};
-use store::{
-    Database, PgConnection,
-    placements::{
-        self, Claimed, KnownColumns, Outcome, Progress, ReadyProfile, Settled, Settlement, Unit,
-    },
-    profile::Profile,
+use store::placements::{
+    self, Claimed, KnownColumns, Outcome, Progress, ReadyProfile, Settled, Settlement, Unit,
 };
 
 use super::ProviderWork;
@@ -52,15 +50,15 @@ impl Writer for Settlements {
     const STATEMENT: (&'static str, &'static str) = ("UPDATE", "placements");
     type Item = Settlement;
     type Output = Settled;
-    type Error = store::Error;
+    type Error = pg::Error;
 
-    async fn write(&self, settlements: &[Settlement]) -> Result<Vec<Settled>, store::Error> {
+    async fn write(&self, settlements: &[Settlement]) -> Result<Vec<Settled>, pg::Error> {
         let settle =
             async |connection: &mut PgConnection| placements::settle(connection, settlements).await;
         perform(Effect::CommitOutcomes, self.0.run(settle)).await
     }
 
-    fn one_is_at_fault(error: &store::Error) -> bool {
+    fn one_is_at_fault(error: &pg::Error) -> bool {
         error.may_concern_one_item()
     }
 }

@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
+use desk::self_service::esims;
 use domain::{PartnerId, PlacementId, TopupId};
 use provisioner::providers::{
     Custody, DeliveredEsim, EsimStatus, GiveBackAnswer, ProviderId, Trouble,
 };
 use serde_json::json;
-use store::self_service::esims;
 use testkit::wait;
 
 use crate::hostile::{connect, ok, replay};

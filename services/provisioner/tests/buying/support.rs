@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use domain::{OptionId, OrderId, PartnerId, PlacementId, TopupIds};
+use pg::schema;
 use pipeline::Nats;
 use pipeline::payload::{JobPlacement, TopupJob};
 use provisioner::Config;
@@ -12,7 +13,6 @@ use sandbox::script;
 use secrecy::ExposeSecret;
 use serde_json::{Value, json};
 use store::orders::{self, Alternative, NewOrder, NewPlacement, NewTopup};
-use store::schema;
 use tempfile::TempDir;
 use testkit::process::{Process, Program};
 use testkit::{database::Database, nats::OwnStreams, ports, wait};

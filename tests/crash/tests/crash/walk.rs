@@ -133,9 +133,12 @@ impl Walk {
     /// Whether the provider of this walk never makes the pipeline reach a point.
     pub fn never_reaches(&self, point: Point) -> bool {
         match point.effect {
-            Effect::CommitGiveBack | Effect::GiveBack | Effect::CommitHint => self.is_airalo,
-            // A call without a token says nothing of the provider's health, so too few calls fail.
-            Effect::CommitHealth | Effect::CommitProbe => self.is_airalo,
+            // The last two: a call without a token says nothing of the provider's health, so too few calls fail.
+            Effect::CommitGiveBack
+            | Effect::GiveBack
+            | Effect::CommitHint
+            | Effect::CommitHealth
+            | Effect::CommitProbe => self.is_airalo,
             _ => false,
         }
     }

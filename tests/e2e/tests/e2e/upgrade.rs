@@ -7,11 +7,11 @@
 
 use crate::shop::{PATH, fresh, ids, show};
 use anyhow::{Context, Result, ensure};
+use pg::schema::{self, Patience};
 use serde_json::{Value, json};
 use sqlx::SqlSafeStr;
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
-use store::schema::{self, Patience};
 use testkit::client::Client;
 use testkit::receiver::{Received, Receiver};
 use testkit::stack::{Stack, Stage};

@@ -1,12 +1,11 @@
 //! The endpoints of partners as operators see them, and the words for the state of an endpoint.
 
 use domain::{PartnerId, Stored, standing::EndpointState};
+use pg::Result;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use url::Url;
 use uuid::Uuid;
-
-use crate::Result;
 
 /// An endpoint, as operators see it.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -54,6 +53,7 @@ impl Endpoint {
 /// A query for rows of this type, with the state of an endpoint between its two parts, in the words of
 /// [`Endpoint::state`]. `e` is its row in `partner_endpoints`. Operators and partners see the same
 /// state, because all queries for it are made here.
+#[macro_export]
 macro_rules! with_state {
     ($row:ident, $head:literal, $tail:literal $(, $argument:expr)* $(,)?) => {
         sqlx::query_as!(
@@ -67,7 +67,6 @@ macro_rules! with_state {
         )
     };
 }
-pub(crate) use with_state;
 
 /// Lists the endpoints of all partners, or of one; the first endpoint of each partner comes first.
 pub async fn list(

@@ -1,10 +1,9 @@
 //! Whether the host of an endpoint has proved that it wants webhooks. A sandbox account is free and
 //! chooses its hosts itself, so a host that has not proved itself gets one webhook a second.
 
+use pg::Result;
 use sqlx::PgConnection;
 use uuid::Uuid;
-
-use crate::Result;
 
 /// Notes that the hosts of these endpoints want webhooks: each has returned the code of its test. The
 /// proof is the host's, so it counts for all endpoints that the partner has there. The caller then

@@ -1,12 +1,12 @@
 //! The statement that makes deliveries due again, for one webhook as for each batch of a resend.
 
 use domain::PartnerId;
+use pg::{Result, seconds};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::super::endpoints::LONGEST_LEASE;
-use crate::{Result, seconds};
 
 /// Which deliveries to list or resend; `None` matches all.
 #[derive(Clone, Copy, Debug, Default)]
@@ -49,7 +49,7 @@ pub struct Resent {
 /// attempt overwrites it. `due` gives each delivery work for now, `released` takes it out of
 /// `held`, and `pending` changes its state and begins the schedule. The result counts what was
 /// chosen.
-pub(crate) async fn resend(
+pub async fn resend(
     connection: &mut PgConnection,
     ids: &[Uuid],
     filter: &Filter<'_>,

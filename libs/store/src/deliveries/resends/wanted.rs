@@ -4,16 +4,14 @@
 use std::ops;
 
 use domain::PartnerId;
+use pg::Result;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::{
-    Result,
-    deliveries::{
-        endpoints::LONGEST_LEASE,
-        walk::{Kinds, Matching, Order, Position, Source, Walk},
-    },
+use crate::deliveries::{
+    endpoints::LONGEST_LEASE,
+    walk::{Kinds, Matching, Order, Position, Source, Walk},
 };
 
 /// The states whose deliveries can be sent again, which is also the order of the phases.
@@ -65,7 +63,7 @@ pub(super) fn start(phase: &str, now: OffsetDateTime) -> Option<Position> {
 }
 
 /// The earliest creation of a delivery that matches, except of those that were sent again much later.
-pub(crate) fn reach(wanted: &Wanted<'_>) -> OffsetDateTime {
+pub fn reach(wanted: &Wanted<'_>) -> OffsetDateTime {
     Matching {
         since: Some(wanted.since),
         ..Matching::default()
@@ -89,7 +87,7 @@ impl Counted {
     };
 
     /// The number, if it is exact.
-    pub(crate) fn exact(self) -> Option<i64> {
+    pub fn exact(self) -> Option<i64> {
         self.all.then_some(self.number)
     }
 }
@@ -106,7 +104,7 @@ impl ops::Add for Counted {
 }
 
 /// The number of webhooks that match now.
-pub(crate) async fn count_matching(
+pub async fn count_matching(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     wanted: &Wanted<'_>,

@@ -13,11 +13,11 @@
 use std::collections::{HashMap, HashSet};
 
 use domain::{DeliveryId, PlacementId};
+use pg::{Result, signed};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::outcome::{Outcome, Progress, Settled, Settlement};
-use crate::{Result, signed};
 
 /// Records the common outcomes of a batch and notes their effects in `settled`. Returns the indices
 /// of the settlements that are left for the general statements.

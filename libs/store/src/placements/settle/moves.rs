@@ -2,15 +2,12 @@
 //! that is left. The parent module calls it for the outcomes of a batch that are no purchases.
 
 use domain::{HistoryKind, Reason, reason::Code};
+use pg::{Result, seconds, signed};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::outcome::{Changes, Outcome, Settlement};
-use crate::{
-    Result,
-    history::{self, MOST_UNKNOWNS, Note},
-    seconds, signed,
-};
+use crate::history::{self, MOST_UNKNOWNS, Note};
 
 /// What the statement does for an outcome that bought nothing. It reads the name of the variant as
 /// `kind`.

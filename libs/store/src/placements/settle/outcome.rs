@@ -2,9 +2,8 @@
 
 use std::{collections::HashMap, time::Duration};
 
+use accounts::profile::SealedProfile;
 use domain::{DeliveryId, Iccid, OrderId, PartnerId, PlacementId, Reason, TopupId};
-
-use crate::profile::SealedProfile;
 
 /// The outcome of an attempt, or of a look-up or collect after it.
 #[derive(Clone, Debug)]

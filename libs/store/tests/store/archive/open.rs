@@ -1,9 +1,10 @@
 //! What keeps an order in the tables, and what partners ask while it leaves them.
 
+use desk::self_service::esims;
 use domain::PartnerId;
 use sqlx::Connection;
-use store::{archive, self_service::esims};
 use testkit::wait;
+use tools::archive;
 use uuid::Uuid;
 
 use super::{accepted_ago, counts};
@@ -116,7 +117,7 @@ async fn a_give_back_and_an_erasure_exclude_each_other() {
         .await
         .unwrap();
     let mut operator = bench.connection().await;
-    let erasing = store::operator::erase::order(&mut operator, order.order_id, applied());
+    let erasing = desk::operator::erase::order(&mut operator, order.order_id, applied());
     let commit = async { asked.commit().await.unwrap() };
     let erased = ends_after_a_wait(&bench, erasing, commit).await;
     assert!(erased.is_err(), "{erased:?}");
@@ -126,7 +127,7 @@ async fn a_give_back_and_an_erasure_exclude_each_other() {
         .sql("UPDATE esim_requests SET give_back = NULL; DELETE FROM work")
         .await;
     let mut erasing = operator.begin().await.unwrap();
-    store::operator::erase::order(&mut erasing, order.order_id, applied())
+    desk::operator::erase::order(&mut erasing, order.order_id, applied())
         .await
         .unwrap();
     let asking = esims::ask_give_back(&mut connection, partner, &topup);

@@ -1,15 +1,12 @@
 //! What partners and operators have asked for moves with a partner, or stays with its resend. And what
 //! a move checks of further providers.
 
+use desk::{operator::resends, self_service::esims};
 use domain::GiveBackState;
-use store::{
-    cells::{
-        check,
-        moving::{NotMoved, Phase, Ready},
-    },
-    esim_requests,
-    operator::resends,
-    self_service::esims,
+use store::esim_requests;
+use tools::cells::{
+    check,
+    moving::{NotMoved, Phase, Ready},
 };
 use uuid::Uuid;
 

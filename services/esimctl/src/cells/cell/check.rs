@@ -3,11 +3,9 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context, bail};
+use pg::schema;
 use serde_json::json;
-use store::{
-    cells::check::{self, CatalogueOption},
-    schema,
-};
+use tools::cells::check::{self, CatalogueOption};
 
 use super::{
     map,

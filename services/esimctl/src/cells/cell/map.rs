@@ -13,7 +13,7 @@ use std::{
 
 use anyhow::{Context, bail};
 use serde_json::json;
-use store::cells::check::{Keys, keys};
+use tools::cells::check::{Keys, keys};
 use uuid::Uuid;
 
 use super::open::{Open, open};

@@ -1,6 +1,6 @@
 //! Connections to the databases of all cells.
 
-use store::PgConnection;
+use pg::PgConnection;
 
 use crate::{
     cell_file::{Cell, Cells},

@@ -20,7 +20,7 @@ use std::{
 use anyhow::{Context, bail, ensure};
 use flate2::{Compression, write::GzEncoder};
 use sha2::{Digest, Sha256};
-use store::archive::{Archive, FileState, Part, TABLES};
+use tools::archive::{Archive, FileState, Part, TABLES};
 
 use super::{
     manifest::{Manifest, ManifestFile, file_name},

@@ -1,6 +1,6 @@
 //! `esimctl archive`: moves finished orders into files, and finds, checks and restores them.
 //!
-//! `store::archive` says what is moved when, and why nothing is lost or duplicated if the program
+//! `tools::archive` says what is moved when, and why nothing is lost or duplicated if the program
 //! dies. This module has the commands: `run` writes the files, `restore` puts orders back, and
 //! `list --verify` checks files without a database. The files themselves are in `folder` and `records`.
 
@@ -17,7 +17,7 @@ use anyhow::bail;
 use clap::Subcommand;
 use serde::Serialize;
 use serde_json::json;
-use store::archive::{self, Archive};
+use tools::archive::{self, Archive};
 
 pub use self::place::where_it_is;
 use crate::{

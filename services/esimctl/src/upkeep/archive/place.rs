@@ -1,6 +1,6 @@
 //! Where an archived order is.
 
-use store::archive::ArchivedOrder;
+use desk::archived::ArchivedOrder;
 
 use crate::output::{printable, utc};
 

@@ -14,7 +14,7 @@ use std::{
 
 use anyhow::{Context, bail, ensure};
 use flate2::bufread::MultiGzDecoder;
-use store::archive::{Part, TABLES};
+use tools::archive::{Part, TABLES};
 use uuid::Uuid;
 
 use super::manifest::{Manifest, ManifestFile, file_name};
@@ -188,8 +188,8 @@ impl Chunk {
 fn files(
     folder: &Path,
     manifest: &Manifest,
-) -> impl Iterator<Item = (&'static store::archive::Table, PathBuf)> {
-    let is_listed = |table: &&store::archive::Table| {
+) -> impl Iterator<Item = (&'static tools::archive::Table, PathBuf)> {
+    let is_listed = |table: &&tools::archive::Table| {
         let listed = |file: &ManifestFile| file.table == table.name;
         !table.optional || manifest.files.iter().any(listed)
     };
@@ -199,7 +199,7 @@ fn files(
 
 impl Orders {
     pub fn open(folder: &Path, manifest: &Manifest) -> anyhow::Result<Self> {
-        let open = |(table, path): (&store::archive::Table, PathBuf)| {
+        let open = |(table, path): (&tools::archive::Table, PathBuf)| {
             Ok(TableRecords {
                 table: table.name,
                 records: Records::open(&path)?,

@@ -10,15 +10,11 @@ use std::{
 
 use anyhow::{Context, bail, ensure};
 use clap::{Args, builder::NonEmptyStringValueParser};
+use desk::operator::orders;
+use pg::actions::{self, Action};
 use serde_json::json;
 use sqlx::{Connection, PgConnection};
-use store::{
-    archive::{self, Archive, NotRestored, Source},
-    operator::{
-        actions::{self, Action},
-        orders,
-    },
-};
+use tools::archive::{self, Archive, NotRestored, Source};
 use uuid::Uuid;
 
 use super::{
@@ -107,7 +103,7 @@ pub async fn show(asked: &Show, console: &Console) -> anyhow::Result<()> {
         return console.print(&json!({ "archive": found }), || describe(&found));
     }
     let Some(from) = &asked.from else {
-        let found = archive::find(&mut connection, name).await?;
+        let found = desk::archived::find(&mut connection, name).await?;
         if found.is_empty() {
             bail!("{}", unknown(name));
         }
@@ -178,7 +174,7 @@ async fn locate(
     from: &Path,
     unrecorded: bool,
 ) -> anyhow::Result<Vec<Located>> {
-    let known = archive::find(connection, name).await?;
+    let known = desk::archived::find(connection, name).await?;
     let mut located = Vec::new();
     for path in folder::folders(from)? {
         let Ok((manifest, manifest_sha256)) = folder::manifest(&path) else {

@@ -1,7 +1,7 @@
 //! `esimctl archive run`.
 //!
 //! A run works through a queue of batches. It reserves the external ids of a batch, lets the batch
-//! wait for the grace of `store::archive`, and then moves it: copy, write to disk, delete, commit.
+//! wait for the grace of `tools::archive`, and then moves it: copy, write to disk, delete, commit.
 //! So many batches wait at a time that the grace does not limit the rate. Reserving and moving share
 //! the rate, so that the load of a run is even.
 //!
@@ -16,15 +16,12 @@ use std::{
 
 use anyhow::{Context, ensure};
 use clap::Args;
+use pg::{PgConnection, schema};
 use runtime::terminal::{progress, say};
 use serde_json::json;
 use sqlx::Connection;
-use store::{
-    PgConnection,
-    archive::{self, Archive, Copied, GRACE},
-    schema,
-};
 use time::OffsetDateTime;
+use tools::archive::{self, Archive, Copied, GRACE};
 use uuid::Uuid;
 
 use super::folder::Writer;
@@ -368,8 +365,8 @@ impl Runner<'_> {
                 }
                 Err(error) => {
                     let is_conflict = error
-                        .downcast_ref::<store::Error>()
-                        .is_some_and(store::Error::is_transient);
+                        .downcast_ref::<pg::Error>()
+                        .is_some_and(pg::Error::is_transient);
                     if !is_conflict || tries == TRIES || self.connection.ping().await.is_err() {
                         return Err(error.context(format!(
                             "archive {} stopped after {} orders; nothing is lost, run the command again to go on",
@@ -392,13 +389,13 @@ impl Runner<'_> {
         writer: &mut Writer,
         batch: &[Uuid],
     ) -> anyhow::Result<u64> {
-        let mut transaction = self.connection.begin().await.map_err(store::Error::from)?;
+        let mut transaction = self.connection.begin().await.map_err(pg::Error::from)?;
         let copied: Copied = archive::copy(&mut transaction, archive, batch).await?;
         let rows = writer.append(&copied.parts)?;
         let mut moved = archive.clone();
         let written = writer.written();
         archive::delete(&mut transaction, &mut moved, &copied, &rows, &written).await?;
-        transaction.commit().await.map_err(store::Error::from)?;
+        transaction.commit().await.map_err(pg::Error::from)?;
         writer.committed();
         *archive = moved;
         Ok(copied.orders.len() as u64)

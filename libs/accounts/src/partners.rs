@@ -1,0 +1,475 @@
+//! Partner accounts: their credentials, limits, state and [endpoints].
+//!
+//! `esimctl` creates and changes partners. Ingress keeps the credentials in memory, with the
+//! changes that [`changed_since`] returns, and looks up unknown access keys with [`by_access_key`].
+//! Keys and secrets are sealed by a [`Vault`] and bound to their partner; they are opened only
+//! where they are used. A rotation keeps the old keys or the old secret valid during an overlap, so
+//! that a partner can switch at any time within it.
+
+use std::{collections::HashMap, time::Duration};
+
+use domain::{Environment, PartnerId};
+use pg::{Result, age, seconds, signed, unsigned};
+use signing::{SecretKey, webhook};
+use sqlx::{Connection, PgConnection};
+use time::OffsetDateTime;
+use uuid::Uuid;
+use vault::{Keyring, Purpose, Vault, VaultError, some_opened};
+
+pub mod endpoints;
+
+pub use domain::rotation::{Overlap, Rotated};
+pub use endpoints::{rotate_secret, set_events};
+
+/// The limits of a partner in each ingress process. `None` means the default of the setting.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Limits {
+    /// The maximum number of orders in flight.
+    pub max_in_flight: Option<u32>,
+    pub requests_per_second: Option<u32>,
+    pub orders_per_second: Option<u32>,
+    pub units_per_second: Option<u32>,
+}
+
+impl Limits {
+    /// The limits with which an account begins. Anybody may get a sandbox account, and each unit of an
+    /// order becomes a webhook to each of up to ten hosts, so such an account begins with low rates. An
+    /// operator raises them for a partner that tests its load.
+    pub fn at_first(environment: Environment) -> Self {
+        match environment {
+            Environment::Live => Self::default(),
+            Environment::Sandbox => Self {
+                orders_per_second: Some(5),
+                units_per_second: Some(5),
+                ..Self::default()
+            },
+        }
+    }
+
+    /// The limits with these changes.
+    #[must_use]
+    pub fn with(self, new: &NewLimits) -> Self {
+        Self {
+            max_in_flight: new.max_in_flight.of(self.max_in_flight),
+            requests_per_second: new.requests_per_second.of(self.requests_per_second),
+            orders_per_second: new.orders_per_second.of(self.orders_per_second),
+            units_per_second: new.units_per_second.of(self.units_per_second),
+        }
+    }
+}
+
+/// A partner account without its secrets. Its limits are those of [`Limits`].
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Partner {
+    pub partner_id: Uuid,
+    pub name: String,
+    /// `sandbox` or `live`.
+    pub environment: String,
+    /// The value of `X-Service-Access-Key`.
+    pub access_key: String,
+    /// Whether the partner has a key to sign requests. An erased one has none.
+    pub has_secret_key: bool,
+    /// The access key before the last rotation, during the overlap.
+    pub old_access_key: Option<String>,
+    /// When the old keys end; `None` if there are none.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub old_keys_until: Option<OffsetDateTime>,
+    pub webhook_url: Option<String>,
+    /// The further events that the partner asked for.
+    pub webhook_events: Vec<String>,
+    /// The time until which the old secret signs webhooks, too; `None` if there is none.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub old_webhook_secret_until: Option<OffsetDateTime>,
+    pub max_in_flight: Option<i32>,
+    pub requests_per_second: Option<i32>,
+    pub orders_per_second: Option<i32>,
+    pub units_per_second: Option<i32>,
+    /// Requests that do not sign their query and body are denied.
+    pub signed_body_required: bool,
+    /// The cell to which the partner is moving or has moved; `None` if this cell serves it.
+    pub moved_to: Option<String>,
+    /// Since when the partner is disabled, so that its requests are denied.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub disabled_at: Option<OffsetDateTime>,
+    #[serde(with = "time::serde::rfc3339")]
+    pub created_at: OffsetDateTime,
+}
+
+pub struct NewPartner<'a> {
+    pub partner_id: PartnerId,
+    pub name: &'a str,
+    /// A sandbox partner buys nothing real.
+    pub environment: Environment,
+    /// The value of `X-Service-Access-Key`.
+    pub access_key: &'a str,
+    pub secret_key: &'a SecretKey,
+    pub webhook_url: Option<&'a str>,
+    pub webhook_secret: &'a webhook::Secret,
+    pub limits: Limits,
+}
+
+/// What ingress needs to authenticate the requests of a partner.
+#[derive(Clone, Debug)]
+pub struct Credentials {
+    pub partner_id: PartnerId,
+    /// A sandbox partner buys nothing real. `None` if the row holds a name that this version does not
+    /// know; then the partner cannot be served, but the others can.
+    pub environment: Option<Environment>,
+    /// The valid keys: the current pair and, during an overlap, also the old one.
+    pub keys: Vec<Keys>,
+    pub disabled: bool,
+    /// The partner is moving to another cell or has moved there, so this cell serves it no more.
+    pub moved: bool,
+    pub limits: Limits,
+    /// Requests that do not sign their query and body are denied.
+    pub signed_body_required: bool,
+    /// The configuration version of the last change, for [`changed_since`].
+    pub version: i64,
+}
+
+#[derive(Clone, Debug)]
+pub struct Keys {
+    /// The value of `X-Service-Access-Key`.
+    pub access_key: String,
+    /// The sealed secret key, if there is one; see [`open_secret_key`].
+    pub secret_key: Option<Vec<u8>>,
+    /// How long the pair is still valid; `None` if it has no end.
+    pub ends_in: Option<Duration>,
+}
+
+pub async fn create(
+    connection: &mut PgConnection,
+    vault: &Vault,
+    new: &NewPartner<'_>,
+) -> Result<()> {
+    let id = new.partner_id;
+    let secret_key = vault.seal(Purpose::SecretKey(id), new.secret_key.expose())?;
+    let mut transaction = connection.begin().await?;
+    let statement = sqlx::query!(
+        "INSERT INTO partners (partner_id, name, environment, access_key, secret_key,
+                               max_in_flight, requests_per_second, orders_per_second, units_per_second)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+        id.uuid(),
+        new.name,
+        new.environment.as_str(),
+        new.access_key,
+        secret_key,
+        new.limits.max_in_flight.map(signed),
+        new.limits.requests_per_second.map(signed),
+        new.limits.orders_per_second.map(signed),
+        new.limits.units_per_second.map(signed),
+    );
+    statement.execute(&mut *transaction).await?;
+    endpoints::set_first(
+        &mut transaction,
+        vault,
+        id,
+        new.webhook_url,
+        new.webhook_secret,
+    )
+    .await?;
+    Ok(transaction.commit().await?)
+}
+
+/// A partner by id, access key or the access key before the last rotation; `None`: all partners.
+/// The oldest comes first.
+async fn find(
+    connection: &mut PgConnection,
+    id_or_access_key: Option<&str>,
+) -> Result<Vec<Partner>> {
+    let partners = sqlx::query_as!(
+        Partner,
+        r#"SELECT p.partner_id, name, environment, access_key, erased_at IS NULL AS "has_secret_key!",
+                  CASE WHEN old_keys_until > now() THEN old_access_key END AS old_access_key,
+                  CASE WHEN old_keys_until > now() THEN old_keys_until END AS old_keys_until, e.url AS webhook_url,
+                  array_remove(e.events, 'topup.ready') AS "webhook_events!",
+                  CASE WHEN e.secret_ends[2] > now() THEN e.secret_ends[2] END AS old_webhook_secret_until,
+                  max_in_flight, requests_per_second, orders_per_second, units_per_second, signed_body_required,
+                  moved_to, disabled_at, p.created_at
+           FROM partners p
+           JOIN partner_endpoints e ON e.endpoint_id = p.partner_id
+           WHERE $1::text IS NULL OR p.partner_id::text = lower($1) OR access_key = $1 OR old_access_key = $1
+           ORDER BY p.created_at, p.partner_id"#,
+        id_or_access_key,
+    );
+    Ok(partners.fetch_all(connection).await?)
+}
+
+/// All partners, oldest first.
+pub async fn list(connection: &mut PgConnection) -> Result<Vec<Partner>> {
+    find(connection, None).await
+}
+
+/// The names of these partners. An id that is not among the partners has none.
+pub async fn names(
+    connection: &mut PgConnection,
+    partners: &[Uuid],
+) -> Result<HashMap<Uuid, String>> {
+    let query = sqlx::query!(
+        "SELECT partner_id, name FROM partners WHERE partner_id = ANY ($1)",
+        partners,
+    );
+    let found = query.fetch_all(connection).await?;
+    Ok(found
+        .into_iter()
+        .map(|row| (row.partner_id, row.name))
+        .collect())
+}
+
+/// A partner by id, access key or the access key before the last rotation.
+pub async fn show(
+    connection: &mut PgConnection,
+    id_or_access_key: &str,
+) -> Result<Option<Partner>> {
+    Ok(find(connection, Some(id_or_access_key))
+        .await?
+        .into_iter()
+        .next())
+}
+
+/// Disables a partner, so that its requests are denied, or enables it again. Orders that were
+/// accepted go on. Returns whether the partner exists.
+pub async fn set_disabled(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    disabled: bool,
+) -> Result<bool> {
+    let update = sqlx::query!(
+        "UPDATE partners SET disabled_at = CASE WHEN $2 THEN coalesce(disabled_at, now()) END WHERE partner_id = $1",
+        partner_id.uuid(),
+        disabled,
+    );
+    Ok(update.execute(connection).await?.rows_affected() > 0)
+}
+
+/// A change of one of a partner's limits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Limit {
+    /// The limit stays.
+    #[default]
+    Keep,
+    /// The limit becomes the default of the setting.
+    Default,
+    /// The partner gets a limit of its own.
+    Own(u32),
+}
+
+impl Limit {
+    fn changes(self) -> bool {
+        self != Self::Keep
+    }
+
+    fn of(self, before: Option<u32>) -> Option<u32> {
+        match self {
+            Self::Keep => before,
+            Self::Default => None,
+            Self::Own(most) => Some(most),
+        }
+    }
+
+    fn value(self) -> Option<i32> {
+        match self {
+            Self::Keep | Self::Default => None,
+            Self::Own(most) => Some(signed(most)),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NewLimits {
+    pub max_in_flight: Limit,
+    pub requests_per_second: Limit,
+    pub orders_per_second: Limit,
+    pub units_per_second: Limit,
+}
+
+/// Changes a partner's limits. Returns whether the partner exists.
+pub async fn set_limits(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    new: &NewLimits,
+) -> Result<bool> {
+    let update = sqlx::query!(
+        "UPDATE partners
+         SET max_in_flight = CASE WHEN $2 THEN $3 ELSE max_in_flight END,
+             requests_per_second = CASE WHEN $4 THEN $5 ELSE requests_per_second END,
+             orders_per_second = CASE WHEN $6 THEN $7 ELSE orders_per_second END,
+             units_per_second = CASE WHEN $8 THEN $9 ELSE units_per_second END
+         WHERE partner_id = $1",
+        partner_id.uuid(),
+        new.max_in_flight.changes(),
+        new.max_in_flight.value(),
+        new.requests_per_second.changes(),
+        new.requests_per_second.value(),
+        new.orders_per_second.changes(),
+        new.orders_per_second.value(),
+        new.units_per_second.changes(),
+        new.units_per_second.value(),
+    );
+    Ok(update.execute(connection).await?.rows_affected() > 0)
+}
+
+/// Sets whether requests that do not sign query and body are denied. Returns whether the partner
+/// exists.
+pub async fn set_signed_body_required(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    required: bool,
+) -> Result<bool> {
+    let update = sqlx::query!(
+        "UPDATE partners SET signed_body_required = $2 WHERE partner_id = $1",
+        partner_id.uuid(),
+        required,
+    );
+    Ok(update.execute(connection).await?.rows_affected() > 0)
+}
+
+/// Replaces a partner's keys. The old ones stay valid during the overlap. A partner has at most one
+/// old pair, so a rotation during the last overlap must keep that pair (`keep_old`) or end it (an
+/// overlap of 0). Otherwise it is refused, because it would end keys that the partner may still
+/// use.
+pub async fn rotate_keys(
+    connection: &mut PgConnection,
+    vault: &Vault,
+    partner_id: PartnerId,
+    access_key: &str,
+    secret_key: &SecretKey,
+    overlap: Overlap,
+) -> Result<Rotated> {
+    let sealed = vault.seal(Purpose::SecretKey(partner_id), secret_key.expose())?;
+    let query = sqlx::query_scalar!(
+        "UPDATE partners
+         SET access_key = $2, secret_key = $3,
+             old_access_key = CASE WHEN $4 = 0::float8 THEN NULL WHEN $5 THEN old_access_key ELSE access_key END,
+             old_secret_key = CASE WHEN $4 = 0::float8 THEN NULL WHEN $5 THEN old_secret_key ELSE secret_key END,
+             old_keys_until = CASE WHEN $4 > 0::float8 THEN now() + make_interval(secs => $4) END
+         WHERE partner_id = $1 AND ($4 = 0::float8 OR coalesce(old_keys_until > now(), false) = $5)
+         RETURNING old_keys_until",
+        partner_id.uuid(),
+        access_key,
+        sealed,
+        seconds(overlap.lasts),
+        overlap.keep_old,
+    );
+    Ok(query
+        .fetch_optional(connection)
+        .await?
+        .map_or(Rotated::Refused, Rotated::Until))
+}
+
+/// Reads the credentials of the partners that match a condition.
+macro_rules! credentials {
+    ($connection:expr, $condition:literal, $argument:expr) => {
+        sqlx::query!(
+            r#"SELECT partner_id, environment, access_key, secret_key, old_access_key, old_secret_key,
+                      -- A time that is not finite must not make the statement fail for all partners.
+                      CASE WHEN old_keys_until > now()
+                           THEN extract(epoch FROM least(old_keys_until, now() + interval '10 years') - now())::float8
+                      END AS old_ends_in,
+                      disabled_at IS NOT NULL AS "disabled!", moved_to IS NOT NULL AS "moved!",
+                      max_in_flight, requests_per_second, orders_per_second, units_per_second, signed_body_required,
+                      version
+               FROM partners WHERE "#
+                + $condition,
+            $argument
+        )
+        .fetch_all($connection)
+        .await?
+        .into_iter()
+        .map(|row| {
+            let new = Keys { access_key: row.access_key, secret_key: row.secret_key, ends_in: None };
+            let old = row.old_access_key.zip(row.old_ends_in);
+            let old = old.map(|(access_key, ends_in)| Keys {
+                access_key,
+                secret_key: row.old_secret_key,
+                ends_in: Some(age(ends_in)),
+            });
+            Ok(Credentials {
+                partner_id: row.partner_id.into(),
+                environment: row.environment.parse().ok(),
+                keys: std::iter::once(new).chain(old).collect(),
+                disabled: row.disabled,
+                moved: row.moved,
+                limits: Limits {
+                    max_in_flight: row.max_in_flight.map(unsigned),
+                    requests_per_second: row.requests_per_second.map(unsigned),
+                    orders_per_second: row.orders_per_second.map(unsigned),
+                    units_per_second: row.units_per_second.map(unsigned),
+                },
+                signed_body_required: row.signed_body_required,
+                version: row.version,
+            })
+        })
+    };
+}
+
+/// The credentials of partners that changed after `version`.
+pub async fn changed_since(
+    connection: &mut PgConnection,
+    version: i64,
+) -> Result<Vec<Credentials>> {
+    credentials!(connection, "version > $1", version).collect()
+}
+
+/// The credentials of the partner with this access key, current or old and still valid.
+pub async fn by_access_key(
+    connection: &mut PgConnection,
+    access_key: &str,
+) -> Result<Option<Credentials>> {
+    let mut found = credentials!(
+        connection,
+        "access_key = $1 OR (old_access_key = $1 AND old_keys_until > now())",
+        access_key
+    );
+    found.next().transpose()
+}
+
+/// Checks that the master keys of a vault open the stored secrets, for the purposes that the vault
+/// holds. For each key in use it tries the secrets of the ten newest partners. It is an error if a
+/// key is missing, or if the keys open none of the secrets. If they open only some, the others are
+/// damaged rows, which must not keep a service from starting.
+pub async fn check_master_key(connection: &mut PgConnection, vault: &Vault) -> Result<()> {
+    if vault.holds(Keyring::Partners) {
+        let newest = newest_keys(connection).await?.into_iter();
+        let opened =
+            newest.map(|row| vault.open(Purpose::SecretKey(row.partner_id.into()), &row.sealed));
+        some_opened(opened)?;
+    }
+    if vault.holds(Keyring::Webhooks) {
+        endpoints::check_keys(connection, vault).await?;
+    }
+    if vault.holds(Keyring::Profiles) {
+        crate::profile::check_keys(connection, vault).await?;
+    }
+    Ok(())
+}
+
+struct Sealed {
+    partner_id: Uuid,
+    sealed: Vec<u8>,
+}
+
+/// For each master key in use, ten request-signing keys of the newest partners that have keys under it;
+/// old ones are among them if they are still valid. A sealed value begins with the length and the id of
+/// its key, so the statement can group by key without opening anything. The keys of one partner may be
+/// under different master keys.
+async fn newest_keys(connection: &mut PgConnection) -> Result<Vec<Sealed>> {
+    let query = sqlx::query_as!(
+        Sealed,
+        r#"SELECT partner_id, sealed AS "sealed!" FROM (
+             SELECT partner_id, sealed, row_number() OVER (
+                        PARTITION BY substring(sealed FROM 1 FOR 1 + get_byte(sealed, 0)) ORDER BY created_at DESC
+                    ) AS place
+             FROM partners
+             CROSS JOIN LATERAL (VALUES (secret_key), (CASE WHEN old_keys_until > now() THEN old_secret_key END)
+             ) AS secret (sealed) WHERE octet_length(sealed) > 0
+         ) by_key WHERE place <= 10"#
+    );
+    Ok(query.fetch_all(connection).await?)
+}
+
+/// Opens a partner's sealed request-signing key.
+pub fn open_secret_key(vault: &Vault, partner_id: PartnerId, sealed: &[u8]) -> Result<SecretKey> {
+    let bytes = vault.open(Purpose::SecretKey(partner_id), sealed)?;
+    SecretKey::from_bytes(bytes).map_err(|_| VaultError::Damaged.into())
+}

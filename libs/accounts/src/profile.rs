@@ -1,0 +1,100 @@
+//! The secret part of an eSIM profile, sealed for storage.
+//!
+//! The provisioner seals a profile before it is stored. The notifier opens it to send it in a
+//! webhook, and ingress to show it to its partner. The sealed text is bound to its topup, so it
+//! cannot be opened for another one. The ICCID is not part of it: it is stored in plain text,
+//! because an index keeps it unique, and it installs nothing.
+
+use domain::{ActivationCode, TopupId};
+use pg::Result;
+use serde::{Deserialize, Serialize};
+use sqlx::PgConnection;
+use vault::{Keyring, Purpose, Vault, VaultError};
+
+/// A profile without its ICCID.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Profile {
+    /// The SM-DP+ address and the activation code.
+    pub code: ActivationCode,
+    /// The expiry date, `YYYY-MM-DD`.
+    pub expired_date: String,
+}
+
+/// A profile as it is stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SealedProfile {
+    pub sealed: Vec<u8>,
+    /// A keyed digest of the SM-DP+ address and the activation code. An index keeps it unique over
+    /// all providers, so that no provider's mistake gives one eSIM to two partners. It stays when
+    /// the profile is erased, and tells nothing to whom the master key is unknown.
+    pub code_digest: Vec<u8>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Stored {
+    smdp: String,
+    activate_code: String,
+    expired_date: String,
+}
+
+impl Profile {
+    pub fn seal(&self, vault: &Vault, topup_id: &TopupId) -> Result<SealedProfile> {
+        let stored = Stored {
+            smdp: self.code.smdp().to_owned(),
+            activate_code: self.code.matching_id().to_owned(),
+            expired_date: self.expired_date.clone(),
+        };
+        let bytes = serde_json::to_vec(&stored).map_err(|_| VaultError::Damaged)?;
+        Ok(SealedProfile {
+            sealed: vault.seal(Purpose::Profile(topup_id), &bytes)?,
+            code_digest: self.code_digest(vault)?,
+        })
+    }
+
+    /// The digest under the present master key, see [`SealedProfile`].
+    pub fn code_digest(&self, vault: &Vault) -> Result<Vec<u8>, VaultError> {
+        vault.digest(Keyring::Profiles, self.code.identity().as_bytes())
+    }
+
+    pub fn open(vault: &Vault, topup_id: &TopupId, sealed: &[u8]) -> Result<Self> {
+        let bytes = vault.open(Purpose::Profile(topup_id), sealed)?;
+        let stored: Stored = serde_json::from_slice(&bytes).map_err(|_| VaultError::Damaged)?;
+        let code = ActivationCode::new(&stored.smdp, &stored.activate_code)
+            .map_err(|_| VaultError::Damaged)?;
+        Ok(Self {
+            code,
+            expired_date: stored.expired_date,
+        })
+    }
+}
+
+/// Checks that the vault opens at least one of the ten newest profiles whose keys it has. A missing
+/// key is not an error here, because a program must be able to start without the keys of old
+/// profiles. Deliveries that need such a key fail one by one.
+pub async fn check_keys(connection: &mut PgConnection, vault: &Vault) -> Result<()> {
+    // The newest profiles are among the newest eSIMs, which have the largest topup ids. Only 1,000
+    // of them are read, because profiles may be missing or erased and the statement runs at each
+    // start. What sorts behind the digits is no topup id, and one such row must not keep every stage
+    // from starting.
+    let query = sqlx::query!(
+        r#"SELECT topup_id, profile AS "profile!"
+           FROM (SELECT topup_id, profile FROM esims WHERE topup_id < ':' ORDER BY topup_id DESC LIMIT 1000) newest
+           WHERE profile IS NOT NULL ORDER BY topup_id DESC LIMIT 10"#
+    );
+    let mut failure = Ok(());
+    for row in query.fetch_all(connection).await? {
+        let Ok(topup_id) = row.topup_id.parse::<TopupId>() else {
+            tracing::error!(
+                topup.id = row.topup_id,
+                "an eSIM is left out, because its id is not a topup id"
+            );
+            continue;
+        };
+        match vault.open(Purpose::Profile(&topup_id), &row.profile) {
+            Ok(_) => return Ok(()),
+            Err(VaultError::MissingKey(_)) => {}
+            Err(error) => failure = Err(error.into()),
+        }
+    }
+    failure
+}

@@ -1,0 +1,29 @@
+//! The queries and changes of operators, through `esimctl` and the console.
+//!
+//! Each change runs in one transaction, which ends as its [`Mode`](pg::actions::Mode) says. A preview
+//! makes the change and rolls it back, so its counts are exact. Otherwise the change is committed
+//! together with a record of who made it and why, so there is no change without a record. Queries
+//! are bounded, because operators use them while the system works under load.
+
+pub mod accounts;
+pub mod activation;
+pub mod breakers;
+pub mod catalogue;
+pub mod deliveries;
+pub mod delivery_list;
+pub mod endpoints;
+pub mod entered;
+pub mod erase;
+pub mod give_backs;
+pub mod health;
+pub mod options;
+pub mod order_list;
+pub mod orders;
+pub mod placements;
+pub mod resends;
+pub mod route;
+pub mod search;
+pub mod sessions;
+pub mod story;
+pub mod terms;
+pub mod words;

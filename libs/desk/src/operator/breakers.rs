@@ -1,0 +1,98 @@
+//! Opens and closes the breakers of providers, as operators do, and records it.
+
+use std::time::Duration;
+
+use pg::{
+    Error,
+    actions::{self, Action, Changed},
+};
+use serde_json::{Value, json};
+use sqlx::{Connection, PgConnection, Postgres, Transaction};
+use store::providers::{self, BreakerState, ProviderBreaker};
+
+/// Why a breaker stays as it is.
+#[derive(Debug, thiserror::Error)]
+pub enum NotChanged {
+    #[error("there is no such provider")]
+    Unknown,
+    /// What an operator who has only seen the breaker may not know.
+    #[error(
+        "the breaker is open because the database has lost commits. Closing it before `esimctl recover` could buy again what \
+         was forgotten, so it is closed with a shell only"
+    )]
+    LostCommits,
+    #[error("the breaker has changed since it was shown, and is {} now", .0.as_str())]
+    Changed(BreakerState),
+    #[error(transparent)]
+    Store(#[from] Error),
+}
+
+pg::store_error!(NotChanged);
+
+/// Opens a breaker for a time. `seen` is the version that the operator has looked at: if there is
+/// one, a breaker that has changed since or is open because of lost commits stays as it is. See
+/// [`providers::open`].
+pub async fn open(
+    connection: &mut PgConnection,
+    name: &str,
+    seen: Option<i64>,
+    duration: Duration,
+    action: Action<'_>,
+) -> Result<ProviderBreaker, NotChanged> {
+    let mut transaction = connection.begin().await?;
+    let before = find(&mut transaction, name, seen).await?;
+    let opened = providers::open(&mut transaction, name, duration, action.reason).await?;
+    commit(transaction, seen, &before, opened, action).await
+}
+
+/// Closes a breaker; `seen` as for [`open`]. See [`providers::close`].
+pub async fn close(
+    connection: &mut PgConnection,
+    name: &str,
+    seen: Option<i64>,
+    action: Action<'_>,
+) -> Result<ProviderBreaker, NotChanged> {
+    let mut transaction = connection.begin().await?;
+    let before = find(&mut transaction, name, seen).await?;
+    let closed = providers::close(&mut transaction, name).await?;
+    commit(transaction, seen, &before, closed, action).await
+}
+
+/// The breaker before the change.
+async fn find(
+    connection: &mut PgConnection,
+    name: &str,
+    seen: Option<i64>,
+) -> Result<ProviderBreaker, NotChanged> {
+    let all = providers::list(connection).await?;
+    let found = all.into_iter().find(|one| one.name == name);
+    let found = found.ok_or(NotChanged::Unknown)?;
+    match seen {
+        Some(_) if found.lost_commits() => Err(NotChanged::LostCommits),
+        Some(version) if version != found.version => Err(NotChanged::Changed(found.state)),
+        _ => Ok(found),
+    }
+}
+
+/// Commits the change, unless the breaker has changed between the look and the update, which counts
+/// on from the version that it finds.
+async fn commit(
+    transaction: Transaction<'_, Postgres>,
+    seen: Option<i64>,
+    before: &ProviderBreaker,
+    after: Option<ProviderBreaker>,
+    action: Action<'_>,
+) -> Result<ProviderBreaker, NotChanged> {
+    let after = after.ok_or(NotChanged::Unknown)?;
+    if seen.is_some() && after.version != before.version + 1 {
+        transaction.rollback().await?;
+        return Err(NotChanged::Changed(after.state));
+    }
+    let changed = Changed::between(shown(before), shown(&after));
+    actions::commit(transaction, action, 1, changed).await?;
+    Ok(after)
+}
+
+fn shown(breaker: &ProviderBreaker) -> Value {
+    json!({ "state": breaker.state.as_str(), "reason": breaker.reason })
+}

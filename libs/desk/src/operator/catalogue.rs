@@ -1,0 +1,142 @@
+//! Takes a provider's catalogue over into ours (`esimctl catalogue pull`).
+//!
+//! The caller has compared both catalogues before. Somebody may have changed an option since then, so
+//! each statement changes only what it has found in the state that was compared, and leaves all that
+//! belongs to the operator alone: the name, the details, and whether the option is on sale.
+
+use accounts::options::{ProductOption, StandardColumns};
+use domain::{OptionId, product::Standard};
+use pg::{
+    Result,
+    actions::{self, Mode},
+};
+use serde::Serialize;
+use sqlx::{Connection, PgConnection};
+use uuid::Uuid;
+
+/// An option whose product has changed at the provider.
+#[derive(Clone, Debug)]
+pub struct Update {
+    pub option_id: OptionId,
+    /// The provider's option id when the catalogues were compared. An option that has another one by
+    /// now is not changed.
+    pub was: String,
+    pub provider_option_id: String,
+    pub place: Place,
+}
+
+/// Which pair of an option changes.
+#[derive(Clone, Debug)]
+pub enum Place {
+    /// Its first provider, whose standard fields are those of the option.
+    First(Standard),
+    /// This further provider.
+    Alternative(String),
+}
+
+/// What is taken over.
+#[derive(Clone, Debug, Default)]
+pub struct Pull {
+    pub new: Vec<ProductOption>,
+    pub updates: Vec<Update>,
+    /// Options that are taken out of sale.
+    pub disable: Vec<OptionId>,
+}
+
+impl Pull {
+    pub fn is_empty(&self) -> bool {
+        self.new.is_empty() && self.updates.is_empty() && self.disable.is_empty()
+    }
+}
+
+/// What was written. It is less than what was asked for if somebody changed an option meanwhile.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Pulled {
+    pub created: u64,
+    pub updated: u64,
+    pub disabled: u64,
+}
+
+/// Writes everything in one transaction, which also records the action.
+pub async fn apply(connection: &mut PgConnection, pull: &Pull, mode: Mode<'_>) -> Result<Pulled> {
+    let mut transaction = connection.begin().await?;
+    let mut pulled = Pulled::default();
+    for option in &pull.new {
+        let standard = StandardColumns::of(option.standard.as_ref());
+        let created = sqlx::query!(
+            "INSERT INTO options (option_id, name, provider, provider_option_id, environment, enabled,
+                                  countries, data_mb, unlimited, days, cost, cost_currency)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) ON CONFLICT (option_id) DO NOTHING",
+            option.option_id.uuid(),
+            option.name,
+            option.provider,
+            option.provider_option_id,
+            option.environment.as_str(),
+            option.enabled,
+            standard.countries.as_deref(),
+            standard.data_mb,
+            standard.unlimited,
+            standard.days,
+            standard.cost,
+            standard.cost_currency,
+        );
+        pulled.created += created.execute(&mut *transaction).await?.rows_affected();
+    }
+    for update in &pull.updates {
+        let standard = match &update.place {
+            Place::First(standard) => standard,
+            Place::Alternative(provider) => {
+                pulled.updated += set_alternative(&mut transaction, update, provider).await?;
+                continue;
+            }
+        };
+        let standard = StandardColumns::of(Some(standard));
+        let updated = sqlx::query!(
+            "UPDATE options SET provider_option_id = $3, countries = $4, data_mb = $5, unlimited = $6, days = $7,
+                                cost = $8, cost_currency = $9
+             WHERE option_id = $1 AND provider_option_id = $2",
+            update.option_id.uuid(),
+            update.was,
+            update.provider_option_id,
+            standard.countries.as_deref(),
+            standard.data_mb,
+            standard.unlimited,
+            standard.days,
+            standard.cost,
+            standard.cost_currency,
+        );
+        pulled.updated += updated.execute(&mut *transaction).await?.rows_affected();
+    }
+    let gone: Vec<Uuid> = pull.disable.iter().map(|option| option.uuid()).collect();
+    let disabled = sqlx::query!(
+        "UPDATE options SET enabled = false WHERE option_id = ANY ($1) AND enabled",
+        &gone,
+    );
+    pulled.disabled = disabled.execute(&mut *transaction).await?.rows_affected();
+    let affected = pulled.created + pulled.updated + pulled.disabled;
+    let affected = i64::try_from(affected).unwrap_or(i64::MAX);
+    actions::finish(transaction, mode, affected).await?;
+    Ok(pulled)
+}
+
+/// Changes what an option buys at a further provider, and returns the number of changed options.
+async fn set_alternative(
+    connection: &mut PgConnection,
+    update: &Update,
+    provider: &str,
+) -> Result<u64> {
+    let statement = sqlx::query!(
+        "UPDATE options o SET alternatives = (
+             SELECT jsonb_agg(CASE WHEN pair->>'provider' = $2
+                                   THEN jsonb_set(pair, '{provider_option_id}', to_jsonb($4::text)) ELSE pair END
+                              ORDER BY place)
+             FROM jsonb_array_elements(o.alternatives) WITH ORDINALITY AS all_pairs (pair, place))
+         WHERE option_id = $1
+           AND alternatives @> jsonb_build_array(jsonb_build_object('provider', $2::text, 'provider_option_id', $3::text))",
+        update.option_id.uuid(),
+        provider,
+        update.was,
+        update.provider_option_id,
+    );
+    Ok(statement.execute(connection).await?.rows_affected())
+}

@@ -1,0 +1,233 @@
+//! The list of the webhooks of ready topups as operators filter it: by partner, state, option, provider,
+//! endpoint and time, newest first, page by page.
+//!
+//! Neither states nor options, providers and times of attempts have an index, which would cost each
+//! delivery a write. Those of one partner, and those that are exhausted or wait for a URL, stand together
+//! ([`walk`](store::deliveries::walk)); all others are read by the time of readiness. They are filtered
+//! here, in looks of a bounded number of rows, and a list that ends before its limit names the place where
+//! it goes on.
+
+use std::{collections::HashSet, fmt, str::FromStr};
+
+use domain::{EndpointId, OptionId, PartnerId};
+use pg::{Result, rfc3339};
+use serde::{Serialize, Serializer};
+use sqlx::PgConnection;
+use store::deliveries::{
+    View,
+    resends::Filter,
+    view,
+    walk::{Kinds, Matching, Order, Position, Seen, Source, Walk},
+};
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use uuid::Uuid;
+
+/// The number of rows of one look.
+const LOOK: usize = 1_000;
+const LOOK_ROWS: i64 = 1_000;
+/// The maximum number of looks of one list.
+const LOOKS: usize = 20;
+
+/// Which deliveries of those that match a [`Filter`] are listed; `None` matches all.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Of<'a> {
+    /// Only webhooks of units of this option.
+    pub option_id: Option<OptionId>,
+    /// Only webhooks of units that this provider has sold.
+    pub provider: Option<&'a str>,
+    /// Only webhooks to this endpoint.
+    pub endpoint_id: Option<EndpointId>,
+}
+
+/// The place where a list goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cursor(Position);
+
+impl fmt::Display for Cursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}_{}", rfc3339(self.0.at), self.0.id)
+    }
+}
+
+impl Serialize for Cursor {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// The text is not a cursor of a list.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the cursor must be one that a list has named")]
+pub struct NoCursor;
+
+impl FromStr for Cursor {
+    type Err = NoCursor;
+
+    fn from_str(text: &str) -> std::result::Result<Self, NoCursor> {
+        let (at, id) = text.split_once('_').ok_or(NoCursor)?;
+        let at = OffsetDateTime::parse(at, &Rfc3339).map_err(|_| NoCursor)?;
+        let id = id.parse().map_err(|_| NoCursor)?;
+        Ok(Self(Position { at, id }))
+    }
+}
+
+/// A part of the list.
+#[derive(Clone, Debug, Serialize)]
+pub struct Page {
+    pub deliveries: Vec<View>,
+    /// The place behind which the list goes on; `None` at its end.
+    pub next_cursor: Option<Cursor>,
+}
+
+/// Lists at most `limit` deliveries that match, beginning behind `after`.
+pub async fn list(
+    connection: &mut PgConnection,
+    filter: &Filter<'_>,
+    of: &Of<'_>,
+    after: Option<Cursor>,
+    limit: usize,
+) -> Result<Page> {
+    let matching = Matching {
+        state: filter.state,
+        since: filter.since,
+        until: filter.until,
+        kinds: Kinds::Topups,
+    };
+    let mut last = after.map(|cursor| cursor.0);
+    let mut found: Vec<Uuid> = Vec::new();
+    let mut has_more = true;
+    for _ in 0..LOOKS {
+        let rows = look(connection, filter, &matching, last).await?;
+        let ended = rows.len() < LOOK;
+        let ids = rows.iter().filter(|seen| matching.matches(seen));
+        let ids: Vec<Uuid> = ids.map(|seen| seen.id).collect();
+        let chosen = among(connection, &ids, of).await?;
+        let seen = rows.len();
+        let mut read = 0;
+        for row in rows {
+            if found.len() == limit {
+                break;
+            }
+            read += 1;
+            last = Some(row.position());
+            if chosen.contains(&row.id) {
+                found.push(row.id);
+            }
+        }
+        has_more = !ended || read < seen;
+        if !has_more || found.len() == limit {
+            break;
+        }
+    }
+    Ok(Page {
+        deliveries: view::read(connection, &found).await?,
+        next_cursor: last.filter(|_| has_more).map(Cursor),
+    })
+}
+
+/// The next rows of the source that fits the filter.
+async fn look(
+    connection: &mut PgConnection,
+    filter: &Filter<'_>,
+    matching: &Matching<'_>,
+    last: Option<Position>,
+) -> Result<Vec<Seen>> {
+    match (filter.partner_id, filter.state) {
+        (Some(partner_id), state) => {
+            of_partner(partner_id, state, matching, last)
+                .page(connection, LOOK)
+                .await
+        }
+        (None, Some(state @ ("exhausted" | "no_endpoint"))) => {
+            held(connection, state, matching, last).await
+        }
+        (None, _) => all(connection, matching, last).await,
+    }
+}
+
+fn of_partner<'a>(
+    partner_id: PartnerId,
+    state: Option<&str>,
+    matching: &Matching<'a>,
+    after: Option<Position>,
+) -> Walk<'a> {
+    Walk {
+        partner_id,
+        source: Source::of(state),
+        order: Order::NewestFirst,
+        matching: *matching,
+        after,
+    }
+}
+
+/// Deliveries of all partners that wait for somebody or for a URL, newest first.
+async fn held(
+    connection: &mut PgConnection,
+    state: &str,
+    matching: &Matching<'_>,
+    last: Option<Position>,
+) -> Result<Vec<Seen>> {
+    // It began to wait when its last attempt was recorded, so not before that attempt.
+    let since = matching.since.unwrap_or(OffsetDateTime::UNIX_EPOCH);
+    let rows = sqlx::query_as!(
+        Seen,
+        r#"SELECT h.id, h.at, d.kind AS "kind?", d.state AS "state?", d.attempted_at, d.created_at AS "created_at?"
+           FROM (SELECT id, at FROM held
+                 WHERE state = $1 AND provider = '' AND at >= $5 AND at <= coalesce($2, 'infinity'::timestamptz)
+                   AND (at < coalesce($2, 'infinity'::timestamptz) OR id < $3)
+                 ORDER BY at DESC, id DESC LIMIT $4) h
+           LEFT JOIN deliveries d ON d.delivery_id = h.id
+           ORDER BY h.at DESC, h.id DESC"#,
+        state,
+        last.map(|last| last.at),
+        last.map_or(Uuid::nil(), |last| last.id),
+        LOOK_ROWS,
+        since,
+    );
+    Ok(rows.fetch_all(connection).await?)
+}
+
+/// A look at the deliveries of all partners, newest first, after `last`.
+async fn all(
+    connection: &mut PgConnection,
+    matching: &Matching<'_>,
+    last: Option<Position>,
+) -> Result<Vec<Seen>> {
+    let rows = sqlx::query_as!(
+        Seen,
+        r#"SELECT delivery_id AS id, created_at AS at, kind AS "kind?", state AS "state?", attempted_at,
+                  created_at AS "created_at?"
+           FROM deliveries
+           WHERE kind = 'topup.ready'
+             AND created_at >= $1 AND created_at <= coalesce($2, 'infinity'::timestamptz)
+             AND (created_at < coalesce($2, 'infinity'::timestamptz) OR delivery_id < $3)
+           ORDER BY created_at DESC, delivery_id DESC LIMIT $4"#,
+        matching.reach(),
+        last.map(|last| last.at).or(matching.until),
+        last.map_or(Uuid::nil(), |last| last.id),
+        LOOK_ROWS,
+    );
+    Ok(rows.fetch_all(connection).await?)
+}
+
+/// Those of these deliveries that are of an option, a provider and an endpoint.
+async fn among(connection: &mut PgConnection, ids: &[Uuid], of: &Of<'_>) -> Result<HashSet<Uuid>> {
+    if of.option_id.is_none() && of.provider.is_none() && of.endpoint_id.is_none() {
+        return Ok(ids.iter().copied().collect());
+    }
+    let rows = sqlx::query_scalar!(
+        "SELECT d.delivery_id
+         FROM deliveries d
+         LEFT JOIN topups t ON t.topup_id = d.topup_id
+         LEFT JOIN placements p ON p.placement_id = t.placement_id
+         WHERE d.delivery_id = ANY ($1)
+           AND ($2::uuid IS NULL OR t.option_id = $2)
+           AND ($3::text IS NULL OR p.provider = $3)
+           AND ($4::uuid IS NULL OR coalesce(d.endpoint_id, d.partner_id) = $4)",
+        ids,
+        of.option_id.map(OptionId::uuid),
+        of.provider,
+        of.endpoint_id.map(EndpointId::uuid),
+    );
+    Ok(rows.fetch_all(connection).await?.into_iter().collect())
+}

@@ -1,0 +1,454 @@
+//! The examination: what the database shows, judged in one place.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
+
+use domain::{Command, standing::EndpointState};
+use pg::{
+    Result,
+    server::{self, Server},
+};
+use sqlx::PgConnection;
+use store::{
+    deliveries::endpoints::{self, Endpoint},
+    provider_lanes,
+    providers::{self, BreakerState, ProviderBreaker},
+};
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use super::{
+    finding::{Environment, Finding, Kind, LATE, Setting, Severity, VERY_LATE},
+    session::{self, Session},
+    slow,
+    stages::{self, Life, Stage},
+    waiting::{self, Queue, Waiting},
+};
+use crate::{
+    operator::{give_backs, placements},
+    retention,
+};
+
+/// As in the alert `XidAgeHigh`.
+const XID_HIGH: u64 = 500_000_000;
+/// As in the alerts `LongTransaction`, `ArchiveLags`, `StandbyLags` and `RetentionBehind`, or a little
+/// earlier, because an alert waits for some minutes.
+const LONG_TRANSACTION: Duration = Duration::from_hours(1);
+const ARCHIVE_LAGS: Duration = Duration::from_mins(10);
+const STANDBY_LAGS: Duration = Duration::from_mins(1);
+const RETENTION_LATE: Duration = Duration::from_hours(24);
+
+/// What an examination has found.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// The time of the database.
+    pub at: OffsetDateTime,
+    /// One for each stage, in the order in which an order passes them.
+    pub stages: Vec<Life>,
+    pub waiting: Waiting,
+    pub breakers: Vec<ProviderBreaker>,
+    /// The endpoints of all partners.
+    pub endpoints: Vec<Endpoint>,
+    /// What is wrong, the worst first.
+    pub findings: Vec<Finding>,
+}
+
+impl Report {
+    /// What somebody has to do something about.
+    pub fn needed(&self) -> impl Iterator<Item = &Finding> {
+        self.findings.iter().filter(|one| one.needs_person())
+    }
+
+    /// What ends by itself.
+    pub fn mending(&self) -> impl Iterator<Item = &Finding> {
+        self.findings.iter().filter(|one| !one.needs_person())
+    }
+
+    /// The first words of every view.
+    pub fn verdict(&self) -> String {
+        let things = |count: usize, is: &str, are: &str| match count {
+            1 => format!("1 thing {is}"),
+            count => format!("{count} things {are}"),
+        };
+        match (self.needed().count(), self.mending().count()) {
+            (0, 0) => "Everything works.".to_owned(),
+            (0, mending) => format!(
+                "Nobody is needed; {}.",
+                things(mending, "ends by itself", "end by themselves")
+            ),
+            (wrong, 0) => format!("{}.", things(wrong, "is wrong", "are wrong")),
+            (wrong, mending) => format!(
+                "{}, and {} more {}.",
+                things(wrong, "is wrong", "are wrong"),
+                mending,
+                if mending == 1 {
+                    "ends by itself"
+                } else {
+                    "end by themselves"
+                }
+            ),
+        }
+    }
+}
+
+/// Examines the system. At most `most` parked purchases and as many parked give-backs are read, the
+/// oldest ones.
+pub async fn examine(connection: &mut PgConnection, most: i64) -> Result<Report> {
+    let mut findings = Vec::new();
+    let session = session::session(&mut *connection).await?;
+    let server = server::server(&mut *connection).await?;
+    of_server(&session, &server, &mut findings);
+    // How the server was set up is judged by the doctor: it does not change by night.
+    findings.retain(|one| !matches!(one.kind, Kind::NotDurable { .. } | Kind::NotArchived));
+    let stages = stages::read(&mut *connection).await?;
+    let breakers = providers::list(&mut *connection).await?;
+    let backlogs = providers::backlogs(&mut *connection, &[]).await?;
+    let waiting = waiting::read(&mut *connection, &backlogs).await?;
+    of_stages(&stages, &waiting, &mut findings);
+    of_breakers(&breakers, &mut findings);
+    let known = backlogs.iter().map(|one| one.provider.clone());
+    let unserved = known.filter(|name| breakers.iter().all(|one| one.name != *name));
+    let unserved: Vec<String> = unserved.collect();
+    if !unserved.is_empty() {
+        let kind = Kind::Unserved {
+            providers: unserved,
+        };
+        findings.push(Finding::new(kind, None));
+    }
+    let is_dead = |stage| stages.iter().any(|one| one.stage == stage && one.is_dead());
+    if !is_dead(Stage::Provisioner) {
+        late_purchases(&waiting, &breakers, &mut findings);
+    }
+    if !is_dead(Stage::Notifier) {
+        late_webhooks(&waiting, &mut findings);
+    }
+    slow::find(&mut *connection, waiting.at, &mut findings).await?;
+    of_lanes(connection, &mut findings).await?;
+    parked(connection, most, &backlogs, &mut findings).await?;
+    let endpoints = endpoints::list(&mut *connection, None).await?;
+    let paused = paused_since(&mut *connection, &endpoints).await?;
+    for endpoint in &endpoints {
+        of_endpoint(endpoint, &paused, &mut findings);
+    }
+    let overdue = retention::backlog(&mut *connection).await?.overdue;
+    let overdue = overdue.into_iter().max().unwrap_or_default();
+    if overdue > RETENTION_LATE {
+        let seconds = overdue.as_secs();
+        findings.push(lasting(
+            Kind::RetentionBehind { seconds },
+            overdue,
+            waiting.at,
+        ));
+    }
+    // A stage that is dead comes first, whatever else there is: it explains the rest.
+    findings.sort_by_key(|one| {
+        let is_dead = matches!(one.kind, Kind::StageDead { .. });
+        let mends = !one.needs_person();
+        (
+            !is_dead,
+            mends,
+            one.severity() == Severity::Warning,
+            one.kind.matter(),
+        )
+    });
+    Ok(Report {
+        at: waiting.at,
+        stages,
+        waiting,
+        breakers,
+        endpoints,
+        findings,
+    })
+}
+
+/// A finding that has lasted for this long.
+fn lasting(kind: Kind, age: Duration, now: OffsetDateTime) -> Finding {
+    Finding::new(kind, Some(now - age))
+}
+
+/// Findings about the settings of PostgreSQL and about its state. What the role may not see is left
+/// out; `esimctl doctor` says so.
+pub fn of_server(session: &Session, server: &Server, findings: &mut Vec<Finding>) {
+    let mut add = |kind| findings.push(Finding::new(kind, None));
+    if session.is_standby {
+        add(Kind::OnStandby);
+    }
+    let settings = [
+        (Setting::Fsync, session.fsync),
+        (Setting::FullPageWrites, session.full_page_writes),
+        (
+            Setting::SynchronousCommit,
+            session.synchronous_commit != "off",
+        ),
+    ];
+    let settings = settings.into_iter().filter(|(_, is_on)| !is_on);
+    let settings: Vec<Setting> = settings.map(|(setting, _)| setting).collect();
+    if !settings.is_empty() {
+        add(Kind::NotDurable { settings });
+    }
+    if session.connections * 10 >= session.max_connections * 8 {
+        add(Kind::ConnectionsFew {
+            used: session.connections,
+            most: session.max_connections,
+        });
+    }
+    if server.xid_age >= XID_HIGH {
+        add(Kind::Wraparound {
+            age: server.xid_age,
+        });
+    }
+    if !session.sees_statistics {
+        return;
+    }
+    if server.longest_transaction > LONG_TRANSACTION {
+        let seconds = server.longest_transaction.as_secs();
+        add(Kind::LongTransaction { seconds });
+    }
+    if !session.archives {
+        add(Kind::NotArchived);
+    } else if server.unarchived > ARCHIVE_LAGS {
+        let seconds = server.unarchived.as_secs();
+        add(Kind::ArchiveLags { seconds });
+    }
+    if !session.synchronous_standby_names.is_empty() && server.standbys == 0 {
+        add(Kind::StandbyMissing);
+    } else if server.standby_lag > STANDBY_LAGS {
+        let seconds = server.standby_lag.as_secs();
+        add(Kind::StandbyLags { seconds });
+    }
+}
+
+fn of_stages(stages: &[Life], waiting: &Waiting, findings: &mut Vec<Finding>) {
+    for life in stages {
+        let stage = life.stage;
+        if life.is_dead() {
+            // Nothing stored waits for an ingress.
+            let (waiting, oldest) = match stage {
+                Stage::Ingress => (0, 0.0),
+                Stage::Provisioner => waiting.sum(true),
+                Stage::Notifier => waiting.sum(false),
+            };
+            let kind = Kind::StageDead {
+                stage,
+                waiting,
+                oldest,
+            };
+            findings.push(Finding::new(kind, life.last));
+        } else if life.missing > 0 {
+            let kind = Kind::ProcessesMissing {
+                stage,
+                missing: life.missing,
+                running: life.running,
+            };
+            findings.push(Finding::new(kind, life.missing_since));
+        }
+    }
+}
+
+fn of_breakers(breakers: &[ProviderBreaker], findings: &mut Vec<Finding>) {
+    let lost: Vec<&ProviderBreaker> = breakers.iter().filter(|one| one.lost_commits()).collect();
+    if let Some(first) = lost.first() {
+        let kind = Kind::CommitsLost {
+            providers: lost.iter().map(|one| one.name.clone()).collect(),
+            told: first.reason.clone(),
+        };
+        findings.push(Finding::new(kind, first.failing_since));
+    }
+    let open = breakers
+        .iter()
+        .filter(|one| one.state != BreakerState::Closed && !one.lost_commits());
+    findings.extend(open.map(|breaker| {
+        let since = breaker.failing_since;
+        let breaker = breaker.clone();
+        Finding::new(Kind::BreakerOpen { breaker }, since)
+    }));
+}
+
+/// While a breaker is open, work waits as it should. Only after long is that a matter of its own.
+fn late_purchases(waiting: &Waiting, breakers: &[ProviderBreaker], findings: &mut Vec<Finding>) {
+    for (queue, backlog) in &waiting.queues {
+        let Queue::Provider { name } = queue else {
+            continue;
+        };
+        let Some(breaker) = breakers.iter().find(|one| one.name == *name) else {
+            continue;
+        };
+        let breaker_open = breaker.state != BreakerState::Closed;
+        let late = if breaker_open { VERY_LATE } else { LATE };
+        if backlog.oldest < late || breaker.lost_commits() || (breaker_open && !backlog.is_live) {
+            continue;
+        }
+        let kind = Kind::PurchasesLate {
+            provider: name.clone(),
+            waiting: backlog.waiting(),
+            oldest: backlog.oldest,
+            breaker_open,
+        };
+        findings.push(Finding::new(kind, since(backlog.oldest, waiting.at)));
+    }
+}
+
+fn late_webhooks(waiting: &Waiting, findings: &mut Vec<Finding>) {
+    for environment in [Environment::Live, Environment::Sandbox] {
+        let mine = waiting.queues.iter().filter(|(queue, backlog)| {
+            matches!(queue, Queue::Endpoint { .. })
+                && !backlog.is_stopped
+                && backlog.is_live == (environment == Environment::Live)
+        });
+        let mine = mine.map(|(_, backlog)| (backlog.waiting(), backlog.oldest));
+        let (count, oldest) = mine.fold((0_u64, 0.0), |(sum, oldest), (count, age)| {
+            (sum.saturating_add(count), f64::max(oldest, age))
+        });
+        if oldest < LATE {
+            continue;
+        }
+        let kind = Kind::WebhooksLate {
+            environment,
+            waiting: count,
+            oldest,
+        };
+        findings.push(Finding::new(kind, since(oldest, waiting.at)));
+    }
+}
+
+fn since(age: f64, now: OffsetDateTime) -> Option<OffsetDateTime> {
+    now.checked_sub(time::Duration::seconds_f64(age))
+}
+
+async fn of_lanes(connection: &mut PgConnection, findings: &mut Vec<Finding>) -> Result<()> {
+    let mut by_provider: BTreeMap<String, Vec<_>> = BTreeMap::new();
+    for lane in provider_lanes::list(connection).await? {
+        let lanes = by_provider.entry(lane.provider.clone()).or_default();
+        lanes.push(lane);
+    }
+    findings.extend(by_provider.into_iter().map(|(provider, lanes)| {
+        let since = lanes.iter().map(|one| one.since).min();
+        Finding::new(Kind::LanesHeldBack { provider, lanes }, since)
+    }));
+    Ok(())
+}
+
+/// What waits for a person at the providers. One reason at one provider is one matter, however many
+/// purchases it has stopped.
+async fn parked(
+    connection: &mut PgConnection,
+    most: i64,
+    backlogs: &[providers::Backlog],
+    findings: &mut Vec<Finding>,
+) -> Result<()> {
+    let state = Some(domain::PlacementState::Parked);
+    let mut matters: BTreeMap<_, Vec<placements::Listed>> = BTreeMap::new();
+    for one in placements::list(&mut *connection, state, None, most).await? {
+        let matter = (one.provider.clone(), one.reason.told());
+        matters.entry(matter).or_default().push(one);
+    }
+    for backlog in backlogs {
+        let mine = matters
+            .iter()
+            .filter(|((name, _), _)| *name == backlog.provider);
+        let read = mine.map(|(_, purchases)| purchases.len()).sum::<usize>();
+        let read = u64::try_from(read).unwrap_or(u64::MAX);
+        if backlog.parked > read {
+            let kind = Kind::Parked {
+                provider: backlog.provider.clone(),
+                reason: None,
+                purchases: Vec::new(),
+                unread: backlog.parked - read,
+            };
+            findings.push(Finding::new(kind, None));
+        }
+    }
+    findings.extend(matters.into_iter().map(|((provider, reason), purchases)| {
+        let since = purchases
+            .iter()
+            .map(|one| one.parked_at.unwrap_or(one.created_at))
+            .min();
+        let kind = Kind::Parked {
+            provider,
+            reason,
+            purchases,
+            unread: 0,
+        };
+        Finding::new(kind, since)
+    }));
+    let mut by_provider: BTreeMap<String, Vec<give_backs::Listed>> = BTreeMap::new();
+    for one in give_backs::list(connection, None, most).await? {
+        by_provider
+            .entry(one.provider.clone())
+            .or_default()
+            .push(one);
+    }
+    findings.extend(by_provider.into_iter().map(|(provider, give_backs)| {
+        let since = give_backs.iter().map(|one| one.parked_at).min();
+        let kind = Kind::GiveBacksParked {
+            provider,
+            give_backs,
+        };
+        Finding::new(kind, since)
+    }));
+    Ok(())
+}
+
+/// Whose pause an action names: the endpoint's, or the partner's if the partner has set it itself.
+fn pauser(endpoint: &Endpoint) -> Uuid {
+    if endpoint.paused_by_partner {
+        endpoint.partner_id
+    } else {
+        endpoint.endpoint_id
+    }
+}
+
+/// When the endpoints that are paused were, by the last recorded pause of each. A pause whose record is
+/// past its term has no time.
+async fn paused_since(
+    connection: &mut PgConnection,
+    endpoints: &[Endpoint],
+) -> Result<HashMap<String, OffsetDateTime>> {
+    let paused = endpoints.iter().filter(|one| {
+        matches!(
+            one.state.known(),
+            Some(EndpointState::Paused | EndpointState::PausedByPartner)
+        )
+    });
+    let paused: Vec<String> = paused.map(|one| pauser(one).to_string()).collect();
+    if paused.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let query = sqlx::query!(
+        r#"SELECT left(split_part(target, ' ', 2), 100) AS "of!", max(at) AS "at!" FROM operator_actions
+           WHERE left(split_part(target, ' ', 2), 100) = ANY ($1) AND command = $2
+           GROUP BY 1"#,
+        &paused,
+        Command::EndpointPause.as_str(),
+    );
+    let rows = query.fetch_all(connection).await?.into_iter();
+    Ok(rows.map(|row| (row.of, row.at)).collect())
+}
+
+fn of_endpoint(
+    endpoint: &Endpoint,
+    paused: &HashMap<String, OffsetDateTime>,
+    findings: &mut Vec<Finding>,
+) {
+    let boxed = || Box::new(endpoint.clone());
+    match endpoint.state.known() {
+        Some(EndpointState::Paused | EndpointState::PausedByPartner) => {
+            findings.push(Finding::new(
+                Kind::Paused { endpoint: boxed() },
+                paused.get(&pauser(endpoint).to_string()).copied(),
+            ));
+        }
+        Some(EndpointState::Blocked | EndpointState::Probing) => findings.push(Finding::new(
+            Kind::Blocked { endpoint: boxed() },
+            endpoint.failing_since,
+        )),
+        // One that cannot be read is shown by its name where endpoints are listed.
+        Some(EndpointState::Open | EndpointState::NoUrl | EndpointState::Unverified) | None => {}
+    }
+    if endpoint.exhausted > 0 {
+        let kind = Kind::Exhausted { endpoint: boxed() };
+        findings.push(Finding::new(kind, endpoint.exhausted_since));
+    }
+}

@@ -1,0 +1,500 @@
+//! What can be wrong, as codes with their detail.
+
+use serde::Serialize;
+use store::{
+    deliveries::endpoints::Endpoint, figures::Measure, provider_lanes::WaitingLane,
+    providers::ProviderBreaker,
+};
+use time::OffsetDateTime;
+
+use super::stages::Stage;
+use crate::operator::{give_backs, placements};
+
+/// Something that is wrong.
+#[derive(Clone, Debug, Serialize)]
+pub struct Finding {
+    #[serde(flatten)]
+    pub kind: Kind,
+    /// Since when, if that is stored.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub since: Option<OffsetDateTime>,
+}
+
+/// How bad it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Severity {
+    /// Orders go on. Somebody looks at it today.
+    Warning,
+    /// Orders are refused, late or not safe, or soon will be.
+    Fault,
+}
+
+/// Whether partners with real orders or test partners feel it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Environment {
+    Live,
+    Sandbox,
+}
+
+/// Whose clock is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Clock {
+    Postgresql,
+    Nats,
+    /// That of the console's OpenID provider.
+    Openid,
+}
+
+impl Clock {
+    pub fn owner(self) -> &'static str {
+        match self {
+            Self::Postgresql => "PostgreSQL",
+            Self::Nats => "NATS",
+            Self::Openid => "the OpenID provider",
+        }
+    }
+}
+
+/// A setting of PostgreSQL without which a crash loses answered orders.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, strum::IntoStaticStr)]
+#[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
+pub enum Setting {
+    Fsync,
+    FullPageWrites,
+    SynchronousCommit,
+}
+
+/// What is wrong. The order is that in which findings are shown: first what stops most.
+///
+/// The variants after [`Kind::RetentionBehind`] are those that the database cannot show. Only
+/// `esimctl doctor` finds them.
+#[derive(Clone, Debug, Serialize, strum::EnumDiscriminants)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+#[strum_discriminants(
+    name(Matter),
+    derive(PartialOrd, Ord, Hash, strum::EnumIter, strum::IntoStaticStr),
+    strum(serialize_all = "snake_case")
+)]
+pub enum Kind {
+    /// No process of a stage has committed for ten seconds.
+    StageDead {
+        stage: Stage,
+        /// The stored work that waits for it.
+        waiting: u64,
+        /// The age of the oldest of that, in seconds.
+        oldest: f64,
+    },
+    /// PostgreSQL does not answer, or a commit takes too long. Who notices it cannot read anything else,
+    /// so it is found by the processes themselves (`/readyz`) and by the doctor.
+    DatabaseDown { why: String },
+    /// Commits were lost, so nothing is bought until somebody has compared with the providers.
+    CommitsLost {
+        providers: Vec<String>,
+        told: Option<String>,
+    },
+    /// The connection leads to a standby.
+    OnStandby,
+    /// A crash loses answered orders.
+    NotDurable { settings: Vec<Setting> },
+    /// Commits wait for a standby that does not stream.
+    StandbyMissing,
+    /// A clock differs from that of the machine that looks.
+    ClockOff { of: Clock, ahead: f64 },
+    /// PostgreSQL will refuse every write when its transaction ids are used up.
+    Wraparound { age: u64 },
+    /// Some processes of a stage died, and others run.
+    ProcessesMissing {
+        stage: Stage,
+        missing: u64,
+        running: u64,
+    },
+    /// Products name providers that no provisioner has ever served.
+    Unserved { providers: Vec<String> },
+    /// Purchases or look-ups are late, although nothing stops them.
+    PurchasesLate {
+        provider: String,
+        waiting: u64,
+        oldest: f64,
+        breaker_open: bool,
+    },
+    /// Webhooks are late, although their endpoints take them.
+    WebhooksLate {
+        environment: Environment,
+        waiting: u64,
+        oldest: f64,
+    },
+    /// Something takes much longer than in the last day.
+    Slow {
+        measure: Measure,
+        /// The provider of purchases and calls; otherwise nothing.
+        subject: String,
+        /// Within how many seconds half of them end now, and ended before.
+        half: f64,
+        before: f64,
+    },
+    /// Purchases of which a person has to find out the outcome, for one reason at one provider.
+    Parked {
+        provider: String,
+        reason: Option<String>,
+        /// The oldest ones.
+        purchases: Vec<placements::Listed>,
+        /// How many more are parked at the provider, for whatever reason, that were not read.
+        unread: u64,
+    },
+    /// Give-backs of which a person has to find out whether the provider has the eSIMs back.
+    GiveBacksParked {
+        provider: String,
+        give_backs: Vec<give_backs::Listed>,
+    },
+    /// Webhooks to an endpoint have used up their retries.
+    Exhausted { endpoint: Box<Endpoint> },
+    /// Somebody has paused an endpoint.
+    Paused { endpoint: Box<Endpoint> },
+    /// The breaker of a provider is not closed. It tests itself.
+    BreakerOpen { breaker: ProviderBreaker },
+    /// Purchases of some products are held back until look-ups have settled others.
+    LanesHeldBack {
+        provider: String,
+        lanes: Vec<WaitingLane>,
+    },
+    /// An endpoint has failed too often. It is tested.
+    Blocked { endpoint: Box<Endpoint> },
+    /// Most connections that PostgreSQL accepts are in use.
+    ConnectionsFew { used: u64, most: u64 },
+    /// A standby has not replayed for long.
+    StandbyLags { seconds: u64 },
+    /// A transaction keeps vacuum and migrations waiting.
+    LongTransaction { seconds: u64 },
+    /// WAL is not archived at all.
+    NotArchived,
+    /// Archiving of WAL fails.
+    ArchiveLags { seconds: u64 },
+    /// Rows have passed their term.
+    RetentionBehind { seconds: u64 },
+    /// Commits should wait for a standby, and do not.
+    NotSynchronous,
+    /// NATS cannot be used.
+    NatsDown { why: String },
+    /// A stream does not exist.
+    StreamMissing { stream: String },
+    /// Servers lack their copies of a stream.
+    ReplicasMissing { stream: String, on: Vec<String> },
+    /// Nobody takes the messages of a stream.
+    ConsumerMissing { stream: String },
+    /// A stage could not read messages.
+    DeadMessages { stream: String, messages: u64 },
+    /// The last base backup is old; `None` if no file tells of one.
+    BackupOld { hours: Option<u64> },
+    /// The last tested restore is old; `None` if no file tells of one.
+    DrillOld { days: Option<u64> },
+    /// A volume has little room left.
+    DiskFilling { volume: String, percent: f64 },
+}
+
+/// From these ages in seconds on, work is late, and needs a person although its cause may be known.
+pub const LATE: f64 = 60.0;
+pub const VERY_LATE: f64 = 900.0;
+/// As in the alert `XidAgeCritical`.
+pub const XID_CRITICAL: u64 = 1_500_000_000;
+/// The difference of clocks at which no stage starts.
+pub const SKEW_AT_START: f64 = 30.0;
+/// From this age on the last backup is no plan any more.
+pub const BACKUP_VERY_OLD: u64 = 72;
+/// As in the alert `DiskAlmostFull`.
+pub const DISK_FULL: f64 = 10.0;
+
+impl Finding {
+    pub fn new(kind: Kind, since: Option<OffsetDateTime>) -> Self {
+        Self { kind, since }
+    }
+
+    pub fn severity(&self) -> Severity {
+        self.kind.severity()
+    }
+
+    pub fn needs_person(&self) -> bool {
+        self.kind.needs_person()
+    }
+}
+
+impl Kind {
+    pub fn matter(&self) -> Matter {
+        self.into()
+    }
+
+    pub fn severity(&self) -> Severity {
+        let is_fault = match self {
+            Self::StageDead { .. }
+            | Self::DatabaseDown { .. }
+            | Self::CommitsLost { .. }
+            | Self::OnStandby
+            | Self::NotDurable { .. }
+            | Self::StandbyMissing
+            | Self::ArchiveLags { .. }
+            | Self::NotSynchronous
+            | Self::NatsDown { .. }
+            | Self::StreamMissing { .. } => true,
+            Self::ClockOff { ahead, .. } => ahead.abs() > SKEW_AT_START,
+            Self::Wraparound { age } => *age >= XID_CRITICAL,
+            Self::PurchasesLate {
+                provider, oldest, ..
+            } => *oldest >= VERY_LATE && provider != super::waiting::SANDBOX,
+            Self::WebhooksLate {
+                environment,
+                oldest,
+                ..
+            } => *oldest >= VERY_LATE && *environment == Environment::Live,
+            Self::BreakerOpen { breaker } => {
+                breaker.state == store::providers::BreakerState::Open
+                    && breaker.name != super::waiting::SANDBOX
+            }
+            Self::BackupOld { hours } => hours.is_none_or(|hours| hours > BACKUP_VERY_OLD),
+            Self::DiskFilling { percent, .. } => *percent < DISK_FULL,
+            Self::ProcessesMissing { .. }
+            | Self::Unserved { .. }
+            | Self::Slow { .. }
+            | Self::Parked { .. }
+            | Self::GiveBacksParked { .. }
+            | Self::Exhausted { .. }
+            | Self::Paused { .. }
+            | Self::LanesHeldBack { .. }
+            | Self::Blocked { .. }
+            | Self::ConnectionsFew { .. }
+            | Self::StandbyLags { .. }
+            | Self::LongTransaction { .. }
+            | Self::NotArchived
+            | Self::RetentionBehind { .. }
+            | Self::ReplicasMissing { .. }
+            | Self::ConsumerMissing { .. }
+            | Self::DeadMessages { .. }
+            | Self::DrillOld { .. } => false,
+        };
+        if is_fault {
+            Severity::Fault
+        } else {
+            Severity::Warning
+        }
+    }
+
+    /// Whether somebody has to do something. What mends itself asks for nobody, and neither does a
+    /// pause that the partner has set and can end.
+    pub fn needs_person(&self) -> bool {
+        match self {
+            Self::BreakerOpen { .. } | Self::LanesHeldBack { .. } | Self::Blocked { .. } => false,
+            Self::Paused { endpoint } => !endpoint.paused_by_partner,
+            Self::StageDead { .. }
+            | Self::DatabaseDown { .. }
+            | Self::CommitsLost { .. }
+            | Self::OnStandby
+            | Self::NotDurable { .. }
+            | Self::StandbyMissing
+            | Self::ClockOff { .. }
+            | Self::Wraparound { .. }
+            | Self::ProcessesMissing { .. }
+            | Self::Unserved { .. }
+            | Self::PurchasesLate { .. }
+            | Self::WebhooksLate { .. }
+            | Self::Slow { .. }
+            | Self::Parked { .. }
+            | Self::GiveBacksParked { .. }
+            | Self::Exhausted { .. }
+            | Self::ConnectionsFew { .. }
+            | Self::StandbyLags { .. }
+            | Self::LongTransaction { .. }
+            | Self::NotArchived
+            | Self::ArchiveLags { .. }
+            | Self::RetentionBehind { .. }
+            | Self::NotSynchronous
+            | Self::NatsDown { .. }
+            | Self::StreamMissing { .. }
+            | Self::ReplicasMissing { .. }
+            | Self::ConsumerMissing { .. }
+            | Self::DeadMessages { .. }
+            | Self::BackupOld { .. }
+            | Self::DrillOld { .. }
+            | Self::DiskFilling { .. } => true,
+        }
+    }
+}
+
+impl Kind {
+    /// The alert that fires for it.
+    pub fn alert(&self) -> Option<&'static str> {
+        let alerts = self.matter().alerts().ok()?;
+        // Which of several alerts it is follows from the detail.
+        let nth = match self {
+            Self::StageDead { stage, .. } => match stage {
+                Stage::Ingress => 0,
+                Stage::Provisioner => 1,
+                Stage::Notifier => 2,
+            },
+            Self::Wraparound { age } => usize::from(*age >= XID_CRITICAL),
+            Self::PurchasesLate { provider, .. } if provider == super::waiting::SANDBOX => 0,
+            Self::PurchasesLate { oldest, .. } => 1 + usize::from(*oldest >= VERY_LATE),
+            Self::WebhooksLate {
+                environment,
+                oldest,
+                ..
+            } => usize::from(*oldest >= VERY_LATE && *environment == Environment::Live),
+            Self::DiskFilling { percent, .. } => usize::from(*percent < DISK_FULL),
+            Self::Slow { measure, .. } => usize::from(*measure != Measure::Answered),
+            _ => 0,
+        };
+        alerts.get(nth).copied()
+    }
+
+    /// The section of the runbook: that of its alert, or another one where it has none.
+    pub fn see(&self) -> String {
+        let section = match (self.alert(), self) {
+            (Some(alert), _) => alert.to_lowercase(),
+            (None, Self::OnStandby) => "failover-of-postgresql".to_owned(),
+            (None, Self::NotDurable { .. }) => "commitslost".to_owned(),
+            (None, Self::NotArchived) => "back-up-and-restore".to_owned(),
+            (None, _) => "endpointsblocked".to_owned(),
+        };
+        format!("docs/operations.md#{section}")
+    }
+}
+
+impl Matter {
+    /// The alerts of `deploy/observability/prometheus/alerts.yml` that fire for it, from the least to
+    /// the most urgent one; or why none does. The test at the end of this file compares both lists.
+    pub fn alerts(self) -> Result<&'static [&'static str], &'static str> {
+        Ok(match self {
+            Self::StageDead => &["IngressDown", "ProvisionerDown", "NotifierDown"],
+            Self::DatabaseDown => &["DatabaseDown"],
+            Self::CommitsLost => &["CommitsLost"],
+            Self::OnStandby => {
+                return Err(
+                    "no stage works on a standby, so DatabaseDown fires for those that should write",
+                );
+            }
+            Self::NotDurable => {
+                return Err("no metric shows these settings; only who changes them can mend them");
+            }
+            Self::StandbyMissing => &["StandbyMissing"],
+            Self::ClockOff => &["ClockSkew"],
+            Self::Wraparound => &["XidAgeHigh", "XidAgeCritical"],
+            Self::ProcessesMissing => &["InstanceDown"],
+            Self::Unserved => &["UnservedProvider"],
+            Self::PurchasesLate => &["SandboxBehind", "ProvisionerBehind", "ProvisionerFarBehind"],
+            Self::WebhooksLate => &["NotifierBehind", "NotifierFarBehind"],
+            Self::Slow => &["IngressSlow", "SlowerThanBefore"],
+            Self::Parked => &["PlacementsParked"],
+            Self::GiveBacksParked => &["GiveBacksParked"],
+            Self::Exhausted => &["DeliveriesExhausted"],
+            Self::Paused => return Err("somebody has decided it, so nobody has to be alarmed"),
+            Self::BreakerOpen => &["ProviderBreakerOpen"],
+            Self::LanesHeldBack => &["LaneHeldBack"],
+            Self::Blocked => &["EndpointsBlocked"],
+            Self::ConnectionsFew => &["DatabasePoolExhausted"],
+            Self::StandbyLags => &["StandbyLags"],
+            Self::LongTransaction => &["LongTransaction"],
+            Self::NotArchived => {
+                return Err(
+                    "a server without an archive has no metric of it; BackupOld tells of it",
+                );
+            }
+            Self::ArchiveLags => &["ArchiveLags"],
+            Self::RetentionBehind => &["RetentionBehind"],
+            Self::NotSynchronous => &["StandbyNotSynchronous"],
+            Self::NatsDown => &["NatsDown"],
+            Self::StreamMissing => &["MessagesNotArriving"],
+            Self::ReplicasMissing => &["StreamReplicasMissing"],
+            Self::ConsumerMissing => &["ConsumerStalled"],
+            Self::DeadMessages => &["DeadMessages"],
+            Self::BackupOld => &["BackupOld"],
+            Self::DrillOld => &["DrillOld"],
+            Self::DiskFilling => &["DiskFilling", "DiskAlmostFull"],
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use strum::IntoEnumIterator;
+
+    use super::*;
+
+    /// Alerts for which there is no finding, and why.
+    const ONLY_ALERTS: [(&str, &str); 15] = [
+        ("IngressErrors", "a rate of responses, which no row shows"),
+        (
+            "IngressOverloaded",
+            "a rate of responses, which no row shows",
+        ),
+        (
+            "AuthFailures",
+            "requests that are refused are not stored by their rate",
+        ),
+        ("OrdersRefused", "a share of orders in ten minutes"),
+        ("NoOrders", "silence compared with the day before"),
+        (
+            "BacklogGrows",
+            "a trend over an hour; a look sees what waits, and how old it is",
+        ),
+        (
+            "ProviderCallsFail",
+            "a rate of calls; the breaker and held-back products are found",
+        ),
+        ("ProviderBalanceLow", "the balance is not stored"),
+        (
+            "WebhooksFail",
+            "a rate of requests over all endpoints; each blocked one is found",
+        ),
+        (
+            "ConsoleDown",
+            "who asks the console sees it; orders do not need it",
+        ),
+        ("MixedVersions", "the processes do not store their version"),
+        ("OrdersBudgetBurns", "an objective over hours and days"),
+        (
+            "OrdersBudgetBurnsSlowly",
+            "an objective over hours and days",
+        ),
+        ("WebhooksBudgetBurns", "an objective over hours and days"),
+        (
+            "WebhooksBudgetBurnsSlowly",
+            "an objective over hours and days",
+        ),
+    ];
+
+    #[test]
+    fn each_finding_names_its_alert_and_each_alert_has_a_finding_or_a_reason() {
+        let rules = include_str!("../../../../../deploy/observability/prometheus/alerts.yml");
+        let fired: BTreeSet<&str> = rules
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix("- alert: "))
+            .collect();
+        assert!(fired.len() > 40, "{fired:?}");
+        let named: BTreeSet<&str> = Matter::iter()
+            .filter_map(|matter| matter.alerts().ok())
+            .flatten()
+            .copied()
+            .collect();
+        let unknown: Vec<&&str> = named.difference(&fired).collect();
+        assert_eq!(
+            unknown,
+            Vec::<&&str>::new(),
+            "findings name alerts that do not exist"
+        );
+        let without: BTreeSet<&str> = ONLY_ALERTS.iter().map(|(alert, _)| *alert).collect();
+        let left: BTreeSet<&str> = fired.difference(&named).copied().collect();
+        assert_eq!(
+            left, without,
+            "alerts without a finding and without a reason"
+        );
+        for matter in Matter::iter() {
+            match matter.alerts() {
+                Ok(alerts) => assert!(!alerts.is_empty(), "{matter:?}"),
+                Err(why) => assert!(why.len() > 20, "{matter:?}"),
+            }
+        }
+    }
+}

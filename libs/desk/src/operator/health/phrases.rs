@@ -1,0 +1,37 @@
+//! Parts of the sentences about findings.
+
+use store::deliveries::endpoints::Endpoint;
+
+use crate::operator::words::{counted, noun};
+
+pub(super) fn times(number: u64, one: &str, several: &str) -> String {
+    counted(i64::try_from(number).unwrap_or(i64::MAX), one, several)
+}
+
+/// At most three names, and how many more there are.
+pub(super) fn named(names: &[String]) -> String {
+    const NAMED: usize = 3;
+    let shown = names[..names.len().min(NAMED)].join(", ");
+    match names.len().saturating_sub(NAMED) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
+}
+
+/// An endpoint with its partner. Of its URL only the host is shown.
+pub(super) fn whose(endpoint: &Endpoint) -> String {
+    format!(
+        "endpoint {} of {} at {}",
+        endpoint.endpoint_id,
+        endpoint.name,
+        endpoint.host()
+    )
+}
+
+pub(super) fn wait(endpoint: &Endpoint) -> String {
+    format!(
+        "{} {}",
+        counted(endpoint.pending, "webhook", "webhooks"),
+        noun(endpoint.pending, "waits", "wait")
+    )
+}

@@ -1,0 +1,233 @@
+//! What takes much longer than before: answers, purchases, calls to a provider, webhook requests and
+//! deliveries, compared with the last day.
+//!
+//! It is read from the figures that the stages write, so it costs no order anything, and answers "slow
+//! since when?" from PostgreSQL alone. What does not end at all is in no figure; that is found by its
+//! age ([`Kind::PurchasesLate`](super::Kind::PurchasesLate) and others).
+
+use std::collections::BTreeMap;
+
+use pg::Result;
+use sqlx::PgConnection;
+use store::figures::{self, Count, Measure, Span};
+use time::OffsetDateTime;
+
+use super::finding::{Finding, Kind};
+
+/// How many hours the present is compared with.
+const HOURS: i32 = 24;
+/// How many minutes are read one by one.
+const MINUTES: i32 = 60;
+/// A window of this many seconds is judged as one.
+const WINDOW: i64 = 300;
+/// A time counts if this many events ended in it.
+const ENOUGH: u64 = 10;
+/// So many hours make a usual time.
+const USUAL: usize = 3;
+/// How many times as long as usual is slow, and what is not slow however short the usual time is.
+const TIMES: f64 = 3.0;
+const LEAST: f64 = 1.0;
+/// What is judged.
+const MEASURES: [Measure; 5] = [
+    Measure::Answered,
+    Measure::Bought,
+    Measure::Call,
+    Measure::Attempt,
+    Measure::Delivered,
+];
+
+/// The counts of a measure and a subject, by time.
+type Times = BTreeMap<OffsetDateTime, Count>;
+
+/// Something that is slow.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Slow {
+    /// Within how many seconds half of them end now, and ended before.
+    half: f64,
+    before: f64,
+    since: OffsetDateTime,
+}
+
+pub(super) async fn find(
+    connection: &mut PgConnection,
+    now: OffsetDateTime,
+    findings: &mut Vec<Finding>,
+) -> Result<()> {
+    let hours = figures::halves(&mut *connection, Span::Hour, HOURS, &MEASURES).await?;
+    let minutes = figures::halves(connection, Span::Minute, MINUTES, &MEASURES).await?;
+    for ((measure, subject), minutes) in minutes {
+        let Some(hours) = hours.get(&(measure, subject.clone())) else {
+            continue;
+        };
+        if let Some(slow) = judge(hours, &minutes, now) {
+            let kind = Kind::Slow {
+                measure,
+                subject,
+                half: slow.half,
+                before: slow.before,
+            };
+            findings.push(Finding::new(kind, Some(slow.since)));
+        }
+    }
+    Ok(())
+}
+
+/// A short time: `80 ms`, `5.0 s`.
+pub(super) fn within(seconds: f64) -> String {
+    if seconds < 1.0 {
+        format!("{:.0} ms", seconds * 1_000.0)
+    } else if seconds < 100.0 {
+        format!("{seconds:.1} s")
+    } else {
+        format!("{:.0} min", seconds / 60.0)
+    }
+}
+
+/// What is measured, in words.
+pub(super) fn took_of(measure: Measure, subject: &str) -> String {
+    match measure {
+        Measure::Answered => "answers to orders are slow".to_owned(),
+        Measure::Bought => format!("purchases at {subject} are slow, since their orders"),
+        Measure::Ready => format!("eSIMs of {subject} are slow, since their orders"),
+        Measure::Call => format!("calls to {subject} are slow"),
+        Measure::Attempt => "webhook requests are slow".to_owned(),
+        Measure::Delivered => "deliveries are slow, since their orders".to_owned(),
+        // These are counts, and have no duration.
+        Measure::Refused | Measure::Failed | Measure::Parked | Measure::Exhausted => {
+            format!("{} are slow", measure.as_str())
+        }
+    }
+}
+
+/// Within how many seconds half of what ended in this time did, if it was enough.
+fn half(count: &Count) -> Option<f64> {
+    count.within(0.5).filter(|_| count.n >= ENOUGH)
+}
+
+/// The start of the window of a time.
+fn window(at: OffsetDateTime) -> OffsetDateTime {
+    let into = at.unix_timestamp().rem_euclid(WINDOW);
+    at - time::Duration::seconds(into)
+}
+
+fn judge(hours: &Times, minutes: &Times, now: OffsetDateTime) -> Option<Slow> {
+    let this_hour = now - time::Duration::hours(1);
+    let mut usual: Vec<f64> = hours
+        .range(..this_hour)
+        .filter_map(|(_, count)| half(count))
+        .collect();
+    if usual.len() < USUAL {
+        return None;
+    }
+    usual.sort_by(f64::total_cmp);
+    let before = usual[(usual.len() - 1) / 2];
+    let is_slow = |half: f64| half >= LEAST && half >= TIMES * before;
+    let newest = window(now) - time::Duration::seconds(WINDOW);
+    let mut present = Count::default();
+    for count in minutes.range(newest..).map(|(_, count)| count) {
+        present.merge(count);
+    }
+    let present = half(&present).filter(|half| is_slow(*half))?;
+    let mut windows: BTreeMap<OffsetDateTime, Count> = BTreeMap::new();
+    for (at, count) in minutes {
+        windows.entry(window(*at)).or_default().merge(count);
+    }
+    let mut since = newest;
+    for (at, count) in windows.range(..newest).rev() {
+        match half(count) {
+            Some(half) if !is_slow(half) => {
+                return Some(Slow {
+                    half: present,
+                    before,
+                    since,
+                });
+            }
+            Some(_) => since = *at,
+            None => {}
+        }
+    }
+    // It has been slow for longer than the minutes go back.
+    for (at, count) in hours.range(..since).rev() {
+        match half(count) {
+            Some(half) if !is_slow(half) => break,
+            Some(_) => since = *at,
+            None => {}
+        }
+    }
+    Some(Slow {
+        half: present,
+        before,
+        since,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use time::macros::datetime;
+
+    use super::*;
+
+    const NOW: OffsetDateTime = datetime!(2026-01-29 18:07:30 UTC);
+
+    /// Twenty events of this many milliseconds.
+    fn events(milliseconds: u64) -> Count {
+        let mut count = Count::default();
+        for _ in 0..20 {
+            count.note(Some(Duration::from_millis(milliseconds)), false);
+        }
+        count
+    }
+
+    /// Each hour of a day and each minute of the last hour, as fast as this says of each time.
+    fn day(took: impl Fn(OffsetDateTime) -> u64) -> (Times, Times) {
+        let hour = NOW.replace_minute(0).unwrap().replace_second(0).unwrap();
+        let hours = (0..24).map(|back| hour - time::Duration::hours(back));
+        let minute = NOW.replace_second(0).unwrap();
+        let minutes = (0..60).map(|back| minute - time::Duration::minutes(back));
+        (
+            hours.map(|at| (at, events(took(at)))).collect(),
+            minutes.map(|at| (at, events(took(at)))).collect(),
+        )
+    }
+
+    #[test]
+    fn what_has_been_slow_since_noon_is_told_so() {
+        let noon = datetime!(2026-01-29 12:00 UTC);
+        let (hours, minutes) = day(|at| if at < noon { 80 } else { 5_000 });
+        let slow = judge(&hours, &minutes, NOW).unwrap();
+        assert_eq!(slow.since, noon);
+        assert!(slow.before < 0.1 && slow.half > 2.0, "{slow:?}");
+    }
+
+    #[test]
+    fn what_is_slow_since_some_minutes_is_found_and_what_was_slow_is_not() {
+        let fault = datetime!(2026-01-29 17:40 UTC);
+        let (hours, minutes) = day(|at| if at < fault { 80 } else { 5_000 });
+        assert_eq!(judge(&hours, &minutes, NOW).unwrap().since, fault);
+        let mended = datetime!(2026-01-29 17:55 UTC);
+        let (hours, minutes) = day(|at| {
+            if (fault..mended).contains(&at) {
+                5_000
+            } else {
+                80
+            }
+        });
+        assert_eq!(judge(&hours, &minutes, NOW), None);
+    }
+
+    #[test]
+    fn what_is_always_slow_or_happens_seldom_is_not_found() {
+        let (hours, minutes) = day(|_| 5_000);
+        assert_eq!(judge(&hours, &minutes, NOW), None);
+        let (_, minutes) = day(|_| 5_000);
+        let (hours, _) = day(|_| 80);
+        let few = hours.into_iter().rev().take(2).collect();
+        assert_eq!(judge(&few, &minutes, NOW), None, "no usual time is known");
+        let (hours, minutes) = day(|at| if at < NOW - WINDOW_TWICE { 80 } else { 240 });
+        assert_eq!(judge(&hours, &minutes, NOW), None, "240 ms is not slow");
+    }
+
+    const WINDOW_TWICE: time::Duration = time::Duration::seconds(2 * WINDOW);
+}

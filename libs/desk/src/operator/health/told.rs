@@ -1,0 +1,569 @@
+//! What people are told of a finding: what it is, who feels it, what to do, and where to read on.
+//! Nothing decides by these sentences.
+
+use std::borrow::Cow;
+
+use serde::Serialize;
+use store::figures::Measure;
+use time::OffsetDateTime;
+
+use super::{
+    finding::{Environment, Finding, Kind, Severity},
+    phrases::{named, times, wait, whose},
+    slow::{took_of, within},
+    stages::Stage,
+    waiting::SANDBOX,
+};
+use crate::operator::{
+    story::minute,
+    words::{counted, noun},
+};
+
+/// A finding in sentences.
+#[derive(Clone, Debug, Serialize)]
+pub struct Told {
+    pub severity: Severity,
+    /// Whether somebody has to do something. Otherwise it ends by itself.
+    pub needs_person: bool,
+    pub what: String,
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub since: Option<OffsetDateTime>,
+    /// The effect on partners.
+    pub felt: Cow<'static, str>,
+    /// What to do.
+    #[serde(rename = "do")]
+    pub remedy: Cow<'static, str>,
+    /// The command that ends it, once the cause is gone or known, or that shows the cause.
+    pub command: Option<String>,
+    /// The section of the runbook.
+    pub see: String,
+    /// The alert that fires for it.
+    pub alert: Option<&'static str>,
+}
+
+impl Finding {
+    /// The finding in sentences.
+    pub fn told(&self) -> Told {
+        Told {
+            severity: self.severity(),
+            needs_person: self.needs_person(),
+            what: self.kind.what(),
+            since: self.since,
+            felt: self.kind.felt(),
+            remedy: self.kind.remedy(),
+            command: self.kind.command(),
+            see: self.kind.see(),
+            alert: self.kind.alert(),
+        }
+    }
+}
+
+/// How long something has lasted, in its largest units: `12 s`, `3 min`, `2 h 5 min`, `3 d 4 h`.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a cast from a float saturates"
+)]
+pub fn lasted(seconds: f64) -> String {
+    match seconds.max(0.0) as u64 {
+        seconds @ ..100 => format!("{seconds} s"),
+        seconds @ 100..3_600 => format!("{} min", seconds / 60),
+        seconds @ 3_600..86_400 => format!("{} h {} min", seconds / 3_600, seconds / 60 % 60),
+        seconds => format!("{} d {} h", seconds / 86_400, seconds / 3_600 % 24),
+    }
+}
+
+fn of_seconds(seconds: u64) -> String {
+    u32::try_from(seconds).map_or_else(|_| "136 years".to_owned(), |seconds| lasted(seconds.into()))
+}
+
+fn what_waits(stage: Stage, waiting: u64, oldest: f64) -> String {
+    let (one, several) = match stage {
+        Stage::Ingress => return String::new(),
+        Stage::Provisioner => ("purchase or look-up", "purchases and look-ups"),
+        Stage::Notifier => ("webhook", "webhooks"),
+    };
+    if waiting == 0 {
+        return "; nothing waits for it yet".to_owned();
+    }
+    format!(
+        "; {} {} for it, the oldest for {}",
+        times(waiting, one, several),
+        noun(waiting, "waits", "wait"),
+        lasted(oldest)
+    )
+}
+
+impl Kind {
+    /// What it is, without since when.
+    #[expect(
+        clippy::too_many_lines,
+        reason = "one match, so that a kind without a sentence does not compile"
+    )]
+    pub fn what(&self) -> String {
+        match self {
+            Self::StageDead {
+                stage,
+                waiting,
+                oldest,
+            } => format!(
+                "{}: no process has committed for ten seconds{}",
+                stage.as_str(),
+                what_waits(*stage, *waiting, *oldest)
+            ),
+            Self::DatabaseDown { why } => format!("PostgreSQL takes no work of this program: {why}"),
+            Self::CommitsLost { providers, told } => format!(
+                "PostgreSQL has lost commits, so nothing is bought from {}: {}",
+                named(providers),
+                told.as_deref().unwrap_or("no reason is recorded")
+            ),
+            Self::OnStandby => "DATABASE_URL leads to a standby, which takes no orders".into(),
+            Self::NotDurable { settings } => {
+                let settings: Vec<&str> = settings.iter().map(|one| (*one).into()).collect();
+                format!(
+                    "a crash of the server loses answered orders, because it is off: {}",
+                    settings.join(", ")
+                )
+            }
+            Self::StandbyMissing => {
+                "synchronous_standby_names names a standby, but none streams, so commits wait".into()
+            }
+            Self::ClockOff { of, ahead } => {
+                let of = of.owner();
+                let side = if *ahead > 0.0 { "ahead of" } else { "behind" };
+                format!("the clock of {of} is {:.0} s {side} this machine's", ahead.abs())
+            }
+            Self::Wraparound { age } => format!(
+                "the oldest row is {age} transactions old; PostgreSQL stops all writes near 2 billion"
+            ),
+            Self::ProcessesMissing {
+                stage,
+                missing,
+                running,
+            } => format!(
+                "{}: {running} of {} processes run",
+                stage.as_str(),
+                running.saturating_add(*missing)
+            ),
+            Self::Unserved { providers } => format!(
+                "options name {}, which no provisioner has ever served",
+                named(providers)
+            ),
+            Self::PurchasesLate {
+                provider,
+                waiting,
+                oldest,
+                breaker_open,
+            } => format!(
+                "{provider}: {waiting} are due{}, the oldest for {}",
+                if *breaker_open {
+                    " while its breaker is open"
+                } else {
+                    ""
+                },
+                lasted(*oldest)
+            ),
+            Self::WebhooksLate {
+                environment,
+                waiting,
+                oldest,
+            } => {
+                let partners = match environment {
+                    Environment::Live => "live",
+                    Environment::Sandbox => "sandbox",
+                };
+                format!(
+                    "{waiting} webhooks are due; the oldest to {partners} partners for {}",
+                    lasted(*oldest)
+                )
+            }
+            Self::Slow {
+                measure,
+                subject,
+                half,
+                before,
+            } => format!(
+                "{}: half of them take {} or more now, and {} before",
+                took_of(*measure, subject),
+                within(*half),
+                within(*before)
+            ),
+            Self::Parked {
+                provider,
+                reason,
+                purchases,
+                unread,
+            } => {
+                let reason = reason.as_deref().unwrap_or("no reason is recorded");
+                let elsewhere = purchases.iter().flat_map(|one| one.elsewhere.iter().cloned());
+                let mut elsewhere: Vec<String> = elsewhere.collect();
+                elsewhere.sort_unstable();
+                elsewhere.dedup();
+                let elsewhere = if elsewhere.is_empty() {
+                    String::new()
+                } else {
+                    format!(" (look it up at {}, too)", named(&elsewhere))
+                };
+                match &purchases[..] {
+                    [] => format!(
+                        "{} at {provider} {} parked and not listed here",
+                        times(*unread, "placement", "placements"),
+                        noun(*unread, "is", "are")
+                    ),
+                    [one] => format!(
+                        "placement {} of order {} at {provider} is parked: {reason}{elsewhere}",
+                        one.placement_id, one.external_order_id
+                    ),
+                    several => format!(
+                        "{} placements at {provider} are parked: {reason}{elsewhere}",
+                        several.len()
+                    ),
+                }
+            }
+            Self::GiveBacksParked {
+                provider,
+                give_backs,
+            } => match &give_backs[..] {
+                [one] => format!(
+                    "the give-back of topup {} to {provider} is parked. Look there for the unit {}; the last answer was: {}",
+                    one.topup_id,
+                    one.provider_unit_id.as_deref().unwrap_or("not known"),
+                    one.message.as_deref().unwrap_or("no reason is recorded")
+                ),
+                several => format!("{} give-backs to {provider} are parked", several.len()),
+            },
+            Self::Exhausted { endpoint } => format!(
+                "{} to {} {} used up {} retries",
+                counted(endpoint.exhausted, "webhook", "webhooks"),
+                whose(endpoint),
+                noun(endpoint.exhausted, "has", "have"),
+                noun(endpoint.exhausted, "its", "their")
+            ),
+            Self::Paused { endpoint } if endpoint.paused_by_partner => format!(
+                "the partner has paused {} itself, and {}",
+                whose(endpoint),
+                wait(endpoint)
+            ),
+            Self::Paused { endpoint } => format!(
+                "an operator has paused {}, and {}",
+                whose(endpoint),
+                wait(endpoint)
+            ),
+            Self::BreakerOpen { breaker } if breaker.opened_by_operator() => format!(
+                "an operator has opened the breaker of {}{}: {}",
+                breaker.name,
+                breaker
+                    .open_until
+                    .map(|until| format!(" until {}", minute(until)))
+                    .unwrap_or_default(),
+                breaker.reason.as_deref().unwrap_or("no reason is recorded")
+            ),
+            Self::BreakerOpen { breaker } => format!(
+                "the breaker of {} is {}: {}",
+                breaker.name,
+                breaker.state.as_str().replace('_', " "),
+                breaker.reason.as_deref().unwrap_or("no reason is recorded")
+            ),
+            Self::LanesHeldBack { provider, lanes } => {
+                let names: Vec<String> = lanes.iter().map(|one| one.lane.clone()).collect();
+                format!(
+                    "{provider}: purchases of {} are held back: {}",
+                    named(&names),
+                    lanes.first().map_or("", |one| one.reason.as_str())
+                )
+            }
+            Self::Blocked { endpoint } => format!(
+                "{} is blocked after {} in a row, and {}",
+                whose(endpoint),
+                counted(endpoint.failures.into(), "failure", "failures"),
+                wait(endpoint)
+            ),
+            Self::ConnectionsFew { used, most } => {
+                format!("{used} of {most} connections are in use")
+            }
+            Self::StandbyLags { seconds } => format!("a standby is {} behind", of_seconds(*seconds)),
+            Self::LongTransaction { seconds } => {
+                format!("a transaction has been open for {}", of_seconds(*seconds))
+            }
+            Self::NotArchived => {
+                "WAL is not archived, so a restore loses everything since the last base backup".into()
+            }
+            Self::ArchiveLags { seconds } => {
+                format!("WAL has not been archived for {}", of_seconds(*seconds))
+            }
+            Self::RetentionBehind { seconds } => {
+                format!("rows have been past their term for {}", of_seconds(*seconds))
+            }
+            Self::NotSynchronous => {
+                "commits wait for no standby, although REQUIRE_SYNCHRONOUS is set, so no stage works".into()
+            }
+            Self::NatsDown { why } => why.clone(),
+            Self::StreamMissing { stream } => format!("{stream} does not exist"),
+            Self::ReplicasMissing { stream, on } => {
+                format!("{stream} lacks its copies on {}", named(on))
+            }
+            Self::ConsumerMissing { stream } => format!(
+                "nobody takes the messages of {stream}, so work begins seconds later than it could"
+            ),
+            Self::DeadMessages { stream, messages } => {
+                format!("{stream} holds {messages} messages that a stage could not read")
+            }
+            Self::BackupOld { hours: None } => "no file tells of a base backup".into(),
+            Self::BackupOld { hours: Some(hours) } => {
+                format!("the last base backup is {hours} hours old")
+            }
+            Self::DrillOld { days: None } => "no file tells of a restore that was tried".into(),
+            Self::DrillOld { days: Some(days) } => {
+                format!("the last restore was tried {days} days ago")
+            }
+            Self::DiskFilling { volume, percent } => {
+                format!("{percent:.0} % of {volume} are free")
+            }
+        }
+    }
+
+    /// Who feels it, and how.
+    pub fn felt(&self) -> Cow<'static, str> {
+        Cow::Borrowed(match self {
+            Self::StageDead { stage, .. } => match stage {
+                Stage::Ingress => "No partner can order: requests get no response.",
+                Stage::Provisioner => "Orders are accepted and wait. Nothing is bought.",
+                Stage::Notifier => "Orders are bought. No partner gets a webhook.",
+            },
+            Self::DatabaseDown { .. } => {
+                "If all processes see it, no partner can order: orders get a 500."
+            }
+            Self::CommitsLost { .. } => "Orders are accepted and wait. Nothing is bought.",
+            Self::OnStandby => "No partner can order.",
+            Self::NotDurable { .. } => "Nobody now. A crash would lose orders that were answered.",
+            Self::StandbyMissing | Self::NotSynchronous => {
+                "No partner can order: commits wait, and orders get a 5xx."
+            }
+            Self::ClockOff { .. } => {
+                "Partners sign the time of their requests: from five minutes on, orders get a 401."
+            }
+            Self::Wraparound { .. } => "Nobody yet. At 2.1 billion, every order gets a 500.",
+            Self::ProcessesMissing { .. } => "Nobody, as long as the others carry the load.",
+            Self::Unserved { .. } => "Orders of these options are accepted and wait for ever.",
+            Self::PurchasesLate { provider, .. } if provider == SANDBOX => {
+                "Sandbox partners wait for their test eSIMs."
+            }
+            Self::PurchasesLate { .. } => "Customers of partners wait for their eSIMs.",
+            Self::WebhooksLate { environment, .. } => match environment {
+                Environment::Live => "Customers of partners wait for their eSIMs.",
+                Environment::Sandbox => "Sandbox partners wait for their webhooks.",
+            },
+            Self::Slow { .. } => "Partners and their customers wait longer than they are used to.",
+            Self::Parked { .. } => "The customers of these orders wait for their eSIMs.",
+            Self::GiveBacksParked { .. } => "Partners wait for the answer to their give-backs.",
+            Self::Exhausted { .. } => "The partner does not know of these eSIMs, unless it asks.",
+            Self::Paused { .. } | Self::Blocked { .. } => {
+                "This partner gets no webhooks there. No retry is used up."
+            }
+            Self::BreakerOpen { .. } => "Orders for it are accepted and wait. Nothing is lost.",
+            Self::LanesHeldBack { .. } => "Orders of these products wait. Others are not affected.",
+            Self::ConnectionsFew { .. } => "Nobody yet. Without connections, orders get a 500.",
+            Self::StandbyLags { .. } => "Nobody. A failover would have to wait for it.",
+            Self::LongTransaction { .. } => "Nobody yet. Tables grow, and migrations wait.",
+            Self::NotArchived | Self::ArchiveLags { .. } => {
+                "Nobody now. A restore would lose the changes since then."
+            }
+            Self::RetentionBehind { .. } => "Nobody. Data is kept for longer than was promised.",
+            Self::NatsDown { .. }
+            | Self::StreamMissing { .. }
+            | Self::ConsumerMissing { .. }
+            | Self::DeadMessages { .. } => {
+                "Orders go on, some seconds later: the stages find their work in PostgreSQL."
+            }
+            Self::ReplicasMissing { .. } => {
+                "Nobody. Without a majority, work begins seconds later."
+            }
+            Self::BackupOld { .. } | Self::DrillOld { .. } => {
+                "Nobody now. A restore may take long, or fail."
+            }
+            Self::DiskFilling { .. } => "Nobody yet. On a full disk, every order gets a 500.",
+        })
+    }
+
+    /// What to do.
+    #[expect(
+        clippy::too_many_lines,
+        reason = "one match, so that a kind without a remedy does not compile"
+    )]
+    pub fn remedy(&self) -> Cow<'static, str> {
+        Cow::Borrowed(match self {
+            Self::StageDead { .. } => {
+                "ask it why it is not ready; if nothing answers it is dead or hangs: end it, start it again, and read its log"
+            }
+            Self::DatabaseDown { .. } => {
+                "see whether the server is up and its disk has room; this program tries again by itself"
+            }
+            Self::CommitsLost { .. } => {
+                "compare with the providers first; closing a breaker before could buy again what was forgotten"
+            }
+            Self::OnStandby => "point DATABASE_URL, or the proxy that it names, at the primary",
+            Self::NotDurable { .. } => "turn it on and restart PostgreSQL",
+            Self::StandbyMissing => {
+                "start the standby; only if it is lost for good, empty synchronous_standby_names"
+            }
+            Self::ClockOff { .. } => {
+                "synchronise the clocks of all machines (NTP); no stage starts at a difference of 30 s"
+            }
+            Self::Wraparound { .. } => "find what holds vacuum back",
+            Self::ProcessesMissing { .. } => {
+                "see why it died, and start it again; after an hour it is no longer missed"
+            }
+            Self::Unserved { .. } => {
+                "add it to PROVIDERS of ingress and provisioner, or import the options without it"
+            }
+            Self::PurchasesLate { breaker_open, .. } => {
+                if *breaker_open {
+                    "call the provider; its breaker closes by itself when it responds"
+                } else {
+                    "see whether a provisioner serves it, and how long its calls take"
+                }
+            }
+            Self::WebhooksLate { .. } => "see whether notifiers run and can reach the internet",
+            Self::Slow { measure, .. } => match measure {
+                Measure::Answered => {
+                    "see whether purchases are slow, too; otherwise look at PostgreSQL, its disk and its standby"
+                }
+                Measure::Attempt => "see which endpoints respond slowly, in `esimctl status`",
+                _ => {
+                    "see in `esimctl status` which stage is slow since then: the calls to a provider, or the webhooks; ask the provider"
+                }
+            },
+            Self::Parked { .. } => "look each one up at the provider, then say what became of it",
+            Self::GiveBacksParked { .. } => {
+                "look each unit up at the provider, then say what became of it"
+            }
+            Self::Exhausted { .. } => "when the endpoint works again, send them again",
+            Self::Paused { endpoint } if endpoint.paused_by_partner => {
+                "nothing: the partner ends it; ask the partner before you resume it"
+            }
+            Self::Paused { .. } => "when it may have webhooks again, resume it",
+            Self::BreakerOpen { breaker } if breaker.opened_by_operator() => {
+                "nothing: at that time it tests itself, with the next order that waits, and closes when the provider responds; close it to buy there sooner"
+            }
+            Self::BreakerOpen { breaker } => {
+                return Cow::Owned(match breaker.open_until {
+                    Some(until) => format!(
+                        "nothing: it tests itself from {} on, with the next order that waits, and closes when the provider responds; only if it denies our account, set its keys right",
+                        minute(until)
+                    ),
+                    None => {
+                        "nothing: it tests itself, and closes when the provider responds".to_owned()
+                    }
+                });
+            }
+            Self::LanesHeldBack { .. } => {
+                "nothing: look-ups settle what is unknown, and the lane opens by itself"
+            }
+            Self::Blocked { endpoint } => {
+                return Cow::Owned(match endpoint.blocked_until {
+                    Some(until) if until > endpoint.read_at => format!(
+                        "nothing: its next test is at {}, and the block ends when it succeeds; tell the partner",
+                        minute(until)
+                    ),
+                    _ => "nothing: its next test is due now or under way, and the block ends when it succeeds; tell the partner"
+                        .to_owned(),
+                });
+            }
+            Self::ConnectionsFew { .. } => "lower DATABASE_CONNECTIONS, or raise max_connections",
+            Self::StandbyLags { .. } => "see the load of the standby and the network to it",
+            Self::LongTransaction { .. } => "find its session and end it",
+            Self::NotArchived => {
+                "set archive_mode and archive_command, or use the operator's plug-in"
+            }
+            Self::ArchiveLags { .. } => {
+                "see the log of the archiver; the disk fills until it works"
+            }
+            Self::RetentionBehind { .. } => "see whether a notifier runs, which erases them",
+            Self::NotSynchronous => {
+                "connect a synchronous standby and name it in synchronous_standby_names"
+            }
+            Self::NatsDown { .. } => "start it, or correct NATS_URL and NATS_CA_FILE",
+            Self::StreamMissing { .. } => {
+                "start the stages, which create it; if STREAM_PREFIX is set for them, set it here, too"
+            }
+            Self::ReplicasMissing { .. } => {
+                "start these servers, or wait until they have caught up"
+            }
+            Self::ConsumerMissing { .. } => "start the stage that takes them",
+            Self::DeadMessages { .. } => "look at them and delete them",
+            Self::BackupOld { .. } => "see why the daily backup failed, and make one now",
+            Self::DrillOld { .. } => "run deploy/drill",
+            Self::DiskFilling { .. } => {
+                "look for WAL that is kept for a slot or for the archive, or enlarge the volume"
+            }
+        })
+    }
+
+    /// The command that ends it, or that shows why it is so.
+    pub fn command(&self) -> Option<String> {
+        match self {
+            Self::StageDead { stage, .. } => Some(format!(
+                "curl -sS -m 5 \"${}_ADMIN_URL/readyz\"",
+                stage.as_str().to_uppercase()
+            )),
+            Self::BreakerOpen { breaker } if breaker.opened_by_operator() => {
+                Some(format!("esimctl provider close {}", breaker.name))
+            }
+            Self::CommitsLost { .. } => Some("esimctl recover".to_owned()),
+            Self::Parked { purchases, .. } => {
+                let id = match &purchases[..] {
+                    [one] => one.placement_id.to_string(),
+                    _ => "ID".to_owned(),
+                };
+                Some(format!(
+                    "esimctl placement resolve {id} --bought|--not-bought|--retry --reason TEXT"
+                ))
+            }
+            Self::GiveBacksParked { give_backs, .. } => {
+                let id = match &give_backs[..] {
+                    [one] => one.topup_id.as_str(),
+                    _ => "TOPUP_ID",
+                };
+                Some(format!(
+                    "esimctl give-back resolve {id} --returned|--not-returned --reason TEXT"
+                ))
+            }
+            Self::Exhausted { endpoint } => Some(format!(
+                "esimctl resend start --partner {} --since 48h --reason TEXT",
+                endpoint.partner_id
+            )),
+            Self::Paused { endpoint } => {
+                Some(format!("esimctl endpoint resume {}", endpoint.endpoint_id))
+            }
+            Self::DatabaseDown { .. }
+            | Self::OnStandby
+            | Self::NotDurable { .. }
+            | Self::StandbyMissing
+            | Self::ClockOff { .. }
+            | Self::Wraparound { .. }
+            | Self::ProcessesMissing { .. }
+            | Self::Unserved { .. }
+            | Self::PurchasesLate { .. }
+            | Self::WebhooksLate { .. }
+            | Self::Slow { .. }
+            | Self::BreakerOpen { .. }
+            | Self::LanesHeldBack { .. }
+            | Self::Blocked { .. }
+            | Self::ConnectionsFew { .. }
+            | Self::StandbyLags { .. }
+            | Self::LongTransaction { .. }
+            | Self::NotArchived
+            | Self::ArchiveLags { .. }
+            | Self::RetentionBehind { .. }
+            | Self::NotSynchronous
+            | Self::NatsDown { .. }
+            | Self::StreamMissing { .. }
+            | Self::ReplicasMissing { .. }
+            | Self::ConsumerMissing { .. }
+            | Self::DeadMessages { .. }
+            | Self::BackupOld { .. }
+            | Self::DrillOld { .. }
+            | Self::DiskFilling { .. } => None,
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! The list of orders as operators filter it: by partner, state, option, provider and time.
+//!
+//! Neither the state of an order nor its options and providers have an index, which would cost each order
+//! a write. So orders are read in the order of their ids, newest first, in looks of a bounded number of
+//! rows, and filtered here. A list that ends before its limit names the order at which it goes on, so that
+//! nobody takes a part for the whole.
+
+use domain::{OptionId, OrderId, PartnerId};
+use pg::Result;
+use serde::Serialize;
+use sqlx::PgConnection;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use crate::self_service::{OrderHead, OrderState, Units, first_id};
+
+/// The number of orders of one look.
+const LOOK: i64 = 1_000;
+/// The maximum number of looks of one list.
+const LOOKS: usize = 20;
+/// The id of an order is made shortly before PostgreSQL sets its time by another clock.
+const SKEW: time::Duration = time::Duration::minutes(5);
+
+/// Which orders to list; `None` matches all.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Filter<'a> {
+    pub partner_id: Option<PartnerId>,
+    pub state: Option<OrderState>,
+    /// Only orders with a unit of this option.
+    pub option_id: Option<OptionId>,
+    /// Only orders with a placement at this provider.
+    pub provider: Option<&'a str>,
+    /// The start of the range of the time of acceptance, inclusive.
+    pub since: Option<OffsetDateTime>,
+    /// The end of that range, exclusive.
+    pub until: Option<OffsetDateTime>,
+}
+
+/// An order of the list.
+#[derive(Clone, Debug, Serialize)]
+pub struct Listed {
+    pub order_id: OrderId,
+    pub external_order_id: String,
+    pub partner_id: PartnerId,
+    /// The partner's name; `None` if the partner is erased.
+    pub partner: Option<String>,
+    pub state: OrderState,
+    #[serde(with = "time::serde::rfc3339")]
+    pub created_at: OffsetDateTime,
+    pub units: i64,
+    pub ready: i64,
+    pub failed: i64,
+    pub on_hold: i64,
+    pub providers: Vec<String>,
+    pub options: Vec<OptionId>,
+}
+
+/// A part of the list.
+#[derive(Clone, Debug, Serialize)]
+pub struct Page {
+    pub orders: Vec<Listed>,
+    /// The order before which the list goes on; `None` at its end.
+    pub next_cursor: Option<OrderId>,
+}
+
+/// One look: the orders of a range of ids, newest first. The condition says which index is used.
+macro_rules! look {
+    ($connection:expr, $condition:literal, $($argument:expr),+) => {
+        sqlx::query!(
+            r#"SELECT o.order_id, o.external_order_id, o.partner_id, a.name AS "partner?",
+                      o.refused_at IS NOT NULL AS "refused!", o.cancelled_at, o.created_at,
+                      units.total AS "total!", units.ready AS "ready!", units.returned AS "returned!",
+                      units.failed AS "failed!", units.on_hold AS "on_hold!", units.providers AS "providers?",
+                      units.options AS "options?"
+               FROM (SELECT * FROM orders WHERE "# + $condition + r#" ORDER BY order_id DESC LIMIT $3) o
+               LEFT JOIN partners a ON a.partner_id = o.partner_id
+               CROSS JOIN LATERAL (
+                   SELECT count(*) AS total, count(e.ready_at) - count(e.returned_at) AS ready,
+                          count(e.returned_at) AS returned,
+                          count(*) FILTER (WHERE t.state = 'failed' AND e.ready_at IS NULL) AS failed,
+                          count(*) FILTER (WHERE t.state = 'pending' AND p.state = 'parked' AND e.ready_at IS NULL)
+                              AS on_hold,
+                          array_agg(DISTINCT p.provider) AS providers, array_agg(DISTINCT t.option_id) AS options
+                   FROM placements p
+                   JOIN topups t ON t.placement_id = p.placement_id
+                   LEFT JOIN esims e ON e.topup_id = t.topup_id
+                   WHERE p.order_id = o.order_id
+               ) units
+               ORDER BY o.order_id DESC"#,
+            $($argument),+
+        )
+        .fetch_all($connection)
+        .await?
+        .into_iter()
+        .map(|row| {
+            let head = OrderHead {
+                order_id: row.order_id.into(),
+                external_order_id: row.external_order_id,
+                refused: row.refused,
+                cancelled_at: row.cancelled_at,
+                created_at: row.created_at,
+            };
+            let units = Units {
+                total: row.total,
+                ready: row.ready,
+                returned: row.returned,
+                failed: row.failed,
+                on_hold: row.on_hold,
+            };
+            Listed {
+                order_id: head.order_id,
+                partner_id: row.partner_id.into(),
+                partner: row.partner,
+                state: head.state(units),
+                created_at: head.created_at,
+                units: units.total,
+                ready: units.ready + units.returned,
+                failed: units.failed,
+                on_hold: units.on_hold,
+                providers: row.providers.unwrap_or_default(),
+                options: row.options.unwrap_or_default().into_iter().map(OptionId::from).collect(),
+                external_order_id: head.external_order_id,
+            }
+        })
+        .collect::<Vec<_>>()
+    };
+}
+
+impl Filter<'_> {
+    fn matches(&self, order: &Listed) -> bool {
+        self.state.is_none_or(|state| state == order.state)
+            && self
+                .option_id
+                .is_none_or(|option| order.options.contains(&option))
+            && self
+                .provider
+                .is_none_or(|provider| order.providers.iter().any(|one| one == provider))
+            && self.since.is_none_or(|since| order.created_at >= since)
+            && self.until.is_none_or(|until| order.created_at < until)
+    }
+}
+
+/// Lists at most `limit` orders that match, newest first, beginning behind the order `before`.
+pub async fn list(
+    connection: &mut PgConnection,
+    filter: &Filter<'_>,
+    before: Option<OrderId>,
+    limit: usize,
+) -> Result<Page> {
+    let oldest = filter
+        .since
+        .map_or(Uuid::nil(), |since| first_id(since - SKEW));
+    let newest = filter.until.map_or(Uuid::max(), first_id);
+    let mut before = before.map_or(newest, |before| before.uuid().min(newest));
+    let mut orders = Vec::new();
+    for _ in 0..LOOKS {
+        let read = match filter.partner_id {
+            Some(partner_id) => look!(
+                &mut *connection,
+                "partner_id = $4 AND (partner_id, order_id) < ($4, $1) AND (partner_id, order_id) >= ($4, $2)",
+                before,
+                oldest,
+                LOOK,
+                partner_id.uuid()
+            ),
+            None => look!(
+                &mut *connection,
+                "order_id < $1 AND order_id >= $2",
+                before,
+                oldest,
+                LOOK
+            ),
+        };
+        let is_last = read.len() < usize::try_from(LOOK).unwrap_or(usize::MAX);
+        for order in read {
+            before = order.order_id.uuid();
+            if filter.matches(&order) {
+                orders.push(order);
+            }
+            if orders.len() == limit {
+                let next_cursor = Some(before.into());
+                return Ok(Page {
+                    orders,
+                    next_cursor,
+                });
+            }
+        }
+        if is_last {
+            return Ok(Page {
+                orders,
+                next_cursor: None,
+            });
+        }
+    }
+    Ok(Page {
+        orders,
+        next_cursor: Some(before.into()),
+    })
+}

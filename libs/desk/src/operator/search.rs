@@ -1,0 +1,288 @@
+//! One search for everything that somebody who asks "where is this order" may have at hand.
+//!
+//! It takes seven kinds of ids and finds each by an index: an external order id, an order, placement or
+//! topup id, an ICCID (with blanks or dashes between its digits), the provider's number of a purchase or of
+//! a unit, and the id or access key of a partner. Ids of units are indexed together with their provider,
+//! so these look-ups go through all known providers. Refused requests are found by their external order id
+//! or request id, too. If no order has the id as it is, those are found whose order, placement or topup id
+//! or ICCID begins with it; and of the newest orders, those whose external order id does, because a prefix
+//! of that has no index, which each order would have to write. Partners are found by any part of their
+//! name, in upper or lower case.
+
+use accounts::refused::{self, Refused};
+use domain::Iccid;
+use pg::{Error, Result};
+use serde::Serialize;
+use sqlx::PgConnection;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+/// The most orders, and the most partners, that a search returns.
+pub const MOST: i64 = 20;
+
+/// What an order was found by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, strum::EnumString, strum::IntoStaticStr)]
+#[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
+pub enum By {
+    ExternalOrderId,
+    Order,
+    Placement,
+    Topup,
+    Iccid,
+    /// The provider's id of the purchase or of the unit.
+    Provider,
+}
+
+impl By {
+    /// The name, such as `external_order_id`.
+    pub fn as_str(self) -> &'static str {
+        self.into()
+    }
+}
+
+/// An order that was found.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct OrderHit {
+    pub order_id: Uuid,
+    pub external_order_id: String,
+    pub partner_id: Uuid,
+    /// The partner's name.
+    pub partner: Option<String>,
+    #[serde(with = "time::serde::rfc3339")]
+    pub created_at: OffsetDateTime,
+    pub by: By,
+}
+
+/// A partner that was found.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PartnerHit {
+    pub partner_id: Uuid,
+    pub name: String,
+    pub environment: String,
+}
+
+/// What was found.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Hits {
+    /// The newest first, at most [`MOST`].
+    pub orders: Vec<OrderHit>,
+    /// How many further orders match, counted up to some hundreds.
+    pub more_orders: i64,
+    /// At most [`MOST`]; a partner with exactly this name comes first.
+    pub partners: Vec<PartnerHit>,
+    pub more_partners: i64,
+    /// Refused requests with this external order id or request id, the newest first.
+    pub refused: Vec<Refused>,
+}
+
+impl Hits {
+    pub fn is_empty(&self) -> bool {
+        self.orders.is_empty() && self.partners.is_empty() && self.refused.is_empty()
+    }
+
+    /// How to go on if there is more than what is shown, in one sentence.
+    pub fn how_to_go_on(&self) -> Option<String> {
+        let orders = (self.more_orders > 0).then(|| {
+            format!(
+                "{} more orders: type more of the id, or use `esimctl order list --partner …`",
+                self.more_orders
+            )
+        });
+        let partners = (self.more_partners > 0).then(|| {
+            format!(
+                "{} more partners: type more of the name",
+                self.more_partners
+            )
+        });
+        let said: Vec<String> = orders.into_iter().chain(partners).collect();
+        (!said.is_empty()).then(|| format!("{}.", said.join(". ")))
+    }
+}
+
+/// Searches for an id, or for the beginning of one, or a part of a partner's name.
+pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Hits> {
+    let mut hits = whole(&mut *connection, id).await?;
+    if hits.orders.is_empty() && hits.refused.is_empty() {
+        (hits.orders, hits.more_orders) = beginning(connection, id.trim()).await?;
+    }
+    Ok(hits)
+}
+
+/// Searches for an id as a whole. If nothing has it as it is, blanks around it are left out, because an
+/// external order id may begin or end with one, and a copied id often does by accident.
+pub(crate) async fn whole(connection: &mut PgConnection, id: &str) -> Result<Hits> {
+    let hits = exactly(connection, id).await?;
+    let trimmed = id.trim();
+    if hits.is_empty() && trimmed != id {
+        return exactly(connection, trimmed).await;
+    }
+    Ok(hits)
+}
+
+/// The fewest characters of the beginning of an id. With fewer, nearly everything would match.
+const LEAST: usize = 4;
+/// The same of an access key, which begins with `ak_`.
+const LEAST_OF_A_KEY: i32 = 7;
+/// The most orders of one kind of id that are counted.
+const COUNTED: i64 = 200;
+/// The newest orders, of which those are found whose external order id begins with the text.
+const NEWEST: i64 = 20_000;
+
+/// The first and the last UUID that begin with this text; `None` if none does.
+fn range(text: &str) -> Option<(Uuid, Uuid)> {
+    let digits: String = text.chars().filter(|one| *one != '-').collect();
+    let fits = (LEAST..=32).contains(&digits.len());
+    let bound = |filling: &str| {
+        let filled = format!("{digits}{}", filling.repeat(32 - digits.len()));
+        Uuid::parse_str(&filled).ok()
+    };
+    if fits {
+        bound("0").zip(bound("f"))
+    } else {
+        None
+    }
+}
+
+/// The orders with an id that begins with this text, the newest first, and how many more there are.
+async fn beginning(connection: &mut PgConnection, text: &str) -> Result<(Vec<OrderHit>, i64)> {
+    if text.chars().count() < LEAST {
+        return Ok((Vec::new(), 0));
+    }
+    let range = range(text);
+    let digits = without_separators(text);
+    let is_number = digits.len() >= LEAST && digits.bytes().all(|one| one.is_ascii_digit());
+    // Nines sort behind all digits in every collation.
+    let number = is_number.then(|| (digits.clone(), format!("{digits:9<40}")));
+    let query = sqlx::query!(
+        r#"WITH found (order_id, by) AS (
+               (SELECT order_id, 'order' FROM orders WHERE order_id BETWEEN $1 AND $2 ORDER BY order_id DESC LIMIT $6)
+               UNION ALL (SELECT order_id, 'placement' FROM placements WHERE placement_id BETWEEN $1 AND $2
+                          ORDER BY placement_id DESC LIMIT $6)
+               UNION ALL (SELECT p.order_id, 'topup'
+                          FROM (SELECT topup_id, placement_id FROM topups WHERE topup_id BETWEEN $3 AND $4
+                                ORDER BY topup_id DESC LIMIT $6) t
+                          JOIN placements p ON p.placement_id = t.placement_id)
+               UNION ALL (SELECT p.order_id, 'iccid'
+                          FROM (SELECT topup_id FROM esims WHERE iccid BETWEEN $3 AND $4 ORDER BY iccid LIMIT $6) e
+                          JOIN topups t ON t.topup_id = e.topup_id
+                          JOIN placements p ON p.placement_id = t.placement_id)
+               UNION ALL (SELECT order_id, 'external_order_id'
+                          FROM (SELECT order_id, external_order_id FROM orders ORDER BY order_id DESC LIMIT $8) newest
+                          WHERE starts_with(external_order_id, $5) ORDER BY order_id DESC LIMIT $6)
+           )
+           SELECT o.order_id AS "order_id!", o.external_order_id AS "external_order_id!", o.partner_id AS "partner_id!",
+                  (SELECT name FROM partners a WHERE a.partner_id = o.partner_id) AS partner,
+                  o.created_at AS "created_at!", (SELECT min(by) FROM found WHERE found.order_id = o.order_id) AS "by!",
+                  count(*) OVER () AS "total!"
+           FROM orders o WHERE o.order_id = ANY (ARRAY (SELECT order_id FROM found))
+           ORDER BY o.order_id DESC LIMIT $7"#,
+        range.map(|(first, _)| first),
+        range.map(|(_, last)| last),
+        number.as_ref().map(|(first, _)| first.as_str()),
+        number.as_ref().map(|(_, last)| last.as_str()),
+        text,
+        COUNTED,
+        MOST,
+        NEWEST,
+    );
+    let mut orders = Vec::new();
+    let mut more = 0;
+    for row in query.fetch_all(connection).await? {
+        more = row.total - MOST;
+        let by = row.by.parse();
+        orders.push(OrderHit {
+            order_id: row.order_id,
+            external_order_id: row.external_order_id,
+            partner_id: row.partner_id,
+            partner: row.partner,
+            created_at: row.created_at,
+            by: by.map_err(|_| Error::Unreadable(format!("a hit by {:?}", row.by)))?,
+        });
+    }
+    Ok((orders, more.max(0)))
+}
+
+async fn exactly(connection: &mut PgConnection, id: &str) -> Result<Hits> {
+    let uuid: Option<Uuid> = id.parse().ok();
+    let iccid = Iccid::parse(&without_separators(id)).ok();
+    let query = sqlx::query!(
+        r#"WITH known (provider) AS MATERIALIZED (
+               SELECT name FROM providers UNION SELECT provider FROM options
+           ), found (order_id, by) AS (
+               SELECT order_id, 'order' FROM orders WHERE order_id = $1
+               UNION ALL SELECT order_id, 'placement' FROM placements WHERE placement_id = $1
+               UNION ALL SELECT p.order_id, 'topup' FROM topups t JOIN placements p ON p.placement_id = t.placement_id
+                         WHERE t.topup_id = $2
+               UNION ALL SELECT p.order_id, 'iccid'
+                         FROM esims e
+                         JOIN topups t ON t.topup_id = e.topup_id
+                         JOIN placements p ON p.placement_id = t.placement_id
+                         WHERE e.iccid = $3
+               UNION ALL SELECT p.order_id, 'provider'
+                         FROM known
+                         JOIN esims e ON e.provider = known.provider AND e.provider_unit_id = $2
+                         JOIN topups t ON t.topup_id = e.topup_id
+                         JOIN placements p ON p.placement_id = t.placement_id
+               UNION ALL (SELECT p.order_id, 'provider'
+                          FROM provider_references r JOIN placements p ON p.placement_id = r.placement_id
+                          WHERE r.reference = $2 ORDER BY r.placement_id DESC LIMIT $4)
+               UNION ALL (SELECT order_id, 'external_order_id' FROM orders WHERE external_order_id = $2
+                          ORDER BY order_id DESC LIMIT $4)
+           )
+           SELECT o.order_id AS "order_id!", o.external_order_id AS "external_order_id!", o.partner_id AS "partner_id!",
+                  (SELECT name FROM partners a WHERE a.partner_id = o.partner_id) AS partner,
+                  o.created_at AS "created_at!", (SELECT min(by) FROM found WHERE found.order_id = o.order_id) AS "by!"
+           FROM orders o WHERE o.order_id = ANY (ARRAY (SELECT order_id FROM found))
+           ORDER BY o.order_id DESC LIMIT $4"#,
+        uuid,
+        id,
+        iccid.as_ref().map(Iccid::as_str),
+        MOST,
+    );
+    let mut hits = Hits::default();
+    for row in query.fetch_all(&mut *connection).await? {
+        let by = row.by.parse();
+        hits.orders.push(OrderHit {
+            order_id: row.order_id,
+            external_order_id: row.external_order_id,
+            partner_id: row.partner_id,
+            partner: row.partner,
+            created_at: row.created_at,
+            by: by.map_err(|_| Error::Unreadable(format!("a hit by {:?}", row.by)))?,
+        });
+    }
+    // Partners are few, so their names have no index.
+    let query = sqlx::query!(
+        r#"SELECT partner_id, name, environment, count(*) OVER () AS "total!" FROM partners
+         WHERE partner_id = $1 OR partner_id BETWEEN $4 AND $5 OR access_key = $2 OR old_access_key = $2
+            OR (length($2) >= $6 AND starts_with(access_key, $2))
+            OR (length($2) >= 2 AND strpos(lower(name), lower($2)) > 0) OR lower(name) = lower($2)
+         ORDER BY lower(name) = lower($2) DESC, name, partner_id LIMIT $3"#,
+        uuid,
+        id,
+        MOST,
+        range(id).map(|(first, _)| first),
+        range(id).map(|(_, last)| last),
+        LEAST_OF_A_KEY,
+    );
+    for row in query.fetch_all(&mut *connection).await? {
+        hits.more_partners = (row.total - MOST).max(0);
+        hits.partners.push(PartnerHit {
+            partner_id: row.partner_id,
+            name: row.name,
+            environment: row.environment,
+        });
+    }
+    hits.refused = refused::find(connection, id).await?;
+    Ok(hits)
+}
+
+/// The text without spaces and dashes, which people and documents put between the digits of an
+/// ICCID so that it is easier to read. For example, `8981 0000-0000 0000 001` is pasted from a PDF.
+fn without_separators(id: &str) -> String {
+    let dash = |character| matches!(character, '-' | '\u{2010}'..='\u{2014}' | '\u{2212}');
+    id.chars()
+        .filter(|character| !character.is_whitespace() && !dash(*character))
+        .collect()
+}

@@ -1,0 +1,240 @@
+//! The moments of an order's story, and those of its purchases in words, for the page of an order and
+//! for `esimctl order show`.
+
+use domain::{Command, HistoryKind, Reason, Stored, Why};
+use serde::Serialize;
+use store::history::Was;
+use time::{OffsetDateTime, macros::format_description};
+use uuid::Uuid;
+
+/// What happened at a moment.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum What {
+    /// The order was stored.
+    Accepted,
+    /// The order was answered with 422.
+    Refused,
+    /// The partner cancelled the order.
+    Cancelled,
+    /// An attempt of purchase was recorded, right before it was sent. Only the last one is stored.
+    Attempted {
+        placement_id: Uuid,
+        provider: String,
+        attempt: i32,
+    },
+    /// A look-up found no purchase for the first time after that attempt.
+    NotFound { placement_id: Uuid },
+    /// The provider confirmed the purchase, or an operator found that it has it.
+    Placed {
+        placement_id: Uuid,
+        provider: String,
+        /// The operator who found that.
+        by: Option<String>,
+    },
+    /// A provider rejected the purchase, which then went to the next provider.
+    Rejected {
+        placement_id: Uuid,
+        provider: String,
+        reason: Reason,
+    },
+    /// Units of a placement failed for good.
+    Failed {
+        placement_id: Uuid,
+        units: usize,
+        reason: Why,
+        /// Whether `at` is the time of the failure. Otherwise it is that of the last attempt of the
+        /// purchase, because no other time is stored.
+        is_exact: bool,
+    },
+    /// An operator, or the partner itself, acted on the order or on a part of it.
+    Acted {
+        operator: String,
+        via: Option<String>,
+        command: Stored<Command>,
+        target: String,
+        reason: String,
+        /// Whether it found nothing to change.
+        changed_nothing: bool,
+    },
+    /// Something did not go straight, as it was noted then.
+    Noted {
+        /// `None` if it befell a provider or an endpoint for which the order waited.
+        placement_id: Option<Uuid>,
+        endpoint_id: Option<Uuid>,
+        kind: HistoryKind,
+        provider: Option<String>,
+        attempt: Option<i32>,
+        reason: Why,
+        /// What the placement was before an operator resolved it, and is since.
+        before: Option<Was>,
+        after: Option<Was>,
+    },
+    /// The placement waits for an operator.
+    Parked { placement_id: Uuid, reason: Why },
+    /// The profile of a unit was stored.
+    Ready { topup_id: String },
+    /// An attempt to send a webhook.
+    Webhook {
+        topup_id: Option<String>,
+        kind: String,
+        /// The further endpoint that it went to; `None` is the first endpoint.
+        endpoint_id: Option<Uuid>,
+        /// From 1.
+        attempt: i32,
+        duration_ms: i32,
+        /// The status of the response, if there was one.
+        status: Option<i32>,
+        /// The result in one word: `delivered`, `status_5xx`, `timeout`, …
+        class: String,
+    },
+    /// What is still to come: the next work of a placement or of a webhook.
+    Due {
+        placement_id: Option<Uuid>,
+        topup_id: Option<String>,
+    },
+    /// The order was erased.
+    Erased,
+}
+
+/// A moment of the timeline.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Moment {
+    #[serde(with = "time::serde::rfc3339")]
+    pub at: OffsetDateTime,
+    #[serde(flatten)]
+    pub what: What,
+}
+
+/// What happened to the purchase, to its provider or to an endpoint; `None` if the moment is about
+/// something else.
+pub fn told(what: &What) -> Option<String> {
+    Some(match what {
+        What::Attempted {
+            attempt, provider, ..
+        } => format!("attempt {attempt} of the purchase was sent to {provider}"),
+        What::Placed {
+            provider,
+            by: Some(by),
+            ..
+        } => format!("{by} found that {provider} has the purchase"),
+        What::Placed { provider, .. } => format!("{provider} confirmed the purchase"),
+        What::Rejected {
+            provider, reason, ..
+        } => format!(
+            "{provider} rejected the purchase, so the next provider is asked: {}",
+            reason.detail.as_deref().unwrap_or_default()
+        ),
+        What::NotFound { .. } => {
+            "a look-up did not find the purchase at the provider (believed once a later one agrees)"
+                .into()
+        }
+        What::Parked { reason, .. } => format!("parked: {}", because(reason)),
+        What::Failed {
+            units,
+            reason,
+            is_exact,
+            ..
+        } => {
+            let units = match units {
+                1 => "1 unit".to_owned(),
+                units => format!("{units} units"),
+            };
+            let when = if *is_exact {
+                ""
+            } else {
+                " (the time is that of the last attempt; that of the failure is not stored)"
+            };
+            format!("{units} failed: {}{when}", because(reason))
+        }
+        What::Noted {
+            kind,
+            provider,
+            endpoint_id,
+            attempt,
+            reason,
+            before,
+            after,
+            ..
+        } => {
+            let provider = provider.as_deref().unwrap_or("the provider");
+            let endpoint = endpoint_id.map_or_else(String::new, |id| format!(" {id}"));
+            let detail = reason.told();
+            let detail = detail.map_or_else(String::new, |reason| format!(": {reason}"));
+            let text = match kind {
+                HistoryKind::NotSent => format!("{provider} did not get the purchase{detail}"),
+                HistoryKind::Unknown => format!("{provider} gave no usable response{detail}"),
+                HistoryKind::NotFound => format!(
+                    "a look-up did not find the purchase at {provider} (believed once a later one agrees)"
+                ),
+                HistoryKind::Rejected | HistoryKind::Rerouted => {
+                    format!("{provider} rejected the purchase{detail}")
+                }
+                HistoryKind::Parked => format!("parked{detail}"),
+                HistoryKind::Disputed => {
+                    format!("parked, because it contradicts what is stored{detail}")
+                }
+                HistoryKind::Cleared => {
+                    format!("a late response of {provider} ended the wait for an operator")
+                }
+                HistoryKind::UnitFailed => format!("a unit failed{detail}"),
+                HistoryKind::Resolved => resolved(before.as_ref(), after.as_ref()),
+                HistoryKind::BreakerOpened => {
+                    format!("the breaker of {provider} opened, so its purchases waited")
+                }
+                HistoryKind::BreakerClosed => format!("the breaker of {provider} closed"),
+                HistoryKind::Blocked => {
+                    format!("the endpoint{endpoint} was blocked, so its webhooks waited")
+                }
+                HistoryKind::Unblocked => format!("the block of the endpoint{endpoint} ended"),
+            };
+            let attempt =
+                attempt.map_or_else(String::new, |attempt| format!("attempt {attempt}: "));
+            format!("{attempt}{text}")
+        }
+        What::Accepted
+        | What::Refused
+        | What::Cancelled
+        | What::Acted { .. }
+        | What::Ready { .. }
+        | What::Webhook { .. }
+        | What::Due { .. }
+        | What::Erased => return None,
+    })
+}
+
+fn because(reason: &Why) -> String {
+    let told = reason.told();
+    told.unwrap_or_else(|| "no reason is recorded".into())
+}
+
+/// What an operator changed. The texts are gone once the order is erased.
+fn resolved(before: Option<&Was>, after: Option<&Was>) -> String {
+    let (Some(before), Some(after)) = (before, after) else {
+        return "an operator resolved it".into();
+    };
+    let why: Why = before.reason.clone().into();
+    let confirmed = before.placed_at.map_or_else(String::new, |at| {
+        format!("; {} had confirmed it at {}", before.provider, minute(at))
+    });
+    format!(
+        "an operator resolved it: {} at {} instead of {} ({}){confirmed}",
+        after.state.as_str(),
+        after.provider,
+        before.state.as_str(),
+        because(&why),
+    )
+}
+
+/// Whether something of the purchase, of its provider or of an endpoint did not go straight.
+pub fn is_off_the_path(what: &What) -> bool {
+    let straight = matches!(what, What::Attempted { .. } | What::Placed { by: None, .. });
+    !straight && told(what).is_some()
+}
+
+/// A UTC time to the minute, such as `2025-01-29 12:34 UTC`.
+pub fn minute(at: OffsetDateTime) -> String {
+    let format = format_description!("[year]-[month]-[day] [hour]:[minute] UTC");
+    let at = at.to_offset(time::UtcOffset::UTC);
+    at.format(format).unwrap_or_else(|_| at.to_string())
+}

@@ -1,0 +1,48 @@
+//! How long each class of data is kept, as operators see and set it (`esimctl retention`). The
+//! notifier erases what is older; see [`crate::retention`].
+
+use pg::{
+    Result,
+    actions::{self, Mode},
+};
+use sqlx::{Connection, PgConnection};
+
+use crate::retention::Class;
+
+/// The term of a class.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Term {
+    pub class: String,
+    /// The number of days after which data of the class is erased. `None` keeps it for ever.
+    pub days: Option<i32>,
+}
+
+/// The terms of all classes.
+pub async fn list(connection: &mut PgConnection) -> Result<Vec<Term>> {
+    let classes = Class::ALL.map(Class::as_str);
+    let terms = sqlx::query_as!(
+        Term,
+        "SELECT name AS class, days FROM walks WHERE name = ANY ($1::text[]) ORDER BY name",
+        &classes as &[&str],
+    );
+    Ok(terms.fetch_all(connection).await?)
+}
+
+/// Sets the term of a class; `None` keeps its data for ever. If that changes the term, the walk of
+/// the class begins again, so that a shorter term also applies to data that the walk has passed.
+pub async fn set(
+    connection: &mut PgConnection,
+    class: Class,
+    days: Option<i32>,
+    mode: Mode<'_>,
+) -> Result<()> {
+    let mut transaction = connection.begin().await?;
+    let statement = sqlx::query!(
+        "UPDATE walks SET days = $2, after = '', up_to = '-infinity', began_at = now()
+         WHERE name = $1 AND days IS DISTINCT FROM $2",
+        class.as_str(),
+        days,
+    );
+    statement.execute(&mut *transaction).await?;
+    Ok(actions::finish(transaction, mode, 1).await?)
+}

@@ -1,0 +1,139 @@
+//! A partner's account: its keys and the options that it may order.
+
+use accounts::{options, partners::Rotated};
+use domain::{Environment, OptionId, PartnerId, product::Country};
+use pg::Result;
+use serde_json::{Map, Value};
+use sqlx::{Connection, PgConnection};
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use super::record_change;
+
+/// An option that a partner may order.
+#[derive(Clone, Debug)]
+pub struct OfferedOption {
+    pub option_id: OptionId,
+    pub name: String,
+    /// The operator's description; empty if it cannot be read.
+    pub details: Map<String, Value>,
+    /// The standard fields without what the option costs us; all are `None` if nothing is known.
+    pub countries: Option<Vec<String>>,
+    /// In MB; `None` if the data is unlimited or not known.
+    pub data_mb: Option<i32>,
+    pub unlimited: Option<bool>,
+    pub days: Option<i32>,
+}
+
+/// Which options a partner asks for. An option of which nothing is known matches no condition.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OptionFilter {
+    pub country: Option<Country>,
+    /// At least so much data, in MB. Unlimited data is always enough.
+    pub min_data_mb: Option<i32>,
+    pub unlimited: Option<bool>,
+    pub min_days: Option<i32>,
+    pub max_days: Option<i32>,
+}
+
+/// One page of the options that a partner of this environment may order.
+#[derive(Clone, Copy, Debug)]
+pub struct OptionPage<'a> {
+    pub environment: Environment,
+    /// The connected providers.
+    pub providers: &'a [String],
+    pub filter: OptionFilter,
+    /// The last option of the page before.
+    pub after: Option<OptionId>,
+    pub limit: i64,
+}
+
+/// The options of a page, by id. A live partner is offered the live options of the connected
+/// providers, and a sandbox partner all options, because it buys nothing real.
+pub async fn options(
+    connection: &mut PgConnection,
+    page: OptionPage<'_>,
+) -> Result<Vec<OfferedOption>> {
+    let filter = page.filter;
+    let country = filter.country.map(|country| country.to_string());
+    let rows = sqlx::query!(
+        r#"SELECT option_id, name, details::text AS "details!", countries, data_mb, unlimited, days FROM options
+         WHERE enabled AND option_id > $1 AND ($2 OR (environment = 'live' AND provider = ANY ($3)))
+           AND ($5::text IS NULL OR $5 = ANY (countries))
+           AND ($6::int IS NULL OR unlimited OR data_mb >= $6)
+           AND ($7::bool IS NULL OR unlimited = $7)
+           AND ($8::int IS NULL OR days >= $8)
+           AND ($9::int IS NULL OR days <= $9)
+         ORDER BY option_id LIMIT $4"#,
+        page.after.map_or(Uuid::nil(), OptionId::uuid),
+        page.environment == Environment::Sandbox,
+        page.providers,
+        page.limit,
+        country,
+        filter.min_data_mb,
+        filter.unlimited,
+        filter.min_days,
+        filter.max_days,
+    );
+    let offered = rows
+        .fetch_all(connection)
+        .await?
+        .into_iter()
+        .map(|row| OfferedOption {
+            option_id: row.option_id.into(),
+            name: row.name,
+            // The option can be ordered without its description, and the others are listed.
+            details: options::details(&row.details).unwrap_or_default(),
+            countries: row.countries,
+            data_mb: row.data_mb,
+            unlimited: row.unlimited,
+            days: row.days,
+        });
+    Ok(offered.collect())
+}
+
+/// A partner's account, without secrets.
+#[derive(Clone, Debug)]
+pub struct Account {
+    pub name: String,
+    /// `sandbox` or `live`.
+    pub environment: String,
+    pub access_key: String,
+    /// The access key before the last rotation, during the overlap.
+    pub old_access_key: Option<String>,
+    /// When the old keys end.
+    pub old_keys_until: Option<OffsetDateTime>,
+    pub created_at: OffsetDateTime,
+}
+
+pub async fn account(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+) -> Result<Option<Account>> {
+    let account = sqlx::query_as!(
+        Account,
+        r#"SELECT name, environment, access_key, created_at,
+                  CASE WHEN old_keys_until > now() THEN old_access_key END AS old_access_key,
+                  CASE WHEN old_keys_until > now() THEN old_keys_until END AS old_keys_until
+           FROM partners WHERE partner_id = $1"#,
+        partner_id.uuid(),
+    );
+    Ok(account.fetch_optional(connection).await?)
+}
+
+/// Performs a rotation (`rotate`) at the request of the partner, and records it as `command` in the
+/// same transaction. A refused rotation is not recorded.
+pub async fn rotate(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    command: domain::Command,
+    rotate: impl AsyncFnOnce(&mut PgConnection) -> Result<Rotated>,
+) -> Result<Rotated> {
+    let mut transaction = connection.begin().await?;
+    let rotated = rotate(&mut transaction).await?;
+    if rotated != Rotated::Refused {
+        record_change(&mut transaction, command, partner_id).await?;
+    }
+    transaction.commit().await?;
+    Ok(rotated)
+}

@@ -1,0 +1,363 @@
+//! The deliveries of a partner: those of its units one by one, all of them as a list, and the
+//! redelivery of one of them at its request. [`store::deliveries::resends`] sends many again.
+
+use std::time::Duration;
+
+use domain::{
+    DeliveryId, EndpointId, MaybeStored, PartnerId, Stored, TopupId, WebhookId,
+    standing::DeliveryState,
+};
+use pg::{
+    Result,
+    actions::{self, Action, Actor, Mode},
+    age, seconds,
+};
+use sqlx::{Connection, PgConnection};
+use store::deliveries::{
+    Position, View,
+    resends::Filter,
+    view,
+    walk::{Kinds, Matching, Order, Source, Walk},
+};
+use time::OffsetDateTime;
+
+use super::REASON;
+use crate::operator::deliveries::{self, AttemptView, Resendable, resendable};
+
+/// The maximum number of attempts of a delivery that are shown; older ones are left out.
+const MOST_ATTEMPTS: i64 = 100;
+/// The maximum number of deliveries to further endpoints that are shown for a unit. It is more than
+/// a partner can have at once, because some may have been deleted.
+const MOST_FURTHER: i64 = 30;
+
+/// The delivery of one of the partner's units.
+#[derive(Clone, Debug)]
+pub struct Delivery {
+    /// `None` before the unit is ready.
+    pub id: Option<DeliveryId>,
+    /// None before the unit is ready.
+    pub state: MaybeStored<DeliveryState>,
+    pub delivered_at: Option<OffsetDateTime>,
+    /// When the next attempt is due.
+    pub next_attempt_at: Option<OffsetDateTime>,
+    /// The newest attempts, in the order of time.
+    pub attempts: Vec<AttemptView>,
+    /// The deliveries of the same unit to further endpoints.
+    pub further: Vec<FurtherDelivery>,
+}
+
+/// The delivery of a unit to a further endpoint.
+#[derive(Clone, Debug)]
+pub struct FurtherDelivery {
+    pub id: DeliveryId,
+    pub endpoint_id: EndpointId,
+    pub state: Stored<DeliveryState>,
+    pub delivered_at: Option<OffsetDateTime>,
+    pub next_attempt_at: Option<OffsetDateTime>,
+    pub attempts: Vec<AttemptView>,
+}
+
+/// The delivery of a unit with its attempts, and those to further endpoints; `None` if the partner
+/// has no such unit. The next attempt is not made before a block of the endpoint ends, and a pause
+/// has no known end.
+pub async fn delivery(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    topup_id: &TopupId,
+) -> Result<Option<Delivery>> {
+    let query = sqlx::query!(
+        "SELECT u.delivery_id, u.delivery AS state, u.delivered_at,
+                (SELECT nullif(greatest(w.at, e.blocked_until), 'infinity')
+                 FROM work w LEFT JOIN partner_endpoints e ON e.endpoint_id = u.partner_id
+                 WHERE w.id = u.delivery_id) AS at
+         FROM partner_units u
+         WHERE u.topup_id = $2 AND u.partner_id = $1",
+        partner_id.uuid(),
+        topup_id.as_str(),
+    );
+    let Some(row) = query.fetch_optional(&mut *connection).await? else {
+        return Ok(None);
+    };
+    let id = row.delivery_id.map(DeliveryId::from);
+    let made = match id {
+        Some(id) => attempts(connection, id).await?,
+        None => Vec::new(),
+    };
+    Ok(Some(Delivery {
+        id,
+        state: row.state.into(),
+        delivered_at: row.delivered_at,
+        next_attempt_at: row.at,
+        attempts: made,
+        further: further(connection, topup_id).await?,
+    }))
+}
+
+/// The deliveries of a unit to further endpoints. The caller has checked whose unit it is.
+async fn further(
+    connection: &mut PgConnection,
+    topup_id: &TopupId,
+) -> Result<Vec<FurtherDelivery>> {
+    let query = sqlx::query!(
+        r#"SELECT d.delivery_id, d.endpoint_id AS "endpoint_id!", d.state, d.delivered_at,
+                  (SELECT nullif(greatest(w.at, e.blocked_until), 'infinity')
+                   FROM work w LEFT JOIN partner_endpoints e ON e.endpoint_id = d.endpoint_id
+                   WHERE w.id = d.delivery_id) AS at
+           FROM further_deliveries f JOIN deliveries d ON d.delivery_id = f.delivery_id
+           WHERE f.topup_id = $1 AND d.kind = 'topup.ready'
+           ORDER BY d.created_at, d.delivery_id LIMIT $2"#,
+        topup_id.as_str(),
+        MOST_FURTHER,
+    );
+    let rows = query.fetch_all(&mut *connection).await?;
+    let mut further = Vec::with_capacity(rows.len());
+    for row in rows {
+        let id = DeliveryId::from(row.delivery_id);
+        further.push(FurtherDelivery {
+            id,
+            endpoint_id: row.endpoint_id.into(),
+            state: row.state.into(),
+            delivered_at: row.delivered_at,
+            next_attempt_at: row.at,
+            attempts: attempts(connection, id).await?,
+        });
+    }
+    Ok(further)
+}
+
+/// The newest attempts of a delivery, in the order of time. This statement does not filter by the
+/// partner, so the caller must have checked that the delivery is its own.
+pub async fn attempts(connection: &mut PgConnection, id: DeliveryId) -> Result<Vec<AttemptView>> {
+    deliveries::attempts(connection, id, MOST_ATTEMPTS).await
+}
+
+/// The most deliveries that one page looks at. A filter by time leaves out some of them, and this
+/// bounds the work of a request that finds few.
+const LOOKED_AT: usize = 5_000;
+
+/// A page of a partner's deliveries.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DeliveryPage<'a> {
+    /// Only deliveries in this state.
+    pub state: Option<&'a str>,
+    /// The range of the last attempt, or of the creation before the first one; the end is excluded.
+    pub since: Option<OffsetDateTime>,
+    pub until: Option<OffsetDateTime>,
+    /// The position after which the page begins.
+    pub after: Option<Position>,
+    pub limit: u16,
+}
+
+/// Lists a partner's deliveries of all kinds. The newest come first; pending ones come in the order
+/// of their next attempts if only these are asked for. Also returns the position of the next page,
+/// unless this one is the last. A page with a filter may be short, or even empty, although it is not
+/// the last one.
+pub async fn deliveries(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    page: &DeliveryPage<'_>,
+) -> Result<(Vec<View>, Option<Position>)> {
+    let mut walk = Walk {
+        partner_id,
+        source: Source::of(page.state),
+        order: Order::NewestFirst,
+        matching: Matching {
+            state: page.state,
+            since: page.since,
+            until: page.until,
+            kinds: Kinds::All,
+        },
+        after: page.after,
+    };
+    let found = walk.find(connection, page.limit.into(), LOOKED_AT).await?;
+    let mut views = view::read(connection, &found.ids).await?;
+    views.retain(|view| !view.is_unconfirmed);
+    Ok((views, walk.after.filter(|_| !found.ended)))
+}
+
+/// The result of [`redeliver`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Redelivered {
+    /// It is sent again now, and its retries begin anew.
+    Again,
+    /// It is due soon anyway, or an attempt is in flight, and its retries have just begun.
+    Due,
+    /// The last attempt is younger than the interval; this much time is left.
+    TooSoon(Duration),
+    NotReady,
+    /// The profile was erased, or the event is [pointless](deliveries::Resendable::pointless).
+    Gone,
+    NoEndpoint,
+    Unknown,
+}
+
+/// Replays one delivery of a partner, unless its last attempt is younger than `interval`. A unit has
+/// a delivery to each endpoint; without `endpoint` the one to the first endpoint is meant. The facts
+/// are read first, so that the partner gets the right reason for a refusal. The resend then checks
+/// the interval once more under the lock of the row. If another request was faster, this one gets the
+/// answer that it would have got right after that one.
+pub async fn redeliver(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    webhook_id: &WebhookId,
+    endpoint: Option<EndpointId>,
+    interval: Duration,
+) -> Result<Redelivered> {
+    let id = match find(connection, partner_id, webhook_id, endpoint).await? {
+        Found::Delivery(id) => id,
+        Found::NotReady => return Ok(Redelivered::NotReady),
+        Found::Nothing => return Ok(Redelivered::Unknown),
+    };
+    let Some(delivery) = resendable(connection, id).await? else {
+        return Ok(Redelivered::Unknown);
+    };
+    if let Some(answer) = without_resend(&delivery, interval) {
+        let is_restarted = answer == Redelivered::Due
+            && restart(connection, partner_id, webhook_id, id, interval).await?;
+        return Ok(if is_restarted {
+            Redelivered::Again
+        } else {
+            answer
+        });
+    }
+    let (command, target) = recorded(webhook_id);
+    let mode = Mode::Apply(Action {
+        actor: Actor::PARTNER,
+        command,
+        target: &target,
+        reason: REASON,
+    });
+    let filter = Filter {
+        partner_id: Some(partner_id),
+        until: Some(delivery.now - interval),
+        ..Filter::default()
+    };
+    let resent = deliveries::resend_one(connection, id, &filter, mode).await?;
+    if resent.resent > 0 {
+        return Ok(Redelivered::Again);
+    }
+    // The facts have changed in the meantime: another request, an operator or the notifier was faster.
+    let now = resendable(connection, id).await?;
+    Ok(match now {
+        Some(now) => without_resend(&now, interval).unwrap_or(Redelivered::Due),
+        None => Redelivered::Unknown,
+    })
+}
+
+/// How a redelivery is recorded: its command and its target.
+fn recorded(webhook_id: &WebhookId) -> (domain::Command, String) {
+    match webhook_id {
+        WebhookId::Topup(id) => (domain::Command::TopupRedeliver, format!("topup {id}")),
+        WebhookId::Event(_) => (
+            domain::Command::EventRedeliver,
+            format!("event {webhook_id}"),
+        ),
+    }
+}
+
+/// Begins the retries of a delivery anew whose next attempt is due soon anyway, or is in flight. This
+/// attempt is then the first of the schedule. Returns whether anything changed: the first attempt
+/// may not have ended yet, the schedule may have just begun, or its last attempt is younger than
+/// `interval`, because the first waits of a schedule are short.
+async fn restart(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    webhook_id: &WebhookId,
+    id: DeliveryId,
+    interval: Duration,
+) -> Result<bool> {
+    let mut transaction = connection.begin().await?;
+    let statement = sqlx::query!(
+        "UPDATE deliveries SET schedule_start = attempt
+         WHERE delivery_id = $1 AND partner_id = $2 AND state = 'pending' AND attempt > schedule_start
+           AND greatest(attempted_at, created_at) <= clock_timestamp() - make_interval(secs => $3)",
+        id.uuid(),
+        partner_id.uuid(),
+        seconds(interval),
+    );
+    if statement.execute(&mut *transaction).await?.rows_affected() == 0 {
+        return Ok(false);
+    }
+    let (command, target) = recorded(webhook_id);
+    let action = Action {
+        actor: Actor::PARTNER,
+        command,
+        target: &target,
+        reason: REASON,
+    };
+    actions::finish(transaction, Mode::Apply(action), 1).await?;
+    Ok(true)
+}
+
+/// Why a delivery is not made due; `None` if it can be.
+fn without_resend(delivery: &Resendable, interval: Duration) -> Option<Redelivered> {
+    let age = age(delivery.age);
+    if delivery.pointless {
+        Some(Redelivered::Gone)
+    } else if !delivery.has_url || delivery.state == DeliveryState::NoEndpoint {
+        Some(Redelivered::NoEndpoint)
+    } else if delivery.due {
+        Some(Redelivered::Due)
+    } else if age < interval {
+        Some(Redelivered::TooSoon(interval.saturating_sub(age)))
+    } else {
+        None
+    }
+}
+
+/// What a `webhook-id` names, as far as this partner may see.
+enum Found {
+    Delivery(DeliveryId),
+    /// A unit of the partner that has no profile yet.
+    NotReady,
+    /// Nothing of this partner.
+    Nothing,
+}
+
+async fn find(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    id: &WebhookId,
+    endpoint: Option<EndpointId>,
+) -> Result<Found> {
+    match id {
+        WebhookId::Topup(topup_id)
+            if let Some(endpoint) = endpoint.filter(|id| *id != partner_id.first_endpoint()) =>
+        {
+            let query = sqlx::query_scalar!(
+                "SELECT d.delivery_id FROM further_deliveries f
+                 JOIN deliveries d ON d.delivery_id = f.delivery_id
+                 WHERE f.topup_id = $2 AND d.partner_id = $1 AND d.endpoint_id = $3 AND d.kind = 'topup.ready'",
+                partner_id.uuid(),
+                topup_id.as_str(),
+                endpoint.uuid(),
+            );
+            let found = query.fetch_optional(connection).await?;
+            Ok(found.map_or(Found::Nothing, |id| Found::Delivery(id.into())))
+        }
+        WebhookId::Topup(topup_id) => {
+            let query = sqlx::query_scalar!(
+                "SELECT delivery_id FROM partner_units WHERE topup_id = $2 AND partner_id = $1",
+                partner_id.uuid(),
+                topup_id.as_str(),
+            );
+            Ok(match query.fetch_optional(connection).await? {
+                Some(Some(id)) => Found::Delivery(id.into()),
+                Some(None) => Found::NotReady,
+                None => Found::Nothing,
+            })
+        }
+        WebhookId::Event(id) => {
+            let query = sqlx::query_scalar!(
+                "SELECT d.delivery_id FROM deliveries d LEFT JOIN orders o ON o.order_id = d.order_id
+                 WHERE d.delivery_id = $2 AND d.partner_id = $1 AND d.kind <> 'topup.ready'
+                   -- Those that are unconfirmed, as in the view.
+                   AND (d.kind <> 'topup.failed' OR (o.refused_at IS NOT NULL OR o.answer_by > now()) IS NOT TRUE)",
+                partner_id.uuid(),
+                id.uuid(),
+            );
+            let found = query.fetch_optional(connection).await?;
+            Ok(found.map_or(Found::Nothing, |id| Found::Delivery(id.into())))
+        }
+    }
+}

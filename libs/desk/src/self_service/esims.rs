@@ -1,0 +1,202 @@
+//! What a partner asks about its delivered eSIMs: their data use, and to give them back. Ingress
+//! stores the request and waits for the answer; a provisioner asks the provider
+//! ([`store::esim_requests`]), because only provisioners hold the credentials of providers.
+
+use std::time::Duration;
+
+use domain::{GiveBackState, PartnerId, TopupId};
+use pg::{
+    Result,
+    actions::{self, Action, Actor},
+    age,
+};
+use sqlx::{Connection, PgConnection};
+use store::esim_requests::{Reading, Reason, UsageFailure};
+use time::OffsetDateTime;
+
+use super::{REASON, UnitState};
+
+/// A unit of the partner, with what was asked about its eSIM.
+#[derive(Clone, Debug)]
+pub struct Requests {
+    pub state: UnitState,
+    pub erased: bool,
+    pub returned_at: Option<OffsetDateTime>,
+    /// Whether a question about its use waits for an answer.
+    pub usage_open: bool,
+    /// The last answer of the provider, and its age.
+    pub reading: Option<(Reading, OffsetDateTime, Duration)>,
+    /// Why the last question has no answer, and how long ago that was recorded.
+    pub failure: Option<(UsageFailure, Duration)>,
+    pub give_back: Option<GiveBack>,
+}
+
+/// A give-back as its partner sees it.
+#[derive(Clone, Debug)]
+pub struct GiveBack {
+    pub state: GiveBackState,
+    pub asked_at: OffsetDateTime,
+    pub ended_at: Option<OffsetDateTime>,
+    pub reason: Option<Reason>,
+    /// What the provider said.
+    pub message: Option<String>,
+}
+
+/// Reads what was asked about one of the partner's units; `None` if the partner has no such unit.
+pub async fn requests(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    topup_id: &TopupId,
+) -> Result<Option<Requests>> {
+    let query = sqlx::query!(
+        r#"SELECT u.state AS "state!", u.erased_at IS NOT NULL AS "erased!", u.returned_at,
+                  r.usage_asked_at IS NOT NULL AS "usage_open!", r.installed, r.data_used, r.data_total, r.ends_at,
+                  r.read_at AS "read_at?", extract(epoch FROM now() - r.read_at)::float8 AS read_age,
+                  r.usage_failure AS "usage_failure?",
+                  extract(epoch FROM now() - r.usage_failed_at)::float8 AS failure_age,
+                  r.give_back AS "give_back?", r.give_back_asked_at AS "give_back_asked_at?", r.ended_at AS "ended_at?",
+                  r.reason AS "reason?", r.message AS "message?"
+           FROM partner_units u LEFT JOIN esim_requests r ON r.topup_id = u.topup_id
+           WHERE u.topup_id = $2 AND u.partner_id = $1"#,
+        partner_id.uuid(),
+        topup_id.as_str(),
+    );
+    let Some(row) = query.fetch_optional(connection).await? else {
+        return Ok(None);
+    };
+    let bytes = |bytes: Option<i64>| bytes.and_then(|bytes| u64::try_from(bytes).ok());
+    let reading = row.read_at.map(|read_at| {
+        let reading = Reading {
+            installed: row.installed,
+            data_used: bytes(row.data_used),
+            data_total: bytes(row.data_total),
+            ends_at: row.ends_at,
+        };
+        (reading, read_at, age(row.read_age.unwrap_or_default()))
+    });
+    let failure = row
+        .usage_failure
+        .and_then(|name| name.parse().ok())
+        .zip(row.failure_age.map(age));
+    let give_back = match (row.give_back, row.give_back_asked_at) {
+        (Some(state), Some(asked_at)) => Some(GiveBack {
+            state: state.parse()?,
+            asked_at,
+            ended_at: row.ended_at,
+            reason: row.reason.and_then(|name| name.parse().ok()),
+            message: row.message,
+        }),
+        _ => None,
+    };
+    Ok(Some(Requests {
+        state: row.state.parse().unwrap_or(UnitState::Processing),
+        erased: row.erased,
+        returned_at: row.returned_at,
+        usage_open: row.usage_open,
+        reading,
+        failure,
+        give_back,
+    }))
+}
+
+/// Keeps the order of a unit in the tables until the end of the transaction. An archive run and an
+/// erasure lock the order, too, before they judge whether anything of it is open. So either they see
+/// the request that this transaction makes, and leave the order alone, or this waits for them, and the
+/// next statement finds no unit, or an erased one.
+async fn keep_order(connection: &mut PgConnection, topup_id: &TopupId) -> Result<()> {
+    let query = sqlx::query_scalar!(
+        "SELECT o.order_id FROM topups t
+         JOIN placements p ON p.placement_id = t.placement_id
+         JOIN orders o ON o.order_id = p.order_id
+         WHERE t.topup_id = $1 FOR KEY SHARE OF o",
+        topup_id.as_str(),
+    );
+    query.fetch_optional(connection).await?;
+    Ok(())
+}
+
+/// Asks for the use of a ready unit of the partner. An open question stays as it is.
+pub async fn ask_usage(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    topup_id: &TopupId,
+) -> Result<()> {
+    let mut transaction = connection.begin().await?;
+    keep_order(&mut transaction, topup_id).await?;
+    let statement = sqlx::query!(
+        "INSERT INTO esim_requests AS r (topup_id, partner_id, provider, usage_asked_at)
+         SELECT u.topup_id, u.partner_id, e.provider, now()
+         FROM partner_units u JOIN esims e ON e.topup_id = u.topup_id
+         WHERE u.topup_id = $2 AND u.partner_id = $1 AND u.ready_at IS NOT NULL AND u.erased_at IS NULL
+         ON CONFLICT (topup_id) DO UPDATE
+         SET usage_asked_at = now(), usage_failure = NULL, usage_failed_at = NULL
+         WHERE r.usage_asked_at IS NULL",
+        partner_id.uuid(),
+        topup_id.as_str(),
+    );
+    statement.execute(&mut *transaction).await?;
+    make_due(&mut transaction, partner_id, topup_id).await?;
+    transaction.commit().await?;
+    Ok(())
+}
+
+/// Makes what is open of the partner's request due, unless it has its work already.
+async fn make_due(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    topup_id: &TopupId,
+) -> Result<()> {
+    // Ingress does not see work of these kinds, and a conflict target, such as `(id)`, would read it.
+    let statement = sqlx::query!(
+        "INSERT INTO work (id, kind, provider, lane, partner_id, at)
+         SELECT md5(open.kind || ' ' || r.topup_id)::uuid, open.kind, r.provider, r.topup_id, r.partner_id, now()
+         FROM esim_requests r
+         CROSS JOIN LATERAL (
+             SELECT 'usage' AS kind WHERE r.usage_asked_at IS NOT NULL
+             UNION ALL
+             SELECT 'give_back' WHERE r.give_back IN ('asked', 'sending')
+         ) open
+         WHERE r.topup_id = $2 AND r.partner_id = $1
+         ON CONFLICT DO NOTHING",
+        partner_id.uuid(),
+        topup_id.as_str(),
+    );
+    statement.execute(connection).await?;
+    Ok(())
+}
+
+/// Asks to give a ready unit of the partner back, by [`domain::give_back::Event::Ask`] if it was
+/// refused before. A give-back that is under way, parked or done stays as it is.
+pub async fn ask_give_back(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    topup_id: &TopupId,
+) -> Result<()> {
+    let mut transaction = connection.begin().await?;
+    keep_order(&mut transaction, topup_id).await?;
+    let statement = sqlx::query!(
+        "INSERT INTO esim_requests AS r (topup_id, partner_id, provider, give_back, give_back_asked_at)
+         SELECT u.topup_id, u.partner_id, e.provider, 'asked', now()
+         FROM partner_units u JOIN esims e ON e.topup_id = u.topup_id
+         WHERE u.topup_id = $2 AND u.partner_id = $1 AND u.ready_at IS NOT NULL AND u.erased_at IS NULL
+         ON CONFLICT (topup_id) DO UPDATE
+         SET give_back = 'asked', give_back_asked_at = now(),
+             not_returned_at = NULL, reason = NULL, message = NULL, ended_at = NULL
+         WHERE r.give_back IS NULL OR r.give_back = 'refused'",
+        partner_id.uuid(),
+        topup_id.as_str(),
+    );
+    let asked = statement.execute(&mut *transaction).await?.rows_affected() > 0;
+    make_due(&mut transaction, partner_id, topup_id).await?;
+    if asked {
+        let action = Action {
+            actor: Actor::PARTNER,
+            command: domain::Command::GiveBack,
+            target: &format!("topup {}", topup_id.as_str()),
+            reason: REASON,
+        };
+        actions::record(&mut transaction, action, 1).await?;
+    }
+    transaction.commit().await?;
+    Ok(())
+}

@@ -1,0 +1,84 @@
+//! What a partner sees and changes itself: its account, orders, units, deliveries and endpoints.
+//!
+//! The self-service handlers of ingress call these functions, after they have checked the signature
+//! of the request. Guarantee: every statement filters by the partner (that of the catalogue by the
+//! partner's environment), so the ids of another partner look like ids that do not exist. Where a
+//! function reads by another id, its comment says who has checked the owner. Each change commits
+//! together with its record, as the changes of operators do.
+//!
+//! Types with a `ToSchema` are answers of the API, and their doc comments become part of
+//! `docs/openapi.json`, which partners read.
+
+mod account;
+mod deliveries;
+mod endpoints;
+pub mod esims;
+mod notices;
+mod orders;
+mod sandbox;
+mod webhooks;
+
+use domain::{Command, PartnerId};
+use pg::{
+    Result,
+    actions::{self, Action, Actor},
+};
+use sqlx::{Connection, PgConnection};
+
+pub use self::orders::first_id;
+pub use self::{
+    account::{Account, OfferedOption, OptionFilter, OptionPage, account, options, rotate},
+    deliveries::{
+        Delivery, DeliveryPage, FurtherDelivery, Redelivered, attempts, deliveries, delivery,
+        redeliver,
+    },
+    endpoints::{
+        AnyEndpoint, PauseChanged, change_endpoint, create_endpoint, delete_endpoint, endpoints,
+        pause_endpoint, resume_endpoint,
+    },
+    notices::{
+        Channel, SetChannel, Verification, VerificationLimits, channel, remove_channel,
+        set_channel, verify_channel,
+    },
+    orders::{
+        OrderHead, OrderPage, OrderState, Unit, UnitState, Units, count, order, orders, unit, units,
+    },
+    sandbox::{Made, expire_keys},
+    webhooks::{Endpoint, Position, Stored, StoredWebhook, endpoint, webhooks},
+};
+pub use crate::operator::deliveries::AttemptView as Attempt;
+
+/// The reason that is recorded for these changes.
+pub use pg::actions::REASON;
+
+/// Runs statements that only read, and all of them on one snapshot. An answer that is composed of
+/// several statements needs it: by default each statement sees what was committed before it began,
+/// so that together they could show what was never true, for example an order that is neither
+/// stored nor archived, because it was brought back from the archive in between.
+///
+/// The statements take no locks and wait for none, so `work` must not decide what is written.
+pub async fn snapshot<T>(
+    connection: &mut PgConnection,
+    work: impl AsyncFnOnce(&mut PgConnection) -> Result<T>,
+) -> Result<T> {
+    let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
+    let mut transaction = connection.begin_with(begin).await?;
+    let read = work(&mut transaction).await?;
+    transaction.commit().await?;
+    Ok(read)
+}
+
+/// Records a change of the account by its partner, in the transaction of the change.
+async fn record_change(
+    connection: &mut PgConnection,
+    command: Command,
+    partner_id: PartnerId,
+) -> Result<()> {
+    let action = Action {
+        actor: Actor::PARTNER,
+        command,
+        target: &format!("partner {partner_id}"),
+        reason: REASON,
+    };
+    Ok(actions::record(connection, action, 1).await?)
+}

@@ -1,0 +1,334 @@
+//! A partner's orders and units, with their states as partners see them. They are fewer than the
+//! states of placements and topups, because a partner need not know how a purchase works.
+
+use domain::{MaybeStored, OptionId, OrderId, PartnerId, TopupId, standing::DeliveryState};
+use pg::Result;
+use serde::{Deserialize, Serialize};
+use sqlx::PgConnection;
+use time::OffsetDateTime;
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+/// The id of an order is made by ingress, shortly before PostgreSQL sets the time of its row by
+/// another clock. The two times differ by less than this.
+const SKEW: time::Duration = time::Duration::minutes(5);
+
+/// The state of a topup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema, strum::EnumString)]
+#[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
+#[schema(as = TopupState)]
+pub enum UnitState {
+    /// It is being bought, or its eSIM is awaited.
+    Processing,
+    /// It is not certain what the provider sold. We look into it; it becomes ready or failed.
+    OnHold,
+    /// The eSIM is ready.
+    Ready,
+    /// You have given the eSIM back, so it can no longer be installed.
+    Returned,
+    /// There will be no eSIM. In rare cases it becomes ready after all, because the provider turns
+    /// out to have sold it.
+    Failed,
+}
+
+/// The state of an order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OrderState {
+    /// At least one topup is `processing` or `on_hold`.
+    Processing,
+    /// All topups are ready. Those that you have given back count as ready.
+    Ready,
+    /// Some topups are ready, the others have failed.
+    PartlyFailed,
+    /// All topups have failed.
+    Failed,
+    /// It was answered with 422: nothing was bought.
+    Refused,
+    /// You cancelled it: nothing was bought.
+    Cancelled,
+}
+
+#[derive(Clone, Debug)]
+pub struct OrderHead {
+    pub order_id: OrderId,
+    pub external_order_id: String,
+    /// The order was answered with 422 or cancelled.
+    pub refused: bool,
+    pub cancelled_at: Option<OffsetDateTime>,
+    pub created_at: OffsetDateTime,
+}
+
+/// How many units an order has, and how many of them are ready, given back, failed or on hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Units {
+    pub total: i64,
+    pub ready: i64,
+    pub returned: i64,
+    pub failed: i64,
+    pub on_hold: i64,
+}
+
+impl OrderHead {
+    /// The state of the order, which follows from the numbers of its units. Units that are neither
+    /// ready nor failed keep it `processing`. A unit that was given back has been ready, and the order
+    /// stays what it was.
+    pub fn state(&self, units: Units) -> OrderState {
+        let ready = units.ready + units.returned;
+        if self.cancelled_at.is_some() {
+            OrderState::Cancelled
+        } else if self.refused {
+            OrderState::Refused
+        } else if ready + units.failed < units.total {
+            OrderState::Processing
+        } else if units.failed == 0 {
+            OrderState::Ready
+        } else if ready == 0 {
+            OrderState::Failed
+        } else {
+            OrderState::PartlyFailed
+        }
+    }
+}
+
+/// One unit with its delivery.
+#[derive(Clone, Debug)]
+pub struct Unit {
+    pub topup_id: TopupId,
+    pub external_order_id: String,
+    pub option_id: OptionId,
+    pub state: UnitState,
+    /// The code and the message with which the provider rejected the purchase.
+    pub refusal: Option<(String, String)>,
+    pub iccid: Option<String>,
+    pub profile: Option<Vec<u8>>,
+    /// When its profile was stored.
+    pub ready_at: Option<OffsetDateTime>,
+    pub erased_at: Option<OffsetDateTime>,
+    pub returned_at: Option<OffsetDateTime>,
+    /// The state of its delivery; none before the unit is ready.
+    pub delivery: MaybeStored<DeliveryState>,
+    pub delivered_at: Option<OffsetDateTime>,
+}
+
+pub fn count(units: &[Unit]) -> Units {
+    let of = |state| {
+        i64::try_from(units.iter().filter(|unit| unit.state == state).count()).unwrap_or(i64::MAX)
+    };
+    Units {
+        total: i64::try_from(units.len()).unwrap_or(i64::MAX),
+        ready: of(UnitState::Ready),
+        returned: of(UnitState::Returned),
+        failed: of(UnitState::Failed),
+        on_hold: of(UnitState::OnHold),
+    }
+}
+
+/// Reads the units that match a condition, which must name the partner.
+macro_rules! units {
+    ($connection:expr, $condition:literal $(, $argument:expr)*) => {
+        sqlx::query!(
+            r#"SELECT topup_id AS "topup_id!", external_order_id AS "external_order_id!", option_id AS "option_id!",
+                      state AS "state!", refusal_status, refusal_message, iccid, profile, ready_at, erased_at, returned_at, delivery,
+                      delivered_at
+               FROM partner_units WHERE "# + $condition
+            $(, $argument)*
+        )
+        .fetch_all($connection)
+        .await?
+        .into_iter()
+        .map(|row| {
+            Ok(Unit {
+                topup_id: row.topup_id.try_into()?,
+                external_order_id: row.external_order_id,
+                option_id: row.option_id.into(),
+                state: if row.returned_at.is_some() {
+                    UnitState::Returned
+                } else {
+                    row.state.parse().unwrap_or(UnitState::Processing)
+                },
+                refusal: row.refusal_status.zip(row.refusal_message),
+                iccid: row.iccid,
+                profile: row.profile,
+                ready_at: row.ready_at,
+                erased_at: row.erased_at,
+                returned_at: row.returned_at,
+                delivery: row.delivery.into(),
+                delivered_at: row.delivered_at,
+            })
+        })
+    };
+}
+
+/// The order of the partner with this external id: the one that stands, or else the newest refused
+/// one. `only` names one of several that had the same id.
+pub async fn order(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    external_order_id: &str,
+    only: Option<OrderId>,
+) -> Result<Option<OrderHead>> {
+    let found = sqlx::query_as!(
+        OrderHead,
+        r#"SELECT order_id, external_order_id, refused_at IS NOT NULL AS "refused!", cancelled_at, created_at
+           FROM orders WHERE partner_id = $1 AND external_order_id = $2 AND ($3::uuid IS NULL OR order_id = $3)
+           -- The order of the unique index, read backwards.
+           ORDER BY refused_at DESC NULLS FIRST LIMIT 1"#,
+        partner_id.uuid(),
+        external_order_id,
+        only.map(OrderId::uuid),
+    );
+    Ok(found.fetch_optional(connection).await?)
+}
+
+/// The units of one of the partner's orders, in the order of the response.
+pub async fn units(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    order_id: OrderId,
+) -> Result<Vec<Unit>> {
+    units!(
+        connection,
+        "order_id = $2 AND partner_id = $1 ORDER BY position",
+        partner_id.uuid(),
+        order_id.uuid()
+    )
+    .collect()
+}
+
+/// One of the partner's units.
+pub async fn unit(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    topup_id: &TopupId,
+) -> Result<Option<Unit>> {
+    let mut found = units!(
+        connection,
+        "topup_id = $2 AND partner_id = $1",
+        partner_id.uuid(),
+        topup_id.as_str()
+    );
+    found.next().transpose()
+}
+
+/// A page of orders, the newest first.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OrderPage {
+    /// The order after which the page begins; only older ones follow. `None` begins with the
+    /// newest.
+    pub before: Option<OrderId>,
+    /// Only orders that were stored after this time.
+    pub created_after: Option<OffsetDateTime>,
+    pub limit: i64,
+}
+
+/// Lists a partner's orders with the numbers of their units, newest first. The id of an order
+/// begins with a time shortly before its creation. So one index, that of the partner and the id,
+/// serves the order of the list, the cursor and the time.
+pub async fn orders(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    page: &OrderPage,
+) -> Result<Vec<(OrderHead, Units)>> {
+    let query = sqlx::query!(
+        r#"SELECT o.order_id, o.external_order_id, o.refused_at IS NOT NULL AS "refused!", o.cancelled_at, o.created_at,
+                  units.total AS "total!", units.ready AS "ready!", units.returned AS "returned!", units.failed AS "failed!",
+                  units.on_hold AS "on_hold!"
+           FROM (SELECT * FROM orders
+                 -- Pairs, so that only the partner's index fits, however narrow the range is.
+                 WHERE partner_id = $1 AND (partner_id, order_id) < ($1, $2) AND (partner_id, order_id) >= ($1, $3)
+                   AND created_at > coalesce($4, '-infinity'::timestamptz)
+                 ORDER BY order_id DESC LIMIT $5) o
+           CROSS JOIN LATERAL (
+               SELECT count(*) AS total, count(e.ready_at) - count(e.returned_at) AS ready,
+                      count(e.returned_at) AS returned,
+                      count(*) FILTER (WHERE t.state = 'failed' AND e.ready_at IS NULL) AS failed,
+                      count(*) FILTER (WHERE t.state = 'pending' AND p.state = 'parked' AND e.ready_at IS NULL)
+                          AS on_hold
+               FROM placements p
+               JOIN topups t ON t.placement_id = p.placement_id
+               LEFT JOIN esims e ON e.topup_id = t.topup_id
+               WHERE p.order_id = o.order_id
+           ) units
+           ORDER BY o.order_id DESC"#,
+        partner_id.uuid(),
+        page.before.map_or(Uuid::max(), OrderId::uuid),
+        page.created_after
+            .map_or(Uuid::nil(), |at| first_id(at - SKEW)),
+        page.created_after,
+        page.limit,
+    );
+    let read = query.fetch_all(connection).await?.into_iter().map(|row| {
+        let head = OrderHead {
+            order_id: row.order_id.into(),
+            external_order_id: row.external_order_id,
+            refused: row.refused,
+            cancelled_at: row.cancelled_at,
+            created_at: row.created_at,
+        };
+        (
+            head,
+            Units {
+                total: row.total,
+                ready: row.ready,
+                returned: row.returned,
+                failed: row.failed,
+                on_hold: row.on_hold,
+            },
+        )
+    });
+    Ok(read.collect())
+}
+
+/// The smallest `UUIDv7` of a time.
+pub fn first_id(at: OffsetDateTime) -> Uuid {
+    let milliseconds = u128::try_from(at.unix_timestamp_nanos() / 1_000_000).unwrap_or_default();
+    Uuid::from_u128(milliseconds.min((1 << 48) - 1) << 80)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_id_of_a_time_precedes_every_id_of_it() {
+        let at = OffsetDateTime::from_unix_timestamp(1_700_000_000).unwrap();
+        let id = |seconds| Uuid::new_v7(uuid::Timestamp::from_unix(uuid::NoContext, seconds, 0));
+        assert!(first_id(at) <= id(1_700_000_000) && first_id(at) > id(1_699_999_999));
+        assert_eq!(
+            first_id(OffsetDateTime::from_unix_timestamp(-1).unwrap()),
+            Uuid::nil()
+        );
+    }
+
+    #[test]
+    fn the_state_of_an_order_follows_from_its_units() {
+        let head = OrderHead {
+            order_id: OrderId::new(),
+            external_order_id: String::new(),
+            refused: false,
+            cancelled_at: None,
+            created_at: OffsetDateTime::UNIX_EPOCH,
+        };
+        for (ready, returned, failed, state) in [
+            (0, 0, 0, OrderState::Processing),
+            (1, 0, 1, OrderState::Processing),
+            (3, 0, 0, OrderState::Ready),
+            (1, 2, 0, OrderState::Ready),
+            (0, 3, 0, OrderState::Ready),
+            (0, 0, 3, OrderState::Failed),
+            (2, 0, 1, OrderState::PartlyFailed),
+            (0, 2, 1, OrderState::PartlyFailed),
+        ] {
+            let units = Units {
+                total: 3,
+                ready,
+                returned,
+                failed,
+                on_hold: 0,
+            };
+            assert_eq!(head.state(units), state);
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! A partner's first endpoint, and its webhooks in the order of their creation. `GET
+//! …/webhook/listen` reads the latter, so that `esim-partner listen` can forward the webhooks of a
+//! sandbox account to an endpoint that we cannot reach.
+
+use domain::{OptionId, PartnerId, TopupId, WebhookId, standing::EndpointState};
+use pg::Result;
+use serde::Serialize;
+use sqlx::PgConnection;
+use store::deliveries::events::{Event, Subject};
+use time::{OffsetDateTime, serde::rfc3339};
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use super::endpoints::{AnyEndpoint, endpoints};
+
+/// How long after its creation a webhook is found, in seconds. Transactions do not commit in the
+/// order in which they begin. A reader that had already passed the time of a webhook would miss it
+/// if it appeared later.
+const SETTLE: f64 = 1.0;
+
+/// The webhook endpoint.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct Endpoint {
+    pub url: Option<String>,
+    /// What it receives, as `GET /endpoints` shows it: `topup.ready` and the names of further events,
+    /// such as `topup.failed`.
+    pub events: Vec<String>,
+    /// `open`, `blocked` (after failures), `probing` (one webhook tests it), `paused` (by us or by
+    /// you) or `no_url`.
+    #[schema(value_type = String)]
+    pub state: domain::Stored<EndpointState>,
+    #[serde(with = "rfc3339::option")]
+    pub blocked_until: Option<OffsetDateTime>,
+    /// False if the host of the URL has not proved yet that it wants webhooks: it then gets one a
+    /// second, until it returns the `challenge` of a test.
+    pub proven: bool,
+    /// Consecutive failed attempts.
+    pub failures: i32,
+    /// Webhooks that wait for an attempt, counted up to 10,000.
+    // Those within their first lease do not count, unless their endpoint is blocked.
+    pub waiting: i64,
+    /// Webhooks whose retries have ended, counted up to 10,000; redeliver them one by one.
+    pub exhausted: i64,
+    /// Until when the old secret signs, too.
+    #[serde(with = "rfc3339::option")]
+    pub old_secret_until: Option<OffsetDateTime>,
+}
+
+impl From<AnyEndpoint> for Endpoint {
+    fn from(endpoint: AnyEndpoint) -> Self {
+        Self {
+            url: endpoint.url,
+            events: endpoint.events,
+            state: endpoint.state,
+            blocked_until: endpoint.blocked_until,
+            proven: endpoint.proven,
+            failures: endpoint.failures,
+            waiting: endpoint.waiting,
+            exhausted: endpoint.exhausted,
+            old_secret_until: endpoint.old_secret_until,
+        }
+    }
+}
+
+/// The first endpoint of the partner.
+pub async fn endpoint(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+) -> Result<Option<Endpoint>> {
+    let first = Some(partner_id.first_endpoint());
+    let mut found = endpoints(connection, partner_id, first).await?;
+    Ok(found.pop().map(Endpoint::from))
+}
+
+/// The position of a webhook among all webhooks of its partner.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// When its delivery was stored.
+    pub at: OffsetDateTime,
+    /// Its `webhook-id`. Empty for the position before all webhooks of that time.
+    pub webhook_id: String,
+}
+
+/// A webhook as it is stored.
+#[derive(Clone, Debug)]
+pub struct StoredWebhook {
+    pub id: WebhookId,
+    /// `None` if there is nothing to send any more: the profile was erased, or the event is no
+    /// longer true or wanted.
+    pub content: Option<Stored>,
+    pub position: Position,
+}
+
+/// The parts that the body of a webhook is made of.
+#[derive(Clone, Debug)]
+pub enum Stored {
+    /// A ready topup, with its sealed profile.
+    Esim {
+        topup_id: TopupId,
+        option_id: OptionId,
+        external_order_id: String,
+        iccid: String,
+        profile: Vec<u8>,
+    },
+    Event(Event),
+}
+
+/// A row of [`webhooks`]. Columns that a kind does not have are null.
+struct Row {
+    delivery_id: Uuid,
+    kind: String,
+    topup_id: Option<String>,
+    created_at: OffsetDateTime,
+    credential: Option<String>,
+    ends_at: Option<OffsetDateTime>,
+    option_id: Option<Uuid>,
+    external_order_id: Option<String>,
+    iccid: Option<String>,
+    profile: Option<Vec<u8>>,
+    refusal_status: Option<String>,
+    refusal_message: Option<String>,
+    undecided: bool,
+    pointless: bool,
+}
+
+impl Row {
+    /// A webhook whose topup id cannot be read is listed without its content, so that it does not
+    /// keep the partner from the others.
+    fn into_webhook(self) -> StoredWebhook {
+        let topup_id = self
+            .topup_id
+            .as_ref()
+            .filter(|_| self.kind == "topup.ready");
+        let topup_id = topup_id.and_then(|topup_id| topup_id.parse().ok());
+        let id = topup_id.map_or(WebhookId::Event(self.delivery_id.into()), WebhookId::Topup);
+        let position = Position {
+            at: self.created_at,
+            webhook_id: id.to_string(),
+        };
+        let content = match &id {
+            _ if self.pointless => None,
+            WebhookId::Topup(topup_id) => self.esim(topup_id.clone()),
+            WebhookId::Event(_) => self.event().map(Stored::Event),
+        };
+        StoredWebhook {
+            id,
+            content,
+            position,
+        }
+    }
+
+    fn esim(self, topup_id: TopupId) -> Option<Stored> {
+        Some(Stored::Esim {
+            topup_id,
+            option_id: self.option_id?.into(),
+            external_order_id: self.external_order_id?,
+            iccid: self.iccid.unwrap_or_default(),
+            profile: self.profile?,
+        })
+    }
+
+    fn event(self) -> Option<Event> {
+        let subject = match self.kind.as_str() {
+            "topup.failed" => Subject::TopupFailed {
+                topup_id: self.topup_id?,
+                external_order_id: self.external_order_id?,
+                option_id: self.option_id?.into(),
+                refusal: self.refusal_status.zip(self.refusal_message),
+            },
+            "key.expiring" => Subject::KeyExpiring {
+                credential: self.credential?,
+                ends_at: self.ends_at?,
+            },
+            _ => return None,
+        };
+        Some(Event {
+            created_at: self.created_at,
+            subject,
+        })
+    }
+}
+
+/// The oldest webhooks of a partner after the position `after`, at most `limit`: those of ready
+/// topups, and the further events that it asks for. The state of their deliveries does not matter.
+/// A test is not among them, because it tests the webhook URL.
+///
+/// The list ends before an event about a topup whose order may still be refused, because that event
+/// would then be untrue. A later request finds it, or finds that nothing is left of it.
+///
+/// `named` gives each delivery its `webhook-id`, by which deliveries of the same time are sorted.
+pub async fn webhooks(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    after: &Position,
+    limit: i64,
+) -> Result<Vec<StoredWebhook>> {
+    let query = sqlx::query_as!(
+        Row,
+        r#"SELECT d.delivery_id AS "delivery_id!", d.kind AS "kind!", d.topup_id, d.created_at AS "created_at!",
+                  d.credential, d.ends_at, t.option_id AS "option_id?", o.external_order_id AS "external_order_id?",
+                  e.iccid AS "iccid?", CASE WHEN e.erased_at IS NULL THEN e.profile END AS profile,
+                  l.refusal_status, l.refusal_message,
+                  coalesce(d.kind = 'topup.failed' AND o.answer_by > now() AND o.refused_at IS NULL, false)
+                      AS "undecided!",
+                  -- The same conditions as in the claim of deliveries.
+                  d.kind <> 'topup.ready'
+                      AND (d.kind <> ALL (n.events)
+                           OR (d.kind = 'topup.failed'
+                               AND (t.state = 'failed' AND o.refused_at IS NULL AND e.ready_at IS NULL) IS NOT TRUE))
+                      AS "pointless!"
+           FROM (SELECT * FROM (
+                     SELECT delivery_id, partner_id, kind, topup_id, order_id, created_at, credential, ends_at,
+                            CASE kind WHEN 'topup.ready' THEN topup_id
+                                      ELSE 'evt_' || replace(delivery_id::text, '-', '') END COLLATE "C" AS webhook_id
+                     FROM deliveries
+                     WHERE partner_id = $1 AND endpoint_id IS NULL
+                       AND kind IN ('topup.ready', 'topup.failed', 'key.expiring')
+                       AND created_at >= $2 AND created_at <= now() - make_interval(secs => $4)) named
+                 WHERE (created_at, webhook_id) > ($2, $3)
+                 ORDER BY created_at, webhook_id LIMIT $5) d
+           JOIN partner_endpoints n ON n.endpoint_id = d.partner_id
+           LEFT JOIN topups t ON t.topup_id = d.topup_id
+           LEFT JOIN esims e ON e.topup_id = d.topup_id
+           LEFT JOIN orders o ON o.order_id = d.order_id
+           LEFT JOIN placements l ON l.placement_id = t.placement_id AND d.kind = 'topup.failed'
+           ORDER BY d.created_at, d.webhook_id"#,
+        partner_id.uuid(),
+        after.at,
+        after.webhook_id,
+        SETTLE,
+        limit,
+    );
+    let rows = query.fetch_all(connection).await?.into_iter();
+    let decided = rows.take_while(|row| !row.undecided);
+    Ok(decided.map(Row::into_webhook).collect())
+}

@@ -1,0 +1,1106 @@
+-- The schema as the migrations leave it, to read. It is written by a test and never executed:
+-- UPDATE_SCHEMA=1 tests/run test -- -p store snapshot
+-- The comments of tables and columns are in libs/pg/migrations.
+
+TABLE archived_orders
+    order_id uuid NOT NULL
+    partner_id uuid NOT NULL
+    external_order_id text NOT NULL
+    refused boolean NOT NULL
+    archive integer NOT NULL
+    archived_at timestamp with time zone NOT NULL DEFAULT now()
+    CONSTRAINT archived_orders_bounds CHECK ((((archived_at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (archived_at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (octet_length(external_order_id) <= 100000))) NOT VALID
+    CONSTRAINT archived_orders_pkey PRIMARY KEY (order_id)
+    CREATE INDEX archived_orders_at ON public.archived_orders USING btree (archived_at)
+    CREATE INDEX archived_orders_external ON public.archived_orders USING btree (external_order_id, partner_id)
+
+TABLE archives
+    archive integer NOT NULL
+    folder text NOT NULL
+    began_at timestamp with time zone NOT NULL DEFAULT now()
+    completed_at timestamp with time zone
+    ordered_before timestamp with time zone NOT NULL
+    reserved_to uuid NOT NULL
+    moved_to uuid NOT NULL
+    orders bigint NOT NULL DEFAULT 0
+    restored bigint NOT NULL DEFAULT 0
+    first_at timestamp with time zone
+    last_at timestamp with time zone
+    files jsonb NOT NULL DEFAULT '{}'::jsonb
+    keys text[] NOT NULL DEFAULT '{}'::text[]
+    manifest_sha256 text
+    partners jsonb NOT NULL DEFAULT '{}'::jsonb
+    CONSTRAINT archives_bounds CHECK (((LEAST(began_at, completed_at, ordered_before, first_at, last_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(began_at, completed_at, ordered_before, first_at, last_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(folder), octet_length(manifest_sha256), pg_column_size(files), pg_column_size(keys)) <= 100000))) NOT VALID
+    CONSTRAINT archives_partners_bounds CHECK ((pg_column_size(partners) <= 10000000)) NOT VALID
+    CONSTRAINT archives_pkey PRIMARY KEY (archive)
+
+TABLE commit_losses
+    timeline bigint NOT NULL
+    told text NOT NULL
+    at timestamp with time zone NOT NULL DEFAULT now()
+    CONSTRAINT commit_losses_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (octet_length(told) <= 100000))) NOT VALID
+    CONSTRAINT commit_losses_pkey PRIMARY KEY (timeline)
+
+TABLE deliveries
+    delivery_id uuid NOT NULL
+    partner_id uuid NOT NULL
+    kind text NOT NULL
+    topup_id text COLLATE "C"
+    order_id uuid
+    credential text
+    ends_at timestamp with time zone
+    state text NOT NULL DEFAULT 'pending'::text
+    attempt integer NOT NULL DEFAULT 0
+    schedule_start integer NOT NULL DEFAULT 0
+    attempted_at timestamp with time zone
+    duration_ms integer
+    status integer
+    error text
+    delivered_at timestamp with time zone
+    created_at timestamp with time zone NOT NULL DEFAULT now()
+    endpoint_id uuid
+    notice jsonb
+    CONSTRAINT deliveries_bounds CHECK (((LEAST(ends_at, attempted_at, delivered_at, created_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(ends_at, attempted_at, delivered_at, created_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(kind), octet_length(topup_id), octet_length(credential), octet_length(state), octet_length(error), pg_column_size(notice)) <= 100000))) NOT VALID
+    CONSTRAINT deliveries_pkey PRIMARY KEY (delivery_id)
+    CREATE INDEX deliveries_created ON public.deliveries USING btree (created_at)
+    CREATE INDEX deliveries_events ON public.deliveries USING btree (partner_id, created_at) WHERE (kind <> 'topup.ready'::text)
+    CREATE INDEX deliveries_partner ON public.deliveries USING btree (partner_id, created_at)
+    WITH (fillfactor=70)
+
+TABLE delivery_attempts
+    delivery_id uuid NOT NULL
+    attempt integer NOT NULL
+    at timestamp with time zone NOT NULL
+    duration_ms integer NOT NULL
+    status integer
+    class text NOT NULL
+    answer bytea
+    detail text
+    CONSTRAINT delivery_attempts_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(class), octet_length(answer)) <= 100000))) NOT VALID
+    CONSTRAINT delivery_attempts_detail_bounds CHECK ((octet_length(detail) <= 100000)) NOT VALID
+    CONSTRAINT delivery_attempts_pkey PRIMARY KEY (delivery_id, attempt, at)
+    CREATE INDEX delivery_attempts_at ON public.delivery_attempts USING btree (at)
+
+TABLE esim_requests
+    topup_id text COLLATE "C" NOT NULL
+    partner_id uuid NOT NULL
+    provider text NOT NULL
+    at timestamp with time zone
+    usage_asked_at timestamp with time zone
+    installed boolean
+    data_used bigint
+    data_total bigint
+    ends_at timestamp with time zone
+    read_at timestamp with time zone
+    usage_failure text
+    usage_failed_at timestamp with time zone
+    give_back text
+    give_back_asked_at timestamp with time zone
+    attempt integer NOT NULL DEFAULT 0
+    attempted_at timestamp with time zone
+    not_returned_at timestamp with time zone
+    reason text
+    message text
+    ended_at timestamp with time zone
+    CONSTRAINT esim_requests_bounds CHECK (((LEAST(at, usage_asked_at, ends_at, read_at, usage_failed_at, give_back_asked_at, attempted_at, not_returned_at, ended_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(at, usage_asked_at, ends_at, read_at, usage_failed_at, give_back_asked_at, attempted_at, not_returned_at, ended_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(topup_id), octet_length(provider), octet_length(usage_failure), octet_length(give_back), octet_length(reason), octet_length(message)) <= 100000))) NOT VALID
+    CONSTRAINT esim_requests_pkey PRIMARY KEY (topup_id)
+    CREATE INDEX esim_requests_due ON public.esim_requests USING btree (provider, at) WHERE (at IS NOT NULL)
+    CREATE INDEX esim_requests_parked ON public.esim_requests USING btree (provider, ended_at) WHERE (give_back = 'parked'::text)
+    CREATE TRIGGER request_due AFTER INSERT OR UPDATE OF at ON public.esim_requests FOR EACH ROW WHEN ((new.at IS NOT NULL)) EXECUTE FUNCTION request_due()
+
+TABLE esims
+    topup_id text COLLATE "C" NOT NULL
+    provider text NOT NULL
+    provider_unit_id text NOT NULL
+    iccid text
+    profile bytea
+    ready_at timestamp with time zone
+    delivery_id uuid
+    erased_at timestamp with time zone
+    returned_at timestamp with time zone
+    code_digest bytea
+    CONSTRAINT esims_bounds CHECK (((LEAST(ready_at, erased_at, returned_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(ready_at, erased_at, returned_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(topup_id), octet_length(provider), octet_length(provider_unit_id), octet_length(iccid), octet_length(profile)) <= 100000))) NOT VALID
+    CONSTRAINT esims_code_digest_bounds CHECK ((octet_length(code_digest) <= 100000)) NOT VALID
+    CONSTRAINT esims_pkey PRIMARY KEY (topup_id)
+    CREATE UNIQUE INDEX esims_code_key ON public.esims USING btree (code_digest) WHERE (code_digest IS NOT NULL)
+    CREATE UNIQUE INDEX esims_iccid ON public.esims USING btree (iccid) WHERE (iccid IS NOT NULL)
+    CREATE UNIQUE INDEX esims_provider_unit_key ON public.esims USING btree (provider, provider_unit_id)
+    WITH (fillfactor=70)
+
+TABLE further_deliveries
+    topup_id text COLLATE "C" NOT NULL
+    delivery_id uuid NOT NULL
+    CONSTRAINT further_deliveries_bounds CHECK ((octet_length(topup_id) <= 100000)) NOT VALID
+    CONSTRAINT further_deliveries_pkey PRIMARY KEY (topup_id, delivery_id)
+
+TABLE held
+    id uuid NOT NULL
+    state text NOT NULL
+    provider text NOT NULL
+    partner_id uuid NOT NULL
+    at timestamp with time zone NOT NULL DEFAULT now()
+    lane text NOT NULL DEFAULT ''::text
+    CONSTRAINT held_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(state), octet_length(provider), octet_length(lane)) <= 100000))) NOT VALID
+    CONSTRAINT held_pkey PRIMARY KEY (id)
+    CREATE INDEX held_partner ON public.held USING btree (partner_id, state, at)
+    CREATE INDEX held_state ON public.held USING btree (state, provider, at)
+    POLICY held_of_stage USING 
+CASE CURRENT_USER
+    WHEN 'esim_provisioner'::name THEN (state = 'parked'::text)
+    WHEN 'esim_notifier'::name THEN (state <> 'parked'::text)
+    WHEN 'esim_ingress'::name THEN (state <> 'parked'::text)
+    ELSE true
+END
+    POLICY held_readable USING ((CURRENT_USER <> 'esim_provisioner'::name) OR (state = 'parked'::text))
+
+TABLE history
+    history_id uuid NOT NULL DEFAULT gen_random_uuid()
+    at timestamp with time zone NOT NULL DEFAULT now()
+    order_id uuid
+    placement_id uuid
+    topup_id text COLLATE "C"
+    provider text
+    endpoint_id uuid
+    kind text NOT NULL
+    attempt integer
+    reason text
+    detail text
+    before jsonb
+    after jsonb
+    CONSTRAINT history_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(topup_id), octet_length(provider), octet_length(kind), octet_length(reason), octet_length(detail), pg_column_size(before), pg_column_size(after)) <= 100000))) NOT VALID
+    CONSTRAINT history_pkey PRIMARY KEY (history_id)
+    CREATE INDEX history_at ON public.history USING btree (at) WHERE (order_id IS NULL)
+    CREATE INDEX history_endpoint ON public.history USING btree (endpoint_id, at) WHERE (endpoint_id IS NOT NULL)
+    CREATE INDEX history_order ON public.history USING btree (order_id, at) WHERE (order_id IS NOT NULL)
+    CREATE INDEX history_provider ON public.history USING btree (provider, at) WHERE ((order_id IS NULL) AND (provider IS NOT NULL))
+
+TABLE hourly
+    hour timestamp with time zone NOT NULL
+    stage text NOT NULL
+    created bigint NOT NULL
+    done bigint NOT NULL
+    failed bigint NOT NULL
+    CONSTRAINT hourly_bounds CHECK ((((hour >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (hour <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (octet_length(stage) <= 100000))) NOT VALID
+    CONSTRAINT hourly_pkey PRIMARY KEY (hour, stage)
+
+TABLE minutely
+    span text NOT NULL
+    at timestamp with time zone NOT NULL
+    measure text NOT NULL
+    subject text NOT NULL
+    instance uuid NOT NULL
+    n bigint NOT NULL
+    failed bigint NOT NULL
+    histogram bigint[] NOT NULL
+    CONSTRAINT minutely_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(span), octet_length(measure), octet_length(subject), pg_column_size(histogram)) <= 100000) AND (array_ndims(histogram) = 1) AND (array_position(histogram, NULL::bigint) IS NULL)))
+    CONSTRAINT minutely_pkey PRIMARY KEY (span, at, measure, subject, instance)
+
+TABLE operation_parts
+    operation_id uuid NOT NULL
+    redelivery_id uuid NOT NULL
+    CONSTRAINT operation_parts_pkey PRIMARY KEY (operation_id, redelivery_id)
+
+TABLE operations
+    operation_id uuid NOT NULL
+    kind text NOT NULL
+    filter jsonb NOT NULL
+    operator text NOT NULL
+    via text NOT NULL
+    reason text NOT NULL
+    skipped bigint NOT NULL
+    created_at timestamp with time zone NOT NULL DEFAULT now()
+    cancelled_at timestamp with time zone
+    CONSTRAINT operations_bounds CHECK (((LEAST(created_at, cancelled_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(created_at, cancelled_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(kind), octet_length(operator), octet_length(via), octet_length(reason), pg_column_size(filter)) <= 100000))) NOT VALID
+    CONSTRAINT operations_pkey PRIMARY KEY (operation_id)
+    CREATE INDEX operations_created ON public.operations USING btree (created_at)
+
+TABLE operator_actions
+    action_id uuid NOT NULL
+    at timestamp with time zone NOT NULL DEFAULT now()
+    operator text NOT NULL
+    database_role text NOT NULL DEFAULT SESSION_USER
+    command text NOT NULL
+    target text NOT NULL
+    affected bigint NOT NULL
+    reason text NOT NULL
+    via text
+    source text
+    before jsonb
+    after jsonb
+    CONSTRAINT operator_actions_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(operator), octet_length(database_role), octet_length(command), octet_length(target), octet_length(reason), octet_length(via), octet_length(source), pg_column_size(before), pg_column_size(after)) <= 100000))) NOT VALID
+    CONSTRAINT operator_actions_pkey PRIMARY KEY (action_id)
+    CREATE INDEX operator_actions_apart ON public.operator_actions USING btree (((operator = 'partner'::text)), at)
+    CREATE INDEX operator_actions_at ON public.operator_actions USING btree (at)
+    CREATE INDEX operator_actions_target ON public.operator_actions USING btree ("left"(split_part(target, ' '::text, 2), 100))
+
+TABLE operator_sessions
+    token_digest bytea NOT NULL
+    operator_id uuid NOT NULL
+    source text NOT NULL
+    created_at timestamp with time zone NOT NULL DEFAULT now()
+    used_at timestamp with time zone NOT NULL DEFAULT now()
+    ends_at timestamp with time zone NOT NULL
+    issuer text
+    name text
+    role text
+    CONSTRAINT operator_sessions_bounds CHECK (((LEAST(created_at, used_at, ends_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(created_at, used_at, ends_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(source), octet_length(issuer), octet_length(name), octet_length(role), octet_length(token_digest)) <= 100000))) NOT VALID
+    CONSTRAINT operator_sessions_pkey PRIMARY KEY (token_digest)
+    CREATE INDEX operator_sessions_operator ON public.operator_sessions USING btree (operator_id)
+
+TABLE operator_sign_ins
+    subject text NOT NULL
+    attempts integer NOT NULL
+    until timestamp with time zone NOT NULL
+    CONSTRAINT operator_sign_ins_bounds CHECK ((((until >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (until <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (octet_length(subject) <= 100000))) NOT VALID
+    CONSTRAINT operator_sign_ins_pkey PRIMARY KEY (subject)
+
+TABLE operators
+    operator_id uuid NOT NULL
+    name text NOT NULL
+    role text NOT NULL
+    password text
+    setup_digest bytea
+    setup_until timestamp with time zone
+    disabled_at timestamp with time zone
+    signed_in_at timestamp with time zone
+    created_at timestamp with time zone NOT NULL DEFAULT now()
+    CONSTRAINT operators_bounds CHECK (((LEAST(setup_until, disabled_at, signed_in_at, created_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(setup_until, disabled_at, signed_in_at, created_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(name), octet_length(role), octet_length(password), octet_length(setup_digest)) <= 100000))) NOT VALID
+    CONSTRAINT operators_name_key UNIQUE (name)
+    CONSTRAINT operators_pkey PRIMARY KEY (operator_id)
+
+TABLE options
+    option_id uuid NOT NULL
+    name text NOT NULL
+    provider text NOT NULL
+    provider_option_id text NOT NULL
+    environment text NOT NULL
+    enabled boolean NOT NULL DEFAULT true
+    details jsonb NOT NULL DEFAULT '{}'::jsonb
+    version bigint NOT NULL
+    alternatives jsonb NOT NULL DEFAULT '[]'::jsonb
+    countries text[]
+    data_mb integer
+    unlimited boolean
+    days integer
+    cost bigint
+    cost_currency text
+    CONSTRAINT options_bounds CHECK ((GREATEST(octet_length(name), octet_length(provider), octet_length(provider_option_id), octet_length(environment), octet_length(cost_currency), pg_column_size(details), pg_column_size(alternatives), pg_column_size(countries)) <= 100000)) NOT VALID
+    CONSTRAINT options_details CHECK ((jsonb_typeof(details) = 'object'::text))
+    CONSTRAINT options_environment_check CHECK ((environment = ANY (ARRAY['sandbox'::text, 'live'::text])))
+    CONSTRAINT options_pkey PRIMARY KEY (option_id)
+    CREATE INDEX options_version ON public.options USING btree (version)
+    CREATE TRIGGER options_version BEFORE INSERT OR UPDATE ON public.options FOR EACH ROW EXECUTE FUNCTION next_configuration_version()
+
+TABLE orders
+    order_id uuid NOT NULL
+    partner_id uuid NOT NULL
+    external_order_id text NOT NULL
+    refused_at timestamp with time zone
+    answer_by timestamp with time zone NOT NULL
+    answering uuid
+    traceparent text
+    cancelled_at timestamp with time zone
+    erased_at timestamp with time zone
+    created_at timestamp with time zone NOT NULL DEFAULT now()
+    CONSTRAINT orders_bounds CHECK (((LEAST(refused_at, answer_by, cancelled_at, erased_at, created_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(refused_at, answer_by, cancelled_at, erased_at, created_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(external_order_id), octet_length(traceparent)) <= 100000))) NOT VALID
+    CONSTRAINT orders_external_order_id_key UNIQUE NULLS NOT DISTINCT (external_order_id, partner_id, refused_at)
+    CONSTRAINT orders_pkey PRIMARY KEY (order_id)
+    CREATE INDEX orders_partner ON public.orders USING btree (partner_id, order_id)
+
+TABLE partner_endpoints
+    endpoint_id uuid NOT NULL
+    partner_id uuid NOT NULL
+    nth integer NOT NULL
+    lane text NOT NULL GENERATED ALWAYS AS (
+CASE
+    WHEN (nth = 0) THEN ''::text
+    ELSE (endpoint_id)::text
+END) STORED
+    purpose text NOT NULL DEFAULT 'webhooks'::text
+    url text
+    host text GENERATED ALWAYS AS (lower("substring"(url, '^[^:/?#]+://(?:[^/?#@]*@)?(\[[^]]*\]|[^/:?#]+)'::text))) STORED
+    secrets bytea[] NOT NULL DEFAULT '{}'::bytea[]
+    secret_ends timestamp with time zone[] NOT NULL DEFAULT '{}'::timestamp with time zone[]
+    events text[] NOT NULL DEFAULT '{topup.ready}'::text[]
+    headers bytea
+    created_at timestamp with time zone NOT NULL DEFAULT now()
+    verified_at timestamp with time zone
+    code_digest bytea
+    code_until timestamp with time zone
+    code_tries integer NOT NULL DEFAULT 0
+    failures integer NOT NULL DEFAULT 0
+    blocks integer NOT NULL DEFAULT 0
+    blocked_until timestamp with time zone
+    probe uuid
+    paused_by_partner boolean NOT NULL DEFAULT false
+    moving_since timestamp with time zone
+    failing_since timestamp with time zone
+    told text
+    told_at timestamp with time zone
+    exhausted_told_at timestamp with time zone
+    unproven_since timestamp with time zone
+    CONSTRAINT partner_endpoints_bounds CHECK (((LEAST(created_at, verified_at, code_until, moving_since, failing_since, told_at, exhausted_told_at, unproven_since) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(created_at, verified_at, code_until, moving_since, failing_since, told_at, exhausted_told_at, unproven_since) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND ((blocked_until = 'infinity'::timestamp with time zone) OR ((blocked_until >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (blocked_until <= '9999-12-31 00:00:00+00'::timestamp with time zone))) AND ('0001-01-01 00:00:00+00'::timestamp with time zone <= ALL (secret_ends)) AND ('9999-12-31 00:00:00+00'::timestamp with time zone >= ALL (secret_ends)) AND (GREATEST(octet_length(purpose), octet_length(url), octet_length(headers), octet_length(code_digest), octet_length(told), pg_column_size(events), pg_column_size(secrets), pg_column_size(secret_ends)) <= 100000)))
+    CONSTRAINT partner_endpoints_first CHECK (((nth = 0) = (endpoint_id = partner_id)))
+    CONSTRAINT partner_endpoints_pkey PRIMARY KEY (endpoint_id)
+    CONSTRAINT partner_endpoints_secrets CHECK ((cardinality(secrets) = cardinality(secret_ends)))
+    CREATE INDEX partner_endpoints_moving ON public.partner_endpoints USING btree (endpoint_id) WHERE (moving_since IS NOT NULL)
+    CREATE UNIQUE INDEX partner_endpoints_partner ON public.partner_endpoints USING btree (partner_id, nth)
+    CREATE TRIGGER channel_moved BEFORE UPDATE OF url ON public.partner_endpoints FOR EACH ROW WHEN (((old.purpose = 'notices'::text) AND (new.url IS DISTINCT FROM old.url))) EXECUTE FUNCTION channel_moved()
+    CREATE TRIGGER endpoint_blocked AFTER UPDATE OF blocks ON public.partner_endpoints FOR EACH ROW WHEN (((new.blocks > 0) <> (old.blocks > 0))) EXECUTE FUNCTION endpoint_blocked()
+    CREATE TRIGGER endpoint_blocked_at_once AFTER INSERT ON public.partner_endpoints FOR EACH ROW WHEN ((new.blocks > 0)) EXECUTE FUNCTION endpoint_blocked()
+    CREATE TRIGGER first_endpoint_changed AFTER INSERT OR UPDATE OF url, secrets, secret_ends, events ON public.partner_endpoints FOR EACH ROW WHEN ((new.nth = 0)) EXECUTE FUNCTION partner_from_first_endpoint()
+    CREATE TRIGGER health_of_endpoint BEFORE INSERT ON public.partner_endpoints FOR EACH ROW WHEN ((new.partner_id IS NULL)) EXECUTE FUNCTION health_of_endpoint()
+
+TABLE partners
+    partner_id uuid NOT NULL
+    name text NOT NULL
+    environment text NOT NULL
+    access_key text NOT NULL
+    secret_key bytea
+    old_access_key text
+    old_secret_key bytea
+    old_keys_until timestamp with time zone
+    signed_body_required boolean NOT NULL DEFAULT false
+    webhook_url text
+    webhook_host text GENERATED ALWAYS AS (lower("substring"(webhook_url, '^[^:/?#]+://(?:[^/?#@]*@)?(\[[^]]*\]|[^/:?#]+)'::text))) STORED
+    webhook_secret bytea NOT NULL DEFAULT '\x'::bytea
+    old_webhook_secret bytea
+    old_webhook_secret_until timestamp with time zone
+    webhook_events text[] NOT NULL DEFAULT '{}'::text[]
+    max_in_flight integer
+    requests_per_second integer
+    orders_per_second integer
+    units_per_second integer
+    disabled_at timestamp with time zone
+    erased_at timestamp with time zone
+    created_at timestamp with time zone NOT NULL DEFAULT now()
+    version bigint NOT NULL
+    moved_to text
+    has_further_endpoints boolean NOT NULL DEFAULT false
+    CONSTRAINT partners_access_key_key UNIQUE (access_key)
+    CONSTRAINT partners_bounds CHECK (((LEAST(old_keys_until, old_webhook_secret_until, disabled_at, erased_at, created_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(old_keys_until, old_webhook_secret_until, disabled_at, erased_at, created_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(name), octet_length(environment), octet_length(access_key), octet_length(old_access_key), octet_length(webhook_url), octet_length(moved_to), octet_length(secret_key), octet_length(old_secret_key), octet_length(webhook_secret), octet_length(old_webhook_secret), pg_column_size(webhook_events)) <= 100000))) NOT VALID
+    CONSTRAINT partners_environment_check CHECK ((environment = ANY (ARRAY['sandbox'::text, 'live'::text])))
+    CONSTRAINT partners_limits CHECK ((LEAST(max_in_flight, requests_per_second, orders_per_second, units_per_second) > 0))
+    CONSTRAINT partners_old_access_key_key UNIQUE (old_access_key)
+    CONSTRAINT partners_pkey PRIMARY KEY (partner_id)
+    CREATE INDEX partners_version ON public.partners USING btree (version)
+    CREATE TRIGGER partner_changed AFTER UPDATE OF webhook_url, webhook_secret, old_webhook_secret, old_webhook_secret_until, webhook_events ON public.partners FOR EACH ROW EXECUTE FUNCTION first_endpoint_from_partner()
+    CREATE TRIGGER partner_created AFTER INSERT ON public.partners FOR EACH ROW EXECUTE FUNCTION first_endpoint_from_partner()
+    CREATE TRIGGER partners_version BEFORE INSERT OR UPDATE ON public.partners FOR EACH ROW EXECUTE FUNCTION next_configuration_version()
+
+TABLE placements
+    placement_id uuid NOT NULL
+    order_id uuid NOT NULL
+    partner_id uuid NOT NULL
+    provider text NOT NULL
+    lane text NOT NULL
+    state text NOT NULL DEFAULT 'accepted'::text
+    attempt integer NOT NULL DEFAULT 0
+    attempted_at timestamp with time zone
+    not_found_at timestamp with time zone
+    unknowns integer NOT NULL DEFAULT 0
+    placed_at timestamp with time zone
+    hinted_at timestamp with time zone
+    reason text
+    refusal_status text
+    refusal_message text
+    disputed boolean NOT NULL DEFAULT false
+    created_at timestamp with time zone NOT NULL DEFAULT now()
+    provider_reference text
+    alternatives jsonb
+    tried jsonb
+    CONSTRAINT placements_bounds CHECK (((LEAST(attempted_at, not_found_at, placed_at, hinted_at, created_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(attempted_at, not_found_at, placed_at, hinted_at, created_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(provider), octet_length(lane), octet_length(state), octet_length(reason), octet_length(refusal_status), octet_length(refusal_message), octet_length(provider_reference), pg_column_size(alternatives), pg_column_size(tried)) <= 100000))) NOT VALID
+    CONSTRAINT placements_pkey PRIMARY KEY (placement_id)
+    CREATE INDEX placements_created ON public.placements USING btree (created_at)
+    CREATE INDEX placements_order ON public.placements USING btree (order_id)
+    CREATE TRIGGER placement_deleted AFTER DELETE ON public.placements FOR EACH ROW WHEN ((old.provider_reference IS NOT NULL)) EXECUTE FUNCTION note_provider_reference()
+    CREATE TRIGGER placement_inserted AFTER INSERT ON public.placements FOR EACH ROW WHEN ((new.provider_reference IS NOT NULL)) EXECUTE FUNCTION note_provider_reference()
+    CREATE TRIGGER placement_named AFTER UPDATE OF provider_reference ON public.placements FOR EACH ROW WHEN ((new.provider_reference IS DISTINCT FROM old.provider_reference)) EXECUTE FUNCTION note_provider_reference()
+    WITH (fillfactor=60)
+
+TABLE provider_lanes
+    provider text NOT NULL
+    lane text NOT NULL
+    instance text NOT NULL
+    max_in_flight integer NOT NULL
+    unsettled integer NOT NULL
+    reason text NOT NULL
+    since timestamp with time zone NOT NULL
+    updated_at timestamp with time zone NOT NULL DEFAULT now()
+    CONSTRAINT provider_lanes_bounds CHECK (((LEAST(since, updated_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(since, updated_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(provider), octet_length(lane), octet_length(instance), octet_length(reason)) <= 100000))) NOT VALID
+    CONSTRAINT provider_lanes_pkey PRIMARY KEY (provider, lane, instance)
+
+TABLE provider_references
+    reference text NOT NULL
+    placement_id uuid NOT NULL
+    CONSTRAINT provider_references_bounds CHECK ((octet_length(reference) <= 100000)) NOT VALID
+    CONSTRAINT provider_references_pkey PRIMARY KEY (reference, placement_id)
+
+TABLE provider_replicas
+    provider text NOT NULL
+    instance text NOT NULL
+    share double precision NOT NULL
+    until timestamp with time zone NOT NULL
+    CONSTRAINT provider_replicas_bounds CHECK ((((until >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (until <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(provider), octet_length(instance)) <= 100000) AND ((share >= (0)::double precision) AND (share <= ('1000000000'::numeric)::double precision)))) NOT VALID
+    CONSTRAINT provider_replicas_pkey PRIMARY KEY (provider, instance)
+
+TABLE providers
+    name text NOT NULL
+    open_until timestamp with time zone
+    reason text
+    openings integer NOT NULL DEFAULT 0
+    version bigint NOT NULL DEFAULT 1
+    changed_at timestamp with time zone NOT NULL DEFAULT now()
+    failing_since timestamp with time zone
+    CONSTRAINT providers_bounds CHECK (((LEAST(open_until, changed_at, failing_since) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(open_until, changed_at, failing_since) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(name), octet_length(reason)) <= 100000) AND ((openings >= 0) AND (openings <= 1000000000)) AND ((version >= 0) AND (version <= '9000000000000000000'::bigint)))) NOT VALID
+    CONSTRAINT providers_pkey PRIMARY KEY (name)
+
+TABLE pulses
+    instance uuid NOT NULL
+    stage text NOT NULL
+    number bigint NOT NULL
+    timeline bigint NOT NULL
+    replicated boolean NOT NULL
+    at timestamp with time zone NOT NULL
+    started_at timestamp with time zone NOT NULL DEFAULT now()
+    stopped boolean NOT NULL DEFAULT false
+    CONSTRAINT pulses_bounds CHECK (((LEAST(at, started_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(at, started_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (octet_length(stage) <= 100000))) NOT VALID
+    CONSTRAINT pulses_pkey PRIMARY KEY (instance)
+    CREATE INDEX pulses_at ON public.pulses USING btree (at)
+
+TABLE refused_requests
+    request_id uuid NOT NULL
+    partner_id uuid NOT NULL
+    kind text NOT NULL
+    at timestamp with time zone NOT NULL
+    status integer NOT NULL
+    reason text NOT NULL
+    errors text NOT NULL
+    method text NOT NULL
+    path text NOT NULL
+    external_order_id text
+    unrecorded bigint NOT NULL
+    CONSTRAINT refused_requests_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(kind), octet_length(reason), octet_length(errors), octet_length(method), octet_length(path), octet_length(external_order_id)) <= 100000))) NOT VALID
+    CONSTRAINT refused_requests_pkey PRIMARY KEY (request_id)
+    CREATE INDEX refused_requests_at ON public.refused_requests USING btree (at)
+    CREATE INDEX refused_requests_external ON public.refused_requests USING btree (external_order_id) WHERE (external_order_id IS NOT NULL)
+    CREATE INDEX refused_requests_partner ON public.refused_requests USING btree (partner_id, kind, request_id)
+
+TABLE resends
+    resend_id uuid NOT NULL
+    partner_id uuid
+    state text
+    since timestamp with time zone NOT NULL
+    until timestamp with time zone NOT NULL
+    matching bigint
+    phase text NOT NULL
+    after_at timestamp with time zone
+    after_id uuid
+    resent bigint NOT NULL DEFAULT 0
+    created_at timestamp with time zone NOT NULL DEFAULT now()
+    ended_at timestamp with time zone
+    cancelled_at timestamp with time zone
+    batch_id uuid
+    delivery_id uuid
+    asked_by text NOT NULL DEFAULT 'partner'::text
+    via text NOT NULL DEFAULT 'api'::text
+    reason text NOT NULL DEFAULT ''::text
+    skipped bigint NOT NULL DEFAULT 0
+    CONSTRAINT redeliveries_bounds CHECK (((LEAST(since, until, after_at, created_at, ended_at, cancelled_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(since, until, after_at, created_at, ended_at, cancelled_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(state), octet_length(phase)) <= 100000))) NOT VALID
+    CONSTRAINT redeliveries_pkey PRIMARY KEY (resend_id)
+    CONSTRAINT resends_bounds CHECK ((GREATEST(octet_length(asked_by), octet_length(via), octet_length(reason)) <= 100000)) NOT VALID
+    CREATE INDEX redeliveries_partner ON public.resends USING btree (partner_id, created_at)
+    CREATE INDEX resends_batch ON public.resends USING btree (batch_id) WHERE (batch_id IS NOT NULL)
+    CREATE INDEX resends_created ON public.resends USING btree (created_at) WHERE ((batch_id IS NULL) AND ((delivery_id IS NULL) OR (via <> 'api'::text)))
+    CREATE UNIQUE INDEX redeliveries_running ON public.resends USING btree (partner_id) WHERE (ended_at IS NULL)
+
+TABLE system
+    singleton boolean NOT NULL DEFAULT true
+    version bigint NOT NULL DEFAULT 0
+    addresses text[] NOT NULL DEFAULT '{}'::text[]
+    told_at timestamp with time zone NOT NULL DEFAULT now()
+    CONSTRAINT system_bounds CHECK ((((told_at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (told_at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (pg_column_size(addresses) <= 100000))) NOT VALID
+    CONSTRAINT system_pkey PRIMARY KEY (singleton)
+    CONSTRAINT system_singleton_check CHECK (singleton)
+
+TABLE topups
+    topup_id text COLLATE "C" NOT NULL
+    placement_id uuid NOT NULL
+    position integer NOT NULL
+    option_id uuid NOT NULL
+    provider_option_id text NOT NULL
+    state text NOT NULL DEFAULT 'pending'::text
+    reason text
+    CONSTRAINT topups_bounds CHECK ((GREATEST(octet_length(topup_id), octet_length(provider_option_id), octet_length(state), octet_length(reason)) <= 100000)) NOT VALID
+    CONSTRAINT topups_topup_id_key PRIMARY KEY (topup_id)
+    CREATE INDEX topups_placement ON public.topups USING btree (placement_id)
+    CREATE TRIGGER topup_failed AFTER UPDATE OF state ON public.topups FOR EACH ROW WHEN (((new.state = 'failed'::text) AND (old.state <> 'failed'::text))) EXECUTE FUNCTION topup_failed()
+
+TABLE walks
+    name text NOT NULL
+    up_to timestamp with time zone NOT NULL DEFAULT '-infinity'::timestamp with time zone
+    after text NOT NULL DEFAULT ''::text
+    days integer
+    began_at timestamp with time zone NOT NULL DEFAULT now()
+    fence_at timestamp with time zone
+    fence_xid xid8
+    CONSTRAINT walks_bounds CHECK ((((up_to = '-infinity'::timestamp with time zone) OR ((up_to >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (up_to <= '9999-12-31 00:00:00+00'::timestamp with time zone))) AND (LEAST(began_at, fence_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(began_at, fence_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(name), octet_length(after)) <= 100000)))
+    CONSTRAINT walks_days CHECK (((days >= 1) AND (days <= 36500)))
+    CONSTRAINT walks_pkey PRIMARY KEY (name)
+    POLICY walks_of_stage USING 
+CASE CURRENT_USER
+    WHEN 'esim_provisioner'::name THEN (name = 'placements'::text)
+    WHEN 'esim_notifier'::name THEN (name <> 'placements'::text)
+    ELSE true
+END
+    POLICY walks_readable USING true
+
+TABLE work
+    id uuid NOT NULL
+    kind text NOT NULL
+    provider text NOT NULL
+    lane text NOT NULL
+    partner_id uuid NOT NULL
+    at timestamp with time zone NOT NULL
+    CONSTRAINT work_bounds CHECK ((((at = '-infinity'::timestamp with time zone) OR ((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone))) AND (GREATEST(octet_length(kind), octet_length(provider), octet_length(lane)) <= 100000))) NOT VALID
+    CONSTRAINT work_pkey PRIMARY KEY (id)
+    CREATE INDEX work_at ON public.work USING btree (kind, provider, at)
+    CREATE INDEX work_lane ON public.work USING btree (kind, provider, lane, partner_id, at)
+    POLICY work_of_stage USING 
+CASE CURRENT_USER
+    WHEN 'esim_provisioner'::name THEN (kind <> ALL (ARRAY['deliver'::text, 'erase'::text]))
+    WHEN 'esim_notifier'::name THEN (kind = ANY (ARRAY['deliver'::text, 'erase'::text]))
+    WHEN 'esim_ingress'::name THEN (kind = 'deliver'::text)
+    ELSE true
+END WITH CHECK 
+CASE CURRENT_USER
+    WHEN 'esim_provisioner'::name THEN (kind <> 'erase'::text)
+    WHEN 'esim_notifier'::name THEN (kind = ANY (ARRAY['deliver'::text, 'erase'::text]))
+    WHEN 'esim_ingress'::name THEN (kind = ANY (ARRAY['deliver'::text, 'usage'::text, 'give_back'::text]))
+    ELSE true
+END
+    WITH (autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_threshold=500)
+
+VIEW archive_partners AS
+ SELECT a.archive,
+    (p.key)::uuid AS partner_id,
+    (p.value)::bigint AS orders
+   FROM (archives a
+     CROSS JOIN LATERAL jsonb_each_text(a.partners) p(key, value));
+
+CREATE OR REPLACE FUNCTION public.change_further_endpoint()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    IF TG_OP = 'DELETE' THEN
+        DELETE FROM partner_endpoints WHERE endpoint_id = OLD.endpoint_id;
+    ELSIF TG_OP = 'UPDATE' THEN
+        UPDATE partner_endpoints
+        SET url = NEW.url, secrets = secret_list(NEW.secret, NEW.old_secret, NEW.old_secret_until),
+            secret_ends = secret_end_list(NEW.secret, NEW.old_secret, NEW.old_secret_until), events = NEW.events,
+            headers = NEW.headers, verified_at = NEW.verified_at, code_digest = NEW.code_digest,
+            code_until = NEW.code_until, code_tries = NEW.code_tries
+        WHERE endpoint_id = OLD.endpoint_id;
+    ELSE
+        INSERT INTO partner_endpoints
+            (endpoint_id, partner_id, nth, purpose, url, secrets, secret_ends, events, headers, verified_at, created_at,
+             code_digest, code_until, code_tries)
+        SELECT NEW.endpoint_id, NEW.partner_id, coalesce(max(e.nth), 0) + 1, coalesce(NEW.purpose, 'webhooks'), NEW.url,
+               secret_list(NEW.secret, NEW.old_secret, NEW.old_secret_until),
+               secret_end_list(NEW.secret, NEW.old_secret, NEW.old_secret_until), NEW.events, NEW.headers, NEW.verified_at,
+               coalesce(NEW.created_at, now()), NEW.code_digest, NEW.code_until, coalesce(NEW.code_tries, 0)
+        FROM partner_endpoints e WHERE e.partner_id = NEW.partner_id;
+    END IF;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    RETURN coalesce(NEW, OLD);
+END
+$function$
+
+CREATE OR REPLACE FUNCTION public.channel_moved()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    NEW.verified_at := NULL;
+    NEW.code_digest := NULL;
+    RETURN NEW;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION public.close_placements(closed_order uuid)
+ RETURNS TABLE(placement_id uuid, was text, attempt integer, refusal_status text, refusal_message text)
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    -- The locks are taken in one order, so that two calls wait for each other instead of deadlocking. They also wait
+    -- for a claim or a settlement that is under way.
+    PERFORM FROM placements p WHERE p.order_id = closed_order ORDER BY p.placement_id FOR UPDATE;
+    IF EXISTS (SELECT FROM placements p WHERE p.order_id = closed_order AND p.state NOT IN ('accepted', 'failed')) THEN
+        RETURN;
+    END IF;
+    RETURN QUERY
+        WITH before AS MATERIALIZED (
+            SELECT p.placement_id, p.state FROM placements p WHERE p.order_id = closed_order
+        ), moved AS (
+            UPDATE placements p SET state = 'refused' FROM before
+            WHERE p.placement_id = before.placement_id
+            RETURNING p.placement_id, before.state, p.attempt, p.refusal_status, p.refusal_message
+        ), done AS (
+            DELETE FROM work WHERE id IN (SELECT moved.placement_id FROM moved)
+        )
+        SELECT * FROM moved ORDER BY moved.placement_id;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION public.commits_lost(process uuid, acknowledged bigint, new_timeline bigint)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+DECLARE
+    timeline bigint := ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint;
+    never CONSTANT timestamptz := '9999-12-31 00:00:00+00';
+    why text;
+    opened bigint;
+BEGIN
+    IF new_timeline <> timeline THEN
+        RAISE EXCEPTION 'the server is on timeline %, so no loss before timeline % can be known', timeline, new_timeline
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    why := CASE
+        WHEN acknowledged IS NOT NULL THEN format(
+            'commits were lost: the database has pulse %s of process %s, and pulse %s was acknowledged',
+            coalesce((SELECT number FROM pulses WHERE instance = process), 0), process, acknowledged)
+        WHEN new_timeline IS NOT NULL THEN format(
+            'commits may be lost: the timeline is %s now, and commits did not wait for a standby before', new_timeline)
+        ELSE 'commits were lost'
+    END || format(' (%s says so)', session_user);
+    IF new_timeline IS NOT NULL THEN
+        INSERT INTO commit_losses (timeline, told) VALUES (new_timeline, why) ON CONFLICT DO NOTHING;
+        IF NOT FOUND THEN
+            RETURN false;
+        END IF;
+    END IF;
+    SELECT count(*) INTO opened FROM providers WHERE open_until IS DISTINCT FROM never;
+    UPDATE providers
+    SET reason = CASE WHEN open_until = never THEN reason
+                      ELSE why || coalesce(' (open before: ' || left(reason, 1000) || ')', '') END,
+        open_until = never, version = (version + 1000000) % 9000000000000000000, changed_at = now(),
+        failing_since = CASE WHEN open_until IS NULL THEN now() ELSE coalesce(failing_since, now()) END;
+    IF opened > 0 THEN
+        INSERT INTO operator_actions (action_id, operator, database_role, command, target, affected, reason)
+        VALUES (gen_random_uuid(), session_user, session_user, 'commit fence', 'all providers', opened, why);
+    END IF;
+    RETURN true;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION public.commits_lost(why text, new_timeline bigint)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    RETURN commits_lost(NULL::uuid, NULL::bigint, new_timeline);
+END
+$function$
+
+VIEW configuration_version AS
+ SELECT singleton,
+    version
+   FROM system;
+
+CREATE OR REPLACE FUNCTION public.endpoint_blocked()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    INSERT INTO history (endpoint_id, kind, after)
+    VALUES (NEW.endpoint_id, CASE WHEN NEW.blocks > 0 THEN 'blocked' ELSE 'unblocked' END,
+            CASE WHEN NEW.blocks > 0 THEN jsonb_build_object('failures', NEW.failures) END);
+    RETURN NULL;
+END
+$function$
+
+VIEW endpoints AS
+ SELECT endpoint_id AS partner_id,
+    failures,
+    blocks,
+    blocked_until,
+    probe,
+    moving_since,
+    paused_by_partner,
+    failing_since,
+    told,
+    told_at,
+    exhausted_told_at,
+    unproven_since
+   FROM partner_endpoints;
+
+CREATE OR REPLACE FUNCTION public.first_endpoint_from_partner()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    INSERT INTO partner_endpoints AS e (endpoint_id, partner_id, nth, url, secrets, secret_ends, events, created_at)
+    VALUES (NEW.partner_id, NEW.partner_id, 0, NEW.webhook_url,
+            secret_list(NEW.webhook_secret, NEW.old_webhook_secret, NEW.old_webhook_secret_until),
+            secret_end_list(NEW.webhook_secret, NEW.old_webhook_secret, NEW.old_webhook_secret_until),
+            array_prepend('topup.ready', NEW.webhook_events), NEW.created_at)
+    ON CONFLICT (endpoint_id) DO UPDATE
+    SET url = excluded.url, secrets = excluded.secrets, secret_ends = excluded.secret_ends, events = excluded.events
+    WHERE (e.url, e.secrets, e.secret_ends, e.events)
+        IS DISTINCT FROM (excluded.url, excluded.secrets, excluded.secret_ends, excluded.events);
+    RETURN NULL;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION public.forget_health()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    UPDATE partner_endpoints
+    SET failures = 0, blocks = 0, blocked_until = NULL, probe = NULL, moving_since = NULL, paused_by_partner = false,
+        failing_since = NULL, told = NULL, told_at = NULL, exhausted_told_at = NULL, unproven_since = NULL
+    WHERE endpoint_id = OLD.partner_id;
+    RETURN OLD;
+END
+$function$
+
+VIEW further_endpoints AS
+ SELECT endpoint_id,
+    partner_id,
+    purpose,
+    url,
+    host,
+    secrets[1] AS secret,
+    secrets[2] AS old_secret,
+    secret_ends[2] AS old_secret_until,
+    events,
+    headers,
+    verified_at,
+    created_at,
+    code_digest,
+    code_until,
+    code_tries
+   FROM partner_endpoints
+  WHERE (nth > 0);
+
+CREATE OR REPLACE FUNCTION public.health_of_endpoint()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    SELECT e.partner_id, e.nth INTO NEW.partner_id, NEW.nth FROM partner_endpoints e WHERE e.endpoint_id = NEW.endpoint_id;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    RETURN NEW;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION public.insert_retention_due()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    INSERT INTO work (id, kind, provider, lane, partner_id, at)
+    SELECT md5('erase ' || NEW.topup_id)::uuid, 'erase', '', NEW.topup_id, p.partner_id, NEW.at
+    FROM topups t JOIN placements p ON p.placement_id = t.placement_id
+    WHERE t.topup_id = NEW.topup_id
+    ON CONFLICT DO NOTHING;
+    RETURN NEW;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION public.mark_returned(returned_topup text)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    UPDATE esims SET profile = NULL, erased_at = coalesce(erased_at, now()), returned_at = now()
+    WHERE topup_id = returned_topup AND returned_at IS NULL
+      AND (SELECT r.give_back = 'returned' FROM esim_requests r WHERE r.topup_id = returned_topup);
+    RETURN FOUND;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION public.next_configuration_version()
+ RETURNS trigger
+ LANGUAGE plpgsql
+AS $function$
+BEGIN
+    UPDATE system SET version = version + 1 RETURNING version INTO NEW.version;
+    RETURN NEW;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION public.note_provider_reference()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    IF TG_OP <> 'INSERT' AND OLD.provider_reference IS NOT NULL THEN
+        DELETE FROM provider_references
+        WHERE reference = OLD.provider_reference AND placement_id = OLD.placement_id;
+    END IF;
+    IF TG_OP <> 'DELETE' AND NEW.provider_reference IS NOT NULL THEN
+        INSERT INTO provider_references VALUES (NEW.provider_reference, NEW.placement_id) ON CONFLICT DO NOTHING;
+    END IF;
+    RETURN NULL;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION public.partner_from_first_endpoint()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    UPDATE partners p
+    SET webhook_url = NEW.url, webhook_secret = coalesce(NEW.secrets[1], ''), old_webhook_secret = NEW.secrets[2],
+        old_webhook_secret_until = NEW.secret_ends[2], webhook_events = array_remove(NEW.events, 'topup.ready')
+    WHERE p.partner_id = NEW.partner_id
+      AND (p.webhook_url, p.webhook_secret, p.old_webhook_secret, p.old_webhook_secret_until, p.webhook_events)
+          IS DISTINCT FROM (NEW.url, coalesce(NEW.secrets[1], ''), NEW.secrets[2], NEW.secret_ends[2],
+                            array_remove(NEW.events, 'topup.ready'));
+    RETURN NULL;
+END
+$function$
+
+VIEW partner_units AS
+ SELECT o.partner_id,
+    o.order_id,
+    o.external_order_id,
+    t.topup_id,
+    t."position",
+    t.option_id,
+        CASE
+            WHEN (e.ready_at IS NOT NULL) THEN 'ready'::text
+            WHEN (t.state = 'failed'::text) THEN 'failed'::text
+            WHEN (p.state = 'parked'::text) THEN 'on_hold'::text
+            ELSE 'processing'::text
+        END AS state,
+    p.refusal_status,
+    p.refusal_message,
+    e.iccid,
+    e.profile,
+    e.ready_at,
+    e.erased_at,
+    e.delivery_id,
+    d.state AS delivery,
+    d.attempt,
+    d.attempted_at,
+    d.delivered_at,
+    d.created_at AS delivery_created_at,
+    e.returned_at
+   FROM ((((orders o
+     JOIN placements p ON ((p.order_id = o.order_id)))
+     JOIN topups t ON ((t.placement_id = p.placement_id)))
+     LEFT JOIN esims e ON ((e.topup_id = t.topup_id)))
+     LEFT JOIN deliveries d ON ((d.delivery_id = e.delivery_id)));
+
+VIEW redeliveries AS
+ SELECT resend_id AS redelivery_id,
+    partner_id,
+    state,
+    since,
+    until,
+    matching,
+    phase,
+    after_at,
+    after_id,
+    resent AS redelivered,
+    created_at,
+    ended_at,
+    cancelled_at
+   FROM resends
+  WHERE ((delivery_id IS NULL) AND (partner_id IS NOT NULL));
+
+CREATE OR REPLACE FUNCTION public.request_due()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    INSERT INTO work AS w (id, kind, provider, lane, partner_id, at)
+    SELECT md5(open.kind || ' ' || NEW.topup_id)::uuid, open.kind, NEW.provider, NEW.topup_id, NEW.partner_id, NEW.at
+    FROM (SELECT 'usage' AS kind WHERE NEW.usage_asked_at IS NOT NULL
+          UNION ALL
+          SELECT 'give_back' WHERE NEW.give_back NOT IN ('returned', 'refused', 'parked')) open
+    ON CONFLICT (id) DO UPDATE SET at = excluded.at;
+    RETURN NULL;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION public.resolve_give_back(resolved_topup text, after_attempt integer, is_returned boolean)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    UPDATE esim_requests
+    SET give_back = CASE WHEN is_returned THEN 'returned' ELSE 'refused' END, ended_at = now(), reason = 'resolved',
+        message = NULL, not_returned_at = NULL
+    WHERE topup_id = resolved_topup AND give_back = 'parked' AND attempt = after_attempt;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM mark_returned(resolved_topup);
+    RETURN true;
+END
+$function$
+
+VIEW retention AS
+ SELECT name AS class,
+    days,
+    after,
+    up_to,
+    began_at
+   FROM walks
+  WHERE (name <> ALL (ARRAY['placements'::text, 'deliveries'::text]));
+
+VIEW retention_due AS
+ SELECT lane AS topup_id,
+    at
+   FROM work
+  WHERE ((kind = 'erase'::text) AND (provider = ''::text));
+
+CREATE OR REPLACE FUNCTION public.secret_end_list(newest bytea, old bytea, until timestamp with time zone)
+ RETURNS timestamp with time zone[]
+ LANGUAGE sql
+ IMMUTABLE
+AS $function$
+    SELECT CASE WHEN newest IS NULL OR newest = '' THEN '{}' WHEN old IS NULL OR until IS NULL THEN ARRAY[NULL::timestamptz]
+                ELSE ARRAY[NULL, until] END
+$function$
+
+CREATE OR REPLACE FUNCTION public.secret_list(newest bytea, old bytea, until timestamp with time zone)
+ RETURNS bytea[]
+ LANGUAGE sql
+ IMMUTABLE
+AS $function$
+    SELECT CASE WHEN newest IS NULL OR newest = '' THEN '{}' WHEN old IS NULL OR until IS NULL THEN ARRAY[newest]
+                ELSE ARRAY[newest, old] END
+$function$
+
+VIEW source_addresses AS
+ SELECT singleton,
+    addresses,
+    told_at
+   FROM system;
+
+VIEW sweeps AS
+ SELECT name AS stage,
+    up_to,
+    fence_at,
+    fence_xid
+   FROM walks
+  WHERE (name = ANY (ARRAY['placements'::text, 'deliveries'::text]));
+
+CREATE OR REPLACE FUNCTION public.topup_failed()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    WITH wanted AS (
+        SELECT o.order_id, o.partner_id, o.answer_by, nullif(e.endpoint_id, o.partner_id) AS endpoint_id, e.lane
+        FROM placements p
+        JOIN orders o ON o.order_id = p.order_id
+        JOIN partner_endpoints e ON e.partner_id = o.partner_id
+        WHERE p.placement_id = NEW.placement_id AND o.refused_at IS NULL AND 'topup.failed' = ANY (e.events)
+    ), created AS (
+        INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id, endpoint_id)
+        SELECT md5(concat_ws(' ', 'topup.failed', NEW.topup_id, endpoint_id))::uuid, partner_id, 'topup.failed',
+               NEW.topup_id, order_id, endpoint_id
+        FROM wanted
+        ON CONFLICT DO NOTHING
+        RETURNING delivery_id, endpoint_id
+    ), linked AS (
+        INSERT INTO further_deliveries (topup_id, delivery_id)
+        SELECT NEW.topup_id, delivery_id FROM created WHERE endpoint_id IS NOT NULL
+        ON CONFLICT DO NOTHING
+    )
+    INSERT INTO work (id, kind, provider, lane, partner_id, at)
+    SELECT delivery_id, 'deliver', '', lane, partner_id, greatest(answer_by, now())
+    FROM created JOIN wanted ON wanted.endpoint_id IS NOT DISTINCT FROM created.endpoint_id;
+    RETURN NULL;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION public.verify_channel(of_partner uuid, code text, OUT outcome text, OUT tries_left integer)
+ RETURNS record
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+DECLARE
+    -- How many wrong codes are taken before a new one has to be sent.
+    most constant integer := 5;
+    channel partner_endpoints;
+    key bytea := convert_to(code, 'UTF8');
+    inner_pad bytea := decode(repeat('36', 64), 'hex');
+    outer_pad bytea := decode(repeat('5c', 64), 'hex');
+BEGIN
+    -- The lock keeps two requests at the same time from counting one try.
+    SELECT * INTO channel FROM partner_endpoints WHERE partner_id = of_partner AND purpose = 'notices' FOR UPDATE;
+    tries_left := 0;
+    IF NOT FOUND THEN
+        outcome := 'none';
+        RETURN;
+    END IF;
+    IF channel.verified_at IS NOT NULL THEN
+        outcome := 'before';
+        RETURN;
+    END IF;
+    IF channel.code_digest IS NULL OR channel.code_tries >= most OR coalesce(channel.code_until <= now(), true) THEN
+        outcome := 'ended';
+        RETURN;
+    END IF;
+    -- A longer key would be hashed first. Codes are much shorter, so it is wrong anyway.
+    IF length(key) BETWEEN 1 AND 64 THEN
+        FOR i IN 0 .. length(key) - 1 LOOP
+            inner_pad := set_byte(inner_pad, i, get_byte(inner_pad, i) # get_byte(key, i));
+            outer_pad := set_byte(outer_pad, i, get_byte(outer_pad, i) # get_byte(key, i));
+        END LOOP;
+        IF channel.code_digest = sha256(outer_pad || sha256(inner_pad || convert_to(E'notice code\n', 'UTF8')
+                                                                        || uuid_send(channel.endpoint_id))) THEN
+            UPDATE partner_endpoints SET verified_at = now(), code_digest = NULL WHERE endpoint_id = channel.endpoint_id;
+            outcome := 'verified';
+            RETURN;
+        END IF;
+    END IF;
+    UPDATE partner_endpoints SET code_tries = code_tries + 1 WHERE endpoint_id = channel.endpoint_id;
+    outcome := 'wrong';
+    tries_left := most - channel.code_tries - 1;
+END
+$function$

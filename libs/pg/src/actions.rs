@@ -1,0 +1,283 @@
+//! The record of what operators have changed, and why. Changes that partners make themselves are
+//! recorded here, too, with `partner` as the operator.
+
+use domain::{Command, Stored, command::Counts};
+use serde_json::Value;
+use sqlx::{PgConnection, Postgres, Transaction};
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use crate::Result;
+
+/// The operator that is recorded for changes that partners make themselves. No operator may have this
+/// name, because such records have a term of their own and stand apart from those of operators.
+pub const PARTNER: &str = "partner";
+
+/// The recorded reason of a change that a partner makes itself.
+pub const REASON: &str = "requested by the partner";
+
+/// Through which program somebody acts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
+pub enum Via {
+    Esimctl,
+    Console,
+    /// The requests that partners sign.
+    Api,
+}
+
+/// Who acts.
+#[derive(Clone, Copy, Debug)]
+pub struct Actor<'a> {
+    /// The operator's name, or `partner`.
+    pub name: &'a str,
+    pub via: Via,
+    /// The address of the browser. For `esimctl` it is the address that the database sees, so none is
+    /// given.
+    pub source: Option<&'a str>,
+}
+
+impl<'a> Actor<'a> {
+    /// A partner, by a request of its own.
+    pub const PARTNER: Actor<'static> = Actor {
+        name: PARTNER,
+        via: Via::Api,
+        source: None,
+    };
+
+    /// Somebody with a shell.
+    pub const fn esimctl(name: &'a str) -> Self {
+        Self {
+            name,
+            via: Via::Esimctl,
+            source: None,
+        }
+    }
+
+    /// An operator who has signed in at the console, with the address of the browser.
+    pub const fn console(name: &'a str, source: &'a str) -> Self {
+        Self {
+            name,
+            via: Via::Console,
+            source: Some(source),
+        }
+    }
+}
+
+/// A command that changes something, as it is recorded.
+#[derive(Clone, Copy, Debug)]
+pub struct Action<'a> {
+    pub actor: Actor<'a>,
+    pub command: Command,
+    /// What the command named, such as `placement 0199…`.
+    pub target: &'a str,
+    pub reason: &'a str,
+}
+
+/// What an action changed, without secrets.
+#[derive(Clone, Debug, Default)]
+pub struct Changed {
+    before: Option<Value>,
+    after: Option<Value>,
+}
+
+impl Changed {
+    pub fn between(before: Value, after: Value) -> Self {
+        Self {
+            before: Some(before),
+            after: Some(after),
+        }
+    }
+
+    /// Something that was not there before.
+    pub fn created(after: Value) -> Self {
+        Self {
+            before: None,
+            after: Some(after),
+        }
+    }
+}
+
+/// Whether a command previews its change or commits it.
+#[derive(Clone, Copy, Debug)]
+pub enum Mode<'a> {
+    /// Makes the change and rolls it back, so that the counts are exact.
+    Preview,
+    /// Commits the change together with its record.
+    Apply(Action<'a>),
+}
+
+/// Ends the transaction of a command as its mode says. `affected` is the number of changed rows.
+pub async fn finish(
+    transaction: Transaction<'_, Postgres>,
+    mode: Mode<'_>,
+    affected: i64,
+) -> Result<(), sqlx::Error> {
+    finish_with(transaction, mode, affected, Changed::default()).await
+}
+
+/// The same, and records what changed.
+pub async fn finish_with(
+    transaction: Transaction<'_, Postgres>,
+    mode: Mode<'_>,
+    affected: i64,
+    changed: Changed,
+) -> Result<(), sqlx::Error> {
+    match mode {
+        Mode::Preview => transaction.rollback().await,
+        Mode::Apply(action) => commit(transaction, action, affected, changed).await,
+    }
+}
+
+/// Commits a change together with its record.
+pub async fn commit(
+    mut transaction: Transaction<'_, Postgres>,
+    action: Action<'_>,
+    affected: i64,
+    changed: Changed,
+) -> Result<(), sqlx::Error> {
+    record_with(&mut transaction, action, affected, changed).await?;
+    transaction.commit().await
+}
+
+/// Records an action in the transaction of its change.
+pub async fn record(
+    connection: &mut PgConnection,
+    action: Action<'_>,
+    affected: i64,
+) -> Result<(), sqlx::Error> {
+    record_with(connection, action, affected, Changed::default()).await
+}
+
+/// Makes a change and its record in one transaction. `change` returns its result with what is
+/// recorded of it, or `None` if it changed nothing, which leaves no record.
+pub async fn recorded<T>(
+    connection: &mut PgConnection,
+    action: Action<'_>,
+    change: impl AsyncFnOnce(&mut PgConnection) -> Result<Option<(T, Changed)>>,
+) -> Result<Option<T>> {
+    let mut transaction = sqlx::Connection::begin(connection).await?;
+    let Some((result, changed)) = change(&mut transaction).await? else {
+        return Ok(None);
+    };
+    commit(transaction, action, 1, changed).await?;
+    Ok(Some(result))
+}
+
+async fn record_with(
+    connection: &mut PgConnection,
+    action: Action<'_>,
+    affected: i64,
+    changed: Changed,
+) -> Result<(), sqlx::Error> {
+    let via: &'static str = action.actor.via.into();
+    let statement = sqlx::query!(
+        "INSERT INTO operator_actions (action_id, operator, command, target, affected, reason, via, source, before, after)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, coalesce($8, CASE WHEN $7 = 'esimctl' THEN host(inet_client_addr()) END),
+                 $9::text::jsonb, $10::text::jsonb)",
+        Uuid::now_v7(),
+        action.actor.name,
+        action.command.as_str(),
+        action.target,
+        affected,
+        action.reason,
+        via,
+        action.actor.source,
+        changed.before.map(|value| value.to_string()),
+        changed.after.map(|value| value.to_string()),
+    );
+    statement.execute(connection).await?;
+    Ok(())
+}
+
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Recorded {
+    /// When the transaction of the change began.
+    #[serde(with = "time::serde::rfc3339")]
+    pub at: OffsetDateTime,
+    /// The operator's name as given to `esimctl`, or `partner`.
+    pub operator: String,
+    pub database_role: String,
+    pub command: Stored<Command>,
+    pub target: String,
+    /// The number of changed rows.
+    pub affected: i64,
+    pub reason: String,
+    /// `esimctl`, `console` or `api`; `None` if an older version recorded it.
+    pub via: Option<String>,
+    /// The address of the browser, or from which the database saw `esimctl`.
+    pub source: Option<String>,
+    /// What was changed, as JSON without secrets.
+    pub before: Option<String>,
+    pub after: Option<String>,
+}
+
+impl Recorded {
+    /// See [`changed_nothing`].
+    pub fn changed_nothing(&self) -> bool {
+        changed_nothing(&self.command, self.affected, self.after.is_some())
+    }
+}
+
+/// Whether an action found nothing to change, for example a webhook that was sent meanwhile. What is
+/// recorded with its state `after` was changed, even if no further row was, as when an endpoint is
+/// resumed for which no webhook waits. Showing something changes nothing on purpose.
+pub fn changed_nothing(command: &Stored<Command>, affected: i64, has_after: bool) -> bool {
+    let changes = match command.known().map(Command::counts) {
+        Some(Counts::Webhooks | Counts::Rows) | None => true,
+        Some(Counts::Nothing) => false,
+    };
+    changes && affected == 0 && !has_after
+}
+
+/// Which recorded actions to list; `None` matches all.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Filter<'a> {
+    pub since: Option<OffsetDateTime>,
+    /// The end of the range of time, exclusive: a page begins where the one before it ended.
+    pub until: Option<OffsetDateTime>,
+    /// Only the actions of this one. Those of partners are listed if this is [`PARTNER`], and only
+    /// then, so that no partner pushes the actions of operators out of a list.
+    pub operator: Option<&'a str>,
+}
+
+/// The newest actions that match, at most `limit`.
+pub async fn list(
+    connection: &mut PgConnection,
+    filter: &Filter<'_>,
+    limit: u32,
+) -> Result<Vec<Recorded>> {
+    let actions = sqlx::query_as!(
+        Recorded,
+        "SELECT at, operator, database_role, command, target, affected, reason, via, source,
+                before::text AS before, after::text AS after
+         FROM operator_actions
+         WHERE (operator = 'partner') = $5
+           AND at >= coalesce($1, '-infinity'::timestamptz) AND at < coalesce($3, 'infinity'::timestamptz)
+           AND ($4::text IS NULL OR operator = $4)
+         ORDER BY at DESC LIMIT $2",
+        filter.since,
+        i64::from(limit),
+        filter.until,
+        filter.operator,
+        filter.operator == Some(PARTNER),
+    );
+    Ok(actions.fetch_all(connection).await?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_left_everything_as_it_was_is_marked() {
+        let nothing = |command: &str, affected, has_after| {
+            changed_nothing(&command.to_owned().into(), affected, has_after)
+        };
+        assert!(nothing("resend start", 0, false));
+        assert!(!nothing("resend start", 2, false));
+        assert!(!nothing("endpoint resume", 0, true));
+        assert!(!nothing("topup show-code", 0, false));
+        assert!(nothing("a command of another version", 0, false));
+    }
+}
