@@ -97,6 +97,17 @@ def set_up(walk, page, link):
     page.wait_for_selector(".verdict h1")
 
 
+def act_page(walk, page, path, button, fields=()):
+    """The page of an act: fills its form in, and sends it."""
+    page.goto(BASE + path)
+    walk.check(page, f"the act at {path.rsplit('/', 1)[1]}")
+    for selector, value in fields:
+        page.fill(selector, value)
+    page.fill("input[name=reason]", "the walk of tests/console")
+    page.get_by_role("button", name=button).click()
+    page.wait_for_selector("text=in the record of actions")
+
+
 def act(page, summary, button):
     """Opens a form by its summary, gives a reason and sends it."""
     details = page.locator("details.action", has_text=summary).first
@@ -124,7 +135,7 @@ def signed_in_by_provider(walk, order, partner):
     """Who has a group sees the pages of its role, and who has none is told so."""
     for name, role, path, offered in (
         ("guest", "viewer", order, []),
-        ("on-call", "operator", partner, ["Disable this partner", "Pause"]),
+        ("on-call", "operator", partner, ["Pause", "Send a test", "Show its whole URL"]),
     ):
         context = walk.context()
         page = by_provider(context, name, path)
@@ -150,7 +161,7 @@ def offers(walk, page, role, expected):
         walk.problems.append(f"{page.url} offers {found} to {role}, not {expected}")
 
 
-def support(walk, program, order, partner):
+def support(walk, program, order, esim, partner):
     """Support sends webhooks again, pauses endpoints and sees activation codes, and does nothing else."""
     name = f"support-{os.getpid()}"
     made = esimctl(program, "operator", "create", name, "--role", "support")
@@ -163,7 +174,14 @@ def support(walk, program, order, partner):
     if page.locator("dt", has_text="Activation code").count() == 0:
         walk.problems.append("no activation code is shown")
     walk.check(page, "activation code")
-    for path, offered in ((partner, ["Pause"]), ("/needs", []), ("/resends", []), ("/providers", [])):
+    page.goto(BASE + esim)
+    offers(walk, page, "support", ["Ask for its data use", "Send its webhook again", "Show its activation code"])
+    act(page, "Ask for its data use", "Ask for its data use")
+    page.goto(BASE + partner)
+    act(page, "Send a test", "Send a test")
+    page.wait_for_selector("h1:has-text('webhook.test')")
+    walk.check(page, "a test webhook")
+    for path, offered in ((partner, ["Pause", "Send a test"]), ("/needs", []), ("/resends", []), ("/providers", [])):
         page.goto(BASE + path)
         offers(walk, page, "support", offered)
     context.close()
@@ -187,6 +205,20 @@ def ended(walk, program, order):
     context.close()
 
 
+def partner_acts(walk, page, partner):
+    """What is changed of a partner, each on a page of its own."""
+    page.goto(BASE + partner)
+    act(page, "Show its whole URL", "Show its whole URL")
+    url = page.locator("dd code").inner_text()
+    act_page(walk, page, partner + "/limits", "Set the limits", [("input[name=orders_per_second]", "20")])
+    act_page(walk, page, partner + "/webhook-url", "Set the URL", [("input[name=url]", url)])
+    # This console has no master keys for new ones, so it names who makes them.
+    for what in ("keys", "webhook-secret"):
+        page.goto(BASE + partner + "/" + what)
+        if "esimctl partner rotate" not in page.locator("code.cmd").inner_text():
+            walk.problems.append(f"the page of new {what} does not say who makes them")
+
+
 def actions(walk, page, order, partner):
     """Each action once, and that the screen of actions has it."""
     parked = store_orders(3_000)
@@ -194,6 +226,14 @@ def actions(walk, page, order, partner):
     act(page, "Send its webhook again", "Send again")
     walk.check(page, "an order after an action")
     act(page, "Show its activation code", "Show")
+    # All purchases with one cause: the list of the provider comes first.
+    page.goto(BASE + "/needs")
+    page.click("text=Settle them …")
+    walk.check(page, "settling before a list was compared")
+    page.fill("textarea[name=list]", "order_id;number")
+    page.get_by_role("button", name="Compare").click()
+    page.wait_for_selector("text=0 of the 1 are in the list")
+    walk.check(page, "settling after a list was compared")
     page.goto(BASE + parked)
     details = page.locator("details.action", has_text="Say what became of this purchase").first
     details.locator("summary").click()
@@ -206,10 +246,13 @@ def actions(walk, page, order, partner):
     act(page, "Stop buying there", "Stop buying there")
     walk.check(page, "providers of which one does not buy")
     act(page, "Buy again now", "Buy again now")
-    page.goto(BASE + partner)
+    page.goto(BASE + partner + "/access")
     act(page, "Disable this partner", "Disable this partner")
+    page.goto(BASE + partner + "/access")
     walk.check(page, "a partner that is disabled")
     act(page, "Enable this partner", "Enable this partner")
+    partner_acts(walk, page, partner)
+    page.goto(BASE + partner)
     act(page, "Pause", "Pause")
 
     # The webhooks of a paused endpoint are not sent, so the resend cannot end before it is cancelled.
@@ -228,7 +271,9 @@ def actions(walk, page, order, partner):
     act(page, "Resume", "Resume")
     page.goto(BASE + "/actions")
     for command in ("resend start", "topup show-code", "placement resolve --not-bought", "provider open", "provider close",
-                    "partner disable", "partner enable", "endpoint pause", "endpoint resume", "resend cancel"):
+                    "partner disable", "partner enable", "partner set-limits", "partner set-webhook",
+                    "endpoint test", "endpoint show-url", "topup usage",
+                    "endpoint pause", "endpoint resume", "resend cancel"):
         if page.locator("td", has_text=command).count() == 0:
             walk.problems.append(f"the screen of actions lacks {command}")
 
@@ -257,7 +302,7 @@ def search(walk, page, order):
 
 def refused(walk, page, partner):
     """A request that ingress refused is on the page of its partner, with the id that the partner got."""
-    page.goto(BASE + partner)
+    page.goto(BASE + partner + "/access")
     access_key = page.locator("dt:has-text('Access key') + dd").inner_text()
     brand = os.environ.get("BRAND") or "Service"
     headers = {"Access-Key": access_key, "Timestamp": str(int(time.time())), "Signature": "bm9uZQ=="}
@@ -271,8 +316,8 @@ def refused(walk, page, partner):
         request_id = error.headers["X-Request-Id"]
     # Ingress writes what it refused some seconds later.
     for _ in range(200):
-        page.goto(BASE + partner)
-        if page.locator("tr", has_text=request_id).locator("text=signature_invalid").count() > 0:
+        page.goto(BASE + partner + "/refused")
+        if page.locator(".group", has_text="signature_invalid").locator("tr", has_text=request_id).count() > 0:
             return
         page.wait_for_timeout(100)
     walk.problems.append(f"the page of the partner lacks the refused request {request_id}")
@@ -284,7 +329,11 @@ def every_path(order, esim, partner):
         "overview": "/", "week": "/?range=7d", "needs": "/needs", "orders": "/orders",
         "orders-filtered": "/orders?state=ready&since=24h&partner=nobody", "order": order, "esim": esim,
         "webhooks": "/webhooks", "webhooks-given-up": "/webhooks?state=exhausted", "partners": "/partners",
-        "partners-with-a-problem": "/partners?state=problem", "partner": partner, "providers": "/providers",
+        "partners-with-a-problem": "/partners?state=problem", "partner": partner, "refused": partner + "/refused",
+        "refused-for-one-cause": partner + "/refused?code=signature_invalid", "access": partner + "/access",
+        "limits": partner + "/limits", "webhook-url": partner + "/webhook-url", "keys": partner + "/keys",
+        "orders-of-a-product": "/orders?product=nothing", "webhooks-of-a-provider": "/webhooks?provider=sandbox&partner=nobody",
+        "record-of-an-act": "/actions?what=partner+set-limits", "providers": "/providers",
         "resends": "/resends", "preview": "/resends/preview?since=1h&state=delivered",
         "actions": "/actions", "nothing-found": "/find?q=nothing", "zone": "/zone",
     }
@@ -401,7 +450,7 @@ def main(program, axe, *options):
         esim = page.locator("a[href^='/esims/']").first.get_attribute("href")
         search(walk, page, order)
         refused(walk, page, partner)
-        support(walk, program, order, partner)
+        support(walk, program, order, esim, partner)
         signed_in_by_provider(walk, order, partner)
         ended(walk, program, order)
         actions(walk, page, order, partner)

@@ -227,6 +227,15 @@ pub async fn show(
         .next())
 }
 
+/// Keeps other changes of a partner out until the end of the transaction. Returns whether it exists.
+pub async fn lock(connection: &mut PgConnection, partner_id: PartnerId) -> Result<bool> {
+    let query = sqlx::query!(
+        "SELECT partner_id FROM partners WHERE partner_id = $1 FOR NO KEY UPDATE",
+        partner_id.uuid()
+    );
+    Ok(query.fetch_optional(connection).await?.is_some())
+}
+
 /// Disables a partner, so that its requests are denied, or enables it again. Orders that were
 /// accepted go on. Returns whether the partner exists.
 pub async fn set_disabled(

@@ -34,6 +34,9 @@ pub enum Command {
     /// The partner asks the provider to take an eSIM back.
     #[strum(serialize = "give back")]
     GiveBack,
+    /// The provider is asked for the data use of an eSIM.
+    #[strum(serialize = "topup usage")]
+    AskUsage,
     /// The partner cancels an order.
     #[strum(serialize = "order cancel")]
     OrderCancel,
@@ -81,6 +84,12 @@ pub enum Command {
     EndpointPause,
     #[strum(serialize = "endpoint resume")]
     EndpointResume,
+    /// An operator has seen a whole webhook URL.
+    #[strum(serialize = "endpoint show-url")]
+    ShowUrl,
+    /// A test webhook is sent.
+    #[strum(serialize = "endpoint test")]
+    EndpointTest,
     #[strum(serialize = "notices set")]
     NoticesSet,
     #[strum(serialize = "notices verify")]
@@ -109,6 +118,9 @@ pub enum Command {
     /// The partner rotates its own keys.
     #[strum(serialize = "keys rotate")]
     KeysRotate,
+    /// Somebody has told a partner what its endpoints lack, so nobody else has to for a day.
+    #[strum(serialize = "partner told")]
+    PartnerTold,
     #[strum(serialize = "partner erase")]
     PartnerErase,
     /// A partner goes to another cell.
@@ -190,9 +202,11 @@ impl Command {
             | Self::GiveBackReturned
             | Self::GiveBackNotReturned
             | Self::GiveBack
+            | Self::AskUsage
             | Self::OrderCancel
             | Self::OrderErase
             | Self::ShowCode
+            | Self::ShowUrl
             | Self::ResendStart
             | Self::ResendCancel
             | Self::DeliveryReplay
@@ -204,6 +218,7 @@ impl Command {
             | Self::WebhooksRedeliverCancel
             | Self::WebhookSet
             | Self::WebhookSecretRotate
+            | Self::EndpointTest
             | Self::NoticesSet
             | Self::NoticesVerify
             | Self::NoticesRemove
@@ -217,6 +232,7 @@ impl Command {
             | Self::PartnerRotateKeys
             | Self::PartnerRotateWebhookSecret
             | Self::KeysRotate
+            | Self::PartnerTold
             | Self::PartnerErase
             | Self::PartnerMove
             | Self::ProviderOpen
@@ -251,7 +267,7 @@ impl Command {
             | Self::EventRedeliver
             | Self::WebhooksRedeliver
             | Self::EndpointResume => Counts::Webhooks,
-            Self::ShowCode => Counts::Nothing,
+            Self::ShowCode | Self::ShowUrl => Counts::Nothing,
             Self::PlacementBought
             | Self::PlacementNotBought
             | Self::PlacementRetry
@@ -259,6 +275,7 @@ impl Command {
             | Self::GiveBackReturned
             | Self::GiveBackNotReturned
             | Self::GiveBack
+            | Self::AskUsage
             | Self::OrderCancel
             | Self::OrderErase
             | Self::ResendCancel
@@ -271,6 +288,7 @@ impl Command {
             | Self::EndpointDelete
             | Self::EndpointSecretRotate
             | Self::EndpointPause
+            | Self::EndpointTest
             | Self::NoticesSet
             | Self::NoticesVerify
             | Self::NoticesRemove
@@ -284,6 +302,7 @@ impl Command {
             | Self::PartnerRotateKeys
             | Self::PartnerRotateWebhookSecret
             | Self::KeysRotate
+            | Self::PartnerTold
             | Self::PartnerErase
             | Self::PartnerMove
             | Self::ProviderOpen

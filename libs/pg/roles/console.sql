@@ -1,5 +1,6 @@
 -- The console: what it shows, and what its operators do there. What it reads of a profile is sealed, and only a console that
--- may show activation codes has the master key that opens it. It reads no other key or secret.
+-- may show activation codes has the master key that opens it. It reads the sealed keys and secrets of partners only to keep
+-- the old ones when it makes new ones; a console has the master keys for them only if it may make keys.
 GRANT SELECT ON system, options, orders, placements, topups, work, held, deliveries, delivery_attempts,
     endpoints, further_deliveries, providers, provider_lanes, provider_replicas, pulses, walks, operator_actions,
     resends, redeliveries, archives, archived_orders, provider_references, hourly, minutely, esim_requests, refused_requests
@@ -46,9 +47,27 @@ GRANT INSERT, UPDATE (ended_at, cancelled_at) ON resends, redeliveries TO esim_c
 GRANT SELECT, INSERT, UPDATE (cancelled_at) ON operations TO esim_console;
 GRANT SELECT, INSERT ON operation_parts TO esim_console;
 
--- A partner whose key has leaked is disabled. Its configuration gets a new version, which ingress reads.
-GRANT UPDATE (disabled_at) ON partners TO esim_console;
+-- A partner whose key has leaked is disabled, or gets new keys; its limits are changed. Its configuration gets a new
+-- version, which ingress reads.
+GRANT SELECT (secret_key, old_secret_key),
+      UPDATE (disabled_at, access_key, secret_key, old_access_key, old_secret_key, old_keys_until, max_in_flight,
+              requests_per_second, orders_per_second, units_per_second)
+    ON partners TO esim_console;
 GRANT UPDATE (version) ON system TO esim_console;
+-- Its webhook URL and secret. The headers of an endpoint are read and written by the same statement, sealed.
+GRANT SELECT (secrets, headers), UPDATE (url, events, headers, secrets, secret_ends, moving_since, unproven_since)
+    ON partner_endpoints TO esim_console;
+-- A test webhook, and what is asked about an eSIM for its partner.
+GRANT INSERT (delivery_id, partner_id, kind, created_at, endpoint_id) ON deliveries TO esim_console;
+GRANT INSERT (topup_id, partner_id, provider, usage_asked_at, give_back, give_back_asked_at),
+      UPDATE (usage_asked_at, usage_failure, usage_failed_at, give_back, give_back_asked_at, not_returned_at, reason, message,
+              ended_at)
+    ON esim_requests TO esim_console;
+GRANT SELECT ON partner_units TO esim_console;
+-- A row lock needs the privilege to change a column: the order of such an eSIM is kept out of archives meanwhile, and a
+-- webhook that waits for a URL is released once.
+GRANT UPDATE (traceparent) ON orders TO esim_console;
+GRANT UPDATE (lane) ON held TO esim_console;
 
 -- If the server has lost commits, whoever notices it first stops all buying.
 GRANT EXECUTE ON FUNCTION commits_lost(uuid, bigint, bigint) TO esim_console;

@@ -1,6 +1,8 @@
 //! The record of what operators have changed, and why. Changes that partners make themselves are
 //! recorded here, too, with `partner` as the operator.
 
+use std::collections::HashMap;
+
 use domain::{Command, Stored, command::Counts};
 use serde_json::Value;
 use sqlx::{PgConnection, Postgres, Transaction};
@@ -263,6 +265,26 @@ pub async fn list(
         filter.operator == Some(PARTNER),
     );
     Ok(actions.fetch_all(connection).await?)
+}
+
+/// When a command was recorded last for each of these ids, which are the second words of its targets.
+pub async fn last(
+    connection: &mut PgConnection,
+    ids: &[String],
+    command: Command,
+) -> Result<HashMap<String, OffsetDateTime>> {
+    if ids.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let query = sqlx::query!(
+        r#"SELECT left(split_part(target, ' ', 2), 100) AS "of!", max(at) AS "at!" FROM operator_actions
+           WHERE left(split_part(target, ' ', 2), 100) = ANY ($1) AND command = $2
+           GROUP BY 1"#,
+        ids,
+        command.as_str(),
+    );
+    let rows = query.fetch_all(connection).await?.into_iter();
+    Ok(rows.map(|row| (row.of, row.at)).collect())
 }
 
 #[cfg(test)]

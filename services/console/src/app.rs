@@ -21,6 +21,8 @@ struct Parts {
     database: Database,
     /// The master key for profiles, if activation codes may be shown.
     vault: Option<Vault>,
+    /// The master keys for keys and webhook secrets of partners, if new ones may be made.
+    partner_vault: Option<Vault>,
     settings: Settings,
     product: Arc<Product>,
     metrics: metrics::Metrics,
@@ -57,6 +59,13 @@ impl App {
             .then(|| config.master_key.vault(&[Keyring::Profiles]))
             .transpose()
             .map_err(BadSetting::error)?;
+        // Who gives the console these keys wants it to make keys and webhook secrets of partners.
+        let keys = &config.master_key;
+        let makes_keys = keys.master_key_partners.is_some() && keys.master_key_webhooks.is_some();
+        let partner_vault = makes_keys
+            .then(|| keys.vault(&[Keyring::Partners, Keyring::Webhooks]))
+            .transpose()
+            .map_err(BadSetting::error)?;
         let database = config.database.open("console").map_err(BadSetting::error)?;
         let provider = openid::Provider::open(&config.openid, &config.console_url)?;
         if provider.is_none() && !config.console_passwords {
@@ -67,6 +76,7 @@ impl App {
         Ok(Self(Arc::new(Parts {
             database,
             vault,
+            partner_vault,
             settings: Settings {
                 tls: config.console_url.scheme() == "https",
                 lifetime: Lifetime {
@@ -94,6 +104,10 @@ impl App {
 
     pub(crate) fn vault(&self) -> Option<&Vault> {
         self.0.vault.as_ref()
+    }
+
+    pub(crate) fn partner_vault(&self) -> Option<&Vault> {
+        self.0.partner_vault.as_ref()
     }
 
     pub(crate) fn settings(&self) -> &Settings {

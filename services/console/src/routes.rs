@@ -61,6 +61,95 @@ fn action(path: &'static str, needs: Option<Role>, handler: MethodRouter<App>) -
 
 /// All routes.
 pub fn routes() -> Vec<Route> {
+    of_all().into_iter().chain(of_partners()).collect()
+}
+
+/// The routes of the pages of a partner and its endpoints.
+fn of_partners() -> Vec<Route> {
+    let viewer = Some(Role::Viewer);
+    let support = Some(Role::Support);
+    let operator = Some(Role::Operator);
+    vec![
+        page("/partners", viewer, get(pages::partners::show)),
+        page("/partners/{id}", viewer, get(pages::partner::show)),
+        action(
+            "/partners/{id}/disable",
+            operator,
+            post(pages::account::disable),
+        ),
+        action(
+            "/partners/{id}/enable",
+            operator,
+            post(pages::account::enable),
+        ),
+        page(
+            "/partners/{id}/access",
+            viewer,
+            get(pages::partner_acts::access),
+        ),
+        page("/partners/{id}/refused", viewer, get(pages::refusals::show)),
+        page(
+            "/partners/{id}/webhook-url",
+            operator,
+            get(pages::partner_acts::url),
+        ),
+        action(
+            "/partners/{id}/webhook-url",
+            operator,
+            post(pages::partner_acts::set_url),
+        ),
+        page("/partners/{id}/keys", operator, get(pages::rotation::keys)),
+        action(
+            "/partners/{id}/keys",
+            operator,
+            post(pages::rotation::rotate_keys),
+        ),
+        page(
+            "/partners/{id}/webhook-secret",
+            operator,
+            get(pages::rotation::secret),
+        ),
+        action(
+            "/partners/{id}/webhook-secret",
+            operator,
+            post(pages::rotation::rotate_secret),
+        ),
+        page(
+            "/partners/{id}/limits",
+            operator,
+            get(pages::partner_acts::limits),
+        ),
+        action(
+            "/partners/{id}/limits",
+            operator,
+            post(pages::partner_acts::set_limits),
+        ),
+        action(
+            "/partners/{id}/told",
+            support,
+            post(pages::partner_acts::told),
+        ),
+        action("/endpoints/{id}/test", support, post(pages::partner::test)),
+        action(
+            "/endpoints/{id}/show-url",
+            operator,
+            post(pages::partner::show_url),
+        ),
+        action(
+            "/endpoints/{id}/pause",
+            support,
+            post(pages::partner::pause),
+        ),
+        action(
+            "/endpoints/{id}/resume",
+            support,
+            post(pages::partner::resume),
+        ),
+    ]
+}
+
+/// All other routes.
+fn of_all() -> Vec<Route> {
     let viewer = Some(Role::Viewer);
     let support = Some(Role::Support);
     let operator = Some(Role::Operator);
@@ -87,6 +176,9 @@ pub fn routes() -> Vec<Route> {
             viewer,
             get(pages::order::sentence),
         ),
+        page("/purchases/settle", operator, get(pages::settle::show)),
+        action("/purchases/settle", operator, post(pages::settle::settle)),
+        action("/purchases/compare", operator, post(pages::settle::compare)),
         action(
             "/placements/{id}/resolve",
             operator,
@@ -104,20 +196,17 @@ pub fn routes() -> Vec<Route> {
         ),
         page("/esims/{id}", viewer, get(pages::esim::show)),
         action("/topups/{id}/code", support, post(pages::code::show)),
+        action("/esims/{id}/usage", support, post(pages::esim::ask_usage)),
+        action(
+            "/esims/{id}/give-back",
+            operator,
+            post(pages::esim::give_back),
+        ),
+        page("/webhooks/{id}", viewer, get(pages::webhook::show)),
         page("/webhooks", viewer, get(pages::webhooks::show)),
         page("/webhooks.csv", viewer, get(pages::webhooks::csv)),
         page("/providers", viewer, get(pages::providers::show)),
         page("/needs", viewer, get(pages::needs::show)),
-        action(
-            "/endpoints/{id}/pause",
-            support,
-            post(pages::partner::pause),
-        ),
-        action(
-            "/endpoints/{id}/resume",
-            support,
-            post(pages::partner::resume),
-        ),
         action(
             "/providers/{name}/open",
             operator,
@@ -127,18 +216,6 @@ pub fn routes() -> Vec<Route> {
             "/providers/{name}/close",
             operator,
             post(pages::providers::close),
-        ),
-        page("/partners", viewer, get(pages::partners::show)),
-        page("/partners/{id}", viewer, get(pages::partner::show)),
-        action(
-            "/partners/{id}/disable",
-            operator,
-            post(pages::account::disable),
-        ),
-        action(
-            "/partners/{id}/enable",
-            operator,
-            post(pages::account::enable),
         ),
         page("/resends", viewer, get(pages::resends::list)),
         page("/resends/preview", operator, get(pages::resends::preview)),

@@ -37,6 +37,11 @@ pub fn seen(endpoint: &Endpoint) -> String {
     format!("{} {at}", endpoint.state)
 }
 
+/// When a page has read an endpoint, as a text that its forms carry along.
+pub fn seen_at(endpoint: &Endpoint) -> String {
+    rfc3339(endpoint.read_at)
+}
+
 /// The state of an endpoint before a change. If its operator has [`seen`] it, another state is a
 /// conflict, and so is the same state if the endpoint was paused or resumed in between: otherwise a
 /// form that is sent again would be carried out again. The row is locked, so that the state holds until
@@ -67,6 +72,26 @@ async fn before(
     } else {
         Err(NotChanged::Changed { seen, now })
     }
+}
+
+/// Whether none of these commands was recorded for a partner since a page was made. `read_at` is when it
+/// read the partner, as [`seen_at`] writes it.
+pub async fn is_as_seen(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    commands: &[Command],
+    read_at: &str,
+) -> Result<bool> {
+    let Ok(read_at) = OffsetDateTime::parse(read_at, &Rfc3339) else {
+        return Ok(false);
+    };
+    for command in commands {
+        let last = actions::last(&mut *connection, &[partner_id.to_string()], *command).await?;
+        if last.values().any(|at| *at >= read_at) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Whether an operator or the partner has changed an endpoint of this partner since a page was made.

@@ -172,6 +172,17 @@ pub async fn ask_give_back(
     partner_id: PartnerId,
     topup_id: &TopupId,
 ) -> Result<()> {
+    give_back(connection, partner_id, topup_id, (Actor::PARTNER, REASON)).await?;
+    Ok(())
+}
+
+/// The same for whoever acts for the partner, with the reason. Returns whether it has asked anew.
+pub async fn give_back(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    topup_id: &TopupId,
+    (actor, reason): (Actor<'_>, &str),
+) -> Result<bool> {
     let mut transaction = connection.begin().await?;
     keep_order(&mut transaction, topup_id).await?;
     let statement = sqlx::query!(
@@ -190,13 +201,13 @@ pub async fn ask_give_back(
     make_due(&mut transaction, partner_id, topup_id).await?;
     if asked {
         let action = Action {
-            actor: Actor::PARTNER,
+            actor,
             command: domain::Command::GiveBack,
             target: &format!("topup {}", topup_id.as_str()),
-            reason: REASON,
+            reason,
         };
         actions::record(&mut transaction, action, 1).await?;
     }
     transaction.commit().await?;
-    Ok(())
+    Ok(asked)
 }

@@ -82,9 +82,9 @@ const DENIED: [(&str, &[&str]); 5] = testkit::rows! {
     ];
     "console" => &[
         // It may read profiles, which are sealed: docs/decisions/0033-console.md.
-        "UPDATE esims SET profile = NULL", "SELECT secret_key FROM partners", "SELECT webhook_secret FROM partners",
-        "SELECT headers FROM partner_endpoints", "SELECT secrets FROM partner_endpoints",
-        "UPDATE partner_endpoints SET url = 'https://attacker.example/'", "UPDATE partner_endpoints SET told = NULL",
+        "UPDATE esims SET profile = NULL", "SELECT webhook_secret FROM partners", "UPDATE partners SET environment = 'live'",
+        "UPDATE partners SET name = ''", "UPDATE partner_endpoints SET partner_id = gen_random_uuid()",
+        "UPDATE partner_endpoints SET verified_at = now()", "UPDATE partner_endpoints SET told = NULL",
         "SELECT headers FROM further_endpoints", "SELECT secret FROM further_endpoints",
         "UPDATE partners SET webhook_url = 'https://attacker.example/'", "UPDATE partners SET moved_to = NULL",
         "UPDATE operators SET role = 'operator'", "UPDATE operators SET disabled_at = NULL",
@@ -96,7 +96,7 @@ const DENIED: [(&str, &[&str]); 5] = testkit::rows! {
         "INSERT INTO held (id, state, provider, partner_id) VALUES (gen_random_uuid(), 'parked', '', gen_random_uuid())",
         "INSERT INTO orders (order_id) VALUES (gen_random_uuid())", "UPDATE placements SET attempt = 0",
         "UPDATE options SET enabled = true", "UPDATE retention SET days = 1", "DELETE FROM delivery_attempts",
-        "UPDATE esim_requests SET give_back = 'returned'", "SELECT mark_returned('a')",
+        "UPDATE esim_requests SET attempt = 0", "UPDATE orders SET refused_at = now()", "SELECT mark_returned('a')",
     ];
 };
 /// What the credentials of one role still allow, under the words with which `docs/security.md` says so.
@@ -129,6 +129,10 @@ const STILL: [(&str, &[(&str, &str)]); 5] = testkit::rows! {
                                VALUES ('', gen_random_uuid(), '', now())"),
         ("have a placement bought again", "UPDATE placements SET state = 'accepted'"),
         ("close breakers", "UPDATE providers SET open_until = NULL"),
+        ("redirect webhooks", "UPDATE partner_endpoints SET url = 'https://attacker.example/'"),
+        ("lock a partner out of its account", "UPDATE partners SET secret_key = ''"),
+        ("read sealed profiles, keys, secrets and headers", "SELECT headers, secrets FROM partner_endpoints"),
+        ("ask to give back any eSIM", "UPDATE esim_requests SET give_back = 'asked'"),
         ("enable a partner that was disabled", "UPDATE partners SET disabled_at = NULL"),
         ("stop all buying", "SELECT commits_lost(gen_random_uuid(), 1, NULL)"),
     ];

@@ -16,11 +16,10 @@ use uuid::Uuid;
 use crate::{
     App,
     access::{Fields, Viewer, Visit},
-    format::{number, utc},
+    format::{counted, number},
     pages::{
         acts::{self, partner_of},
-        lists::{self, Named as Chosen, Window, with},
-        orders::Tab,
+        lists::{self, Frame, Named as Chosen, Window},
     },
     problem::Problem,
     times::{Times, When},
@@ -30,24 +29,19 @@ use crate::{
 const PATH: &str = "/actions";
 /// The actions of a page.
 const PAGE: usize = 50;
-/// How many actions are looked through for those of a partner, which no index finds.
+/// How many actions are looked through for those of a partner or of a command, which no index finds.
 const LOOKED_THROUGH: usize = 5_000;
 
 #[derive(Template)]
 #[template(path = "actions.html")]
 struct Page {
     shell: Shell,
-    by: String,
-    partner: String,
-    from: String,
-    until: String,
-    chips: Vec<Tab>,
-    any: String,
-    csv: String,
-    nobody: Option<String>,
+    list: Frame,
+    /// The acts to choose from: the name of a command, and what it does in the words of people.
+    acts: Vec<(&'static str, &'static str)>,
     rows: Vec<Row>,
-    newest: Option<String>,
-    older: Option<String>,
+    /// What the rows are, and how far the list has looked, if it has not looked through all actions.
+    foot: String,
 }
 
 struct Row {
@@ -78,6 +72,8 @@ struct Found {
     chosen: Chosen,
     actions: Vec<Recorded>,
     names: HashMap<Uuid, String>,
+    /// How far the list has looked, if it ended before it had a whole page.
+    back_to: Option<OffsetDateTime>,
     /// The time before which older ones are.
     older: Option<OffsetDateTime>,
 }
@@ -98,7 +94,9 @@ async fn read(
         operator: query.get("by").filter(|who| !who.is_empty()),
     };
     let partner = chosen.id();
-    let looked = if partner.is_some() {
+    let command = query.get("what").and_then(|name| name.parse().ok());
+    let is_looked_through = partner.is_some() || command.is_some();
+    let looked = if is_looked_through {
         LOOKED_THROUGH
     } else {
         limit
@@ -111,12 +109,18 @@ async fn read(
         }
     };
     let is_full = found.len() == looked;
+    let mut back_to = found
+        .last()
+        .filter(|_| is_full && is_looked_through)
+        .map(|one| one.at);
     let mut older = found.last().filter(|_| is_full).map(|one| one.at);
-    if partner.is_some() {
-        found.retain(|one| partner_of(&one.target) == partner);
-    }
+    found.retain(|one| {
+        let is_its = partner.is_none() || partner_of(&one.target) == partner;
+        is_its && command.is_none_or(|command| acts::is_same(&one.command, command))
+    });
     if found.len() > limit {
         found.truncate(limit);
+        back_to = None;
         older = found.last().map(|one| one.at);
     }
     let named = found.iter().filter_map(|one| partner_of(&one.target));
@@ -125,6 +129,7 @@ async fn read(
         names: partners::names(connection, &named).await?,
         chosen,
         actions: found,
+        back_to,
         older,
     })
 }
@@ -139,45 +144,35 @@ pub(crate) async fn show(
         .database()
         .run(async |connection| read(connection, query, times, PAGE).await)
         .await?;
-    let since = query.get("since").unwrap_or_default();
-    let chips = lists::SINCE.iter().map(|(key, name)| Tab {
-        name,
-        path: with(
-            PATH,
-            query,
-            &[("since", key), ("from", ""), ("until", ""), ("before", "")],
-        ),
-        current: *key == since,
-    });
-    let field = |name: &str| query.get(name).unwrap_or_default().to_owned();
     let older = found.older.and_then(|at| at.format(&Rfc3339).ok());
+    let list = Frame::new(PATH, query, found.chosen.nobody(), older.as_deref());
     page(&Page {
         shell: Shell::new(&app, &visit.session, PATH, "Record of actions"),
-        by: field("by"),
-        partner: field("partner"),
-        from: field("from"),
-        until: field("until"),
-        chips: chips.collect(),
-        any: with(
-            PATH,
-            query,
-            &[("since", ""), ("from", ""), ("until", ""), ("before", "")],
+        acts: acts::to_choose(),
+        foot: found.back_to.map_or_else(
+            || foot(found.actions.len()),
+            |at| {
+                let fit = number(found.actions.len());
+                format!(
+                    "Looked through the actions back to {}, {fit} fit.",
+                    times.clock(at)
+                )
+            },
         ),
-        csv: with("/actions.csv", query, &[("before", "")]),
-        nobody: match &found.chosen {
-            Chosen::Nobody(why) => Some(why.clone()),
-            Chosen::All | Chosen::One(_) => None,
-        },
         rows: found
             .actions
             .into_iter()
             .map(|one| row(one, &found.names, times))
             .collect(),
-        newest: query
-            .get("before")
-            .map(|_| with(PATH, query, &[("before", "")])),
-        older: older.map(|at| with(PATH, query, &[("before", &at)])),
+        list,
     })
+}
+
+fn foot(rows: usize) -> String {
+    match rows {
+        0 => "There are none.".to_owned(),
+        rows => format!("{}, newest first.", counted(rows, "action", "actions")),
+    }
 }
 
 /// The newest actions of these filters as CSV, in UTC.
@@ -188,32 +183,28 @@ pub(crate) async fn csv(State(app): State<App>, visit: Visit<Viewer>) -> Result<
         .database()
         .run(async |connection| read(connection, query, times, lists::CSV).await)
         .await?;
-    let mut text = String::new();
-    lists::line(
-        &mut text,
-        &[
-            "at_utc", "who", "via", "from", "what", "target", "affected", "reason", "before",
-            "after",
-        ],
-    );
-    for one in &found.actions {
-        lists::line(
-            &mut text,
-            &[
-                &format!("{}Z", utc(one.at).replace(' ', "T")),
-                &one.operator,
-                one.via.as_deref().unwrap_or(&one.database_role),
-                one.source.as_deref().unwrap_or_default(),
-                one.command.as_str(),
-                &one.target,
-                &one.affected.to_string(),
-                &one.reason,
-                one.before.as_deref().unwrap_or_default(),
-                one.after.as_deref().unwrap_or_default(),
-            ],
-        );
-    }
-    Ok(lists::csv("actions", text))
+    let head = [
+        "at_utc", "who", "via", "from", "what", "target", "affected", "reason", "before", "after",
+    ];
+    let row = |one: Recorded| {
+        [
+            lists::instant(one.at),
+            one.operator,
+            one.via.unwrap_or(one.database_role),
+            one.source.unwrap_or_default(),
+            one.command.as_str().to_owned(),
+            one.target,
+            one.affected.to_string(),
+            one.reason,
+            one.before.unwrap_or_default(),
+            one.after.unwrap_or_default(),
+        ]
+    };
+    Ok(lists::csv(
+        "actions",
+        &head,
+        found.actions.into_iter().map(row),
+    ))
 }
 
 fn row(action: Recorded, names: &HashMap<Uuid, String>, times: &Times) -> Row {

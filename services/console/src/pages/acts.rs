@@ -2,6 +2,7 @@
 //! name.
 
 use domain::{Command, PartnerId, Stored};
+use strum::VariantArray;
 
 /// What somebody did, after their name: `paused an endpoint`.
 pub(crate) fn done(command: &Stored<Command>) -> &str {
@@ -9,6 +10,24 @@ pub(crate) fn done(command: &Stored<Command>) -> &str {
         Stored::Known(command) => words(*command),
         Stored::Unknown(name) => name,
     }
+}
+
+/// The acts that a filter offers: each once, in the words of people, with the command that stands for it.
+pub(crate) fn to_choose() -> Vec<(&'static str, &'static str)> {
+    let mut acts: Vec<_> = Command::VARIANTS
+        .iter()
+        .map(|command| (command.as_str(), words(*command)))
+        .collect();
+    acts.sort_by_key(|(_, words)| *words);
+    acts.dedup_by_key(|(_, words)| *words);
+    acts
+}
+
+/// Whether a recorded command is the same act as this one in the words of people.
+pub(crate) fn is_same(recorded: &Stored<Command>, command: Command) -> bool {
+    recorded
+        .known()
+        .is_some_and(|known| words(known) == words(command))
 }
 
 fn words(command: Command) -> &'static str {
@@ -29,7 +48,9 @@ fn words(command: Command) -> &'static str {
         Command::EndpointSecretRotate
         | Command::PartnerRotateWebhookSecret
         | Command::WebhookSecretRotate => "changed a webhook secret",
+        Command::EndpointTest => "sent a test webhook",
         Command::EndpointSet => "changed an endpoint",
+        Command::AskUsage => "asked for data use",
         Command::GiveBack => "gave an eSIM back",
         Command::GiveBackNotReturned => "said that an eSIM was not taken back",
         Command::GiveBackReturned => "said that an eSIM was taken back",
@@ -51,6 +72,7 @@ fn words(command: Command) -> &'static str {
         Command::PartnerCreate => "made a partner",
         Command::PartnerDisable => "disabled a partner",
         Command::PartnerEnable => "enabled a partner",
+        Command::PartnerTold => "told a partner about its endpoints",
         Command::PartnerErase => "erased a partner",
         Command::PartnerMove => "moved a partner to another cell",
         Command::PartnerSetEvents => "chose the events of a partner",
@@ -63,6 +85,7 @@ fn words(command: Command) -> &'static str {
         Command::PlacementRetry => "had a purchase bought again",
         Command::ProviderClose => "let a provider buy again",
         Command::ProviderOpen => "stopped buying at a provider",
+        Command::ShowUrl => "saw a whole webhook URL",
         Command::ShowCode => "saw an activation code",
         Command::WebhooksRedeliver => "had webhooks sent again",
         Command::WebhooksRedeliverCancel => "stopped having webhooks sent again",

@@ -3,14 +3,26 @@
 use accounts::partners;
 use askama::Template;
 use axum::{extract::State, response::Response};
-use desk::operator::orders::{self, OrderView};
-use domain::TopupId;
-use pg::PgConnection;
+use desk::{
+    operator::orders::{self, OrderView},
+    self_service::esims::{self, Requests},
+};
+use domain::{Command, GiveBackState, PartnerId, TopupId};
+use pg::{
+    PgConnection,
+    actions::{self, Actor, Changed},
+};
+use serde_json::json;
+use store::{deliveries::endpoints, esim_requests::UsageFailure};
 
 use crate::{
     App,
-    access::{Viewer, Visit},
-    pages::order::{UnitRow, unit_row},
+    access::{Act, Operator, Role, Session, Support, Viewer, Visit},
+    format::{relative, utc},
+    pages::{
+        forms::ReasonForm,
+        order::{UnitRow, unit_row},
+    },
     problem::Problem,
     times::When,
     view::{Given, Shell, page},
@@ -30,6 +42,86 @@ struct Page {
     purchase: String,
     /// Empty before it has its profile.
     ready: When,
+    /// What its provider has said about its use.
+    usage: Vec<(&'static str, String)>,
+    /// Whether an answer about its use is awaited, so that the page refreshes itself.
+    live: bool,
+    /// What this session may ask for.
+    forms: Vec<ReasonForm>,
+}
+
+/// What a provider has said about the use of an eSIM.
+fn usage(asked: &Requests, session: &Session) -> Vec<(&'static str, String)> {
+    let now = session.times.now;
+    let mut said = Vec::new();
+    if let Some((reading, at, _)) = &asked.reading {
+        let used = match (reading.data_used, reading.data_total) {
+            (Some(used), Some(total)) => format!("{} of {}", megabytes(used), megabytes(total)),
+            (Some(used), None) => megabytes(used),
+            (None, _) => "its provider does not say it".to_owned(),
+        };
+        said.push(("Data used", format!("{used}, read {}", relative(now, *at))));
+        said.extend(reading.installed.map(|installed| {
+            let is = if installed { "yes" } else { "no" };
+            ("Installed", is.to_owned())
+        }));
+        said.extend(
+            reading
+                .ends_at
+                .map(|at| ("Ends", format!("{} UTC", utc(at)))),
+        );
+    }
+    if asked.usage_open {
+        said.push(("Data use", "asked, the answer is awaited".to_owned()));
+    } else if let Some((failure, _)) = asked.failure {
+        let why = match failure {
+            UsageFailure::NotAvailable => "its provider does not show it",
+            UsageFailure::Failed => "its provider could not be asked; ask again",
+        };
+        said.push(("Data use", why.to_owned()));
+    }
+    said
+}
+
+fn megabytes(bytes: u64) -> String {
+    let tenths = bytes.saturating_mul(10) / 1_000_000;
+    format!("{}.{} MB", tenths / 10, tenths % 10)
+}
+
+/// What this session may ask for of an eSIM.
+fn forms(id: &TopupId, asked: &Requests, session: &Session, is_ready: bool) -> Vec<ReasonForm> {
+    let back = format!("/esims/{id}");
+    let usage = (session.may(Role::Support) && is_ready && !asked.usage_open).then(|| ReasonForm {
+        consequence:
+            "Its provider is asked how much data was used. The answer is here some seconds later."
+                .to_owned(),
+        back: back.clone(),
+        ..ReasonForm::new(
+            session,
+            "Ask for its data use",
+            format!("/esims/{id}/usage"),
+        )
+    });
+    let state = asked.give_back.as_ref().map(|one| one.state);
+    let may_ask = matches!(state, None | Some(GiveBackState::Refused));
+    let give_back = (session.may(Role::Operator) && is_ready && may_ask).then(|| ReasonForm {
+        consequence: "Its provider is asked to take it back, which it does for an eSIM that was never installed. If it does, \
+                      nobody can use the eSIM any more, and its code is erased here. Ask the partner first."
+            .to_owned(),
+        back,
+        seen: seen(asked),
+        grave: true,
+        ..ReasonForm::new(session, "Give it back", format!("/esims/{id}/give-back"))
+    });
+    usage.into_iter().chain(give_back).collect()
+}
+
+/// What a form has seen of the give-back: when it was asked for last.
+fn seen(asked: &Requests) -> String {
+    asked
+        .give_back
+        .as_ref()
+        .map_or_else(|| "never".to_owned(), |one| utc(one.asked_at))
 }
 
 pub(crate) async fn show(
@@ -44,11 +136,14 @@ pub(crate) async fn show(
         let Some(order) = found.into_iter().find(is_its) else {
             return Ok(None);
         };
-        let partner = partners::show(connection, &order.partner_id.to_string()).await?;
-        Ok::<_, pg::Error>(Some((order, partner)))
+        let partner = partners::show(&mut *connection, &order.partner_id.to_string()).await?;
+        let of = order.partner_id.into();
+        let endpoints = endpoints::list(&mut *connection, Some(of)).await?;
+        let asked = esims::requests(connection, of, &id).await?;
+        Ok::<_, pg::Error>(asked.map(|asked| (order, partner, endpoints, asked)))
     };
     let found = app.database().run(read).await?;
-    let (order, partner) = found.ok_or_else(|| given.missing("eSIM"))?;
+    let (order, partner, endpoints, asked) = found.ok_or_else(|| given.missing("eSIM"))?;
     let unit = order.topups.iter().find(|one| one.topup_id == id.as_str());
     let unit = unit.ok_or_else(|| given.missing("eSIM"))?;
     let session = &visit.session;
@@ -67,7 +162,90 @@ pub(crate) async fn show(
             .ready_at
             .map(|at| session.times.both(at))
             .unwrap_or_default(),
-        unit: unit_row(&app, &order, unit, session),
+        usage: usage(&asked, session),
+        live: asked.usage_open,
+        forms: forms(
+            &id,
+            &asked,
+            session,
+            unit.ready_at.is_some() && unit.erased_at.is_none(),
+        ),
+        unit: unit_row(&app, &order, unit, (&endpoints, session)),
         order,
     })
+}
+
+/// The partner of an eSIM, and what was asked about it.
+async fn asked(
+    connection: &mut PgConnection,
+    id: &TopupId,
+) -> Result<Option<(PartnerId, Requests)>, pg::Error> {
+    let found = orders::find(&mut *connection, id.as_str()).await?;
+    let Some(order) = found.first() else {
+        return Ok(None);
+    };
+    let partner: PartnerId = order.partner_id.into();
+    let asked = esims::requests(connection, partner, id).await?;
+    Ok(asked.map(|asked| (partner, asked)))
+}
+
+/// Asks for the data use of an eSIM.
+pub(crate) async fn ask_usage(
+    State(app): State<App>,
+    given: Given,
+    act: Act<Support>,
+) -> Result<Response, Problem> {
+    let id: TopupId = given.id("an eSIM")?;
+    let target = format!("topup {id}");
+    let action = act.action(Command::AskUsage, &target, act.fields.reason()?);
+    let ask = async |connection: &mut PgConnection| {
+        let ask = async |transaction: &mut PgConnection| {
+            let Some((partner, before)) = asked(&mut *transaction, &id).await? else {
+                return Ok(None);
+            };
+            esims::ask_usage(&mut *transaction, partner, &id).await?;
+            let after = esims::requests(transaction, partner, &id).await?;
+            let is_new = !before.usage_open && after.is_some_and(|after| after.usage_open);
+            let changed = Changed::created(json!({ "asked": true }));
+            Ok(is_new.then_some(((), changed)))
+        };
+        actions::recorded(connection, action, ask).await
+    };
+    app.database().run(ask).await?.ok_or_else(|| {
+        act.not_done(
+            "Nothing was asked",
+            "The eSIM is not ready, was erased, or its data use was asked for already and the answer is awaited.",
+        )
+    })?;
+    Ok(act.done(
+        &app,
+        "Its provider is asked; the answer is here some seconds later.",
+    ))
+}
+
+/// Asks a provider to take an eSIM back.
+pub(crate) async fn give_back(
+    State(app): State<App>,
+    given: Given,
+    act: Act<Operator>,
+) -> Result<Response, Problem> {
+    let id: TopupId = given.id("an eSIM")?;
+    let reason = act.fields.reason()?;
+    let as_shown = act.fields.get("seen").unwrap_or_default();
+    let actor = Actor::console(act.session.name(), act.session.from());
+    let ask = async |connection: &mut PgConnection| match asked(&mut *connection, &id).await? {
+        Some((partner, before)) if seen(&before) == as_shown => {
+            esims::give_back(connection, partner, &id, (actor, reason)).await
+        }
+        _ => Ok(false),
+    };
+    if !app.database().run(ask).await? {
+        return Err(act.changed(
+            "the eSIM is not ready or was erased, or its give-back was asked for meanwhile",
+        ));
+    }
+    Ok(act.done(
+        &app,
+        "Its provider is asked to take it back; what it says is here some seconds later.",
+    ))
 }

@@ -6,7 +6,6 @@ use store::figures::Measure;
 use crate::{
     App,
     access::{Viewer, Visit},
-    format::utc,
     looks::Range,
     pages::lists,
     problem::Problem,
@@ -29,26 +28,16 @@ const MEASURES: [Measure; 10] = [
 pub(crate) async fn csv(State(app): State<App>, visit: Visit<Viewer>) -> Result<Response, Problem> {
     let range = Range::parse(visit.query.get("range"));
     let all = app.figures().bars(app.database(), range).await?;
-    let mut text = String::new();
     let names = MEASURES.iter().flat_map(|measure| {
         let name = measure.as_str();
         ["", "_failed", "_p50_s", "_p95_s"].map(|of| format!("{name}{of}"))
     });
-    let head: Vec<String> = ["from_utc".to_owned(), "seconds".to_owned()]
-        .into_iter()
-        .chain(names)
-        .collect();
-    lists::line(
-        &mut text,
-        &head.iter().map(String::as_str).collect::<Vec<_>>(),
-    );
+    let head = ["from_utc".to_owned(), "seconds".to_owned()];
+    let head: Vec<String> = head.into_iter().chain(names).collect();
     let or_empty =
         |value: Option<f64>| value.map(|value| format!("{value:.3}")).unwrap_or_default();
-    for (at, counts) in all.iter() {
-        let mut fields = vec![
-            format!("{}Z", utc(*at).replace(' ', "T")),
-            range.step().to_string(),
-        ];
+    let rows = all.iter().map(|(at, counts)| {
+        let mut fields = vec![lists::instant(*at), range.step().to_string()];
         for measure in MEASURES {
             let count = counts.get(&measure).cloned().unwrap_or_default();
             fields.extend([
@@ -58,10 +47,7 @@ pub(crate) async fn csv(State(app): State<App>, visit: Visit<Viewer>) -> Result<
                 or_empty(count.within(0.95)),
             ]);
         }
-        lists::line(
-            &mut text,
-            &fields.iter().map(String::as_str).collect::<Vec<_>>(),
-        );
-    }
-    Ok(lists::csv(&format!("figures-{}", range.key()), text))
+        fields
+    });
+    Ok(lists::csv(&format!("figures-{}", range.key()), &head, rows))
 }

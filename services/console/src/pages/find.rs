@@ -19,7 +19,7 @@ use crate::{
     App,
     access::{Viewer, Visit},
     format::utc,
-    pages::partner::{RefusedRow, refused_row},
+    pages::refusals::{RefusedRow, refused_row},
     problem::Problem,
     times::{Times, When},
     view::{Shell, page, shortened},
@@ -105,14 +105,47 @@ fn near(report: &Report, asked: &str) -> Vec<Near> {
     found
 }
 
+/// The most orders under the box.
+const ORDERS: usize = 5;
+
+/// Orders with an id that is or begins with what was typed.
+async fn orders_near(app: &App, asked: &str) -> Result<Vec<Near>, Problem> {
+    const SHORTEST: usize = 4;
+    if asked.chars().count() < SHORTEST {
+        return Ok(Vec::new());
+    }
+    let find = async |connection: &mut PgConnection| search::find(connection, asked).await;
+    let found = app.database().run(find).await?;
+    let orders = found.orders.into_iter().take(ORDERS).map(|order| {
+        let after = order.external_order_id.strip_prefix(asked);
+        let part = after.map_or("", |_| asked).to_owned();
+        Near {
+            path: format!("/orders/{}", order.order_id),
+            before: String::new(),
+            after: after.unwrap_or(&order.external_order_id).to_owned(),
+            part,
+            why: format!(
+                "order of {}, by its {}",
+                order.partner.as_deref().unwrap_or("an erased partner"),
+                by(order.by)
+            ),
+        }
+    });
+    Ok(orders.collect())
+}
+
 pub(crate) async fn hints(
     State(app): State<App>,
     visit: Visit<Viewer>,
 ) -> Result<Response, Problem> {
     let asked = visit.query.get("q").unwrap_or_default();
     let (look, _) = app.figures().look(app.database()).await?;
+    let orders = orders_near(&app, asked).await?;
     page(&Hints {
-        near: near(&look.report, asked),
+        near: near(&look.report, asked)
+            .into_iter()
+            .chain(orders)
+            .collect(),
     })
 }
 
@@ -218,8 +251,8 @@ fn by(by: By) -> &'static str {
     match by {
         By::ExternalOrderId => "external order id",
         By::Order => "order id",
-        By::Placement => "placement id",
-        By::Topup => "topup id",
+        By::Placement => "purchase id",
+        By::Topup => "eSIM’s number",
         By::Iccid => "ICCID",
         By::Provider => "provider's number",
     }

@@ -1,15 +1,21 @@
-//! What the lists of orders and of webhooks share: the filter by partner and by time, and CSV.
+//! What the lists of orders, of webhooks and of actions share: the filters by partner, product and time, the
+//! links that keep the filters, the pages that go on where the one before ended, and CSV.
 
 use accounts::partners;
 use axum::{
     http::header,
     response::{IntoResponse, Response},
 };
-use domain::PartnerId;
+use desk::operator::options;
+use domain::{OptionId, PartnerId};
 use pg::PgConnection;
 use time::{Duration, OffsetDateTime};
 
-use crate::{access::Fields, times::Times};
+use crate::{
+    access::Fields,
+    format::{counted, utc},
+    times::Times,
+};
 
 /// The rows of a page.
 pub(crate) const PAGE: usize = 25;
@@ -45,12 +51,63 @@ impl Window {
     }
 }
 
-/// The partner that a filter names.
-pub(crate) enum Named {
+/// What a filter names: one of all partners or products, or of which kind there is not exactly one.
+pub(crate) enum Named<Id = PartnerId> {
     All,
-    One(PartnerId),
-    /// Nobody, or several.
+    One(Id),
+    /// None, or several.
     Nobody(String),
+}
+
+impl<Id: Copy> Named<Id> {
+    pub(crate) fn id(&self) -> Option<Id> {
+        match self {
+            Self::One(id) => Some(*id),
+            Self::All | Self::Nobody(_) => None,
+        }
+    }
+
+    /// Why nothing is listed.
+    pub(crate) fn nobody(&self) -> Option<&str> {
+        match self {
+            Self::Nobody(why) => Some(why),
+            Self::All | Self::One(_) => None,
+        }
+    }
+}
+
+impl Named<OptionId> {
+    /// A product by its id, its whole name, or its name at the provider.
+    pub(crate) async fn product(
+        connection: &mut PgConnection,
+        given: Option<&str>,
+    ) -> Result<Self, pg::Error> {
+        let Some(given) = given.map(str::trim).filter(|given| !given.is_empty()) else {
+            return Ok(Self::All);
+        };
+        let found = options::named(connection, given).await?;
+        Ok(match &found[..] {
+            [] => Self::Nobody(format!(
+                "No product has the name or id “{given}”. A product is named whole."
+            )),
+            [one] => Self::One(one.option_id),
+            several => {
+                let ids: Vec<String> = several
+                    .iter()
+                    .take(5)
+                    .map(|one| {
+                        let environment = &one.environment;
+                        format!("{} ({environment}, {})", one.option_id, one.provider)
+                    })
+                    .collect();
+                Self::Nobody(format!(
+                    "{} products have the name “{given}”. Write the id of one: {}.",
+                    several.len(),
+                    ids.join(", ")
+                ))
+            }
+        })
+    }
 }
 
 impl Named {
@@ -93,19 +150,110 @@ impl Named {
             }
         })
     }
+}
 
-    pub(crate) fn id(&self) -> Option<PartnerId> {
-        match self {
-            Self::One(id) => Some(*id),
-            Self::All | Self::Nobody(_) => None,
+/// A link of which one is the current one.
+pub(crate) struct Tab {
+    pub(crate) name: &'static str,
+    pub(crate) path: String,
+    pub(crate) current: bool,
+}
+
+/// What a list has beside its rows.
+pub(crate) struct Frame {
+    path: &'static str,
+    query: Fields,
+    /// The links that choose the last part of time.
+    pub(crate) chips: Vec<Tab>,
+    /// The list of all times.
+    pub(crate) any: String,
+    pub(crate) csv: String,
+    /// Why nothing is listed, if a filter names nobody.
+    pub(crate) nobody: Option<String>,
+    /// The first page, if this is another one.
+    pub(crate) newest: Option<String>,
+    /// The page behind this one.
+    pub(crate) older: Option<String>,
+}
+
+impl Frame {
+    /// The frame of the list at `path`. `older` is the place where it goes on.
+    pub(crate) fn new(
+        path: &'static str,
+        query: &Fields,
+        nobody: Option<&str>,
+        older: Option<&str>,
+    ) -> Self {
+        let since = query.get("since").unwrap_or_default();
+        let time = |since| {
+            [
+                ("since", since),
+                ("from", ""),
+                ("until", ""),
+                ("before", ""),
+            ]
+        };
+        let chip = |(key, name): &(&'static str, &'static str)| Tab {
+            name,
+            path: with(path, query, &time(key)),
+            current: *key == since,
+        };
+        let first = with(path, query, &[("before", "")]);
+        Self {
+            chips: SINCE.iter().map(chip).collect(),
+            any: with(path, query, &time("")),
+            csv: with(&format!("{path}.csv"), query, &[("before", "")]),
+            nobody: nobody.map(str::to_owned),
+            newest: query.get("before").map(|_| first),
+            older: older.map(|at| with(path, query, &[("before", at)])),
+            query: query.clone(),
+            path,
+        }
+    }
+
+    /// The tabs of the states: all, and each of these, which are its value in the address and its name.
+    pub(crate) fn tabs(&self, states: &[(&'static str, &'static str)]) -> Vec<Tab> {
+        let now = self.field("state");
+        let all = [("", "All")];
+        let tab = |(key, name): &(&'static str, &'static str)| Tab {
+            name,
+            path: with(self.path, &self.query, &[("state", key), ("before", "")]),
+            current: *key == now,
+        };
+        all.iter().chain(states).map(tab).collect()
+    }
+
+    /// What a filter is set to.
+    pub(crate) fn field(&self, name: &str) -> &str {
+        self.query.get(name).unwrap_or_default()
+    }
+
+    /// The foot of a page with this many rows: what they are, and whether there may be more. `span` is the
+    /// time of the rows, and `one` and `many` what they are called.
+    pub(crate) fn foot(&self, rows: usize, span: &str, (one, many): (&str, &str)) -> String {
+        match (rows, &self.older) {
+            (0, Some(_)) => {
+                format!("None of the {many} that were looked through fits. Look further.")
+            }
+            (0, None) => format!("No {one} fits."),
+            (rows, older) => format!(
+                "{}, {span}, newest first.{}",
+                counted(rows, one, many),
+                if rows < PAGE && older.is_some() {
+                    format!(" Further {many} were not looked through yet.")
+                } else {
+                    String::new()
+                }
+            ),
         }
     }
 }
 
 /// The query of this page with some fields set to other values; an empty value takes a field away.
 pub(crate) fn with(path: &str, query: &Fields, changes: &[(&str, &str)]) -> String {
-    const KEPT: [&str; 8] = [
-        "by", "partner", "state", "provider", "since", "from", "until", "before",
+    const KEPT: [&str; 11] = [
+        "by", "what", "partner", "state", "product", "provider", "endpoint", "since", "from",
+        "until", "before",
     ];
     let mut pairs = url::form_urlencoded::Serializer::new(String::new());
     for name in KEPT {
@@ -121,10 +269,22 @@ pub(crate) fn with(path: &str, query: &Fields, changes: &[(&str, &str)]) -> Stri
     }
 }
 
+/// A time of a CSV: ISO 8601, in UTC. Empty if there is none.
+pub(crate) fn instant(at: impl Into<Option<OffsetDateTime>>) -> String {
+    let at = at.into();
+    at.map(|at| format!("{}Z", utc(at).replace(' ', "T")))
+        .unwrap_or_default()
+}
+
+/// A field of a CSV that may have no value.
+pub(crate) fn or_empty(value: Option<impl ToString>) -> String {
+    value.map_or_else(String::new, |value| value.to_string())
+}
+
 /// A line of CSV. A field that a spreadsheet would take for a formula gets a quote before it, because
 /// others have chosen some of them.
-pub(crate) fn line(text: &mut String, fields: &[&str]) {
-    for (index, field) in fields.iter().enumerate() {
+fn line(text: &mut String, fields: &[impl AsRef<str>]) {
+    for (index, field) in fields.iter().map(AsRef::as_ref).enumerate() {
         if index > 0 {
             text.push(',');
         }
@@ -138,8 +298,17 @@ pub(crate) fn line(text: &mut String, fields: &[&str]) {
     text.push_str("\r\n");
 }
 
-/// A CSV as a file.
-pub(crate) fn csv(name: &str, text: String) -> Response {
+/// A table as a file. Times in it are those of [`instant`].
+pub(crate) fn csv<Row: AsRef<[String]>>(
+    name: &str,
+    head: &[impl AsRef<str>],
+    rows: impl IntoIterator<Item = Row>,
+) -> Response {
+    let mut text = String::new();
+    line(&mut text, head);
+    for row in rows {
+        line(&mut text, row.as_ref());
+    }
     let headers = [
         (header::CONTENT_TYPE, "text/csv; charset=utf-8".to_owned()),
         (

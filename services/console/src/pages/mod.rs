@@ -1,6 +1,7 @@
 //! The pages, one module for each.
 
 pub(crate) mod account;
+mod act;
 pub(crate) mod actions;
 pub(crate) mod acts;
 pub(crate) mod assets;
@@ -16,10 +17,15 @@ pub(crate) mod order;
 pub(crate) mod orders;
 pub(crate) mod overview;
 pub(crate) mod partner;
+pub(crate) mod partner_acts;
 pub(crate) mod partners;
 pub(crate) mod providers;
+pub(crate) mod refusals;
 pub(crate) mod resends;
+pub(crate) mod rotation;
+pub(crate) mod settle;
 mod steps;
 mod track;
+pub(crate) mod webhook;
 pub(crate) mod webhooks;
 pub(crate) mod zone;

@@ -5,6 +5,7 @@
 use askama::Template;
 use axum::{extract::State, response::Response};
 use desk::operator::{
+    endpoints::seen_at,
     give_backs,
     health::{self, Finding, Kind, finding::Severity},
     placements,
@@ -14,10 +15,13 @@ use pg::PgConnection;
 use crate::{
     App,
     access::{Role, Session, Viewer, Visit},
+    format::utc,
     pages::{
         forms::ReasonForm,
         partner::{endpoint_form, next_test},
+        partner_acts::told_form,
         providers::breaker_form,
+        settle,
     },
     problem::Problem,
     times::{Times, When},
@@ -115,6 +119,8 @@ fn matter(one: &Finding, session: &Session) -> Matter {
     match &one.kind {
         Kind::Parked { purchases, .. } => {
             matter.rows = purchases.iter().map(|one| parked(one, times)).collect();
+            let first = purchases.first().filter(|_| session.may(Role::Operator));
+            matter.link = first.map(|one| (settle::path(one), "Settle them …"));
         }
         Kind::GiveBacksParked { give_backs, .. } => {
             matter.column = "Unit at the provider";
@@ -138,6 +144,11 @@ fn matter(one: &Finding, session: &Session) -> Matter {
                 .may(Role::Operator)
                 .then(|| (format!("/resends?partner={partner}"), "Send them again …"));
             matter.see_them = Some(format!("/webhooks?partner={partner}&state=exhausted"));
+            let at = seen_at(endpoint);
+            matter.form = told_form(partner.into(), session, at);
+            matter.note = one
+                .told_at
+                .map(|at| format!("the partner was told at {} UTC", utc(at)));
         }
         _ => {}
     }

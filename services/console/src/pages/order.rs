@@ -19,7 +19,10 @@ use domain::{
     standing::DeliveryState,
 };
 use pg::{PgConnection, actions::Mode};
-use store::deliveries::resends::Filter;
+use store::deliveries::{
+    endpoints::{self, Endpoint},
+    resends::Filter,
+};
 
 use crate::{
     App,
@@ -28,7 +31,6 @@ use crate::{
     pages::{
         steps::step,
         track::{self, Mark, held},
-        webhooks,
     },
     pictures::Step,
     problem::Problem,
@@ -111,8 +113,8 @@ pub(super) struct UnitRow {
     pub(super) state: &'static str,
     pub(super) class: &'static str,
     pub(super) iccid: String,
-    pub(super) webhook: String,
-    pub(super) delivered: String,
+    /// One for each endpoint.
+    pub(super) webhooks: Vec<SentRow>,
     pub(super) reason: String,
     pub(super) give_back: Option<String>,
     /// The attempt of its give-back.
@@ -129,6 +131,49 @@ pub(super) struct UnitRow {
     pub(super) held: Option<String>,
     /// Whether this session may see its activation code.
     pub(super) code: bool,
+}
+
+/// The webhook of an eSIM to one endpoint.
+pub(super) struct SentRow {
+    pub(super) host: String,
+    pub(super) state: &'static str,
+    pub(super) class: &'static str,
+    pub(super) tries: String,
+    /// What the last try led to.
+    pub(super) answer: String,
+    /// Empty if it is not delivered.
+    pub(super) delivered: When,
+    /// Empty if nothing is due.
+    pub(super) due: When,
+}
+
+/// The webhooks of a unit, that to the first endpoint first.
+fn sent(
+    order: &OrderView,
+    unit: &TopupView,
+    endpoints: &[Endpoint],
+    session: &Session,
+) -> Vec<SentRow> {
+    let times = &session.times;
+    let rows = order.sent(unit).into_iter().map(|one| {
+        let id = one.endpoint_id.unwrap_or(order.partner_id);
+        let its = endpoints.iter().find(|endpoint| endpoint.endpoint_id == id);
+        let status = one.status.map(|status| format!("status {status}"));
+        let answer = one.error.map(str::to_owned).or(status);
+        SentRow {
+            host: its.map_or_else(|| "a removed endpoint".to_owned(), Endpoint::host),
+            state: one.standing.label(),
+            class: track::class(one.standing),
+            tries: number(one.attempts),
+            answer: answer.unwrap_or_else(|| "–".to_owned()),
+            delivered: one
+                .delivered_at
+                .map(|at| times.clock(at))
+                .unwrap_or_default(),
+            due: one.due_at.map(|at| times.ago(at)).unwrap_or_default(),
+        }
+    });
+    rows.collect()
 }
 
 pub(super) fn or_none<T: ToString>(value: Option<T>) -> String {
@@ -191,7 +236,7 @@ pub(crate) async fn show(
             .topups
             .iter()
             .take(UNITS)
-            .map(|unit| unit_row(&app, &order, unit, session))
+            .map(|unit| unit_row(&app, &order, unit, (&found.endpoints, session)))
             .collect(),
         all_units: number(order.topups.len()),
         raw: serde_json::to_string_pretty(&order).map_err(|error| Problem::Broken(error.into()))?,
@@ -265,26 +310,14 @@ pub(super) fn unit_row(
     app: &App,
     order: &OrderView,
     unit: &TopupView,
-    session: &Session,
+    (endpoints, session): (&[Endpoint], &Session),
 ) -> UnitRow {
     let now = session.times.now;
-    let delivery = unit.delivery.0.as_ref();
     let held = held(order, unit, now);
     let is_ready = unit.ready_at.is_some() && unit.erased_at.is_none();
     let standing = order.standing(unit);
     let class = track::class(standing);
     let state = standing.label();
-    let webhook = match (delivery, unit.delivery_attempts) {
-        (Some(_), Some(attempts)) if unit.delivered_before => {
-            let attempts = counted(attempts, "attempt", "attempts");
-            format!("delivered before; sent again: {attempts}")
-        }
-        (Some(state), Some(attempts)) => {
-            let attempts = counted(attempts, "attempt", "attempts");
-            format!("{}, {attempts}", state.told(webhooks::words))
-        }
-        _ => "-".into(),
-    };
     UnitRow {
         id: unit.topup_id.clone(),
         option: unit
@@ -294,8 +327,7 @@ pub(super) fn unit_row(
         class,
         state,
         iccid: or_none(unit.iccid.as_ref()),
-        webhook: webhook + &track::to_further(order, unit),
-        delivered: or_none(unit.delivered_at.map(|at| session.times.clock(at))),
+        webhooks: sent(order, unit, endpoints, session),
         reason: or_none(unit.reason.told().or_else(|| unit.delivery_error.clone())),
         give_back: route::give_back(unit),
         give_back_attempt: unit.give_back_attempt.unwrap_or_default(),
@@ -424,6 +456,7 @@ struct Found {
     partner: String,
     sentence: String,
     steps: Vec<Step>,
+    endpoints: Vec<Endpoint>,
 }
 
 async fn read(connection: &mut PgConnection, id: OrderId) -> Result<Option<Found>, pg::Error> {
@@ -432,6 +465,8 @@ async fn read(connection: &mut PgConnection, id: OrderId) -> Result<Option<Found
         return Ok(None);
     };
     let timeline = story::timeline(&mut *connection, &order).await?;
+    let of = Some(order.partner_id.into());
+    let endpoints = endpoints::list(&mut *connection, of).await?;
     let partner = partners::show(connection, &order.partner_id.to_string()).await?;
     Ok(Some(Found {
         partner: partner.map_or_else(|| order.partner_id.to_string(), |partner| partner.name),
@@ -440,6 +475,7 @@ async fn read(connection: &mut PgConnection, id: OrderId) -> Result<Option<Found
             .into_iter()
             .map(|moment| step(moment, &order.endpoint))
             .collect(),
+        endpoints,
         order,
     }))
 }

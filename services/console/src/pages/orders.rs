@@ -23,8 +23,8 @@ use uuid::Uuid;
 use crate::{
     App,
     access::{Fields, Viewer, Visit},
-    format::{counted, number, utc},
-    pages::lists::{self, Named, Window, with},
+    format::{counted, number},
+    pages::lists::{self, Frame, Named, Tab, Window},
     problem::Problem,
     times::{Times, When},
     view::{Shell, page},
@@ -45,28 +45,11 @@ const STATES: [(&str, &str, OrderState); 6] = [
 #[template(path = "orders.html")]
 struct Page {
     shell: Shell,
+    list: Frame,
     tabs: Vec<Tab>,
-    partner: String,
-    provider: String,
     providers: Vec<String>,
-    state: String,
-    from: String,
-    until: String,
-    chips: Vec<Tab>,
-    any: String,
-    csv: String,
-    nobody: Option<String>,
     rows: Vec<Row>,
     foot: String,
-    newest: Option<String>,
-    older: Option<String>,
-}
-
-/// A link of which one is the current one.
-pub(crate) struct Tab {
-    pub(crate) name: &'static str,
-    pub(crate) path: String,
-    pub(crate) current: bool,
 }
 
 struct Row {
@@ -138,7 +121,7 @@ fn row(order: &Listed, found: &Found, times: &Times) -> Row {
 }
 
 struct Found {
-    named: Named,
+    nobody: Option<String>,
     page: order_list::Page,
     undelivered: HashMap<Uuid, Undelivered>,
     providers: Vec<String>,
@@ -158,6 +141,8 @@ async fn read(
     limit: usize,
 ) -> Result<Found, pg::Error> {
     let named = Named::find(&mut *connection, query.get("partner")).await?;
+    let product = Named::product(&mut *connection, query.get("product")).await?;
+    let nobody = named.nobody().or(product.nobody()).map(str::to_owned);
     let known = providers::list(&mut *connection).await?;
     let window = Window::of(query, times);
     let wanted = query.get("state");
@@ -165,13 +150,13 @@ async fn read(
     let filter = Filter {
         partner_id: named.id(),
         state: state.map(|(.., state)| *state),
-        option_id: None,
+        option_id: product.id(),
         provider: query.get("provider").filter(|name| !name.is_empty()),
         since: window.since,
         until: window.until,
     };
     let before: Option<OrderId> = query.get("before").and_then(|id| id.parse().ok());
-    let page = if matches!(named, Named::Nobody(_)) {
+    let page = if nobody.is_some() {
         order_list::Page {
             orders: Vec::new(),
             next_cursor: None,
@@ -182,7 +167,7 @@ async fn read(
     let ids: Vec<Uuid> = page.orders.iter().map(|one| one.order_id.uuid()).collect();
     let undelivered = orders::undelivered(connection, &ids).await?;
     Ok(Found {
-        named,
+        nobody,
         page,
         undelivered,
         providers: known.into_iter().map(|one| one.name).collect(),
@@ -199,75 +184,26 @@ pub(crate) async fn show(
         .database()
         .run(async |connection| read(connection, query, times, lists::PAGE).await)
         .await?;
-    let now = query.get("state").unwrap_or_default();
-    let tab = |name, key: &str| Tab {
-        name,
-        path: with(PATH, query, &[("state", key), ("before", "")]),
-        current: key == now,
-    };
-    let states = STATES.iter().map(|(key, name, _)| tab(*name, key));
-    let tabs = std::iter::once(tab("All", "")).chain(states).collect();
-    let since = query.get("since").unwrap_or_default();
-    let chips = lists::SINCE.iter().map(|(key, name)| Tab {
-        name,
-        path: with(
-            PATH,
-            query,
-            &[("since", key), ("from", ""), ("until", ""), ("before", "")],
-        ),
-        current: *key == since,
-    });
     let orders = &found.page.orders;
-    let foot = match (orders.first(), orders.last()) {
-        (Some(newest), Some(oldest)) => format!(
-            "{}, received {}, newest first.{}",
-            counted(orders.len(), "order", "orders"),
-            lists::span(times, newest.created_at, oldest.created_at),
-            if orders.len() < lists::PAGE && found.page.next_cursor.is_some() {
-                " Further orders were not looked through yet."
-            } else {
-                ""
-            }
-        ),
-        _ if found.page.next_cursor.is_some() => {
-            "None of the orders that were looked through fits. Look further.".to_owned()
+    let span = match (orders.first(), orders.last()) {
+        (Some(newest), Some(oldest)) => {
+            let span = lists::span(times, newest.created_at, oldest.created_at);
+            format!("received {span}")
         }
-        _ => "No order fits.".to_owned(),
+        _ => String::new(),
     };
-    let rows = orders
-        .iter()
-        .map(|order| row(order, &found, times))
-        .collect();
-    let field = |name: &str| query.get(name).unwrap_or_default().to_owned();
+    let next = found.page.next_cursor.map(|before| before.to_string());
+    let list = Frame::new(PATH, query, found.nobody.as_deref(), next.as_deref());
     page(&Page {
         shell: Shell::new(&app, &visit.session, PATH, "Orders"),
-        tabs,
-        partner: field("partner"),
-        provider: field("provider"),
+        tabs: list.tabs(&STATES.map(|(key, name, _)| (key, name))),
+        rows: orders
+            .iter()
+            .map(|order| row(order, &found, times))
+            .collect(),
+        foot: list.foot(orders.len(), &span, ("order", "orders")),
         providers: found.providers,
-        state: field("state"),
-        from: field("from"),
-        until: field("until"),
-        chips: chips.collect(),
-        any: with(
-            PATH,
-            query,
-            &[("since", ""), ("from", ""), ("until", ""), ("before", "")],
-        ),
-        csv: with("/orders.csv", query, &[("before", "")]),
-        nobody: match found.named {
-            Named::Nobody(why) => Some(why),
-            Named::All | Named::One(_) => None,
-        },
-        rows,
-        foot,
-        newest: query
-            .get("before")
-            .map(|_| with(PATH, query, &[("before", "")])),
-        older: found
-            .page
-            .next_cursor
-            .map(|before| with(PATH, query, &[("before", &before.to_string())])),
+        list,
     })
 }
 
@@ -279,42 +215,38 @@ pub(crate) async fn csv(State(app): State<App>, visit: Visit<Viewer>) -> Result<
         .database()
         .run(async |connection| read(connection, query, times, lists::CSV).await)
         .await?;
-    let mut text = String::new();
-    lists::line(
-        &mut text,
-        &[
-            "received_utc",
-            "external_order_id",
-            "order_id",
-            "partner",
-            "partner_id",
-            "state",
-            "esims",
-            "ready",
-            "failed",
-            "on_hold",
-            "providers",
-        ],
-    );
-    for order in &found.page.orders {
+    let head = [
+        "received_utc",
+        "external_order_id",
+        "order_id",
+        "partner",
+        "partner_id",
+        "state",
+        "esims",
+        "ready",
+        "failed",
+        "on_hold",
+        "providers",
+    ];
+    let row = |order: &Listed| {
         let (state, _) = state(order.state, order.on_hold > 0, found.webhooks(order));
-        let number = |of: i64| of.to_string();
-        lists::line(
-            &mut text,
-            &[
-                &format!("{}Z", utc(order.created_at).replace(' ', "T")),
-                &order.external_order_id,
-                &order.order_id.to_string(),
-                order.partner.as_deref().unwrap_or_default(),
-                &order.partner_id.to_string(),
-                state,
-                &number(order.units),
-                &number(order.ready),
-                &number(order.failed),
-                &number(order.on_hold),
-                &order.providers.join(" "),
-            ],
-        );
-    }
-    Ok(lists::csv("orders", text))
+        [
+            lists::instant(order.created_at),
+            order.external_order_id.clone(),
+            order.order_id.to_string(),
+            order.partner.clone().unwrap_or_default(),
+            order.partner_id.to_string(),
+            state.to_owned(),
+            order.units.to_string(),
+            order.ready.to_string(),
+            order.failed.to_string(),
+            order.on_hold.to_string(),
+            order.providers.join(" "),
+        ]
+    };
+    Ok(lists::csv(
+        "orders",
+        &head,
+        found.page.orders.iter().map(row),
+    ))
 }

@@ -1,14 +1,11 @@
-//! A partner: what is to be known of it, its endpoints, its newest orders, its refused requests, its limits
-//! and keys.
+//! A partner: what is to be known of it, its endpoints and its newest orders. Its refused requests
+//! ([`super::refusals`]) and its keys and limits ([`super::partner_acts`]) have pages of their own.
 //!
-//! The hosts of webhook URLs are shown, not the URLs, because partners put secrets into them.
+//! Of webhook URLs only the host is shown, because partners put secrets into the rest.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, time::Duration};
 
-use accounts::{
-    partners::{self, Partner},
-    refused::{self, Refused},
-};
+use accounts::partners::{self, Partner};
 use askama::Template;
 use axum::{extract::State, response::Response};
 use desk::{
@@ -20,74 +17,73 @@ use desk::{
     self_service::{self, OrderPage, OrderState, Units},
 };
 use domain::{EndpointId, EndpointKey, PartnerId, standing::EndpointState};
-use pg::PgConnection;
-use store::deliveries::endpoints::{self, Endpoint};
+use pg::{
+    PgConnection,
+    actions::{self, Changed},
+};
+use store::deliveries::{
+    endpoints::{self, Endpoint},
+    events::{self, Tested},
+};
 use time::OffsetDateTime;
 
 use crate::{
     App,
-    access::{Act, Role, Session, Support, Viewer, Visit},
-    format::{counted, number, relative, utc},
+    access::{Act, Operator, Role, Session, Support, Viewer, Visit},
+    format::{counted, number, relative},
     pages::{
-        account,
         forms::ReasonForm,
         issues::{Issue, issue},
     },
     problem::Problem,
+    said,
     times::{Times, When},
-    view::{Given, Shell, page},
+    view::{Given, Named, Once, Shell, local_path, page},
 };
 
 /// How many orders the page shows.
 const RECENT: u32 = 25;
-/// How many refused requests of each kind the page shows.
-const REFUSED: u32 = 15;
+/// The shortest time between two tests of an endpoint, as partners have it.
+const BETWEEN_TESTS: Duration = Duration::from_secs(10);
 
 #[derive(Template)]
 #[template(path = "partner.html")]
 struct Page {
     shell: Shell,
-    partner: PartnerView,
+    head: Head,
     verdict: String,
     class: &'static str,
     issues: Vec<Issue>,
     /// Whether the viewer may send webhooks again.
     may: bool,
     endpoints: Vec<EndpointRow>,
-    /// The act on its account.
-    account: Option<ReasonForm>,
     orders: Vec<OrderRow>,
-    refused: Vec<RefusedRow>,
     recent: u32,
-    most_refused: u32,
 }
 
-/// A refused request.
-pub(crate) struct RefusedRow {
-    pub(crate) partner_id: String,
-    /// The name of the partner.
-    pub(crate) partner: String,
-    pub(crate) at: When,
-    pub(crate) status: i32,
-    pub(crate) errors: String,
-    pub(crate) external_order_id: String,
-    pub(crate) request: String,
-    pub(crate) request_id: String,
-    /// What is known of its sender, and how many like it are missing.
-    pub(crate) note: String,
+/// What all pages of a partner begin with.
+pub(crate) struct Head {
+    pub(crate) id: String,
+    pub(crate) name: String,
+    pub(crate) environment: String,
+    pub(crate) state: &'static str,
+    pub(crate) class: &'static str,
+    /// The page that it is.
+    pub(crate) tab: &'static str,
 }
 
-struct PartnerView {
-    id: String,
-    name: String,
-    environment: String,
-    state: &'static str,
-    class: &'static str,
-    access_key: String,
-    old_keys: String,
-    old_secret: String,
-    limits: String,
-    events: String,
+impl Head {
+    pub(crate) fn new(partner: &Partner, tab: &'static str) -> Self {
+        let (state, class) = standing(partner);
+        Self {
+            id: partner.partner_id.to_string(),
+            name: partner.name.clone(),
+            environment: partner.environment.clone(),
+            state,
+            class,
+            tab,
+        }
+    }
 }
 
 struct EndpointRow {
@@ -98,7 +94,10 @@ struct EndpointRow {
     failures: String,
     waiting: String,
     exhausted: String,
-    form: Option<ReasonForm>,
+    /// What this session may do with it.
+    forms: Vec<ReasonForm>,
+    /// Its webhooks.
+    webhooks: String,
 }
 
 struct OrderRow {
@@ -140,10 +139,9 @@ pub(crate) async fn show(
         .filter(|one| is_of(one, id))
         .map(|one| issue(one, times))
         .collect();
-    let partner = describe(&found.partner, now);
     page(&Page {
-        shell: Shell::new(&app, &visit.session, "/partners", &partner.name),
-        partner,
+        shell: Shell::new(&app, &visit.session, "/partners", &found.partner.name),
+        head: Head::new(&found.partner, "health"),
         verdict: match issues.len() {
             0 => "Nothing keeps its orders back".to_owned(),
             1 => "1 thing is to be known of it".to_owned(),
@@ -163,11 +161,8 @@ pub(crate) async fn show(
             .iter()
             .map(|endpoint| endpoint_row(endpoint, &visit.session, &back, now))
             .collect(),
-        account: account::form(&found.partner, &visit.session),
         orders: found.orders,
-        refused: found.refused,
         recent: RECENT,
-        most_refused: REFUSED,
     })
 }
 
@@ -189,7 +184,6 @@ struct Found {
     partner: Partner,
     endpoints: Vec<Endpoint>,
     orders: Vec<OrderRow>,
-    refused: Vec<RefusedRow>,
 }
 
 async fn read(
@@ -236,16 +230,10 @@ async fn read(
             external_order_id: head.external_order_id,
         }
     });
-    let orders = orders.collect();
-    let refused = refused::list(&mut *connection, id, REFUSED).await?;
     Ok(Some(Found {
         partner,
         endpoints,
-        orders,
-        refused: refused
-            .into_iter()
-            .map(|one| refused_row(one, times))
-            .collect(),
+        orders: orders.collect(),
     }))
 }
 
@@ -268,88 +256,6 @@ fn in_words(units: Units, is_refused: bool) -> String {
         .map(|(of, what)| format!("{} {what}", number(of)))
         .collect();
     format!("{total}: {}", parts.join(", "))
-}
-
-pub(crate) fn refused_row(one: Refused, times: &Times) -> RefusedRow {
-    let unproven =
-        (one.kind == refused::Kind::Unsigned.as_str()).then(|| unproven(&one.reason).to_owned());
-    let limit = (!one.errors.starts_with(&one.reason)).then(|| format!("limit: {}", one.reason));
-    let unrecorded = (one.unrecorded > 0).then(|| {
-        let number = number(one.unrecorded);
-        format!("{number} more of this kind right before it were not kept")
-    });
-    let notes: Vec<String> = [unproven, limit, unrecorded]
-        .into_iter()
-        .flatten()
-        .collect();
-    RefusedRow {
-        partner: (one.partner.clone()).unwrap_or_else(|| one.partner_id.to_string()),
-        partner_id: one.partner_id.to_string(),
-        at: times.both(one.at),
-        status: one.status,
-        request: format!("{} {}", one.method, one.path),
-        request_id: one.request(),
-        note: notes.join("; "),
-        errors: one.errors,
-        external_order_id: one.external_order_id.unwrap_or_else(|| "-".into()),
-    }
-}
-
-/// What is known of a request that does not prove its sender, from the first error that it had. The
-/// signature is looked at last, so most of them say nothing about it.
-fn unproven(reason: &str) -> &'static str {
-    match reason {
-        "signature_invalid" => "the signature was not valid, so anybody may have sent it",
-        // The key is one that we know, because other requests are not kept.
-        "access_key_unknown" => {
-            "the account was disabled, so the signature was not looked at, and anybody may have sent it"
-        }
-        _ => "refused before the signature was looked at, so anybody may have sent it",
-    }
-}
-
-fn describe(partner: &Partner, now: OffsetDateTime) -> PartnerView {
-    let (state, class) = standing(partner);
-    let ends = |until: Option<OffsetDateTime>| match until {
-        None => "none".to_owned(),
-        Some(until) if until > now => {
-            format!("valid until {} UTC, {}", utc(until), relative(now, until))
-        }
-        Some(until) => format!("ended {} UTC", utc(until)),
-    };
-    let limits = [
-        ("orders in flight", partner.max_in_flight),
-        ("requests per second", partner.requests_per_second),
-        ("orders per second", partner.orders_per_second),
-        ("units per second", partner.units_per_second),
-    ];
-    let limits = limits
-        .into_iter()
-        .filter_map(|(name, own)| Some(format!("{name} {}", number(own?))));
-    let limits: Vec<String> = limits.collect();
-    PartnerView {
-        id: partner.partner_id.to_string(),
-        name: partner.name.clone(),
-        environment: partner.environment.clone(),
-        state,
-        class,
-        access_key: partner.access_key.clone(),
-        old_keys: ends(partner.old_keys_until),
-        old_secret: ends(partner.old_webhook_secret_until),
-        limits: if limits.is_empty() {
-            "all as set for all partners".into()
-        } else {
-            format!(
-                "of its own, for each ingress process: {}; all others as set for all partners",
-                limits.join(", ")
-            )
-        },
-        events: if partner.webhook_events.is_empty() {
-            "none".into()
-        } else {
-            partner.webhook_events.join(", ")
-        },
-    }
 }
 
 /// How the state of an endpoint is coloured.
@@ -436,6 +342,40 @@ pub(crate) fn endpoint_form(
     })
 }
 
+/// The acts on an endpoint beside its pause: a test, and a look at its whole URL.
+fn further_forms(endpoint: &Endpoint, session: &Session, back: &str) -> Vec<ReasonForm> {
+    if endpoint.webhook_url.is_none() {
+        return Vec::new();
+    }
+    let id = endpoint.endpoint_id;
+    let is_paused = matches!(
+        endpoint.state.known(),
+        Some(EndpointState::Paused | EndpointState::PausedByPartner)
+    );
+    let test = (session.may(Role::Support) && !is_paused).then(|| ReasonForm {
+        consequence: "A webhook of the kind webhook.test is sent at once, even if the endpoint is blocked. If it is \
+                      acknowledged, the block ends."
+            .to_owned(),
+        ..ReasonForm::new(session, "Send a test", format!("/endpoints/{id}/test"))
+    });
+    let url = session.may(Role::Operator).then(|| ReasonForm {
+        consequence: "The URL may hold a secret of the partner. That you saw it is recorded."
+            .to_owned(),
+        ..ReasonForm::new(
+            session,
+            "Show its whole URL",
+            format!("/endpoints/{id}/show-url"),
+        )
+    });
+    let forms = test.into_iter().chain(url);
+    forms
+        .map(|form| ReasonForm {
+            back: back.to_owned(),
+            ..form
+        })
+        .collect()
+}
+
 /// What resuming an endpoint does, and what to know before.
 fn resuming(endpoint: &Endpoint) -> String {
     let first = if endpoint.paused_by_partner {
@@ -468,7 +408,14 @@ fn endpoint_row(
         failures: number(endpoint.failures),
         waiting: number(endpoint.pending),
         exhausted: number(endpoint.exhausted),
-        form: endpoint_form(endpoint, session, back),
+        forms: endpoint_form(endpoint, session, back)
+            .into_iter()
+            .chain(further_forms(endpoint, session, back))
+            .collect(),
+        webhooks: format!(
+            "/webhooks?partner={}&endpoint={}",
+            endpoint.partner_id, endpoint.endpoint_id
+        ),
     }
 }
 
@@ -522,6 +469,79 @@ pub(crate) async fn resume(
         number(due)
     );
     Ok(act.done(&app, &text))
+}
+
+/// Sends a test webhook, and leads to its page.
+pub(crate) async fn test(
+    State(app): State<App>,
+    given: Given,
+    act: Act<Support>,
+) -> Result<Response, Problem> {
+    let endpoint = endpoint(&app, &given).await?;
+    let target = format!("endpoint {}", endpoint.id);
+    let action = act.action(domain::Command::EndpointTest, &target, act.fields.reason()?);
+    let mut refused = None;
+    let sent = app
+        .database()
+        .run(async |connection| {
+            let send = async |transaction: &mut PgConnection| {
+                Ok(
+                    match events::test(transaction, endpoint, BETWEEN_TESTS).await? {
+                        Tested::Due(id) => Some((id, Changed::default())),
+                        other => {
+                            refused = Some(other);
+                            None
+                        }
+                    },
+                )
+            };
+            actions::recorded(connection, action, send).await
+        })
+        .await?;
+    let id = sent.ok_or_else(|| {
+        let why = match refused {
+            Some(Tested::TooSoon(_)) => {
+                "It was tested within the last seconds. If you have sent the form twice, the first one was carried out."
+            }
+            Some(Tested::Paused) => "It is paused, so nothing is sent to it. Resume it first.",
+            Some(Tested::NoEndpoint | Tested::Due(_)) | None => "It has no URL.",
+        };
+        act.not_done("No test was sent", why)
+    })?;
+    let path = format!("/webhooks/{id}");
+    Ok(said::after(&app, &path, "The test is sent now."))
+}
+
+/// Shows the whole URL of an endpoint, and records that.
+pub(crate) async fn show_url(
+    State(app): State<App>,
+    given: Given,
+    act: Act<Operator>,
+) -> Result<Response, Problem> {
+    let endpoint = endpoint(&app, &given).await?;
+    let target = format!("endpoint {}", endpoint.id);
+    let action = act.action(domain::Command::ShowUrl, &target, act.fields.reason()?);
+    let read = async |connection: &mut PgConnection| {
+        let all = endpoints::list(&mut *connection, Some(endpoint.partner_id)).await?;
+        let id = endpoint.id.uuid();
+        let url = all.into_iter().find(|one| one.endpoint_id == id);
+        let url = url.and_then(|one| one.webhook_url);
+        if url.is_some() {
+            actions::record(connection, action, 0).await?;
+        }
+        Ok::<_, pg::Error>(url)
+    };
+    let url = app.database().run(read).await?;
+    let url = url.ok_or_else(|| act.not_done("It has no URL", "There is nothing to show."))?;
+    page(&Once {
+        shell: Shell::new(&app, &act.session, "/partners", "Webhook URL"),
+        text: "It may hold a secret of the partner: show it to nobody else.".to_owned(),
+        secrets: vec![Named {
+            name: "URL",
+            value: url,
+        }],
+        back: local_path(act.fields.get("back")),
+    })
 }
 
 fn not_changed(error: NotChanged, given: &Given, act: &Act<Support>) -> Problem {

@@ -15,8 +15,7 @@ use crate::{
     access::{Viewer, Visit},
     format::{counted, number},
     pages::{
-        lists::with,
-        orders::Tab,
+        lists::{Tab, with},
         partner::{endpoint_class, endpoint_state, standing},
     },
     problem::Problem,

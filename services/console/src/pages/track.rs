@@ -9,7 +9,7 @@ use domain::{
 };
 use time::{Duration, OffsetDateTime};
 
-use crate::format::{counted, number, took};
+use crate::format::{number, took};
 
 /// A webhook that is due within this time is not sent again by hand: an attempt may be under way.
 const AT_ONCE: Duration = Duration::seconds(30);
@@ -166,18 +166,4 @@ pub(super) fn held(order: &OrderView, unit: &TopupView, now: OffsetDateTime) -> 
         EndpointState::Open | EndpointState::Unverified => return None,
     };
     Some(why.to_owned())
-}
-
-/// How the webhooks of a unit to further endpoints stand, after that to the first one.
-pub(super) fn to_further(order: &OrderView, unit: &TopupView) -> String {
-    let sent = order.sent(unit).into_iter();
-    let further = sent.filter_map(|one| {
-        let id = one.endpoint_id?;
-        let attempts = counted(one.attempts, "attempt", "attempts");
-        Some(format!(
-            "; to endpoint {id}: {}, {attempts}",
-            one.standing.label()
-        ))
-    });
-    further.collect()
 }

@@ -6,21 +6,21 @@ use std::borrow::Cow;
 use accounts::partners;
 use askama::Template;
 use axum::{extract::State, response::Response};
-use desk::operator::delivery_list::{self, Of};
+use desk::operator::delivery_list::{self, Cursor, Of};
 use domain::{Stored, standing::DeliveryState};
 use pg::PgConnection;
-use store::deliveries::{View, resends::Filter};
+use store::{
+    deliveries::{View, resends::Filter},
+    providers,
+};
 use time::Duration;
 use uuid::Uuid;
 
 use crate::{
     App,
     access::{Fields, Viewer, Visit},
-    format::{took, utc},
-    pages::{
-        lists::{self, Named, Window, with},
-        orders::Tab,
-    },
+    format::took,
+    pages::lists::{self, Frame, Named, Tab, Window, or_empty},
     problem::Problem,
     times::{Times, When},
     view::{Shell, page},
@@ -39,17 +39,11 @@ const STATES: [(&str, &str); 4] = [
 #[template(path = "webhooks.html")]
 struct Page {
     shell: Shell,
+    list: Frame,
     tabs: Vec<Tab>,
-    partner: String,
-    state: String,
-    from: String,
-    until: String,
-    chips: Vec<Tab>,
-    any: String,
-    csv: String,
-    nobody: Option<String>,
+    providers: Vec<String>,
     rows: Vec<Row>,
-    most: usize,
+    foot: String,
 }
 
 struct Row {
@@ -102,8 +96,9 @@ fn answer(view: &View) -> String {
 }
 
 struct Found {
-    named: Named,
-    views: Vec<View>,
+    nobody: Option<String>,
+    page: delivery_list::Page,
+    providers: Vec<String>,
     names: std::collections::HashMap<Uuid, String>,
 }
 
@@ -114,6 +109,9 @@ async fn read(
     limit: usize,
 ) -> Result<Found, pg::Error> {
     let named = Named::find(&mut *connection, query.get("partner")).await?;
+    let product = Named::product(&mut *connection, query.get("product")).await?;
+    let nobody = named.nobody().or(product.nobody()).map(str::to_owned);
+    let known = providers::list(&mut *connection).await?;
     let window = Window::of(query, times);
     let wanted = query.get("state");
     let state = STATES.iter().find(|(key, _)| Some(*key) == wanted);
@@ -124,20 +122,29 @@ async fn read(
         until: window.until,
         ..Filter::default()
     };
-    let views = if matches!(named, Named::Nobody(_)) {
-        Vec::new()
-    } else {
-        let of = Of::default();
-        let page = delivery_list::list(&mut *connection, &filter, &of, None, limit).await?;
-        page.deliveries
+    let of = Of {
+        option_id: product.id(),
+        provider: query.get("provider"),
+        endpoint_id: query.get("endpoint").and_then(|id| id.parse().ok()),
     };
-    let mut ids: Vec<Uuid> = views.iter().map(|view| view.partner_id.uuid()).collect();
+    let before: Option<Cursor> = query.get("before").and_then(|at| at.parse().ok());
+    let page = if nobody.is_some() {
+        delivery_list::Page {
+            deliveries: Vec::new(),
+            next_cursor: None,
+        }
+    } else {
+        delivery_list::list(&mut *connection, &filter, &of, before, limit).await?
+    };
+    let views = page.deliveries.iter();
+    let mut ids: Vec<Uuid> = views.map(|view| view.partner_id.uuid()).collect();
     ids.sort_unstable();
     ids.dedup();
     let names = partners::names(connection, &ids).await?;
     Ok(Found {
-        named,
-        views,
+        nobody,
+        page,
+        providers: known.into_iter().map(|one| one.name).collect(),
         names,
     })
 }
@@ -184,43 +191,25 @@ pub(crate) async fn show(
     let times = &visit.session.times;
     let found = app
         .database()
-        .run(async |connection| read(connection, query, times, lists::PAGE * 4).await)
+        .run(async |connection| read(connection, query, times, lists::PAGE).await)
         .await?;
-    let now = query.get("state").unwrap_or_default();
-    let tab = |name, key: &str| Tab {
-        name,
-        path: with(PATH, query, &[("state", key)]),
-        current: key == now,
-    };
-    let states = STATES.iter().map(|(key, name)| tab(*name, key));
-    let tabs = std::iter::once(tab("All", "")).chain(states).collect();
-    let since = query.get("since").unwrap_or_default();
-    let chips = lists::SINCE.iter().map(|(key, name)| Tab {
-        name,
-        path: with(PATH, query, &[("since", key), ("from", ""), ("until", "")]),
-        current: *key == since,
-    });
-    let field = |name: &str| query.get(name).unwrap_or_default().to_owned();
+    let views = &found.page.deliveries;
+    let next = found.page.next_cursor.map(|cursor| cursor.to_string());
+    let list = Frame::new(PATH, query, found.nobody.as_deref(), next.as_deref());
     page(&Page {
         shell: Shell::new(&app, &visit.session, PATH, "Webhooks"),
-        tabs,
-        partner: field("partner"),
-        state: field("state"),
-        from: field("from"),
-        until: field("until"),
-        chips: chips.collect(),
-        any: with(PATH, query, &[("since", ""), ("from", ""), ("until", "")]),
-        csv: with("/webhooks.csv", query, &[]),
-        nobody: match found.named {
-            Named::Nobody(why) => Some(why),
-            Named::All | Named::One(_) => None,
-        },
-        rows: found
-            .views
+        tabs: list.tabs(&STATES),
+        foot: list.foot(
+            views.len(),
+            "by the time when they were ready",
+            ("webhook", "webhooks"),
+        ),
+        rows: views
             .iter()
             .map(|view| row(view, &found.names, times))
             .collect(),
-        most: lists::PAGE * 4,
+        providers: found.providers,
+        list,
     })
 }
 
@@ -232,54 +221,45 @@ pub(crate) async fn csv(State(app): State<App>, visit: Visit<Viewer>) -> Result<
         .database()
         .run(async |connection| read(connection, query, times, lists::CSV).await)
         .await?;
-    let mut text = String::new();
-    lists::line(
-        &mut text,
-        &[
-            "webhook",
-            "esim",
-            "external_order_id",
-            "order_id",
-            "partner",
-            "partner_id",
-            "endpoint_id",
-            "state",
-            "tries",
-            "last_try_utc",
-            "status",
-            "class",
-            "took_ms",
-            "due_utc",
-            "delivered_utc",
-        ],
-    );
-    let at = |at: Option<time::OffsetDateTime>| {
-        at.map(|at| format!("{}Z", utc(at).replace(' ', "T")))
-            .unwrap_or_default()
+    let head = [
+        "webhook",
+        "esim",
+        "external_order_id",
+        "order_id",
+        "partner",
+        "partner_id",
+        "endpoint_id",
+        "state",
+        "tries",
+        "last_try_utc",
+        "status",
+        "class",
+        "took_ms",
+        "due_utc",
+        "delivered_utc",
+    ];
+    let row = |view: &View| {
+        [
+            view.kind.clone(),
+            view.topup_id.clone().unwrap_or_default(),
+            view.external_order_id.clone().unwrap_or_default(),
+            or_empty(view.order_id),
+            or_empty(found.names.get(&view.partner_id.uuid())),
+            view.partner_id.to_string(),
+            view.endpoint_id.to_string(),
+            view.state.as_str().to_owned(),
+            view.attempts.to_string(),
+            lists::instant(view.attempted_at),
+            or_empty(view.status),
+            view.class.clone().unwrap_or_default(),
+            or_empty(view.duration_ms),
+            lists::instant(view.due_at),
+            lists::instant(view.delivered_at),
+        ]
     };
-    let number = |of: Option<i32>| of.map(|of| of.to_string()).unwrap_or_default();
-    for view in &found.views {
-        let partner = found.names.get(&view.partner_id.uuid());
-        lists::line(
-            &mut text,
-            &[
-                &view.kind,
-                view.topup_id.as_deref().unwrap_or_default(),
-                view.external_order_id.as_deref().unwrap_or_default(),
-                &view.order_id.map(|id| id.to_string()).unwrap_or_default(),
-                partner.map_or("", String::as_str),
-                &view.partner_id.to_string(),
-                &view.endpoint_id.to_string(),
-                view.state.as_str(),
-                &view.attempts.to_string(),
-                &at(view.attempted_at),
-                &number(view.status),
-                view.class.as_deref().unwrap_or_default(),
-                &number(view.duration_ms),
-                &at(view.due_at),
-                &at(view.delivered_at),
-            ],
-        );
-    }
-    Ok(lists::csv("webhooks", text))
+    Ok(lists::csv(
+        "webhooks",
+        &head,
+        found.page.deliveries.iter().map(row),
+    ))
 }

@@ -81,9 +81,10 @@ async fn one_form_pauses_an_endpoint_once() {
 async fn one_form_disables_a_partner_once() {
     let bench = Bench::start().await;
     let mut browser = bench.sign_in("ana", Role::Operator).await;
-    let page = format!("/partners/{}", bench.partner);
-    let disable = format!("{page}/disable");
-    let enable = format!("{page}/enable");
+    let partner = format!("/partners/{}", bench.partner);
+    let page = format!("{partner}/access");
+    let disable = format!("{partner}/disable");
+    let enable = format!("{partner}/enable");
     let form = seen(&mut browser, &page, &disable).await;
     assert_eq!(send(&mut browser, &disable, &form).await.0, 303);
     let (status, told) = send(&mut browser, &disable, &form).await;

@@ -20,7 +20,8 @@ async fn a_refused_request_is_on_the_page_of_its_partner_and_found_by_its_ids() 
     let bench = Bench::start().await;
     let mut browser = bench.sign_in("ana", Role::Viewer).await;
     let partner = format!("/partners/{}", bench.partner);
-    assert!(text(&mut browser, &partner).await.contains("None is kept."));
+    let refused = format!("{partner}/refused");
+    assert!(text(&mut browser, &refused).await.contains("None is kept."));
     let request_id = Uuid::now_v7();
     let refusal = |request_id, kind, external_order_id: Option<&str>, unrecorded| Refusal {
         request_id,
@@ -50,7 +51,7 @@ async fn a_refused_request_is_on_the_page_of_its_partner_and_found_by_its_ids() 
     ];
     refused::keep(&mut connection, &kept, 100).await.unwrap();
 
-    let page = text(&mut browser, &partner).await;
+    let page = text(&mut browser, &format!("{refused}?code=qty_invalid")).await;
     for part in [
         "never &#60;came&#62;",
         "qty_invalid; item=0",
@@ -64,6 +65,20 @@ async fn a_refused_request_is_on_the_page_of_its_partner_and_found_by_its_ids() 
     assert_eq!(
         page.matches("the signature was not valid").count(),
         1,
+        "{page}"
+    );
+    // One cause with its meaning and a text for the partner; three of its requests at first.
+    let page = text(&mut browser, &refused).await;
+    for part in [
+        "1\u{202f}238 × qty_invalid (422)",
+        "1\u{202f}238 requests of yours were answered with status 422 and the code qty_invalid",
+        "?code=qty_invalid",
+    ] {
+        assert!(page.contains(part), "{part}: {page}");
+    }
+    assert_eq!(
+        page.matches("data-label=\"Request id\"").count(),
+        3,
         "{page}"
     );
     for id in ["never%20%3Ccame%3E", &request_id.simple().to_string()] {

@@ -100,6 +100,148 @@ async fn a_list_goes_on_where_its_page_ended() {
     bench.stop().await;
 }
 
+/// The rows of the pages of a list, read to its end by the links to the older ones.
+async fn rows_of(browser: &mut Browser, path: &str, row: &str) -> Vec<String> {
+    let mut path = path.to_owned();
+    let mut seen = Vec::new();
+    for _ in 0..10 {
+        let page = text(browser, &path).await;
+        let rows = page.split(row);
+        seen.extend(
+            rows.skip(1)
+                .map(|row| row.split(['"', '<']).next().unwrap().to_owned()),
+        );
+        let Some((before, _)) = page.split_once("\">Older") else {
+            break;
+        };
+        path = before.rsplit('"').next().unwrap().replace("&#38;", "&");
+    }
+    seen.sort_unstable();
+    seen
+}
+
+#[tokio::test]
+async fn the_list_of_webhooks_goes_on_where_its_page_ended() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let mut connection = bench.database.connect().await.unwrap();
+    let copied = sqlx::query(
+        "WITH new AS MATERIALIZED (
+             SELECT gen_random_uuid() AS id, '2024' || lpad(n::text, 22, '0') AS topup_id, n FROM generate_series(1, 60) n
+         ), t AS (
+             INSERT INTO topups (topup_id, placement_id, position, option_id, provider_option_id)
+             SELECT new.topup_id, placement_id, n, option_id, provider_option_id FROM new, topups WHERE topups.topup_id = $1
+         ), e AS (
+             INSERT INTO esims (topup_id, provider, provider_unit_id, iccid, ready_at, delivery_id)
+             SELECT topup_id, 'sandbox', 'c' || n, '89' || lpad(n::text, 17, '0'), now(), id FROM new
+         )
+         INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id, state, attempt, created_at)
+         SELECT id, partner_id, kind, new.topup_id, order_id, 'delivered', 1, created_at - n * interval '1 second'
+         FROM new, deliveries WHERE deliveries.topup_id = $1",
+    );
+    copied
+        .bind(bench.topup.as_str())
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    let row = "data-label=\"eSIM\"><a class=\"id\" href=\"/esims/";
+    for filter in ["", "&provider=sandbox", "&since=1h&provider=sandbox"] {
+        let path = format!("/webhooks?partner=acme{filter}");
+        let mut seen = rows_of(&mut browser, &path, row).await;
+        assert_eq!(seen.len(), 61, "{filter}: {seen:?}");
+        seen.dedup();
+        assert_eq!(seen.len(), 61, "a webhook stands on two pages");
+    }
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn orders_and_webhooks_are_listed_by_product() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let mut connection = bench.database.connect().await.unwrap();
+    let mut option = async |name: &str, provider: &str| {
+        let id = Uuid::now_v7();
+        sqlx::query(
+            "INSERT INTO options (option_id, name, provider, provider_option_id, environment, enabled)
+             VALUES ($1, $2, $3, $2, 'live', true)",
+        )
+        .bind(id)
+        .bind(name)
+        .bind(provider)
+        .execute(&mut connection)
+        .await
+        .unwrap();
+        id
+    };
+    let sold = option("Thailand <1 GB>", "sandbox").await;
+    option("Twice", "sandbox").await;
+    option("Twice", "airalo").await;
+    sqlx::query("UPDATE topups SET option_id = $1 WHERE topup_id = $2")
+        .bind(sold)
+        .bind(bench.topup.as_str())
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    let link = |order: &str| format!("href=\"/orders/{order}\"");
+    let order = link(&bench.order.to_string());
+    for list in ["/orders", "/webhooks"] {
+        for product in ["Thailand%20%3C1%20GB%3E", &sold.to_string()] {
+            let page = text(&mut browser, &format!("{list}?product={product}")).await;
+            assert!(page.contains(&order), "{list} {product}: {page}");
+            assert!(!page.contains(">parked<"), "{page}");
+            let csv = text(&mut browser, &format!("{list}.csv?product={product}")).await;
+            assert_eq!(csv.lines().count(), 2, "{csv}");
+        }
+        let twice = text(&mut browser, &format!("{list}?product=Twice")).await;
+        assert!(twice.contains("2 products have the name"), "{twice}");
+        let none = text(&mut browser, &format!("{list}?product=%3Cx")).await;
+        assert!(
+            none.contains("No product has the name or id “&#60;x”"),
+            "{none}"
+        );
+        assert!(!none.contains(&order), "{none}");
+    }
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn the_record_is_listed_by_act() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut connection = bench.database.connect().await.unwrap();
+    for command in ["provider open", "provider close", "provider close"] {
+        sqlx::query(
+            "INSERT INTO operator_actions (action_id, operator, command, target, affected, reason, via)
+             VALUES (gen_random_uuid(), 'ana', $1, 'provider sandbox', 1, 'a test', 'console')",
+        )
+        .bind(command)
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    }
+    for (what, rows) in [
+        ("provider%20close", 2),
+        ("provider%20open", 1),
+        ("order%20erase", 0),
+    ] {
+        let page = text(&mut browser, &format!("/actions?what={what}")).await;
+        assert_eq!(page.matches("data-label=\"What\"").count(), rows, "{page}");
+        let csv = text(&mut browser, &format!("/actions.csv?what={what}")).await;
+        assert_eq!(csv.lines().count(), rows + 1, "{csv}");
+    }
+    let page = text(&mut browser, "/actions?what=provider%20close").await;
+    assert!(
+        page.contains("selected>let a provider buy again<"),
+        "{page}"
+    );
+    assert!(
+        page.contains("/actions.csv?what=provider+close\""),
+        "{page}"
+    );
+    bench.stop().await;
+}
+
 #[tokio::test]
 async fn webhooks_are_listed_by_state_and_as_csv() {
     let bench = Bench::start().await;
@@ -176,6 +318,13 @@ async fn who_types_a_part_of_a_name_is_led_to_its_partner() {
     let found = browser.get("/find?q=cme").await;
     assert_eq!(found.status(), 303);
     assert_eq!(found.headers()["location"], partner.as_str());
+    // The beginning of an order's id leads to the order.
+    let hints = text(&mut browser, "/hints?q=a%2Fb%3Fc").await;
+    assert!(
+        hints.contains(&format!("href=\"/orders/{}\"", bench.order)),
+        "{hints}"
+    );
+    assert!(hints.contains("<mark>a/b?c</mark>"), "{hints}");
     let nothing = text(&mut browser, "/hints?q=zz").await;
     assert!(!nothing.contains("href"), "{nothing}");
     bench.stop().await;

@@ -3,6 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
+mod acts;
 mod again;
 mod answers;
 mod connections;
@@ -25,7 +26,7 @@ fn path(bench: &Bench, resend: Uuid, route: &str) -> String {
         "resends" => resend.to_string(),
         "placements" => bench.parked.to_string(),
         "deliveries" | "topups" | "esims" | "give-backs" => bench.topup.to_string(),
-        "partners" | "endpoints" => bench.partner.to_string(),
+        "partners" | "endpoints" | "webhooks" => bench.partner.to_string(),
         _ => String::new(),
     };
     let path = route.replace("{id}", &id).replace("{name}", "sandbox");

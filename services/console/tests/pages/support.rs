@@ -57,7 +57,7 @@ pub struct Bench {
     running: Option<JoinHandle<anyhow::Result<()>>>,
 }
 
-fn vault() -> Vault {
+pub fn vault() -> Vault {
     Vault::parse(&MASTER_KEY.to_owned().into()).unwrap()
 }
 

@@ -142,6 +142,7 @@ pub async fn examine(connection: &mut PgConnection, most: i64) -> Result<Report>
             waiting.at,
         ));
     }
+    told(&mut *connection, &mut findings, waiting.at).await?;
     // A stage that is dead comes first, whatever else there is: it explains the rest.
     findings.sort_by_key(|one| {
         let is_dead = matches!(one.kind, Kind::StageDead { .. });
@@ -413,18 +414,31 @@ async fn paused_since(
         )
     });
     let paused: Vec<String> = paused.map(|one| pauser(one).to_string()).collect();
-    if paused.is_empty() {
-        return Ok(HashMap::new());
+    pg::actions::last(connection, &paused, Command::EndpointPause).await
+}
+
+/// For how long a partner that was told about its endpoints is left alone.
+const TOLD: time::Duration = time::Duration::hours(24);
+
+/// Notes of which matters the partner was told lately, so that nobody is needed for them.
+async fn told(
+    connection: &mut PgConnection,
+    findings: &mut [Finding],
+    now: OffsetDateTime,
+) -> Result<()> {
+    let partners = findings.iter().filter_map(|one| one.kind.tells());
+    let mut partners: Vec<String> = partners.map(|id| id.to_string()).collect();
+    partners.sort_unstable();
+    partners.dedup();
+    let told = pg::actions::last(connection, &partners, Command::PartnerTold).await?;
+    for one in findings {
+        let at = one.kind.tells().and_then(|id| told.get(&id.to_string()));
+        // What began later is another matter, and the partner does not know of it.
+        one.told_at = at
+            .copied()
+            .filter(|at| *at > now - TOLD && one.since.is_none_or(|since| since < *at));
     }
-    let query = sqlx::query!(
-        r#"SELECT left(split_part(target, ' ', 2), 100) AS "of!", max(at) AS "at!" FROM operator_actions
-           WHERE left(split_part(target, ' ', 2), 100) = ANY ($1) AND command = $2
-           GROUP BY 1"#,
-        &paused,
-        Command::EndpointPause.as_str(),
-    );
-    let rows = query.fetch_all(connection).await?.into_iter();
-    Ok(rows.map(|row| (row.of, row.at)).collect())
+    Ok(())
 }
 
 fn of_endpoint(

@@ -6,6 +6,7 @@ use store::{
     providers::ProviderBreaker,
 };
 use time::OffsetDateTime;
+use uuid::Uuid;
 
 use super::stages::Stage;
 use crate::operator::{give_backs, placements};
@@ -18,6 +19,12 @@ pub struct Finding {
     /// Since when, if that is stored.
     #[serde(with = "time::serde::rfc3339::option")]
     pub since: Option<OffsetDateTime>,
+    /// When its partner was told of it last. For a day after that nobody is needed.
+    #[serde(
+        with = "time::serde::rfc3339::option",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub told_at: Option<OffsetDateTime>,
 }
 
 /// How bad it is.
@@ -209,7 +216,11 @@ pub const DISK_FULL: f64 = 10.0;
 
 impl Finding {
     pub fn new(kind: Kind, since: Option<OffsetDateTime>) -> Self {
-        Self { kind, since }
+        Self {
+            kind,
+            since,
+            told_at: None,
+        }
     }
 
     pub fn severity(&self) -> Severity {
@@ -217,13 +228,21 @@ impl Finding {
     }
 
     pub fn needs_person(&self) -> bool {
-        self.kind.needs_person()
+        self.told_at.is_none() && self.kind.needs_person()
     }
 }
 
 impl Kind {
     pub fn matter(&self) -> Matter {
         self.into()
+    }
+
+    /// The partner who has to hear of it, because only its own side can mend it.
+    pub fn tells(&self) -> Option<Uuid> {
+        match self {
+            Self::Exhausted { endpoint } => Some(endpoint.partner_id),
+            _ => None,
+        }
     }
 
     pub fn severity(&self) -> Severity {

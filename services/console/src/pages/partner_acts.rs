@@ -1,0 +1,412 @@
+//! What is changed of a partner without a shell: its webhook URL and its limits; and that it was told what
+//! its endpoints lack. They are the changes of `esimctl partner`, each with its record in the transaction of
+//! the change. Its keys have a module of their own ([`super::rotation`]).
+//!
+//! A form says when its page was read. If the same thing of the partner was changed since, it does
+//! nothing, so a form that is sent twice acts once.
+
+use accounts::partners::{self, Limit, NewLimits, Partner};
+use askama::Template;
+use axum::{extract::State, response::Response};
+use desk::operator::endpoints::{is_as_seen, seen_at, set_webhook};
+use domain::{Command, Environment, PartnerId};
+use pg::{
+    PgConnection,
+    actions::{self, Changed},
+};
+use serde_json::json;
+use store::deliveries::endpoints;
+use time::OffsetDateTime;
+use webhooks::{guard, url::WebhookUrl};
+
+use crate::{
+    App,
+    access::{Act, Operator, Role, Session, Support, Viewer, Visit},
+    format::{number, utc},
+    pages::{
+        account,
+        act::{ActPage, Field},
+        forms::ReasonForm,
+        partner::Head,
+    },
+    problem::Problem,
+    view::{Given, Shell, page},
+};
+
+/// What changes the webhook URL and the limits: an operator's commands and the partner's own.
+const OF_URL: &[Command] = &[Command::PartnerSetWebhook, Command::WebhookSet];
+const OF_LIMITS: &[Command] = &[Command::PartnerSetLimits];
+/// The largest limit.
+const MOST_LIMIT: u32 = 1_000_000;
+
+/// A partner as a page has read it.
+pub(super) struct Read {
+    pub(super) partner: Partner,
+    /// When it was read, as forms carry it along.
+    seen: String,
+    /// How many webhooks wait for its first endpoint.
+    waiting: i64,
+}
+
+pub(super) async fn read(app: &App, given: &Given) -> Result<Read, Problem> {
+    let id: PartnerId = given.id("a partner")?;
+    let read = async |connection: &mut PgConnection| {
+        let endpoints = endpoints::list(&mut *connection, Some(id)).await?;
+        let partner = partners::show(connection, &id.to_string()).await?;
+        Ok::<_, pg::Error>(partner.zip(endpoints.into_iter().next()))
+    };
+    let found = app.database().run(read).await?;
+    let (partner, first) = found.ok_or_else(|| given.missing("partner"))?;
+    Ok(Read {
+        partner,
+        seen: seen_at(&first),
+        waiting: first.pending,
+    })
+}
+
+/// The page of an act on a partner; `what` names it, and `path` is the last part of its address.
+pub(super) fn act_page(
+    app: &App,
+    session: &Session,
+    read: &Read,
+    what: &str,
+    path: &str,
+) -> ActPage {
+    let id = read.partner.partner_id;
+    let name = &read.partner.name;
+    let title = format!("{what} of {name}?");
+    let back = format!("/partners/{id}/access");
+    let shell = Shell::new(app, session, "/partners", title);
+    ActPage {
+        crumbs: vec![
+            ("/partners".to_owned(), "Partners".to_owned()),
+            (format!("/partners/{id}"), name.clone()),
+        ],
+        path: format!("/partners/{id}/{path}"),
+        seen: read.seen.clone(),
+        ..ActPage::new(shell, session, back)
+    }
+}
+
+pub(crate) async fn url(
+    State(app): State<App>,
+    given: Given,
+    visit: Visit<Operator>,
+) -> Result<Response, Problem> {
+    let read = read(&app, &given).await?;
+    let now = match &read.partner.webhook_url {
+        None => "It has none.".to_owned(),
+        Some(url) => format!("It is {} now.", masked(url)),
+    };
+    let effect = format!(
+        "The webhooks that wait ({}) are sent to the new URL at once, and a block of the endpoint ends; a pause stays.",
+        number(read.waiting)
+    );
+    let base = act_page(
+        &app,
+        &visit.session,
+        &read,
+        "Set the webhook URL",
+        "webhook-url",
+    );
+    ActPage {
+        says: vec![now, effect],
+        fields: vec![Field::Text {
+            label: "URL",
+            name: "url",
+            kind: "url",
+            value: String::new(),
+            hint: "Empty: it gets none, and its webhooks wait until one is set.".to_owned(),
+        }],
+        button: "Set the URL",
+        ..base
+    }
+    .show()
+}
+
+/// A URL of which only the scheme, the host and the port are shown, because partners put secrets into the
+/// rest.
+pub(crate) fn masked(url: &str) -> String {
+    let Ok(url) = url.parse::<url::Url>() else {
+        return "a URL that cannot be read".to_owned();
+    };
+    let port = url
+        .port()
+        .map_or_else(String::new, |port| format!(":{port}"));
+    let host = url.host_str().unwrap_or_default();
+    let is_bare = url.path() == "/" && url.query().is_none();
+    let rest = if is_bare { "" } else { "•••" };
+    format!("{}://{host}{port}/{rest}", url.scheme())
+}
+
+pub(crate) async fn set_url(
+    State(app): State<App>,
+    given: Given,
+    act: Act<Operator>,
+) -> Result<Response, Problem> {
+    let reason = act.fields.reason()?;
+    let url = act.fields.get("url");
+    let url: Option<WebhookUrl> = url
+        .map(str::parse)
+        .transpose()
+        .map_err(|error| Problem::Invalid(format!("The URL cannot be set: {error}.")))?;
+    let read = read(&app, &given).await?;
+    let environment: Option<Environment> = read.partner.environment.parse().ok();
+    let parsed = url.as_ref().and_then(WebhookUrl::parsed);
+    if let (Some(url), Some(environment)) = (&parsed, environment)
+        && guard::check_scheme(url, environment, false).is_err()
+    {
+        return Err(Problem::Invalid(
+            "The URL has to begin with https://, because the webhooks of a live partner carry activation codes.".into(),
+        ));
+    }
+    let id: PartnerId = read.partner.partner_id.into();
+    let host = |url: Option<&url::Url>| url.and_then(|url| Some(url.host_str()?.to_owned()));
+    let old = read.partner.webhook_url.as_ref();
+    let old: Option<url::Url> = old.and_then(|url| url.parse().ok());
+    // A path or a query may hold a token, so only the hosts are recorded.
+    let changed = Changed::between(
+        json!({ "webhook_host": host(old.as_ref()) }),
+        json!({ "webhook_host": host(parsed.as_ref()) }),
+    );
+    let target = format!("partner {id}");
+    let action = act.action(Command::PartnerSetWebhook, &target, reason);
+    let seen = act.fields.get("seen").unwrap_or_default();
+    let set = async |connection: &mut PgConnection| {
+        if !is_as_seen(&mut *connection, id, OF_URL, seen).await? {
+            return Ok(None);
+        }
+        let url = url.as_ref().map(WebhookUrl::as_str);
+        let due = set_webhook(connection, id, url, action, changed).await?;
+        Ok::<_, pg::Error>(Some(due.unwrap_or_default()))
+    };
+    let due = app.database().run(set).await?;
+    let due = due.ok_or_else(|| act.changed("the webhook URL of the partner was set meanwhile"))?;
+    let text = match &url {
+        Some(_) => format!(
+            "The URL is set. Waiting webhooks that are due now: {}.",
+            number(due)
+        ),
+        None => "The partner has no URL any more: its webhooks wait until one is set.".to_owned(),
+    };
+    Ok(act.done(&app, &text))
+}
+
+/// Makes a change of a partner with its record, if the partner is as the page has shown it. `None` says
+/// that it is not.
+pub(super) async fn changed<T>(
+    app: &App,
+    act: &Act<Operator>,
+    id: PartnerId,
+    (command, of): (Command, &[Command]),
+    change: impl AsyncFnOnce(&mut PgConnection) -> Result<Option<(T, Changed)>, pg::Error>,
+) -> Result<Option<T>, Problem> {
+    let target = format!("partner {id}");
+    let action = act.action(command, &target, act.fields.reason()?);
+    let seen = act.fields.get("seen").unwrap_or_default();
+    let recorded = async |connection: &mut PgConnection| {
+        let guarded = async |transaction: &mut PgConnection| {
+            let exists = partners::lock(&mut *transaction, id).await?;
+            if !exists || !is_as_seen(&mut *transaction, id, of, seen).await? {
+                return Ok(None);
+            }
+            change(transaction).await
+        };
+        actions::recorded(connection, action, guarded).await
+    };
+    Ok(app.database().run(recorded).await?)
+}
+
+/// The limits of a partner: the field, its name, and what is set.
+fn limits_of(partner: &Partner) -> [(&'static str, &'static str, Option<i32>); 4] {
+    [
+        (
+            "requests_per_second",
+            "Requests per second",
+            partner.requests_per_second,
+        ),
+        (
+            "orders_per_second",
+            "Orders per second",
+            partner.orders_per_second,
+        ),
+        (
+            "units_per_second",
+            "eSIMs per second",
+            partner.units_per_second,
+        ),
+        ("max_in_flight", "Orders at a time", partner.max_in_flight),
+    ]
+}
+
+pub(crate) async fn limits(
+    State(app): State<App>,
+    given: Given,
+    visit: Visit<Operator>,
+) -> Result<Response, Problem> {
+    let read = read(&app, &given).await?;
+    let base = act_page(&app, &visit.session, &read, "Change the limits", "limits");
+    let fields = limits_of(&read.partner).map(|(name, label, set)| Field::Text {
+        label,
+        name,
+        kind: "text",
+        value: set.map_or_else(String::new, |set| set.to_string()),
+        hint: "Empty: as for all partners.".to_owned(),
+    });
+    ActPage {
+        says: vec![
+            "Each ingress process counts for itself: with two of them the partner can reach twice the limit. A request above a \
+             limit gets a 429. The limits are valid within a second."
+                .to_owned(),
+        ],
+        fields: fields.into(),
+        button: "Set the limits",
+        ..base
+    }
+    .show()
+}
+
+pub(crate) async fn set_limits(
+    State(app): State<App>,
+    given: Given,
+    act: Act<Operator>,
+) -> Result<Response, Problem> {
+    let limit = |name: &str| match act.fields.get(name) {
+        None => Ok(Limit::Default),
+        Some(text) => match text.parse() {
+            Ok(most @ 1..=MOST_LIMIT) => Ok(Limit::Own(most)),
+            _ => Err(Problem::Invalid(format!(
+                "A limit is a whole number from 1 to {MOST_LIMIT}, or empty."
+            ))),
+        },
+    };
+    let new = NewLimits {
+        max_in_flight: limit("max_in_flight")?,
+        requests_per_second: limit("requests_per_second")?,
+        orders_per_second: limit("orders_per_second")?,
+        units_per_second: limit("units_per_second")?,
+    };
+    let id: PartnerId = given.id("a partner")?;
+    let shown = |partner: &Partner| {
+        let limits = limits_of(partner).map(|(name, _, set)| (name.to_owned(), json!(set)));
+        serde_json::Value::Object(limits.into_iter().collect())
+    };
+    let set = async |transaction: &mut PgConnection| {
+        let name = id.to_string();
+        let before = partners::show(&mut *transaction, &name).await?;
+        partners::set_limits(&mut *transaction, id, &new).await?;
+        let after = partners::show(transaction, &name).await?;
+        let both = before.zip(after);
+        Ok(both.map(|(before, after)| ((), Changed::between(shown(&before), shown(&after)))))
+    };
+    let of = (Command::PartnerSetLimits, OF_LIMITS);
+    changed(&app, &act, id, of, set)
+        .await?
+        .ok_or_else(|| act.changed("the limits of the partner were changed meanwhile"))?;
+    Ok(act.done(&app, "The limits are set."))
+}
+
+/// The act that takes the matter of a partner off the list for a day.
+pub(crate) fn told_form(id: PartnerId, session: &Session, seen: String) -> Option<ReasonForm> {
+    session.may(Role::Support).then(|| ReasonForm {
+        consequence: "The matter is taken off the list for 24 hours, for everybody. If webhooks are given up anew after it was \
+                      solved, they are a new matter."
+            .to_owned(),
+        seen,
+        back: "/needs".to_owned(),
+        ..ReasonForm::new(session, "I have told the partner", format!("/partners/{id}/told"))
+    })
+}
+
+/// Records that somebody has told the partner.
+pub(crate) async fn told(
+    State(app): State<App>,
+    given: Given,
+    act: Act<Support>,
+) -> Result<Response, Problem> {
+    let id: PartnerId = given.id("a partner")?;
+    let target = format!("partner {id}");
+    let action = act.action(Command::PartnerTold, &target, act.fields.reason()?);
+    let seen = act.fields.get("seen").unwrap_or_default();
+    let note = async |connection: &mut PgConnection| {
+        let guarded = async |transaction: &mut PgConnection| {
+            let exists = partners::lock(&mut *transaction, id).await?;
+            let is_new = is_as_seen(transaction, id, &[Command::PartnerTold], seen).await?;
+            Ok((exists && is_new).then(|| ((), Changed::default())))
+        };
+        actions::recorded(connection, action, guarded).await
+    };
+    app.database().run(note).await?.ok_or_else(|| {
+        act.changed("somebody has told the partner meanwhile, or there is no such partner")
+    })?;
+    Ok(act.done(&app, "Nobody else has to tell the partner for 24 hours."))
+}
+
+#[derive(Template)]
+#[template(path = "access.html")]
+struct AccessPage {
+    shell: Shell,
+    head: Head,
+    access_key: String,
+    old_keys: String,
+    old_secret: String,
+    limits: Vec<(&'static str, String)>,
+    events: String,
+    may: bool,
+    account: Option<ReasonForm>,
+}
+
+/// The keys and limits of a partner, and the acts on them.
+pub(crate) async fn access(
+    State(app): State<App>,
+    given: Given,
+    visit: Visit<Viewer>,
+) -> Result<Response, Problem> {
+    let read = read(&app, &given).await?;
+    let partner = &read.partner;
+    let now = visit.session.times.now;
+    let ends = |until: Option<OffsetDateTime>| match until {
+        Some(until) if until > now => format!("valid until {} UTC", utc(until)),
+        Some(until) => format!("ended {} UTC", utc(until)),
+        None => "none".to_owned(),
+    };
+    page(&AccessPage {
+        shell: Shell::new(&app, &visit.session, "/partners", &partner.name),
+        head: Head::new(partner, "access"),
+        access_key: partner.access_key.clone(),
+        old_keys: ends(partner.old_keys_until),
+        old_secret: ends(partner.old_webhook_secret_until),
+        limits: limits_of(partner)
+            .map(|(_, label, set)| (label, set.map_or_else(|| "as for all".to_owned(), number)))
+            .into(),
+        events: if partner.webhook_events.is_empty() {
+            "none".to_owned()
+        } else {
+            partner.webhook_events.join(", ")
+        },
+        may: visit.session.may(Role::Operator)
+            && partner.has_secret_key
+            && partner.moved_to.is_none(),
+        account: account::form(partner, &visit.session),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_url_only_what_is_no_secret_is_shown() {
+        for (url, shown) in [
+            (
+                "https://hooks.example/secret?token=x",
+                "https://hooks.example/•••",
+            ),
+            ("https://hooks.example:8443/", "https://hooks.example:8443/"),
+            ("http://hooks.example/?token=x", "http://hooks.example/•••"),
+            ("nonsense", "a URL that cannot be read"),
+        ] {
+            assert_eq!(masked(url), shown);
+        }
+    }
+}

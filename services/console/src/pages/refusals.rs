@@ -1,0 +1,211 @@
+//! The refused requests of a partner by cause: what each code means, a text for the partner, and the newest
+//! requests. They are those of [`store::refused`], as `esimctl partner show --refused` lists them.
+
+use std::collections::BTreeMap;
+
+use accounts::{
+    partners,
+    refused::{self, Refused},
+};
+use askama::Template;
+use axum::{extract::State, response::Response};
+use domain::PartnerId;
+use pg::PgConnection;
+
+use crate::{
+    App,
+    access::{Viewer, Visit},
+    format::{counted, number, utc},
+    pages::partner::Head,
+    problem::Problem,
+    times::{Times, When},
+    view::{Given, Shell, page},
+};
+
+/// How many requests of each kind are read.
+const READ: u32 = 200;
+/// How many requests of a cause are shown at first.
+const NEWEST: usize = 3;
+/// What each error code means, as partners read it.
+const MEANINGS: &str = include_str!("../../../../docs/errors.md");
+
+#[derive(Template)]
+#[template(path = "refused.html")]
+struct Page {
+    shell: Shell,
+    head: Head,
+    access_key: String,
+    causes: Vec<Cause>,
+    most: u32,
+}
+
+/// A refused request.
+pub(crate) struct RefusedRow {
+    pub(crate) partner_id: String,
+    /// The name of the partner.
+    pub(crate) partner: String,
+    pub(crate) at: When,
+    pub(crate) status: i32,
+    pub(crate) errors: String,
+    pub(crate) external_order_id: String,
+    pub(crate) request: String,
+    pub(crate) request_id: String,
+    /// What is known of its sender, and how many like it are missing.
+    pub(crate) note: String,
+}
+
+/// The requests that were refused with one code.
+struct Cause {
+    code: String,
+    status: i32,
+    number: String,
+    first: When,
+    last: When,
+    meaning: String,
+    /// The text for the partner.
+    sentence: String,
+    rows: Vec<RefusedRow>,
+    /// The page with all of them, if not all are shown.
+    all: Option<String>,
+}
+
+/// What the list of errors says of a code: its paragraphs, without marks.
+fn meaning(code: &str) -> Option<String> {
+    let (_, rest) = MEANINGS.split_once(&format!("\n## {code}\n"))?;
+    let section = rest.split("\n## ").next()?;
+    let paragraphs = section.split("\n\n").map(str::trim);
+    let said: Vec<&str> = paragraphs
+        .filter(|one| !one.is_empty() && !one.starts_with("Status "))
+        .collect();
+    Some(said.join(" ").replace('`', ""))
+}
+
+/// The first of the codes of a request.
+fn code(one: &Refused) -> &str {
+    let code = one.errors.split([';', ',']).next().unwrap_or_default();
+    code.trim()
+}
+
+/// The causes, that with the newest request first. If one is `chosen`, only it, with all its requests.
+fn causes(path: &str, all: Vec<Refused>, chosen: Option<&str>, times: &Times) -> Vec<Cause> {
+    let mut groups: BTreeMap<(String, i32), Vec<Refused>> = BTreeMap::new();
+    for one in all {
+        let key = (code(&one).to_owned(), one.status);
+        if chosen.is_none_or(|chosen| key.0 == chosen) {
+            groups.entry(key).or_default().push(one);
+        }
+    }
+    let mut groups: Vec<_> = groups.into_iter().collect();
+    groups.sort_by_key(|(_, rows)| std::cmp::Reverse(rows.first().map(|one| one.at)));
+    let causes = groups.into_iter().filter_map(|((code, status), rows)| {
+        let (newest, oldest) = (rows.first()?, rows.last()?);
+        let unrecorded: i64 = rows.iter().map(|one| one.unrecorded).sum();
+        let requests = rows.len() + usize::try_from(unrecorded).unwrap_or_default();
+        let meaning = meaning(&code)
+            .unwrap_or_else(|| "The list of error codes has no such code.".to_owned());
+        let named = newest.external_order_id.as_ref().map_or_else(String::new, |id| {
+            format!(" (of order {id})")
+        });
+        let sentence = format!(
+            "{} of yours {} answered with status {status} and the code {code}, the last one at {} UTC{named}, with the \
+             X-Request-Id {}. {meaning}",
+            counted(requests, "request", "requests"),
+            if requests == 1 { "was" } else { "were" },
+            utc(newest.at),
+            newest.request(),
+        );
+        let shown = if chosen.is_some() { rows.len() } else { NEWEST };
+        let is_more = rows.len() > shown;
+        let (first, last) = (times.clock(oldest.at), times.clock(newest.at));
+        let rows = rows.into_iter().take(shown);
+        Some(Cause {
+            number: number(requests),
+            first,
+            last,
+            meaning,
+            sentence,
+            rows: rows.map(|one| refused_row(one, times)).collect(),
+            all: is_more.then(|| format!("{path}?code={code}")),
+            code,
+            status,
+        })
+    });
+    causes.collect()
+}
+
+pub(crate) async fn show(
+    State(app): State<App>,
+    given: Given,
+    visit: Visit<Viewer>,
+) -> Result<Response, Problem> {
+    let id: PartnerId = given.id("a partner")?;
+    let read = async |connection: &mut PgConnection| {
+        let partner = partners::show(&mut *connection, &id.to_string()).await?;
+        let refused = refused::list(connection, id, READ).await?;
+        Ok::<_, pg::Error>(partner.map(|partner| (partner, refused)))
+    };
+    let found = app.database().run(read).await?;
+    let (partner, refused) = found.ok_or_else(|| given.missing("partner"))?;
+    let path = format!("/partners/{id}/refused");
+    let chosen = visit.query.get("code");
+    page(&Page {
+        shell: Shell::new(&app, &visit.session, "/partners", &partner.name),
+        causes: causes(&path, refused, chosen, &visit.session.times),
+        head: Head::new(&partner, "refused"),
+        access_key: partner.access_key,
+        most: READ,
+    })
+}
+
+pub(crate) fn refused_row(one: Refused, times: &Times) -> RefusedRow {
+    let unproven =
+        (one.kind == refused::Kind::Unsigned.as_str()).then(|| unproven(&one.reason).to_owned());
+    let limit = (!one.errors.starts_with(&one.reason)).then(|| format!("limit: {}", one.reason));
+    let unrecorded = (one.unrecorded > 0).then(|| {
+        let number = number(one.unrecorded);
+        format!("{number} more of this kind right before it were not kept")
+    });
+    let notes: Vec<String> = [unproven, limit, unrecorded]
+        .into_iter()
+        .flatten()
+        .collect();
+    RefusedRow {
+        partner: (one.partner.clone()).unwrap_or_else(|| one.partner_id.to_string()),
+        partner_id: one.partner_id.to_string(),
+        at: times.both(one.at),
+        status: one.status,
+        request: format!("{} {}", one.method, one.path),
+        request_id: one.request(),
+        note: notes.join("; "),
+        errors: one.errors,
+        external_order_id: one.external_order_id.unwrap_or_else(|| "-".into()),
+    }
+}
+
+/// What is known of a request that does not prove its sender, from the first error that it had. The
+/// signature is looked at last, so most of them say nothing about it.
+fn unproven(reason: &str) -> &'static str {
+    match reason {
+        "signature_invalid" => "the signature was not valid, so anybody may have sent it",
+        // The key is one that we know, because other requests are not kept.
+        "access_key_unknown" => {
+            "the account was disabled, so the signature was not looked at, and anybody may have sent it"
+        }
+        _ => "refused before the signature was looked at, so anybody may have sent it",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_code_has_a_meaning_without_marks() {
+        for code in ["qty_invalid", "signature_invalid", "rate_limited"] {
+            let meaning = meaning(code).unwrap();
+            assert!(meaning.len() > 20 && !meaning.contains('`'), "{meaning}");
+            assert!(!meaning.contains("Status"), "{meaning}");
+        }
+        assert_eq!(meaning("no_such_code"), None);
+    }
+}

@@ -1,0 +1,393 @@
+//! The acts that needed a shell before: on a partner, its endpoints and its eSIMs.
+
+#![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
+
+use console::access::Role;
+use pg::PgConnection;
+use reqwest::Response;
+use testkit::settings::MASTER_KEY;
+use vault::Purpose;
+
+use crate::support::{Bench, Browser, URL_SECRET, vault};
+
+async fn text(browser: &mut Browser, path: &str) -> String {
+    let answer = browser.get(path).await;
+    assert_eq!(answer.status(), 200, "{path}");
+    answer.text().await.unwrap()
+}
+
+/// The hidden value with which the form that goes to `action` says what its page showed.
+fn seen(page: &str, action: &str) -> String {
+    let (_, form) = page
+        .split_once(&format!("action=\"{action}\""))
+        .unwrap_or_else(|| panic!("no form for {action} in {page}"));
+    let (_, seen) = form.split_once("name=\"seen\" value=\"").unwrap();
+    seen.split('"').next().unwrap().replace("&#38;", "&")
+}
+
+/// Sends the form of a page with further fields, twice. The second time it must do nothing.
+async fn twice(
+    browser: &mut Browser,
+    (page, action): (&str, &str),
+    fields: &[(&str, &str)],
+) -> Response {
+    let shown = text(browser, page).await;
+    let seen = seen(&shown, action);
+    let token = browser.token.clone();
+    let mut form = vec![
+        ("token", token.as_str()),
+        ("seen", &seen),
+        ("reason", "a test"),
+        ("back", page),
+    ];
+    form.extend(fields);
+    let first = browser.post(action, &form).await;
+    let second = browser.post(action, &form).await;
+    assert_eq!(
+        second.status(),
+        409,
+        "{action}: {}",
+        second.text().await.unwrap()
+    );
+    first
+}
+
+async fn one<T>(connection: &mut PgConnection, sql: &'static str) -> T
+where
+    T: Send + Unpin + for<'r> sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres>,
+{
+    sqlx::query_scalar(sql).fetch_one(connection).await.unwrap()
+}
+
+#[tokio::test]
+async fn new_keys_are_shown_once_and_old_ones_work_for_the_overlap() {
+    let bench = Bench::start_with(&[
+        ("MASTER_KEY_PARTNERS", MASTER_KEY),
+        ("MASTER_KEY_WEBHOOKS", MASTER_KEY),
+    ])
+    .await;
+    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut connection = bench.database.connect().await.unwrap();
+    let path = format!("/partners/{}/keys", bench.partner);
+    let answer = twice(&mut browser, (&path, &path), &[("overlap", "24h")]).await;
+    assert_eq!(answer.status(), 200);
+    let page = answer.text().await.unwrap();
+    let key: String = one(&mut connection, "SELECT access_key FROM partners").await;
+    assert!(page.contains(&key) && page.contains("Secret key"), "{page}");
+    let sealed: Vec<u8> = one(&mut connection, "SELECT secret_key FROM partners").await;
+    vault()
+        .open(Purpose::SecretKey(bench.partner), &sealed)
+        .unwrap();
+    let old: String = one(&mut connection, "SELECT old_access_key FROM partners").await;
+    assert_eq!(old, "ak_0123456789abcdef01234567");
+
+    // Within the overlap the page offers what a further change may do, and both end at once.
+    let page = text(&mut browser, &path).await;
+    assert!(
+        !page.contains("value=\"7d\"") && page.contains("value=\"keep\""),
+        "{page}"
+    );
+    twice(&mut browser, (&path, &path), &[("overlap", "0")]).await;
+    let old: Option<String> = one(&mut connection, "SELECT old_access_key FROM partners").await;
+    assert_eq!(old, None);
+
+    let path = format!("/partners/{}/webhook-secret", bench.partner);
+    let answer = twice(&mut browser, (&path, &path), &[("overlap", "7d")]).await;
+    assert!(answer.text().await.unwrap().contains("whsec_"));
+    let secrets: i32 = one(
+        &mut connection,
+        "SELECT cardinality(secrets) FROM partner_endpoints WHERE nth = 0",
+    )
+    .await;
+    assert_eq!(secrets, 2);
+    assert_eq!(
+        bench.recorded().await,
+        [
+            "ana partner rotate-keys",
+            "ana partner rotate-keys",
+            "ana partner rotate-webhook-secret"
+        ]
+    );
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn a_console_without_the_master_key_names_the_command_that_makes_keys() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    for what in ["keys", "webhook-secret"] {
+        let path = format!("/partners/{}/{what}", bench.partner);
+        let page = text(&mut browser, &path).await;
+        let command = format!("esimctl partner rotate ak_0123456789abcdef01234567 {what}");
+        assert!(page.contains(&command), "{page}");
+        assert!(!page.contains("name=\"overlap\""), "{page}");
+        let token = browser.token.clone();
+        let form = [("token", token.as_str()), ("reason", "x"), ("overlap", "0")];
+        assert_eq!(browser.post(&path, &form).await.status(), 409);
+    }
+    assert_eq!(bench.recorded().await, Vec::<String>::new());
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn the_webhook_url_is_set_and_only_its_host_is_recorded() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut connection = bench.database.connect().await.unwrap();
+    let path = format!("/partners/{}/webhook-url", bench.partner);
+    let page = text(&mut browser, &path).await;
+    assert!(page.contains("https://hooks.example.com/•••"), "{page}");
+    assert!(!page.contains(URL_SECRET), "{page}");
+    let token = browser.token.clone();
+    let form = [
+        ("token", token.as_str()),
+        ("reason", "x"),
+        ("url", "ftp://x.example"),
+    ];
+    assert_eq!(browser.post(&path, &form).await.status(), 422);
+    let new = "https://new.example.com/also-secret";
+    let answer = twice(&mut browser, (&path, &path), &[("url", new)]).await;
+    assert_eq!(answer.status(), 303, "{}", answer.text().await.unwrap());
+    let url: String = one(
+        &mut connection,
+        "SELECT url FROM partner_endpoints WHERE nth = 0",
+    )
+    .await;
+    assert_eq!(url, new);
+    let recorded: String = one(
+        &mut connection,
+        "SELECT concat(before, after) FROM operator_actions WHERE command = 'partner set-webhook'",
+    )
+    .await;
+    assert!(
+        recorded.contains("new.example.com") && !recorded.contains("secret"),
+        "{recorded}"
+    );
+
+    // The whole URL is shown to an operator, who says why.
+    let partner = format!("/partners/{}", bench.partner);
+    let page = text(&mut browser, &partner).await;
+    assert!(!page.contains("also-secret"), "{page}");
+    let form = [
+        ("token", token.as_str()),
+        ("reason", "x"),
+        ("back", &partner),
+    ];
+    let shown = browser
+        .post(&format!("/endpoints/{}/show-url", bench.partner), &form)
+        .await;
+    assert!(shown.text().await.unwrap().contains(new));
+    assert_eq!(
+        bench.recorded().await,
+        ["ana partner set-webhook", "ana endpoint show-url"]
+    );
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn limits_are_set_and_taken_back() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut connection = bench.database.connect().await.unwrap();
+    let path = format!("/partners/{}/limits", bench.partner);
+    let token = browser.token.clone();
+    for bad in ["0", "x", "1000001", "-1"] {
+        let form = [
+            ("token", token.as_str()),
+            ("reason", "x"),
+            ("orders_per_second", bad),
+        ];
+        assert_eq!(browser.post(&path, &form).await.status(), 422, "{bad}");
+    }
+    let sql = "SELECT orders_per_second FROM partners";
+    let answer = twice(&mut browser, (&path, &path), &[("orders_per_second", "20")]).await;
+    assert_eq!(answer.status(), 303);
+    assert_eq!(one::<Option<i32>>(&mut connection, sql).await, Some(20));
+    let access = text(&mut browser, &format!("/partners/{}/access", bench.partner)).await;
+    assert!(access.contains("<dd>20</dd>"), "{access}");
+    twice(&mut browser, (&path, &path), &[]).await;
+    assert_eq!(one::<Option<i32>>(&mut connection, sql).await, None);
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn a_test_webhook_has_a_page_with_its_answer() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("sue", Role::Support).await;
+    let partner = format!("/partners/{}", bench.partner);
+    let action = format!("/endpoints/{}/test", bench.partner);
+    let answer = twice(&mut browser, (&partner, &action), &[]).await;
+    assert_eq!(answer.status(), 303);
+    let to = answer.headers()["location"].to_str().unwrap().to_owned();
+    assert!(to.starts_with("/webhooks/"), "{to}");
+    let page = text(&mut browser, &to).await;
+    for part in ["<h1>webhook.test</h1>", "to hooks.example.com", "under way"] {
+        assert!(page.contains(part), "no {part:?} in {page}");
+    }
+    assert_eq!(bench.recorded().await, ["sue endpoint test"]);
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn a_partner_that_was_told_needs_nobody_for_a_day() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("sue", Role::Support).await;
+    let mut connection = bench.database.connect().await.unwrap();
+    let matter = "been given up";
+    let action = format!("/partners/{}/told", bench.partner);
+    let needs = text(&mut browser, "/needs").await;
+    let (needed, _) = needs
+        .split_once("Goes on by itself")
+        .unwrap_or((&needs, ""));
+    assert!(needed.contains(&action), "{needed}");
+    twice(&mut browser, ("/needs", &action), &[]).await;
+    let needs = text(&mut browser, "/needs").await;
+    let (needed, rest) = needs.split_once("Goes on by itself").unwrap();
+    assert!(!needed.contains(&action), "{matter}: {needed}");
+    assert!(rest.contains("the partner was told at"), "{rest}");
+    // A day later it is a matter again.
+    sqlx::query(
+        "UPDATE operator_actions SET at = at - interval '25 hours' WHERE command = 'partner told'",
+    )
+    .execute(&mut connection)
+    .await
+    .unwrap();
+    let needs = text(&mut browser, "/needs").await;
+    let (needed, _) = needs
+        .split_once("Goes on by itself")
+        .unwrap_or((&needs, ""));
+    assert!(needed.contains(&action), "{needed}");
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn purchases_on_hold_are_compared_with_the_list_of_the_provider_and_settled_together() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut connection = bench.database.connect().await.unwrap();
+    // A second purchase with the same cause: the list has only the first.
+    let other: uuid::Uuid = one(
+        &mut connection,
+        "WITH p AS (
+             INSERT INTO placements (placement_id, order_id, partner_id, provider, lane, state, attempt, reason)
+             SELECT gen_random_uuid(), order_id, partner_id, provider, lane, state, attempt, reason FROM placements
+             WHERE state = 'parked' RETURNING placement_id, partner_id
+         ), h AS (
+             INSERT INTO held (id, state, provider, partner_id) SELECT placement_id, 'parked', 'sandbox', partner_id FROM p
+         ), t AS (
+             INSERT INTO topups (topup_id, placement_id, position, option_id, provider_option_id)
+             SELECT '20240000000000000000000009', placement_id, 1, gen_random_uuid(), 'ready' FROM p
+         )
+         SELECT placement_id FROM p",
+    )
+    .await;
+    let needs = text(&mut browser, "/needs").await;
+    let (_, link) = needs.split_once("href=\"/purchases/settle?").unwrap();
+    let query = link.split('"').next().unwrap().replace("&#38;", "&");
+    let path = format!("/purchases/settle?{query}");
+    let page = text(&mut browser, &path).await;
+    let first = bench.parked.to_string();
+    assert!(
+        page.contains(&first) && page.contains(&other.to_string()),
+        "{page}"
+    );
+    assert!(
+        !page.contains("<select"),
+        "nothing is settled before a list was compared: {page}"
+    );
+
+    let cause = page.split_once("name=\"cause\" value=\"").unwrap().1;
+    let cause = cause.split('"').next().unwrap().replace("&#34;", "\"");
+    let token = browser.token.clone();
+    let base = [
+        ("token", token.as_str()),
+        ("provider", "sandbox"),
+        ("cause", &cause),
+    ];
+    let mut form = base.to_vec();
+    let list = format!("order;number\n{};4711\n", first.to_uppercase());
+    form.push(("list", &list));
+    let answer = browser.post("/purchases/compare", &form).await;
+    assert_eq!(answer.status(), 200);
+    let page = answer.text().await.unwrap();
+    assert!(page.contains("1 of the 2 are in the list."), "{page}");
+    assert_eq!(
+        page.matches("value=\"bought\" selected").count(),
+        1,
+        "{page}"
+    );
+    assert_eq!(page.matches("value=\"retry\"").count(), 1, "{page}");
+    assert_eq!(bench.recorded().await, Vec::<String>::new());
+
+    let value = |name: String| {
+        let (_, rest) = page
+            .split_once(&format!("name=\"{name}\" value=\""))
+            .unwrap();
+        rest.split('"').next().unwrap().replace("&#34;", "\"")
+    };
+    let (other, mut form) = (other.to_string(), base.to_vec());
+    let (of_first, of_other) = (format!("seen-{first}"), format!("seen-{other}"));
+    let (seen_first, seen_other) = (value(of_first.clone()), value(of_other.clone()));
+    form.extend([
+        ("reason", "a test"),
+        (first.as_str(), "bought"),
+        (other.as_str(), "not-bought"),
+        (of_first.as_str(), &seen_first),
+        (of_other.as_str(), &seen_other),
+    ]);
+    let answer = browser.post("/purchases/settle", &form).await;
+    assert_eq!(answer.status(), 303, "{}", answer.text().await.unwrap());
+    let again = browser.post("/purchases/settle", &form).await;
+    assert_eq!(
+        again.status(),
+        404,
+        "the second time there is nothing to settle"
+    );
+    let mut recorded = bench.recorded().await;
+    recorded.sort_unstable();
+    assert_eq!(
+        recorded,
+        [
+            "ana placement resolve --bought",
+            "ana placement resolve --not-bought"
+        ]
+    );
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn the_use_of_an_esim_is_asked_for_and_it_is_given_back() {
+    let bench = Bench::start().await;
+    let mut support = bench.sign_in("sue", Role::Support).await;
+    let mut operator = bench.sign_in("ana", Role::Operator).await;
+    let mut connection = bench.database.connect().await.unwrap();
+    let page = format!("/esims/{}", bench.topup);
+    let usage = format!("{page}/usage");
+    let answer = twice(&mut support, (&page, &usage), &[]).await;
+    assert_eq!(answer.status(), 303);
+    let shown = text(&mut support, &page).await;
+    assert!(shown.contains("asked, the answer is awaited"), "{shown}");
+    assert!(
+        !shown.contains("/give-back\""),
+        "support gives nothing back: {shown}"
+    );
+    sqlx::query(
+        "UPDATE esim_requests SET usage_asked_at = NULL, read_at = now(), data_used = 1500000, data_total = 1000000000",
+    )
+    .execute(&mut connection)
+    .await
+    .unwrap();
+    let shown = text(&mut support, &page).await;
+    assert!(shown.contains("1.5 MB of 1000.0 MB"), "{shown}");
+
+    let answer = twice(&mut operator, (&page, &format!("{page}/give-back")), &[]).await;
+    assert_eq!(answer.status(), 303);
+    let work: i64 = one(
+        &mut connection,
+        "SELECT count(*) FROM work WHERE kind = 'give_back'",
+    )
+    .await;
+    assert_eq!(work, 1);
+    assert_eq!(bench.recorded().await, ["sue topup usage", "ana give back"]);
+    bench.stop().await;
+}
