@@ -1,5 +1,5 @@
 //! The refused requests of a partner by cause: what each code means, a text for the partner, and the newest
-//! requests. They are those of [`store::refused`], as `esimctl partner show --refused` lists them.
+//! requests. They are those of [`accounts::refused`], as `esimctl partner show --refused` lists them.
 
 use std::collections::BTreeMap;
 
