@@ -193,7 +193,9 @@ impl Deliver {
         let duration = began.elapsed();
         permit.attempted(duration);
 
-        let next = self.next_step(&delivery, &tried);
+        let attempts_of_schedule = delivery.attempt.saturating_sub(delivery.schedule_start);
+        let next = self.next_step(&delivery, &tried, attempts_of_schedule);
+        let next_if_first = self.next_step(&delivery, &tried, 0);
         // After a success the permit is released at once, because the next request need not wait
         // for the record. After a failure it is kept until the failure is recorded: the record may
         // block the endpoint, and then no further delivery should start.
@@ -220,20 +222,22 @@ impl Deliver {
             detail: outcome::detail(&tried),
             proves,
             response_start: self.sealed_response_start(&delivery, &tried, next),
-            result: outcome::result(&tried, next),
+            result: outcome::result(&tried, next, next_if_first),
             id: delivery.id,
             endpoint_id: delivery.endpoint.id,
             is_event: matches!(delivery.content, Content::Event(_)),
             leased: delivery.leased,
             attempt: delivery.attempt,
+            schedule_start: delivery.schedule_start,
         };
         write(&self.attempts, attempted, &self.stop).await;
         drop(kept_permit);
     }
 
     /// Decides what an attempt leads to. The schedule decides, except that nothing is left to send
-    /// once a profile is erased, and that a [test](is_test) is never retried.
-    fn next_step(&self, delivery: &Delivery, tried: &Tried) -> Next {
+    /// once a profile is erased, and that a [test](is_test) is never retried. `attempts_of_schedule`
+    /// is the number of attempts before this one.
+    fn next_step(&self, delivery: &Delivery, tried: &Tried, attempts_of_schedule: u32) -> Next {
         if matches!(tried, Err(Failure::Erased | Failure::NoChannel)) {
             return Next::Exhausted;
         }
@@ -241,7 +245,6 @@ impl Deliver {
         if response.is_some_and(|reply| mail::refused_for_good(reply.status)) && is_mail(delivery) {
             return Next::Exhausted;
         }
-        let attempts_of_schedule = delivery.attempt.saturating_sub(delivery.schedule_start);
         let schedule = &self.settings.schedule;
         match schedule.next(attempts_of_schedule, response, rand::random()) {
             Next::Retry(_) if is_test(delivery) => Next::Exhausted,

@@ -96,19 +96,24 @@ pub(crate) fn detail(tried: &Tried) -> Option<String> {
 }
 
 /// The result as it is recorded. Only what went wrong at the endpoint counts towards blocking it.
-pub(crate) fn result(tried: &Tried, next: Next) -> AttemptResult {
-    let retry_in = match next {
-        Next::Delivered => return AttemptResult::Delivered,
+/// `next_if_first` is what it leads to if the schedule was begun anew while the attempt was in
+/// flight.
+pub(crate) fn result(tried: &Tried, next: Next, next_if_first: Next) -> AttemptResult {
+    let wait = |next| match next {
         Next::Retry(wait) => Some(wait),
-        Next::Exhausted => None,
+        Next::Delivered | Next::Exhausted => None,
     };
+    if next == Next::Delivered {
+        return AttemptResult::Delivered;
+    }
     let error = match tried {
         Ok((response, _)) => format!("answered {}", response.status),
         Err(failure) => failure.to_string(),
     };
     AttemptResult::Failed {
         error,
-        retry_in,
+        retry_in: wait(next),
+        retry_if_first: wait(next_if_first),
         endpoint: matches!(tried, Ok(_) | Err(Failure::Unanswered(_))),
     }
 }

@@ -7,14 +7,14 @@
 //! of a purchase: one tick is half of the settling delay, and a call arrives within one tick after its
 //! sender checked that it is not late.
 
-use std::collections::BTreeMap;
-
 use clap::ValueEnum;
 use domain::{
     GiveBackState,
     give_back::{Event, GiveBack},
 };
-use stateright::{Checker, HasDiscoveries, Model, Property};
+use stateright::{Model, Property};
+
+use crate::explore::{Report, explore};
 
 /// The age of an attempt when its settling delay is over, in ticks.
 const SETTLED: u8 = 2;
@@ -146,16 +146,6 @@ pub enum Action {
 /// The give-back with these safeguards switched off.
 pub struct Protocol {
     pub without: Vec<Safeguard>,
-}
-
-/// The result of a check.
-#[derive(Debug)]
-pub struct Report {
-    pub states: usize,
-    /// The broken promise and the steps to it.
-    pub counterexample: Option<(Promise, Vec<String>)>,
-    /// The ends that were never reached. There must be none.
-    pub unreached: Vec<&'static str>,
 }
 
 type Condition = fn(&Protocol, &State) -> bool;
@@ -413,30 +403,10 @@ impl Model for Protocol {
 }
 
 /// Explores every state, or stops as soon as it finds a broken promise.
-pub fn check(without: &[Safeguard]) -> Report {
+pub fn check(without: &[Safeguard]) -> Report<Promise> {
     let protocol = Protocol {
         without: without.to_vec(),
     };
-    let checker = protocol
-        .checker()
-        .finish_when(HasDiscoveries::AnyFailures)
-        .spawn_bfs()
-        .join();
-    let mut discoveries: BTreeMap<_, _> = checker.discoveries().into_iter().collect();
-    let counterexample = Promise::ALL.into_iter().find_map(|promise| {
-        let path = discoveries.remove(promise.name())?.into_vec();
-        let steps = path
-            .iter()
-            .filter_map(|(_, action)| action.map(|action| format!("{action:?}")));
-        Some((promise, steps.collect()))
-    });
-    Report {
-        states: checker.unique_state_count(),
-        counterexample,
-        unreached: ENDS
-            .iter()
-            .map(|(name, _)| *name)
-            .filter(|name| !discoveries.contains_key(name))
-            .collect(),
-    }
+    let promises = Promise::ALL.map(|promise| (promise, promise.name()));
+    explore(protocol, promises, ENDS.map(|(name, _)| name))
 }

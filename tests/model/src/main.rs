@@ -3,14 +3,15 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use model::{Settings, check, give_back};
+use model::{Settings, check, give_back, webhooks};
 
 /// Check the protocol of the pipeline in every state that it can reach
 ///
 /// The checker explores every interleaving of ingress, two provisioners, a notifier and a provider,
 /// with lost, repeated and reordered messages, and with crashes and stalls at any step.
 ///
-/// With `--give-back` it explores the give-back of a delivered eSIM instead.
+/// With `--webhooks` it explores the webhooks of ready eSIMs instead, and with `--give-back` the
+/// give-back of a delivered one.
 ///
 /// The exit status is 0 if every promise holds in every state. It is 1 if one is broken; then the
 /// shortest counterexample that was found is printed. It is 2 for an invalid argument.
@@ -25,6 +26,12 @@ struct Arguments {
     /// Check the give-back of a delivered eSIM instead of a purchase
     #[arg(long, conflicts_with_all = ["without", "broken", "placements", "faults", "attempts"])]
     give_back: bool,
+    /// Check the webhooks of ready eSIMs instead of a purchase
+    #[arg(long, conflicts_with_all = ["without", "broken", "placements", "faults", "attempts", "give_back"])]
+    webhooks: bool,
+    /// Switch off a safeguard of the webhooks. Can be given several times
+    #[arg(long, value_name = "SAFEGUARD", requires = "webhooks")]
+    webhooks_without: Vec<webhooks::Safeguard>,
     /// Switch off a safeguard of the give-back. Can be given several times
     #[arg(long, value_name = "SAFEGUARD", requires = "give_back")]
     give_back_without: Vec<give_back::Safeguard>,
@@ -33,7 +40,20 @@ struct Arguments {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     if arguments.give_back {
-        return check_give_back(&arguments.give_back_without);
+        let report = give_back::check(&arguments.give_back_without);
+        return print(
+            report.states,
+            report.unreached,
+            broken(report.counterexample, give_back::Promise::name),
+        );
+    }
+    if arguments.webhooks {
+        let report = webhooks::check(&arguments.webhooks_without);
+        return print(
+            report.states,
+            report.unreached,
+            broken(report.counterexample, webhooks::Promise::name),
+        );
     }
     let report = check(&arguments.settings);
     if arguments.pairs {
@@ -47,32 +67,32 @@ fn main() -> ExitCode {
             println!("{pair}");
         }
     }
-    println!("{} states, {} steps deep", report.states, report.depth);
-    if let Some(broken) = report.counterexample {
-        println!("broken: {}", broken.promise.name());
-        for (number, step) in broken.steps.iter().enumerate() {
-            println!("{:>4}. {step}", number + 1);
-        }
-        return ExitCode::FAILURE;
-    }
-    for end in report.unreached {
-        println!("never reached: {end}");
-    }
-    println!("every promise holds");
-    ExitCode::SUCCESS
+    println!("{} steps deep", report.depth);
+    let found = report.counterexample;
+    let found = found.map(|found| (found.promise.name(), found.steps));
+    print(report.states, report.unreached, found)
 }
 
-fn check_give_back(without: &[give_back::Safeguard]) -> ExitCode {
-    let report = give_back::check(without);
-    println!("{} states", report.states);
-    if let Some((promise, steps)) = report.counterexample {
-        println!("broken: {}", promise.name());
+/// A broken promise by its name, with the steps to it.
+type Broken = Option<(&'static str, Vec<String>)>;
+
+fn broken<Promise>(
+    found: Option<(Promise, Vec<String>)>,
+    name: fn(Promise) -> &'static str,
+) -> Broken {
+    found.map(|(promise, steps)| (name(promise), steps))
+}
+
+fn print(states: usize, unreached: Vec<&str>, broken: Broken) -> ExitCode {
+    println!("{states} states");
+    if let Some((promise, steps)) = broken {
+        println!("broken: {promise}");
         for (number, step) in steps.iter().enumerate() {
             println!("{:>4}. {step}", number + 1);
         }
         return ExitCode::FAILURE;
     }
-    for end in report.unreached {
+    for end in unreached {
         println!("never reached: {end}");
     }
     println!("every promise holds");

@@ -8,7 +8,9 @@ use domain::{
     PlacementState,
     placement::{Event, Placement},
 };
-use model::{Assumption, Promise, Protocol, Report, Safeguard, Settings, State, check, give_back};
+use model::{
+    Assumption, Promise, Protocol, Report, Safeguard, Settings, State, check, give_back, webhooks,
+};
 use stateright::Model;
 
 fn holds(settings: &Settings) -> Report {
@@ -251,6 +253,40 @@ fn without_any_one_safeguard_a_give_back_is_called_refused_that_happens() {
         assert_eq!(
             broken,
             Some(give_back::Promise::RefusedStays),
+            "{safeguard:?}, {} states",
+            report.states
+        );
+    }
+}
+
+#[test]
+fn every_webhook_reaches_its_endpoint_or_its_retries_end() {
+    let report = webhooks::check(&[]);
+    assert!(report.counterexample.is_none(), "{report:#?}");
+    assert_eq!(
+        report.unreached,
+        Vec::<&str>::new(),
+        "the model is too small"
+    );
+}
+
+#[test]
+fn without_any_one_safeguard_a_promise_of_the_webhooks_breaks() {
+    use webhooks::{Promise, Safeguard};
+    for safeguard in Safeguard::value_variants() {
+        let expected = match safeguard {
+            Safeguard::FanOutSweep | Safeguard::SweepDeliveries | Safeguard::ProbeEnds => {
+                Promise::NothingForgotten
+            }
+            Safeguard::DeliveryOnce | Safeguard::RestartedSchedule => Promise::WholeSchedule,
+            Safeguard::LateAcknowledgement => Promise::AcknowledgedCounts,
+            Safeguard::EndpointBlock => Promise::OneProbe,
+        };
+        let report = webhooks::check(&[*safeguard]);
+        let broken = report.counterexample.map(|(promise, _)| promise);
+        assert_eq!(
+            broken,
+            Some(expected),
             "{safeguard:?}, {} states",
             report.states
         );

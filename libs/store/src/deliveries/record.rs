@@ -35,6 +35,8 @@ pub struct Attempted {
     pub leased: bool,
     /// The number of attempts that ended before this one.
     pub attempt: u32,
+    /// The schedule that the claim found, see [`super::Delivery::schedule_start`].
+    pub schedule_start: u32,
     /// When the attempt began.
     pub at: OffsetDateTime,
     pub duration: Duration,
@@ -61,6 +63,10 @@ pub enum AttemptResult {
         error: String,
         /// The delay until the next attempt; `None` after the end of the schedule.
         retry_in: Option<Duration>,
+        /// The delay if this attempt turns out to be the first of its schedule, because somebody had
+        /// the webhook sent again while it was in flight; `None` if nothing is tried again in any
+        /// case.
+        retry_if_first: Option<Duration>,
         /// Whether the endpoint failed; false if the webhook could not be built.
         endpoint: bool,
     },
@@ -291,7 +297,9 @@ async fn record_acknowledged(
 /// Records attempts of any kind with any result.
 ///
 /// - `new` is the batch, as a table.
-/// - `moved` brings the deliveries into their new state, and returns those that changed. All
+/// - `moved` brings the deliveries into their new state, and returns those that changed. An attempt
+///   whose schedule was begun anew while it was in flight is the first of the new one, so it is
+///   followed by a retry even if it was the last of the old one. All
 ///   further steps but the last follow from it, so a result that came too late has no effect on
 ///   them.
 /// - `done` deletes the due work of deliveries that have ended, and `later` sets it to the time of
@@ -308,14 +316,18 @@ async fn record_any(connection: &mut PgConnection, columns: &Columns) -> Result<
         r#"WITH new AS MATERIALIZED (
                SELECT *
                FROM unnest($1::uuid[], $2::int[], $3::timestamptz[], $4::int[], $5::int[], $6::text[],
-                           $7::bytea[], $8::text[], $9::text[], $10::float8[], $11::bool[], $12::text[])
+                           $7::bytea[], $8::text[], $9::text[], $10::float8[], $11::bool[], $12::text[],
+                           $13::int[], $14::float8[])
                    AS new (delivery_id, attempt, at, duration_ms, status, class,
-                           answer, state, error, retry_in, is_event, detail)
+                           answer, state, error, retry_in, is_event, detail, schedule_start, retry_if_first)
            ), moved AS (
                -- The first result of an attempt counts. An acknowledgement counts even if it is late,
                -- because the partner has the webhook.
                UPDATE deliveries d
-               SET state = new.state, attempt = d.attempt + 1, attempted_at = new.at,
+               SET state = CASE WHEN new.state = 'exhausted' AND d.schedule_start > new.schedule_start
+                                     AND new.retry_if_first IS NOT NULL
+                                THEN 'pending' ELSE new.state END,
+                   attempt = d.attempt + 1, attempted_at = new.at,
                    duration_ms = new.duration_ms, status = new.status, error = new.error,
                    delivered_at = CASE WHEN new.state = 'delivered' THEN now() END
                FROM new
@@ -323,7 +335,8 @@ async fn record_any(connection: &mut PgConnection, columns: &Columns) -> Result<
                  AND ((d.state = 'pending' AND d.attempt = new.attempt)
                       OR (new.state = 'delivered' AND d.state <> 'delivered'))
                RETURNING d.delivery_id, d.partner_id, coalesce(d.endpoint_id::text, '') AS lane, d.kind,
-                         coalesce(d.endpoint_id, d.partner_id) AS endpoint_id, d.topup_id, new.state, new.retry_in,
+                         coalesce(d.endpoint_id, d.partner_id) AS endpoint_id, d.topup_id, d.state,
+                         CASE WHEN d.schedule_start > new.schedule_start THEN new.retry_if_first ELSE new.retry_in END AS retry_in,
                          new.class, new.status
            ), done AS (
                -- A delivery that ended needs no work.
@@ -367,6 +380,8 @@ async fn record_any(connection: &mut PgConnection, columns: &Columns) -> Result<
         &columns.retries as &[Option<f64>],
         &columns.events,
         &columns.details as &[Option<String>],
+        &columns.schedule_starts,
+        &columns.retries_if_first as &[Option<f64>],
     );
     Ok(query.fetch_all(connection).await?)
 }
@@ -385,6 +400,8 @@ struct Columns {
     states: Vec<&'static str>,
     errors: Vec<Option<String>>,
     retries: Vec<Option<f64>>,
+    schedule_starts: Vec<i32>,
+    retries_if_first: Vec<Option<f64>>,
     events: Vec<bool>,
 }
 
@@ -392,18 +409,18 @@ impl Columns {
     fn of(attempts: &[&Attempted]) -> Self {
         let mut columns = Self::default();
         for attempted in attempts {
-            let (state, error, retry_in) = match &attempted.result {
-                AttemptResult::Delivered => ("delivered", None, None),
+            let (state, error, retry_in, retry_if_first) = match &attempted.result {
+                AttemptResult::Delivered => ("delivered", None, None, None),
                 AttemptResult::Failed {
                     error,
-                    retry_in: Some(wait),
+                    retry_in,
+                    retry_if_first,
                     ..
-                } => ("pending", Some(error), Some(*wait)),
-                AttemptResult::Failed {
-                    error,
-                    retry_in: None,
-                    ..
-                } => ("exhausted", Some(error), None),
+                } => {
+                    let goes_on = retry_in.is_some();
+                    let state = if goes_on { "pending" } else { "exhausted" };
+                    (state, Some(error), *retry_in, *retry_if_first)
+                }
             };
             columns.ids.push(attempted.id.uuid());
             columns.attempts.push(signed(attempted.attempt));
@@ -420,6 +437,10 @@ impl Columns {
             columns.states.push(state);
             columns.errors.push(error.cloned());
             columns.retries.push(retry_in.map(seconds));
+            columns
+                .schedule_starts
+                .push(signed(attempted.schedule_start));
+            columns.retries_if_first.push(retry_if_first.map(seconds));
             columns.events.push(attempted.is_event);
         }
         columns

@@ -80,6 +80,7 @@ pub fn attempted(id: DeliveryId, attempt: u32, result: AttemptResult) -> Attempt
         is_event: false,
         leased: true,
         attempt,
+        schedule_start: 0,
         at: runtime::clock::now(),
         duration: Duration::from_millis(7),
         status: Some(status),
@@ -96,6 +97,7 @@ pub fn failure(retry_in: Option<Duration>) -> AttemptResult {
     AttemptResult::Failed {
         error: "status 500".into(),
         retry_in,
+        retry_if_first: Some(Duration::from_hours(1)),
         endpoint: true,
     }
 }

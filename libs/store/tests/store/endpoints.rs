@@ -103,6 +103,7 @@ async fn an_endpoint_is_blocked_then_probed_by_one() {
         let result = AttemptResult::Failed {
             error: "not built".into(),
             retry_in: Some(Duration::ZERO),
+            retry_if_first: Some(Duration::ZERO),
             endpoint: false,
         };
         of(partner, topup, 0, result)
@@ -145,6 +146,9 @@ async fn an_endpoint_is_blocked_then_probed_by_one() {
         let probes = [one, other].concat();
         assert_eq!(probes.len(), 1, "one probe at a time");
         assert_eq!(bench.endpoint(partner).await.state.as_str(), "probing");
+        // If the process with the probe dies, its lease ends, and another delivery is the probe.
+        let lease = i64::try_from(crate::bench::LEASE.as_secs()).unwrap();
+        assert!(bench.block(partner).await <= lease);
         assert!(bench.claim_due_deliveries(&all).await.is_empty());
         bench
             .record(&[failed(

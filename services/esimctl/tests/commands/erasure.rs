@@ -17,6 +17,7 @@ async fn delivered(operator: &Operator, partner: &Value, external_id: &str) -> O
         is_event: false,
         leased: true,
         attempt: 1,
+        schedule_start: 0,
         at: runtime::clock::now(),
         duration: Duration::from_millis(3),
         status: Some(200),

@@ -260,6 +260,7 @@ pub async fn record(
         is_event: false,
         leased: true,
         attempt,
+        schedule_start: 0,
         at: runtime::clock::now(),
         duration: Duration::from_millis(12),
         status: Some(500),
@@ -270,6 +271,7 @@ pub async fn record(
         result: AttemptResult::Failed {
             error: "status".to_owned(),
             retry_in,
+            retry_if_first: retry_in,
             endpoint: true,
         },
     };

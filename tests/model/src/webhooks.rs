@@ -1,0 +1,660 @@
+//! A model of the webhooks of two topups: one that is ready now goes to two endpoints, of which the
+//! first may have no URL, and an older one that is due goes to the first only. Two notifiers claim, send and record them, with endpoints that fail, a block that begins and ends,
+//! a partner who has a webhook sent again at any moment, messages that are lost or come twice, and
+//! crashes and stalls at any step.
+//!
+//! What the model has in common with the code is [`domain::endpoint::Health::after`]. The steps around
+//! it are those of `store::deliveries`: `claim`, `fan_out`, `record`, and the redelivery of
+//! `store::self_service`. Time is logical: a lease or a block may end at any moment, because nothing may
+//! depend on how long they are.
+
+use std::time::Duration;
+
+use clap::ValueEnum;
+use domain::{
+    DeliveryId,
+    endpoint::{Event, Gate, Health, Policy},
+};
+use stateright::{Model, Property};
+use time::{OffsetDateTime, macros::datetime};
+
+use crate::explore::{Report, explore};
+
+/// The attempts of a schedule.
+const SCHEDULE: u8 = 2;
+const NOW: OffsetDateTime = datetime!(2026-01-01 00:00 UTC);
+const POLICY: Policy = Policy {
+    failures: 1,
+    first: Duration::from_secs(5),
+    longest: Duration::from_secs(5),
+};
+/// The delivery of the first topup to the first endpoint, from which the one to the second is made.
+const FIRST: usize = 0;
+/// The delivery of the first topup to the second endpoint.
+const FURTHER: usize = 1;
+/// The endpoint of each delivery.
+const ENDPOINTS: [usize; 3] = [0, 1, 0];
+
+/// A rule of the deliveries, without which a promise breaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum)]
+pub enum Safeguard {
+    /// The sweep fans a topup out, too, so that a first endpoint without a URL stops no other one
+    FanOutSweep,
+    /// A pending delivery without work gets work when its first lease ends
+    SweepDeliveries,
+    /// Only the first result of an attempt counts
+    DeliveryOnce,
+    /// An acknowledgement counts although another result of the attempt was recorded first
+    LateAcknowledgement,
+    /// The attempt that is in flight while its schedule begins anew is the first of the new one
+    RestartedSchedule,
+    /// A claim reads the block again after it has taken the lease
+    EndpointBlock,
+    /// A block ends although its probe brought no result
+    ProbeEnds,
+}
+
+/// What must be true in every state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Promise {
+    /// In every final state each endpoint has a delivery of what it wants, and each is delivered or
+    /// exhausted.
+    NothingForgotten,
+    /// A delivery is exhausted only after a whole schedule of failures since it was last asked for.
+    WholeSchedule,
+    /// In every final state, what an endpoint has acknowledged since then is delivered.
+    AcknowledgedCounts,
+    /// A blocked endpoint gets no webhook but its probe.
+    OneProbe,
+}
+
+impl Promise {
+    const ALL: [Self; 4] = [
+        Self::NothingForgotten,
+        Self::WholeSchedule,
+        Self::AcknowledgedCounts,
+        Self::OneProbe,
+    ];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::NothingForgotten => "each endpoint gets what it wants, or its retries end",
+            Self::WholeSchedule => "retries end only after a whole schedule",
+            Self::AcknowledgedCounts => "what is acknowledged is delivered",
+            Self::OneProbe => "a blocked endpoint gets nothing but its probe",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum DeliveryState {
+    /// The fan-out has not made it.
+    Unborn,
+    Pending,
+    Delivered,
+    Exhausted,
+    /// The endpoint has no URL, so the delivery is held.
+    NoEndpoint,
+}
+
+/// The row of a delivery in `work`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Work {
+    None,
+    Due,
+    Leased,
+}
+
+/// A delivery: its row and its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Row {
+    state: DeliveryState,
+    /// The number of ended attempts, and how many of them were before the current schedule.
+    attempt: u8,
+    schedule_start: u8,
+    work: Work,
+    /// Its first lease has not ended, so the sweep has not seen it.
+    young: bool,
+    /// The readiness event in the stream.
+    event: bool,
+    /// How often the endpoint has failed in what was recorded since the delivery was created or last
+    /// asked for, and whether it has acknowledged since then.
+    failed: u8,
+    acknowledged: bool,
+}
+
+/// The part of an endpoint's health that its webhooks depend on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Endpoint {
+    block: Block,
+    failures: u32,
+    blocks: u32,
+    /// The delivery that is its probe.
+    probe: Option<usize>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Block {
+    None,
+    Lasts,
+    /// Its time has passed, so the next webhook is a probe.
+    Over,
+}
+
+/// An attempt of a notifier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Attempt {
+    row: usize,
+    /// The number of ended attempts before it, as the claim read it.
+    number: u8,
+    schedule_start: u8,
+}
+
+/// What a notifier is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Notifier {
+    Idle,
+    /// It has found due work. `over`: the block of the endpoint was over.
+    Found {
+        row: usize,
+        over: bool,
+    },
+    /// It has claimed the first delivery of a topup, which it fans out before the attempt.
+    Fans(Option<Attempt>),
+    /// It will send the webhook.
+    Claimed(Attempt),
+    /// It knows whether the endpoint has acknowledged.
+    Sent(Attempt, bool),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct State {
+    rows: [Row; 3],
+    endpoints: [Endpoint; 2],
+    notifiers: [Notifier; 2],
+    /// A webhook that was not its probe went to a blocked endpoint.
+    overrun: bool,
+    /// How many faults may still happen, and how often the partner may still ask.
+    faults: u8,
+    asks: u8,
+}
+
+/// One step. Notifiers and deliveries are named by their index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Action {
+    /// A notifier gets a readiness event and reads the delivery.
+    TakeEvent(usize, usize),
+    LoseEvent(usize),
+    /// A notifier finds due work of an endpoint that is not blocked.
+    Find(usize, usize),
+    /// It takes the lease, and reads the delivery.
+    Lease(usize),
+    /// It makes the deliveries to further endpoints.
+    FanOut(usize),
+    /// It sends the webhook.
+    Send {
+        by: usize,
+        acknowledged: bool,
+    },
+    /// It records the result. `repeats`: the answer of the database is lost, so it does so again.
+    Record {
+        by: usize,
+        repeats: bool,
+    },
+    /// The first lease of a delivery ends, and the sweep finds it.
+    Sweep(usize),
+    /// The lease of due work ends.
+    LeaseEnds(usize),
+    /// The time of a block ends.
+    BlockEnds(usize),
+    /// The partner has the webhook sent again.
+    Ask(usize),
+    Crash(usize),
+}
+
+/// The deliveries with these safeguards switched off.
+pub struct Protocol {
+    pub without: Vec<Safeguard>,
+}
+
+type Condition = fn(&Protocol, &State) -> bool;
+
+const ENDS: [(&str, Condition); 5] = [
+    ("everything is delivered", |_, state| {
+        let delivered = |row: &Row| row.state == DeliveryState::Delivered;
+        state.rows.iter().all(delivered)
+    }),
+    ("retries end", |_, state| {
+        let exhausted = |row: &Row| row.state == DeliveryState::Exhausted;
+        state.rows.iter().any(exhausted)
+    }),
+    ("a probe ends a block", |_, state| {
+        // Failures are forgotten only by an acknowledgement.
+        let first = &state.endpoints[0];
+        first.block == Block::None && first.failures == 0 && state.rows[FIRST].attempt > 2
+    }),
+    (
+        "the second endpoint is served while the first is blocked",
+        |_, state| {
+            state.endpoints[0].block != Block::None
+                && state.rows[FURTHER].state == DeliveryState::Delivered
+        },
+    ),
+    ("what was sent again is delivered", |_, state| {
+        let again = |row: &Row| row.state == DeliveryState::Delivered && row.schedule_start > 0;
+        state.rows.iter().any(again)
+    }),
+];
+
+impl Endpoint {
+    fn after(self, event: Event) -> Self {
+        let id = |row: usize| DeliveryId::from(uuid::Uuid::from_u128(row as u128));
+        let health = Health {
+            gate: match self.block {
+                Block::None => Gate::Open,
+                Block::Lasts => Gate::BlockedUntil(NOW + POLICY.first),
+                Block::Over => Gate::BlockedUntil(NOW),
+            },
+            failures: self.failures,
+            blocks: self.blocks,
+            probe: self.probe.map(id),
+            ..Health::default()
+        };
+        let (next, _) = health.after(event, NOW, POLICY);
+        Self {
+            block: match next.gate {
+                Gate::Open => Block::None,
+                Gate::BlockedUntil(until) if until <= NOW => Block::Over,
+                Gate::BlockedUntil(_) | Gate::Paused { .. } => Block::Lasts,
+            },
+            // Higher counts change nothing, and would make more states.
+            failures: next.failures.min(POLICY.failures),
+            blocks: next.blocks.min(1),
+            probe: next
+                .probe
+                .and_then(|probe| (0..ENDPOINTS.len()).find(|row| id(*row) == probe)),
+        }
+    }
+}
+
+impl State {
+    fn attempt(&self, row: usize) -> Attempt {
+        Attempt {
+            row,
+            number: self.rows[row].attempt,
+            schedule_start: self.rows[row].schedule_start,
+        }
+    }
+
+    fn endpoint(&mut self, row: usize) -> &mut Endpoint {
+        &mut self.endpoints[ENDPOINTS[row]]
+    }
+
+    fn fan_out(&mut self) {
+        let further = &mut self.rows[FURTHER];
+        if further.state == DeliveryState::Unborn {
+            further.state = DeliveryState::Pending;
+            further.work = Work::Due;
+        }
+    }
+
+    /// What a notifier does with a delivery that it has read.
+    fn goes_on_with(&mut self, by: usize, row: usize) {
+        let blocked = self.endpoints[ENDPOINTS[row]].block == Block::Lasts
+            && self.endpoints[ENDPOINTS[row]].probe != Some(row);
+        self.overrun |= blocked;
+        let attempt = self.attempt(row);
+        self.notifiers[by] = if row == FIRST {
+            Notifier::Fans(Some(attempt))
+        } else {
+            Notifier::Claimed(attempt)
+        };
+    }
+
+    /// A delivery of a blocked endpoint waits as due work. A first endpoint that is blocked must not
+    /// stop the others, so its topup is fanned out in any case.
+    fn puts_back(&mut self, by: usize, row: usize) {
+        self.rows[row].work = Work::Due;
+        self.notifiers[by] = if row == FIRST {
+            Notifier::Fans(None)
+        } else {
+            Notifier::Idle
+        };
+    }
+}
+
+impl Protocol {
+    fn has(&self, safeguard: Safeguard) -> bool {
+        !self.without.contains(&safeguard)
+    }
+
+    fn goes_on(&self, state: &State) -> bool {
+        let mut actions = Vec::new();
+        self.actions(state, &mut actions);
+        actions.into_iter().any(|action| {
+            let chance = matches!(
+                action,
+                Action::Ask(_)
+                    | Action::Crash(_)
+                    | Action::LoseEvent(_)
+                    | Action::Send {
+                        acknowledged: false,
+                        ..
+                    }
+                    | Action::Record { repeats: true, .. }
+            );
+            !chance && self.next_state(state, action).is_some()
+        })
+    }
+
+    fn lease(&self, state: &mut State, by: usize) {
+        let Notifier::Found { row, over } = state.notifiers[by] else {
+            return;
+        };
+        if state.rows[row].work != Work::Due {
+            state.notifiers[by] = Notifier::Idle;
+            return;
+        }
+        if over {
+            // Of two claims at the same moment only one chooses the probe, because this event does not
+            // apply to a block that lasts.
+            let probe = Event::Probe {
+                delivery: uuid::Uuid::from_u128(row as u128).into(),
+                until: NOW + POLICY.first,
+            };
+            let endpoint = state.endpoint(row);
+            *endpoint = endpoint.after(probe);
+        }
+        if state.rows[row].state != DeliveryState::Pending {
+            state.rows[row].work = Work::None;
+            state.notifiers[by] = Notifier::Idle;
+            return;
+        }
+        state.rows[row].work = Work::Leased;
+        let endpoint = state.endpoint(row);
+        let blocked = endpoint.block == Block::Lasts && endpoint.probe != Some(row);
+        if blocked && self.has(Safeguard::EndpointBlock) {
+            state.puts_back(by, row);
+        } else {
+            state.goes_on_with(by, row);
+        }
+    }
+
+    fn record(&self, state: &mut State, sent: Attempt, acknowledged: bool) {
+        let row = &mut state.rows[sent.row];
+        let is_same = row.attempt == sent.number || !self.has(Safeguard::DeliveryOnce);
+        let is_first = row.state == DeliveryState::Pending && is_same;
+        let is_late = acknowledged
+            && row.state != DeliveryState::Delivered
+            && self.has(Safeguard::LateAcknowledgement);
+        if is_first || is_late {
+            let restarted =
+                row.schedule_start > sent.schedule_start && self.has(Safeguard::RestartedSchedule);
+            let start = if restarted {
+                row.schedule_start
+            } else {
+                sent.schedule_start
+            };
+            row.attempt += 1;
+            row.state = if acknowledged {
+                DeliveryState::Delivered
+            } else if row.attempt.saturating_sub(start) >= SCHEDULE {
+                DeliveryState::Exhausted
+            } else {
+                DeliveryState::Pending
+            };
+            row.work = if row.state == DeliveryState::Pending {
+                Work::Due
+            } else {
+                Work::None
+            };
+        }
+        let endpoint = state.endpoint(sent.row);
+        *endpoint = endpoint.after(if acknowledged {
+            Event::Acknowledged
+        } else {
+            Event::Failed {
+                attempts: 1,
+                probe: endpoint.probe == Some(sent.row),
+            }
+        });
+    }
+
+    /// The next steps of a notifier.
+    fn notifies(state: &State, by: usize, actions: &mut Vec<Action>) {
+        match state.notifiers[by] {
+            // Two idle notifiers would do the same.
+            Notifier::Idle if by == 1 && state.notifiers[0] == Notifier::Idle => return,
+            Notifier::Idle => {
+                for (index, row) in state.rows.iter().enumerate() {
+                    if row.event && row.state == DeliveryState::Pending && row.attempt == 0 {
+                        actions.push(Action::TakeEvent(by, index));
+                    }
+                    let blocked = state.endpoints[ENDPOINTS[index]].block == Block::Lasts;
+                    if row.work == Work::Due && !blocked {
+                        actions.push(Action::Find(by, index));
+                    }
+                }
+                return;
+            }
+            Notifier::Found { .. } => actions.push(Action::Lease(by)),
+            Notifier::Fans(_) => actions.push(Action::FanOut(by)),
+            Notifier::Claimed(_) => {
+                actions.push(Action::Send {
+                    by,
+                    acknowledged: true,
+                });
+                if state.faults > 0 {
+                    actions.push(Action::Send {
+                        by,
+                        acknowledged: false,
+                    });
+                }
+            }
+            Notifier::Sent(..) => {
+                actions.push(Action::Record { by, repeats: false });
+                if state.faults > 0 {
+                    actions.push(Action::Record { by, repeats: true });
+                }
+            }
+        }
+        if state.faults > 0 {
+            actions.push(Action::Crash(by));
+        }
+    }
+}
+
+impl Model for Protocol {
+    type State = State;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State> {
+        let ready = Row {
+            state: DeliveryState::Pending,
+            attempt: 0,
+            schedule_start: 0,
+            work: Work::None,
+            young: true,
+            event: true,
+            failed: 0,
+            acknowledged: false,
+        };
+        let held = Row {
+            state: DeliveryState::NoEndpoint,
+            event: false,
+            ..ready
+        };
+        let further = Row {
+            state: DeliveryState::Unborn,
+            young: false,
+            ..held
+        };
+        let older = Row {
+            work: Work::Due,
+            young: false,
+            event: false,
+            ..ready
+        };
+        let healthy = Endpoint {
+            block: Block::None,
+            failures: 0,
+            blocks: 0,
+            probe: None,
+        };
+        let with = |first| State {
+            rows: [first, further, older],
+            endpoints: [healthy; 2],
+            notifiers: [Notifier::Idle; 2],
+            overrun: false,
+            faults: FAULTS,
+            asks: 1,
+        };
+        vec![with(ready), with(held)]
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        for by in 0..state.notifiers.len() {
+            Self::notifies(state, by, actions);
+        }
+        for (index, row) in state.rows.iter().enumerate() {
+            if row.event {
+                actions.push(Action::LoseEvent(index));
+            }
+            if row.young {
+                actions.push(Action::Sweep(index));
+            }
+            if row.work == Work::Leased {
+                actions.push(Action::LeaseEnds(index));
+            }
+            let has_begun = row.attempt > row.schedule_start;
+            if state.asks > 0 && has_begun {
+                actions.push(Action::Ask(index));
+            }
+        }
+        for (index, endpoint) in state.endpoints.iter().enumerate() {
+            let probed = endpoint.probe.is_some();
+            if endpoint.block == Block::Lasts && (!probed || self.has(Safeguard::ProbeEnds)) {
+                actions.push(Action::BlockEnds(index));
+            }
+        }
+    }
+
+    fn next_state(&self, last: &State, action: Action) -> Option<State> {
+        let mut state = last.clone();
+        match action {
+            Action::TakeEvent(by, row) => {
+                if state.endpoints[ENDPOINTS[row]].block == Block::Lasts {
+                    state.puts_back(by, row);
+                } else {
+                    state.goes_on_with(by, row);
+                }
+            }
+            Action::LoseEvent(row) => state.rows[row].event = false,
+            Action::Find(by, row) => {
+                let over = state.endpoints[ENDPOINTS[row]].block == Block::Over;
+                state.notifiers[by] = Notifier::Found { row, over };
+            }
+            Action::Lease(by) => self.lease(&mut state, by),
+            Action::FanOut(by) => {
+                if let Notifier::Fans(next) = state.notifiers[by] {
+                    state.fan_out();
+                    state.notifiers[by] = next.map_or(Notifier::Idle, Notifier::Claimed);
+                }
+            }
+            Action::Send { by, acknowledged } => {
+                if let Notifier::Claimed(attempt) = state.notifiers[by] {
+                    state.notifiers[by] = Notifier::Sent(attempt, acknowledged);
+                    state.faults -= u8::from(!acknowledged);
+                    let row = &mut state.rows[attempt.row];
+                    row.acknowledged |= acknowledged;
+                    row.failed = (row.failed + u8::from(!acknowledged)).min(SCHEDULE);
+                }
+            }
+            Action::Record { by, repeats } => {
+                if let Notifier::Sent(attempt, acknowledged) = state.notifiers[by] {
+                    self.record(&mut state, attempt, acknowledged);
+                    if repeats {
+                        state.faults -= 1;
+                    } else {
+                        state.notifiers[by] = Notifier::Idle;
+                    }
+                }
+            }
+            Action::Sweep(row) => {
+                state.rows[row].young = false;
+                let is_idle = state.rows[row].state == DeliveryState::Pending
+                    && state.rows[row].work == Work::None;
+                if is_idle && self.has(Safeguard::SweepDeliveries) {
+                    state.rows[row].work = Work::Due;
+                }
+                if row == FIRST && self.has(Safeguard::FanOutSweep) {
+                    state.fan_out();
+                }
+            }
+            Action::LeaseEnds(row) => state.rows[row].work = Work::Due,
+            Action::BlockEnds(endpoint) => state.endpoints[endpoint].block = Block::Over,
+            Action::Ask(index) => {
+                state.asks -= 1;
+                // A failure that is not recorded yet counts for the new schedule.
+                let failed = |notifier: &&Notifier| matches!(notifier, Notifier::Sent(attempt, false) if attempt.row == index);
+                let failed = state.notifiers.iter().filter(failed).count();
+                let row = &mut state.rows[index];
+                row.schedule_start = row.attempt;
+                row.failed = u8::try_from(failed).unwrap_or(SCHEDULE);
+                row.acknowledged = false;
+                if row.state != DeliveryState::Pending {
+                    row.state = DeliveryState::Pending;
+                    row.work = Work::Due;
+                }
+            }
+            Action::Crash(by) => {
+                state.faults -= 1;
+                // Only this notifier knew of the acknowledgement.
+                if let Notifier::Sent(attempt, true) = state.notifiers[by] {
+                    state.rows[attempt.row].acknowledged = false;
+                }
+                state.notifiers[by] = Notifier::Idle;
+            }
+        }
+        state.notifiers.sort_unstable();
+        (state != *last).then_some(state)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        let promises: [Condition; 4] = [
+            |protocol, state| {
+                let waits =
+                    |row: &Row| matches!(row.state, DeliveryState::Unborn | DeliveryState::Pending);
+                !state.rows.iter().any(waits) || protocol.goes_on(state)
+            },
+            |_, state| {
+                let early =
+                    |row: &Row| row.state == DeliveryState::Exhausted && row.failed < SCHEDULE;
+                !state.rows.iter().any(early)
+            },
+            |protocol, state| {
+                let lost = |row: &Row| row.acknowledged && row.state == DeliveryState::Exhausted;
+                !state.rows.iter().any(lost) || protocol.goes_on(state)
+            },
+            |_, state| !state.overrun,
+        ];
+        let promises = Promise::ALL.into_iter().zip(promises);
+        let promises = promises.map(|(promise, holds)| Property::always(promise.name(), holds));
+        let ends = ENDS
+            .into_iter()
+            .map(|(name, end)| Property::sometimes(name, end));
+        promises.chain(ends).collect()
+    }
+}
+
+/// The most faults of one history: crashes, failures of an endpoint, and lost answers of the database.
+const FAULTS: u8 = 2;
+
+/// Explores every state, or stops as soon as it finds a broken promise.
+pub fn check(without: &[Safeguard]) -> Report<Promise> {
+    let protocol = Protocol {
+        without: without.to_vec(),
+    };
+    let promises = Promise::ALL.map(|promise| (promise, promise.name()));
+    explore(protocol, promises, ENDS.map(|(name, _)| name))
+}
