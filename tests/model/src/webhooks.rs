@@ -1,39 +1,26 @@
 //! A model of the webhooks of two topups: one that is ready now goes to two endpoints, of which the
-//! first may have no URL, and an older one that is due goes to the first only. Two notifiers claim, send and record them, with endpoints that fail, a block that begins and ends,
-//! a partner who has a webhook sent again at any moment, messages that are lost or come twice, and
-//! crashes and stalls at any step.
+//! first may have no URL, and an older one that is due goes to the first only. Two notifiers claim,
+//! send and record them, with endpoints that fail, a block that begins and ends, a partner who has a
+//! webhook sent again at any moment, messages that are lost or come twice, and crashes and stalls at
+//! any step.
 //!
 //! What the model has in common with the code is [`domain::endpoint::Health::after`]. The steps around
 //! it are those of `store::deliveries`: `claim`, `fan_out`, `record`, and the redelivery of
-//! `store::self_service`. Time is logical: a lease or a block may end at any moment, because nothing may
+//! `desk::self_service`. Time is logical: a lease or a block may end at any moment, because nothing may
 //! depend on how long they are.
 
-use std::time::Duration;
+mod state;
 
 use clap::ValueEnum;
-use domain::{
-    DeliveryId,
-    endpoint::{Event, Gate, Health, Policy},
-};
+use domain::endpoint::Event;
 use stateright::{Model, Property};
-use time::{OffsetDateTime, macros::datetime};
 
-use crate::explore::{Report, explore};
-
-/// The attempts of a schedule.
-const SCHEDULE: u8 = 2;
-const NOW: OffsetDateTime = datetime!(2026-01-01 00:00 UTC);
-const POLICY: Policy = Policy {
-    failures: 1,
-    first: Duration::from_secs(5),
-    longest: Duration::from_secs(5),
+pub use self::state::State;
+use self::state::{
+    Attempt, Block, DeliveryState, ENDPOINTS, Endpoint, FIRST, FURTHER, NOW, Notifier, POLICY, Row,
+    SCHEDULE, Work,
 };
-/// The delivery of the first topup to the first endpoint, from which the one to the second is made.
-const FIRST: usize = 0;
-/// The delivery of the first topup to the second endpoint.
-const FURTHER: usize = 1;
-/// The endpoint of each delivery.
-const ENDPOINTS: [usize; 3] = [0, 1, 0];
+use crate::explore::{Report, explore};
 
 /// A rule of the deliveries, without which a promise breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum)]
@@ -84,99 +71,6 @@ impl Promise {
             Self::OneProbe => "a blocked endpoint gets nothing but its probe",
         }
     }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum DeliveryState {
-    /// The fan-out has not made it.
-    Unborn,
-    Pending,
-    Delivered,
-    Exhausted,
-    /// The endpoint has no URL, so the delivery is held.
-    NoEndpoint,
-}
-
-/// The row of a delivery in `work`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum Work {
-    None,
-    Due,
-    Leased,
-}
-
-/// A delivery: its row and its work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Row {
-    state: DeliveryState,
-    /// The number of ended attempts, and how many of them were before the current schedule.
-    attempt: u8,
-    schedule_start: u8,
-    work: Work,
-    /// Its first lease has not ended, so the sweep has not seen it.
-    young: bool,
-    /// The readiness event in the stream.
-    event: bool,
-    /// How often the endpoint has failed in what was recorded since the delivery was created or last
-    /// asked for, and whether it has acknowledged since then.
-    failed: u8,
-    acknowledged: bool,
-}
-
-/// The part of an endpoint's health that its webhooks depend on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Endpoint {
-    block: Block,
-    failures: u32,
-    blocks: u32,
-    /// The delivery that is its probe.
-    probe: Option<usize>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Block {
-    None,
-    Lasts,
-    /// Its time has passed, so the next webhook is a probe.
-    Over,
-}
-
-/// An attempt of a notifier.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-struct Attempt {
-    row: usize,
-    /// The number of ended attempts before it, as the claim read it.
-    number: u8,
-    schedule_start: u8,
-}
-
-/// What a notifier is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum Notifier {
-    Idle,
-    /// It has found due work. `over`: the block of the endpoint was over.
-    Found {
-        row: usize,
-        over: bool,
-    },
-    /// It has claimed the first delivery of a topup, which it fans out before the attempt.
-    Fans(Option<Attempt>),
-    /// It will send the webhook.
-    Claimed(Attempt),
-    /// It knows whether the endpoint has acknowledged.
-    Sent(Attempt, bool),
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct State {
-    rows: [Row; 3],
-    endpoints: [Endpoint; 2],
-    notifiers: [Notifier; 2],
-    /// A webhook that was not its probe went to a blocked endpoint.
-    overrun: bool,
-    /// How many faults may still happen, and how often the partner may still ask.
-    faults: u8,
-    asks: u8,
 }
 
 /// One step. Notifiers and deliveries are named by their index.
@@ -245,83 +139,6 @@ const ENDS: [(&str, Condition); 5] = [
         state.rows.iter().any(again)
     }),
 ];
-
-impl Endpoint {
-    fn after(self, event: Event) -> Self {
-        let id = |row: usize| DeliveryId::from(uuid::Uuid::from_u128(row as u128));
-        let health = Health {
-            gate: match self.block {
-                Block::None => Gate::Open,
-                Block::Lasts => Gate::BlockedUntil(NOW + POLICY.first),
-                Block::Over => Gate::BlockedUntil(NOW),
-            },
-            failures: self.failures,
-            blocks: self.blocks,
-            probe: self.probe.map(id),
-            ..Health::default()
-        };
-        let (next, _) = health.after(event, NOW, POLICY);
-        Self {
-            block: match next.gate {
-                Gate::Open => Block::None,
-                Gate::BlockedUntil(until) if until <= NOW => Block::Over,
-                Gate::BlockedUntil(_) | Gate::Paused { .. } => Block::Lasts,
-            },
-            // Higher counts change nothing, and would make more states.
-            failures: next.failures.min(POLICY.failures),
-            blocks: next.blocks.min(1),
-            probe: next
-                .probe
-                .and_then(|probe| (0..ENDPOINTS.len()).find(|row| id(*row) == probe)),
-        }
-    }
-}
-
-impl State {
-    fn attempt(&self, row: usize) -> Attempt {
-        Attempt {
-            row,
-            number: self.rows[row].attempt,
-            schedule_start: self.rows[row].schedule_start,
-        }
-    }
-
-    fn endpoint(&mut self, row: usize) -> &mut Endpoint {
-        &mut self.endpoints[ENDPOINTS[row]]
-    }
-
-    fn fan_out(&mut self) {
-        let further = &mut self.rows[FURTHER];
-        if further.state == DeliveryState::Unborn {
-            further.state = DeliveryState::Pending;
-            further.work = Work::Due;
-        }
-    }
-
-    /// What a notifier does with a delivery that it has read.
-    fn goes_on_with(&mut self, by: usize, row: usize) {
-        let blocked = self.endpoints[ENDPOINTS[row]].block == Block::Lasts
-            && self.endpoints[ENDPOINTS[row]].probe != Some(row);
-        self.overrun |= blocked;
-        let attempt = self.attempt(row);
-        self.notifiers[by] = if row == FIRST {
-            Notifier::Fans(Some(attempt))
-        } else {
-            Notifier::Claimed(attempt)
-        };
-    }
-
-    /// A delivery of a blocked endpoint waits as due work. A first endpoint that is blocked must not
-    /// stop the others, so its topup is fanned out in any case.
-    fn puts_back(&mut self, by: usize, row: usize) {
-        self.rows[row].work = Work::Due;
-        self.notifiers[by] = if row == FIRST {
-            Notifier::Fans(None)
-        } else {
-            Notifier::Idle
-        };
-    }
-}
 
 impl Protocol {
     fn has(&self, safeguard: Safeguard) -> bool {

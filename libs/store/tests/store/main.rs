@@ -14,6 +14,7 @@
 //!   [`resends_of_operators`]: those of many partners.
 //! - [`notices`]: what partners are told on another channel.
 //! - [`self_service`]: what partners see and change themselves.
+//! - [`restart`]: a webhook that is sent again while it is pending.
 //! - [`reasons`]: reasons are codes, and what becomes of older prose.
 //! - [`recover`]: recovery after an old dump is restored. [`cells`]: a partner moves to another cell.
 //! - [`archive`]: finished orders leave the tables and come back as they were. [`archived_tables`]: no
@@ -76,6 +77,7 @@ mod recover;
 mod refused;
 mod resends;
 mod resends_of_operators;
+mod restart;
 mod retention;
 mod roles;
 mod rotation;
