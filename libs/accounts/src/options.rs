@@ -193,10 +193,11 @@ pub async fn import(connection: &mut PgConnection, option: &ProductOption) -> Re
     Ok(changed.execute(connection).await?.rows_affected() > 0)
 }
 
-/// All options, with their details and standard fields.
-pub async fn all(connection: &mut PgConnection) -> Result<Vec<ProductOption>> {
+/// All options, with their details and standard fields. One that cannot be read is an error of its
+/// own, so that the others can be shown.
+pub async fn all(connection: &mut PgConnection) -> Result<Vec<Changed>> {
     let rows = sqlx::query!(
-        r#"SELECT option_id, name, provider, provider_option_id, environment, enabled, details::text AS "details!",
+        r#"SELECT option_id, name, provider, provider_option_id, environment, enabled, version, details::text AS "details!",
                   alternatives::text AS "alternatives!", countries, data_mb, unlimited, days, cost, cost_currency
            FROM options ORDER BY environment, provider, name, option_id"#
     );
@@ -210,19 +211,47 @@ pub async fn all(connection: &mut PgConnection) -> Result<Vec<ProductOption>> {
             cost: row.cost,
             cost_currency: row.cost_currency,
         };
-        Ok(ProductOption {
+        let option = || {
+            Ok(ProductOption {
+                option_id: row.option_id.into(),
+                name: row.name,
+                provider: row.provider,
+                provider_option_id: row.provider_option_id,
+                alternatives: alternatives(&row.alternatives)?,
+                environment: row.environment.parse()?,
+                enabled: row.enabled,
+                details: details(&row.details)?,
+                standard: standard.read()?,
+            })
+        };
+        Changed {
             option_id: row.option_id.into(),
-            name: row.name,
-            provider: row.provider,
-            provider_option_id: row.provider_option_id,
-            alternatives: alternatives(&row.alternatives)?,
-            environment: row.environment.parse()?,
-            enabled: row.enabled,
-            details: details(&row.details)?,
-            standard: standard.read()?,
-        })
+            version: row.version,
+            option: option(),
+        }
     });
-    all.collect()
+    Ok(all.collect())
+}
+
+/// The options that can be read, and what is wrong with each of the others.
+#[must_use]
+pub fn readable(stored: Vec<Changed>) -> (Vec<ProductOption>, Vec<String>) {
+    let mut readable = Vec::new();
+    let mut unreadable = Vec::new();
+    for one in stored {
+        match one.option {
+            Ok(option) => readable.push(option),
+            Err(error) => unreadable.push(format!("option {}: {error}", one.option_id)),
+        }
+    }
+    (readable, unreadable)
+}
+
+/// The version of the newest change of partners and options. While it stays, nobody has to ask for
+/// changes.
+pub async fn newest_version(connection: &mut PgConnection) -> Result<i64> {
+    let query = sqlx::query_scalar!("SELECT version FROM system");
+    Ok(query.fetch_one(connection).await?)
 }
 
 /// The options that changed after `version`, without details, each with the version of its change.

@@ -32,7 +32,10 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 pub use self::{server::DurabilityConfig, unfit::Unfit};
-use self::{server::Server, unfit::LARGEST_SKEW_AT_START};
+use self::{
+    server::{Asking, Server},
+    unfit::LARGEST_SKEW_AT_START,
+};
 use crate::{Error, Result};
 
 /// After a silence of this length, a response of the server is believed only if a new connection
@@ -239,36 +242,76 @@ impl Primary {
         Ok(number.unwrap_or_default())
     }
 
-    /// Commits the next pulse, and compares the one before with the last one that was acknowledged.
+    /// Commits the next pulse, unless the one before is missing. Then it stops all purchases first.
     pub(crate) async fn pulse(&self, connection: &mut PgConnection) -> Result<Sent> {
-        let (number, before) = self.next_pulse();
+        let (number, mut before) = self.next_pulse();
         if before.acknowledged == 0 {
             self.delete_old(connection).await?;
-        } else {
-            let stored = self.stored_pulse(connection).await?;
-            if let Some(fault) = before.missing(self.instance, stored) {
-                self.stop_buying(connection, &fault, None).await?;
-            }
         }
-        let server = Server::read(&mut *connection).await?;
-        // A pulse that was given up may arrive late, so the number never falls.
-        let statement = sqlx::query!(
-            "INSERT INTO pulses AS p (instance, stage, number, timeline, replicated, at) VALUES ($1, $2, $3, $4, $5, now())
-             ON CONFLICT (instance) DO UPDATE
-             SET number = greatest(p.number, excluded.number), timeline = excluded.timeline,
-                 replicated = excluded.replicated, at = excluded.at",
+        let mut beat = self.beat(connection, number, before.acknowledged).await?;
+        if let Some(fault) = before.missing(self.instance, beat.stored) {
+            self.stop_buying(connection, &fault, None).await?;
+            before = self.known().before();
+            beat = self.beat(connection, number, before.acknowledged).await?;
+        }
+        let unfit = beat.server.check(self.durability).err();
+        Ok(Sent {
+            number,
+            server: beat.server,
+            unfit,
+        })
+    }
+
+    /// Reads the pulse that the database has, and what the server says about itself, and commits the
+    /// pulse `number`, all in one statement, because every process does this once a second.
+    ///
+    /// It writes nothing if the database lacks what it acknowledged. Otherwise the new number would
+    /// hide the loss if the response is lost. A pulse that was given up may arrive late, so the
+    /// number never falls.
+    async fn beat(
+        &self,
+        connection: &mut PgConnection,
+        number: i64,
+        acknowledged: i64,
+    ) -> Result<Beat> {
+        let asking = Asking::begin();
+        let query = sqlx::query!(
+            r#"WITH server AS MATERIALIZED (
+                   -- The first eight digits of the name of a WAL file are the timeline.
+                   SELECT ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint AS timeline,
+                          current_setting('synchronous_commit') AS synchronous_commit,
+                          current_setting('synchronous_standby_names') AS standby_names,
+                          extract(epoch FROM clock_timestamp())::float8 AS clock
+               ), before AS MATERIALIZED (
+                   SELECT coalesce(max(number), 0) AS number FROM pulses WHERE instance = $1
+               ), pulse AS (
+                   INSERT INTO pulses AS p (instance, stage, number, timeline, replicated, at)
+                   -- The same as `Server::is_replicated`.
+                   SELECT $1, $2, $3, server.timeline,
+                          btrim(server.standby_names) <> '' AND server.synchronous_commit <> ALL ('{off,local}'), now()
+                   FROM server CROSS JOIN before WHERE before.number >= $4
+                   ON CONFLICT (instance) DO UPDATE
+                   SET number = greatest(p.number, excluded.number), timeline = excluded.timeline,
+                       replicated = excluded.replicated, at = excluded.at
+               )
+               SELECT before.number AS "stored!", server.timeline AS "timeline!", server.clock AS "clock!",
+                      server.synchronous_commit AS "synchronous_commit!", server.standby_names AS "standby_names!"
+               FROM server CROSS JOIN before"#,
             self.instance,
             self.stage,
             number,
-            i64::from(server.timeline.unwrap_or_default()),
-            server.is_replicated(),
+            acknowledged,
         );
-        statement.execute(connection).await?;
-        let unfit = server.check(self.durability).err();
-        Ok(Sent {
-            number,
-            server,
-            unfit,
+        let row = query.fetch_one(connection).await?;
+        Ok(Beat {
+            stored: row.stored,
+            server: Server {
+                timeline: row.timeline.try_into().ok(),
+                synchronous_commit: row.synchronous_commit,
+                standby_names: row.standby_names,
+                clock_ahead: asking.ahead(row.clock),
+                has_pulses: true,
+            },
         })
     }
 
@@ -378,6 +421,13 @@ enum Loss {
         "commits may be lost: the timeline changed from {before} to {timeline}, and commits did not wait for a standby before"
     )]
     Promotion { before: i64, timeline: u32 },
+}
+
+/// The response to a pulse.
+struct Beat {
+    /// The number of our pulse in the database before this one; 0 if there was none.
+    stored: i64,
+    server: Server,
 }
 
 /// What was known before a connection was examined, or before a pulse.

@@ -88,7 +88,7 @@ impl PulseMetrics {
             ),
             clock_ahead: make.seconds(
                 "esim.database.clock_ahead",
-                "How far PostgreSQL's clock is ahead of this process's; negative if it is behind",
+                "How far PostgreSQL's clock is at least ahead of this process's; negative if it is behind",
             ),
             losses: make.gauge(
                 "esim.database.losses",

@@ -41,7 +41,7 @@ pub(super) struct Server {
     pub(super) timeline: Option<u32>,
     pub(super) synchronous_commit: String,
     pub(super) standby_names: String,
-    /// How far its clock is ahead of ours, in seconds.
+    /// How far its clock is at least ahead of ours, in seconds; negative if it is behind.
     pub(super) clock_ahead: f64,
     /// Whether the schema has pulses; an older one has not.
     pub(super) has_pulses: bool,
@@ -61,14 +61,13 @@ impl Server {
         let asking = Asking::begin();
         let query = AssertSqlSafe(format!("SELECT {SERVER}"));
         let row = sqlx::raw_sql(query).fetch_one(connection).await?;
-        let asked = asking.middle();
         let timeline: Option<String> = row.try_get("timeline")?;
-        let clock: f64 = row.try_get("clock")?;
+        let clock_ahead = asking.ahead(row.try_get("clock")?);
         Ok(Self {
             timeline: timeline.and_then(|digits| u32::from_str_radix(&digits, 16).ok()),
             synchronous_commit: row.try_get("synchronous_commit")?,
             standby_names: row.try_get("standby_names")?,
-            clock_ahead: clock - asked,
+            clock_ahead,
             has_pulses: row.try_get("has_pulses")?,
         })
     }
@@ -94,7 +93,7 @@ impl Server {
 }
 
 /// A question to the server, whose clock is compared with ours.
-struct Asking {
+pub(super) struct Asking {
     began: Instant,
     at: SystemTime,
 }
@@ -104,22 +103,29 @@ impl Asking {
         clippy::disallowed_methods,
         reason = "our clock is compared with the server's, and no rule depends on the time"
     )]
-    fn begin() -> Self {
+    pub(super) fn begin() -> Self {
         Self {
             began: Instant::now(),
             at: SystemTime::now(),
         }
     }
 
-    /// Our time in the middle of the round trip that ends now, in seconds of Unix time.
-    fn middle(&self) -> f64 {
-        let since_epoch = self.at.duration_since(SystemTime::UNIX_EPOCH);
-        (since_epoch.unwrap_or_default() + self.began.elapsed() / 2).as_secs_f64()
+    /// How far the server's `clock`, in seconds of Unix time, is ahead of ours, now that the response
+    /// is there. The server looked at its clock at some moment between the question and the response,
+    /// which may be far apart, because a commit may wait for a standby. So only what lies outside of
+    /// this time counts.
+    pub(super) fn ahead(&self, clock: f64) -> f64 {
+        let asked = self.at.duration_since(SystemTime::UNIX_EPOCH);
+        let asked = asked.unwrap_or_default();
+        let answered = asked + self.began.elapsed();
+        clock - clock.clamp(asked.as_secs_f64(), answered.as_secs_f64())
     }
 }
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     /// A primary with these settings.
@@ -131,6 +137,21 @@ pub(super) mod tests {
             clock_ahead: 0.0,
             has_pulses: true,
         }
+    }
+
+    #[test]
+    fn only_a_clock_outside_of_the_round_trip_is_wrong() {
+        let at = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000);
+        let took = Duration::from_secs(100);
+        let asking = Asking {
+            began: Instant::now().checked_sub(took).unwrap(),
+            at,
+        };
+        for (clock, ahead) in [(990.0, -10.0), (1_000.0, 0.0), (1_050.0, 0.0)] {
+            assert!((asking.ahead(clock) - ahead).abs() < 0.1, "{clock}");
+        }
+        let late = asking.ahead(1_400.0);
+        assert!((200.0..=300.0).contains(&late), "{late}");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Changes of partners and options as ingress sees them: a reader that asks by version misses no
 //! change, however changes overlap, and an import that changes nothing costs no reader anything.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 
 use accounts::{
     options::{self, ProductOption},
@@ -13,7 +13,7 @@ use pg::actions::{self, Action, Actor, Mode};
 use sqlx::Connection;
 use uuid::Uuid;
 
-use crate::bench::Bench;
+use crate::bench::{Bench, VAULT};
 
 const WRITERS: usize = 6;
 const CHANGES: usize = 25;
@@ -103,8 +103,21 @@ async fn a_follower_misses_no_change() {
     };
     follower.follow(&bench).await;
     let (disabled, names): (HashMap<_, _>, HashMap<_, _>) = written.into_iter().unzip();
+    let newest = options::newest_version(&mut *bench.connection().await).await;
+    let seen = follower.partners_seen.max(follower.options_seen);
+    assert_eq!(
+        newest.unwrap(),
+        seen,
+        "nobody would ask for the last change"
+    );
     assert_eq!(follower.disabled, disabled);
     assert_eq!(follower.names, names);
+}
+
+/// The whole catalogue, of which each row can be read.
+async fn all(connection: &mut PgConnection) -> Vec<ProductOption> {
+    let read = options::all(connection).await.unwrap();
+    read.into_iter().map(|one| one.option.unwrap()).collect()
 }
 
 /// Other roles write these rows, and a later version may write names that this one does not know.
@@ -152,6 +165,7 @@ async fn a_row_that_cannot_be_read_is_set_aside_alone() {
         )
         .await
         .unwrap(),
+        options::all(&mut connection).await.unwrap(),
     ] {
         let read: HashMap<_, _> = read
             .iter()
@@ -162,6 +176,63 @@ async fn a_row_that_cannot_be_read_is_set_aside_alone() {
             HashMap::from([(option.option_id, true), (unreadable, false)])
         );
     }
+}
+
+/// A row of which one part is damaged. What the catalogue says of the others stays readable.
+#[tokio::test]
+async fn each_part_of_an_option_may_be_damaged_alone() {
+    let bench = Bench::new().await;
+    let mut connection = bench.connection().await;
+    let mut fine = option("fine");
+    let mut damaged = option("damaged");
+    damaged.option_id = OptionId::new();
+    fine.enabled = true;
+    for one in [&fine, &damaged] {
+        options::import(&mut connection, one).await.unwrap();
+    }
+    let id = damaged.option_id;
+    for part in [
+        "alternatives = '[7]'",
+        "alternatives = '[]', details = '[7]'",
+        "details = '{}', countries = ARRAY['nowhere'], data_mb = 1, unlimited = false, days = 1",
+    ] {
+        let damage = format!(
+            "ALTER TABLE options DROP CONSTRAINT IF EXISTS options_bounds;
+             UPDATE options SET {part} WHERE option_id = '{id}'"
+        );
+        bench.sql(&damage).await;
+        let read = options::all(&mut connection).await.unwrap();
+        let read: HashMap<_, _> = read
+            .iter()
+            .map(|one| (one.option_id, one.option.is_ok()))
+            .collect();
+        let expected = HashMap::from([(fine.option_id, true), (id, false)]);
+        assert_eq!(read, expected, "{part}");
+    }
+}
+
+/// A row that was restored or written by hand, and that no program can read, keeps no stage from
+/// starting, whatever it sorts behind.
+#[tokio::test]
+async fn a_row_that_nobody_can_read_stops_no_start() {
+    let bench = Bench::new().await;
+    let broken = bench.partner(None).await;
+    for id in ["no topup id", "99", "999999999999999999999999999", "12.4"] {
+        bench
+            .sql(&format!(
+                "INSERT INTO esims (topup_id, provider, provider_unit_id, profile) VALUES ('{id}', 'p', '{id}', '\\x00')"
+            ))
+            .await;
+    }
+    bench
+        .sql(&format!(
+            "ALTER TABLE partners DROP CONSTRAINT IF EXISTS partners_environment_check;
+             UPDATE partners SET environment = 'moon' WHERE partner_id = '{broken}'"
+        ))
+        .await;
+    let waiting = store::schema::wait(&bench.store, &VAULT);
+    let started = tokio::time::timeout(Duration::from_secs(20), waiting).await;
+    started.expect("the start waits").unwrap();
 }
 
 #[tokio::test]
@@ -201,7 +272,7 @@ async fn standard_fields_are_stored_and_read() {
         stored.standard = serde_json::from_value(standard).unwrap();
         assert!(options::import(&mut connection, &stored).await.unwrap());
         assert!(!options::import(&mut connection, &stored).await.unwrap());
-        let read = options::all(&mut connection).await.unwrap();
+        let read = all(&mut connection).await;
         assert_eq!(read[0].standard, stored.standard);
     }
 }
@@ -238,7 +309,7 @@ async fn a_pulled_price_of_an_alternative_changes_that_pair_alone() {
         let pulled = catalogue::apply(&mut connection, &pull, action).await;
         assert_eq!(pulled.unwrap().updated, updated, "{was}");
     }
-    let read = options::all(&mut connection).await.unwrap();
+    let read = all(&mut connection).await;
     let expected = [pair("airalo", "a@1.00"), pair("usimsa", "a@2.00")];
     assert_eq!(read[0].alternatives, expected);
     assert_eq!(read[0].provider_option_id, routed.provider_option_id);
@@ -292,7 +363,7 @@ async fn a_pulled_catalogue_changes_only_what_was_compared() {
     };
     let applied = catalogue::apply(&mut connection, &pull, Mode::Apply(action)).await;
     assert_eq!(applied.unwrap(), expected);
-    let read = options::all(&mut connection).await.unwrap();
+    let read = all(&mut connection).await;
     let seen: Vec<_> = read
         .iter()
         .map(|option| {

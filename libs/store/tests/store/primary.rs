@@ -78,6 +78,35 @@ async fn a_pulse_that_went_back_opens_the_breakers_of_all_providers() {
     assert_eq!(open_for_years(&bench).await.len(), 2);
 }
 
+/// The pulse that finds a loss writes nothing, because a number that hides the loss would stay if this
+/// process heard no response, or could not stop the purchases.
+#[tokio::test]
+async fn a_loss_that_stopped_nothing_yet_is_found_by_the_next_pulse() {
+    let bench = Bench::new().await;
+    providers::register(&mut *bench.connection().await, &["a".to_owned()])
+        .await
+        .unwrap();
+    for _ in 0..3 {
+        bench.store.pulse().await.unwrap();
+    }
+    bench
+        .sql(
+            "UPDATE pulses SET number = number - 1;
+             ALTER FUNCTION commits_lost RENAME TO commits_lost_hidden",
+        )
+        .await;
+    bench.store.pulse().await.unwrap_err();
+    bench
+        .sql("ALTER FUNCTION commits_lost_hidden RENAME TO commits_lost")
+        .await;
+    assert_eq!(bench.store.pulse().await.unwrap().losses, 1);
+    assert_eq!(open_for_years(&bench).await.len(), 1);
+    // After that the pulse goes on.
+    assert_eq!(bench.store.pulse().await.unwrap().losses, 1);
+    let number = sqlx::query_scalar::<_, i64>("SELECT number FROM pulses");
+    assert_eq!(number.fetch_one(&bench.pool).await.unwrap(), 6);
+}
+
 #[tokio::test]
 async fn a_server_without_synchronous_commit_is_refused_unless_that_is_allowed() {
     let bench = Bench::new().await;

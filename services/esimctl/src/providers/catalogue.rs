@@ -91,7 +91,13 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
             |offer| offers.push(offer),
         )
         .await?;
-    let ours = options::all(&mut connection).await?;
+    let (ours, unreadable) = options::readable(options::all(&mut connection).await?);
+    ensure!(
+        unreadable.is_empty(),
+        "nothing was changed, because rows of the catalogue cannot be read, and their products would be added a second time; \
+         import these options again: {}",
+        unreadable.join("; ")
+    );
     let found = compare(asked, |id| reader.provider.product(id), offers, &ours);
     if asked.disable_gone && !found.report.gone.is_empty() {
         ensure!(

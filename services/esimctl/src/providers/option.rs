@@ -126,12 +126,19 @@ struct Sale {
 pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     match command {
         Command::List => {
-            let catalogue = options::all(&mut console.connect().await?).await?;
+            let (catalogue, unreadable) =
+                options::readable(options::all(&mut console.connect().await?).await?);
             console.print_list(
                 &catalogue,
                 "The catalogue is empty; see `esimctl option import --help`.",
                 row,
-            )
+            )?;
+            ensure!(
+                unreadable.is_empty(),
+                "not listed, because their rows cannot be read, so nobody can order them; import them again: {}",
+                unreadable.join("; ")
+            );
+            Ok(())
         }
         Command::Import { file } => import(file, console).await,
         Command::Set(change) => set_enabled(change, console).await,

@@ -168,3 +168,27 @@ async fn what_is_bought_is_shown_with_an_order_and_in_the_list_of_placements() {
     let listed = operator.json(&["placement", "list"]).await;
     assert_eq!(listed["placements"][0]["lane"], "ready");
 }
+
+/// A row that a newer version has written, or that is damaged, hides no other option.
+#[tokio::test]
+async fn an_option_that_cannot_be_read_is_named_beside_the_others() {
+    let operator = Operator::new().await;
+    let catalogue = json!({ "options": [option("fine"), option("damaged")] }).to_string();
+    operator
+        .run_with_input(&["option", "import", "-"], catalogue)
+        .await
+        .text();
+    let mut connection = operator.database.connect().await.unwrap();
+    let damage = "UPDATE options SET alternatives = '[7]' WHERE provider_option_id = 'damaged'
+                  RETURNING option_id::text";
+    let id: String = sqlx::query_scalar(damage)
+        .fetch_one(&mut connection)
+        .await
+        .unwrap();
+    let listed = operator.run(&["option", "list"]).await;
+    assert!(listed.stdout.contains("fine"), "{}", listed.stdout);
+    assert!(!listed.stdout.contains("damaged"), "{}", listed.stdout);
+    assert_eq!(listed.code, Some(1), "{listed:?}");
+    let named = format!("option {id}: ");
+    assert!(listed.stderr.contains(&named), "{}", listed.stderr);
+}
