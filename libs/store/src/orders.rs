@@ -97,6 +97,12 @@ pub struct NewTopup {
 /// Stores orders with all of their parts in one statement. Returns for each order whether it was
 /// stored; it was not if its external id is taken.
 ///
+/// If each of the orders waits for a verdict, the commit returns before the disk or a standby has it.
+/// Its place in the log is certain all the same, and the claim that records the attempt comes later in
+/// the log and is flushed before anything is bought. So an order whose purchase was made is never lost.
+/// An order of which nobody has claimed anything may be lost with the server, and then nobody may have
+/// been told of it: whoever tells somebody what it has read calls [`flush_seen`] first.
+///
 /// The orders are sorted by their unique key before they are written, so that two replicas that
 /// store the same keys wait for each other instead of deadlocking.
 pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Result<Vec<bool>> {
@@ -117,35 +123,18 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
         .map(|order| seconds(order.answer_within))
         .collect();
     let answering: Vec<Option<Uuid>> = sorted.iter().map(|order| order.answering).collect();
+    let all_wait = answering.iter().all(Option::is_some);
 
-    let mut placements = Placements::default();
-    let mut topups = Topups::default();
-    for order in &sorted {
-        for placement in &order.placements {
-            placements.ids.push(placement.placement_id.uuid());
-            placements.orders.push(order.order_id.uuid());
-            placements.partners.push(order.partner_id.uuid());
-            placements.providers.push(&placement.provider);
-            placements.lanes.push(&placement.lane);
-            let alternatives = (!placement.alternatives.is_empty())
-                .then(|| json!(placement.alternatives).to_string());
-            placements.alternatives.push(alternatives);
-            for topup in &placement.topups {
-                topups.ids.push(topup.topup_id.as_str());
-                topups.orders.push(order.order_id.uuid());
-                topups.placements.push(placement.placement_id.uuid());
-                topups.positions.push(signed(topup.position));
-                topups.options.push(topup.option_id.uuid());
-                topups.provider_options.push(&topup.provider_option_id);
-            }
-        }
-    }
+    let (placements, topups) = parts(&sorted);
     // `stored` stores the orders whose external id is free. `new_placements` and `new_topups` store
     // the parts of these orders only. The parameters of the orders come last, so that a new column
     // of `orders` adds one parameter at the end and the others keep their numbers.
     let stored: Vec<Uuid> = retry_conflicts!(async {
         let query = sqlx::query_scalar!(
-            r#"WITH stored AS (
+            r#"WITH without_flush AS MATERIALIZED (
+                   -- For the transaction of this statement only.
+                   SELECT set_config('synchronous_commit', 'off', true) WHERE $19
+               ), stored AS (
                    -- An order whose external id is taken is left out, and so are its parts below. The key is
                    -- UNIQUE NULLS NOT DISTINCT, so an id has at most one order that is not refused. The id may also
                    -- be that of an archived order; the subquery looks it up by one index scan for each order.
@@ -154,6 +143,7 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
                           now() + make_interval(secs => answer_within), answering
                    FROM unnest($12::uuid[], $13::uuid[], $14::text[], $15::text[], $16::float8[], $17::uuid[])
                        AS new (order_id, partner_id, external_order_id, traceparent, answer_within, answering)
+                   LEFT JOIN without_flush ON true
                    WHERE (SELECT true FROM archived_orders a
                           WHERE a.external_order_id = new.external_order_id AND a.partner_id = new.partner_id
                             AND NOT a.refused LIMIT 1) IS NULL
@@ -191,6 +181,7 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
             &answers,
             &answering as &[Option<Uuid>],
             &placements.alternatives as &[Option<String>],
+            all_wait,
         );
         Ok::<_, Error>(query.fetch_all(&mut *connection).await?)
     })?;
@@ -219,6 +210,59 @@ struct Topups<'a> {
     positions: Vec<i32>,
     options: Vec<Uuid>,
     provider_options: Vec<&'a str>,
+}
+
+/// The parts of these orders, in the shape of the statement.
+fn parts<'a>(orders: &[&'a NewOrder]) -> (Placements<'a>, Topups<'a>) {
+    let mut placements = Placements::default();
+    let mut topups = Topups::default();
+    for order in orders {
+        for placement in &order.placements {
+            placements.ids.push(placement.placement_id.uuid());
+            placements.orders.push(order.order_id.uuid());
+            placements.partners.push(order.partner_id.uuid());
+            placements.providers.push(&placement.provider);
+            placements.lanes.push(&placement.lane);
+            let alternatives = (!placement.alternatives.is_empty())
+                .then(|| json!(placement.alternatives).to_string());
+            placements.alternatives.push(alternatives);
+            for topup in &placement.topups {
+                topups.ids.push(topup.topup_id.as_str());
+                topups.orders.push(order.order_id.uuid());
+                topups.placements.push(placement.placement_id.uuid());
+                topups.positions.push(signed(topup.position));
+                topups.options.push(topup.option_id.uuid());
+                topups.provider_options.push(&topup.provider_option_id);
+            }
+        }
+    }
+    (placements, topups)
+}
+
+/// Makes sure that everything this session has read survives a crash of the server, and its loss if
+/// commits wait for a standby. [`insert`] may return before an order is flushed, so every reader that
+/// tells somebody of orders calls this after it has read and before it tells:
+///
+/// - ingress, before a 201 that no verdict *placed* precedes, and after each statement of self-service,
+///   which are all look-ups and lists of partners;
+/// - the operator's look-ups and lists, `orders`, `order_list`, `search` and `placements` of
+///   `desk::operator`.
+///
+/// What writes needs no call, because its commit is flushed and comes later in the log: a claim, a
+/// refusal, a cancellation, a recorded action, an event, and also [`status`], whose lock is written to
+/// the log.
+///
+/// Usually the log is flushed, and this costs one small statement. Otherwise it writes an empty message
+/// to the log. A transaction id alone would not do, because a transaction that has written nothing is
+/// not flushed.
+pub async fn flush_seen(connection: &mut PgConnection) -> Result<()> {
+    let statement = sqlx::query!(
+        "SELECT CASE WHEN current_setting('synchronous_standby_names') <> ''
+                          OR pg_current_wal_flush_lsn() < pg_current_wal_insert_lsn()
+                     THEN pg_logical_emit_message(true, 'flush', ''::text)::text END AS written"
+    );
+    statement.fetch_one(connection).await?;
+    Ok(())
 }
 
 /// Whether an order of the partner with this external id stands and can no longer be refused. An

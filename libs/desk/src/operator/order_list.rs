@@ -147,6 +147,17 @@ pub async fn list(
     before: Option<OrderId>,
     limit: usize,
 ) -> Result<Page> {
+    let page = matching(&mut *connection, filter, before, limit).await?;
+    store::orders::flush_seen(connection).await?;
+    Ok(page)
+}
+
+async fn matching(
+    connection: &mut PgConnection,
+    filter: &Filter<'_>,
+    before: Option<OrderId>,
+    limit: usize,
+) -> Result<Page> {
     let oldest = filter
         .since
         .map_or(Uuid::nil(), |since| first_id(since - SKEW));

@@ -467,6 +467,7 @@ pub async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<Ord
             stages: stages.clone(),
         });
     }
+    store::orders::flush_seen(connection).await?;
     Ok(orders)
 }
 

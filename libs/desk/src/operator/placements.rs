@@ -96,7 +96,9 @@ pub async fn list(
            ORDER BY array_position($1, p.placement_id)"#,
         &chosen,
     );
-    Ok(rows.fetch_all(connection).await?)
+    let listed = rows.fetch_all(&mut *connection).await?;
+    store::orders::flush_seen(connection).await?;
+    Ok(listed)
 }
 
 /// The number of rows that one statement reads of the history, which bounds its cost.

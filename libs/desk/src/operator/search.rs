@@ -104,8 +104,9 @@ impl Hits {
 pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Hits> {
     let mut hits = whole(&mut *connection, id).await?;
     if hits.orders.is_empty() && hits.refused.is_empty() {
-        (hits.orders, hits.more_orders) = beginning(connection, id.trim()).await?;
+        (hits.orders, hits.more_orders) = beginning(&mut *connection, id.trim()).await?;
     }
+    store::orders::flush_seen(connection).await?;
     Ok(hits)
 }
 

@@ -10,7 +10,7 @@ use accounts::{
 use desk::operator::catalogue::{self, Place, Pull, Pulled, Update};
 use domain::{Environment, OptionId, PartnerId, cut::Pair, product::Standard};
 use pg::actions::{self, Action, Actor, Mode};
-use sqlx::Connection;
+use sqlx::{Connection, PgConnection};
 use uuid::Uuid;
 
 use crate::bench::{Bench, VAULT};
@@ -197,7 +197,7 @@ async fn each_part_of_an_option_may_be_damaged_alone() {
         "details = '{}', countries = ARRAY['nowhere'], data_mb = 1, unlimited = false, days = 1",
     ] {
         let damage = format!(
-            "ALTER TABLE options DROP CONSTRAINT IF EXISTS options_bounds;
+            "ALTER TABLE options DROP CONSTRAINT IF EXISTS options_details;
              UPDATE options SET {part} WHERE option_id = '{id}'"
         );
         bench.sql(&damage).await;
@@ -230,7 +230,7 @@ async fn a_row_that_nobody_can_read_stops_no_start() {
              UPDATE partners SET environment = 'moon' WHERE partner_id = '{broken}'"
         ))
         .await;
-    let waiting = store::schema::wait(&bench.store, &VAULT);
+    let waiting = accounts::start::wait(&bench.store, &VAULT);
     let started = tokio::time::timeout(Duration::from_secs(20), waiting).await;
     started.expect("the start waits").unwrap();
 }

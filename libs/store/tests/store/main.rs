@@ -26,6 +26,7 @@
 //! - [`database`]: deadlines and silent connections.
 //! - [`nodelay`]: no statement waits for a delayed acknowledgement.
 //! - [`changes`]: what partners change themselves, in the record of operators.
+//! - [`flushed`]: the server crashes after somebody was told of an order.
 //! - [`roles`]: what each database role may do. [`bounds`]: what may stand in a column.
 //! - [`further`]: several endpoints of one partner. [`health`]: every statement that changes the health
 //!   of an endpoint, against the machine of crate `domain`.
@@ -57,6 +58,7 @@ mod drill;
 mod endpoints;
 mod esim_requests;
 mod events;
+mod flushed;
 mod further;
 mod health;
 mod history;

@@ -92,12 +92,12 @@ async fn a_loss_that_stopped_nothing_yet_is_found_by_the_next_pulse() {
     bench
         .sql(
             "UPDATE pulses SET number = number - 1;
-             ALTER FUNCTION commits_lost RENAME TO commits_lost_hidden",
+             ALTER FUNCTION commits_lost(uuid, bigint, bigint) RENAME TO commits_lost_hidden",
         )
         .await;
     bench.store.pulse().await.unwrap_err();
     bench
-        .sql("ALTER FUNCTION commits_lost_hidden RENAME TO commits_lost")
+        .sql("ALTER FUNCTION commits_lost_hidden(uuid, bigint, bigint) RENAME TO commits_lost")
         .await;
     assert_eq!(bench.store.pulse().await.unwrap().losses, 1);
     assert_eq!(open_for_years(&bench).await.len(), 1);

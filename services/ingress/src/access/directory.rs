@@ -440,7 +440,7 @@ impl Directory {
             seen.schema = true;
         }
         // One small read while nothing has changed, which is nearly always.
-        let version = store::options::newest_version(connection).await?;
+        let version = accounts::options::newest_version(connection).await?;
         if seen.version == Some(version) && seen.read_again == 0 {
             self.partners_mut().forget_ended();
             return Ok(());

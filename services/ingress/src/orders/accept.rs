@@ -10,8 +10,8 @@
 //!
 //! Guarantees:
 //!
-//! - A 201 is sent only after the commit, and a 422 of the provider only after PostgreSQL has
-//!   refused the whole order in one transaction.
+//! - A 201 is sent only after the commit is on disk ([`store::orders::insert`]), and a 422 of the
+//!   provider only after PostgreSQL has refused the whole order in one transaction.
 //! - No webhook precedes the 201 of its order. With verdicts, this process holds the readiness
 //!   events until the 201 has left. Without verdicts nobody holds them, so the jobs are published
 //!   only after the 201.
@@ -42,7 +42,7 @@ use pipeline::{
 };
 use runtime::Shutdown;
 use serde::Serialize;
-use store::orders::{FENCE, NewOrder, NewTopup, OrderStatus, Refusal};
+use store::orders::{FENCE, NewOrder, NewTopup, OrderStatus, Refusal, refuse};
 use tokio::sync::{Semaphore, oneshot};
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
@@ -323,13 +323,13 @@ impl Orders {
         // PostgreSQL, and the order gets its 201.
         match self.refuse_unless_carried_out(&order, &verdicts).await {
             Ok(None) => {
-                self.metrics
-                    .order(OrderResult::Accepted, topups(&order).count());
+                let units = topups(&order).count();
+                self.metrics.order(OrderResult::Accepted, units);
                 for placement in &order.placements {
                     let verdict = verdicts.get(&placement.placement_id);
                     if matches!(verdict, Some(Verdict::Rejected)) {
-                        let units = placement.topups.len();
-                        self.metrics.failed(&placement.provider, units);
+                        self.metrics
+                            .failed(&placement.provider, placement.topups.len());
                     }
                 }
                 pending_answer.expect_units(answer_deadline);
@@ -481,21 +481,28 @@ impl Orders {
     /// Refuses the order if no verdict says that it is carried out, and PostgreSQL confirms that no
     /// placement is bought or may be. Returns why, or `None` if the order stands.
     ///
-    /// The verdicts alone decide nothing here: they only make this process ask PostgreSQL, which
-    /// refuses all placements in one transaction or none. Without any verdict it is not asked,
-    /// because then nothing suggests that the provider refused the order.
+    /// The verdicts alone decide nothing here: they only make this process ask PostgreSQL, which refuses
+    /// all placements or none. Without any verdict, nothing suggests that the provider refused.
     async fn refuse_unless_carried_out(
         &self,
         order: &NewOrder,
         verdicts: &HashMap<PlacementId, Verdict>,
     ) -> Result<Option<Vec<Refusal>>, pg::Error> {
-        if verdicts.is_empty() || verdicts.values().any(|verdict| verdict.means_carried_out()) {
-            return Ok(None);
+        let stands =
+            verdicts.is_empty() || verdicts.values().any(|verdict| verdict.means_carried_out());
+        let refused = if stands {
+            None
+        } else {
+            let id = order.order_id;
+            let refuse = async |connection: &mut PgConnection| refuse(connection, id).await;
+            perform(Effect::CommitRefusal, self.database.run(refuse)).await?
+        };
+        // Before its 201 the order has to be on disk. *Placed* says that it is, because the claim before
+        // the purchase was flushed and is behind the order in the log. No other verdict says so.
+        if refused.is_none() && !verdicts.values().any(|one| *one == Verdict::Placed) {
+            self.database.run(store::orders::flush_seen).await?;
         }
-        let refusing = self
-            .database
-            .run(async |connection| store::orders::refuse(connection, order.order_id).await);
-        perform(Effect::CommitRefusal, refusing).await
+        Ok(refused)
     }
 }
 

@@ -206,7 +206,12 @@ impl Session {
         else {
             return Err(ApiError::overloaded("self_service_connection"));
         };
-        let work = async |connection: &mut PgConnection| work(connection, id).await;
+        let work = async |connection: &mut PgConnection| {
+            let done = work(&mut *connection, id).await?;
+            // The partner may be told of an order that is stored but not flushed yet.
+            store::orders::flush_seen(connection).await?;
+            Ok::<_, pg::Error>(done)
+        };
         service.database.run(work).await.map_err(ApiError::internal)
     }
 

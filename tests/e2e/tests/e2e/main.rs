@@ -19,6 +19,7 @@
 //!   filter what they are offered.
 //! - [`cells`]: a partner moves from one cell to another.
 //! - [`faults`], [`database_away`]: processes, servers and connections fail.
+//! - [`flushed`]: `PostgreSQL` crashes right after somebody was told of an order.
 //! - [`health`]: a stage that dies is named by every view, and named as mended.
 //! - [`forged`]: messages of an attacker with a stage's credentials.
 //! - [`endpoints`]: several endpoints of one partner.
@@ -48,6 +49,7 @@ mod esim_partner;
 mod events;
 mod examples;
 mod faults;
+mod flushed;
 mod forged;
 mod forwarder;
 mod health;

@@ -1,0 +1,231 @@
+//! An order that waits for a verdict is committed without a flush of the log. Whoever is told of it, by
+//! whatever way, is told of an order that survives a crash of the server right after.
+
+use std::{os::unix::fs::PermissionsExt, time::Duration};
+
+use desk::operator::{order_list, orders as shown, placements as listed, search};
+use domain::PartnerId;
+use pg::schema;
+use sqlx::{Connection, PgConnection};
+use store::{
+    orders::{self, NewOrder},
+    placements::{self, Claim},
+    providers,
+};
+use tempfile::TempDir;
+use testkit::postgres::PostgresServer;
+
+use crate::bench::{PROVIDER, order, placement};
+
+/// A server that flushes nothing by itself for ten seconds after its start.
+struct Server {
+    postgres: PostgresServer,
+    folder: TempDir,
+}
+
+impl Server {
+    async fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
+        let postgres = PostgresServer::start(folder.path()).await.unwrap();
+        let mut connection = PgConnection::connect(postgres.url()).await.unwrap();
+        schema::migrate(&mut connection).await.unwrap();
+        providers::register(&mut connection, &[PROVIDER.to_owned()])
+            .await
+            .unwrap();
+        for setting in [
+            "ALTER SYSTEM SET wal_writer_delay = '10s'",
+            "ALTER SYSTEM SET autovacuum = off",
+        ] {
+            postgres.sql(setting).await.unwrap();
+        }
+        let mut server = Self { postgres, folder };
+        server.crash().await;
+        server
+    }
+
+    /// As `kill -QUIT` of the postmaster: what was not flushed is lost.
+    async fn crash(&mut self) {
+        self.postgres.stop_immediately().await.unwrap();
+        self.postgres.start_again().await.unwrap();
+    }
+
+    async fn connect(&self) -> PgConnection {
+        PgConnection::connect(self.postgres.url()).await.unwrap()
+    }
+
+    /// Whether the order is there, with its placement.
+    async fn has(&self, order: &NewOrder) -> bool {
+        is_in(&mut self.connect().await, order).await
+    }
+}
+
+async fn is_in(connection: &mut PgConnection, order: &NewOrder) -> bool {
+    let found =
+        "SELECT count(*) = 1 FROM orders JOIN placements USING (order_id) WHERE order_id = $1";
+    let found = sqlx::query_scalar(found).bind(order.order_id.uuid());
+    found.fetch_one(connection).await.unwrap()
+}
+
+/// Stores an order that waits for a verdict.
+async fn store(connection: &mut PgConnection) -> NewOrder {
+    let order = order(PartnerId::new(), 1);
+    let stored = orders::insert(connection, std::slice::from_ref(&order)).await;
+    assert_eq!(stored.unwrap(), [true]);
+    order
+}
+
+/// Everything that tells somebody of an order, or buys it.
+#[derive(Clone, Copy, Debug)]
+enum Told {
+    /// An answer without a verdict *placed*, and whatever self-service has read.
+    Flush,
+    /// The same on one snapshot.
+    FlushOfASnapshot,
+    /// "Already taken", or that it is undecided.
+    Taken,
+    /// The recorded attempt, before the purchase.
+    Claim,
+    Defer,
+    Refused,
+    CancelledTooEarly,
+    Shown,
+    Listed,
+    Found,
+    ListedPlacements,
+}
+
+impl Told {
+    const ALL: [Self; 11] = [
+        Self::Flush,
+        Self::FlushOfASnapshot,
+        Self::Taken,
+        Self::Claim,
+        Self::Defer,
+        Self::Refused,
+        Self::CancelledTooEarly,
+        Self::Shown,
+        Self::Listed,
+        Self::Found,
+        Self::ListedPlacements,
+    ];
+
+    async fn tell(self, connection: &mut PgConnection, order: &NewOrder) {
+        let id = order.order_id.to_string();
+        let ids = [placement(order)];
+        match self {
+            Self::Flush => orders::flush_seen(connection).await.unwrap(),
+            Self::FlushOfASnapshot => {
+                let read = async |connection: &mut PgConnection| {
+                    desk::self_service::order(&mut *connection, order.partner_id, &id, None)
+                        .await?;
+                    orders::flush_seen(connection).await
+                };
+                desk::self_service::snapshot(connection, read)
+                    .await
+                    .unwrap();
+            }
+            Self::Taken => {
+                let status = orders::status(connection, order.partner_id, &order.external_order_id);
+                assert!(!status.await.unwrap().unwrap().decided);
+            }
+            Self::Claim => {
+                let lease = Duration::from_mins(1);
+                let claimed =
+                    placements::claim(connection, PROVIDER, &ids, Claim::Fresh, lease).await;
+                assert_eq!(claimed.unwrap().len(), 1);
+            }
+            Self::Defer => {
+                assert_eq!(placements::defer(connection, &ids).await.unwrap().len(), 1);
+            }
+            Self::Refused => {
+                // Nothing was tried, so the order stands, and the 201 is flushed by its own call.
+                let refused = orders::refuse(&mut *connection, order.order_id).await;
+                assert_eq!(refused.unwrap(), None);
+                orders::flush_seen(connection).await.unwrap();
+            }
+            Self::CancelledTooEarly => {
+                let cancelled = orders::cancel(
+                    &mut *connection,
+                    order.partner_id,
+                    &order.external_order_id,
+                    None,
+                );
+                let cancelled = cancelled.await.unwrap();
+                assert!(matches!(cancelled, orders::Cancelled::Undecided { .. }));
+                orders::flush_seen(connection).await.unwrap();
+            }
+            Self::Shown => {
+                assert_eq!(shown::find(connection, &id).await.unwrap().len(), 1);
+            }
+            Self::Listed => {
+                let filter = order_list::Filter::default();
+                let page = order_list::list(connection, &filter, None, 1_000).await;
+                let mut listed = page.unwrap().orders.into_iter();
+                assert!(listed.any(|one| one.order_id == order.order_id));
+            }
+            Self::Found => {
+                let hits = search::find(connection, &id).await.unwrap();
+                assert_eq!(hits.orders.len(), 1);
+            }
+            Self::ListedPlacements => {
+                let list = listed::list(connection, None, None, 1_000).await.unwrap();
+                assert!(list.iter().any(|one| one.placement_id == ids[0]));
+            }
+        }
+    }
+}
+
+/// Without this, the tests below would show nothing.
+#[tokio::test]
+async fn an_order_that_waits_for_a_verdict_may_be_lost_while_nobody_knows_of_it() {
+    let mut server = Server::start().await;
+    for _ in 0..10 {
+        let mut connection = server.connect().await;
+        let awaited = store(&mut connection).await;
+        server.crash().await;
+        if !server.has(&awaited).await {
+            // The same batch with an order that waits for no verdict is flushed.
+            let mut connection = server.connect().await;
+            let mut batch = [order(PartnerId::new(), 1), order(PartnerId::new(), 1)];
+            batch[1].answering = None;
+            orders::insert(&mut connection, &batch).await.unwrap();
+            server.crash().await;
+            for order in &batch {
+                assert!(server.has(order).await);
+            }
+            return;
+        }
+    }
+    panic!("every order was flushed, so this test and the next ones show nothing");
+}
+
+#[tokio::test]
+async fn an_order_that_somebody_was_told_of_survives_a_crash() {
+    let mut server = Server::start().await;
+    for told in Told::ALL {
+        let mut connection = server.connect().await;
+        let order = store(&mut connection).await;
+        // Another session, as each of them is in the system.
+        told.tell(&mut server.connect().await, &order).await;
+        server.crash().await;
+        assert!(server.has(&order).await, "{told:?}");
+    }
+}
+
+/// Where commits wait for a standby, the order is there before somebody is told, too.
+#[tokio::test]
+async fn an_order_that_somebody_was_told_of_survives_the_loss_of_the_primary() {
+    for told in [Told::Flush, Told::Taken, Told::Claim, Told::Shown] {
+        let mut server = Server::start().await;
+        let folder = server.folder.path();
+        let standby = server.postgres.start_standby(folder).await.unwrap();
+        server.postgres.require_standby().await.unwrap();
+        let order = store(&mut server.connect().await).await;
+        told.tell(&mut server.connect().await, &order).await;
+        server.postgres.stop_immediately().await.unwrap();
+        standby.promote().await.unwrap();
+        let mut connection = PgConnection::connect(standby.url()).await.unwrap();
+        assert!(is_in(&mut connection, &order).await, "{told:?}");
+    }
+}

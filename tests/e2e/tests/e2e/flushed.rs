@@ -1,0 +1,130 @@
+//! `PostgreSQL` crashes right after somebody was told of an order that waits for a verdict. Such an
+//! order is committed without a flush of the log, so each way to tell of it has to flush first.
+//!
+//! The provisioner and the notifier are stopped, because each of their commits would flush the order,
+//! too. Ingress itself flushes once a second by its pulse, so a single round proves little, and each
+//! way gets several.
+
+use std::os::unix::fs::PermissionsExt;
+use testkit::postgres::PostgresServer;
+use testkit::stack::{Stack, Stage};
+use testkit::wait;
+
+use crate::shop::{SOON, Shop, fresh, verdicts_come};
+
+const ROUNDS: usize = 6;
+
+/// How somebody is told of the order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Told {
+    /// The 201, after `PLACEMENT_WAIT` without a verdict.
+    Answer,
+    /// A look-up, while the request that placed the order still waits.
+    LookUp,
+    /// A list of orders, meanwhile.
+    List,
+}
+
+async fn start(server: &PostgresServer, placement_wait: &str) -> (Stack, Shop) {
+    let builder = Stack::builder().database_server(server.url()).env(
+        Stage::Ingress,
+        "PLACEMENT_WAIT",
+        placement_wait,
+    );
+    let mut stack = builder.start().await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    verdicts_come(&stack, &shop.client).await.unwrap();
+    stack.process(Stage::Notifier).unwrap().pause().unwrap();
+    (stack, shop)
+}
+
+/// Waits until ingress hears of the provisioner, and stops it right after.
+async fn only_heartbeats(stack: &mut Stack, shop: &Shop) {
+    let provisioner = stack.process(Stage::Provisioner).unwrap();
+    provisioner.resume().unwrap();
+    provisioner.ready().await.unwrap();
+    verdicts_come(stack, &shop.client).await.unwrap();
+    stack.process(Stage::Provisioner).unwrap().pause().unwrap();
+}
+
+/// Whether an order waited for a verdict; `None` if it is not stored.
+async fn waited(stack: &Stack, external_id: &str) -> Option<bool> {
+    let mut connection = stack.database.connect().await.unwrap();
+    let found = "SELECT answering IS NOT NULL FROM orders WHERE external_order_id = $1";
+    let found = sqlx::query_scalar(found).bind(external_id);
+    found.fetch_optional(&mut connection).await.unwrap()
+}
+
+/// Places an order, tells somebody of it and crashes the server. Returns whether that shows anything.
+async fn round(told: Told, server: &mut PostgresServer, stack: &mut Stack, shop: &Shop) -> bool {
+    only_heartbeats(stack, shop).await;
+    let id = fresh("told");
+    let items = [(stack.option("ready").unwrap().to_owned(), 1)];
+    let items: Vec<(&str, u32)> = items.iter().map(|(id, qty)| (id.as_str(), *qty)).collect();
+    if told == Told::Answer {
+        let answer = shop.client.order(&id, &items).await.unwrap();
+        assert_eq!(answer.status, 201);
+    } else {
+        let ordering = shop.client.order(&id, &items);
+        let looking = wait::until(SOON, "the order to be shown", async || {
+            let path = match told {
+                Told::LookUp => format!("/api/v1/api_partner/orders/{id}"),
+                _ => "/api/v1/api_partner/orders".to_owned(),
+            };
+            let answer = shop.client.get(&path).send().await?;
+            let is_shown = String::from_utf8_lossy(&answer.body).contains(&id);
+            Ok((answer.status == 200 && is_shown).then_some(()))
+        });
+        tokio::select! {
+            answer = ordering => panic!("the order was answered before it was looked up: {answer:?}"),
+            looked = looking => looked.unwrap(),
+        }
+    }
+    server.stop_immediately().await.unwrap();
+    server.start_again().await.unwrap();
+    let waited = waited(stack, &id).await;
+    let ingress = stack.process(Stage::Ingress).unwrap();
+    wait::until(SOON, "ingress to commit again", async || {
+        Ok(ingress.ready().await.ok())
+    })
+    .await
+    .unwrap();
+    // An order that waits for no verdict is flushed by itself, and shows nothing.
+    waited.unwrap_or_else(|| panic!("{told:?}: the order {id} was lost"))
+}
+
+async fn survives(told: Told, placement_wait: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
+    let mut server = PostgresServer::start(folder.path()).await.unwrap();
+    server
+        .sql("ALTER SYSTEM SET wal_writer_delay = '10s'")
+        .await
+        .unwrap();
+    server.stop_fast().await.unwrap();
+    server.start_again().await.unwrap();
+    let (mut stack, shop) = start(&server, placement_wait).await;
+    let mut shown = 0;
+    for _ in 0..ROUNDS {
+        shown += usize::from(round(told, &mut server, &mut stack, &shop).await);
+    }
+    assert!(
+        shown > ROUNDS / 2,
+        "{shown} of {ROUNDS} orders waited for a verdict"
+    );
+}
+
+#[tokio::test]
+async fn an_order_that_was_answered_without_a_verdict_survives_a_crash_of_postgresql() {
+    survives(Told::Answer, "400ms").await;
+}
+
+#[tokio::test]
+async fn an_order_that_was_looked_up_survives_a_crash_of_postgresql() {
+    survives(Told::LookUp, "5s").await;
+}
+
+#[tokio::test]
+async fn an_order_that_was_listed_survives_a_crash_of_postgresql() {
+    survives(Told::List, "5s").await;
+}
