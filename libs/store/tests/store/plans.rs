@@ -139,9 +139,7 @@ const PER_CELL: [(&str, &str); 40] = rows! {
 };
 
 /// The same for statements that read everything, in pages.
-const PAGES: [(&str, &str); 3] = rows! {
-    "substring(profile FROM 1 FOR $3) AS head" => "reencrypt: all values, in pages";
-    "substring(answer FROM 1 FOR $5) AS head" => "reencrypt: all values, in pages";
+const PAGES: [(&str, &str); 1] = rows! {
     "SELECT p.placement_id, p.order_id, p.state AS was" => "recover";
 };
 
