@@ -20,13 +20,19 @@ pub fn head(partner: &Partner, framing: &str) -> Result<Vec<u8>> {
 
 /// Like [`head`], with any header lines in place of `Host`.
 pub fn head_to(partner: &Partner, host: &str, framing: &str) -> Result<Vec<u8>> {
+    head_of(partner, "POST", ORDERS, &format!("{host}\r\n{framing}"))
+}
+
+/// The head of a correctly signed request with any method and path. `lines` are further header lines,
+/// without the end of the last one.
+pub fn head_of(partner: &Partner, method: &str, path: &str, lines: &str) -> Result<Vec<u8>> {
     let secret = signing::SecretKey::from_base64(&partner.secret_key)?;
     let timestamp = runtime::clock::unix_seconds().to_string();
     let access_key = &partner.access_key;
-    let signature = signing::request::sign(&secret, "POST", ORDERS, &timestamp, access_key);
+    let signature = signing::request::sign(&secret, method, path, &timestamp, access_key);
     let head = format!(
-        "POST {ORDERS} HTTP/1.1\r\n{host}\r\nContent-Type: application/json\r\n\
-         {ACCESS_KEY}: {access_key}\r\n{TIMESTAMP}: {timestamp}\r\n{SIGNATURE}: {signature}\r\n{framing}\r\n\r\n"
+        "{method} {path} HTTP/1.1\r\nContent-Type: application/json\r\n\
+         {ACCESS_KEY}: {access_key}\r\n{TIMESTAMP}: {timestamp}\r\n{SIGNATURE}: {signature}\r\n{lines}\r\n\r\n"
     );
     Ok(head.into_bytes())
 }

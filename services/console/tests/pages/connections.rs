@@ -46,3 +46,22 @@ async fn unfinished_forms_shut_nobody_out() {
     assert!(last.contains("The form did not arrive"), "{last}");
     bench.stop().await;
 }
+
+/// Where everybody has signed in, nobody makes room for one more, who reads why.
+#[tokio::test]
+async fn one_connection_too_many_reads_why_it_is_refused() {
+    let bench = Bench::start_with(&[("MAX_CONNECTIONS", "1")]).await;
+    let mut ana = bench.sign_in("ana", Role::Viewer).await;
+    assert_eq!(ana.get("/").await.status(), 200);
+    let address = bench.base.strip_prefix("http://").unwrap();
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let refused = rest(&mut stream).await;
+    let (head, body) = refused.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 503 "), "{refused}");
+    assert!(head.contains("retry-after: 1\r\n"), "{refused}");
+    assert!(head.ends_with("connection: close"), "{refused}");
+    assert_eq!(body, "Too many connections are open; try it again shortly.");
+    // The one that was there goes on.
+    assert_eq!(ana.get("/").await.status(), 200);
+    bench.stop().await;
+}
