@@ -131,7 +131,7 @@ check_service_settings() {
   for name in "${SERVICE_SETTINGS[@]}"; do
     [[ -n ${!name-} && ${!name} != *[[:cntrl:]]* ]] || continue
     case $name in
-      PLACEMENT_WAIT | QUEUE_DEADLINE | CONSOLE_SESSION | *_TIMEOUT | SETTLE | PARK_AFTER | BREAKER_OPEN_MOST | ENDPOINT_BLOCK_LONGEST)
+      PLACEMENT_WAIT | QUEUE_DEADLINE | CONSOLE_SESSION | *_TIMEOUT | SETTLE | PARK_AFTER)
         pattern="(0|$span)" meaning='a duration, such as 2s or 500ms'
         ;;
       RETRY_SCHEDULE) pattern="$span(, ?$span)*" meaning='durations with commas between them, such as 5s,5m' ;;

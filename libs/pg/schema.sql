@@ -195,25 +195,6 @@ TABLE minutely
     CONSTRAINT minutely_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(span), octet_length(measure), octet_length(subject), pg_column_size(histogram)) <= 100000) AND (array_ndims(histogram) = 1) AND (array_position(histogram, NULL::bigint) IS NULL)))
     CONSTRAINT minutely_pkey PRIMARY KEY (span, at, measure, subject, instance)
 
-TABLE operation_parts
-    operation_id uuid NOT NULL
-    redelivery_id uuid NOT NULL
-    CONSTRAINT operation_parts_pkey PRIMARY KEY (operation_id, redelivery_id)
-
-TABLE operations
-    operation_id uuid NOT NULL
-    kind text NOT NULL
-    filter jsonb NOT NULL
-    operator text NOT NULL
-    via text NOT NULL
-    reason text NOT NULL
-    skipped bigint NOT NULL
-    created_at timestamp with time zone NOT NULL DEFAULT now()
-    cancelled_at timestamp with time zone
-    CONSTRAINT operations_bounds CHECK (((LEAST(created_at, cancelled_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(created_at, cancelled_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(kind), octet_length(operator), octet_length(via), octet_length(reason), pg_column_size(filter)) <= 100000))) NOT VALID
-    CONSTRAINT operations_pkey PRIMARY KEY (operation_id)
-    CREATE INDEX operations_created ON public.operations USING btree (created_at)
-
 TABLE operator_actions
     action_id uuid NOT NULL
     at timestamp with time zone NOT NULL DEFAULT now()
@@ -348,6 +329,7 @@ END) STORED
     CREATE TRIGGER channel_moved BEFORE UPDATE OF url ON public.partner_endpoints FOR EACH ROW WHEN (((old.purpose = 'notices'::text) AND (new.url IS DISTINCT FROM old.url))) EXECUTE FUNCTION channel_moved()
     CREATE TRIGGER endpoint_blocked AFTER UPDATE OF blocks ON public.partner_endpoints FOR EACH ROW WHEN (((new.blocks > 0) <> (old.blocks > 0))) EXECUTE FUNCTION endpoint_blocked()
     CREATE TRIGGER endpoint_blocked_at_once AFTER INSERT ON public.partner_endpoints FOR EACH ROW WHEN ((new.blocks > 0)) EXECUTE FUNCTION endpoint_blocked()
+    CREATE TRIGGER endpoint_moved AFTER INSERT OR UPDATE OF moving_since ON public.partner_endpoints FOR EACH ROW WHEN ((new.moving_since IS NOT NULL)) EXECUTE FUNCTION endpoint_moved()
     CREATE TRIGGER first_endpoint_changed AFTER INSERT OR UPDATE OF url, secrets, secret_ends, events ON public.partner_endpoints FOR EACH ROW WHEN ((new.nth = 0)) EXECUTE FUNCTION partner_from_first_endpoint()
     CREATE TRIGGER health_of_endpoint BEFORE INSERT ON public.partner_endpoints FOR EACH ROW WHEN ((new.partner_id IS NULL)) EXECUTE FUNCTION health_of_endpoint()
 
@@ -513,6 +495,7 @@ TABLE resends
     CREATE INDEX resends_batch ON public.resends USING btree (batch_id) WHERE (batch_id IS NOT NULL)
     CREATE INDEX resends_created ON public.resends USING btree (created_at) WHERE ((batch_id IS NULL) AND ((delivery_id IS NULL) OR (via <> 'api'::text)))
     CREATE UNIQUE INDEX redeliveries_running ON public.resends USING btree (partner_id) WHERE (ended_at IS NULL)
+    CREATE TRIGGER resend_begun AFTER INSERT ON public.resends FOR EACH ROW WHEN (((new.ended_at IS NULL) AND (new.partner_id IS NOT NULL))) EXECUTE FUNCTION resend_begun()
 
 TABLE system
     singleton boolean NOT NULL DEFAULT true
@@ -568,14 +551,14 @@ TABLE work
     CREATE INDEX work_lane ON public.work USING btree (kind, provider, lane, partner_id, at)
     POLICY work_of_stage USING 
 CASE CURRENT_USER
-    WHEN 'esim_provisioner'::name THEN (kind <> ALL (ARRAY['deliver'::text, 'erase'::text]))
-    WHEN 'esim_notifier'::name THEN (kind = ANY (ARRAY['deliver'::text, 'erase'::text]))
+    WHEN 'esim_provisioner'::name THEN (kind <> ALL (ARRAY['deliver'::text, 'erase'::text, 'moved'::text, 'resend'::text, 'notices'::text]))
+    WHEN 'esim_notifier'::name THEN (kind = ANY (ARRAY['deliver'::text, 'erase'::text, 'moved'::text, 'resend'::text, 'notices'::text]))
     WHEN 'esim_ingress'::name THEN (kind = 'deliver'::text)
     ELSE true
 END WITH CHECK 
 CASE CURRENT_USER
-    WHEN 'esim_provisioner'::name THEN (kind <> 'erase'::text)
-    WHEN 'esim_notifier'::name THEN (kind = ANY (ARRAY['deliver'::text, 'erase'::text]))
+    WHEN 'esim_provisioner'::name THEN (kind <> ALL (ARRAY['erase'::text, 'moved'::text, 'resend'::text, 'notices'::text]))
+    WHEN 'esim_notifier'::name THEN (kind = ANY (ARRAY['deliver'::text, 'erase'::text, 'moved'::text, 'resend'::text, 'notices'::text]))
     WHEN 'esim_ingress'::name THEN (kind = ANY (ARRAY['deliver'::text, 'usage'::text, 'give_back'::text]))
     ELSE true
 END
@@ -587,6 +570,25 @@ VIEW archive_partners AS
     (p.value)::bigint AS orders
    FROM (archives a
      CROSS JOIN LATERAL jsonb_each_text(a.partners) p(key, value));
+
+CREATE OR REPLACE FUNCTION public.begin_operation()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+DECLARE
+    began constant timestamptz := coalesce(NEW.created_at, now());
+BEGIN
+    INSERT INTO resends
+        (resend_id, state, since, until, phase, created_at, ended_at, cancelled_at, asked_by, via, reason, skipped)
+    VALUES (NEW.operation_id, NEW.filter->>'state', coalesce((NEW.filter->>'since')::timestamptz, began),
+            coalesce((NEW.filter->>'until')::timestamptz, began), 'sending', began, began, NEW.cancelled_at, NEW.operator,
+            NEW.via, NEW.reason, NEW.skipped)
+    ON CONFLICT (resend_id) DO UPDATE SET cancelled_at = excluded.cancelled_at;
+    RETURN NEW;
+END
+$function$
 
 CREATE OR REPLACE FUNCTION public.change_further_endpoint()
  RETURNS trigger
@@ -734,6 +736,20 @@ BEGIN
 END
 $function$
 
+CREATE OR REPLACE FUNCTION public.endpoint_moved()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    INSERT INTO work (id, kind, provider, lane, partner_id, at)
+    VALUES (NEW.endpoint_id, 'moved', '', 'moved', NEW.partner_id, now())
+    ON CONFLICT (id) DO UPDATE SET at = excluded.at;
+    RETURN NULL;
+END
+$function$
+
 VIEW endpoints AS
  SELECT endpoint_id AS partner_id,
     failures,
@@ -833,6 +849,20 @@ BEGIN
 END
 $function$
 
+CREATE OR REPLACE FUNCTION public.join_operation()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    UPDATE resends r SET batch_id = o.resend_id, asked_by = o.asked_by, via = o.via, reason = o.reason
+    FROM resends o
+    WHERE o.resend_id = NEW.operation_id AND r.resend_id = NEW.redelivery_id AND r.batch_id IS NULL;
+    RETURN NEW;
+END
+$function$
+
 CREATE OR REPLACE FUNCTION public.mark_returned(returned_topup text)
  RETURNS boolean
  LANGUAGE plpgsql
@@ -874,6 +904,25 @@ BEGIN
     RETURN NULL;
 END
 $function$
+
+VIEW operation_parts AS
+ SELECT batch_id AS operation_id,
+    resend_id AS redelivery_id
+   FROM resends
+  WHERE (batch_id IS NOT NULL);
+
+VIEW operations AS
+ SELECT resend_id AS operation_id,
+    'delivery replay'::text AS kind,
+    jsonb_build_object('state', state, 'since', since, 'until', until) AS filter,
+    asked_by AS operator,
+    via,
+    reason,
+    skipped,
+    created_at,
+    cancelled_at
+   FROM resends
+  WHERE (partner_id IS NULL);
 
 CREATE OR REPLACE FUNCTION public.partner_from_first_endpoint()
  RETURNS trigger
@@ -955,6 +1004,20 @@ BEGIN
           UNION ALL
           SELECT 'give_back' WHERE NEW.give_back NOT IN ('returned', 'refused', 'parked')) open
     ON CONFLICT (id) DO UPDATE SET at = excluded.at;
+    RETURN NULL;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION public.resend_begun()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    INSERT INTO work (id, kind, provider, lane, partner_id, at)
+    VALUES (NEW.resend_id, 'resend', '', 'resend', NEW.partner_id, now())
+    ON CONFLICT (id) DO NOTHING;
     RETURN NULL;
 END
 $function$

@@ -24,7 +24,7 @@ GRANT UPDATE (state, schedule_start, delivered_at) ON deliveries TO esim_operato
 GRANT INSERT ON delivery_attempts TO esim_operator;
 GRANT INSERT, UPDATE, DELETE ON work, held, endpoints TO esim_operator;
 GRANT SELECT, DELETE, INSERT, UPDATE (ended_at, cancelled_at) ON resends, redeliveries TO esim_operator;
--- Operations of an `esimctl` of the version before.
+-- Operations of an `esimctl` of the version before (0053).
 GRANT SELECT, INSERT, UPDATE (cancelled_at) ON operations TO esim_operator;
 GRANT SELECT, INSERT ON operation_parts TO esim_operator;
 

@@ -41,6 +41,13 @@ pub enum Kind {
     /// Look again whether the profile of a topup, which is the `lane`, may be erased. Retention does
     /// so in batches.
     Erase,
+    /// Make the deliveries due that wait for an endpoint whose URL is new. The id is the endpoint's.
+    Moved,
+    /// Do the next batch of a resend, whose id the row has.
+    Resend,
+    /// Make the events and notices about keys that end soon, and delete old ones. One row does so
+    /// for all partners.
+    Notices,
 }
 
 impl Kind {
@@ -54,6 +61,9 @@ impl Kind {
     /// The kinds of requests about delivered eSIMs. A call about a give-back answers the question
     /// about the use, too, so it comes first.
     pub const REQUESTS: [Self; 2] = [Self::GiveBack, Self::Usage];
+
+    /// The kinds that the notifier does in batches. The `lane` of each is its name.
+    pub const BATCHES: [Self; 3] = [Self::Moved, Self::Resend, Self::Notices];
 
     /// The name of the kind in the database.
     pub fn as_str(self) -> &'static str {

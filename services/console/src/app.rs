@@ -35,7 +35,6 @@ struct Parts {
 /// What the pages are about. Each one says it.
 #[derive(Debug)]
 pub(crate) struct Product {
-    pub(crate) name: String,
     pub(crate) is_test: bool,
     /// Where it runs.
     pub(crate) place: Option<String>,
@@ -88,7 +87,6 @@ impl App {
                 trace_url: config.console_trace_url.clone(),
             },
             product: Arc::new(Product {
-                name: config.console_name.clone(),
                 is_test: config.console_environment == Environment::Test,
                 place: config.console_place.clone(),
             }),

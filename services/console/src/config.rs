@@ -35,9 +35,6 @@ pub struct Config {
     /// path.
     #[arg(long, env = "CONSOLE_URL", default_value = "http://127.0.0.1:8085", value_parser = console_url)]
     pub console_url: Url,
-    /// Name of the product, in the bar of each page and in its title
-    #[arg(long, env = "CONSOLE_NAME", default_value = "eSIM Partner Orders", value_parser = name)]
-    pub console_name: String,
     /// Whether the orders are real
     ///
     /// Each page says it, and those of `test` have a stripe, so that nobody takes one for the other. It

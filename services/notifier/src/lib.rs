@@ -25,13 +25,14 @@
 //!   e-mail addresses, whose text `mail_text` makes. [`schedule`] decides what a response
 //!   leads to and when to retry. `outcome` says what the result is called in the database, the log
 //!   and the metrics. [`metrics`] declares the metrics.
-//! - `events` makes the events about keys that end soon, which no message announces. It also makes
-//!   waiting deliveries due when their partner sets a new URL, and works off resends.
+//! - `batches` is a second stage of the worker. It makes waiting deliveries due when their partner
+//!   sets a new URL, works off resends, and lets `events` make the events about keys that end soon.
 //!   `retention` erases old data.
 //!
 //! [`run`] connects these parts, and returns after the soft stop, which takes no new work and
 //! finishes the work in flight ([`runtime::Shutdown`]).
 
+mod batches;
 mod client;
 pub mod deliver;
 pub mod endpoint;
@@ -74,6 +75,7 @@ use webhooks::{
 };
 
 use crate::{
+    batches::Batches,
     deliver::{Deliver, Settings, Transports},
     mail::RelayConfig,
     metrics::Metrics,
@@ -102,7 +104,7 @@ const _: () = assert!(
         <= deliver::FIRST_LEASE.as_secs()
 );
 
-/// The upper limit of `ENDPOINT_BLOCK_LONGEST`, so that an endpoint that works again is noticed within
+/// The upper limit of `endpoint_block_longest`, so that an endpoint that works again is noticed within
 /// a day.
 const LONGEST_BLOCK: Duration = Duration::from_hours(24);
 
@@ -183,10 +185,10 @@ pub struct Config {
     /// of them tests whether the endpoint works again.
     #[arg(long, env = "ENDPOINT_FAILURES", default_value_t = 20)]
     pub endpoint_failures: u16,
-    /// Longest time that an endpoint stays blocked before the next probe
-    ///
-    /// The first block is a 60th of it, so 5s by default. The time doubles with each failed probe.
-    #[arg(long, env = "ENDPOINT_BLOCK_LONGEST", default_value = "5m", value_parser = block)]
+    /// Longest time that an endpoint stays blocked before the next probe. The first block is a 60th
+    /// of it, and the time doubles with each failed probe. An endpoint that works again is noticed
+    /// within minutes, and its partner can have it tested at once. Only tests set it.
+    #[arg(long, hide = true, default_value = "5m", value_parser = block)]
     pub endpoint_block_longest: Duration,
     /// Time between the event `key.expiring` and the end of the old keys or secret it announces.
     /// After a rotation the old keys, or the old webhook secret, stay valid for a while. Partners
@@ -194,15 +196,13 @@ pub struct Config {
     /// change over, they notice it before their requests are refused.
     #[arg(skip = Duration::from_hours(6))]
     pub key_expiring_notice: Duration,
-    /// Maximum number of webhooks of one partner that are due while a resend makes more of them
-    /// due
-    ///
+    /// Maximum number of webhooks of one partner that are due while a resend makes more of them due.
     /// A partner can ask for thousands of webhooks to be sent again at once. They become due in
     /// batches, so that a slow endpoint takes them at its own pace, and its new webhooks do not wait
-    /// behind them.
+    /// behind them. A quick endpoint takes 200 in less than a second. Only tests set it.
     #[arg(
         long,
-        env = "REDELIVERY_DUE",
+        hide = true,
         default_value_t = 200,
         value_parser = clap::value_parser!(u16).range(1..=10_000)
     )]
@@ -363,19 +363,27 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         "figures",
         figures::run(metrics.figures.clone(), database.clone(), shutdown.clone()),
     );
-    let causes = events::Causes {
-        key_notice: config.key_expiring_notice,
-        source_addresses: config.source.source_addresses.texts(),
-        redelivery_due: config.redelivery_due.into(),
-    };
     shutdown.spawn(
         "events",
-        events::run(
+        events::start(
             database.clone(),
-            causes,
+            config.source.source_addresses.texts(),
             Arc::clone(&metrics),
             shutdown.clone(),
         ),
+    );
+    let batches = Batches {
+        database: database.clone(),
+        metrics: Arc::clone(&metrics),
+        key_notice: config.key_expiring_notice,
+        redelivery_due: config.redelivery_due.into(),
+        shutdown: shutdown.clone(),
+    };
+    worker::start(
+        Arc::new(batches),
+        &nats,
+        batches::worker_settings(),
+        &shutdown,
     );
     shutdown.spawn(
         "metrics",

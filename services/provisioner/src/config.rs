@@ -128,13 +128,12 @@ pub struct Config {
     #[arg(skip = 10_u32)]
     pub breaker_failures: u32,
 
-    /// Longest time that a breaker stays open before the next probe
-    ///
-    /// The first time is a sixth of it, so 5s by default, and doubles with each failed probe.
-    /// A breaker that an operator has opened stays open for as long as the operator asked for.
+    /// Longest time that a breaker stays open before the next probe. The first time is a sixth of it,
+    /// and it doubles with each failed probe, which is one call. A breaker that an operator has opened
+    /// stays open for as long as the operator asked for. Only tests set it.
     #[arg(
         long,
-        env = "BREAKER_OPEN_MOST",
+        hide = true,
         value_parser = runtime::config::duration,
         default_value = "30s"
     )]
@@ -254,10 +253,8 @@ impl Config {
                 self.settle, self.provider_timeout
             )));
         }
-        if self.park_after.is_zero() || self.breaker_open_most.is_zero() {
-            return Err(BadSetting::error(
-                "PARK_AFTER and BREAKER_OPEN_MOST must be more than 0",
-            ));
+        if self.park_after.is_zero() {
+            return Err(BadSetting::error("PARK_AFTER must be more than 0"));
         }
         Ok(())
     }

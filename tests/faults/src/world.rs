@@ -275,10 +275,10 @@ async fn start_stack(
         (Stage::Provisioner, "PROVIDER_TIMEOUT", "2s".into()),
         (Stage::Provisioner, "SETTLE", text(terms.settle)),
         (Stage::Provisioner, "PARK_AFTER", text(park_after)),
-        (Stage::Provisioner, "BREAKER_OPEN_MOST", "6s".into()),
+        (Stage::Provisioner, "--breaker-open-most", "6s".into()),
         (Stage::Notifier, "WEBHOOK_TIMEOUT", "3s".into()),
         (Stage::Notifier, "RETRY_SCHEDULE", waits.join(",")),
-        (Stage::Notifier, "ENDPOINT_BLOCK_LONGEST", "5s".into()),
+        (Stage::Notifier, "--endpoint-block-longest", "5s".into()),
         (
             Stage::Sandbox,
             "SANDBOX_DETECT_DUPLICATES",

@@ -84,7 +84,8 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Sets or overrides a setting of every replica of a stage.
+    /// Sets or overrides a setting of every replica of a stage: a variable, or an argument such as
+    /// `--redelivery-due`, because what only tests set has no variable.
     pub fn env(mut self, stage: Stage, name: &str, value: &str) -> Self {
         self.env.push((stage, name.into(), value.into()));
         self
@@ -254,10 +255,13 @@ impl Builder {
                             .insert("NATS_URL".into(), nats::url_of(stage.name())?);
                     }
                 }
-                let overrides = self.env.iter().filter(|(of, _, _)| *of == stage);
-                program
-                    .env
-                    .extend(overrides.map(|(_, name, value)| (name.clone(), value.clone())));
+                for (_, name, value) in self.env.iter().filter(|(of, _, _)| *of == stage) {
+                    if name.starts_with("--") {
+                        program.args.push(format!("{name}={value}"));
+                    } else {
+                        program.env.insert(name.clone(), value.clone());
+                    }
+                }
                 replicas.push(Process::new(program));
             }
             processes.insert(stage, replicas);

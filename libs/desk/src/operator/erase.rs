@@ -259,7 +259,7 @@ pub async fn partner_orders(
         return Err(NotErased::TooSoon);
     }
     let query = sqlx::query!(
-        r#"SELECT (SELECT count(*) FROM work WHERE partner_id = $1 AND kind NOT IN ('deliver', 'erase', 'usage'))
+        r#"SELECT (SELECT count(*) FROM work WHERE partner_id = $1 AND kind NOT IN ('deliver', 'erase', 'usage', 'moved', 'resend'))
                   + (SELECT count(*) FROM held WHERE partner_id = $1 AND state = 'parked')
                   -- A give-back that is parked, as one under way: the provider may have taken the eSIM back.
                   + (SELECT count(*) FROM esim_requests

@@ -285,21 +285,6 @@ pub async fn resume_by_partner(
     })
 }
 
-/// Endpoints with a new URL whose waiting deliveries are not all due yet; at most 100 of them.
-pub async fn moving(connection: &mut PgConnection) -> Result<Vec<EndpointKey>> {
-    let query = sqlx::query!(
-        "SELECT endpoint_id, partner_id FROM partner_endpoints
-         WHERE moving_since IS NOT NULL ORDER BY endpoint_id LIMIT 100"
-    );
-    let moving = query.fetch_all(connection).await?.into_iter();
-    Ok(moving
-        .map(|row| EndpointKey {
-            partner_id: row.partner_id.into(),
-            id: row.endpoint_id.into(),
-        })
-        .collect())
-}
-
 /// The result of one batch of [`move_waiting`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {

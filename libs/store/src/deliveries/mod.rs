@@ -11,12 +11,13 @@
 //! The notifier calls these functions in the order of the files: [`due()`] looks, [`claim()`] takes
 //! the leases of due work and reads what a webhook needs, [`record()`] stores the result of the
 //! attempt. [`defer`], [`put_back`] and [`sweep`] keep the guarantee for deliveries that are not
-//! attempted at once. [`resends`] makes many deliveries of a partner due again.
+//! attempted at once. [`resends`] makes many deliveries of a partner due again, in [`batches`].
 //!
 //! It relies on the statements that create deliveries. The one that makes a unit ready inserts the
 //! delivery to the partner's first endpoint in the same transaction, and events are inserted
 //! together with their work. [`fan_out()`] creates the deliveries to further endpoints.
 
+pub mod batches;
 mod claim;
 mod due;
 pub mod endpoints;

@@ -5,9 +5,9 @@
 //! are three kinds, of one table:
 //!
 //! - One webhook: it is made due in the transaction that stores the row, so the row has ended.
-//! - A filter of one partner: the notifiers work it off in batches ([`step`]). Each batch makes the
-//!   next matching deliveries due and moves the position in the same transaction. The deliveries
-//!   are then sent like any other ones.
+//! - A filter of one partner: it has a row of `work`, and the notifiers work it off in batches
+//!   ([`step`]). Each batch makes the next matching deliveries due and moves the position in the same
+//!   transaction. The deliveries are then sent like any other ones.
 //! - A filter of several partners (`desk::operator::resends`): a row without a partner, and one
 //!   of the second kind for each partner that has something to send. They name it as their batch.
 //!
@@ -23,7 +23,7 @@
 //! - A partner has one running resend at most; an index enforces that.
 //!
 //! Ingress calls [`begin`], [`list`], [`find`] and [`cancel`] for self-service, and the notifier
-//! [`running`], [`step`] and [`forget`]. The partners' API calls a resend a redelivery.
+//! [`step`] (from [`super::batches`]), [`running`] and [`forget`]. The partners' API calls a resend a redelivery.
 
 mod batch;
 mod wanted;
@@ -308,7 +308,10 @@ pub struct Step {
     /// Whether the next step can do something at once. Otherwise enough of the partner's webhooks
     /// are due, another process works on this resend, or it has ended.
     pub more: bool,
+    /// Whether this step has ended it.
     pub ended: bool,
+    /// Whether it had ended before, or is no more: its partner has cancelled it, for example.
+    pub gone: bool,
 }
 
 /// Does the next batch of a resend: makes webhooks due until `most_due` of the partner are.
@@ -328,7 +331,15 @@ async fn step_once(connection: &mut PgConnection, id: Uuid, most_due: u32) -> Re
         id,
     );
     let Some(row) = query.fetch_optional(&mut *transaction).await? else {
-        return Ok(Step::default());
+        let query = sqlx::query_scalar!(
+            r#"SELECT EXISTS (SELECT FROM resends WHERE resend_id = $1
+                              AND coalesce(ended_at, 'infinity') = 'infinity') AS "runs!""#,
+            id,
+        );
+        return Ok(Step {
+            gone: !query.fetch_one(&mut *transaction).await?,
+            ..Step::default()
+        });
     };
     let after = row.after_at.zip(row.after_id);
     let after = after.map(|(at, id)| Position { at, id });
@@ -386,7 +397,7 @@ async fn step_once(connection: &mut PgConnection, id: Uuid, most_due: u32) -> Re
     Ok(Step {
         resent: count(resent.resent),
         more: true,
-        ended: false,
+        ..Step::default()
     })
 }
 

@@ -12,7 +12,10 @@ use signing::webhook;
 use sqlx::AssertSqlSafe;
 use store::deliveries::endpoints;
 use store::deliveries::events::{Tested, test};
-use store::deliveries::{self, AttemptResult, Attempted, Claim, Claimed, Content, Delivery};
+use store::deliveries::{
+    self, AttemptResult, Attempted, Claim, Claimed, Content, Delivery, batches,
+};
+use uuid::Uuid;
 use vault::Vault;
 
 use crate::bench::{
@@ -392,7 +395,12 @@ async fn an_endpoint_is_changed_by_its_partner_only() {
         (shown.events, shown.headers),
         (vec!["topup.failed".to_owned()], None)
     );
-    assert_eq!(endpoints::moving(&mut connection).await.unwrap(), [key]);
+    let due = batches::due(&mut connection, &page(10, 10))
+        .await
+        .unwrap()
+        .due;
+    let due: Vec<Uuid> = due.iter().map(|one| one.id).collect();
+    assert_eq!(due, [key.id.uuid()]);
     let rotated = partners::rotate_secret(&mut connection, &VAULT, key, &secret, overlap).await;
     assert!(matches!(rotated.unwrap(), Rotated::Until(Some(_))));
     let again = partners::rotate_secret(&mut connection, &VAULT, key, &secret, overlap).await;

@@ -10,6 +10,7 @@
 //!   rate limit. [`operator`]: operators' lists, searches and changes.
 //! - [`esim_requests`]: what partners ask about delivered eSIMs, and give-backs against the machine.
 //! - [`events`]: further events of an endpoint, and new URLs.
+//! - [`batches`]: the notifier's work that it does in batches.
 //! - [`resends`]: the list of a partner's webhooks, and many of them sent again.
 //!   [`resends_of_operators`]: those of many partners.
 //! - [`notices`]: what partners are told on another channel.
@@ -44,6 +45,7 @@
 mod archive;
 mod archived_tables;
 mod backup;
+mod batches;
 mod bench;
 mod bounds;
 mod cells;

@@ -12,10 +12,15 @@ use pg::{
 };
 use store::deliveries::resends::{self, Counted, Wanted};
 
+use sqlx::PgConnection;
 use sqlx::migrate::{Migration, Migrator};
 use uuid::Uuid;
 
-use crate::{bench::Bench, console::action};
+use crate::{
+    bench::{Bench, execute},
+    console::action,
+    upgrade::{before, shown, upgrade},
+};
 
 /// The work is done by the notifiers, whatever becomes of the program that started it.
 #[tokio::test]
@@ -233,4 +238,112 @@ async fn the_redeliveries_and_operations_of_the_version_before_are_carried_over(
     }
     let running = resends::running(&mut connection, None, 10).await.unwrap();
     assert_eq!(running.len(), 1, "the notifiers of this version find it");
+}
+
+/// How the version before begins an operation on the webhooks of two partners, by the role of its
+/// console or its `esimctl`.
+async fn begin_as_the_version_before(
+    connection: &mut PgConnection,
+    operation: Uuid,
+    parts: &[Uuid; 2],
+) {
+    let [one, other] = parts;
+    let begin = format!(
+        "BEGIN;
+         INSERT INTO redeliveries (redelivery_id, partner_id, state, since, until, matching, phase)
+         VALUES ('{one}', gen_random_uuid(), 'exhausted', '2026-01-01', '2026-01-02', 2, 'exhausted'),
+                ('{other}', gen_random_uuid(), 'exhausted', '2026-01-01', '2026-01-02', 3, 'exhausted')
+         ON CONFLICT (partner_id) WHERE ended_at IS NULL DO NOTHING;
+         INSERT INTO operations (operation_id, kind, filter, operator, via, reason, skipped)
+         VALUES ('{operation}', 'delivery replay', '{{\"state\": \"exhausted\", \"since\": \"2026-01-01T00:00:00Z\", \"until\": null}}'::text::jsonb,
+                 'ana', 'console', 'our outage', 1);
+         INSERT INTO operation_parts (operation_id, redelivery_id)
+         SELECT '{operation}', unnest(ARRAY['{one}', '{other}']::uuid[]);
+         COMMIT"
+    );
+    execute(connection, &begin).await;
+}
+
+/// What the version before lists of an operation.
+const LISTED: &str = "SELECT o.kind, o.filter->>'state', o.operator, o.skipped, o.cancelled_at IS NOT NULL, part.parts, part.ended
+    FROM operations o CROSS JOIN LATERAL (
+        SELECT count(*) AS parts, count(*) FILTER (WHERE r.redelivery_id IS NULL OR r.ended_at IS NOT NULL) AS ended
+        FROM operation_parts p LEFT JOIN redeliveries r ON r.redelivery_id = p.redelivery_id
+        WHERE p.operation_id = o.operation_id
+    ) part";
+
+/// Its operations are resends, so both versions see, work off and cancel the same.
+#[tokio::test]
+async fn a_console_and_an_esimctl_of_the_version_before_begin_and_cancel_resends() {
+    let bench = Bench::new().await;
+    for role in ["console", "operator"] {
+        bench.sql("DELETE FROM resends").await;
+        let mut older = bench.as_role(role).await;
+        let operation = Uuid::now_v7();
+        let parts = [Uuid::now_v7(), Uuid::now_v7()];
+        begin_as_the_version_before(&mut older, operation, &parts).await;
+        assert_eq!(
+            shown(&mut older, LISTED).await,
+            r#"("delivery replay",exhausted,ana,1,f,2,0)"#
+        );
+        let mut connection = bench.connection().await;
+        let found = asked::find(&mut connection, operation).await;
+        let found = found.unwrap().unwrap();
+        assert_eq!(
+            (
+                found.asked_by.as_str(),
+                found.parts,
+                found.matching,
+                found.skipped
+            ),
+            ("ana", 2, 5, 1)
+        );
+        let running = resends::running(&mut connection, None, 10).await.unwrap();
+        assert_eq!(
+            running.len(),
+            2,
+            "the notifiers of this version find its parts"
+        );
+        let cancel = format!(
+            "UPDATE redeliveries SET ended_at = now(), cancelled_at = now()
+             WHERE redelivery_id = ANY (ARRAY (SELECT redelivery_id FROM operation_parts WHERE operation_id = '{operation}'))
+               AND coalesce(ended_at, 'infinity') = 'infinity';
+             UPDATE operations SET cancelled_at = now() WHERE operation_id = '{operation}'"
+        );
+        execute(&mut older, &cancel).await;
+        assert_eq!(
+            shown(&mut older, LISTED).await,
+            r#"("delivery replay",exhausted,ana,1,t,2,2)"#
+        );
+        let found = asked::find(&mut connection, operation).await;
+        assert!(found.unwrap().unwrap().cancelled_at.is_some());
+    }
+}
+
+/// An upgrade takes minutes, in which programs of the version before go on: what they begin and cancel
+/// between two migrations is carried over as well.
+#[tokio::test]
+async fn what_is_begun_between_the_migrations_is_carried_over() {
+    let bench = before("operations are resends").await;
+    let mut connection = bench.connection().await;
+    let cancelled = Uuid::now_v7();
+    let begun = Uuid::now_v7();
+    let parts = [Uuid::now_v7(), Uuid::now_v7()];
+    // The migration before has carried this one over, and it is cancelled afterwards.
+    let carried = format!(
+        "INSERT INTO operations (operation_id, kind, filter, operator, via, reason, skipped, cancelled_at)
+         VALUES ('{cancelled}', 'delivery replay', '{{}}', 'bob', 'esimctl', 'x', 0, now());
+         INSERT INTO resends (resend_id, since, until, phase, ended_at, asked_by)
+         VALUES ('{cancelled}', now(), now(), 'sending', now(), 'bob')"
+    );
+    execute(&mut connection, &carried).await;
+    begin_as_the_version_before(&mut connection, begun, &parts).await;
+    let query = format!("{LISTED} ORDER BY o.operator");
+    let listed = shown(&mut connection, &query).await;
+    upgrade(&bench).await;
+    assert_eq!(shown(&mut connection, &query).await, listed);
+    let found = asked::find(&mut connection, begun).await.unwrap().unwrap();
+    assert_eq!((found.parts, found.matching), (2, 5));
+    let found = asked::find(&mut connection, cancelled).await;
+    assert!(found.unwrap().unwrap().cancelled_at.is_some());
 }

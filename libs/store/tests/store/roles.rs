@@ -297,6 +297,31 @@ async fn ingress_refuses_no_order_that_may_be_bought() {
     }
 }
 
+/// What the notifier does in batches is its own, and no provisioner can invent or hide it.
+#[tokio::test]
+async fn a_provisioner_neither_sees_nor_makes_work_in_batches() {
+    let bench = Bench::new().await;
+    let insert = "INSERT INTO work (id, kind, provider, lane, partner_id, at)
+                  SELECT gen_random_uuid(), kind, '', kind, gen_random_uuid(), now()
+                  FROM unnest('{moved,resend,notices}'::text[]) kind";
+    bench.sql(insert).await;
+    let mut provisioner = connect(&bench, "provisioner").await;
+    let seen: i64 = sqlx::query_scalar("SELECT count(*) FROM work")
+        .fetch_one(&mut provisioner)
+        .await
+        .unwrap();
+    assert_eq!(seen, 0);
+    let refused = sqlx::raw_sql(insert).execute(&mut provisioner).await;
+    let error = refused.unwrap_err();
+    assert_eq!(error.as_database_error().unwrap().code().unwrap(), "42501");
+    let mut notifier = connect(&bench, "notifier").await;
+    let seen: i64 = sqlx::query_scalar("SELECT count(*) FROM work")
+        .fetch_one(&mut notifier)
+        .await
+        .unwrap();
+    assert_eq!(seen, 3);
+}
+
 /// The table is shared, but a stage sees and changes the rows of its own kinds only.
 #[tokio::test]
 async fn each_stage_has_its_own_work() {

@@ -369,7 +369,6 @@ async fn times_are_in_the_zone_that_the_reader_has_chosen() {
 async fn each_page_says_which_system_it_is_also_before_the_sign_in() {
     let bench = Bench::start_with(&[
         ("CONSOLE_ENVIRONMENT", "test"),
-        ("CONSOLE_NAME", "Sim Shop"),
         ("CONSOLE_PLACE", "staging, Frankfurt"),
     ])
     .await;
@@ -380,7 +379,7 @@ async fn each_page_says_which_system_it_is_also_before_the_sign_in() {
         for part in [
             "<body class=\"test\">",
             "is-test\">Test<",
-            "· Sim Shop (test)</title>",
+            "· eSIM Partner Orders (test)</title>",
         ] {
             assert!(page.contains(part), "{path}: no {part:?} in {page}");
         }

@@ -74,7 +74,7 @@ impl Walk {
             .env(Stage::Sandbox, "SANDBOX_DETECT_DUPLICATES", "false")
             .env(Stage::Provisioner, "PROVIDER_TIMEOUT", "1s")
             .env(Stage::Provisioner, "SETTLE", "3s")
-            .env(Stage::Provisioner, "BREAKER_OPEN_MOST", "3s")
+            .env(Stage::Provisioner, "--breaker-open-most", "3s")
             .callbacks()
             .env(Stage::Notifier, "WEBHOOK_TIMEOUT", "2s")
             .env(Stage::Ingress, "REDELIVER_INTERVAL", "100ms")

@@ -192,7 +192,7 @@ async fn is_rotated_tested_and_deleted(shop: &Shop, crm: &Value) {
 async fn a_dead_endpoint_stops_no_other_one_and_its_webhooks_go_out_when_it_is_back() {
     let stack = Stack::builder()
         .env(Stage::Notifier, "ENDPOINT_FAILURES", "3")
-        .env(Stage::Notifier, "ENDPOINT_BLOCK_LONGEST", "24h")
+        .env(Stage::Notifier, "--endpoint-block-longest", "24h")
         .env(Stage::Notifier, "RETRY_SCHEDULE", "1s,1h")
         .env(Stage::Ingress, "REDELIVER_INTERVAL", "6s")
         .start()

@@ -21,7 +21,7 @@ const MINUTE: Duration = Duration::from_mins(1);
 fn quickly_blocked() -> Builder {
     Stack::builder()
         .env(Stage::Notifier, "ENDPOINT_FAILURES", "4")
-        .env(Stage::Notifier, "ENDPOINT_BLOCK_LONGEST", "2s")
+        .env(Stage::Notifier, "--endpoint-block-longest", "2s")
         .env(Stage::Notifier, "RETRY_SCHEDULE", "1s,1s,1s,1s,1s,1s,1s,1s")
         .env(Stage::Ingress, "REDELIVER_INTERVAL", "1ms")
 }
