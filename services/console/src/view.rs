@@ -181,7 +181,7 @@ impl Given {
     pub(crate) fn missing(&self, what: &str) -> Problem {
         let given = shortened(&self.0);
         Problem::NotFound(format!(
-            "No {what} in this cell has the id “{given}”. {SEARCH} It also says whether an order was archived."
+            "No {what} has the id “{given}”. {SEARCH} It also says whether an order was archived."
         ))
     }
 }

@@ -20,7 +20,7 @@ pub(crate) async fn show(
 ) -> Result<Response, Problem> {
     let unknown = || {
         Problem::NotFound(
-            "There is no ready eSIM of this topup in this cell, or it was erased.".into(),
+            "There is no ready eSIM with this number, or it was erased.".into(),
         )
     };
     let Some(vault) = app.vault() else {

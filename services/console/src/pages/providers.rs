@@ -294,7 +294,7 @@ fn changed(
 ) -> Result<ProviderBreaker, Problem> {
     changed.map_err(|error| match error {
         NotChanged::Unknown => Problem::NotFound(format!(
-            "No provider of this cell is named “{}”. Providers lists all of them.",
+            "No provider is named “{}”. Providers lists all of them.",
             shortened(name)
         )),
         NotChanged::Store(error) => error.into(),

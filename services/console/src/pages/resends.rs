@@ -343,7 +343,7 @@ fn id(given: &Given) -> Result<Uuid, Problem> {
 fn no_resend(given: &Given) -> Problem {
     let given = shortened(&given.0);
     Problem::NotFound(format!(
-        "No resend of this cell has the id “{given}”. Send again lists the newest {MOST}."
+        "No resend has the id “{given}”. Send again lists the newest {MOST}."
     ))
 }
 

@@ -86,7 +86,7 @@ async fn a_refused_request_is_on_the_page_of_its_partner_and_found_by_its_ids() 
         let link = format!("<a href=\"{partner}\">Acme &#38; &#60;Sons&#62;</a>");
         assert!(found.contains(&link), "{found}");
         assert!(found.contains("qty_invalid"), "{found}");
-        assert!(!found.contains("Nothing in this cell"), "{found}");
+        assert!(!found.contains("Nothing has the id"), "{found}");
     }
     bench.stop().await;
 }
@@ -164,7 +164,7 @@ async fn who_asks_for_something_else_is_told_which_ids_there_are() {
         ),
         (
             format!("/orders/{unknown}"),
-            "No order in this cell has the id",
+            "No order has the id",
         ),
         (
             "/orders/%FF".to_owned(),
@@ -178,7 +178,7 @@ async fn who_asks_for_something_else_is_told_which_ids_there_are() {
             format!("/orders/{}", "1".repeat(10_000)),
             "1…” is not the id of an order",
         ),
-        ("/resends/x".to_owned(), "No resend of this cell has the id"),
+        ("/resends/x".to_owned(), "No resend has the id"),
         ("/nothing".to_owned(), "no such page"),
     ] {
         let answer = browser.get(&path).await;
