@@ -51,7 +51,7 @@ pub(crate) async fn show(
             value: profile.expired_date.clone(),
         },
     ];
-    let text = format!("The eSIM of topup {topup}. Give it to nobody but its owner.");
+    let text = format!("The eSIM {topup}. Give it to nobody but its owner.");
     page(&Once {
         shell: Shell::new(&app, &act.session, "", "Activation code"),
         text,
