@@ -18,11 +18,8 @@ pub(crate) async fn show(
     given: Given,
     act: Act<Support>,
 ) -> Result<Response, Problem> {
-    let unknown = || {
-        Problem::NotFound(
-            "There is no ready eSIM with this number, or it was erased.".into(),
-        )
-    };
+    let unknown =
+        || Problem::NotFound("There is no ready eSIM with this number, or it was erased.".into());
     let Some(vault) = app.vault() else {
         return Err(Problem::NotFound(
             "This console shows no activation codes (CONSOLE_ACTIVATION_CODES).".into(),

@@ -162,10 +162,7 @@ async fn who_asks_for_something_else_is_told_which_ids_there_are() {
             "/orders/4711%20%C3%A9".to_owned(),
             "“4711 é” is not the id of an order: an id of this kind is a UUID",
         ),
-        (
-            format!("/orders/{unknown}"),
-            "No order has the id",
-        ),
+        (format!("/orders/{unknown}"), "No order has the id"),
         (
             "/orders/%FF".to_owned(),
             "“\u{fffd}” is not the id of an order",
