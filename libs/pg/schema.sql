@@ -967,7 +967,9 @@ VIEW partner_units AS
     d.attempted_at,
     d.delivered_at,
     d.created_at AS delivery_created_at,
-    e.returned_at
+    e.returned_at,
+    (t.state = 'failed'::text) AS has_failed,
+    (p.state = 'parked'::text) AS is_parked
    FROM ((((orders o
      JOIN placements p ON ((p.order_id = o.order_id)))
      JOIN topups t ON ((t.placement_id = p.placement_id)))

@@ -10,6 +10,7 @@ whether by `use` or by a path in the code. It fails, with one line for each faul
 - a file has more than 600 lines;
 - code compares or takes apart a text that is meant for people: a field or column named reason, message,
   command, detail or text. A state that a program reads is a code (decision 35);
+- a field named state holds a text instead of an enum, so that any text could stand there;
 - a fault that house.toml lists as known is gone. So that list can only shrink.
 
 A re-export (`pub use`) is no arrow: whoever names the item through it has an arrow to the file that
@@ -37,6 +38,8 @@ DECISIONS = [
     re.compile(rf"(?<![.\w])(?:reason|command|detail){ADAPTERS}\s*\.(?:contains|starts_with|ends_with|strip_prefix|strip_suffix|split_once)\("),
     re.compile(rf"(?<![.\w])(?:reason|command|detail)(?:\.as_deref\(\)|\.as_str\(\))?\s*(?:==|!=){CODE}"),
 ]
+# A field of a struct, or a parameter, that is a state as text.
+STATE = re.compile(r"^[ \t]*(?:pub(?:\([^)]*\))?\s+)?(?:\w+_)?state\s*:\s*(?:Option<\s*)?&?(?:String|str)\b", re.M)
 # Columns in SQL, which stand in strings. What `SET` writes is no decision.
 SQL = re.compile(
     r"\b(?:WHERE|AND|OR|NOT|WHEN|ON|\()\s*(?:\w+\.)?(?:reason|message|command|detail)"
@@ -261,6 +264,7 @@ def check(root):
         for file in sorted(root.glob(f"{pattern}/Cargo.toml"))
     ]
     faults, arrows_between_files, steps, decisions, long = [], {}, set(), set(), set()
+    states = set()
 
     crates = {}
     for manifest in manifests:
@@ -304,6 +308,8 @@ def check(root):
                 continue
             raw = file.read_text()
             code = without_tests(without_text(raw))
+            for match in STATE.finditer(code):
+                states.add(f"{short(file)}: {' '.join(match.group().split())}")
             for rule in DECISIONS:
                 for match in rule.finditer(code):
                     line = code.count("\n", 0, match.start()) + 1
@@ -328,6 +334,7 @@ def check(root):
     for kind, found, listed in (
         ("an arrow runs up or into another room", steps, set(known.get("arrows", []))),
         (f"a file has more than {LONGEST} lines", long, set(known.get("long", []))),
+        ("a state is an enum, so that a match on it is exhaustive", states, set(known.get("states", []))),
         (
             "code decides by a text that is meant for people; keep a code beside it",
             {what for what, _ in decisions},

@@ -114,6 +114,12 @@ class House(unittest.TestCase):
         ):
             self.assertEqual(self.faults({"libs/roof/src/low.rs": f"pub struct Low;\nfn f() {{ {code}; }}\n"}), [])
 
+    def test_a_state_as_text(self):
+        for field in ("state: String", "pub state: Option<String>", "pub(crate) order_state: &str"):
+            self.finds({"libs/roof/src/low.rs": f"pub struct Low {{\n    {field},\n}}\n"}, "a state is an enum")
+        for field in ("state: Stored<State>", "/// state: String\n    stated: String"):
+            self.assertEqual(self.faults({"libs/roof/src/low.rs": f"pub struct Low {{\n    {field},\n}}\n"}), [])
+
     def test_what_is_known_must_exist(self):
         known = '\n[known]\narrows = ["libs/roof/src/low.rs -> libs/roof/src/right.rs"]\ncircles = ["libs/ground/src/a.rs -> libs/ground/src/b.rs"]\n'
         faults = self.faults({}, FLOORS + known)

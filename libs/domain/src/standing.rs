@@ -25,6 +25,62 @@ pub enum UnitState {
     Failed,
 }
 
+/// What the rows of a unit say about it, from which its state follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is what a column says")]
+pub struct Rows {
+    /// Its profile is stored.
+    pub is_ready: bool,
+    pub is_returned: bool,
+    pub has_failed: bool,
+    /// Its placement waits for an operator.
+    pub is_parked: bool,
+}
+
+impl UnitState {
+    /// A profile counts more than a failure, because the provider has sold the eSIM after all, and a
+    /// unit that has failed is not on hold with the others of its placement.
+    pub fn of(rows: Rows) -> Self {
+        match rows {
+            Rows {
+                is_returned: true, ..
+            } => Self::Returned,
+            Rows { is_ready: true, .. } => Self::Ready,
+            Rows {
+                has_failed: true, ..
+            } => Self::Failed,
+            Rows {
+                is_parked: true, ..
+            } => Self::Parked,
+            Rows { .. } => Self::Pending,
+        }
+    }
+
+    /// What the look-ups of its partner show.
+    pub fn shown(self) -> Shown {
+        match self {
+            Self::Pending => Shown::Processing,
+            Self::Parked => Shown::OnHold,
+            Self::Ready => Shown::Ready,
+            Self::Returned => Shown::Returned,
+            Self::Failed => Shown::Failed,
+        }
+    }
+}
+
+/// The state of a unit as its partner looks it up. A partner need not know how a purchase works.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, EnumString, IntoStaticStr, strum::VariantArray,
+)]
+#[strum(serialize_all = "snake_case")]
+pub enum Shown {
+    Processing,
+    OnHold,
+    Ready,
+    Returned,
+    Failed,
+}
+
 /// The state of a delivery.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, EnumString, IntoStaticStr, strum::VariantArray,
@@ -253,6 +309,33 @@ impl Standing {
         )
     }
 
+    /// What the look-ups of the partner may show of a unit that stands so; of one whose rows cannot be
+    /// read they show nothing certain.
+    pub fn shown(self) -> Shown {
+        match self {
+            Self::Delivered
+            | Self::SentAgain
+            | Self::Sending
+            | Self::Held(_)
+            | Self::Failing
+            | Self::NotSentAgain
+            | Self::Exhausted
+            | Self::Gone
+            | Self::NoUrl
+            | Self::GivingBack
+            | Self::GiveBackStalled
+            | Self::GiveBackOnHold => Shown::Ready,
+            Self::Waiting | Self::Stalled | Self::Unreadable => Shown::Processing,
+            Self::ProfilesLate
+            | Self::Uncollectable
+            | Self::Undeliverable
+            | Self::Vanished
+            | Self::OnHold => Shown::OnHold,
+            Self::Returned => Shown::Returned,
+            Self::Failed => Shown::Failed,
+        }
+    }
+
     /// Who must act before it goes on.
     pub fn must_act(self) -> Actor {
         match self {
@@ -308,7 +391,7 @@ impl Standing {
                 "an operator gets a usable profile from the provider, and enters it"
             }
             Self::Vanished | Self::OnHold => {
-                "an operator looks it up at the provider, and says what became of it"
+                "an operator looks it up at the provider, and records the outcome"
             }
             Self::GivingBack => "the provider answers",
             Self::GiveBackOnHold => "an operator finds out whether the provider has the eSIM back",
@@ -347,179 +430,4 @@ impl Standing {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use strum::VariantArray;
-
-    use super::*;
-
-    const SILENT: [Silent; 4] = [
-        Silent {
-            provisioner: false,
-            notifier: false,
-        },
-        Silent {
-            provisioner: true,
-            notifier: false,
-        },
-        Silent {
-            provisioner: false,
-            notifier: true,
-        },
-        Silent {
-            provisioner: true,
-            notifier: true,
-        },
-    ];
-
-    /// Every webhook that may be stored.
-    fn webhooks() -> Vec<Webhook> {
-        let mut webhooks = Vec::new();
-        for state in DeliveryState::VARIANTS {
-            for endpoint in EndpointState::VARIANTS {
-                for bits in 0..8_u32 {
-                    webhooks.push(Webhook {
-                        endpoint: *endpoint,
-                        state: *state,
-                        attempts: bits & 1,
-                        is_gone: bits & 2 > 0,
-                        was_delivered: bits & 4 > 0,
-                    });
-                }
-            }
-        }
-        webhooks
-    }
-
-    /// Checks every unit that may be stored with no webhook, with one, and with any two.
-    fn each(mut check: impl FnMut(&Unit<'_>)) {
-        let reasons: Vec<Option<Code>> = Code::VARIANTS.iter().copied().map(Some).collect();
-        let reasons: Vec<Option<Code>> = [None].into_iter().chain(reasons).collect();
-        let give_backs = [
-            None,
-            Some(GiveBackState::Asked),
-            Some(GiveBackState::Sending),
-            Some(GiveBackState::Returned),
-            Some(GiveBackState::Refused),
-            Some(GiveBackState::Parked),
-        ];
-        let one = webhooks();
-        let sets = [Vec::new()].into_iter();
-        let sets: Vec<Vec<Webhook>> = sets.chain(one.iter().map(|of| vec![*of])).collect();
-        for state in UnitState::VARIANTS {
-            for reason in &reasons {
-                for give_back in give_backs {
-                    for webhooks in &sets {
-                        for silent in SILENT {
-                            check(&Unit {
-                                state: *state,
-                                reason: *reason,
-                                give_back,
-                                webhooks,
-                                silent,
-                            });
-                        }
-                    }
-                }
-            }
-        }
-        for first in &one {
-            for second in &one {
-                for silent in SILENT {
-                    check(&Unit {
-                        state: UnitState::Ready,
-                        reason: None,
-                        give_back: None,
-                        webhooks: &[*first, *second],
-                        silent,
-                    });
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_unit_is_delivered_only_if_every_endpoint_has_it() {
-        each(|unit| {
-            if standing(unit) == Standing::Delivered {
-                let undelivered = unit.webhooks.iter().filter(|one| {
-                    one.state != DeliveryState::Delivered && one.state != DeliveryState::NoEndpoint
-                });
-                assert_eq!(undelivered.count(), 0, "{unit:?}");
-            }
-        });
-    }
-
-    #[test]
-    fn nobody_but_us_must_act_while_the_stage_is_silent_that_has_to_go_on() {
-        each(|unit| {
-            let waits_for_us = match unit.state {
-                UnitState::Pending => unit.silent.provisioner,
-                UnitState::Ready if unit.give_back.is_none() => {
-                    let mut all = unit.webhooks.iter();
-                    let mut pending = all
-                        .clone()
-                        .filter(|one| one.state == DeliveryState::Pending);
-                    unit.silent.notifier
-                        && pending.next().is_some()
-                        && all.all(|one| {
-                            [DeliveryState::Pending, DeliveryState::Delivered].contains(&one.state)
-                        })
-                }
-                _ => false,
-            };
-            if waits_for_us {
-                assert_eq!(standing(unit).must_act(), Actor::Operator, "{unit:?}");
-            }
-        });
-    }
-
-    #[test]
-    fn partner_support_and_operator_are_never_told_contradicting_things() {
-        each(|unit| {
-            let standing = standing(unit);
-            match unit.state {
-                UnitState::Ready => assert!(
-                    standing.is_bought() && standing != Standing::Returned,
-                    "{unit:?}: {standing:?}"
-                ),
-                UnitState::Parked => {
-                    let bought = unit.reason.is_some_and(Code::is_bought);
-                    assert_eq!(standing.is_bought(), bought, "{unit:?}");
-                    assert_eq!(standing.must_act(), Actor::Operator, "{unit:?}");
-                }
-                UnitState::Pending => assert!(!standing.is_bought(), "{unit:?}"),
-                UnitState::Failed => assert_eq!(standing, Standing::Failed),
-                UnitState::Returned => assert_eq!(standing, Standing::Returned),
-            }
-            let shows_delivery = standing.label().starts_with("delivered");
-            let was_delivered = matches!(
-                standing,
-                Standing::Delivered | Standing::SentAgain | Standing::NotSentAgain
-            );
-            assert_eq!(shows_delivery, was_delivered, "{standing:?}");
-            let shows_bought = [
-                "delivered",
-                "ready",
-                "bought",
-                "being",
-                "give-back",
-                "given",
-            ]
-            .into_iter()
-            .any(|word| standing.label().starts_with(word));
-            assert_eq!(shows_bought, standing.is_bought(), "{standing:?}");
-        });
-    }
-
-    #[test]
-    fn each_standing_is_reached() {
-        let mut reached = BTreeSet::new();
-        each(|unit| {
-            reached.insert(standing(unit));
-        });
-        // All but that of a newer version, which no unit of this one has.
-        assert_eq!(reached.len(), 24, "{reached:?}");
-    }
-}
+mod tests;

@@ -6,7 +6,7 @@
 
 use std::{borrow::Cow, fmt, str::FromStr};
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::states::UnknownName;
 
@@ -84,6 +84,13 @@ impl<T: Copy + Into<&'static str>> fmt::Display for Stored<T> {
 impl<T: Copy + Into<&'static str>> Serialize for Stored<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(self.as_str())
+    }
+}
+
+/// Its name, as a response of a newer version may hold it, too.
+impl<'de, T: FromStr> Deserialize<'de> for Stored<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Ok(String::deserialize(deserializer)?.into())
     }
 }
 

@@ -166,7 +166,8 @@ pub async fn recorded<T>(
     Ok(Some(result))
 }
 
-async fn record_with(
+/// The same, with what it changed.
+pub async fn record_with(
     connection: &mut PgConnection,
     action: Action<'_>,
     affected: i64,

@@ -18,8 +18,8 @@ pub struct Session {
     pub application: String,
     /// The database role, or `-` for a process of the server itself.
     pub role: String,
-    /// The state, such as `idle in transaction`.
-    pub state: Option<String>,
+    /// What PostgreSQL says that it does, such as `idle in transaction`. It is only shown.
+    pub doing: Option<String>,
     /// When its transaction began, in UTC, such as `2025-01-29 12:34:56`.
     pub since: Option<String>,
     /// The age of its transaction in seconds.
@@ -35,8 +35,8 @@ impl fmt::Display for Session {
             ..
         } = self;
         write!(f, "{application} (pid {pid}, role {role}")?;
-        if let Some(state) = &self.state {
-            write!(f, ", {state}")?;
+        if let Some(doing) = &self.doing {
+            write!(f, ", {doing}")?;
         }
         f.write_str(")")?;
         match (self.open_for, &self.since) {
@@ -61,7 +61,7 @@ fn session(row: &PgRow) -> Result<Session, sqlx::Error> {
         pid: row.try_get("pid")?,
         application: row.try_get("application")?,
         role: row.try_get("role")?,
-        state: row.try_get("state")?,
+        doing: row.try_get("state")?,
         since: row.try_get("since")?,
         open_for: row.try_get("open_for")?,
     })

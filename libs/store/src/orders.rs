@@ -14,7 +14,7 @@ use std::{collections::BTreeMap, time::Duration};
 use domain::{OptionId, OrderId, PartnerId, PlacementId, Reason, TopupId, reason::Code};
 use pg::{
     Error, Result,
-    actions::{self, Action, Actor, Mode},
+    actions::{self, Action, Actor, Changed},
     age, retry_conflicts, seconds, signed,
 };
 use serde_json::json;
@@ -521,6 +521,10 @@ pub async fn cancel(
         reason: actions::REASON,
     };
     let affected = i64::try_from(closed.len()).unwrap_or(i64::MAX);
-    actions::finish(transaction, Mode::Apply(action), affected).await?;
+    let changed = Changed::between(
+        json!({ "cancelled": false, "placements": "accepted" }),
+        json!({ "cancelled": true, "placements": "refused" }),
+    );
+    actions::commit(transaction, action, affected, changed).await?;
     Ok(Cancelled::Done(order_id))
 }

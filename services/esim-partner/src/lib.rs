@@ -33,15 +33,18 @@ mod webhooks;
 
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
-use domain::{TopupId, WebhookId};
+use clap::{
+    Args, Parser, Subcommand,
+    builder::{StringValueParser, TypedValueParser},
+};
+use domain::{Stored, TopupId, WebhookId};
 use reqwest::Url;
 use runtime::terminal::{is_closed, one_line, print, say};
 
 use crate::{
     account::{Account, AccountConfig, encoded},
     endpoints::Endpoints,
-    tail::Logs,
+    tail::{Logs, OrderState},
     webhooks::Webhooks,
 };
 
@@ -304,8 +307,9 @@ enum Orders {
     List {
         /// List only orders in this state: `processing`, `ready`, `partly_failed`, `failed`, `refused` or
         /// `cancelled`
-        #[arg(long)]
-        state: Option<String>,
+        // A newer service may know more states, so it judges the name.
+        #[arg(long, value_parser = StringValueParser::new().map(Stored::<OrderState>::from))]
+        state: Option<Stored<OrderState>>,
         /// Continue after the page before: the value of its `next_cursor`
         #[arg(long)]
         cursor: Option<String>,
@@ -362,9 +366,9 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
             account.order(external_order_id).await?
         }
         AccountCommand::Orders(Orders::List { state, cursor }) => {
-            let given = [("state", state), ("cursor", cursor)];
-            let query =
-                given.map(|(name, value)| Some(format!("{name}={}", encoded(value.as_deref()?))));
+            let state = state.as_ref().map(Stored::as_str);
+            let given = [("state", state), ("cursor", cursor.as_deref())];
+            let query = given.map(|(name, value)| Some(format!("{name}={}", encoded(value?))));
             let query = query.into_iter().flatten().collect::<Vec<_>>().join("&");
             account.send("GET", "/orders", &query, None).await?
         }

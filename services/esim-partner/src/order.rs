@@ -12,7 +12,10 @@ use domain::TopupId;
 use runtime::terminal::{one_line, print, printable, say};
 use serde_json::{Value, json};
 
-use crate::account::{Account, Answer, PAGE, UNEXPECTED, encoded};
+use crate::{
+    account::{Account, Answer, PAGE, UNEXPECTED, encoded},
+    tail::OrderState,
+};
 
 /// The waits before a request without a definite answer is sent again, in seconds. After the last
 /// repetition its result stands.
@@ -73,7 +76,7 @@ pub(crate) async fn place(
     }
 }
 
-/// What became of a stored order.
+/// The outcome of a stored order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stored {
     /// Its units are bought, or are being bought, or buying them has failed after it was accepted.
@@ -85,11 +88,14 @@ impl Stored {
     /// Reads it from an answer. `None` if the answer is not an order as it is documented.
     fn of(order: &Value) -> Option<Self> {
         units(order, "topups")?;
-        match order["state"].as_str()? {
-            "processing" | "ready" | "partly_failed" | "failed" => Some(Self::Placed),
-            "refused" | "cancelled" => Some(Self::NothingBought),
-            _ => None,
-        }
+        let state: OrderState = order["state"].as_str()?.parse().ok()?;
+        Some(match state {
+            OrderState::Processing
+            | OrderState::Ready
+            | OrderState::PartlyFailed
+            | OrderState::Failed => Self::Placed,
+            OrderState::Refused | OrderState::Cancelled => Self::NothingBought,
+        })
     }
 }
 

@@ -12,7 +12,10 @@ use std::{
 };
 
 use clap::{Args, Subcommand};
-use domain::TopupId;
+use domain::{
+    Stored, TopupId,
+    standing::{DeliveryState, Shown},
+};
 use runtime::terminal::{print, printable, say};
 use serde::Deserialize;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339, serde::rfc3339};
@@ -63,12 +66,24 @@ struct Page {
     next_cursor: Option<String>,
 }
 
+/// The state of an order on the wire. A newer service may know more of them.
+#[derive(Clone, Copy, Debug, PartialEq, strum::EnumString, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
+pub(crate) enum OrderState {
+    Processing,
+    Ready,
+    PartlyFailed,
+    Failed,
+    Refused,
+    Cancelled,
+}
+
 #[derive(Clone, Deserialize)]
 #[expect(clippy::struct_field_names, reason = "the names on the wire")]
 struct Order {
     order_id: String,
     external_order_id: String,
-    state: String,
+    state: Stored<OrderState>,
     #[serde(with = "rfc3339")]
     created_at: OffsetDateTime,
     #[serde(default)]
@@ -79,9 +94,9 @@ struct Order {
 #[expect(clippy::struct_field_names, reason = "the names on the wire")]
 struct Topup {
     topup_id: TopupId,
-    state: String,
+    state: Stored<Shown>,
     error: Option<String>,
-    delivery: Option<String>,
+    delivery: Option<Stored<DeliveryState>>,
 }
 
 #[derive(Deserialize)]
@@ -104,8 +119,8 @@ struct Attempt {
 /// What was last printed about a topup.
 #[derive(Default)]
 struct Seen {
-    state: String,
-    delivery: Option<String>,
+    state: Option<Stored<Shown>>,
+    delivery: Option<Stored<DeliveryState>>,
     /// The number of the last attempt that was printed.
     attempt: i32,
 }
@@ -246,7 +261,7 @@ async fn look(
             error,
             delivery,
         } = topup;
-        if seen.state != *state {
+        if seen.state.as_ref() != Some(state) {
             let error = error
                 .as_ref()
                 .map(|error| format!(" {error:?}"))
@@ -256,10 +271,11 @@ async fn look(
                 now,
                 &format!("topup   {topup_id} of {id:?} {state}{error}"),
             );
-            seen.state.clone_from(state);
+            seen.state = Some(state.clone());
         }
         let changed = seen.delivery != *delivery;
-        let attempts_may_be_new = changed || delivery.as_deref() == Some("pending");
+        let is_pending = delivery.as_ref().and_then(Stored::known) == Some(DeliveryState::Pending);
+        let attempts_may_be_new = changed || is_pending;
         if attempts_may_be_new && delivery.is_some() && *deliveries_left > 0 {
             *deliveries_left -= 1;
             let found: Deliveries = account
@@ -272,7 +288,7 @@ async fn look(
                 }
             }
             if changed {
-                let state = delivery.as_deref().unwrap_or_default();
+                let state = delivery.as_ref().map_or("", Stored::as_str);
                 note(printed, now, &format!("webhook {topup_id} {state}"));
                 seen.delivery.clone_from(delivery);
             }

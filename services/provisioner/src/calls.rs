@@ -214,7 +214,7 @@ impl Calls {
     }
 }
 
-/// Awaits an operation until `end`. If it is given up, nobody knows what became of it, as with a call
+/// Awaits an operation until `end`. If it is given up, nobody knows its outcome, as with a call
 /// that gets no response.
 async fn within<T>(
     end: Instant,

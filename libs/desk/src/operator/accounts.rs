@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use pg::{
     Error, Result,
-    actions::{self, Action, Actor, Changed, Mode},
-    seconds,
+    actions::{self, Action, Actor, Changed},
+    rfc3339, seconds,
 };
 use secrecy::SecretString;
 use serde::Serialize;
@@ -194,7 +194,8 @@ pub async fn reset(
     let row = statement.fetch_optional(&mut *transaction).await?;
     let row = row.ok_or(NotChanged::Unknown)?;
     end_sessions(&mut transaction, row.operator_id).await?;
-    actions::finish(transaction, Mode::Apply(action), 1).await?;
+    let changed = Changed::created(json!({ "link_until": rfc3339(row.until) }));
+    actions::commit(transaction, action, 1, changed).await?;
     Ok(SetUp {
         name: name.to_owned(),
         token,
@@ -268,7 +269,12 @@ pub async fn sign_out(
     );
     let ended = statement.execute(&mut *transaction).await?.rows_affected();
     let affected = i64::try_from(ended).unwrap_or(i64::MAX);
-    actions::finish(transaction, Mode::Apply(action), affected).await?;
+    let changed = if ended > 0 {
+        Changed::between(json!({ "sessions": ended }), json!({ "sessions": 0 }))
+    } else {
+        Changed::default()
+    };
+    actions::commit(transaction, action, affected, changed).await?;
     Ok(ended)
 }
 
@@ -362,7 +368,8 @@ pub async fn set_up(
         target: &format!("operator {name}"),
         reason: "a password was set by the one-time link",
     };
-    actions::finish(transaction, Mode::Apply(action), 1).await?;
+    let changed = Changed::created(json!({ "password": "set" }));
+    actions::commit(transaction, action, 1, changed).await?;
     Ok(name)
 }
 

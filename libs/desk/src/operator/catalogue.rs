@@ -8,9 +8,10 @@ use accounts::options::{ProductOption, StandardColumns};
 use domain::{OptionId, product::Standard};
 use pg::{
     Result,
-    actions::{self, Mode},
+    actions::{self, Changed, Mode},
 };
 use serde::Serialize;
+use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection};
 use uuid::Uuid;
 
@@ -115,8 +116,35 @@ pub async fn apply(connection: &mut PgConnection, pull: &Pull, mode: Mode<'_>) -
     pulled.disabled = disabled.execute(&mut *transaction).await?.rows_affected();
     let affected = pulled.created + pulled.updated + pulled.disabled;
     let affected = i64::try_from(affected).unwrap_or(i64::MAX);
-    actions::finish(transaction, mode, affected).await?;
+    actions::finish_with(transaction, mode, affected, changed(pull, &pulled)).await?;
     Ok(pulled)
+}
+
+/// The most options of which a record names what changed.
+const MOST_NAMED: usize = 100;
+
+/// What a pull changes: the ids at providers before and after, and which options were disabled.
+fn changed(pull: &Pull, pulled: &Pulled) -> Changed {
+    let moved = pull
+        .updates
+        .iter()
+        .filter(|one| one.was != one.provider_option_id);
+    let moved = moved.take(MOST_NAMED);
+    let ids = |id: fn(&Update) -> &str| {
+        let pairs = moved
+            .clone()
+            .map(|one| (one.option_id.to_string(), id(one).into()));
+        Value::Object(pairs.collect())
+    };
+    let gone = pull.disable.iter().take(MOST_NAMED);
+    let gone: Vec<String> = gone.map(ToString::to_string).collect();
+    Changed::between(
+        json!({ "provider_option_ids": ids(|one| &one.was), "enabled": gone }),
+        json!({
+            "provider_option_ids": ids(|one| &one.provider_option_id), "disabled": gone,
+            "created": pulled.created, "updated": pulled.updated, "gone": pulled.disabled,
+        }),
+    )
 }
 
 /// Changes what an option buys at a further provider, and returns the number of changed options.

@@ -9,9 +9,10 @@
 use domain::{DeliveryId, Stored, TopupId, WebhookId, standing::DeliveryState};
 use pg::{
     Result,
-    actions::{self, Action, Mode},
+    actions::{self, Action, Changed, Mode},
     seconds,
 };
+use serde_json::json;
 use sqlx::{Connection, PgConnection};
 use store::deliveries::{
     View,
@@ -173,7 +174,7 @@ pub async fn resendable(
 pub async fn resend_one(
     connection: &mut PgConnection,
     id: DeliveryId,
-    filter: &Filter<'_>,
+    filter: &Filter,
     mode: Mode<'_>,
 ) -> Result<Resent> {
     let mut transaction = connection.begin().await?;
@@ -185,7 +186,11 @@ pub async fn resend_one(
     if let Mode::Apply(action) = &mode {
         store_one(&mut transaction, id, action).await?;
     }
-    actions::finish(transaction, mode, resent.resent).await?;
+    let before = json!({
+        "delivered": resent.delivered, "exhausted": resent.exhausted, "pending": resent.pending,
+    });
+    let changed = Changed::between(before, json!({ "pending": resent.resent }));
+    actions::finish_with(transaction, mode, resent.resent, changed).await?;
     Ok(resent)
 }
 

@@ -9,7 +9,7 @@
 
 use std::{collections::HashSet, fmt, str::FromStr};
 
-use domain::{EndpointId, OptionId, PartnerId};
+use domain::{EndpointId, OptionId, PartnerId, standing::DeliveryState};
 use pg::{Result, rfc3339};
 use serde::{Serialize, Serializer};
 use sqlx::PgConnection;
@@ -82,7 +82,7 @@ pub struct Page {
 /// Lists at most `limit` deliveries that match, beginning behind `after`.
 pub async fn list(
     connection: &mut PgConnection,
-    filter: &Filter<'_>,
+    filter: &Filter,
     of: &Of<'_>,
     after: Option<Cursor>,
     limit: usize,
@@ -128,8 +128,8 @@ pub async fn list(
 /// The next rows of the source that fits the filter.
 async fn look(
     connection: &mut PgConnection,
-    filter: &Filter<'_>,
-    matching: &Matching<'_>,
+    filter: &Filter,
+    matching: &Matching,
     last: Option<Position>,
 ) -> Result<Vec<Seen>> {
     match (filter.partner_id, filter.state) {
@@ -138,19 +138,23 @@ async fn look(
                 .page(connection, LOOK)
                 .await
         }
-        (None, Some(state @ ("exhausted" | "no_endpoint"))) => {
+        (None, Some(state @ (DeliveryState::Exhausted | DeliveryState::NoEndpoint))) => {
             held(connection, state, matching, last).await
         }
-        (None, _) => all(connection, matching, last).await,
+        (
+            None,
+            Some(DeliveryState::Pending | DeliveryState::Delivered | DeliveryState::Cancelled)
+            | None,
+        ) => all(connection, matching, last).await,
     }
 }
 
-fn of_partner<'a>(
+fn of_partner(
     partner_id: PartnerId,
-    state: Option<&str>,
-    matching: &Matching<'a>,
+    state: Option<DeliveryState>,
+    matching: &Matching,
     after: Option<Position>,
-) -> Walk<'a> {
+) -> Walk {
     Walk {
         partner_id,
         source: Source::of(state),
@@ -163,8 +167,8 @@ fn of_partner<'a>(
 /// Deliveries of all partners that wait for somebody or for a URL, newest first.
 async fn held(
     connection: &mut PgConnection,
-    state: &str,
-    matching: &Matching<'_>,
+    state: DeliveryState,
+    matching: &Matching,
     last: Option<Position>,
 ) -> Result<Vec<Seen>> {
     // It began to wait when its last attempt was recorded, so not before that attempt.
@@ -178,7 +182,7 @@ async fn held(
                  ORDER BY at DESC, id DESC LIMIT $4) h
            LEFT JOIN deliveries d ON d.delivery_id = h.id
            ORDER BY h.at DESC, h.id DESC"#,
-        state,
+        <&str>::from(state),
         last.map(|last| last.at),
         last.map_or(Uuid::nil(), |last| last.id),
         LOOK_ROWS,
@@ -190,7 +194,7 @@ async fn held(
 /// A look at the deliveries of all partners, newest first, after `last`.
 async fn all(
     connection: &mut PgConnection,
-    matching: &Matching<'_>,
+    matching: &Matching,
     last: Option<Position>,
 ) -> Result<Vec<Seen>> {
     let rows = sqlx::query_as!(

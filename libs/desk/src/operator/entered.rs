@@ -16,10 +16,11 @@ use domain::{
 };
 use pg::{
     Error, Result,
-    actions::{self, Mode},
+    actions::{self, Changed, Mode},
     unsigned,
 };
 use serde::Serialize;
+use serde_json::json;
 use sqlx::{Connection, PgConnection};
 use uuid::Uuid;
 use vault::Vault;
@@ -152,7 +153,12 @@ pub async fn enter(
         }
         finish(&mut transaction, row.placement_id, state).await?;
     }
-    actions::finish(transaction, mode, 1).await?;
+    // Without the profile and its ids, which an erasure removes and a record keeps.
+    let changed = Changed::between(
+        json!({ "unit": "pending", "placement": before.state }),
+        json!({ "unit": "ready", "placement": state, "units_pending": pending }),
+    );
+    actions::finish_with(transaction, mode, 1, changed).await?;
     Ok(Ready {
         topup_id: entered.topup_id.to_string(),
         placement_id: row.placement_id.into(),

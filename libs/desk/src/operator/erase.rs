@@ -11,8 +11,9 @@
 use domain::{OrderId, PartnerId};
 use pg::{
     Error,
-    actions::{self, Mode},
+    actions::{self, Changed, Mode},
 };
+use serde_json::json;
 use sqlx::{Connection, PgConnection};
 use uuid::Uuid;
 
@@ -132,7 +133,12 @@ pub async fn order(
         });
     }
     let erased = orders(&mut transaction, &[order_id.uuid()]).await?;
-    actions::finish(transaction, mode, erased.orders).await?;
+    let changed = if erased.orders > 0 {
+        Changed::between(json!({ "erased": false }), json!({ "erased": erased }))
+    } else {
+        Changed::default()
+    };
+    actions::finish_with(transaction, mode, erased.orders, changed).await?;
     Ok(erased)
 }
 
@@ -329,7 +335,11 @@ pub async fn partner(
         return Err(NotErased::Enabled);
     }
     accounts::partners::endpoints::make_first(&mut transaction, partner_id).await?;
-    actions::finish(transaction, mode, orders).await?;
+    let changed = Changed::between(
+        json!({ "erased": false }),
+        json!({ "erased": true, "orders": orders }),
+    );
+    actions::finish_with(transaction, mode, orders, changed).await?;
     Ok(())
 }
 

@@ -10,10 +10,11 @@ use domain::{
 };
 use pg::{
     Error, Result,
-    actions::{self, Mode},
+    actions::{self, Changed, Mode},
     unsigned,
 };
 use serde::Serialize;
+use serde_json::json;
 use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -140,7 +141,11 @@ pub async fn resolve(
     if !query.fetch_one(&mut *transaction).await? {
         return Err(NotResolved::Changed(row.attempt));
     }
-    actions::finish(transaction, mode, 1).await?;
+    let changed = Changed::between(
+        json!({ "give_back": parked.state.as_str(), "attempt": row.attempt }),
+        json!({ "give_back": resolved.state.as_str() }),
+    );
+    actions::finish_with(transaction, mode, 1, changed).await?;
     Ok(Resolved {
         topup_id: topup_id.as_str().to_owned(),
         state: resolved.state,

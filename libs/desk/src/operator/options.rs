@@ -3,9 +3,10 @@
 use domain::OptionId;
 use pg::{
     Error, Result,
-    actions::{self, Mode},
+    actions::{self, Changed, Mode},
 };
 use serde::Serialize;
+use serde_json::json;
 use sqlx::{Connection, PgConnection};
 use uuid::Uuid;
 
@@ -58,7 +59,15 @@ pub async fn set_enabled(
         enabled,
     );
     let changed = statement.execute(&mut *transaction).await?.rows_affected() > 0;
-    actions::finish(transaction, mode, i64::from(changed))
+    let what = if changed {
+        Changed::between(
+            json!({ "enabled": !enabled }),
+            json!({ "enabled": enabled }),
+        )
+    } else {
+        Changed::default()
+    };
+    actions::finish_with(transaction, mode, i64::from(changed), what)
         .await
         .map_err(Error::from)?;
     Ok(changed)

@@ -59,9 +59,8 @@ pub struct OrderView {
 pub struct FurtherWebhook {
     pub topup_id: String,
     pub endpoint_id: Uuid,
-    /// Whether webhooks to it are sent now; a pause of the partner is `paused`, too.
+    /// Whether webhooks to it are sent now.
     pub endpoint: Stored<EndpointState>,
-    pub paused_by_partner: bool,
     /// When a blocked endpoint is tested next.
     #[serde(with = "time::serde::rfc3339::option")]
     pub endpoint_until: Option<OffsetDateTime>,
@@ -100,12 +99,8 @@ fn attempts(ended: i32) -> u32 {
 
 impl FurtherWebhook {
     fn webhook(&self) -> Option<Webhook> {
-        let endpoint = match self.endpoint.known()? {
-            EndpointState::Paused if self.paused_by_partner => EndpointState::PausedByPartner,
-            other => other,
-        };
         Some(Webhook {
-            endpoint,
+            endpoint: self.endpoint.known()?,
             state: self.state.known()?,
             attempts: attempts(self.attempts),
             is_gone: self.status == Some(410),
@@ -320,7 +315,6 @@ async fn further(connection: &mut PgConnection, order_id: Uuid) -> Result<Vec<Fu
                            AND (SELECT true FROM delivery_attempts a
                                 WHERE a.delivery_id = d.delivery_id AND a.class = 'delivered' LIMIT 1), false)
                       AS "delivered_before!",
-                  coalesce(e.paused_by_partner AND e.blocked_until = 'infinity', false) AS "paused_by_partner!",
                   nullif(e.blocked_until, 'infinity') AS "endpoint_until?",
                   "#,
         r#" AS "endpoint!"
@@ -355,19 +349,8 @@ struct Head {
     traceparent: Option<String>,
     created_at: OffsetDateTime,
     erased_at: Option<OffsetDateTime>,
-    paused_by_partner: bool,
     endpoint: Stored<EndpointState>,
     endpoint_until: Option<OffsetDateTime>,
-}
-
-impl Head {
-    fn endpoint(&self) -> Stored<EndpointState> {
-        if self.paused_by_partner {
-            Stored::Known(EndpointState::PausedByPartner)
-        } else {
-            self.endpoint.clone()
-        }
-    }
 }
 
 /// These orders, the newest first.
@@ -376,7 +359,6 @@ pub async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<Ord
         Head,
         r#"SELECT o.order_id, o.partner_id, o.external_order_id, o.refused_at IS NOT NULL AS "refused!",
                   o.cancelled_at IS NOT NULL AS "cancelled!", o.traceparent, o.created_at, o.erased_at,
-                  coalesce(e.paused_by_partner AND e.blocked_until = 'infinity', false) AS "paused_by_partner!",
                   "#,
         r#" AS "endpoint!",
                   nullif(e.blocked_until, 'infinity') AS "endpoint_until?"
@@ -451,7 +433,7 @@ pub async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<Ord
         forget_reasons(&mut topups);
         let further = further(&mut *connection, head.order_id).await?;
         orders.push(OrderView {
-            endpoint: head.endpoint(),
+            endpoint: head.endpoint,
             order_id: head.order_id,
             partner_id: head.partner_id,
             external_order_id: head.external_order_id,

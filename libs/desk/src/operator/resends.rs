@@ -12,10 +12,10 @@
 
 use std::time::{Duration, Instant};
 
-use domain::PartnerId;
+use domain::{MaybeStored, PartnerId, standing::DeliveryState};
 use pg::{
     Error, Result,
-    actions::{self, Action, Changed, Mode},
+    actions::{self, Action, Changed},
     count, rfc3339,
 };
 use serde::Serialize;
@@ -69,7 +69,7 @@ pub struct Resend {
     /// The one delivery that it is about.
     pub delivery_id: Option<Uuid>,
     /// Which webhooks: those in this state, or all that were not delivered.
-    pub state: Option<String>,
+    pub state: MaybeStored<DeliveryState>,
     /// The range of time of their last attempts.
     #[serde(with = "time::serde::rfc3339")]
     pub since: OffsetDateTime,
@@ -120,7 +120,7 @@ pg::store_error!(NotStarted);
 pub async fn preview(
     connection: &mut PgConnection,
     partner: Option<PartnerId>,
-    wanted: &Wanted<'_>,
+    wanted: &Wanted,
 ) -> Result<Preview> {
     preview_within(connection, partner, wanted, BUDGET).await
 }
@@ -129,7 +129,7 @@ pub async fn preview(
 pub async fn preview_within(
     connection: &mut PgConnection,
     partner: Option<PartnerId>,
-    wanted: &Wanted<'_>,
+    wanted: &Wanted,
     budget: Duration,
 ) -> Result<Preview> {
     let query = sqlx::query!(
@@ -148,7 +148,7 @@ pub async fn preview_within(
            ORDER BY name, partner_id LIMIT $2"#,
         partner.map(PartnerId::uuid),
         i64::try_from(MOST_PARTNERS + 1).unwrap_or(i64::MAX),
-        wanted.state,
+        wanted.state.map(<&str>::from),
         resends::reach(wanted),
     );
     let mut parts = Vec::new();
@@ -202,7 +202,7 @@ pub async fn preview_within(
 pub async fn start(
     connection: &mut PgConnection,
     partner: Option<PartnerId>,
-    wanted: &Wanted<'_>,
+    wanted: &Wanted,
     action: Action<'_>,
 ) -> Result<Resend, NotStarted> {
     let preview = preview(connection, partner, wanted).await?;
@@ -235,7 +235,7 @@ pub async fn start(
         "INSERT INTO resends (resend_id, state, since, until, phase, ended_at, asked_by, via, reason, skipped)
          VALUES ($1, $2, $3, coalesce($4, now()), 'sending', now(), $5, $6, $7, $8)",
         id,
-        wanted.state,
+        wanted.state.map(<&str>::from),
         wanted.since,
         wanted.until,
         action.actor.name,
@@ -245,7 +245,7 @@ pub async fn start(
     );
     statement.execute(&mut *transaction).await?;
     let filter = json!({
-        "partner_id": partner, "state": wanted.state, "since": rfc3339(wanted.since), "until": wanted.until.map(rfc3339),
+        "partner_id": partner, "state": wanted.state.map(<&str>::from), "since": rfc3339(wanted.since), "until": wanted.until.map(rfc3339),
     });
     let target = format!("resend {id}");
     let action = Action {
@@ -282,7 +282,7 @@ macro_rules! resends {
             resend_id: row.resend_id,
             partner_id: row.partner_id,
             delivery_id: row.delivery_id,
-            state: row.state,
+            state: row.state.into(),
             since: row.since,
             until: row.until,
             asked_by: row.asked_by,
@@ -316,7 +316,7 @@ pub async fn find(connection: &mut PgConnection, id: Uuid) -> Result<Option<Rese
     Ok(found.fetch_optional(connection).await?)
 }
 
-/// What became of a request to end a resend early.
+/// The outcome of a request to end a resend early.
 #[derive(Clone, Debug)]
 pub enum Cancelled {
     Now(Resend),
@@ -346,7 +346,8 @@ pub async fn cancel(
         );
         statement.execute(&mut *transaction).await?;
         let rows = i64::try_from(ended).unwrap_or(i64::MAX);
-        actions::finish(transaction, Mode::Apply(action), rows).await?;
+        let changed = Changed::between(json!({ "running": rows }), json!({ "running": 0 }));
+        actions::commit(transaction, action, rows, changed).await?;
     } else {
         transaction.rollback().await?;
     }

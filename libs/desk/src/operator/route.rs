@@ -1,4 +1,4 @@
-//! What several providers had to do with a placement, and what became of a give-back, in words.
+//! What several providers had to do with a placement, and the outcome of a give-back, in words.
 //! `esimctl order show` and the console show both.
 
 use domain::{GiveBackState, PlacementState, Reason};

@@ -3,8 +3,9 @@
 
 use pg::{
     Result,
-    actions::{self, Mode},
+    actions::{self, Changed, Mode},
 };
+use serde_json::json;
 use sqlx::{Connection, PgConnection};
 
 use crate::retention::Class;
@@ -37,6 +38,11 @@ pub async fn set(
     mode: Mode<'_>,
 ) -> Result<()> {
     let mut transaction = connection.begin().await?;
+    let before = sqlx::query_scalar!(
+        "SELECT days FROM walks WHERE name = $1 FOR UPDATE",
+        class.as_str()
+    );
+    let before = before.fetch_optional(&mut *transaction).await?.flatten();
     let statement = sqlx::query!(
         "UPDATE walks SET days = $2, after = '', up_to = '-infinity', began_at = now()
          WHERE name = $1 AND days IS DISTINCT FROM $2",
@@ -44,5 +50,6 @@ pub async fn set(
         days,
     );
     statement.execute(&mut *transaction).await?;
-    Ok(actions::finish(transaction, mode, 1).await?)
+    let changed = Changed::between(json!({ "days": before }), json!({ "days": days }));
+    Ok(actions::finish_with(transaction, mode, 1, changed).await?)
 }

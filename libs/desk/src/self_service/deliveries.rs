@@ -9,9 +9,10 @@ use domain::{
 };
 use pg::{
     Result,
-    actions::{self, Action, Actor, Mode},
+    actions::{self, Action, Actor, Changed, Mode},
     age, seconds,
 };
+use serde_json::json;
 use sqlx::{Connection, PgConnection};
 use store::deliveries::{
     Position, View,
@@ -137,9 +138,9 @@ const LOOKED_AT: usize = 5_000;
 
 /// A page of a partner's deliveries.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct DeliveryPage<'a> {
+pub struct DeliveryPage {
     /// Only deliveries in this state.
-    pub state: Option<&'a str>,
+    pub state: Option<DeliveryState>,
     /// The range of the last attempt, or of the creation before the first one; the end is excluded.
     pub since: Option<OffsetDateTime>,
     pub until: Option<OffsetDateTime>,
@@ -155,7 +156,7 @@ pub struct DeliveryPage<'a> {
 pub async fn deliveries(
     connection: &mut PgConnection,
     partner_id: PartnerId,
-    page: &DeliveryPage<'_>,
+    page: &DeliveryPage,
 ) -> Result<(Vec<View>, Option<Position>)> {
     let mut walk = Walk {
         partner_id,
@@ -285,7 +286,11 @@ async fn restart(
         target: &target,
         reason: REASON,
     };
-    actions::finish(transaction, Mode::Apply(action), 1).await?;
+    let changed = Changed::between(
+        json!({ "retries_begin_anew": false }),
+        json!({ "retries_begin_anew": true }),
+    );
+    actions::commit(transaction, action, 1, changed).await?;
     Ok(true)
 }
 

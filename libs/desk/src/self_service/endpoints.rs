@@ -30,8 +30,6 @@ pub struct AnyEndpoint {
     /// Its sealed headers; opened by [`stored::open_headers`].
     pub headers: Option<Vec<u8>>,
     pub state: Stored<EndpointState>,
-    /// The partner has paused it, so the partner can resume it.
-    pub paused_by_partner: bool,
     pub blocked_until: Option<OffsetDateTime>,
     /// Whether its host has proved that it wants webhooks, or need not.
     pub proven: bool,
@@ -48,7 +46,6 @@ struct Row {
     events: Vec<String>,
     headers: Option<Vec<u8>>,
     state: Stored<EndpointState>,
-    paused_by_partner: bool,
     blocked_until: Option<OffsetDateTime>,
     proven: bool,
     failures: i32,
@@ -70,7 +67,6 @@ pub async fn endpoints(
         r#"SELECT e.endpoint_id, e.url, e.events, e.headers,
                   "#,
         r#" AS "state!",
-                  coalesce(e.paused_by_partner AND e.blocked_until = 'infinity', false) AS "paused_by_partner!",
                   CASE WHEN e.unproven_since IS NULL OR e.failures > 0 THEN nullif(e.blocked_until, 'infinity') END
                       AS blocked_until,
                   e.unproven_since IS NULL AS "proven!",
@@ -98,7 +94,6 @@ pub async fn endpoints(
             events: row.events,
             headers: row.headers,
             state: row.state,
-            paused_by_partner: row.paused_by_partner,
             blocked_until: row.blocked_until,
             proven: row.proven,
             failures: row.failures,

@@ -4,12 +4,13 @@
 
 use std::time::Duration;
 
-use domain::{GiveBackState, PartnerId, TopupId};
+use domain::{GiveBackState, PartnerId, TopupId, standing::Rows};
 use pg::{
     Result,
-    actions::{self, Action, Actor},
+    actions::{self, Action, Actor, Changed},
     age,
 };
+use serde_json::json;
 use sqlx::{Connection, PgConnection};
 use store::esim_requests::{Reading, Reason, UsageFailure};
 use time::OffsetDateTime;
@@ -49,7 +50,8 @@ pub async fn requests(
     topup_id: &TopupId,
 ) -> Result<Option<Requests>> {
     let query = sqlx::query!(
-        r#"SELECT u.state AS "state!", u.erased_at IS NOT NULL AS "erased!", u.returned_at,
+        r#"SELECT u.ready_at IS NOT NULL AS "is_ready!", u.has_failed AS "has_failed!", u.is_parked AS "is_parked!",
+                  u.erased_at IS NOT NULL AS "erased!", u.returned_at,
                   r.usage_asked_at IS NOT NULL AS "usage_open!", r.installed, r.data_used, r.data_total, r.ends_at,
                   r.read_at AS "read_at?", extract(epoch FROM now() - r.read_at)::float8 AS read_age,
                   r.usage_failure AS "usage_failure?",
@@ -89,7 +91,12 @@ pub async fn requests(
         _ => None,
     };
     Ok(Some(Requests {
-        state: row.state.parse().unwrap_or(UnitState::Processing),
+        state: UnitState::of(Rows {
+            is_ready: row.is_ready,
+            is_returned: row.returned_at.is_some(),
+            has_failed: row.has_failed,
+            is_parked: row.is_parked,
+        }),
         erased: row.erased,
         returned_at: row.returned_at,
         usage_open: row.usage_open,
@@ -206,7 +213,8 @@ pub async fn give_back(
             target: &format!("topup {}", topup_id.as_str()),
             reason,
         };
-        actions::record(&mut transaction, action, 1).await?;
+        let changed = Changed::created(json!({ "give_back": GiveBackState::Asked.as_str() }));
+        actions::record_with(&mut transaction, action, 1, changed).await?;
     }
     transaction.commit().await?;
     Ok(asked)

@@ -1,7 +1,10 @@
 //! A partner's orders and units, with their states as partners see them. They are fewer than the
 //! states of placements and topups, because a partner need not know how a purchase works.
 
-use domain::{MaybeStored, OptionId, OrderId, PartnerId, TopupId, standing::DeliveryState};
+use domain::{
+    MaybeStored, OptionId, OrderId, PartnerId, TopupId,
+    standing::{self, DeliveryState, Rows, Shown},
+};
 use pg::Result;
 use serde::{Deserialize, Serialize};
 use sqlx::PgConnection;
@@ -14,14 +17,14 @@ use uuid::Uuid;
 const SKEW: time::Duration = time::Duration::minutes(5);
 
 /// The state of a topup.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema, strum::EnumString)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-#[strum(serialize_all = "snake_case")]
 #[schema(as = TopupState)]
 pub enum UnitState {
     /// It is being bought, or its eSIM is awaited.
     Processing,
-    /// It is not certain what the provider sold. We look into it; it becomes ready or failed.
+    /// It is not certain what the provider sold, or the provider does not give us the eSIM. We look
+    /// into it; it becomes ready or failed.
     OnHold,
     /// The eSIM is ready.
     Ready,
@@ -30,6 +33,26 @@ pub enum UnitState {
     /// There will be no eSIM. In rare cases it becomes ready after all, because the provider turns
     /// out to have sold it.
     Failed,
+}
+
+impl From<Shown> for UnitState {
+    fn from(shown: Shown) -> Self {
+        match shown {
+            Shown::Processing => Self::Processing,
+            Shown::OnHold => Self::OnHold,
+            Shown::Ready => Self::Ready,
+            Shown::Returned => Self::Returned,
+            Shown::Failed => Self::Failed,
+        }
+    }
+}
+
+impl UnitState {
+    /// What the rows of a unit are shown as, by the same function as the sentence and the pages of
+    /// operators.
+    pub(super) fn of(rows: Rows) -> Self {
+        standing::UnitState::of(rows).shown().into()
+    }
 }
 
 /// The state of an order.
@@ -130,8 +153,8 @@ macro_rules! units {
     ($connection:expr, $condition:literal $(, $argument:expr)*) => {
         sqlx::query!(
             r#"SELECT topup_id AS "topup_id!", external_order_id AS "external_order_id!", option_id AS "option_id!",
-                      state AS "state!", refusal_status, refusal_message, iccid, profile, ready_at, erased_at, returned_at, delivery,
-                      delivered_at
+                      has_failed AS "has_failed!", is_parked AS "is_parked!", refusal_status, refusal_message, iccid,
+                      profile, ready_at, erased_at, returned_at, delivery, delivered_at
                FROM partner_units WHERE "# + $condition
             $(, $argument)*
         )
@@ -143,11 +166,12 @@ macro_rules! units {
                 topup_id: row.topup_id.try_into()?,
                 external_order_id: row.external_order_id,
                 option_id: row.option_id.into(),
-                state: if row.returned_at.is_some() {
-                    UnitState::Returned
-                } else {
-                    row.state.parse().unwrap_or(UnitState::Processing)
-                },
+                state: UnitState::of(Rows {
+                    is_ready: row.ready_at.is_some(),
+                    is_returned: row.returned_at.is_some(),
+                    has_failed: row.has_failed,
+                    is_parked: row.is_parked,
+                }),
                 refusal: row.refusal_status.zip(row.refusal_message),
                 iccid: row.iccid,
                 profile: row.profile,

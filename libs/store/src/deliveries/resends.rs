@@ -30,7 +30,8 @@ mod wanted;
 
 use std::time::Duration;
 
-use domain::PartnerId;
+use domain::{MaybeStored, PartnerId, Stored, standing::DeliveryState};
+use serde_json::json;
 use sqlx::{Connection, PgConnection};
 use time::{OffsetDateTime, serde::rfc3339};
 use uuid::Uuid;
@@ -38,11 +39,11 @@ use uuid::Uuid;
 pub use batch::{Filter, Resent, resend};
 use pg::{
     Result,
-    actions::{self, Action, Actor, REASON},
+    actions::{self, Action, Actor, Changed, REASON},
     age, count, retry_conflicts, seconds,
 };
 pub use wanted::{Counted, Wanted, count_matching, reach};
-use wanted::{SENDING, phases, start};
+use wanted::{Phase, phases, start};
 
 use super::{
     endpoints::LONGEST_LEASE,
@@ -57,7 +58,7 @@ const BATCH_LOOK: usize = 1_000;
 pub struct Resend {
     pub resend_id: Uuid,
     pub partner_id: Uuid,
-    pub state: Option<String>,
+    pub state: MaybeStored<DeliveryState>,
     #[serde(with = "rfc3339")]
     pub since: OffsetDateTime,
     #[serde(with = "rfc3339")]
@@ -94,7 +95,7 @@ pub enum Begun {
 pub async fn begin(
     connection: &mut PgConnection,
     partner_id: PartnerId,
-    wanted: &Wanted<'_>,
+    wanted: &Wanted,
     interval: Duration,
 ) -> Result<Begun> {
     let mut transaction = connection.begin().await?;
@@ -148,11 +149,15 @@ pub async fn begin(
         return Ok(Begun::TooSoon(Duration::from_secs(1)));
     };
     let target = format!("redelivery {} of partner {partner_id}", begun.resend_id);
+    let filter = json!({
+        "state": begun.state, "since": pg::rfc3339(begun.since), "until": pg::rfc3339(begun.until),
+    });
     record(
         &mut transaction,
         domain::Command::WebhooksRedeliver,
         &target,
         matching.unwrap_or_default(),
+        Changed::created(filter),
     )
     .await?;
     transaction.commit().await?;
@@ -171,14 +176,14 @@ pub struct Asked<'a> {
 pub async fn insert(
     connection: &mut PgConnection,
     partner_id: PartnerId,
-    wanted: &Wanted<'_>,
+    wanted: &Wanted,
     matching: Option<i64>,
     asked: Asked<'_>,
 ) -> Result<Option<Resend>> {
     let via: &'static str = asked.action.actor.via.into();
     let now = sqlx::query_scalar!(r#"SELECT now() AS "now!""#);
     let now = now.fetch_one(&mut *connection).await?;
-    let first = phases(wanted.state).next().unwrap_or(SENDING);
+    let first = phases(wanted.state).next().unwrap_or(Phase::Sending);
     let after = start(first, now);
     let begun = sqlx::query_as!(
         Resend,
@@ -189,11 +194,11 @@ pub async fn insert(
          RETURNING resend_id, partner_id AS "partner_id!", state, since, until, matching, resent, created_at, ended_at, cancelled_at"#,
         Uuid::now_v7(),
         partner_id.uuid(),
-        wanted.state,
+        wanted.state.map(<&str>::from),
         wanted.since,
         wanted.until.map_or(now, |until| until.min(now)),
         matching,
-        first,
+        <&str>::from(first),
         after.map(|after| after.at),
         after.map(|after| after.id),
         asked.batch,
@@ -210,6 +215,7 @@ async fn record(
     command: domain::Command,
     target: &str,
     affected: i64,
+    changed: Changed,
 ) -> Result<()> {
     let action = Action {
         actor: Actor::PARTNER,
@@ -217,7 +223,7 @@ async fn record(
         target,
         reason: actions::REASON,
     };
-    Ok(actions::record(connection, action, affected).await?)
+    Ok(actions::record_with(connection, action, affected, changed).await?)
 }
 
 /// The resends of a partner, the newest first.
@@ -292,6 +298,7 @@ pub async fn cancel(
             domain::Command::WebhooksRedeliverCancel,
             &target,
             1,
+            Changed::between(json!({ "running": 1 }), json!({ "running": 0 })),
         )
         .await?;
     }
@@ -343,14 +350,20 @@ async fn step_once(connection: &mut PgConnection, id: Uuid, most_due: u32) -> Re
     };
     let after = row.after_at.zip(row.after_id);
     let after = after.map(|(at, id)| Position { at, id });
-    if row.phase == SENDING {
+    let phase = Stored::<Phase>::from(row.phase);
+    let wanted = MaybeStored::<DeliveryState>::from(row.state);
+    // What only a newer version knows is for a notifier of that version.
+    let Some(phase) = phase.known().filter(|_| !wanted.is_unknown()) else {
+        return Ok(Step::default());
+    };
+    let Some(state) = phase.state() else {
         let ended = end_if_sent(&mut transaction, id, row.partner_id, after).await?;
         transaction.commit().await?;
         return Ok(Step {
             ended,
             ..Step::default()
         });
-    }
+    };
     let due = due_soon(&mut transaction, row.partner_id, most_due).await?;
     let room = u64::from(most_due).saturating_sub(due);
     if room == 0 {
@@ -358,7 +371,7 @@ async fn step_once(connection: &mut PgConnection, id: Uuid, most_due: u32) -> Re
     }
     let filter = Filter {
         partner_id: Some(row.partner_id.into()),
-        state: Some(&row.phase),
+        state: Some(state),
         since: Some(row.since),
         until: Some(row.until),
         ..Filter::default()
@@ -378,8 +391,8 @@ async fn step_once(connection: &mut PgConnection, id: Uuid, most_due: u32) -> Re
     let limit = usize::try_from(room).unwrap_or(usize::MAX);
     let found = walk.find(&mut transaction, limit, BATCH_LOOK).await?;
     let resent = resend(&mut transaction, &found.ids, &filter).await?;
-    let next = phases(row.state.as_deref())
-        .skip_while(|phase| *phase != row.phase)
+    let next = phases(wanted.known())
+        .skip_while(|one| *one != phase)
         .nth(1)
         .filter(|_| found.ended);
     let after = next.map_or(walk.after, |next| start(next, row.now));
@@ -387,7 +400,7 @@ async fn step_once(connection: &mut PgConnection, id: Uuid, most_due: u32) -> Re
         "UPDATE resends SET phase = $2, after_at = $3, after_id = $4, resent = resent + $5
          WHERE resend_id = $1",
         id,
-        next.unwrap_or(&row.phase),
+        <&str>::from(next.unwrap_or(phase)),
         after.map(|after| after.at),
         after.map(|after| after.id),
         resent.resent,

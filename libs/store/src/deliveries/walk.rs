@@ -10,7 +10,7 @@
 //! gone by then. Deliveries that change meanwhile may be missed or be found twice, because the
 //! pages are separate statements.
 
-use domain::PartnerId;
+use domain::{MaybeStored, PartnerId, standing::DeliveryState};
 use pg::Result;
 use sqlx::PgConnection;
 use time::{Duration, OffsetDateTime};
@@ -39,12 +39,12 @@ pub enum Source {
 
 impl Source {
     /// The source of the deliveries in a state; `None` stands for any state.
-    pub fn of(state: Option<&str>) -> Self {
+    pub fn of(state: Option<DeliveryState>) -> Self {
         match state {
-            Some("pending") => Self::Pending,
-            Some("exhausted") => Self::Exhausted,
-            Some("no_endpoint") => Self::NoEndpoint,
-            _ => Self::All,
+            Some(DeliveryState::Pending) => Self::Pending,
+            Some(DeliveryState::Exhausted) => Self::Exhausted,
+            Some(DeliveryState::NoEndpoint) => Self::NoEndpoint,
+            Some(DeliveryState::Delivered | DeliveryState::Cancelled) | None => Self::All,
         }
     }
 }
@@ -64,8 +64,8 @@ pub struct Position {
 
 /// Which deliveries match, beside those of one partner.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Matching<'a> {
-    pub state: Option<&'a str>,
+pub struct Matching {
+    pub state: Option<DeliveryState>,
     /// The range of the last attempt, or of the creation before the first one; the end is excluded.
     pub since: Option<OffsetDateTime>,
     pub until: Option<OffsetDateTime>,
@@ -99,7 +99,7 @@ pub struct Seen {
     pub id: Uuid,
     pub at: OffsetDateTime,
     pub kind: Option<String>,
-    pub state: Option<String>,
+    pub state: MaybeStored<DeliveryState>,
     pub attempted_at: Option<OffsetDateTime>,
     pub created_at: Option<OffsetDateTime>,
 }
@@ -113,16 +113,16 @@ impl Seen {
     }
 }
 
-impl Matching<'_> {
+impl Matching {
     pub fn matches(&self, seen: &Seen) -> bool {
-        let (Some(created_at), Some(state)) = (seen.created_at, seen.state.as_deref()) else {
+        let Some(created_at) = seen.created_at else {
             return false;
         };
         let at = seen
             .attempted_at
             .map_or(created_at, |attempted_at| attempted_at.max(created_at));
         self.kinds.matches(seen.kind.as_deref())
-            && self.state.is_none_or(|wanted| wanted == state)
+            && self.state.is_none_or(|_| self.state == seen.state.known())
             && self.since.is_none_or(|since| at >= since)
             && self.until.is_none_or(|until| at < until)
     }
@@ -136,12 +136,12 @@ impl Matching<'_> {
 
 /// A walk that has come to a position.
 #[derive(Clone, Copy, Debug)]
-pub struct Walk<'a> {
+pub struct Walk {
     pub partner_id: PartnerId,
     pub source: Source,
     /// [`Source::Pending`] is always walked in the order of the next attempts.
     pub order: Order,
-    pub matching: Matching<'a>,
+    pub matching: Matching,
     /// The position after which the next page begins.
     pub after: Option<Position>,
 }
@@ -155,7 +155,7 @@ pub struct Found {
     pub ended: bool,
 }
 
-impl Walk<'_> {
+impl Walk {
     /// Goes on until `limit` deliveries match, or until it has seen `most` rows or the end of its
     /// source.
     pub async fn find(
@@ -197,8 +197,11 @@ impl Walk<'_> {
         match self.source {
             Source::All => self.all(connection, limit).await,
             Source::Pending => self.pending(connection, limit).await,
-            Source::Exhausted => self.held(connection, "exhausted", limit).await,
-            Source::NoEndpoint => self.held(connection, "no_endpoint", limit).await,
+            Source::Exhausted => self.held(connection, DeliveryState::Exhausted, limit).await,
+            Source::NoEndpoint => {
+                self.held(connection, DeliveryState::NoEndpoint, limit)
+                    .await
+            }
         }
     }
 
@@ -258,7 +261,7 @@ impl Walk<'_> {
     async fn held(
         &self,
         connection: &mut PgConnection,
-        state: &str,
+        state: DeliveryState,
         limit: i64,
     ) -> Result<Vec<Seen>> {
         let partner = self.partner_id.uuid();
@@ -278,7 +281,7 @@ impl Walk<'_> {
                        LEFT JOIN deliveries d ON d.delivery_id = h.id
                        ORDER BY h.at DESC, h.id DESC"#,
                     partner,
-                    state,
+                    <&str>::from(state),
                     since,
                     after,
                     self.after_id(),
@@ -298,7 +301,7 @@ impl Walk<'_> {
                        LEFT JOIN deliveries d ON d.delivery_id = h.id
                        ORDER BY h.at, h.id"#,
                     partner,
-                    state,
+                    <&str>::from(state),
                     after.unwrap_or(since),
                     self.after_id(),
                     limit,

@@ -103,6 +103,17 @@ impl Bench {
         }
     }
 
+    /// What the newest recorded action has changed: before and after.
+    pub async fn changed(&self) -> (serde_json::Value, serde_json::Value) {
+        let (before, after): (Option<_>, Option<_>) = sqlx::query_as(
+            "SELECT before, after FROM operator_actions ORDER BY action_id DESC LIMIT 1",
+        )
+        .fetch_one(&mut *self.connection().await)
+        .await
+        .unwrap();
+        (before.unwrap_or_default(), after.unwrap_or_default())
+    }
+
     pub async fn connection(&self) -> PoolConnection<Postgres> {
         self.pool.acquire().await.unwrap()
     }

@@ -363,6 +363,9 @@ async fn a_pulled_catalogue_changes_only_what_was_compared() {
     };
     let applied = catalogue::apply(&mut connection, &pull, Mode::Apply(action)).await;
     assert_eq!(applied.unwrap(), expected);
+    let (before, after) = bench.changed().await;
+    assert_eq!(before["enabled"], after["disabled"], "{before} {after}");
+    assert_eq!((&after["updated"], &after["gone"]), (&1.into(), &1.into()));
     let read = all(&mut connection).await;
     let seen: Vec<_> = read
         .iter()

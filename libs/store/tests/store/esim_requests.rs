@@ -512,6 +512,11 @@ async fn a_unit_that_was_given_back_is_erased_and_seen_as_returned() {
     give_backs::resolve(&mut connection, &topup, Found::Returned, None, applied())
         .await
         .unwrap();
+    let (before, after) = bench.changed().await;
+    assert_eq!(
+        (&before["give_back"], &after["give_back"]),
+        (&"parked".into(), &"returned".into())
+    );
     let unit = self_service::unit(&mut connection, partner, &topup)
         .await
         .unwrap()

@@ -7,7 +7,7 @@ use accounts::partners::endpoints::{Change, Headers, NewEndpoint};
 use accounts::partners::{self, Overlap, Rotated};
 use desk::master_key;
 use desk::self_service::{self, PauseChanged, Redelivered};
-use domain::{EndpointId, EndpointKey, PartnerId, TopupId, event::Kind};
+use domain::{EndpointId, EndpointKey, PartnerId, TopupId, event::Kind, standing::EndpointState};
 use signing::webhook;
 use sqlx::AssertSqlSafe;
 use store::deliveries::endpoints;
@@ -425,10 +425,7 @@ async fn a_partner_ends_its_own_pause_and_no_other() {
     assert_eq!(claimed.deliveries.len(), 1, "the first one goes on");
     assert!(bench.claim_all_due().await.is_empty());
     let shown = bench.shown(further).await;
-    assert_eq!(
-        (shown.state.as_str(), shown.paused_by_partner),
-        ("paused", true)
-    );
+    assert_eq!(shown.state, EndpointState::PausedByPartner);
     assert_eq!(shown.waiting, 1);
 
     let resumed = self_service::resume_endpoint(&mut connection, further).await;

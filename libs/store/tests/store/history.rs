@@ -118,6 +118,9 @@ async fn attempts_look_ups_and_what_an_operator_found_are_remembered() {
     // An erasure leaves what happened and when, without the texts.
     let erased = desk::operator::erase::order(&mut connection, order.order_id, applied()).await;
     erased.unwrap();
+    let (before, after) = bench.changed().await;
+    assert_eq!(before["erased"], false);
+    assert_eq!(after["erased"]["orders"], 1, "{after}");
     let noted = bench.noted(&order).await;
     assert_eq!(noted.len(), 6);
     assert!(

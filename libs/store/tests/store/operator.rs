@@ -415,6 +415,14 @@ async fn a_profile_that_is_entered_while_another_operator_decides_is_not_bought_
         };
         let (entered, second, ()) = tokio::join!(enter(), second, release);
         assert_eq!(entered.unwrap().pending, 1);
+        let entered: (String, String) = sqlx::query_as(
+            "SELECT before ->> 'unit', after ->> 'unit' FROM operator_actions
+             WHERE after ? 'unit' ORDER BY action_id DESC LIMIT 1",
+        )
+        .fetch_one(&mut *bench.connection().await)
+        .await
+        .unwrap();
+        assert_eq!(entered, ("pending".into(), "ready".into()));
         let refused = if then_retried {
             NotResolved::HasUnits.to_string()
         } else {

@@ -4,7 +4,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use desk::self_service::{self, DeliveryPage};
-use domain::{DeliveryId, PartnerId, TopupId, event::Kind};
+use domain::{DeliveryId, PartnerId, TopupId, event::Kind, standing::DeliveryState};
 use store::deliveries::resends::{self, Begun, Resend, Step, Wanted};
 use store::deliveries::{AttemptResult, Attempted, Position};
 use uuid::Uuid;
@@ -40,7 +40,12 @@ impl Bench {
     }
 
     /// The names of all listed webhooks, read in pages of `limit`.
-    async fn listed(&self, partner: PartnerId, state: Option<&str>, limit: u16) -> Vec<DeliveryId> {
+    async fn listed(
+        &self,
+        partner: PartnerId,
+        state: Option<DeliveryState>,
+        limit: u16,
+    ) -> Vec<DeliveryId> {
         let mut connection = self.connection().await;
         let mut found = Vec::new();
         let mut after: Option<Position> = None;
@@ -63,7 +68,12 @@ impl Bench {
         }
     }
 
-    async fn begin(&self, partner: PartnerId, state: Option<&str>, interval: Duration) -> Begun {
+    async fn begin(
+        &self,
+        partner: PartnerId,
+        state: Option<DeliveryState>,
+        interval: Duration,
+    ) -> Begun {
         let wanted = Wanted {
             state,
             since: runtime::clock::now() - HOUR,
@@ -74,7 +84,7 @@ impl Bench {
             .unwrap()
     }
 
-    async fn begun(&self, partner: PartnerId, state: Option<&str>) -> Resend {
+    async fn begun(&self, partner: PartnerId, state: Option<DeliveryState>) -> Resend {
         match self.begin(partner, state, Duration::ZERO).await {
             Begun::Begun(begun) => begun,
             other => panic!("{other:?}"),
@@ -127,7 +137,9 @@ async fn webhooks_are_listed_by_state_and_in_pages() {
     let events: Vec<DeliveryId> = events.into_iter().map(DeliveryId::from).collect();
     let pending = set([retried.clone(), fresh, due, events.clone()].concat());
     for limit in [1, 3, 100] {
-        let found = bench.listed(partner, Some("pending"), limit).await;
+        let found = bench
+            .listed(partner, Some(DeliveryState::Pending), limit)
+            .await;
         assert_eq!(
             (found.len(), set(found)),
             (pending.len(), pending.clone()),
@@ -145,9 +157,13 @@ async fn webhooks_are_listed_by_state_and_in_pages() {
     let mut missed = set(exhausted);
     missed.insert(events[0]);
     for limit in [1, 4, 100] {
-        let found = bench.listed(partner, Some("exhausted"), limit).await;
+        let found = bench
+            .listed(partner, Some(DeliveryState::Exhausted), limit)
+            .await;
         assert_eq!((found.len(), set(found)), (6, missed.clone()), "{limit}");
-        let found = bench.listed(partner, Some("delivered"), limit).await;
+        let found = bench
+            .listed(partner, Some(DeliveryState::Delivered), limit)
+            .await;
         assert_eq!((found.len(), set(found)), (3, set(delivered.clone())));
         let found = bench.listed(partner, None, limit).await;
         assert_eq!((found.len(), set(found).len()), (17, 17));
@@ -165,7 +181,7 @@ async fn webhooks_are_listed_by_state_and_in_pages() {
     // The last attempt, and a range of time.
     let now = runtime::clock::now();
     let page = DeliveryPage {
-        state: Some("pending"),
+        state: Some(DeliveryState::Pending),
         since: Some(now - HOUR),
         until: Some(now - MINUTE),
         limit: 10,
@@ -185,10 +201,10 @@ async fn webhooks_are_listed_by_state_and_in_pages() {
     let stranger = bench.partner(Some(URL)).await;
     for state in [
         None,
-        Some("pending"),
-        Some("exhausted"),
-        Some("delivered"),
-        Some("no_endpoint"),
+        Some(DeliveryState::Pending),
+        Some(DeliveryState::Exhausted),
+        Some(DeliveryState::Delivered),
+        Some(DeliveryState::NoEndpoint),
     ] {
         assert!(bench.listed(stranger, state, 10).await.is_empty());
     }
@@ -252,7 +268,13 @@ async fn a_resend_sends_what_was_missed_at_the_pace_of_the_endpoint() {
             .unwrap()
             .is_none()
     );
-    assert_eq!(bench.listed(stranger, Some("exhausted"), 10).await.len(), 2);
+    assert_eq!(
+        bench
+            .listed(stranger, Some(DeliveryState::Exhausted), 10)
+            .await
+            .len(),
+        2
+    );
 }
 
 #[tokio::test]
@@ -262,7 +284,7 @@ async fn two_notifiers_share_a_resend() {
     bench
         .attempted(partner, 40, &AttemptResult::Delivered)
         .await;
-    let begun = bench.begun(partner, Some("delivered")).await;
+    let begun = bench.begun(partner, Some(DeliveryState::Delivered)).await;
     let id = begun.resend_id;
     assert_eq!(begun.matching, Some(40));
     let work = async || {
@@ -287,7 +309,7 @@ async fn a_resend_keeps_to_its_range_and_can_be_cancelled() {
     let long_ago = "UPDATE deliveries SET attempted_at = now() - interval '3 hours', created_at = now() - interval '4 hours'
                     WHERE topup_id = $1";
     bench.set(long_ago, &missed[0]).await;
-    let begun = bench.begun(partner, Some("exhausted")).await;
+    let begun = bench.begun(partner, Some(DeliveryState::Exhausted)).await;
     assert_eq!(begun.matching, Some(5));
     let id = begun.resend_id;
     assert_eq!(bench.work_off(id, 2).await.resent, 2);
@@ -307,7 +329,13 @@ async fn a_resend_keeps_to_its_range_and_can_be_cancelled() {
         assert!(cancelled.cancelled_at.is_some() && cancelled.ended_at.is_some());
     }
     assert!(bench.work_off(id, 100).await.gone);
-    assert_eq!(bench.listed(partner, Some("exhausted"), 10).await.len(), 4);
+    assert_eq!(
+        bench
+            .listed(partner, Some(DeliveryState::Exhausted), 10)
+            .await
+            .len(),
+        4
+    );
     assert_eq!(
         resends::list(&mut connection, partner, 10)
             .await

@@ -6,6 +6,7 @@ use desk::operator::{
     resends as asked,
     resends::{Cancelled, NotStarted},
 };
+use domain::standing::DeliveryState;
 use pg::{
     actions::{Action, Actor},
     schema::{self, Patience},
@@ -40,7 +41,7 @@ async fn a_resend_sends_what_matches_at_several_partners_and_can_be_cancelled() 
         .sql("INSERT INTO held (id, state, provider, partner_id) SELECT delivery_id, 'exhausted', '', partner_id FROM deliveries")
         .await;
     let wanted = Wanted {
-        state: Some("exhausted"),
+        state: Some(DeliveryState::Exhausted),
         since: time::OffsetDateTime::UNIX_EPOCH,
         until: None,
     };
@@ -121,7 +122,7 @@ async fn a_preview_that_can_not_count_all_webhooks_counts_the_newest_and_says_so
     );
     bench.sql(&sql).await;
     let wanted = Wanted {
-        state: Some("delivered"),
+        state: Some(DeliveryState::Delivered),
         since: runtime::clock::now() - Duration::from_hours(1),
         until: None,
     };
@@ -201,7 +202,7 @@ async fn the_redeliveries_and_operations_of_the_version_before_are_carried_over(
             (forgotten, "bob", 0, 0, 0, true),
         ]
     );
-    assert_eq!(listed[2].state.as_deref(), Some("delivered"));
+    assert_eq!(listed[2].state.as_str(), Some("delivered"));
     // The partner has the same ids as before.
     let of_partner = resends::list(&mut connection, partner.into(), 10)
         .await

@@ -109,6 +109,9 @@ impl Bench {
         terms::set(&mut *self.connection().await, class, days, mode)
             .await
             .unwrap();
+        if matches!(mode, Mode::Apply(_)) {
+            assert_eq!(self.changed().await.1, serde_json::json!({ "days": days }));
+        }
     }
 
     async fn erase(&self, order: OrderId, mode: Mode<'_>) -> Result<Erased, NotErased> {
@@ -560,6 +563,7 @@ async fn a_partner_is_erased_with_all_its_orders_and_no_other() {
     erase::partner(&mut connection, gone, 5, applied())
         .await
         .unwrap();
+    assert_eq!(bench.changed().await.1["erased"], true);
     let mut erased = Vec::new();
     let mut after = None;
     loop {

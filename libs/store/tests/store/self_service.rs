@@ -104,6 +104,13 @@ async fn only_an_order_that_is_certainly_not_bought_is_cancelled() {
     for (answered, done) in [(OrderId::new(), false), (early.order_id, true)] {
         let cancelled = orders::cancel(&mut connection, early.partner_id, id, Some(answered)).await;
         assert_eq!(cancelled.unwrap() == Cancelled::Done(order_id), done);
+        if done {
+            let (before, after) = bench.changed().await;
+            assert_eq!(
+                (&before["cancelled"], &after["cancelled"]),
+                (&false.into(), &true.into())
+            );
+        }
     }
     drop(connection);
 

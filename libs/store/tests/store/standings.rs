@@ -3,22 +3,29 @@
 
 use std::fmt::Write as _;
 
-use desk::operator::{
-    health::{
-        finding::Matter,
-        stages::{Life, Stage},
+use desk::{
+    operator::{
+        deliveries,
+        health::{
+            finding::Matter,
+            stages::{Life, Stage},
+        },
+        order_list,
+        orders::{self, FurtherWebhook, OrderView, PlacementView, TopupView},
+        story,
     },
-    orders::{FurtherWebhook, OrderView, PlacementView, TopupView},
-    story,
+    self_service,
 };
 use domain::{
     GiveBackState, MaybeStored, PlacementState, Reason, Stored, Why,
     reason::Code,
-    standing::{Actor, DeliveryState, EndpointState, Hold, Standing, UnitState},
+    standing::{Actor, DeliveryState, EndpointState, Hold, Shown, Standing, UnitState},
 };
 use strum::VariantArray;
 use time::{OffsetDateTime, macros::datetime};
 use uuid::Uuid;
+
+use crate::bench::Bench;
 
 const NOW: OffsetDateTime = datetime!(2026-01-29 13:00 UTC);
 const SECOND: Uuid = Uuid::from_u128(2);
@@ -251,16 +258,10 @@ fn sent(case: Case) -> OrderView {
 /// The same with a second endpoint.
 fn with_second(mut order: OrderView, case: Case) -> OrderView {
     let (delivered_at, due_at, until) = when(case);
-    let by_partner = case.5 == EndpointState::PausedByPartner;
     order.further.push(FurtherWebhook {
         topup_id: order.topups[0].topup_id.clone(),
         endpoint_id: SECOND,
-        endpoint: Stored::Known(if by_partner {
-            EndpointState::Paused
-        } else {
-            case.5
-        }),
-        paused_by_partner: by_partner,
+        endpoint: Stored::Known(case.5),
         endpoint_until: until,
         state: Stored::Known(case.1),
         attempts: case.2,
@@ -427,6 +428,110 @@ fn nobody_must_act_exactly_when_attention_asks_for_nobody_on_our_side() {
             Actor::Operator => assert!(asks, "{name}"),
             // Attention shows what has ended, and what the partner can end by itself it does not.
             Actor::Partner => {}
+        }
+    }
+}
+
+/// What the rows of a unit are set to: the states of its topup and its placement, and whether it is
+/// ready and given back.
+type Rows = (&'static str, &'static str, bool, bool);
+
+/// Every combination that the tables hold.
+fn rows() -> Vec<Rows> {
+    let mut rows = Vec::new();
+    for topup in ["pending", "failed"] {
+        for placement in PlacementState::ALL {
+            for (is_ready, is_returned) in [(false, false), (true, false), (true, true)] {
+                rows.push((topup, placement.as_str(), is_ready, is_returned));
+            }
+        }
+    }
+    rows
+}
+
+/// The look-up, both lists of orders, the event and the pages of operators read the same rows by
+/// different statements. None of them may see another state than the others.
+#[tokio::test]
+async fn look_ups_lists_events_and_operators_see_one_state_of_the_same_rows() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some("https://partner.example/hook")).await;
+    let topup = bench.deliveries(partner, 1, true).await.remove(0);
+    bench
+        .sql("UPDATE partner_endpoints SET events = '{topup.ready,topup.failed}'")
+        .await;
+    bench
+        .sql(
+            "INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id)
+             SELECT gen_random_uuid(), partner_id, 'topup.failed', topup_id, order_id FROM partner_units",
+        )
+        .await;
+    let mut connection = bench.connection().await;
+    let event: Uuid =
+        sqlx::query_scalar("SELECT delivery_id FROM deliveries WHERE kind = 'topup.failed'")
+            .fetch_one(&mut *connection)
+            .await
+            .unwrap();
+    for row in rows() {
+        let (unit, placement, is_ready, is_returned) = row;
+        sqlx::raw_sql(sqlx::AssertSqlSafe(format!(
+            "UPDATE topups SET state = '{unit}'; UPDATE placements SET state = '{placement}';
+             UPDATE esims SET ready_at = CASE WHEN {is_ready} THEN now() END,
+                              returned_at = CASE WHEN {is_returned} THEN now() END"
+        )))
+        .execute(&mut *connection)
+        .await
+        .unwrap();
+        let shown = UnitState::of(domain::standing::Rows {
+            is_ready,
+            is_returned,
+            has_failed: unit == "failed",
+            is_parked: placement == "parked",
+        })
+        .shown();
+        let expected = self_service::UnitState::from(shown);
+
+        let looked_up = self_service::unit(&mut connection, partner, &topup).await;
+        assert_eq!(looked_up.unwrap().unwrap().state, expected, "{row:?}");
+        let asked = self_service::esims::requests(&mut connection, partner, &topup).await;
+        assert_eq!(asked.unwrap().unwrap().state, expected, "{row:?}");
+
+        let page = self_service::OrderPage {
+            limit: 1,
+            ..self_service::OrderPage::default()
+        };
+        let listed = self_service::orders(&mut connection, partner, &page).await;
+        let (head, counts) = listed.unwrap().remove(0);
+        let all = self_service::units(&mut connection, partner, head.order_id).await;
+        assert_eq!(counts, self_service::count(&all.unwrap()), "{row:?}");
+        let filter = order_list::Filter::default();
+        let of_operators = order_list::list(&mut connection, &filter, None, 1).await;
+        let of_operators = of_operators.unwrap().orders.remove(0);
+        assert_eq!(of_operators.state, head.state(counts), "{row:?}");
+        assert_eq!(of_operators.on_hold, counts.on_hold, "{row:?}");
+
+        let event = deliveries::resendable(&mut connection, event.into()).await;
+        let is_true = !event.unwrap().unwrap().pointless;
+        assert_eq!(is_true, shown == Shown::Failed, "{row:?}");
+
+        let order = orders::read(&mut connection, &[head.order_id.uuid()]).await;
+        let order = order.unwrap().remove(0);
+        assert_eq!(
+            order.topups[0].state.known().unwrap().shown(),
+            shown,
+            "{row:?}"
+        );
+        assert_eq!(order.standing(&order.topups[0]).shown(), shown, "{row:?}");
+        let sentence = story::sentence(&order, runtime::clock::now());
+        for (one, words) in [
+            (Shown::Returned, "given back"),
+            (Shown::Ready, "ready"),
+            (Shown::Failed, "failed"),
+        ] {
+            assert_eq!(
+                sentence.contains(words),
+                shown == one,
+                "{row:?}: {sentence}"
+            );
         }
     }
 }

@@ -546,7 +546,7 @@ pub(crate) async fn resend(
     let webhook: WebhookId = given.id("a webhook")?;
     let reason = act.fields.reason()?;
     let seen = act.fields.get("seen").and_then(|seen| seen.split_once(' '));
-    let seen = seen.and_then(|(state, attempt)| Some((state, attempt.parse().ok()?)));
+    let seen = seen.and_then(|(state, attempt)| Some((state.parse().ok()?, attempt.parse().ok()?)));
     let (state, attempt) = seen.ok_or_else(nothing_seen)?;
     let target = format!("delivery {webhook}");
     let mode = Mode::Apply(act.action(domain::Command::ResendStart, &target, reason));

@@ -276,9 +276,6 @@ pub(crate) fn endpoint_class(endpoint: &Endpoint) -> &'static str {
 /// The state of an endpoint in words. One that is probed is still blocked until its test is
 /// acknowledged; [`next_test`] says when the test is.
 pub(crate) fn endpoint_state(endpoint: &Endpoint) -> Cow<'static, str> {
-    if endpoint.paused_by_partner {
-        return "paused by the partner".into();
-    }
     if endpoint.state == EndpointState::Open {
         let is_well = endpoint.failures == 0;
         let word = if is_well {
@@ -378,15 +375,17 @@ fn further_forms(endpoint: &Endpoint, session: &Session, back: &str) -> Vec<Reas
 
 /// What resuming an endpoint does, and what to know before.
 fn resuming(endpoint: &Endpoint) -> String {
-    let first = if endpoint.paused_by_partner {
-        "The partner has paused this endpoint itself, so ask the partner first. The pause ends"
-    } else if matches!(
-        endpoint.state.known(),
-        Some(EndpointState::Blocked | EndpointState::Probing)
-    ) {
-        "The block ends now; if the endpoint still fails, it begins again"
-    } else {
-        "The pause, which an operator has set, ends"
+    let first = match endpoint.state.known() {
+        Some(EndpointState::PausedByPartner) => {
+            "The partner has paused this endpoint itself, so ask the partner first. The pause ends"
+        }
+        Some(EndpointState::Blocked | EndpointState::Probing) => {
+            "The block ends now; if the endpoint still fails, it begins again"
+        }
+        Some(EndpointState::Paused) => "The pause, which an operator has set, ends",
+        Some(EndpointState::Open | EndpointState::NoUrl | EndpointState::Unverified) | None => {
+            "Whatever keeps webhooks from it ends"
+        }
     };
     format!(
         "{first}. Webhooks that wait ({}) are sent at once; exhausted ones are not among them.",

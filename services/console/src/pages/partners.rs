@@ -26,12 +26,21 @@ use crate::{
 const PATH: &str = "/partners";
 /// The partners of a page.
 const PAGE: usize = 100;
+/// Which partners are listed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Which {
+    Problem,
+    Live,
+    Sandbox,
+    Disabled,
+}
+
 /// The tabs: how they stand in the address, and their names.
-const TABS: [(&str, &str); 4] = [
-    ("problem", "With a problem"),
-    ("live", "Live"),
-    ("sandbox", "Sandbox"),
-    ("disabled", "Disabled"),
+const TABS: [(&str, &str, Which); 4] = [
+    ("problem", "With a problem", Which::Problem),
+    ("live", "Live", Which::Live),
+    ("sandbox", "Sandbox", Which::Sandbox),
+    ("disabled", "Disabled", Which::Disabled),
 ];
 
 #[derive(Template)]
@@ -40,7 +49,8 @@ struct Page {
     shell: Shell,
     tabs: Vec<Tab>,
     named: String,
-    state: String,
+    /// Which partners, as the address names it.
+    state: &'static str,
     rows: Vec<Row>,
     foot: String,
     older: Option<String>,
@@ -104,7 +114,10 @@ pub(crate) async fn show(
 ) -> Result<Response, Problem> {
     let query = &visit.query;
     let named = query.get("partner").unwrap_or_default();
-    let state = query.get("state").unwrap_or_default();
+    let asked = query.get("state");
+    let tab = TABS.iter().find(|(key, ..)| Some(*key) == asked);
+    let which = tab.map(|(.., which)| *which);
+    let state = tab.map_or("", |(key, ..)| *key);
     let (look, _) = app.figures().look(app.database()).await?;
     let mut all = app.database().run(partners::list).await?;
     let mut health = health(&look.report);
@@ -119,12 +132,12 @@ pub(crate) async fn show(
             || one.partner_id.to_string() == wanted
             || one.access_key == named;
         is_named
-            && match state {
-                "problem" => has_problem(one),
-                "live" => one.environment != "sandbox",
-                "sandbox" => one.environment == "sandbox",
-                "disabled" => one.disabled_at.is_some(),
-                _ => true,
+            && match which {
+                Some(Which::Problem) => has_problem(one),
+                Some(Which::Live) => one.environment != "sandbox",
+                Some(Which::Sandbox) => one.environment == "sandbox",
+                Some(Which::Disabled) => one.disabled_at.is_some(),
+                None => true,
             }
     });
     all.sort_by_cached_key(|one| (!has_problem(one), one.name.to_lowercase()));
@@ -157,13 +170,13 @@ pub(crate) async fn show(
         path: with(PATH, query, &[("state", key), ("before", "")]),
         current: key == state,
     };
-    let tabs = TABS.iter().map(|(key, name)| tab(*name, key));
+    let tabs = TABS.iter().map(|(key, name, _)| tab(*name, key));
     let next = from + rows.len();
     page(&Page {
         shell: Shell::new(&app, &visit.session, PATH, "Partners"),
         tabs: std::iter::once(tab("All", "")).chain(tabs).collect(),
         named: named.to_owned(),
-        state: state.to_owned(),
+        state,
         foot: if rows.is_empty() {
             "No partner fits.".to_owned()
         } else {

@@ -5,10 +5,10 @@
 use askama::Template;
 use axum::{extract::State, response::Response};
 use desk::operator::{
-    resends::{self, Cancelled, NotStarted, Resend},
+    resends::{self, Cancelled, NotStarted, Resend, Waiting},
     words::noun,
 };
-use domain::{PartnerId, standing::EndpointState};
+use domain::{PartnerId, standing::DeliveryState};
 use store::deliveries::resends::{Counted, Wanted};
 use time::{Duration, OffsetDateTime, format_description::well_known::Rfc3339};
 use uuid::Uuid;
@@ -17,7 +17,7 @@ use crate::{
     App,
     access::{Act, Fields, Operator, Role, Viewer, Visit},
     format::{counted, number, utc},
-    pages::{forms::ReasonForm, lists::Named, partner::endpoint_state},
+    pages::{forms::ReasonForm, lists::Named},
     problem::Problem,
     said,
     times::{Times, When},
@@ -29,7 +29,7 @@ const LONGEST: Duration = Duration::days(365);
 /// The most resends of the list.
 const MOST: i64 = 50;
 /// The states that a filter may name. Without one it means all that were not delivered.
-const STATES: [&str; 2] = ["exhausted", "delivered"];
+const STATES: [DeliveryState; 2] = [DeliveryState::Exhausted, DeliveryState::Delivered];
 
 #[derive(Template)]
 #[template(path = "resends.html")]
@@ -64,7 +64,7 @@ struct Preview {
     /// How many partners could not be looked at in time, if any.
     unseen: Option<String>,
     partner: String,
-    state: String,
+    state: &'static str,
     from: String,
     until: String,
 }
@@ -132,7 +132,7 @@ fn in_words(resend: &Resend) -> String {
     );
     format!(
         "webhooks of {of} that are {}, last attempted from {} UTC until {} UTC",
-        resend.state.as_deref().unwrap_or("not delivered"),
+        resend.state.as_str().unwrap_or("not delivered"),
         utc(resend.since),
         utc(resend.until)
     )
@@ -168,43 +168,14 @@ fn partner(fields: &Fields) -> Result<Option<PartnerId>, Problem> {
 }
 
 /// The state of a filter.
-fn state(fields: &Fields) -> Result<Option<&str>, Problem> {
-    let state = fields.get("state");
-    if state.is_none_or(|state| STATES.contains(&state)) {
-        Ok(state)
-    } else {
-        Err(Problem::Invalid(
-            "there is no such state of webhooks".into(),
-        ))
-    }
-}
-
-/// What becomes of the webhooks that wait, by endpoint: who sees that nothing matches looks for them.
-async fn instead(app: &App, partner: Option<PartnerId>) -> Result<Vec<String>, Problem> {
-    const MOST: usize = 10;
-    let (look, _) = app.figures().look(app.database()).await?;
-    let waiting = look.report.endpoints.iter().filter(|one| {
-        one.pending > 0 && partner.is_none_or(|partner| partner.uuid() == one.partner_id)
-    });
-    let told = waiting.take(MOST).map(|one| {
-        let webhooks = counted(one.pending, "webhook", "webhooks");
-        let name = &one.name;
-        let host = one.host();
-        match one.state.known() {
-            Some(EndpointState::Open | EndpointState::Unverified) => format!(
-                "{webhooks} of {name} to {host} are tried again by themselves; the page of an order sends one at once"
-            ),
-            Some(EndpointState::NoUrl) => format!(
-                "{webhooks} of {name} have no address: they are sent when the partner has set a webhook URL"
-            ),
-            _ => format!(
-                "{webhooks} of {name} wait for {host} ({}): they are sent by themselves when that ends, and the partner’s page \
-                 can resume it",
-                endpoint_state(one)
-            ),
-        }
-    });
-    Ok(told.collect())
+fn state(fields: &Fields) -> Result<Option<DeliveryState>, Problem> {
+    let Some(name) = fields.get("state") else {
+        return Ok(None);
+    };
+    let state = name.parse().ok().filter(|state| STATES.contains(state));
+    let state =
+        state.ok_or_else(|| Problem::Invalid("there is no such state of webhooks".into()))?;
+    Ok(Some(state))
 }
 
 pub(crate) async fn preview(
@@ -234,11 +205,6 @@ pub(crate) async fn preview(
         .database()
         .run(async |connection| resends::preview(connection, partner, &wanted).await)
         .await?;
-    let instead = if found.parts.is_empty() {
-        instead(&app, partner).await?
-    } else {
-        Vec::new()
-    };
     let how_many = |matching: Counted| {
         let least = if matching.all { "" } else { "at least " };
         format!("{least}{}", number(matching.number))
@@ -261,15 +227,15 @@ pub(crate) async fn preview(
         ),
         what: format!(
             "{}, last attempted between {} and {} UTC",
-            state.unwrap_or("not delivered"),
+            state.map_or("not delivered", <&str>::from),
             utc(since),
             utc(until)
         ),
         parts: parts.collect(),
-        instead,
+        instead: found.waiting.iter().map(Waiting::told).collect(),
         unseen: (found.unseen > 0).then(|| counted(found.unseen, "more partner", "more partners")),
         partner: partner.map_or_else(String::new, |id| id.to_string()),
-        state: state.unwrap_or_default().to_owned(),
+        state: state.map_or("", <&str>::from),
         from: moment(since),
         until: moment(until),
     })

@@ -117,7 +117,7 @@ async fn read(
     let state = STATES.iter().find(|(key, _)| Some(*key) == wanted);
     let filter = Filter {
         partner_id: named.id(),
-        state: state.map(|(key, _)| *key),
+        state: state.and_then(|(key, _)| key.parse().ok()),
         since: window.since,
         until: window.until,
         ..Filter::default()

@@ -265,7 +265,43 @@ async fn who_sends_again_names_the_partner_and_is_told_why_nothing_matches() {
     let nobody = browser.get("/resends/preview?partner=nobody").await;
     assert_eq!(nobody.status(), 422);
     let page = text(&mut browser, &format!("{preview}delivered")).await;
+    // The bench has given up one webhook, which is delivered to nobody.
+    assert!(page.contains("0 webhooks wait"), "{page}");
+    assert!(page.contains("1 exhausted"), "{page}");
+    let mut connection = bench.database.connect().await.unwrap();
+    sqlx::query(
+        "UPDATE partner_endpoints SET failures = 20, failing_since = now(), blocked_until = now() + interval '1 hour'",
+    )
+    .execute(&mut connection)
+    .await
+    .unwrap();
+    let page = text(&mut browser, &format!("{preview}delivered")).await;
+    assert!(page.contains("the endpoint is blocked until"), "{page}");
+    sqlx::query("DELETE FROM held")
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    let page = text(&mut browser, &format!("{preview}delivered")).await;
     assert!(page.contains("No webhook waits, either"), "{page}");
+    bench.stop().await;
+}
+
+/// A webhook that was given up is counted wherever somebody looks, and its order is not called well.
+#[tokio::test]
+async fn a_webhook_that_was_given_up_is_counted_on_every_page() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    for (path, told) in [
+        ("/webhooks?state=exhausted", bench.topup.as_str()),
+        ("/needs", "used up its retries"),
+        ("/partners", "1 webhook given up"),
+        ("/orders", "ready, not delivered"),
+    ] {
+        let page = text(&mut browser, path).await;
+        assert!(page.contains(told), "no {told:?} at {path}: {page}");
+    }
+    let page = text(&mut browser, &format!("/partners/{}", bench.partner)).await;
+    assert!(page.contains("ready, not delivered"), "{page}");
     bench.stop().await;
 }
 

@@ -12,7 +12,7 @@ use console::{Config, access::Role};
 use desk::operator::{accounts, resends};
 use domain::{
     ActivationCode, DeliveryId, Environment, Iccid, OptionId, OrderId, PartnerId, PlacementId,
-    TopupId, TopupIds,
+    TopupId, TopupIds, standing::DeliveryState,
 };
 use pg::{
     PgConnection,
@@ -154,7 +154,7 @@ impl Bench {
     pub async fn resend(&self) -> Uuid {
         let mut connection = self.database.connect().await.unwrap();
         let wanted = Wanted {
-            state: Some("exhausted"),
+            state: Some(DeliveryState::Exhausted),
             since: clock::now() - PATIENCE * 60,
             until: None,
         };

@@ -6,7 +6,10 @@
 //! --answers` decrypts them.
 
 use anyhow::{Context, bail};
-use clap::{Args, Subcommand, builder::PossibleValuesParser};
+use clap::{
+    Args, Subcommand,
+    builder::{PossibleValuesParser, TypedValueParser},
+};
 use desk::operator::{
     deliveries::{self, AttemptView},
     delivery_list::{self, Cursor, Of},
@@ -78,8 +81,9 @@ pub struct List {
     /// `pending` deliveries are sent or wait for their next attempt, `delivered` ones were
     /// acknowledged, `exhausted` ones are no longer retried, and `no_endpoint` ones wait because
     /// the partner has no webhook URL.
-    #[arg(long, value_parser = PossibleValuesParser::new(["pending", "delivered", "exhausted", "no_endpoint"]))]
-    state: Option<String>,
+    #[arg(long, value_parser = PossibleValuesParser::new(["pending", "delivered", "exhausted", "no_endpoint"])
+        .try_map(|name| name.parse::<DeliveryState>()))]
+    state: Option<DeliveryState>,
     /// List only deliveries to this endpoint; the id of a partner's first endpoint is that of the partner
     #[arg(long, value_name = "ID")]
     endpoint: Option<EndpointId>,
@@ -117,7 +121,7 @@ async fn list_all(asked: &List, console: &Console) -> anyhow::Result<()> {
     let named = listing.named(&mut connection).await?;
     let filter = Filter {
         partner_id: named.partner_id,
-        state: asked.state.as_deref(),
+        state: asked.state,
         since: listing.since,
         until: listing.until,
         ..Filter::default()

@@ -26,7 +26,9 @@ The states:
   open     webhooks are sent
   blocked  many consecutive attempts failed: nothing is sent until the time shown, and no attempt is used up
   probing  the block has ended, and one delivery is sent as a probe; if it fails, the endpoint is blocked for longer
-  paused   an operator ran `endpoint pause`, or the partner paused it itself: nothing is sent until it is resumed
+  paused   an operator ran `endpoint pause`: nothing is sent until `endpoint resume`
+  paused_by_partner
+           the partner paused it itself: nothing is sent until it is resumed
   no_url   the partner has no webhook URL, so its webhooks wait for one
 
 A partner has a first endpoint, which is its webhook URL and whose id is the id of the partner, and may have further

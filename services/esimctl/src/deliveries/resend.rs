@@ -5,12 +5,12 @@
 //! resends, and those that partners have asked for are among them (partners call them redeliveries).
 
 use anyhow::{Context, anyhow, bail};
-use clap::{Args, Subcommand, builder::PossibleValuesParser};
+use clap::{Args, Subcommand, ValueEnum};
 use desk::operator::{
     deliveries,
     resends::{self, Cancelled, NotStarted, Part, Preview, Resend, Waiting},
 };
-use domain::WebhookId;
+use domain::{WebhookId, standing::DeliveryState};
 use pg::{PgConnection, actions::Mode};
 use serde_json::json;
 use store::deliveries::resends::{Counted, Filter, Resent, Wanted};
@@ -94,8 +94,8 @@ pub struct Start {
     #[arg(long, value_name = "ID|ACCESS_KEY|NAME")]
     partner: Option<String>,
     /// Only webhooks in this state; `undelivered` stands for all that were not delivered
-    #[arg(long, default_value = "exhausted", value_parser = PossibleValuesParser::new(["exhausted", "pending", "delivered", "undelivered"]))]
-    state: String,
+    #[arg(long, default_value = "exhausted", value_enum)]
+    state: Which,
     /// The start of the range of time of the last attempt, as a time such as `2025-01-29T12:00:00Z`,
     /// or an age such as `2h` of at most 365 days
     #[arg(long, value_name = "TIME", value_parser = past)]
@@ -105,6 +105,26 @@ pub struct Start {
     until: Option<OffsetDateTime>,
     #[command(flatten)]
     confirm: Confirm,
+}
+
+/// The webhooks that a resend is about, by their state.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Which {
+    Exhausted,
+    Pending,
+    Delivered,
+    Undelivered,
+}
+
+impl Which {
+    fn state(self) -> Option<DeliveryState> {
+        match self {
+            Self::Exhausted => Some(DeliveryState::Exhausted),
+            Self::Pending => Some(DeliveryState::Pending),
+            Self::Delivered => Some(DeliveryState::Delivered),
+            Self::Undelivered => None,
+        }
+    }
 }
 
 pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
@@ -151,7 +171,7 @@ async fn start(
 ) -> anyhow::Result<()> {
     let partner = find_id(connection, asked.partner.as_ref()).await?;
     let wanted = Wanted {
-        state: Some(asked.state.as_str()).filter(|state| *state != "undelivered"),
+        state: asked.state.state(),
         since,
         until: asked.until,
     };
@@ -292,7 +312,7 @@ fn row(resend: &Resend) -> Row<7> {
 }
 
 fn print(console: &Console, resend: &Resend) -> anyhow::Result<()> {
-    let webhooks = resend.state.as_deref().unwrap_or("undelivered");
+    let webhooks = resend.state.as_str().unwrap_or("undelivered");
     console.print(resend, || {
         properties(&cells!(resend:
             resend_id, of = of(resend), state = state(resend).to_owned(), webhooks = webhooks.to_owned(),

@@ -47,7 +47,7 @@ pub enum Command {
         #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(i64).range(1..=MOST))]
         limit: i64,
     },
-    /// Say what became of a parked give-back
+    /// Record the outcome of a parked give-back
     #[command(after_help = RESOLVE_EXAMPLES)]
     Resolve {
         /// The topup id of the eSIM

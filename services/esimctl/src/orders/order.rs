@@ -102,7 +102,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     print(console, &found, &stories, &lanes, &archived)
 }
 
-/// What became of an order: in a sentence that support can paste to a partner, and step by step.
+/// The outcome of an order: in a sentence that support can paste to a partner, and step by step.
 #[derive(Serialize)]
 pub struct Story {
     sentence: String,

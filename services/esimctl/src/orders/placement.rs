@@ -82,7 +82,7 @@ pub enum Command {
         #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(i64).range(1..=MOST))]
         limit: i64,
     },
-    /// Say what became of a parked placement, so that its order goes on
+    /// Record the outcome of a parked placement, so that its order goes on
     ///
     /// One of `--bought`, `--not-bought` and `--retry` is needed. Only `--retry` buys.
     #[command(after_help = RESOLVE_EXAMPLES)]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use domain::PartnerId;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::support::{CONFIRMED, Operator, record, run, store_order, words};
 use crate::text;
@@ -147,6 +147,15 @@ async fn an_endpoint_is_blocked_paused_and_resumed() {
     assert!(listed[0]["blocked_until"].is_string(), "{listed}");
     assert_eq!(listed[0]["failures"], 2);
     assert_eq!(listed[0]["pending"], 1);
+    // The block is told with when the endpoint began to fail, however often it was blocked since.
+    let ended = operator.run(&words("attention --json")).await;
+    let report: Value = serde_json::from_str(&ended.stdout).unwrap();
+    let lists = [&report["needs_person"], &report["ends_by_itself"]];
+    let mut findings = lists.iter().flat_map(|list| list.as_array().unwrap());
+    let blocked = findings.find(|one| one["finding"]["kind"] == "blocked");
+    let blocked = blocked.unwrap_or_else(|| panic!("{report}"));
+    assert_eq!(blocked["finding"]["since"], listed[0]["failing_since"]);
+    assert!(blocked["told"]["since"].is_string(), "{blocked}");
 
     let paused = operator.json(&["endpoint", "pause", id]).await;
     assert_eq!(

@@ -503,7 +503,7 @@ async fn a_preview_that_finds_nothing_says_what_waits_for_a_blocked_endpoint() {
     let start = ["resend", "start", "--since", "1h"];
     let preview = operator.run(&[&start[..], &["--dry-run"]].concat()).await;
     preview
-        .says("partner.example: 1 wait for their next attempt, 0 are exhausted; the endpoint is blocked until");
+        .says("partner.example: 1 webhook waits for the next attempt, 0 exhausted; the endpoint is blocked until");
     let json = operator.json(&[&start[..], &["--dry-run"]].concat()).await;
     assert_eq!(json["waiting"][0]["pending"], 1, "{json}");
     operator

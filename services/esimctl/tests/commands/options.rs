@@ -68,6 +68,18 @@ async fn an_option_is_disabled_and_enabled_with_a_record() {
         ("option disable", 1),
     ];
     assert_eq!(recorded, expected);
+    let change = |one: usize| (&actions[one]["before"], &actions[one]["after"]);
+    let (on, off) = (
+        json!(r#"{"enabled": true}"#),
+        json!(r#"{"enabled": false}"#),
+    );
+    assert_eq!(change(2), (&on, &off));
+    assert_eq!(
+        change(1),
+        (&json!(null), &json!(null)),
+        "it changed nothing"
+    );
+    assert_eq!(change(0), (&off, &on));
 
     let several = operator
         .run(&[&["option", "set", "JP", "--disabled"][..], &CONFIRMED].concat())

@@ -5,10 +5,9 @@
 
 use axum::{http::StatusCode, response::Response};
 use desk::self_service::{self, DeliveryPage};
-use domain::EndpointId;
+use domain::{EndpointId, standing::DeliveryState};
 use serde::{Deserialize, Serialize};
 use store::deliveries::{Position, View};
-use strum::IntoStaticStr;
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 
@@ -23,9 +22,8 @@ use crate::http::{
 };
 
 /// The state of a webhook.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema, IntoStaticStr)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-#[strum(serialize_all = "snake_case")]
 pub(super) enum WebhookState {
     /// It is or will be sent.
     Pending,
@@ -41,13 +39,19 @@ impl WebhookState {
     /// The states, as errors list them.
     const ALL: &'static str = "pending, exhausted, no_endpoint or delivered";
 
-    /// The name of the state on the wire and in the database.
-    pub(super) fn as_str(self) -> &'static str {
-        self.into()
-    }
-
-    pub(super) fn parse(text: &str) -> Option<Self> {
+    fn parse(text: &str) -> Option<Self> {
         serde_json::from_value(text.into()).ok()
+    }
+}
+
+impl From<WebhookState> for DeliveryState {
+    fn from(state: WebhookState) -> Self {
+        match state {
+            WebhookState::Pending => Self::Pending,
+            WebhookState::Exhausted => Self::Exhausted,
+            WebhookState::NoEndpoint => Self::NoEndpoint,
+            WebhookState::Delivered => Self::Delivered,
+        }
     }
 }
 
@@ -133,7 +137,7 @@ pub(super) async fn list(Search(session, uri): Search) -> Result<Response, ApiEr
     let until = query.time("until");
     query.check()?;
     let page = DeliveryPage {
-        state: state.map(WebhookState::as_str),
+        state: state.map(DeliveryState::from),
         since,
         until,
         after: after.map(|(at, id)| Position { at, id }),

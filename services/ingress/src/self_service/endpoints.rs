@@ -78,19 +78,28 @@ impl Shown {
                 .map_err(ApiError::internal)?,
             None => Headers::new(),
         };
-        let is_paused = endpoint.state == EndpointState::Paused;
-        let paused_by = is_paused.then_some(if endpoint.paused_by_partner {
-            "you"
-        } else {
-            "us"
-        });
+        // The interface says who has paused it beside the state.
+        let (state, paused_by) = match endpoint.state.known() {
+            Some(EndpointState::Paused) => (endpoint.state, Some("us")),
+            Some(EndpointState::PausedByPartner) => {
+                (Stored::Known(EndpointState::Paused), Some("you"))
+            }
+            Some(
+                EndpointState::Open
+                | EndpointState::NoUrl
+                | EndpointState::Blocked
+                | EndpointState::Probing
+                | EndpointState::Unverified,
+            )
+            | None => (endpoint.state, None),
+        };
         Ok(Self {
             endpoint_id: id,
             first: id == session.id().first_endpoint(),
             url: endpoint.url,
             events: endpoint.events,
             header_names: headers.into_keys().collect(),
-            state: endpoint.state,
+            state,
             paused_by,
             blocked_until: endpoint.blocked_until,
             proven: endpoint.proven,

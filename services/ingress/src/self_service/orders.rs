@@ -1,6 +1,6 @@
 //! Orders: they are looked up, listed and cancelled.
 //!
-//! Looking an order up is how a partner finds out what became of a request without an answer, and
+//! Looking an order up is how a partner finds out the outcome of a request without an answer, and
 //! how it gets an eSIM whose webhook was lost. Called as handlers by [`super::router`]; what a
 //! state means is decided in `store`.
 

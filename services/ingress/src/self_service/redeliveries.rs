@@ -10,10 +10,10 @@ use axum::{
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
+use domain::standing::DeliveryState;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use store::deliveries::resends::{self, Begun, Resend, Wanted};
-use strum::IntoStaticStr;
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -81,7 +81,7 @@ impl<'a> From<&'a Resend> for ManyAgain<'a> {
         Self {
             redelivery_id: stored.resend_id,
             status,
-            state: stored.state.as_deref(),
+            state: stored.state.as_str(),
             since: stored.since,
             until: stored.until,
             matching: stored.matching,
@@ -115,13 +115,22 @@ pub(super) struct NewRedelivery {
 }
 
 /// A state of webhooks that can be sent again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema, IntoStaticStr)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-#[strum(serialize_all = "snake_case")]
 pub(super) enum RedeliverableState {
     Exhausted,
     Pending,
     Delivered,
+}
+
+impl From<RedeliverableState> for DeliveryState {
+    fn from(state: RedeliverableState) -> Self {
+        match state {
+            RedeliverableState::Exhausted => Self::Exhausted,
+            RedeliverableState::Pending => Self::Pending,
+            RedeliverableState::Delivered => Self::Delivered,
+        }
+    }
 }
 
 impl NewRedelivery {
@@ -175,7 +184,7 @@ pub(super) async fn begin(session: Session, request: Request) -> Result<Response
     let body = body::read(&session.gate().limits, &parts.headers, body).await?;
     let asked = NewRedelivery::read(&body)?;
     let wanted = Wanted {
-        state: asked.state.map(RedeliverableState::into),
+        state: asked.state.map(DeliveryState::from),
         since: asked.since,
         until: asked.until,
     };

@@ -42,13 +42,13 @@ where
             Ok(Err(error)) => {
                 return tracing::error!(
                     %error,
-                    "cannot record what became of a delivery; it is claimed again when its \
+                    "cannot record the outcome of a delivery; it is claimed again when its \
                      lease, or its first lease, ends"
                 );
             }
             Err(Closed) => {
                 return tracing::error!(
-                    "cannot record what became of a delivery, because the writer has failed \
+                    "cannot record the outcome of a delivery, because the writer has failed \
                      and the process stops; another process claims it when its lease, or its \
                      first lease, ends"
                 );

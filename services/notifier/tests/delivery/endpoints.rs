@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use desk::operator::deliveries;
+use domain::standing::DeliveryState;
 use pg::actions::{Action, Actor, Mode};
 use store::deliveries::endpoints;
 use store::deliveries::resends::Filter;
@@ -99,7 +100,7 @@ async fn a_replay_starts_the_schedule_again_and_keeps_the_attempts() {
     let topup = bench.ready_and_announced(partner).await;
     bench.delivered(&topup).await;
     bench.receiver.answer("/hook", |_| Answer::status(503));
-    let resend = async |state: &'static str| {
+    let resend = async |state: DeliveryState| {
         let filter = Filter {
             partner_id: Some(partner),
             state: Some(state),
@@ -119,8 +120,8 @@ async fn a_replay_starts_the_schedule_again_and_keeps_the_attempts() {
             deliveries::resend_one(&mut connection, id, &filter, Mode::Apply(action)).await;
         resent.unwrap().resent
     };
-    assert_eq!(resend("exhausted").await, 0);
-    assert_eq!(resend("delivered").await, 1);
+    assert_eq!(resend(DeliveryState::Exhausted).await, 0);
+    assert_eq!(resend(DeliveryState::Delivered).await, 1);
     let stored = bench.stored(&topup, |stored| stored.attempt == 2).await;
     let due_in = stored.due_in.unwrap();
     assert!(
@@ -135,7 +136,7 @@ async fn a_replay_starts_the_schedule_again_and_keeps_the_attempts() {
         .await;
     assert_eq!((stored.status, stored.due_in), (Some(410), None));
     bench.receiver.answer("/hook", |_| Answer::status(202));
-    assert_eq!(resend("exhausted").await, 1);
+    assert_eq!(resend(DeliveryState::Exhausted).await, 1);
     bench.delivered(&topup).await;
     let delivery = bench.delivery_of(&topup).await;
     let mut connection = bench.pool.acquire().await.unwrap();

@@ -132,6 +132,17 @@ fn of_stage(view: &Value, stage: Stage) -> Vec<&Value> {
         .collect()
 }
 
+/// What the partner of an order is told: that our service is what it waits for.
+async fn partner_is_told(stack: &Stack, order: Option<&str>) -> Result<bool> {
+    let Some(order) = order else {
+        return Ok(true);
+    };
+    let shown: Value = stack.esimctl.run(&["order", "show", order]).await?;
+    let sentence = shown["stories"][0]["sentence"].as_str();
+    let sentence = sentence.context("a sentence")?;
+    Ok(sentence.contains("our service that") && sentence.contains("does not work"))
+}
+
 /// The three views: `attention` with its exit status, `status`, and the console's first page.
 async fn views(stack: &Stack, console: &mut Console) -> Result<((i32, Value), Value, String)> {
     Ok((
@@ -158,7 +169,7 @@ async fn named(
     console: &mut Console,
     stage: Stage,
     died: Instant,
-    waiting: u64,
+    (waiting, order): (u64, Option<&str>),
 ) -> Result<()> {
     let what = format!(
         "{} to be named as dead, with {waiting} waiting",
@@ -169,7 +180,10 @@ async fn named(
     let named = wait::until(NAMED, &what, async || {
         let is_promised = died.elapsed() >= PROMISED;
         let ((exit, attention), status, page) = views(stack, console).await?;
-        let told = exit == 3 && names(&attention, stage, waiting) && names(&status, stage, waiting);
+        let told = exit == 3
+            && names(&attention, stage, waiting)
+            && names(&status, stage, waiting)
+            && partner_is_told(stack, order).await?;
         ensure!(
             told || !is_promised,
             "not named by a look that began {PROMISED:?} after the death: exit status {exit}, \
@@ -189,11 +203,19 @@ async fn named(
     Ok(())
 }
 
-/// Waits until none of the views says anything about the stage.
-async fn mended(stack: &Stack, console: &mut Console, stage: Stage) -> Result<()> {
+/// Waits until none of the views says anything about the stage. A look that begins after what is
+/// promised finds it mended.
+async fn mended(
+    stack: &Stack,
+    console: &mut Console,
+    stage: Stage,
+    order: Option<&str>,
+) -> Result<()> {
+    let lives = Instant::now();
     let what = format!("{} to be named as mended", stage.name());
     let mut last = None;
     let mended = wait::until(NAMED, &what, async || {
+        let is_promised = lives.elapsed() >= PROMISED;
         let ((_, attention), status, page) = views(stack, console).await?;
         let said = format!("{}: ", stage.name());
         let runs = status["stages"].as_array().context("stages")?.iter();
@@ -201,7 +223,13 @@ async fn mended(stack: &Stack, console: &mut Console, stage: Stage) -> Result<()
         let done = of_stage(&attention, stage).is_empty()
             && of_stage(&status, stage).is_empty()
             && runs.next().is_some()
-            && !page.contains(&said);
+            && !page.contains(&said)
+            && (order.is_none() || !partner_is_told(stack, order).await?);
+        ensure!(
+            done || !is_promised,
+            "not named as mended by a look that began {PROMISED:?} after the start: \
+             attention {attention}, status {status}"
+        );
         last = Some(attention);
         Ok(done.then_some(()))
     });
@@ -224,22 +252,28 @@ async fn a_stage_that_dies_is_named_everywhere_with_what_waits_and_named_as_mend
         stack.process(stage).unwrap().kill().await.unwrap();
         let died = Instant::now();
         let mut waiting = 0;
+        let mut order = None;
         if stage != Stage::Ingress {
             while waiting < WAITING {
-                let bought = shop.buy(&fresh(stage.name()), &option, 1).await.unwrap();
+                let id = fresh(stage.name());
+                let bought = shop.buy(&id, &option, 1).await.unwrap();
                 all.extend(ids(&bought));
+                order = Some(id);
                 waiting += 1;
             }
         }
-        named(&stack, &mut console, stage, died, waiting)
+        let waits = (waiting, order.as_deref());
+        named(&stack, &mut console, stage, died, waits)
             .await
             .unwrap();
         // It still is after a while, and the work counts although no sweep of that stage runs.
-        named(&stack, &mut console, stage, died, waiting)
+        named(&stack, &mut console, stage, died, waits)
             .await
             .unwrap();
         stack.process(stage).unwrap().start().await.unwrap();
-        mended(&stack, &mut console, stage).await.unwrap();
+        mended(&stack, &mut console, stage, order.as_deref())
+            .await
+            .unwrap();
         shop.delivered(&all, SOON).await.unwrap();
     }
 }

@@ -394,7 +394,7 @@ async fn parked(
 
 /// Whose pause an action names: the endpoint's, or the partner's if the partner has set it itself.
 fn pauser(endpoint: &Endpoint) -> Uuid {
-    if endpoint.paused_by_partner {
+    if endpoint.state == EndpointState::PausedByPartner {
         endpoint.partner_id
     } else {
         endpoint.endpoint_id

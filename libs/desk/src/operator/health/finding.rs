@@ -1,5 +1,6 @@
 //! What can be wrong, as codes with their detail.
 
+use domain::standing::EndpointState;
 use serde::Serialize;
 use store::{
     deliveries::endpoints::Endpoint, figures::Measure, provider_lanes::WaitingLane,
@@ -304,7 +305,7 @@ impl Kind {
     pub fn needs_person(&self) -> bool {
         match self {
             Self::BreakerOpen { .. } | Self::LanesHeldBack { .. } | Self::Blocked { .. } => false,
-            Self::Paused { endpoint } => !endpoint.paused_by_partner,
+            Self::Paused { endpoint } => endpoint.state != EndpointState::PausedByPartner,
             Self::StageDead { .. }
             | Self::DatabaseDown { .. }
             | Self::CommitsLost { .. }

@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 
+use domain::standing::EndpointState;
 use serde::Serialize;
 use store::figures::Measure;
 use time::OffsetDateTime;
@@ -239,7 +240,7 @@ impl Kind {
                 noun(endpoint.exhausted, "has", "have"),
                 noun(endpoint.exhausted, "its", "their")
             ),
-            Self::Paused { endpoint } if endpoint.paused_by_partner => format!(
+            Self::Paused { endpoint } if endpoint.state == EndpointState::PausedByPartner => format!(
                 "the partner has paused {} itself, and {}",
                 whose(endpoint),
                 wait(endpoint)
@@ -433,12 +434,12 @@ impl Kind {
                     "see in `esimctl status` which stage is slow since then: the calls to a provider, or the webhooks; ask the provider"
                 }
             },
-            Self::Parked { .. } => "look each one up at the provider, then say what became of it",
+            Self::Parked { .. } => "look each one up at the provider, then record the outcome",
             Self::GiveBacksParked { .. } => {
-                "look each unit up at the provider, then say what became of it"
+                "look each unit up at the provider, then record the outcome"
             }
             Self::Exhausted { .. } => "when the endpoint works again, send them again",
-            Self::Paused { endpoint } if endpoint.paused_by_partner => {
+            Self::Paused { endpoint } if endpoint.state == EndpointState::PausedByPartner => {
                 "nothing: the partner ends it; ask the partner before you resume it"
             }
             Self::Paused { .. } => "when it may have webhooks again, resume it",

@@ -8,6 +8,8 @@ use store::deliveries::endpoints;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
+use crate::operator::words::noun;
+
 /// The most endpoints that are named.
 const MOST: usize = 20;
 
@@ -37,8 +39,9 @@ impl Waiting {
             why,
             ..
         } = self;
+        let webhooks = noun(pending.unsigned_abs(), "webhook waits", "webhooks wait");
         format!(
-            "{name}, {host}: {pending} wait for their next attempt, {exhausted} are exhausted; {why}"
+            "{name}, {host}: {pending} {webhooks} for the next attempt, {exhausted} exhausted; {why}"
         )
     }
 }
@@ -82,10 +85,10 @@ fn why(endpoint: &endpoints::Endpoint) -> String {
              themselves"
                 .to_owned()
         }
-        Some(EndpointState::Paused) if !endpoint.paused_by_partner => {
-            format!("the endpoint is paused: `esimctl endpoint resume {id}` sends them")
+        Some(EndpointState::Paused) => {
+            format!("the endpoint is paused: its button on the partner's page, or `esimctl endpoint resume {id}`, sends them")
         }
-        Some(EndpointState::Paused | EndpointState::PausedByPartner) => {
+        Some(EndpointState::PausedByPartner) => {
             "the partner has paused the endpoint, and only it can resume it".to_owned()
         }
         Some(EndpointState::NoUrl) => {

@@ -59,12 +59,7 @@ fn next(order: &OrderView, sent: &Sent<'_>, now: OffsetDateTime) -> String {
         Some(id) => {
             let mut all = order.further.iter();
             let one = all.find(|one| one.endpoint_id == id);
-            one.and_then(|one| match one.endpoint.known()? {
-                EndpointState::Paused if one.paused_by_partner => {
-                    Some(EndpointState::PausedByPartner)
-                }
-                other => Some(other),
-            })
+            one.and_then(|one| one.endpoint.known())
         }
     };
     match hold {
@@ -88,7 +83,7 @@ fn response(sent: &Sent<'_>) -> String {
     }
 }
 
-/// What became of the webhooks to one of several endpoints.
+/// The outcome of the webhooks to one of several endpoints.
 fn to_endpoint(order: &OrderView, sent: &Sent<'_>, now: OffsetDateTime) -> String {
     let to = match sent.endpoint_id {
         None => "your first endpoint".to_owned(),

@@ -16,10 +16,7 @@ pub struct Endpoint {
     /// The name of the partner.
     pub name: String,
     pub webhook_url: Option<String>,
-    /// A pause of the partner is `paused`, too; see the next field.
     pub state: Stored<EndpointState>,
-    /// The partner has paused it, not an operator.
-    pub paused_by_partner: bool,
     #[serde(with = "time::serde::rfc3339::option")]
     pub blocked_until: Option<OffsetDateTime>,
     pub failures: i32,
@@ -58,7 +55,9 @@ macro_rules! with_state {
     ($row:ident, $head:literal, $tail:literal $(, $argument:expr)* $(,)?) => {
         sqlx::query_as!(
             $row,
-            $head + "CASE WHEN e.blocked_until = 'infinity' THEN 'paused' WHEN e.url IS NULL THEN 'no_url'
+            $head + "CASE WHEN e.blocked_until = 'infinity'
+                               THEN CASE WHEN e.paused_by_partner THEN 'paused_by_partner' ELSE 'paused' END
+                          WHEN e.url IS NULL THEN 'no_url'
                           WHEN e.unproven_since IS NOT NULL AND e.failures = 0 THEN 'open'
                           WHEN e.probe IS NOT NULL OR e.blocked_until <= now() THEN 'probing'
                           WHEN e.blocked_until IS NOT NULL THEN 'blocked'
@@ -75,9 +74,7 @@ pub async fn list(
 ) -> Result<Vec<Endpoint>> {
     let endpoints = with_state!(
         Endpoint,
-        r#"SELECT e.endpoint_id, e.partner_id, p.name, e.url AS webhook_url,
-                  coalesce(e.paused_by_partner AND e.blocked_until = 'infinity', false) AS "paused_by_partner!",
-                  "#,
+        r#"SELECT e.endpoint_id, e.partner_id, p.name, e.url AS webhook_url, "#,
         r#" AS "state!",
                   CASE WHEN e.unproven_since IS NULL OR e.failures > 0 THEN nullif(e.blocked_until, 'infinity') END
                       AS blocked_until,

@@ -1,6 +1,6 @@
 //! The statement that makes deliveries due again, for one webhook as for each batch of a resend.
 
-use domain::PartnerId;
+use domain::{PartnerId, standing::DeliveryState};
 use pg::{Result, seconds};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
@@ -10,9 +10,9 @@ use super::super::endpoints::LONGEST_LEASE;
 
 /// Which deliveries to list or resend; `None` matches all.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Filter<'a> {
+pub struct Filter {
     pub partner_id: Option<PartnerId>,
-    pub state: Option<&'a str>,
+    pub state: Option<DeliveryState>,
     /// The number of attempts that have ended, which [`resend_one`] compares: whoever has looked at a
     /// delivery means it as it was then, and it is in the same state again after a resend.
     pub attempt: Option<i32>,
@@ -52,7 +52,7 @@ pub struct Resent {
 pub async fn resend(
     connection: &mut PgConnection,
     ids: &[Uuid],
-    filter: &Filter<'_>,
+    filter: &Filter,
 ) -> Result<Resent> {
     let query = sqlx::query_as!(
         Resent,
@@ -101,7 +101,7 @@ pub async fn resend(
                 min(greatest(attempted_at, created_at)) AS oldest, max(greatest(attempted_at, created_at)) AS newest
          FROM chosen"#,
         ids,
-        filter.state,
+        filter.state.map(<&str>::from),
         seconds(LONGEST_LEASE),
         filter.partner_id.map(PartnerId::uuid),
         filter.since,

@@ -3,9 +3,10 @@
 
 use std::ops;
 
-use domain::PartnerId;
+use domain::{PartnerId, standing::DeliveryState};
 use pg::Result;
 use sqlx::PgConnection;
+use strum::{EnumString, IntoStaticStr, VariantArray};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -14,10 +15,29 @@ use crate::deliveries::{
     walk::{Kinds, Matching, Order, Position, Source, Walk},
 };
 
-/// The states whose deliveries can be sent again, which is also the order of the phases.
-const STATES: [&str; 3] = ["exhausted", "pending", "delivered"];
-/// The phase in which everything is due, and some of it waits for its attempt.
-pub(super) const SENDING: &str = "sending";
+/// How far a resend has come. The order is that of the phases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString, IntoStaticStr, strum::VariantArray)]
+#[strum(serialize_all = "snake_case")]
+pub(super) enum Phase {
+    /// Deliveries in this state are made due.
+    Exhausted,
+    Pending,
+    Delivered,
+    /// Everything is due, and some of it waits for its attempt.
+    Sending,
+}
+
+impl Phase {
+    /// The state of the deliveries that it makes due.
+    pub(super) fn state(self) -> Option<DeliveryState> {
+        match self {
+            Self::Exhausted => Some(DeliveryState::Exhausted),
+            Self::Pending => Some(DeliveryState::Pending),
+            Self::Delivered => Some(DeliveryState::Delivered),
+            Self::Sending => None,
+        }
+    }
+}
 
 /// The most matching deliveries of a state that are counted.
 const MOST_COUNTED: usize = 10_000;
@@ -26,10 +46,10 @@ const MOST_LOOKED_AT: usize = 20_000;
 
 /// Which webhooks are sent again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted<'a> {
-    /// One of `exhausted`, `pending` and `delivered`; `None` stands for the first two, which are
-    /// all that were not delivered.
-    pub state: Option<&'a str>,
+pub struct Wanted {
+    /// Exhausted, pending or delivered ones; `None` stands for the first two, which are all that were
+    /// not delivered. Those in another state cannot be sent again, so none of them is.
+    pub state: Option<DeliveryState>,
     /// The start of the range of time, inclusive. The time of a webhook is that of its last
     /// attempt; before the first one it is the time of its creation.
     pub since: OffsetDateTime,
@@ -38,32 +58,33 @@ pub struct Wanted<'a> {
 }
 
 /// The phases of a resend of these states.
-pub(super) fn phases(state: Option<&str>) -> impl Iterator<Item = &'static str> {
-    let chosen = STATES.into_iter().filter(move |one| match state {
-        Some(state) => state == *one,
-        None => *one != "delivered",
-    });
-    chosen.chain([SENDING])
+pub(super) fn phases(state: Option<DeliveryState>) -> impl Iterator<Item = Phase> {
+    let all = Phase::VARIANTS.iter().copied();
+    all.filter(move |phase| match (phase.state(), state) {
+        (None, _) => true,
+        (one, Some(_)) => one == state,
+        (one, None) => one != Some(DeliveryState::Delivered),
+    })
 }
 
 /// Where the walk of a phase begins. Pending webhooks that are due within the longest lease are
 /// sent soon anyway, or are in flight.
-pub(super) fn start(phase: &str, now: OffsetDateTime) -> Option<Position> {
+pub(super) fn start(phase: Phase, now: OffsetDateTime) -> Option<Position> {
     match phase {
-        "pending" => Some(Position {
+        Phase::Pending => Some(Position {
             at: now + LONGEST_LEASE,
             id: Uuid::nil(),
         }),
-        SENDING => Some(Position {
+        Phase::Sending => Some(Position {
             at: now,
             id: Uuid::nil(),
         }),
-        _ => None,
+        Phase::Exhausted | Phase::Delivered => None,
     }
 }
 
 /// The earliest creation of a delivery that matches, except of those that were sent again much later.
-pub fn reach(wanted: &Wanted<'_>) -> OffsetDateTime {
+pub fn reach(wanted: &Wanted) -> OffsetDateTime {
     Matching {
         since: Some(wanted.since),
         ..Matching::default()
@@ -107,20 +128,23 @@ impl ops::Add for Counted {
 pub async fn count_matching(
     connection: &mut PgConnection,
     partner_id: PartnerId,
-    wanted: &Wanted<'_>,
+    wanted: &Wanted,
     until: OffsetDateTime,
     now: OffsetDateTime,
 ) -> Result<Counted> {
     let mut counted = Counted::NONE;
-    for phase in phases(wanted.state).filter(|phase| *phase != SENDING) {
+    for phase in phases(wanted.state) {
+        let Some(state) = phase.state() else {
+            continue;
+        };
         let mut walk = Walk {
             partner_id,
-            source: Source::of(Some(phase)),
+            source: Source::of(Some(state)),
             // Delivered ones are read by their creation, from a week before the range on. The newest
             // ones are those that are in it.
             order: Order::NewestFirst,
             matching: Matching {
-                state: Some(phase),
+                state: Some(state),
                 since: Some(wanted.since),
                 until: Some(until),
                 kinds: Kinds::WithoutNotices,
