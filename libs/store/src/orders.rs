@@ -97,7 +97,8 @@ pub struct NewTopup {
 /// Stores orders with all of their parts in one statement. Returns for each order whether it was
 /// stored; it was not if its external id is taken.
 ///
-/// If each of the orders waits for a verdict, the commit returns before the disk or a standby has it.
+/// If each of the orders waits for a verdict, the commit returns before the disk has it, unless commits
+/// wait for a standby.
 /// Its place in the log is certain all the same, and the claim that records the attempt comes later in
 /// the log and is flushed before anything is bought. So an order whose purchase was made is never lost.
 /// An order of which nobody has claimed anything may be lost with the server, and then nobody may have
@@ -132,8 +133,10 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
     let stored: Vec<Uuid> = retry_conflicts!(async {
         let query = sqlx::query_scalar!(
             r#"WITH without_flush AS MATERIALIZED (
-                   -- For the transaction of this statement only.
-                   SELECT set_config('synchronous_commit', 'off', true) WHERE $19
+                   -- For the transaction of this statement only, and not where commits wait for a standby: a reader
+                   -- would have to wait for it instead, and could read nothing while it is gone.
+                   SELECT set_config('synchronous_commit', 'off', true)
+                   WHERE $19 AND current_setting('synchronous_standby_names') = ''
                ), stored AS (
                    -- An order whose external id is taken is left out, and so are its parts below. The key is
                    -- UNIQUE NULLS NOT DISTINCT, so an id has at most one order that is not refused. The id may also
@@ -239,14 +242,14 @@ fn parts<'a>(orders: &[&'a NewOrder]) -> (Placements<'a>, Topups<'a>) {
     (placements, topups)
 }
 
-/// Makes sure that everything this session has read survives a crash of the server, and its loss if
-/// commits wait for a standby. [`insert`] may return before an order is flushed, so every reader that
-/// tells somebody of orders calls this after it has read and before it tells:
+/// Makes sure that everything this session has read survives a crash of the server. [`insert`] may
+/// return before an order is flushed, so every reader that tells somebody of orders calls this after
+/// it has read and before it tells:
 ///
-/// - ingress, before a 201 that no verdict *placed* precedes, and after each statement of self-service,
-///   which are all look-ups and lists of partners;
+/// - ingress, before a 201 that no verdict *placed* precedes ([`flush_order`]), and after each
+///   statement of self-service, which are all look-ups and lists of partners;
 /// - the operator's look-ups and lists, `orders`, `order_list`, `search` and `placements` of
-///   `desk::operator`.
+///   `desk::operator`, and the console's page of a partner.
 ///
 /// What writes needs no call, because its commit is flushed and comes later in the log: a claim, a
 /// refusal, a cancellation, a recorded action, an event, and also [`status`], whose lock is written to
@@ -254,15 +257,29 @@ fn parts<'a>(orders: &[&'a NewOrder]) -> (Placements<'a>, Topups<'a>) {
 ///
 /// Usually the log is flushed, and this costs one small statement. Otherwise it writes an empty message
 /// to the log. A transaction id alone would not do, because a transaction that has written nothing is
-/// not flushed.
+/// not flushed. It waits for this server's disk only, so that orders can be looked up while a standby
+/// that commits wait for is gone. Where they wait for one, [`insert`] has waited, too.
 pub async fn flush_seen(connection: &mut PgConnection) -> Result<()> {
     let statement = sqlx::query!(
-        "SELECT CASE WHEN current_setting('synchronous_standby_names') <> ''
-                          OR pg_current_wal_flush_lsn() < pg_current_wal_insert_lsn()
-                     THEN pg_logical_emit_message(true, 'flush', ''::text)::text END AS written"
+        "SELECT CASE WHEN pg_current_wal_flush_lsn() < pg_current_wal_insert_lsn()
+                     THEN concat(set_config('synchronous_commit', 'local', true),
+                                 pg_logical_emit_message(true, 'flush', ''::text)) END AS written"
     );
     statement.fetch_one(connection).await?;
     Ok(())
+}
+
+/// Whether an order is stored and survives a crash of the server from now on. It may be gone although
+/// [`insert`] has stored it: the server has crashed before the order was flushed.
+pub async fn flush_order(connection: &mut PgConnection, order_id: OrderId) -> Result<bool> {
+    let stored = sqlx::query_scalar!(
+        r#"SELECT EXISTS (SELECT FROM orders WHERE order_id = $1) AS "exists!""#,
+        order_id.uuid()
+    );
+    let stored = stored.fetch_one(&mut *connection).await?;
+    // In the same session: if the server crashes in between, this fails.
+    flush_seen(connection).await?;
+    Ok(stored)
 }
 
 /// Whether an order of the partner with this external id stands and can no longer be refused. An

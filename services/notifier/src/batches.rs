@@ -3,11 +3,12 @@
 //!
 //! Each is a row of `work`, which the worker of [`pipeline::worker`] runs like a delivery. The stage
 //! has permits of its own, so that it holds up no delivery, and each kind has a lane of its own with
-//! permits of its own, so that a long resend holds up no move. Each run does one batch and makes the
-//! row due again, so partners take turns.
+//! permits of its own, so that a long resend holds up no move. Each run of a move or a resend does
+//! one batch and makes the row due again, so partners take turns.
 //!
 //! Guarantee: a batch that fails, or whose process dies, is done again when the lease of its row
-//! ends. It is never done twice, because the position of a batch commits with it.
+//! ends. A batch of a resend is never done twice, because its position commits with it. The others
+//! may be, because a repeat changes nothing.
 
 use std::{sync::Arc, time::Duration};
 
@@ -31,7 +32,8 @@ use crate::{events, metrics::Metrics};
 
 /// The most rows of one batch that moves deliveries to a new URL.
 const BATCH: u32 = 500;
-/// How long a row belongs to the process that claimed it. A batch takes a fraction of it.
+/// How long a row belongs to the process that claimed it. A batch of a move or a resend takes a
+/// fraction of it. Notices may take longer, and then a second process does the same beside it.
 const LEASE: Duration = Duration::from_secs(5);
 /// The pause until a row is looked at again that could do nothing now: enough webhooks of its
 /// partner are due, or another process has locked the rows.
@@ -76,7 +78,8 @@ enum Next {
 }
 
 impl Stage for Batches {
-    const NAME: &'static str = "notifier";
+    // Not "notifier": what is drained there is compared with the deliveries that are due.
+    const NAME: &'static str = "batches";
     const KIND: &'static str = "batch";
     const CLAIM_STATEMENT: (&'static str, &'static str) = ("UPDATE", "work");
     type Message = ();

@@ -196,7 +196,7 @@ pub struct Config {
     /// change over, they notice it before their requests are refused.
     #[arg(skip = Duration::from_hours(6))]
     pub key_expiring_notice: Duration,
-    /// Maximum number of webhooks of one partner that are due while a resend makes more of them due.
+    /// Maximum number of webhooks of one endpoint that are due while a resend makes more of them due.
     /// A partner can ask for thousands of webhooks to be sent again at once. They become due in
     /// batches, so that a slow endpoint takes them at its own pace, and its new webhooks do not wait
     /// behind them. A quick endpoint takes 200 in less than a second. Only tests set it.

@@ -19,7 +19,9 @@
 //! committed, because the notifier reads the profiles at once. The verdicts *rejected* and *not
 //! sent* are sent only after the commit, because they make ingress ask PostgreSQL whether it may
 //! answer 422, and the answer depends on what is recorded. The verdicts *placed* and *under way*
-//! need no record, because both lead to a 201, which rests on the stored order alone.
+//! need no record, because both lead to a 201, which rests on the stored order alone. But *placed*
+//! must not be sent before the claim is committed with a flush: it tells ingress that the order, which
+//! is before the claim in the log, is on disk.
 
 mod probe;
 mod settle;

@@ -203,6 +203,7 @@ impl Protocol {
         let is_first = row.state == DeliveryState::Pending && is_same;
         let is_late = acknowledged
             && row.state != DeliveryState::Delivered
+            && sent.number >= row.schedule_start
             && self.has(Safeguard::LateAcknowledgement);
         if is_first || is_late {
             let restarted =

@@ -181,7 +181,8 @@ pub async fn deliveries(
 pub enum Redelivered {
     /// It is sent again now, and its retries begin anew.
     Again,
-    /// It is due soon anyway, or an attempt is in flight, and its retries have just begun.
+    /// It is due soon anyway, or an attempt is in flight, and its retries have just begun, or the last
+    /// attempt is younger than the interval.
     Due,
     /// The last attempt is younger than the interval; this much time is left.
     TooSoon(Duration),
@@ -192,7 +193,7 @@ pub enum Redelivered {
     Unknown,
 }
 
-/// Replays one delivery of a partner, unless its last attempt is younger than `interval`. A unit has
+/// Sends one webhook of a partner again, unless its last attempt is younger than `interval`. A unit has
 /// a delivery to each endpoint; without `endpoint` the one to the first endpoint is meant. The facts
 /// are read first, so that the partner gets the right reason for a refusal. The resend then checks
 /// the interval once more under the lock of the row. If another request was faster, this one gets the
@@ -209,17 +210,21 @@ pub async fn redeliver(
         Found::NotReady => return Ok(Redelivered::NotReady),
         Found::Nothing => return Ok(Redelivered::Unknown),
     };
-    let Some(delivery) = resendable(connection, id).await? else {
+    let Some(mut delivery) = resendable(connection, id).await? else {
         return Ok(Redelivered::Unknown);
     };
+    if without_resend(&delivery, interval) == Some(Redelivered::Due) {
+        if restart(connection, partner_id, webhook_id, id, interval).await? {
+            return Ok(Redelivered::Again);
+        }
+        // The attempt that was in flight may have ended meanwhile, as the last one of its schedule.
+        match resendable(connection, id).await? {
+            Some(now) => delivery = now,
+            None => return Ok(Redelivered::Unknown),
+        }
+    }
     if let Some(answer) = without_resend(&delivery, interval) {
-        let is_restarted = answer == Redelivered::Due
-            && restart(connection, partner_id, webhook_id, id, interval).await?;
-        return Ok(if is_restarted {
-            Redelivered::Again
-        } else {
-            answer
-        });
+        return Ok(answer);
     }
     let (command, target) = recorded(webhook_id);
     let mode = Mode::Apply(Action {

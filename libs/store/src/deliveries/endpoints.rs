@@ -52,7 +52,7 @@ pub struct BlockPolicy {
 }
 
 /// Forgets the failures of endpoints that have acknowledged something, and ends their blocks. A
-/// pause stays, because only an operator ends it. Endpoints without failures are not written.
+/// pause stays, because only who has set it, or an operator, ends it. Endpoints without failures are not written.
 /// An endpoint that is not proven gets its next webhook after [`PACE`]. Returns the recoveries of those
 /// whose partners were told that they fail.
 pub(super) async fn forget_failures(

@@ -63,9 +63,9 @@ pub enum AttemptResult {
         error: String,
         /// The delay until the next attempt; `None` after the end of the schedule.
         retry_in: Option<Duration>,
-        /// The delay if this attempt turns out to be the first of its schedule, because somebody had
-        /// the webhook sent again while it was in flight; `None` if nothing is tried again in any
-        /// case.
+        /// The delay if this attempt turns out to be the first of its schedule, because the partner had
+        /// the webhook sent again while it was in flight (`desk::self_service::redeliver`); `None` if
+        /// nothing is tried again in any case.
         retry_if_first: Option<Duration>,
         /// Whether the endpoint failed; false if the webhook could not be built.
         endpoint: bool,
@@ -322,7 +322,7 @@ async fn record_any(connection: &mut PgConnection, columns: &Columns) -> Result<
                            answer, state, error, retry_in, is_event, detail, schedule_start, retry_if_first)
            ), moved AS (
                -- The first result of an attempt counts. An acknowledgement counts even if it is late,
-               -- because the partner has the webhook.
+               -- because the partner has the webhook, unless somebody had it sent again since then.
                UPDATE deliveries d
                SET state = CASE WHEN new.state = 'exhausted' AND d.schedule_start > new.schedule_start
                                      AND new.retry_if_first IS NOT NULL
@@ -333,7 +333,8 @@ async fn record_any(connection: &mut PgConnection, columns: &Columns) -> Result<
                FROM new
                WHERE d.delivery_id = new.delivery_id
                  AND ((d.state = 'pending' AND d.attempt = new.attempt)
-                      OR (new.state = 'delivered' AND d.state <> 'delivered'))
+                      OR (new.state = 'delivered' AND d.state <> 'delivered'
+                          AND new.attempt >= d.schedule_start))
                RETURNING d.delivery_id, d.partner_id, coalesce(d.endpoint_id::text, '') AS lane, d.kind,
                          coalesce(d.endpoint_id, d.partner_id) AS endpoint_id, d.topup_id, d.state,
                          CASE WHEN d.schedule_start > new.schedule_start THEN new.retry_if_first ELSE new.retry_in END AS retry_in,

@@ -321,7 +321,8 @@ pub struct Step {
     pub gone: bool,
 }
 
-/// Does the next batch of a resend: makes webhooks due until `most_due` of the partner are.
+/// Does the next batch of a resend: makes webhooks due until `most_due` of one endpoint of
+/// the partner are.
 /// When the walk has come to its end, the resend ends as soon as none of what was due then
 /// waits for its attempt any more.
 pub async fn step(connection: &mut PgConnection, id: Uuid, most_due: u32) -> Result<Step> {

@@ -1,5 +1,5 @@
-//! Walks through a partner's deliveries, page by page: the one way in which lists, resends and
-//! resends find them.
+//! Walks through a partner's deliveries, page by page: the one way in which lists and resends
+//! find them.
 //!
 //! The state of a delivery has no index, because each delivery would have to write to it. But every
 //! state has a table or an index in which its deliveries stand together ([`Source`]). So a walk

@@ -78,7 +78,9 @@ async fn store(connection: &mut PgConnection) -> NewOrder {
 /// Everything that tells somebody of an order, or buys it.
 #[derive(Clone, Copy, Debug)]
 enum Told {
-    /// An answer without a verdict *placed*, and whatever self-service has read.
+    /// An answer without a verdict *placed*.
+    Answered,
+    /// Whatever self-service has read.
     Flush,
     /// The same on one snapshot.
     FlushOfASnapshot,
@@ -96,7 +98,8 @@ enum Told {
 }
 
 impl Told {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 12] = [
+        Self::Answered,
         Self::Flush,
         Self::FlushOfASnapshot,
         Self::Taken,
@@ -114,6 +117,10 @@ impl Told {
         let id = order.order_id.to_string();
         let ids = [placement(order)];
         match self {
+            Self::Answered => {
+                let stored = orders::flush_order(connection, order.order_id).await;
+                assert!(stored.unwrap());
+            }
             Self::Flush => orders::flush_seen(connection).await.unwrap(),
             Self::FlushOfASnapshot => {
                 let read = async |connection: &mut PgConnection| {
@@ -185,6 +192,10 @@ async fn an_order_that_waits_for_a_verdict_may_be_lost_while_nobody_knows_of_it(
         let awaited = store(&mut connection).await;
         server.crash().await;
         if !server.has(&awaited).await {
+            // Its answer learns that, whatever session it asks.
+            let mut answering = server.connect().await;
+            let stored = orders::flush_order(&mut answering, awaited.order_id).await;
+            assert!(!stored.unwrap());
             // The same batch with an order that waits for no verdict is flushed.
             let mut connection = server.connect().await;
             let mut batch = [order(PartnerId::new(), 1), order(PartnerId::new(), 1)];
@@ -211,6 +222,41 @@ async fn an_order_that_somebody_was_told_of_survives_a_crash() {
         server.crash().await;
         assert!(server.has(&order).await, "{told:?}");
     }
+}
+
+/// Whoever looks for orders waits for no standby. Otherwise nothing could be seen while it is gone.
+#[tokio::test]
+async fn orders_are_read_while_a_standby_that_commits_wait_for_is_gone() {
+    let server = Server::start().await;
+    let mut connection = server.connect().await;
+    let order = store(&mut connection).await;
+    let gone = "ALTER SYSTEM SET synchronous_standby_names = 'gone'";
+    server.postgres.sql(gone).await.unwrap();
+    server
+        .postgres
+        .sql("SELECT pg_reload_conf()")
+        .await
+        .unwrap();
+    let mut reader = server.connect().await;
+    // Something is in the log that is not flushed.
+    for sql in ["SET synchronous_commit = off", "CREATE TABLE unflushed ()"] {
+        execute(&mut connection, sql).await;
+    }
+    for told in [
+        Told::Flush,
+        Told::Shown,
+        Told::Listed,
+        Told::Found,
+        Told::ListedPlacements,
+    ] {
+        let telling = told.tell(&mut reader, &order);
+        let told_in_time = tokio::time::timeout(Duration::from_secs(30), telling).await;
+        assert!(told_in_time.is_ok(), "{told:?} waits for the standby");
+    }
+}
+
+async fn execute(connection: &mut PgConnection, sql: &'static str) {
+    sqlx::query(sql).execute(connection).await.unwrap();
 }
 
 /// Where commits wait for a standby, the order is there before somebody is told, too.

@@ -1,6 +1,7 @@
 //! A webhook that is sent again while it is pending, whose retries begin anew.
 
 use desk::self_service::Redelivered;
+use store::deliveries::AttemptResult;
 
 use crate::bench::{Bench, delivery_id};
 use crate::deliveries::{attempted, failure};
@@ -51,4 +52,22 @@ async fn the_last_attempt_that_fails_after_a_redelivery_is_the_first_of_new_retr
     end.schedule_start = 7;
     bench.record(&[end]).await;
     assert_eq!(bench.value::<String>(state, &topup).await, "exhausted");
+}
+
+/// A result that is recorded twice, because the answer of the database was lost, ends no redelivery
+/// that somebody has asked for in between.
+#[tokio::test]
+async fn an_acknowledgement_that_is_recorded_again_ends_no_redelivery() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some("https://example.com/hook")).await;
+    let topup = bench.deliveries(partner, 1, false).await.remove(0);
+    let acknowledged = [attempted(delivery_id(&topup), 0, AttemptResult::Delivered)];
+    bench.record(&acknowledged).await;
+    bench.set(LONG_AGO, &topup).await;
+    assert_eq!(bench.redeliver(partner, &topup).await, Redelivered::Again);
+    bench.record(&acknowledged).await;
+    let state = "SELECT state FROM deliveries WHERE topup_id = $1";
+    assert_eq!(bench.value::<String>(state, &topup).await, "pending");
+    let due = "SELECT count(*) FROM work w JOIN deliveries d ON d.delivery_id = w.id WHERE d.topup_id = $1";
+    assert_eq!(bench.value::<i64>(due, &topup).await, 1);
 }

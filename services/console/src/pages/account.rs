@@ -34,7 +34,7 @@ pub(crate) fn form(partner: &Partner, session: &Session) -> Option<ReasonForm> {
     let form = if is_disabled {
         ReasonForm {
             consequence: "Its requests are taken again, with the keys that it has. If a key has leaked, change the keys \
-                          first, with a shell."
+                          first."
                 .to_owned(),
             ..ReasonForm::new(
                 session,

@@ -373,7 +373,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_resend_begins_with_a_range_of_time_that_a_preview_shows() {
+    fn a_resend_begins_with_a_range_of_time_that_a_preview_shows() {
         let now = OffsetDateTime::UNIX_EPOCH + Duration::days(20_000);
         let ago = |days| now - Duration::days(days);
         for (since, until) in [(ago(365), now), (ago(2), ago(1))] {

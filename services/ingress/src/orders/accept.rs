@@ -5,13 +5,16 @@
 //!
 //! ```text
 //! verdicts:     commit ──▶ publish jobs ──▶ verdicts ──▶ 201 or 422 ──▶ publish readiness events
+//!                                      (none placed ──▶ flush ──▶ 201)
 //! no verdicts:  commit ──▶ 201 ──▶ publish jobs
 //! ```
 //!
 //! Guarantees:
 //!
-//! - A 201 is sent only after the commit is on disk ([`store::orders::insert`]), and a 422 of the
-//!   provider only after PostgreSQL has refused the whole order in one transaction.
+//! - A 201 is sent only after the commit is on disk. The verdict *placed* says that it is, because the
+//!   claim before the purchase was flushed; otherwise this module flushes it
+//!   ([`store::orders::flush_order`]). A 422 of the provider is sent only after PostgreSQL has refused
+//!   the whole order in one transaction.
 //! - No webhook precedes the 201 of its order. With verdicts, this process holds the readiness
 //!   events until the 201 has left. Without verdicts nobody holds them, so the jobs are published
 //!   only after the 201.
@@ -42,7 +45,7 @@ use pipeline::{
 };
 use runtime::Shutdown;
 use serde::Serialize;
-use store::orders::{FENCE, NewOrder, NewTopup, OrderStatus, Refusal, refuse};
+use store::orders::{FENCE, NewOrder, NewTopup, OrderStatus, Refusal, flush_order, refuse};
 use tokio::sync::{Semaphore, oneshot};
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
@@ -319,9 +322,13 @@ impl Orders {
             self.metrics
                 .verdict(verdicts.get(&placement.placement_id).copied());
         }
-        // Usually a verdict says that the order is carried out. Then this step does not ask
-        // PostgreSQL, and the order gets its 201.
-        match self.refuse_unless_carried_out(&order, &verdicts).await {
+        // Usually the verdict is *placed*. Then neither of these steps asks PostgreSQL, and the order
+        // gets its 201.
+        let refused = match self.refuse_unless_carried_out(&order, &verdicts).await {
+            Ok(None) => self.flush_unless_placed(&order, &verdicts).await,
+            refused => refused.map_err(ApiError::internal),
+        };
+        match refused {
             Ok(None) => {
                 let units = topups(&order).count();
                 self.metrics.order(OrderResult::Accepted, units);
@@ -366,10 +373,9 @@ impl Orders {
                     answer,
                 );
             }
-            // The outcome of the refusal is unknown: PostgreSQL has either refused the order or let
-            // it stand. A 500 promises neither, and a repeated request learns which of them is
-            // true.
-            Err(error) => self.fail(OrderResult::Error, ApiError::internal(error), answer),
+            // PostgreSQL has refused the order, lets it stand or has lost it. A 500 promises nothing,
+            // and a repeated request learns which of them is true.
+            Err(error) => self.fail(OrderResult::Error, error, answer),
         }
     }
 
@@ -488,21 +494,33 @@ impl Orders {
         order: &NewOrder,
         verdicts: &HashMap<PlacementId, Verdict>,
     ) -> Result<Option<Vec<Refusal>>, pg::Error> {
-        let stands =
-            verdicts.is_empty() || verdicts.values().any(|verdict| verdict.means_carried_out());
-        let refused = if stands {
-            None
-        } else {
-            let id = order.order_id;
-            let refuse = async |connection: &mut PgConnection| refuse(connection, id).await;
-            perform(Effect::CommitRefusal, self.database.run(refuse)).await?
-        };
-        // Before its 201 the order has to be on disk. *Placed* says that it is, because the claim before
-        // the purchase was flushed and is behind the order in the log. No other verdict says so.
-        if refused.is_none() && !verdicts.values().any(|one| *one == Verdict::Placed) {
-            self.database.run(store::orders::flush_seen).await?;
+        if verdicts.is_empty() || verdicts.values().any(|verdict| verdict.means_carried_out()) {
+            return Ok(None);
         }
-        Ok(refused)
+        let id = order.order_id;
+        let refuse = async |connection: &mut PgConnection| refuse(connection, id).await;
+        perform(Effect::CommitRefusal, self.database.run(refuse)).await
+    }
+
+    /// Makes sure before a 201 that the order is on disk. *Placed* says that it is, because the claim
+    /// before the purchase was flushed and is behind the order in the log. No other verdict says so,
+    /// and the order may be gone, if PostgreSQL has crashed since it was stored.
+    async fn flush_unless_placed(
+        &self,
+        order: &NewOrder,
+        verdicts: &HashMap<PlacementId, Verdict>,
+    ) -> Result<Option<Vec<Refusal>>, ApiError> {
+        if verdicts.values().any(|verdict| *verdict == Verdict::Placed) {
+            return Ok(None);
+        }
+        let id = order.order_id;
+        let flush = async |connection: &mut PgConnection| flush_order(connection, id).await;
+        if self.database.run(flush).await.map_err(ApiError::internal)? {
+            return Ok(None);
+        }
+        Err(ApiError::internal(anyhow::anyhow!(
+            "PostgreSQL crashed before the order was on disk, so nothing of it is stored or bought"
+        )))
     }
 }
 

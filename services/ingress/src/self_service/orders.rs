@@ -2,7 +2,7 @@
 //!
 //! Looking an order up is how a partner finds out the outcome of a request without an answer, and
 //! how it gets an eSIM whose webhook was lost. Called as handlers by [`super::router`]; what a
-//! state means is decided in `store`.
+//! state means is decided in `domain::standing`.
 
 use std::{str::FromStr, time::Duration};
 
