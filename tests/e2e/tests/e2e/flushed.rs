@@ -5,7 +5,8 @@
 //! too. Ingress itself flushes once a second by its pulse, so a single round proves little, and each
 //! way gets several.
 
-use std::os::unix::fs::PermissionsExt;
+use std::{os::unix::fs::PermissionsExt, path::Path};
+
 use testkit::postgres::PostgresServer;
 use testkit::stack::{Stack, Stage};
 use testkit::wait;
@@ -93,16 +94,22 @@ async fn round(told: Told, server: &mut PostgresServer, stack: &mut Stack, shop:
     waited.unwrap_or_else(|| panic!("{told:?}: the order {id} was lost"))
 }
 
-async fn survives(told: Told, placement_wait: &str) {
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
-    let mut server = PostgresServer::start(folder.path()).await.unwrap();
+/// A server that flushes nothing by itself.
+async fn lazy_server(folder: &Path) -> PostgresServer {
+    std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o711)).unwrap();
+    let mut server = PostgresServer::start(folder).await.unwrap();
     server
         .sql("ALTER SYSTEM SET wal_writer_delay = '10s'")
         .await
         .unwrap();
     server.stop_fast().await.unwrap();
     server.start_again().await.unwrap();
+    server
+}
+
+async fn survives(told: Told, placement_wait: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut server = lazy_server(folder.path()).await;
     let (mut stack, shop) = start(&server, placement_wait).await;
     let mut shown = 0;
     for _ in 0..ROUNDS {
@@ -127,4 +134,35 @@ async fn an_order_that_was_looked_up_survives_a_crash_of_postgresql() {
 #[tokio::test]
 async fn an_order_that_was_listed_survives_a_crash_of_postgresql() {
     survives(Told::List, "5s").await;
+}
+
+/// The server crashes while the request waits for a verdict, and is back before the request is
+/// answered. What was not flushed is gone, so the answer must not be a 201.
+#[tokio::test]
+async fn an_order_that_a_crash_has_lost_gets_no_201() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut server = lazy_server(folder.path()).await;
+    let (mut stack, shop) = start(&server, "4s").await;
+    let option = stack.option("ready").unwrap().to_owned();
+    for _ in 0..10 {
+        only_heartbeats(&mut stack, &shop).await;
+        let id = fresh("lost");
+        let items = [(option.as_str(), 1)];
+        let crash = async {
+            wait::until(SOON, "the order to be stored", async || {
+                Ok(waited(&stack, &id).await)
+            })
+            .await
+            .unwrap();
+            server.stop_immediately().await.unwrap();
+            server.start_again().await.unwrap();
+        };
+        let (answer, ()) = tokio::join!(shop.client.order(&id, &items), crash);
+        let status = answer.unwrap().status;
+        if waited(&stack, &id).await.is_none() {
+            assert_eq!(status, 500, "the order {id} was lost");
+            return;
+        }
+    }
+    panic!("every order was flushed, so this test shows nothing");
 }
