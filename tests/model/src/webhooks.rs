@@ -33,6 +33,8 @@ pub enum Safeguard {
     DeliveryOnce,
     /// An acknowledgement counts although another result of the attempt was recorded first
     LateAcknowledgement,
+    /// An acknowledgement of an attempt before the current schedule counts no more
+    CurrentAcknowledgement,
     /// The attempt that is in flight while its schedule begins anew is the first of the new one
     RestartedSchedule,
     /// A claim reads the block again after it has taken the lease
@@ -51,15 +53,18 @@ pub enum Promise {
     WholeSchedule,
     /// In every final state, what an endpoint has acknowledged since then is delivered.
     AcknowledgedCounts,
+    /// What is called delivered was acknowledged since it was last asked for.
+    DeliveredIsTrue,
     /// A blocked endpoint gets no webhook but its probe.
     OneProbe,
 }
 
 impl Promise {
-    const ALL: [Self; 4] = [
+    const ALL: [Self; 5] = [
         Self::NothingForgotten,
         Self::WholeSchedule,
         Self::AcknowledgedCounts,
+        Self::DeliveredIsTrue,
         Self::OneProbe,
     ];
 
@@ -68,6 +73,7 @@ impl Promise {
             Self::NothingForgotten => "each endpoint gets what it wants, or its retries end",
             Self::WholeSchedule => "retries end only after a whole schedule",
             Self::AcknowledgedCounts => "what is acknowledged is delivered",
+            Self::DeliveredIsTrue => "what is called delivered was acknowledged",
             Self::OneProbe => "a blocked endpoint gets nothing but its probe",
         }
     }
@@ -203,7 +209,7 @@ impl Protocol {
         let is_first = row.state == DeliveryState::Pending && is_same;
         let is_late = acknowledged
             && row.state != DeliveryState::Delivered
-            && sent.number >= row.schedule_start
+            && (sent.number >= row.schedule_start || !self.has(Safeguard::CurrentAcknowledgement))
             && self.has(Safeguard::LateAcknowledgement);
         if is_first || is_late {
             let restarted =
@@ -384,7 +390,7 @@ impl Model for Protocol {
                     state.notifiers[by] = Notifier::Sent(attempt, acknowledged);
                     state.faults -= u8::from(!acknowledged);
                     let row = &mut state.rows[attempt.row];
-                    row.acknowledged |= acknowledged;
+                    row.acknowledged |= acknowledged && attempt.number >= row.schedule_start;
                     row.failed = (row.failed + u8::from(!acknowledged)).min(SCHEDULE);
                 }
             }
@@ -413,13 +419,20 @@ impl Model for Protocol {
             Action::BlockEnds(endpoint) => state.endpoints[endpoint].block = Block::Over,
             Action::Ask(index) => {
                 state.asks -= 1;
-                // A failure that is not recorded yet counts for the new schedule.
-                let failed = |notifier: &&Notifier| matches!(notifier, Notifier::Sent(attempt, false) if attempt.row == index);
-                let failed = state.notifiers.iter().filter(failed).count();
+                // What is not recorded yet counts for the new schedule.
+                let in_flight = state.attempt(index);
+                let sent = |acknowledged| {
+                    let results = state.notifiers.iter().filter(move |notifier| {
+                        matches!(notifier, Notifier::Sent(attempt, result)
+                            if attempt.row == index && attempt.number >= in_flight.number && *result == acknowledged)
+                    });
+                    u8::try_from(results.count()).unwrap_or(SCHEDULE)
+                };
+                let (failed, acknowledged) = (sent(false), sent(true) > 0);
                 let row = &mut state.rows[index];
                 row.schedule_start = row.attempt;
-                row.failed = u8::try_from(failed).unwrap_or(SCHEDULE);
-                row.acknowledged = false;
+                row.failed = failed;
+                row.acknowledged = acknowledged;
                 if row.state != DeliveryState::Pending {
                     row.state = DeliveryState::Pending;
                     row.work = Work::Due;
@@ -427,11 +440,15 @@ impl Model for Protocol {
             }
             Action::Crash(by) => {
                 state.faults -= 1;
-                // Only this notifier knew of the acknowledgement.
-                if let Notifier::Sent(attempt, true) = state.notifiers[by] {
-                    state.rows[attempt.row].acknowledged = false;
+                let crashed = std::mem::replace(&mut state.notifiers[by], Notifier::Idle);
+                // Perhaps only this notifier knew of the acknowledgement.
+                if let Notifier::Sent(attempt, true) = crashed
+                    && state.rows[attempt.row].state != DeliveryState::Delivered
+                {
+                    let row = state.rows[attempt.row];
+                    let knows = |other: &Notifier| matches!(other, Notifier::Sent(one, true) if one.row == attempt.row && one.number >= row.schedule_start);
+                    state.rows[attempt.row].acknowledged = state.notifiers.iter().any(knows);
                 }
-                state.notifiers[by] = Notifier::Idle;
             }
         }
         state.notifiers.sort_unstable();
@@ -439,7 +456,7 @@ impl Model for Protocol {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        let promises: [Condition; 4] = [
+        let promises: [Condition; 5] = [
             |protocol, state| {
                 let waits =
                     |row: &Row| matches!(row.state, DeliveryState::Unborn | DeliveryState::Pending);
@@ -453,6 +470,11 @@ impl Model for Protocol {
             |protocol, state| {
                 let lost = |row: &Row| row.acknowledged && row.state == DeliveryState::Exhausted;
                 !state.rows.iter().any(lost) || protocol.goes_on(state)
+            },
+            |_, state| {
+                let false_one =
+                    |row: &Row| row.state == DeliveryState::Delivered && !row.acknowledged;
+                !state.rows.iter().any(false_one)
             },
             |_, state| !state.overrun,
         ];

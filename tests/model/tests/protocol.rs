@@ -280,6 +280,7 @@ fn without_any_one_safeguard_a_promise_of_the_webhooks_breaks() {
             }
             Safeguard::DeliveryOnce | Safeguard::RestartedSchedule => Promise::WholeSchedule,
             Safeguard::LateAcknowledgement => Promise::AcknowledgedCounts,
+            Safeguard::CurrentAcknowledgement => Promise::DeliveredIsTrue,
             Safeguard::EndpointBlock => Promise::OneProbe,
         };
         let report = webhooks::check(&[*safeguard]);

@@ -51,7 +51,13 @@ impl From<AnyEndpoint> for Endpoint {
         Self {
             url: endpoint.url,
             events: endpoint.events,
-            state: endpoint.state,
+            // Who has paused it is shown by `GET /endpoints`.
+            state: match endpoint.state.known() {
+                Some(EndpointState::PausedByPartner) => {
+                    domain::Stored::Known(EndpointState::Paused)
+                }
+                _ => endpoint.state,
+            },
             blocked_until: endpoint.blocked_until,
             proven: endpoint.proven,
             failures: endpoint.failures,

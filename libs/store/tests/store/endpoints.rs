@@ -3,7 +3,8 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use domain::{EndpointKey, PartnerId, TopupId};
+use desk::self_service::{self, PauseChanged};
+use domain::{EndpointKey, PartnerId, TopupId, standing::EndpointState};
 use store::deliveries::endpoints::{self, Endpoint};
 use store::deliveries::{self, AttemptResult, Attempted, Claim};
 use store::work::Page;
@@ -253,4 +254,18 @@ async fn a_row_that_is_broken_is_taken_with_the_others() {
         )
         .await;
     assert_eq!(bench.claim_due_deliveries(&page(9, 9)).await.len(), 3);
+}
+
+/// `GET /webhook` has one word for a pause, because only `GET /endpoints` says who has paused it.
+#[tokio::test]
+async fn the_first_endpoint_is_shown_as_paused_whoever_has_paused_it() {
+    let bench = Bench::new().await;
+    let partner_id = bench.partner(Some("https://partner.example/hook")).await;
+    let mut connection = bench.connection().await;
+    let id = partner_id.first_endpoint();
+    let paused =
+        self_service::pause_endpoint(&mut connection, EndpointKey { partner_id, id }).await;
+    assert_eq!(paused.unwrap(), PauseChanged::Done);
+    let shown = self_service::endpoint(&mut connection, partner_id).await;
+    assert_eq!(shown.unwrap().unwrap().state, EndpointState::Paused);
 }

@@ -55,7 +55,7 @@ pub(super) struct Row {
     /// The readiness event in the stream.
     pub(super) event: bool,
     /// How often the endpoint has failed in what was recorded since the delivery was created or last
-    /// asked for, and whether it has acknowledged since then.
+    /// asked for, and whether it has acknowledged an attempt of the schedule that began then.
     pub(super) failed: u8,
     pub(super) acknowledged: bool,
 }
