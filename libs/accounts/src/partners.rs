@@ -227,10 +227,11 @@ pub async fn show(
         .next())
 }
 
-/// Keeps other changes of a partner out until the end of the transaction. Returns whether it exists.
+/// Keeps other changes of a partner out until the end of the transaction. Returns whether it exists and
+/// belongs to this cell.
 pub async fn lock(connection: &mut PgConnection, partner_id: PartnerId) -> Result<bool> {
     let query = sqlx::query!(
-        "SELECT partner_id FROM partners WHERE partner_id = $1 FOR NO KEY UPDATE",
+        "SELECT partner_id FROM partners WHERE partner_id = $1 AND moved_to IS NULL FOR NO KEY UPDATE",
         partner_id.uuid()
     );
     Ok(query.fetch_optional(connection).await?.is_some())

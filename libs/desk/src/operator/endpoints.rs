@@ -166,6 +166,23 @@ pub async fn resume(
 /// The size of a batch of deliveries that a move makes due.
 const MOVED: u32 = 1_000;
 
+/// Sets a partner's webhook URL, or removes it (`None`), and ends the block of the endpoint, in the
+/// caller's transaction. The notifiers make the deliveries due that waited for it. Returns `None` if
+/// there is no such partner.
+pub async fn set_url(
+    transaction: &mut PgConnection,
+    partner_id: PartnerId,
+    url: Option<&str>,
+) -> Result<Option<()>> {
+    let new = Change {
+        url: Some(url),
+        ..Change::default()
+    };
+    let first = EndpointKey::first(partner_id);
+    let exists = change(transaction, first, &new, Block::End).await?;
+    Ok(exists.map(drop))
+}
+
 /// Sets a partner's webhook URL, or removes it (`None`), as an operator (`action`, recorded with
 /// what `changed`), and ends the block of the endpoint. The deliveries that waited for the old URL
 /// become due in batches of [`MOVED`] after the change has committed, so an interruption loses
@@ -180,18 +197,14 @@ pub async fn set_webhook(
     action: Action<'_>,
     changed: Changed,
 ) -> Result<Option<u64>> {
-    let first = EndpointKey::first(partner_id);
-    let new = Change {
-        url: Some(url),
-        ..Change::default()
-    };
     let set = async |transaction: &mut PgConnection| {
-        let exists = change(transaction, first, &new, Block::End).await?;
-        Ok(exists.map(|_| ((), changed)))
+        let exists = set_url(transaction, partner_id, url).await?;
+        Ok(exists.map(|()| ((), changed)))
     };
     if actions::recorded(connection, action, set).await?.is_none() {
         return Ok(None);
     }
+    let first = EndpointKey::first(partner_id);
     let mut due = 0;
     while url.is_some() {
         let moved = endpoints::move_waiting(connection, first, MOVED).await?;

@@ -8,7 +8,7 @@
 use accounts::partners::{self, Limit, NewLimits, Partner};
 use askama::Template;
 use axum::{extract::State, response::Response};
-use desk::operator::endpoints::{is_as_seen, seen_at, set_webhook};
+use desk::operator::endpoints::{is_as_seen, seen_at, set_url as set_url_of};
 use domain::{Command, Environment, PartnerId};
 use pg::{
     PgConnection,
@@ -144,7 +144,6 @@ pub(crate) async fn set_url(
     given: Given,
     act: Act<Operator>,
 ) -> Result<Response, Problem> {
-    let reason = act.fields.reason()?;
     let url = act.fields.get("url");
     let url: Option<WebhookUrl> = url
         .map(str::parse)
@@ -165,31 +164,24 @@ pub(crate) async fn set_url(
     let old = read.partner.webhook_url.as_ref();
     let old: Option<url::Url> = old.and_then(|url| url.parse().ok());
     // A path or a query may hold a token, so only the hosts are recorded.
-    let changed = Changed::between(
+    let difference = Changed::between(
         json!({ "webhook_host": host(old.as_ref()) }),
         json!({ "webhook_host": host(parsed.as_ref()) }),
     );
-    let target = format!("partner {id}");
-    let action = act.action(Command::PartnerSetWebhook, &target, reason);
-    let seen = act.fields.get("seen").unwrap_or_default();
-    let set = async |connection: &mut PgConnection| {
-        if !is_as_seen(&mut *connection, id, OF_URL, seen).await? {
-            return Ok(None);
-        }
+    let set = async |transaction: &mut PgConnection| {
         let url = url.as_ref().map(WebhookUrl::as_str);
-        let due = set_webhook(connection, id, url, action, changed).await?;
-        Ok::<_, pg::Error>(Some(due.unwrap_or_default()))
+        let exists = set_url_of(transaction, id, url).await?;
+        Ok(exists.map(|()| ((), difference)))
     };
-    let due = app.database().run(set).await?;
-    let due = due.ok_or_else(|| act.changed("the webhook URL of the partner was set meanwhile"))?;
+    let of = (Command::PartnerSetWebhook, OF_URL);
+    changed(&app, &act, id, of, set)
+        .await?
+        .ok_or_else(|| act.changed("the webhook URL of the partner was set meanwhile"))?;
     let text = match &url {
-        Some(_) => format!(
-            "The URL is set. Waiting webhooks that are due now: {}.",
-            number(due)
-        ),
-        None => "The partner has no URL any more: its webhooks wait until one is set.".to_owned(),
+        Some(_) => "The URL is set. Webhooks that waited for it are sent within seconds.",
+        None => "The partner has no URL any more: its webhooks wait until one is set.",
     };
-    Ok(act.done(&app, &text))
+    Ok(act.done(&app, text))
 }
 
 /// Makes a change of a partner with its record, if the partner is as the page has shown it. `None` says

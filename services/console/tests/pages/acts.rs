@@ -184,6 +184,44 @@ async fn the_webhook_url_is_set_and_only_its_host_is_recorded() {
     bench.stop().await;
 }
 
+/// Both have seen the same page, so only one of them may act. A partner that has moved is changed in
+/// its new cell only.
+#[tokio::test]
+async fn of_two_who_set_the_url_at_once_one_learns_of_the_other() {
+    let bench = Bench::start().await;
+    let mut browsers = [
+        bench.sign_in("ana", Role::Operator).await,
+        bench.sign_in("ben", Role::Operator).await,
+    ];
+    let path = format!("/partners/{}/webhook-url", bench.partner);
+    let shown = seen(&text(&mut browsers[0], &path).await, &path);
+    let tokens = browsers.each_ref().map(|browser| browser.token.clone());
+    let [ana, ben] = tokens.each_ref().map(|token| {
+        [
+            ("token", token.as_str()),
+            ("seen", &shown),
+            ("reason", "a test"),
+            ("url", "https://new.example.com/"),
+        ]
+    });
+    let [by_ana, by_ben] = &mut browsers;
+    let (one, other) = tokio::join!(by_ana.post(&path, &ana), by_ben.post(&path, &ben));
+    let mut statuses = [one.status().as_u16(), other.status().as_u16()];
+    statuses.sort_unstable();
+    assert_eq!(statuses, [303, 409]);
+    assert_eq!(bench.recorded().await.len(), 1);
+
+    let shown = seen(&text(by_ana, &path).await, &path);
+    let mut connection = bench.database.connect().await.unwrap();
+    let moved = sqlx::query("UPDATE partners SET moved_to = 'other'");
+    moved.execute(&mut connection).await.unwrap();
+    let mut form = ana;
+    form[1].1 = &shown;
+    assert_eq!(by_ana.post(&path, &form).await.status(), 409);
+    assert_eq!(bench.recorded().await.len(), 1);
+    bench.stop().await;
+}
+
 #[tokio::test]
 async fn limits_are_set_and_taken_back() {
     let bench = Bench::start().await;

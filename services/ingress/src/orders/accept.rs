@@ -26,13 +26,12 @@
 //! [`pipeline::timing`] for deadlines that fit those of the other stages.
 
 use std::{
-    collections::HashMap,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use bytes::Bytes;
-use domain::{OptionId, OrderId, PlacementId, TopupIds};
+use domain::{OptionId, OrderId, TopupIds};
 use opentelemetry::trace::FutureExt;
 use pg::{Database, PgConnection};
 use pipeline::{
@@ -45,7 +44,7 @@ use pipeline::{
 };
 use runtime::Shutdown;
 use serde::Serialize;
-use store::orders::{FENCE, NewOrder, NewTopup, OrderStatus, Refusal, flush_order, refuse};
+use store::orders::{FENCE, NewOrder, NewTopup, OrderStatus, Refusal};
 use tokio::sync::{Semaphore, oneshot};
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
@@ -58,7 +57,10 @@ use crate::{
         error::{ApiError, Fault, PARTNER_MOVING},
     },
     metrics::{Metrics, OrderResult},
-    orders::handshake::{Handshake, PendingAnswer},
+    orders::{
+        decide,
+        handshake::{Handshake, PendingAnswer},
+    },
 };
 
 /// The maximum number of orders in one commit.
@@ -324,10 +326,11 @@ impl Orders {
         }
         // Usually the verdict is *placed*. Then neither of these steps asks PostgreSQL, and the order
         // gets its 201.
-        let refused = match self.refuse_unless_carried_out(&order, &verdicts).await {
-            Ok(None) => self.flush_unless_placed(&order, &verdicts).await,
-            refused => refused.map_err(ApiError::internal),
-        };
+        let refused =
+            match decide::refuse_unless_carried_out(&self.database, &order, &verdicts).await {
+                Ok(None) => decide::flush_unless_placed(&self.database, &order, &verdicts).await,
+                refused => refused.map_err(ApiError::internal),
+            };
         match refused {
             Ok(None) => {
                 let units = topups(&order).count();
@@ -482,45 +485,6 @@ impl Orders {
                 result => return result.map_err(ApiError::internal),
             }
         }
-    }
-
-    /// Refuses the order if no verdict says that it is carried out, and PostgreSQL confirms that no
-    /// placement is bought or may be. Returns why, or `None` if the order stands.
-    ///
-    /// The verdicts alone decide nothing here: they only make this process ask PostgreSQL, which refuses
-    /// all placements or none. Without any verdict, nothing suggests that the provider refused.
-    async fn refuse_unless_carried_out(
-        &self,
-        order: &NewOrder,
-        verdicts: &HashMap<PlacementId, Verdict>,
-    ) -> Result<Option<Vec<Refusal>>, pg::Error> {
-        if verdicts.is_empty() || verdicts.values().any(|verdict| verdict.means_carried_out()) {
-            return Ok(None);
-        }
-        let id = order.order_id;
-        let refuse = async |connection: &mut PgConnection| refuse(connection, id).await;
-        perform(Effect::CommitRefusal, self.database.run(refuse)).await
-    }
-
-    /// Makes sure before a 201 that the order is on disk. *Placed* says that it is, because the claim
-    /// before the purchase was flushed and is behind the order in the log. No other verdict says so,
-    /// and the order may be gone, if PostgreSQL has crashed since it was stored.
-    async fn flush_unless_placed(
-        &self,
-        order: &NewOrder,
-        verdicts: &HashMap<PlacementId, Verdict>,
-    ) -> Result<Option<Vec<Refusal>>, ApiError> {
-        if verdicts.values().any(|verdict| *verdict == Verdict::Placed) {
-            return Ok(None);
-        }
-        let id = order.order_id;
-        let flush = async |connection: &mut PgConnection| flush_order(connection, id).await;
-        if self.database.run(flush).await.map_err(ApiError::internal)? {
-            return Ok(None);
-        }
-        Err(ApiError::internal(anyhow::anyhow!(
-            "PostgreSQL crashed before the order was on disk, so nothing of it is stored or bought"
-        )))
     }
 }
 

@@ -9,6 +9,7 @@
 pub(crate) mod accept;
 pub(crate) mod check;
 pub(crate) mod create;
+mod decide;
 pub(crate) mod handshake;
 mod heartbeats;
 pub(crate) mod mishap;
