@@ -12,6 +12,7 @@ import pathlib
 import pty
 import queue
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -202,6 +203,7 @@ def log_in(command: str, keys: dict[str, str]) -> None:
     shown = b""
     for question, name in [(b"Base URL", "BASE_URL"), (b"Access key", "ACCESS_KEY"), (b"Secret key", "SECRET_KEY"), (b"Webhook secret", "WEBHOOK_SECRET")]:
         while question not in shown:
+            assert select.select([terminal], [], [], WAIT)[0], f"login does not ask for {name}: {shown!r}"
             shown += os.read(terminal, 4096)
         os.write(terminal, keys[name].encode() + b"\n")
     try:

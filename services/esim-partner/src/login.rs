@@ -96,8 +96,10 @@ fn ask(has_base_url: bool) -> anyhow::Result<BTreeMap<String, String>> {
         if has_base_url && name == "BASE_URL" {
             continue;
         }
+        // Before the question, because somebody may answer it, or paste the answer, at once.
+        let hidden = secret.then(Hidden::begin).transpose()?;
         terminal::ask(format_args!("{question}: "))?;
-        let value = line(secret)?;
+        let value = line(hidden)?;
         if !value.is_empty() {
             settings.insert(name.to_owned(), value);
         }
@@ -105,9 +107,8 @@ fn ask(has_base_url: bool) -> anyhow::Result<BTreeMap<String, String>> {
     Ok(settings)
 }
 
-/// Reads a line from the terminal, which does not show it if it is secret.
-fn line(secret: bool) -> anyhow::Result<String> {
-    let hidden = if secret { Some(Hidden::begin()?) } else { None };
+/// Reads a line from the terminal, which shows it unless it is hidden.
+fn line(hidden: Option<Hidden>) -> anyhow::Result<String> {
     let mut text = String::new();
     let read = io::stdin().lock().take(LARGEST).read_line(&mut text);
     if hidden.is_some() {
@@ -129,7 +130,8 @@ impl Hidden {
         let before = tcgetattr(io::stdin())?;
         let mut silent = before.clone();
         silent.local_modes.remove(LocalModes::ECHO);
-        tcsetattr(io::stdin(), OptionalActions::Flush, &silent)?;
+        // What was typed or pasted before the question stays, so that all answers can be pasted at once.
+        tcsetattr(io::stdin(), OptionalActions::Now, &silent)?;
         Ok(Self(before))
     }
 }
