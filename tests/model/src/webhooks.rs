@@ -428,7 +428,8 @@ impl Model for Protocol {
                     });
                     u8::try_from(results.count()).unwrap_or(SCHEDULE)
                 };
-                let (failed, acknowledged) = (sent(false), sent(true) > 0);
+                let failed = sent(false);
+                let acknowledged = sent(true) > 0;
                 let row = &mut state.rows[index];
                 row.schedule_start = row.attempt;
                 row.failed = failed;

@@ -98,7 +98,8 @@ fn causes(path: &str, all: Vec<Refused>, chosen: Option<&str>, times: &Times) ->
     let mut groups: Vec<_> = groups.into_iter().collect();
     groups.sort_by_key(|(_, rows)| std::cmp::Reverse(rows.first().map(|one| one.at)));
     let causes = groups.into_iter().filter_map(|((code, status), rows)| {
-        let (newest, oldest) = (rows.first()?, rows.last()?);
+        let newest = rows.first()?;
+        let oldest = rows.last()?;
         let unrecorded: i64 = rows.iter().map(|one| one.unrecorded).sum();
         let requests = rows.len() + usize::try_from(unrecorded).unwrap_or_default();
         let meaning = meaning(&code)
@@ -116,7 +117,8 @@ fn causes(path: &str, all: Vec<Refused>, chosen: Option<&str>, times: &Times) ->
         );
         let shown = if chosen.is_some() { rows.len() } else { NEWEST };
         let is_more = rows.len() > shown;
-        let (first, last) = (times.clock(oldest.at), times.clock(newest.at));
+        let first = times.clock(oldest.at);
+        let last = times.clock(newest.at);
         let rows = rows.into_iter().take(shown);
         Some(Cause {
             number: number(requests),

@@ -363,9 +363,12 @@ async fn purchases_on_hold_are_compared_with_the_list_of_the_provider_and_settle
             .unwrap();
         rest.split('"').next().unwrap().replace("&#34;", "\"")
     };
-    let (other, mut form) = (other.to_string(), base.to_vec());
-    let (of_first, of_other) = (format!("seen-{first}"), format!("seen-{other}"));
-    let (seen_first, seen_other) = (value(of_first.clone()), value(of_other.clone()));
+    let other = other.to_string();
+    let mut form = base.to_vec();
+    let of_first = format!("seen-{first}");
+    let of_other = format!("seen-{other}");
+    let seen_first = value(of_first.clone());
+    let seen_other = value(of_other.clone());
     form.extend([
         ("reason", "a test"),
         (first.as_str(), "bought"),
