@@ -104,9 +104,7 @@ TABLE esim_requests
     ended_at timestamp with time zone
     CONSTRAINT esim_requests_bounds CHECK (((LEAST(at, usage_asked_at, ends_at, read_at, usage_failed_at, give_back_asked_at, attempted_at, not_returned_at, ended_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(at, usage_asked_at, ends_at, read_at, usage_failed_at, give_back_asked_at, attempted_at, not_returned_at, ended_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(topup_id), octet_length(provider), octet_length(usage_failure), octet_length(give_back), octet_length(reason), octet_length(message)) <= 100000))) NOT VALID
     CONSTRAINT esim_requests_pkey PRIMARY KEY (topup_id)
-    CREATE INDEX esim_requests_due ON public.esim_requests USING btree (provider, at) WHERE (at IS NOT NULL)
     CREATE INDEX esim_requests_parked ON public.esim_requests USING btree (provider, ended_at) WHERE (give_back = 'parked'::text)
-    CREATE TRIGGER request_due AFTER INSERT OR UPDATE OF at ON public.esim_requests FOR EACH ROW WHEN ((new.at IS NOT NULL)) EXECUTE FUNCTION request_due()
 
 TABLE esims
     topup_id text COLLATE "C" NOT NULL
@@ -173,15 +171,6 @@ TABLE history
     CREATE INDEX history_endpoint ON public.history USING btree (endpoint_id, at) WHERE (endpoint_id IS NOT NULL)
     CREATE INDEX history_order ON public.history USING btree (order_id, at) WHERE (order_id IS NOT NULL)
     CREATE INDEX history_provider ON public.history USING btree (provider, at) WHERE ((order_id IS NULL) AND (provider IS NOT NULL))
-
-TABLE hourly
-    hour timestamp with time zone NOT NULL
-    stage text NOT NULL
-    created bigint NOT NULL
-    done bigint NOT NULL
-    failed bigint NOT NULL
-    CONSTRAINT hourly_bounds CHECK ((((hour >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (hour <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (octet_length(stage) <= 100000))) NOT VALID
-    CONSTRAINT hourly_pkey PRIMARY KEY (hour, stage)
 
 TABLE minutely
     span text NOT NULL
@@ -330,8 +319,6 @@ END) STORED
     CREATE TRIGGER endpoint_blocked AFTER UPDATE OF blocks ON public.partner_endpoints FOR EACH ROW WHEN (((new.blocks > 0) <> (old.blocks > 0))) EXECUTE FUNCTION endpoint_blocked()
     CREATE TRIGGER endpoint_blocked_at_once AFTER INSERT ON public.partner_endpoints FOR EACH ROW WHEN ((new.blocks > 0)) EXECUTE FUNCTION endpoint_blocked()
     CREATE TRIGGER endpoint_moved AFTER INSERT OR UPDATE OF moving_since ON public.partner_endpoints FOR EACH ROW WHEN ((new.moving_since IS NOT NULL)) EXECUTE FUNCTION endpoint_moved()
-    CREATE TRIGGER first_endpoint_changed AFTER INSERT OR UPDATE OF url, secrets, secret_ends, events ON public.partner_endpoints FOR EACH ROW WHEN ((new.nth = 0)) EXECUTE FUNCTION partner_from_first_endpoint()
-    CREATE TRIGGER health_of_endpoint BEFORE INSERT ON public.partner_endpoints FOR EACH ROW WHEN ((new.partner_id IS NULL)) EXECUTE FUNCTION health_of_endpoint()
 
 TABLE partners
     partner_id uuid NOT NULL
@@ -343,12 +330,6 @@ TABLE partners
     old_secret_key bytea
     old_keys_until timestamp with time zone
     signed_body_required boolean NOT NULL DEFAULT false
-    webhook_url text
-    webhook_host text GENERATED ALWAYS AS (lower("substring"(webhook_url, '^[^:/?#]+://(?:[^/?#@]*@)?(\[[^]]*\]|[^/:?#]+)'::text))) STORED
-    webhook_secret bytea NOT NULL DEFAULT '\x'::bytea
-    old_webhook_secret bytea
-    old_webhook_secret_until timestamp with time zone
-    webhook_events text[] NOT NULL DEFAULT '{}'::text[]
     max_in_flight integer
     requests_per_second integer
     orders_per_second integer
@@ -360,14 +341,13 @@ TABLE partners
     moved_to text
     has_further_endpoints boolean NOT NULL DEFAULT false
     CONSTRAINT partners_access_key_key UNIQUE (access_key)
-    CONSTRAINT partners_bounds CHECK (((LEAST(old_keys_until, old_webhook_secret_until, disabled_at, erased_at, created_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(old_keys_until, old_webhook_secret_until, disabled_at, erased_at, created_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(name), octet_length(environment), octet_length(access_key), octet_length(old_access_key), octet_length(webhook_url), octet_length(moved_to), octet_length(secret_key), octet_length(old_secret_key), octet_length(webhook_secret), octet_length(old_webhook_secret), pg_column_size(webhook_events)) <= 100000))) NOT VALID
+    CONSTRAINT partners_bounds CHECK (((LEAST(old_keys_until, disabled_at, erased_at, created_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(old_keys_until, disabled_at, erased_at, created_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(name), octet_length(environment), octet_length(access_key), octet_length(old_access_key), octet_length(moved_to), octet_length(secret_key), octet_length(old_secret_key)) <= 100000))) NOT VALID
     CONSTRAINT partners_environment_check CHECK ((environment = ANY (ARRAY['sandbox'::text, 'live'::text])))
     CONSTRAINT partners_limits CHECK ((LEAST(max_in_flight, requests_per_second, orders_per_second, units_per_second) > 0))
     CONSTRAINT partners_old_access_key_key UNIQUE (old_access_key)
     CONSTRAINT partners_pkey PRIMARY KEY (partner_id)
     CREATE INDEX partners_version ON public.partners USING btree (version)
-    CREATE TRIGGER partner_changed AFTER UPDATE OF webhook_url, webhook_secret, old_webhook_secret, old_webhook_secret_until, webhook_events ON public.partners FOR EACH ROW EXECUTE FUNCTION first_endpoint_from_partner()
-    CREATE TRIGGER partner_created AFTER INSERT ON public.partners FOR EACH ROW EXECUTE FUNCTION first_endpoint_from_partner()
+    CREATE TRIGGER partner_created AFTER INSERT ON public.partners FOR EACH ROW EXECUTE FUNCTION first_endpoint()
     CREATE TRIGGER partners_version BEFORE INSERT OR UPDATE ON public.partners FOR EACH ROW EXECUTE FUNCTION next_configuration_version()
 
 TABLE placements
@@ -564,65 +544,6 @@ CASE CURRENT_USER
 END
     WITH (autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_threshold=500)
 
-VIEW archive_partners AS
- SELECT a.archive,
-    (p.key)::uuid AS partner_id,
-    (p.value)::bigint AS orders
-   FROM (archives a
-     CROSS JOIN LATERAL jsonb_each_text(a.partners) p(key, value));
-
-CREATE OR REPLACE FUNCTION public.begin_operation()
- RETURNS trigger
- LANGUAGE plpgsql
- SECURITY DEFINER
- SET search_path TO 'public', 'pg_temp'
-AS $function$
-DECLARE
-    began constant timestamptz := coalesce(NEW.created_at, now());
-BEGIN
-    INSERT INTO resends
-        (resend_id, state, since, until, phase, created_at, ended_at, cancelled_at, asked_by, via, reason, skipped)
-    VALUES (NEW.operation_id, NEW.filter->>'state', coalesce((NEW.filter->>'since')::timestamptz, began),
-            coalesce((NEW.filter->>'until')::timestamptz, began), 'sending', began, began, NEW.cancelled_at, NEW.operator,
-            NEW.via, NEW.reason, NEW.skipped)
-    ON CONFLICT (resend_id) DO UPDATE SET cancelled_at = excluded.cancelled_at;
-    RETURN NEW;
-END
-$function$
-
-CREATE OR REPLACE FUNCTION public.change_further_endpoint()
- RETURNS trigger
- LANGUAGE plpgsql
- SECURITY DEFINER
- SET search_path TO 'public', 'pg_temp'
-AS $function$
-BEGIN
-    IF TG_OP = 'DELETE' THEN
-        DELETE FROM partner_endpoints WHERE endpoint_id = OLD.endpoint_id;
-    ELSIF TG_OP = 'UPDATE' THEN
-        UPDATE partner_endpoints
-        SET url = NEW.url, secrets = secret_list(NEW.secret, NEW.old_secret, NEW.old_secret_until),
-            secret_ends = secret_end_list(NEW.secret, NEW.old_secret, NEW.old_secret_until), events = NEW.events,
-            headers = NEW.headers, verified_at = NEW.verified_at, code_digest = NEW.code_digest,
-            code_until = NEW.code_until, code_tries = NEW.code_tries
-        WHERE endpoint_id = OLD.endpoint_id;
-    ELSE
-        INSERT INTO partner_endpoints
-            (endpoint_id, partner_id, nth, purpose, url, secrets, secret_ends, events, headers, verified_at, created_at,
-             code_digest, code_until, code_tries)
-        SELECT NEW.endpoint_id, NEW.partner_id, coalesce(max(e.nth), 0) + 1, coalesce(NEW.purpose, 'webhooks'), NEW.url,
-               secret_list(NEW.secret, NEW.old_secret, NEW.old_secret_until),
-               secret_end_list(NEW.secret, NEW.old_secret, NEW.old_secret_until), NEW.events, NEW.headers, NEW.verified_at,
-               coalesce(NEW.created_at, now()), NEW.code_digest, NEW.code_until, coalesce(NEW.code_tries, 0)
-        FROM partner_endpoints e WHERE e.partner_id = NEW.partner_id;
-    END IF;
-    IF NOT FOUND THEN
-        RETURN NULL;
-    END IF;
-    RETURN coalesce(NEW, OLD);
-END
-$function$
-
 CREATE OR REPLACE FUNCTION public.channel_moved()
  RETURNS trigger
  LANGUAGE plpgsql
@@ -717,11 +638,6 @@ BEGIN
 END
 $function$
 
-VIEW configuration_version AS
- SELECT singleton,
-    version
-   FROM system;
-
 CREATE OR REPLACE FUNCTION public.endpoint_blocked()
  RETURNS trigger
  LANGUAGE plpgsql
@@ -750,116 +666,17 @@ BEGIN
 END
 $function$
 
-VIEW endpoints AS
- SELECT endpoint_id AS partner_id,
-    failures,
-    blocks,
-    blocked_until,
-    probe,
-    moving_since,
-    paused_by_partner,
-    failing_since,
-    told,
-    told_at,
-    exhausted_told_at,
-    unproven_since
-   FROM partner_endpoints;
-
-CREATE OR REPLACE FUNCTION public.first_endpoint_from_partner()
+CREATE OR REPLACE FUNCTION public.first_endpoint()
  RETURNS trigger
  LANGUAGE plpgsql
  SECURITY DEFINER
  SET search_path TO 'public', 'pg_temp'
 AS $function$
 BEGIN
-    INSERT INTO partner_endpoints AS e (endpoint_id, partner_id, nth, url, secrets, secret_ends, events, created_at)
-    VALUES (NEW.partner_id, NEW.partner_id, 0, NEW.webhook_url,
-            secret_list(NEW.webhook_secret, NEW.old_webhook_secret, NEW.old_webhook_secret_until),
-            secret_end_list(NEW.webhook_secret, NEW.old_webhook_secret, NEW.old_webhook_secret_until),
-            array_prepend('topup.ready', NEW.webhook_events), NEW.created_at)
-    ON CONFLICT (endpoint_id) DO UPDATE
-    SET url = excluded.url, secrets = excluded.secrets, secret_ends = excluded.secret_ends, events = excluded.events
-    WHERE (e.url, e.secrets, e.secret_ends, e.events)
-        IS DISTINCT FROM (excluded.url, excluded.secrets, excluded.secret_ends, excluded.events);
-    RETURN NULL;
-END
-$function$
-
-CREATE OR REPLACE FUNCTION public.forget_health()
- RETURNS trigger
- LANGUAGE plpgsql
- SECURITY DEFINER
- SET search_path TO 'public', 'pg_temp'
-AS $function$
-BEGIN
-    UPDATE partner_endpoints
-    SET failures = 0, blocks = 0, blocked_until = NULL, probe = NULL, moving_since = NULL, paused_by_partner = false,
-        failing_since = NULL, told = NULL, told_at = NULL, exhausted_told_at = NULL, unproven_since = NULL
-    WHERE endpoint_id = OLD.partner_id;
-    RETURN OLD;
-END
-$function$
-
-VIEW further_endpoints AS
- SELECT endpoint_id,
-    partner_id,
-    purpose,
-    url,
-    host,
-    secrets[1] AS secret,
-    secrets[2] AS old_secret,
-    secret_ends[2] AS old_secret_until,
-    events,
-    headers,
-    verified_at,
-    created_at,
-    code_digest,
-    code_until,
-    code_tries
-   FROM partner_endpoints
-  WHERE (nth > 0);
-
-CREATE OR REPLACE FUNCTION public.health_of_endpoint()
- RETURNS trigger
- LANGUAGE plpgsql
- SECURITY DEFINER
- SET search_path TO 'public', 'pg_temp'
-AS $function$
-BEGIN
-    SELECT e.partner_id, e.nth INTO NEW.partner_id, NEW.nth FROM partner_endpoints e WHERE e.endpoint_id = NEW.endpoint_id;
-    IF NOT FOUND THEN
-        RETURN NULL;
-    END IF;
-    RETURN NEW;
-END
-$function$
-
-CREATE OR REPLACE FUNCTION public.insert_retention_due()
- RETURNS trigger
- LANGUAGE plpgsql
- SET search_path TO 'public', 'pg_temp'
-AS $function$
-BEGIN
-    INSERT INTO work (id, kind, provider, lane, partner_id, at)
-    SELECT md5('erase ' || NEW.topup_id)::uuid, 'erase', '', NEW.topup_id, p.partner_id, NEW.at
-    FROM topups t JOIN placements p ON p.placement_id = t.placement_id
-    WHERE t.topup_id = NEW.topup_id
+    INSERT INTO partner_endpoints (endpoint_id, partner_id, nth, created_at)
+    VALUES (NEW.partner_id, NEW.partner_id, 0, NEW.created_at)
     ON CONFLICT DO NOTHING;
-    RETURN NEW;
-END
-$function$
-
-CREATE OR REPLACE FUNCTION public.join_operation()
- RETURNS trigger
- LANGUAGE plpgsql
- SECURITY DEFINER
- SET search_path TO 'public', 'pg_temp'
-AS $function$
-BEGIN
-    UPDATE resends r SET batch_id = o.resend_id, asked_by = o.asked_by, via = o.via, reason = o.reason
-    FROM resends o
-    WHERE o.resend_id = NEW.operation_id AND r.resend_id = NEW.redelivery_id AND r.batch_id IS NULL;
-    RETURN NEW;
+    RETURN NULL;
 END
 $function$
 
@@ -905,43 +722,6 @@ BEGIN
 END
 $function$
 
-VIEW operation_parts AS
- SELECT batch_id AS operation_id,
-    resend_id AS redelivery_id
-   FROM resends
-  WHERE (batch_id IS NOT NULL);
-
-VIEW operations AS
- SELECT resend_id AS operation_id,
-    'delivery replay'::text AS kind,
-    jsonb_build_object('state', state, 'since', since, 'until', until) AS filter,
-    asked_by AS operator,
-    via,
-    reason,
-    skipped,
-    created_at,
-    cancelled_at
-   FROM resends
-  WHERE (partner_id IS NULL);
-
-CREATE OR REPLACE FUNCTION public.partner_from_first_endpoint()
- RETURNS trigger
- LANGUAGE plpgsql
- SECURITY DEFINER
- SET search_path TO 'public', 'pg_temp'
-AS $function$
-BEGIN
-    UPDATE partners p
-    SET webhook_url = NEW.url, webhook_secret = coalesce(NEW.secrets[1], ''), old_webhook_secret = NEW.secrets[2],
-        old_webhook_secret_until = NEW.secret_ends[2], webhook_events = array_remove(NEW.events, 'topup.ready')
-    WHERE p.partner_id = NEW.partner_id
-      AND (p.webhook_url, p.webhook_secret, p.old_webhook_secret, p.old_webhook_secret_until, p.webhook_events)
-          IS DISTINCT FROM (NEW.url, coalesce(NEW.secrets[1], ''), NEW.secrets[2], NEW.secret_ends[2],
-                            array_remove(NEW.events, 'topup.ready'));
-    RETURN NULL;
-END
-$function$
-
 VIEW partner_units AS
  SELECT o.partner_id,
     o.order_id,
@@ -976,40 +756,6 @@ VIEW partner_units AS
      LEFT JOIN esims e ON ((e.topup_id = t.topup_id)))
      LEFT JOIN deliveries d ON ((d.delivery_id = e.delivery_id)));
 
-VIEW redeliveries AS
- SELECT resend_id AS redelivery_id,
-    partner_id,
-    state,
-    since,
-    until,
-    matching,
-    phase,
-    after_at,
-    after_id,
-    resent AS redelivered,
-    created_at,
-    ended_at,
-    cancelled_at
-   FROM resends
-  WHERE ((delivery_id IS NULL) AND (partner_id IS NOT NULL));
-
-CREATE OR REPLACE FUNCTION public.request_due()
- RETURNS trigger
- LANGUAGE plpgsql
- SECURITY DEFINER
- SET search_path TO 'public', 'pg_temp'
-AS $function$
-BEGIN
-    INSERT INTO work AS w (id, kind, provider, lane, partner_id, at)
-    SELECT md5(open.kind || ' ' || NEW.topup_id)::uuid, open.kind, NEW.provider, NEW.topup_id, NEW.partner_id, NEW.at
-    FROM (SELECT 'usage' AS kind WHERE NEW.usage_asked_at IS NOT NULL
-          UNION ALL
-          SELECT 'give_back' WHERE NEW.give_back NOT IN ('returned', 'refused', 'parked')) open
-    ON CONFLICT (id) DO UPDATE SET at = excluded.at;
-    RETURN NULL;
-END
-$function$
-
 CREATE OR REPLACE FUNCTION public.resend_begun()
  RETURNS trigger
  LANGUAGE plpgsql
@@ -1042,53 +788,6 @@ BEGIN
     RETURN true;
 END
 $function$
-
-VIEW retention AS
- SELECT name AS class,
-    days,
-    after,
-    up_to,
-    began_at
-   FROM walks
-  WHERE (name <> ALL (ARRAY['placements'::text, 'deliveries'::text]));
-
-VIEW retention_due AS
- SELECT lane AS topup_id,
-    at
-   FROM work
-  WHERE ((kind = 'erase'::text) AND (provider = ''::text));
-
-CREATE OR REPLACE FUNCTION public.secret_end_list(newest bytea, old bytea, until timestamp with time zone)
- RETURNS timestamp with time zone[]
- LANGUAGE sql
- IMMUTABLE
-AS $function$
-    SELECT CASE WHEN newest IS NULL OR newest = '' THEN '{}' WHEN old IS NULL OR until IS NULL THEN ARRAY[NULL::timestamptz]
-                ELSE ARRAY[NULL, until] END
-$function$
-
-CREATE OR REPLACE FUNCTION public.secret_list(newest bytea, old bytea, until timestamp with time zone)
- RETURNS bytea[]
- LANGUAGE sql
- IMMUTABLE
-AS $function$
-    SELECT CASE WHEN newest IS NULL OR newest = '' THEN '{}' WHEN old IS NULL OR until IS NULL THEN ARRAY[newest]
-                ELSE ARRAY[newest, old] END
-$function$
-
-VIEW source_addresses AS
- SELECT singleton,
-    addresses,
-    told_at
-   FROM system;
-
-VIEW sweeps AS
- SELECT name AS stage,
-    up_to,
-    fence_at,
-    fence_xid
-   FROM walks
-  WHERE (name = ANY (ARRAY['placements'::text, 'deliveries'::text]));
 
 CREATE OR REPLACE FUNCTION public.topup_failed()
  RETURNS trigger

@@ -2,16 +2,13 @@
 -- may show activation codes has the master key that opens it. It reads the sealed keys and secrets of partners only to keep
 -- the old ones when it makes new ones; a console has the master keys for them only if it may make keys.
 GRANT SELECT ON system, options, orders, placements, topups, work, held, deliveries, delivery_attempts,
-    endpoints, further_deliveries, providers, provider_lanes, provider_replicas, pulses, walks, operator_actions,
-    resends, redeliveries, archives, archived_orders, provider_references, hourly, minutely, esim_requests, refused_requests
+    further_deliveries, providers, provider_lanes, provider_replicas, pulses, walks, operator_actions,
+    resends, archives, archived_orders, provider_references, minutely, esim_requests, refused_requests
     TO esim_console;
-GRANT SELECT (partner_id, name, environment, access_key, old_access_key, old_keys_until, webhook_url, webhook_host,
-              webhook_events, old_webhook_secret_until, disabled_at, max_in_flight, requests_per_second,
-              orders_per_second, units_per_second, signed_body_required, has_further_endpoints, moved_to, erased_at,
+GRANT SELECT (partner_id, name, environment, access_key, old_access_key, old_keys_until, disabled_at,
+              max_in_flight, requests_per_second, orders_per_second, units_per_second, signed_body_required, has_further_endpoints, moved_to, erased_at,
               created_at, version)
     ON partners TO esim_console;
-GRANT SELECT (endpoint_id, partner_id, purpose, url, host, old_secret_until, events, verified_at, created_at)
-    ON further_endpoints TO esim_console;
 GRANT SELECT (endpoint_id, partner_id, nth, lane, purpose, url, host, secret_ends, events, created_at, verified_at, failures,
               blocks, blocked_until, probe, paused_by_partner, moving_since, failing_since, told, told_at, exhausted_told_at,
               unproven_since),
@@ -39,13 +36,8 @@ GRANT UPDATE (state, schedule_start, delivered_at) ON deliveries TO esim_console
 GRANT INSERT (delivery_id, attempt, at, duration_ms, status, class) ON delivery_attempts TO esim_console;
 GRANT INSERT, UPDATE (kind, at, provider, lane), DELETE ON work TO esim_console;
 GRANT DELETE ON held TO esim_console;
-GRANT INSERT (partner_id, blocked_until), UPDATE (failures, blocks, blocked_until, probe, paused_by_partner)
-    ON endpoints TO esim_console;
 GRANT UPDATE (open_until, reason, openings, version, changed_at, failing_since) ON providers TO esim_console;
-GRANT INSERT, UPDATE (ended_at, cancelled_at) ON resends, redeliveries TO esim_console;
--- Operations of a console of the version before.
-GRANT SELECT, INSERT, UPDATE (cancelled_at) ON operations TO esim_console;
-GRANT SELECT, INSERT ON operation_parts TO esim_console;
+GRANT INSERT, UPDATE (ended_at, cancelled_at) ON resends TO esim_console;
 
 -- A partner whose key has leaked is disabled, or gets new keys; its limits are changed. Its configuration gets a new
 -- version, which ingress reads.
@@ -72,8 +64,5 @@ GRANT UPDATE (lane) ON held TO esim_console;
 -- If the server has lost commits, whoever notices it first stops all buying.
 GRANT EXECUTE ON FUNCTION commits_lost(uuid, bigint, bigint) TO esim_console;
 
--- Views that only programs of older schemas use (0039).
-GRANT SELECT ON configuration_version, sweeps, retention TO esim_console;
-GRANT SELECT ON retention_due TO esim_console;
 -- What did not go straight, and what its operators resolve.
 GRANT SELECT, INSERT ON history TO esim_console;

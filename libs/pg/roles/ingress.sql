@@ -20,16 +20,11 @@ GRANT UPDATE (state, reason) ON topups TO esim_ingress;
 
 -- What partners see and change themselves: docs/decisions/0017-partner-endpoints.md. Profiles go out in a partner's own
 -- look-up, and a rotation keeps the old key and the old secret.
-GRANT SELECT (name, webhook_url, webhook_host, webhook_events, webhook_secret, old_webhook_secret,
-              old_webhook_secret_until) ON partners TO esim_ingress;
-GRANT SELECT ON esims, deliveries, work, held, delivery_attempts, endpoints, partner_units TO esim_ingress;
-GRANT UPDATE (access_key, secret_key, old_access_key, old_secret_key, old_keys_until, webhook_url, webhook_events,
-              webhook_secret, old_webhook_secret, old_webhook_secret_until) ON partners TO esim_ingress;
+GRANT SELECT (name) ON partners TO esim_ingress;
+GRANT SELECT ON esims, deliveries, work, held, delivery_attempts, partner_units TO esim_ingress;
+GRANT UPDATE (access_key, secret_key, old_access_key, old_secret_key, old_keys_until) ON partners TO esim_ingress;
 GRANT UPDATE (version) ON system TO esim_ingress;
 GRANT SELECT (has_further_endpoints), UPDATE (has_further_endpoints) ON partners TO esim_ingress;
-GRANT SELECT, INSERT (endpoint_id, partner_id, purpose, url, secret, events, headers, created_at), DELETE,
-    UPDATE (url, secret, old_secret, old_secret_until, events, headers)
-    ON further_endpoints TO esim_ingress;
 GRANT SELECT, DELETE,
     INSERT (endpoint_id, partner_id, nth, purpose, url, secrets, secret_ends, events, headers, created_at),
     UPDATE (url, secrets, secret_ends, events, headers, moving_since, blocked_until, paused_by_partner, probe, unproven_since)
@@ -42,13 +37,11 @@ GRANT INSERT (delivery_id, partner_id, kind, created_at, credential, ends_at, en
 GRANT INSERT ON delivery_attempts TO esim_ingress;
 GRANT INSERT, UPDATE ON work TO esim_ingress;
 GRANT DELETE ON held TO esim_ingress;
-GRANT INSERT (partner_id, moving_since, blocked_until, paused_by_partner, unproven_since),
-    UPDATE (moving_since, blocked_until, paused_by_partner, probe, unproven_since), DELETE ON endpoints TO esim_ingress;
 GRANT SELECT, INSERT ON operator_actions TO esim_ingress;
 
--- Resends, which the notifiers work off; partners call them redeliveries. The sweeps tell which pending deliveries have no row in `work` yet.
-GRANT SELECT, INSERT, UPDATE (ended_at, cancelled_at) ON resends, redeliveries TO esim_ingress;
-GRANT SELECT ON walks, sweeps TO esim_ingress;
+-- Resends, which the notifiers work off; partners call them redeliveries. The walks of the sweeps tell which pending deliveries have no row in `work` yet.
+GRANT SELECT, INSERT, UPDATE (ended_at, cancelled_at) ON resends TO esim_ingress;
+GRANT SELECT ON walks TO esim_ingress;
 
 -- Its pulse, and what it does if the server has lost commits.
 GRANT SELECT, INSERT, UPDATE, DELETE ON pulses, minutely TO esim_ingress;
@@ -61,11 +54,7 @@ GRANT SELECT ON archived_orders TO esim_ingress;
 GRANT SELECT, INSERT, DELETE ON refused_requests TO esim_ingress;
 
 -- What partners ask about delivered eSIMs. A provisioner answers.
-GRANT SELECT, INSERT (topup_id, partner_id, provider, at, usage_asked_at, give_back, give_back_asked_at),
-    UPDATE (at, usage_asked_at, usage_failure, usage_failed_at, give_back, give_back_asked_at, not_returned_at, reason, message,
+GRANT SELECT, INSERT (topup_id, partner_id, provider, usage_asked_at, give_back, give_back_asked_at),
+    UPDATE (usage_asked_at, usage_failure, usage_failed_at, give_back, give_back_asked_at, not_returned_at, reason, message,
             ended_at)
     ON esim_requests TO esim_ingress;
-
--- Views that only programs of older schemas use (0039).
-GRANT SELECT, UPDATE ON configuration_version TO esim_ingress;
-GRANT SELECT ON walks, sweeps TO esim_ingress;

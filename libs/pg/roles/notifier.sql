@@ -1,15 +1,11 @@
 -- The notifier delivers. It reads profiles, webhook URLs and webhook secrets. It changes none of them, but erases what
 -- is past its term.
-GRANT SELECT (partner_id, environment, webhook_url, webhook_host, webhook_secret, old_webhook_secret,
-              old_webhook_secret_until, old_keys_until, webhook_events, has_further_endpoints, disabled_at, created_at)
-    ON partners TO esim_notifier;
-GRANT SELECT ON further_endpoints TO esim_notifier;
+GRANT SELECT (partner_id, environment, old_keys_until, has_further_endpoints, disabled_at, created_at) ON partners TO esim_notifier;
 -- The health of endpoints, and the codes that verify channels for notices.
 GRANT SELECT, UPDATE (failures, blocks, blocked_until, probe, moving_since, paused_by_partner, failing_since, told, told_at,
                       exhausted_told_at, unproven_since, code_digest, code_until, code_tries)
     ON partner_endpoints TO esim_notifier;
 -- The addresses that partners were told.
-GRANT UPDATE (code_digest, code_until, code_tries) ON further_endpoints TO esim_notifier;
 GRANT SELECT, UPDATE (addresses, told_at) ON system TO esim_notifier;
 -- Only for FOR SHARE, which needs the privilege to update a column. An update fails: its trigger raises the
 -- configuration's version, which this role may not do.
@@ -21,14 +17,12 @@ GRANT INSERT, DELETE ON deliveries TO esim_notifier;
 GRANT UPDATE (state, attempt, schedule_start, attempted_at, status, error, delivered_at, duration_ms) ON deliveries
     TO esim_notifier;
 GRANT SELECT, INSERT, DELETE ON further_deliveries TO esim_notifier;
-GRANT SELECT, INSERT, UPDATE, DELETE ON work, held, endpoints TO esim_notifier;
+GRANT SELECT, INSERT, UPDATE, DELETE ON work, held TO esim_notifier;
 GRANT SELECT, INSERT ON delivery_attempts TO esim_notifier;
 GRANT UPDATE (up_to, after, began_at, fence_at, fence_xid) ON walks TO esim_notifier;
-GRANT SELECT, INSERT, UPDATE, DELETE ON hourly TO esim_notifier;
 
 -- Resends: it works them off, and deletes old ones.
 GRANT SELECT, DELETE, UPDATE (phase, after_at, after_id, resent, ended_at) ON resends TO esim_notifier;
-GRANT SELECT, DELETE, UPDATE (phase, after_at, after_id, redelivered, ended_at) ON redeliveries TO esim_notifier;
 
 -- Retention: docs/decisions/0018-retention.md.
 GRANT UPDATE (profile, erased_at) ON esims TO esim_notifier;
@@ -40,9 +34,3 @@ GRANT SELECT (history_id, order_id, at), DELETE ON history TO esim_notifier;
 -- Its pulse, and what it does if the server has lost commits.
 GRANT SELECT, INSERT, UPDATE, DELETE ON pulses, minutely TO esim_notifier;
 GRANT EXECUTE ON FUNCTION commits_lost(uuid, bigint, bigint) TO esim_notifier;
-
--- Views that only programs of older schemas use (0039).
-GRANT SELECT, INSERT, UPDATE ON source_addresses TO esim_notifier;
-GRANT SELECT, UPDATE ON sweeps TO esim_notifier;
-GRANT SELECT, UPDATE (after, up_to, began_at) ON retention TO esim_notifier;
-GRANT SELECT, INSERT, UPDATE, DELETE ON retention_due TO esim_notifier;

@@ -1,15 +1,16 @@
 -- Operators, through esimctl. They read no profile. `migrate`, `recover`, `master-key` and `archive` need
 -- the owner.
 GRANT SELECT ON system, partners, options, orders, placements, topups, work, held, deliveries,
-    provider_references, hourly, minutely, delivery_attempts, endpoints, further_endpoints, further_deliveries, providers, provider_lanes, provider_replicas, pulses, commit_losses, walks, operator_actions
+    provider_references, minutely, delivery_attempts, further_deliveries, providers, provider_lanes, provider_replicas,
+    pulses, commit_losses, walks, operator_actions
     TO esim_operator;
 GRANT SELECT (topup_id, provider, provider_unit_id, iccid, ready_at, delivery_id, erased_at, returned_at) ON esims
     TO esim_operator;
 
 GRANT UPDATE (version) ON system TO esim_operator;
 GRANT INSERT ON partners, options, operator_actions TO esim_operator;
-GRANT UPDATE (name, environment, access_key, secret_key, old_access_key, old_secret_key, old_keys_until, webhook_url,
-              webhook_events, webhook_secret, old_webhook_secret, old_webhook_secret_until, disabled_at, max_in_flight,
+GRANT UPDATE (name, environment, access_key, secret_key, old_access_key, old_secret_key, old_keys_until,
+              disabled_at, max_in_flight,
               requests_per_second, orders_per_second, units_per_second, signed_body_required, has_further_endpoints,
               erased_at, version)
     ON partners TO esim_operator;
@@ -22,11 +23,8 @@ GRANT UPDATE (state, not_found_at, placed_at, reason, unknowns, disputed, provid
 GRANT UPDATE (state, reason, provider_option_id) ON topups TO esim_operator;
 GRANT UPDATE (state, schedule_start, delivered_at) ON deliveries TO esim_operator;
 GRANT INSERT ON delivery_attempts TO esim_operator;
-GRANT INSERT, UPDATE, DELETE ON work, held, endpoints TO esim_operator;
-GRANT SELECT, DELETE, INSERT, UPDATE (ended_at, cancelled_at) ON resends, redeliveries TO esim_operator;
--- Operations of an `esimctl` of the version before (0053).
-GRANT SELECT, INSERT, UPDATE (cancelled_at) ON operations TO esim_operator;
-GRANT SELECT, INSERT ON operation_parts TO esim_operator;
+GRANT INSERT, UPDATE, DELETE ON work, held TO esim_operator;
+GRANT SELECT, DELETE, INSERT, UPDATE (ended_at, cancelled_at) ON resends TO esim_operator;
 
 -- A profile that an operator enters by hand, with its webhook.
 GRANT INSERT (topup_id, provider, provider_unit_id, iccid, profile, ready_at, delivery_id, code_digest),
@@ -39,7 +37,7 @@ GRANT SELECT, DELETE ON refused_requests TO esim_operator;
 GRANT UPDATE (profile, erased_at) ON esims TO esim_operator;
 GRANT UPDATE (traceparent, erased_at) ON orders TO esim_operator;
 GRANT UPDATE (reason, refusal_status, refusal_message, tried) ON placements TO esim_operator;
-GRANT DELETE ON delivery_attempts, deliveries, further_endpoints, further_deliveries TO esim_operator;
+GRANT DELETE ON delivery_attempts, deliveries, further_deliveries TO esim_operator;
 GRANT UPDATE (error) ON deliveries TO esim_operator;
 
 -- Operators who sign in at the console.
@@ -53,9 +51,5 @@ GRANT SELECT ON archives, archived_orders TO esim_operator;
 GRANT SELECT, DELETE ON esim_requests TO esim_operator;
 GRANT EXECUTE ON FUNCTION resolve_give_back(text, integer, boolean) TO esim_operator;
 
--- Views that only programs of older schemas use (0039).
-GRANT SELECT, UPDATE ON configuration_version, retention TO esim_operator;
-GRANT SELECT ON sweeps, archive_partners TO esim_operator;
-GRANT SELECT, UPDATE, DELETE ON retention_due TO esim_operator;
 -- What did not go straight. An erasure removes its texts.
 GRANT SELECT, INSERT, UPDATE (reason, detail, before, after) ON history TO esim_operator;

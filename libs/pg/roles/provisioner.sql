@@ -18,7 +18,6 @@ GRANT INSERT (delivery_id, partner_id, kind, topup_id, order_id) ON deliveries T
 GRANT SELECT, INSERT, UPDATE, DELETE ON work, held, provider_replicas, provider_lanes TO esim_provisioner;
 GRANT INSERT, UPDATE ON providers TO esim_provisioner;
 GRANT UPDATE (up_to, fence_at, fence_xid) ON walks TO esim_provisioner;
-GRANT SELECT, INSERT, UPDATE, DELETE ON hourly TO esim_provisioner;
 
 -- Its pulse, and what it does if the server has lost commits.
 GRANT SELECT, INSERT, UPDATE, DELETE ON pulses, minutely TO esim_provisioner;
@@ -29,7 +28,5 @@ GRANT SELECT, UPDATE ON esim_requests TO esim_provisioner;
 GRANT EXECUTE ON FUNCTION mark_returned(text) TO esim_provisioner;
 GRANT UPDATE (erased_at, returned_at) ON esims TO esim_provisioner;
 
--- Views that only programs of older schemas use (0039).
-GRANT SELECT, UPDATE ON sweeps TO esim_provisioner;
 -- What did not go straight.
 GRANT INSERT ON history TO esim_provisioner;

@@ -111,8 +111,7 @@ pub async fn due(
 /// `free` locks the rows of `work`, and `known` what is asked, in the form that is committed now. A
 /// request that somebody is just changing is left for the next look, because waiting for it here
 /// could be a deadlock. `done` deletes the rows whose request has ended, for example because the
-/// claim of its give-back has answered the question about the use, too. `unnoticed` hides the
-/// requests from provisioners of older schemas, which look at `esim_requests.at`.
+/// claim of its give-back has answered the question about the use, too.
 pub async fn claim(
     connection: &mut PgConnection,
     provider: &str,
@@ -137,9 +136,6 @@ pub async fn claim(
                                ELSE give_back IS NOT NULL AND give_back NOT IN ('returned', 'refused', 'parked') END
            ), leased AS (
                UPDATE work SET at = now() + make_interval(secs => $3) WHERE id = ANY (ARRAY (SELECT id FROM open))
-           ), unnoticed AS (
-               UPDATE esim_requests SET at = NULL
-               WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM open WHERE at IS NOT NULL))
            ), done AS (
                DELETE FROM work
                WHERE id = ANY (ARRAY (SELECT id FROM known WHERE id <> ALL (ARRAY (SELECT id FROM open))

@@ -99,7 +99,7 @@ impl Bench {
     /// A database whose retention erases nothing, so that profiles and attempts are archived, too.
     async fn keeping_everything() -> Self {
         let bench = Self::new().await;
-        bench.sql("UPDATE retention SET days = NULL").await;
+        bench.sql("UPDATE walks SET days = NULL").await;
         bench
     }
 

@@ -159,8 +159,7 @@ async fn the_notices_are_one_row_for_all_partners_and_processes() {
     assert_eq!(claim(&mut notifier).await.len(), 1);
 }
 
-/// What runs when the schema changes becomes work, and so does what programs of the version before
-/// begin beside this one.
+/// What runs when the schema changes becomes work.
 #[tokio::test]
 async fn moves_and_resends_of_the_version_before_become_work() {
     let bench = before("work in batches").await;
@@ -181,26 +180,6 @@ async fn moves_and_resends_of_the_version_before_become_work() {
     let mut expected = [
         format!("({partner},moved,{partner})"),
         format!("({running},resend,{partner})"),
-    ];
-    expected.sort_unstable();
-    assert_eq!(shown(&mut owner, work).await, expected.join(" "));
-
-    execute(
-        &mut owner,
-        "DELETE FROM work; UPDATE redeliveries SET ended_at = now()",
-    )
-    .await;
-    let other = Uuid::now_v7();
-    let mut ingress = bench.as_role("ingress").await;
-    let begun = format!(
-        "UPDATE endpoints SET moving_since = now() WHERE partner_id = '{partner}';
-         INSERT INTO redeliveries (redelivery_id, partner_id, since, until, phase)
-         VALUES ('{other}', '{partner}', now(), now(), 'exhausted')"
-    );
-    execute(&mut ingress, &begun).await;
-    let mut expected = [
-        format!("({partner},moved,{partner})"),
-        format!("({other},resend,{partner})"),
     ];
     expected.sort_unstable();
     assert_eq!(shown(&mut owner, work).await, expected.join(" "));

@@ -180,7 +180,6 @@ async fn rows_from_before_the_bounds_are_carried_over_and_end_no_reader() {
         .sql(
             "INSERT INTO providers (name, open_until, changed_at) VALUES ('usimsa', now(), now());
              UPDATE partner_endpoints SET blocked_until = 'infinity';
-             INSERT INTO hourly VALUES (now(), 'placements', 0, 0, 0);
              INSERT INTO operator_actions (action_id, operator, command, target, affected, reason)
              VALUES (gen_random_uuid(), 'ana', 'recover', 'all', 1, 'x')",
         )

@@ -180,7 +180,10 @@ async fn count(bench: &Bench, statement: &'static str) -> i64 {
 /// Lets the sweep of a cell see everything that it has.
 async fn sweep_everything(bench: &Bench) {
     bench
-        .sql("UPDATE sweeps SET up_to = now() - interval '8 s', fence_at = NULL, fence_xid = NULL")
+        .sql(
+            "UPDATE walks SET up_to = now() - interval '8 s', fence_at = NULL, fence_xid = NULL
+             WHERE name IN ('placements', 'deliveries')",
+        )
         .await;
     let mut connection = bench.connection().await;
     store::placements::sweep(&mut connection, NO_LEASE)

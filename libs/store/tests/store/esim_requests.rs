@@ -171,9 +171,9 @@ async fn what_is_asked_is_work_until_it_is_answered() {
     assert_eq!(bench.value::<i64>(kinds, &topup).await, 0);
 }
 
-/// Ingress and provisioners of the version before say in `esim_requests.at` when a request is due.
+/// `esim_requests.at` said when a request is due.
 #[tokio::test]
-async fn a_request_of_the_version_before_becomes_work() {
+async fn a_request_from_before_it_was_work_becomes_work() {
     let bench = before_requests().await;
     let rows =
         "INSERT INTO esim_requests (topup_id, partner_id, provider, at, usage_asked_at, give_back)
@@ -186,17 +186,6 @@ async fn a_request_of_the_version_before_becomes_work() {
     let work = "SELECT lane, kind, provider, at <= now() AS due FROM work";
     let expected = "(back,give_back,sandbox,f) (both,give_back,sandbox,t) (both,usage,sandbox,t)";
     assert_eq!(crate::upgrade::shown(&mut owner, work).await, expected);
-    // A lease of an older provisioner holds for the new ones, too, and the other way round.
-    bench
-        .sql("UPDATE esim_requests SET at = now() + interval '1 minute' WHERE topup_id = 'both'")
-        .await;
-    assert!(due_requests(&mut owner).await.is_empty());
-    bench
-        .sql("UPDATE work SET at = now() WHERE lane = 'back'; UPDATE esim_requests SET at = now() WHERE topup_id = 'back'")
-        .await;
-    bench.claim_requests().await;
-    let noticed = "SELECT topup_id FROM esim_requests WHERE at <= now()";
-    assert_eq!(crate::upgrade::shown(&mut owner, noticed).await, "");
 }
 
 async fn before_requests() -> Bench {
@@ -419,8 +408,11 @@ async fn a_row_that_cannot_be_read_is_set_aside_alone() {
     // A question whose eSIM is gone.
     bench
         .sql(
-            "INSERT INTO esim_requests (topup_id, partner_id, provider, at, usage_asked_at)
-             VALUES ('gone', gen_random_uuid(), 'sandbox', now(), now())",
+            "INSERT INTO esim_requests (topup_id, partner_id, provider, usage_asked_at)
+             VALUES ('gone', gen_random_uuid(), 'sandbox', now());
+             INSERT INTO work (id, kind, provider, lane, partner_id, at)
+             SELECT md5('usage gone')::uuid, 'usage', provider, topup_id, partner_id, now()
+             FROM esim_requests WHERE topup_id = 'gone'",
         )
         .await;
     let claimed = bench.claim_requests().await;

@@ -209,7 +209,7 @@ async fn the_sweep_fans_out_what_no_claim_has() {
         .await
         .unwrap();
     bench
-        .sql("UPDATE sweeps SET up_to = now() - interval '8 s'")
+        .sql("UPDATE walks SET up_to = now() - interval '8 s' WHERE name IN ('placements', 'deliveries')")
         .await;
     for _ in 0..2 {
         deliveries::sweep(&mut *bench.connection().await, Duration::ZERO)

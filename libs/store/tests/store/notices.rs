@@ -515,10 +515,10 @@ async fn the_role_of_ingress_verifies_no_channel_without_its_code() {
         "UPDATE partner_endpoints SET code_digest = ''",
         "UPDATE partner_endpoints SET code_tries = 0",
         "UPDATE partner_endpoints SET purpose = 'notices'",
-        "INSERT INTO further_endpoints (endpoint_id, partner_id, purpose, url, secret, events, verified_at)
-         VALUES (gen_random_uuid(), gen_random_uuid(), 'notices', 'mailto:a@b.example', '', '{}', now())",
-        "INSERT INTO further_endpoints (endpoint_id, partner_id, purpose, url, secret, events, code_digest)
-         VALUES (gen_random_uuid(), gen_random_uuid(), 'notices', 'mailto:a@b.example', '', '{}', '')",
+        "INSERT INTO partner_endpoints (endpoint_id, partner_id, nth, purpose, url, events, verified_at)
+         VALUES (gen_random_uuid(), gen_random_uuid(), 1, 'notices', 'mailto:a@b.example', '{}', now())",
+        "INSERT INTO partner_endpoints (endpoint_id, partner_id, nth, purpose, url, events, code_digest)
+         VALUES (gen_random_uuid(), gen_random_uuid(), 1, 'notices', 'mailto:a@b.example', '{}', '')",
     ] {
         let error = sqlx::raw_sql(statement).execute(&mut ingress).await.unwrap_err();
         let error = error.as_database_error().unwrap();

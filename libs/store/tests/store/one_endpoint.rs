@@ -1,8 +1,5 @@
-//! The upgrade to one table of endpoints: no row and no secret of the version before is lost, and its
-//! programs go on beside those of this version.
+//! The upgrade to one table of endpoints: no row and no secret of the three older places is lost.
 
-use accounts::partners::endpoints::{self, Block, Change};
-use domain::EndpointKey;
 use pg::schema::{self, Patience};
 use sqlx::migrate::{Migration, Migrator};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
@@ -12,15 +9,30 @@ use crate::bench::{Bench, execute};
 /// The last schema with three places for endpoints.
 const BEFORE: i64 = 40;
 
-/// What all endpoints have, as programs of the version before read it.
-const FIRST: &str =
-    "SELECT partner_id, webhook_url, webhook_host, webhook_secret, old_webhook_secret,
-                            old_webhook_secret_until, webhook_events FROM partners";
-const FURTHER: &str = "SELECT * FROM further_endpoints";
-/// An endpoint without a row here had the health that a new one has.
-const HEALTH: &str = "SELECT * FROM endpoints
-    WHERE failures + blocks > 0 OR paused_by_partner
-       OR coalesce(blocked_until, moving_since, failing_since, told_at, exhausted_told_at, unproven_since) IS NOT NULL";
+/// What all endpoints have: how it was read before, and how it is read now.
+const READ: [(&str, &str); 3] = [
+    (
+        "SELECT partner_id, webhook_url, webhook_host, webhook_secret, old_webhook_secret, old_webhook_secret_until,
+                webhook_events FROM partners",
+        "SELECT partner_id, url, host, coalesce(secrets[1], ''), secrets[2], secret_ends[2],
+                array_remove(events, 'topup.ready') FROM partner_endpoints WHERE nth = 0",
+    ),
+    (
+        "SELECT endpoint_id, partner_id, purpose, url, host, secret, old_secret, old_secret_until, events, headers,
+                verified_at, created_at, code_digest, code_until, code_tries FROM further_endpoints",
+        "SELECT endpoint_id, partner_id, purpose, url, host, secrets[1], secrets[2], secret_ends[2], events, headers,
+                verified_at, created_at, code_digest, code_until, code_tries FROM partner_endpoints WHERE nth > 0",
+    ),
+    // An endpoint without a row had the health that a new one has.
+    (
+        "SELECT partner_id, failures, blocks, blocked_until, probe, moving_since, paused_by_partner, failing_since, told,
+                told_at, exhausted_told_at, unproven_since FROM endpoints",
+        "SELECT endpoint_id, failures, blocks, blocked_until, probe, moving_since, paused_by_partner, failing_since, told,
+                told_at, exhausted_told_at, unproven_since FROM partner_endpoints
+         WHERE failures + blocks > 0 OR paused_by_partner
+            OR coalesce(blocked_until, moving_since, failing_since, told_at, exhausted_told_at, unproven_since) IS NOT NULL",
+    ),
+];
 
 /// Rows of every kind: partners without a URL, with one and with an old secret, an erased one; further
 /// endpoints with an old secret, headers and other events; channels that are verified, and that wait
@@ -89,10 +101,10 @@ async fn no_endpoint_and_no_secret_is_lost() {
     let bench = Bench::empty().await;
     let mut connection = before(&bench).await;
     let mut stored = Vec::new();
-    for query in [FIRST, FURTHER, HEALTH] {
-        let found = rows(&mut connection, query).await;
-        assert!(found.len() >= 30, "{query}");
-        stored.push((query, found));
+    for (before, now) in READ {
+        let found = rows(&mut connection, before).await;
+        assert!(found.len() >= 30, "{before}");
+        stored.push((now, found));
     }
     schema::migrate(&mut connection).await.unwrap();
     for (query, found) in stored {
@@ -109,110 +121,4 @@ async fn no_endpoint_and_no_secret_is_lost() {
     let lists = "SELECT count(*) FROM partner_endpoints WHERE cardinality(secrets) = 2 AND secret_ends[1] IS NULL
                    AND secret_ends[2] > '2090-01-01'";
     assert_eq!(number(&mut connection, lists).await, 1 + 15);
-}
-
-/// Statements of the version before, as its programs sent them: each through the view or the columns
-/// that are left for it.
-#[tokio::test]
-async fn programs_of_the_version_before_go_on_beside_this_one() {
-    let bench = Bench::new().await;
-    let mut connection = bench.connection().await;
-    // A partner that an older `esimctl` creates has its first endpoint.
-    execute(
-        &mut connection,
-        "INSERT INTO partners (partner_id, name, environment, access_key, secret_key, webhook_url, webhook_secret)
-         VALUES (md5('p')::uuid, 'p', 'live', 'ak', 'x', 'https://One.example/', 'one')",
-    )
-    .await;
-    let endpoint = "SELECT url, host, convert_from(secrets[1], 'UTF8'), cardinality(secrets), events, failures, blocked_until
-                    FROM partner_endpoints";
-    let first = format!("{endpoint} WHERE nth = 0");
-    assert_eq!(
-        rows(&mut connection, &first).await,
-        ["(https://One.example/,one.example,one,1,{topup.ready},0,)"]
-    );
-    // It changes the URL, the events and the secret, and reads what this version has changed.
-    execute(
-        &mut connection,
-        "UPDATE partners SET webhook_url = 'https://two.example/', webhook_events = '{topup.failed}', webhook_secret = 'two',
-                             old_webhook_secret = webhook_secret, old_webhook_secret_until = now() + interval '1 hour'",
-    )
-    .await;
-    assert_eq!(
-        rows(&mut connection, &first).await,
-        ["(https://two.example/,two.example,two,2,\"{topup.ready,topup.failed}\",0,)"]
-    );
-    let id = first_endpoint(&mut connection).await;
-    let change = Change {
-        url: Some(Some("https://three.example/")),
-        events: Some(&[]),
-        headers: None,
-    };
-    let changed = endpoints::change(&mut connection, id, &change, Block::ProbeNow).await;
-    assert_eq!(changed.unwrap(), Some(true));
-    assert_eq!(
-        rows(
-            &mut connection,
-            "SELECT webhook_url, webhook_events FROM partners"
-        )
-        .await,
-        ["(https://three.example/,{})"]
-    );
-    // An older notifier counts failures, and blocks the endpoint.
-    let count = "INSERT INTO endpoints AS e (partner_id, failures, blocks, failing_since)
-                 VALUES (md5('p')::uuid, 3, 0, now())
-                 ON CONFLICT (partner_id) DO UPDATE
-                 SET failures = e.failures + excluded.failures, blocked_until = timestamptz 'infinity'
-                 WHERE e.blocked_until IS NULL
-                 RETURNING e.partner_id";
-    assert_eq!(rows_of(&mut connection, count).await, 1);
-    assert_eq!(rows_of(&mut connection, count).await, 0, "it is blocked");
-    let unknown = "INSERT INTO endpoints (partner_id, failures) VALUES (gen_random_uuid(), 1)
-                   ON CONFLICT (partner_id) DO UPDATE SET failures = excluded.failures";
-    assert_eq!(rows_of(&mut connection, unknown).await, 0, "it was deleted");
-    assert_eq!(
-        rows(
-            &mut connection,
-            "SELECT failures, blocked_until FROM partner_endpoints"
-        )
-        .await,
-        ["(3,infinity)"]
-    );
-    // An older ingress creates, changes and deletes a further endpoint.
-    execute(
-        &mut connection,
-        "INSERT INTO further_endpoints (endpoint_id, partner_id, url, secret, events, headers, created_at)
-         SELECT md5('e')::uuid, md5('p')::uuid, 'https://four.example/', 'four', '{topup.ready}', NULL, clock_timestamp()
-         WHERE (SELECT count(*) FROM further_endpoints WHERE partner_id = md5('p')::uuid AND purpose = 'webhooks') < 9;
-         UPDATE further_endpoints SET secret = 'five', old_secret = secret, old_secret_until = now() + interval '1 hour'
-         WHERE endpoint_id = md5('e')::uuid",
-    )
-    .await;
-    assert_eq!(
-        rows(&mut connection, &format!("{endpoint} WHERE nth = 1")).await,
-        ["(https://four.example/,four.example,five,2,{topup.ready},0,)"]
-    );
-    let gone = "WITH gone AS (
-                    DELETE FROM further_endpoints WHERE endpoint_id = md5('e')::uuid AND purpose = 'webhooks' RETURNING endpoint_id
-                ), health AS (
-                    DELETE FROM endpoints WHERE partner_id = ANY (ARRAY (SELECT endpoint_id FROM gone))
-                )
-                SELECT * FROM gone";
-    assert_eq!(rows_of(&mut connection, gone).await, 1);
-    let left = "SELECT count(*) FROM partner_endpoints";
-    assert_eq!(number(&mut connection, left).await, 1);
-}
-
-async fn first_endpoint(connection: &mut PgConnection) -> EndpointKey {
-    let id: uuid::Uuid = sqlx::query_scalar("SELECT partner_id FROM partners")
-        .fetch_one(connection)
-        .await
-        .unwrap();
-    EndpointKey::first(id.into())
-}
-
-/// The number of rows that a statement changes or returns.
-async fn rows_of(connection: &mut PgConnection, statement: &str) -> usize {
-    let rows = sqlx::query(AssertSqlSafe(statement.to_owned())).fetch_all(connection);
-    rows.await.unwrap().len()
 }

@@ -1,8 +1,9 @@
 -- 60,000 finished orders of 500 partners over 200 days, one in fifty with failed attempts, and the few rows that are
 -- under way. Enough that a sequential scan costs more than an index everywhere.
-INSERT INTO partners (partner_id, name, environment, access_key, webhook_url, webhook_secret)
-SELECT ('00000000-0000-7000-8000-' || lpad(n::text, 12, '0'))::uuid, 'p' || n, 'live', 'ak_' || n, 'http://127.0.0.1/', 'x'
+INSERT INTO partners (partner_id, name, environment, access_key)
+SELECT ('00000000-0000-7000-8000-' || lpad(n::text, 12, '0'))::uuid, 'p' || n, 'live', 'ak_' || n
 FROM generate_series(1, 500) n;
+UPDATE partner_endpoints SET url = 'http://127.0.0.1/', secrets = ARRAY['x'::bytea], secret_ends = ARRAY[NULL::timestamptz];
 INSERT INTO providers (name) VALUES ('sandbox'), ('usimsa');
 
 CREATE TEMP TABLE filled AS
@@ -66,10 +67,13 @@ SELECT md5('endpoint ' || n)::uuid, ('00000000-0000-7000-8000-' || lpad(n::text,
 FROM generate_series(1, 50) n;
 INSERT INTO further_deliveries (topup_id, delivery_id)
 SELECT to_char(at, 'YYYYMMDDHH24MISS') || lpad(n::text, 12, '0'), id FROM filled WHERE n > 30000;
-INSERT INTO esim_requests (topup_id, partner_id, provider, at, usage_asked_at, read_at, give_back, give_back_asked_at, ended_at)
+INSERT INTO esim_requests (topup_id, partner_id, provider, usage_asked_at, read_at, give_back, give_back_asked_at, ended_at)
 SELECT to_char(at, 'YYYYMMDDHH24MISS') || lpad(n::text, 12, '0'), partner_id,
-       CASE n % 2 WHEN 0 THEN 'sandbox' ELSE 'usimsa' END, CASE WHEN n > 59000 THEN now() + make_interval(secs => n - 59500) END,
-       CASE WHEN n > 59000 THEN at END, at, CASE n % 100 WHEN 0 THEN 'returned' WHEN 1 THEN 'parked' END, at, at
+       CASE n % 2 WHEN 0 THEN 'sandbox' ELSE 'usimsa' END, CASE WHEN n > 59000 THEN at END, at, CASE n % 100 WHEN 0 THEN 'returned' WHEN 1 THEN 'parked' END, at, at
 FROM filled;
+INSERT INTO work (id, kind, provider, lane, partner_id, at)
+SELECT md5('usage ' || n)::uuid, 'usage', CASE n % 2 WHEN 0 THEN 'sandbox' ELSE 'usimsa' END,
+       to_char(at, 'YYYYMMDDHH24MISS') || lpad(n::text, 12, '0'), partner_id, now() + make_interval(secs => n - 59500)
+FROM filled WHERE n > 59000;
 INSERT INTO history (order_id, placement_id, kind, at) SELECT id, id, 'unknown', at FROM filled WHERE n % 20 = 0;
 INSERT INTO history (provider, kind, at) SELECT 'sandbox', 'breaker_opened', at FROM filled WHERE n % 50 = 0;

@@ -94,7 +94,7 @@ async fn refused_requests_end_with_their_term_and_with_their_partner() {
     );
 
     bench
-        .sql("UPDATE partners SET disabled_at = now() - interval '1 hour'; UPDATE sweeps SET up_to = now()")
+        .sql("UPDATE partners SET disabled_at = now() - interval '1 hour'; UPDATE walks SET up_to = now() WHERE name IN ('placements', 'deliveries')")
         .await;
     erase::partner(&mut *bench.connection().await, partner, 0, applied())
         .await

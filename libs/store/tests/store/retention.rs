@@ -215,7 +215,7 @@ async fn a_shorter_term_reaches_back_and_for_ever_erases_nothing() {
     assert_eq!(left().await, [false, true, true]);
 
     // The walk has passed these rows; a new term begins it again, and the same one does not.
-    let began = "SELECT began_at::text FROM retention WHERE class = $1";
+    let began = "SELECT began_at::text FROM walks WHERE name = $1";
     bench.keep(Class::Profiles, Some(5), Mode::Preview).await;
     assert_eq!(bench.step(Class::Profiles).await.erased, 0);
     bench.keep(Class::Profiles, Some(5), applied()).await;
@@ -300,7 +300,7 @@ async fn a_walk_goes_on_where_it_stopped_and_two_processes_do_not_share_it() {
         "{overdue:?}"
     );
     let mut holder = bench.pool.begin().await.unwrap();
-    execute(&mut holder, "SELECT FROM retention FOR UPDATE").await;
+    execute(&mut holder, "SELECT FROM walks FOR UPDATE").await;
     assert_eq!(bench.step(Class::Profiles).await, Step::default());
     holder.rollback().await.unwrap();
     assert_eq!(next().await, (2, true));
@@ -544,7 +544,7 @@ async fn a_partner_is_erased_with_all_its_orders_and_no_other() {
     let soon = erase::partner_orders(&mut connection, gone).await;
     assert!(matches!(soon, Err(NotErased::TooSoon)), "{soon:?}");
     bench
-        .sql("UPDATE sweeps SET up_to = now() + interval '1 minute'")
+        .sql("UPDATE walks SET up_to = now() + interval '1 minute' WHERE name IN ('placements', 'deliveries')")
         .await;
     bench.due_in(&[placement(&theirs[0])], 60.0).await;
     let busy = erase::partner_orders(&mut connection, gone)

@@ -44,23 +44,22 @@ const DENIED: [(&str, &[&str]); 5] = testkit::rows! {
         "INSERT INTO work VALUES (gen_random_uuid(), 'buy', 'sandbox', '', gen_random_uuid(), now())",
         "UPDATE providers SET open_until = NULL", "UPDATE deliveries SET kind = 'key.expiring'",
         "UPDATE partner_endpoints SET partner_id = gen_random_uuid()", "UPDATE partner_endpoints SET verified_at = now()",
-        "UPDATE further_endpoints SET partner_id = gen_random_uuid()", "DELETE FROM further_deliveries",
+        "DELETE FROM further_deliveries",
     ];
     "provisioner" => &[
         "SELECT partner_id FROM partners",
         "SELECT answer FROM delivery_attempts", "SELECT state FROM deliveries",
-        "UPDATE partners SET webhook_url = 'https://attacker.example/'", "UPDATE orders SET refused_at = now()",
+        "UPDATE partner_endpoints SET url = 'https://attacker.example/'", "UPDATE orders SET refused_at = now()",
         "INSERT INTO orders (order_id) VALUES (gen_random_uuid())",
         "INSERT INTO placements (placement_id) VALUES (gen_random_uuid())",
         "UPDATE topups SET option_id = gen_random_uuid()", "UPDATE options SET enabled = false",
         "DELETE FROM deliveries", "DELETE FROM esims", "SELECT close_placements(gen_random_uuid())",
-        "SELECT url FROM partner_endpoints", "SELECT url FROM further_endpoints",
+        "SELECT url FROM partner_endpoints",
     ];
     "notifier" => &[
         "SELECT secret_key FROM partners", "SELECT old_secret_key FROM partners",
         "SELECT access_key FROM partners", "SELECT * FROM partners",
-        "UPDATE partners SET webhook_url = 'https://attacker.example/'",
-        "UPDATE partners SET webhook_secret = ''",
+        "UPDATE partners SET name = ''",
         // Granted for FOR SHARE only: the trigger of partners refuses it.
         "UPDATE partners SET created_at = now()",
         "UPDATE placements SET state = 'accepted'",
@@ -69,10 +68,9 @@ const DENIED: [(&str, &[&str]); 5] = testkit::rows! {
         "INSERT INTO placements (placement_id) VALUES (gen_random_uuid())",
         "INSERT INTO orders (order_id) VALUES (gen_random_uuid())", "UPDATE orders SET refused_at = now()",
         "UPDATE esims SET iccid = '1'", "UPDATE deliveries SET partner_id = gen_random_uuid()",
-        "UPDATE retention SET days = 1",
+        "UPDATE walks SET days = 1",
         "UPDATE partner_endpoints SET url = 'https://attacker.example/'", "UPDATE partner_endpoints SET secrets = '{}'",
         "DELETE FROM partner_endpoints", "INSERT INTO partner_endpoints (endpoint_id) VALUES (gen_random_uuid())",
-        "UPDATE further_endpoints SET url = 'https://attacker.example/'", "DELETE FROM further_endpoints",
     ];
     "operator" => &[
         "SELECT profile FROM esims", "UPDATE operator_actions SET reason = ''",
@@ -82,20 +80,19 @@ const DENIED: [(&str, &[&str]); 5] = testkit::rows! {
     ];
     "console" => &[
         // It may read profiles, which are sealed: docs/decisions/0033-console.md.
-        "UPDATE esims SET profile = NULL", "SELECT webhook_secret FROM partners", "UPDATE partners SET environment = 'live'",
+        "UPDATE esims SET profile = NULL", "UPDATE partners SET environment = 'live'",
         "UPDATE partners SET name = ''", "UPDATE partner_endpoints SET partner_id = gen_random_uuid()",
         "UPDATE partner_endpoints SET verified_at = now()", "UPDATE partner_endpoints SET told = NULL",
-        "SELECT headers FROM further_endpoints", "SELECT secret FROM further_endpoints",
-        "UPDATE partners SET webhook_url = 'https://attacker.example/'", "UPDATE partners SET moved_to = NULL",
+        "UPDATE partners SET moved_to = NULL",
         "UPDATE operators SET role = 'operator'", "UPDATE operators SET disabled_at = NULL",
         "INSERT INTO operators (operator_id) VALUES (gen_random_uuid())", "DELETE FROM operators",
         "UPDATE operator_actions SET reason = ''", "DELETE FROM operator_actions",
         "UPDATE operator_sessions SET ends_at = 'infinity'", "UPDATE operator_sessions SET role = 'operator'",
-        "UPDATE providers SET name = 'another'", "UPDATE endpoints SET told = NULL",
+        "UPDATE providers SET name = 'another'",
         "UPDATE work SET partner_id = gen_random_uuid()", "UPDATE held SET state = 'parked'",
         "INSERT INTO held (id, state, provider, partner_id) VALUES (gen_random_uuid(), 'parked', '', gen_random_uuid())",
         "INSERT INTO orders (order_id) VALUES (gen_random_uuid())", "UPDATE placements SET attempt = 0",
-        "UPDATE options SET enabled = true", "UPDATE retention SET days = 1", "DELETE FROM delivery_attempts",
+        "UPDATE options SET enabled = true", "UPDATE walks SET days = 1", "DELETE FROM delivery_attempts",
         "UPDATE esim_requests SET attempt = 0", "UPDATE orders SET refused_at = now()", "SELECT mark_returned('a')",
     ];
 };
@@ -104,8 +101,8 @@ const STILL: [(&str, &[(&str, &str)]); 5] = testkit::rows! {
     "ingress" => &[
         ("redirect webhooks", "UPDATE partner_endpoints SET url = 'https://attacker.example/'"),
         ("read keys, profiles", "SELECT secret_key, profile FROM partners, esims"),
-        ("of any partner", "INSERT INTO esim_requests (topup_id, partner_id, provider, at, give_back)
-                            SELECT 'a', gen_random_uuid(), '', now(), 'asked'"),
+        ("of any partner", "INSERT INTO esim_requests (topup_id, partner_id, provider, give_back)
+                            SELECT 'a', gen_random_uuid(), '', 'asked'"),
         ("pause an endpoint", "UPDATE partner_endpoints SET blocked_until = 'infinity'"),
         ("stop all buying", "SELECT commits_lost(gen_random_uuid(), 1, NULL)"),
     ];

@@ -458,13 +458,11 @@ async fn what_others_change_is_not_overwritten() {
 }
 
 /// Columns of bytes that no master key seals.
-const NOT_SEALED: [(&str, &str); 6] = testkit::rows! {
+const NOT_SEALED: [(&str, &str); 4] = testkit::rows! {
     "esims.code_digest" => "It is made anew together with the profile.";
     "operator_sessions.token_digest" => "A hash of a random token.";
     "operators.setup_digest" => "A hash of a random token.";
     "partner_endpoints.code_digest" => "A hash of a code that is sent once.";
-    "partners.webhook_secret" => "A trigger copies it from the first endpoint, for the version before.";
-    "partners.old_webhook_secret" => "The same.";
 };
 
 /// A column that is not in the list would be lost with the old key.

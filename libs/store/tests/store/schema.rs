@@ -391,11 +391,19 @@ async fn a_key_that_any_partner_needs_may_not_be_missing() {
     let id = PartnerId::new();
     let sealed = |purpose| newer.seal(purpose, &[7; 32]).unwrap();
     sqlx::query(
-        "INSERT INTO partners (partner_id, name, environment, access_key, secret_key, webhook_secret)
-         VALUES ($1, 'newer', 'sandbox', 'ak_newer', $2, $3)",
+        "INSERT INTO partners (partner_id, name, environment, access_key, secret_key)
+         VALUES ($1, 'newer', 'sandbox', 'ak_newer', $2)",
     )
     .bind(id.uuid())
     .bind(sealed(Purpose::SecretKey(id)))
+    .execute(&bench.pool)
+    .await
+    .unwrap();
+    sqlx::query(
+        "UPDATE partner_endpoints SET secrets = ARRAY[$2::bytea], secret_ends = ARRAY[NULL::timestamptz]
+         WHERE endpoint_id = $1",
+    )
+    .bind(id.uuid())
     .bind(sealed(Purpose::WebhookSecret(id)))
     .execute(&bench.pool)
     .await
@@ -408,8 +416,12 @@ async fn a_key_that_any_partner_needs_may_not_be_missing() {
         .await
         .unwrap_err();
     assert!(error.to_string().contains("\"second\""), "{error}");
-    let sql = "UPDATE partners SET webhook_secret = '\\x', secret_key = '\\x' WHERE partner_id::text <> $1";
-    bench.set(sql, old).await;
+    for sql in [
+        "UPDATE partners SET secret_key = '\\x' WHERE partner_id::text <> $1",
+        "UPDATE partner_endpoints SET secrets = ARRAY['\\x'::bytea] WHERE partner_id::text <> $1 AND secrets <> '{}'",
+    ] {
+        bench.set(sql, old).await;
+    }
     accounts::start::wait(&bench.store, &VAULT)
         .await
         .expect("damaged rows are theirs alone");

@@ -330,8 +330,8 @@ async fn a_unit_that_one_of_two_endpoints_does_not_take_is_not_told_as_delivered
         .sql(
             "INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id, endpoint_id)
              SELECT gen_random_uuid(), d.partner_id, d.kind, d.topup_id, d.order_id, f.endpoint_id
-             FROM deliveries d, further_endpoints f
-             WHERE d.endpoint_id IS NULL
+             FROM deliveries d, partner_endpoints f
+             WHERE f.nth > 0 AND d.endpoint_id IS NULL
                AND NOT EXISTS (SELECT FROM deliveries x WHERE x.endpoint_id = f.endpoint_id);
              INSERT INTO further_deliveries (topup_id, delivery_id)
              SELECT topup_id, delivery_id FROM deliveries WHERE endpoint_id IS NOT NULL

@@ -44,7 +44,8 @@ impl Bench {
         for statement in [
             "UPDATE placements SET created_at = created_at - make_interval(secs => $1)",
             "UPDATE deliveries SET created_at = created_at - make_interval(secs => $1)",
-            "UPDATE sweeps SET up_to = up_to - make_interval(secs => $1), fence_at = fence_at - make_interval(secs => $1)",
+            "UPDATE walks SET up_to = up_to - make_interval(secs => $1), fence_at = fence_at - make_interval(secs => $1)
+            WHERE name IN ('placements', 'deliveries')",
         ] {
             let aged = sqlx::query(statement)
                 .bind(seconds)

@@ -1,5 +1,5 @@
-//! Migrations that move rows into other tables: nothing is lost, and programs of the version before
-//! find their rows under the old names and change them there, each with the rights of its role.
+//! Migrations that move rows into other tables, and the one that removes what only older programs
+//! needed: no row and no value is lost.
 
 use domain::{PartnerId, TopupId};
 use pg::schema::{self, Patience};
@@ -49,17 +49,32 @@ async fn role(bench: &Bench, stage: &str) -> PgConnection {
         .unwrap()
 }
 
-/// Old names of tables and what the version before reads there.
-const SMALL: [&str; 5] = [
-    "SELECT singleton, version FROM configuration_version",
-    "SELECT singleton, addresses, told_at FROM source_addresses",
-    "SELECT stage, up_to, fence_at, fence_xid FROM sweeps",
-    "SELECT class, days, after, up_to, began_at FROM retention WHERE class <> 'changes'",
-    "SELECT archive, partner_id, orders FROM archive_partners",
+/// What was read under old names, and how it is read now.
+const SMALL: [(&str, &str); 5] = [
+    (
+        "SELECT version FROM configuration_version",
+        "SELECT version FROM system",
+    ),
+    (
+        "SELECT addresses, told_at FROM source_addresses",
+        "SELECT addresses, told_at FROM system",
+    ),
+    (
+        "SELECT stage, up_to, fence_at, fence_xid FROM sweeps",
+        "SELECT name, up_to, fence_at, fence_xid FROM walks WHERE name IN ('placements', 'deliveries')",
+    ),
+    (
+        "SELECT class, days, after, up_to, began_at FROM retention WHERE class <> 'changes'",
+        "SELECT name, days, after, up_to, began_at FROM walks WHERE name NOT IN ('placements', 'deliveries', 'changes')",
+    ),
+    (
+        "SELECT archive, partner_id, orders FROM archive_partners",
+        "SELECT archive, key::uuid, value::bigint FROM archives, jsonb_each_text(partners)",
+    ),
 ];
 
 #[tokio::test]
-async fn the_rows_of_small_tables_are_carried_over_and_served_under_their_old_names() {
+async fn the_rows_of_small_tables_are_carried_over() {
     let bench = before("small tables").await;
     let rows = "INSERT INTO options (option_id, name, provider, provider_option_id, environment)
          SELECT gen_random_uuid(), 'an option', 'sandbox', n, 'sandbox' FROM generate_series(1, 7) n;
@@ -74,65 +89,161 @@ async fn the_rows_of_small_tables_are_carried_over_and_served_under_their_old_na
     bench.sql(rows).await;
     let mut owner = bench.connection().await;
     let mut stored = Vec::new();
-    for query in SMALL {
-        stored.push(shown(&mut owner, query).await);
+    for (old, _) in SMALL {
+        stored.push(shown(&mut owner, old).await);
     }
     assert!(stored.iter().all(|rows| !rows.is_empty()), "{stored:?}");
     upgrade(&bench).await;
-    for (query, before) in SMALL.into_iter().zip(stored) {
-        assert_eq!(shown(&mut owner, query).await, before, "{query}");
+    for ((_, now), before) in SMALL.into_iter().zip(stored) {
+        assert_eq!(shown(&mut owner, now).await, before, "{now}");
     }
     let archives = "SELECT archive, orders FROM archives";
     assert_eq!(shown(&mut owner, archives).await, "(1,5) (2,5) (3,5)");
-
-    // What the version before does with its rows.
-    let mut notifier = role(&bench, "notifier").await;
-    let told = "WITH changed AS (
-                    INSERT INTO source_addresses AS s (addresses) VALUES ($1::text[])
-                    ON CONFLICT (singleton) DO UPDATE SET addresses = excluded.addresses, told_at = now()
-                    WHERE s.addresses <> excluded.addresses RETURNING 1)
-                SELECT count(*) FROM changed";
-    for (addresses, changed) in [("{192.0.2.1}", 0), ("{192.0.2.2}", 1), ("{192.0.2.2}", 0)] {
-        let told = sqlx::query_scalar::<_, i64>(told).bind(addresses);
-        assert_eq!(told.fetch_one(&mut notifier).await.unwrap(), changed);
-    }
-    let walked =
-        "UPDATE retention SET after = 'topup 4', up_to = '2026-03-02' WHERE class = 'profiles';
-                  UPDATE sweeps SET up_to = '2026-04-01' WHERE stage = 'deliveries'";
-    execute(&mut notifier, walked).await;
-    let mut provisioner = role(&bench, "provisioner").await;
-    let mut sweep = provisioner.begin().await.unwrap();
-    let taken =
-        "SELECT up_to FROM sweeps WHERE stage = 'placements' FOR UPDATE OF sweeps SKIP LOCKED";
-    assert_eq!(
-        sqlx::query(taken)
-            .fetch_all(&mut *sweep)
-            .await
-            .unwrap()
-            .len(),
-        1
-    );
-    let moved = "UPDATE sweeps SET up_to = '2026-04-02', fence_xid = pg_snapshot_xmax(pg_current_snapshot())
-                 WHERE stage = 'placements'";
-    execute(&mut sweep, moved).await;
-    sweep.commit().await.unwrap();
-    let walks = "SELECT name, up_to AT TIME ZONE 'UTC', after FROM walks WHERE name IN ('placements', 'deliveries', 'profiles')";
-    assert_eq!(
-        shown(&mut owner, walks).await,
-        r#"(deliveries,"2026-04-01 00:00:00","") (placements,"2026-04-02 00:00:00","") (profiles,"2026-03-02 00:00:00","topup 4")"#
-    );
-    // The version of the configuration goes on where it was, whoever changes it.
-    let next = "UPDATE configuration_version SET version = version + 1 RETURNING version";
-    let mut ingress = role(&bench, "ingress").await;
-    let version: i64 = sqlx::query_scalar(next)
-        .fetch_one(&mut ingress)
-        .await
-        .unwrap();
-    assert_eq!(version, 8);
+    // The version of the configuration goes on where it was.
     bench.sql("UPDATE options SET name = 'newer'").await;
     let newest =
-        "SELECT max(version) = 15 AND max(version) = (SELECT version FROM system) FROM options";
+        "SELECT max(version) = 14 AND max(version) = (SELECT version FROM system) FROM options";
     assert_eq!(shown(&mut owner, newest).await, "(t)");
+}
+
+/// Tables and columns that were there only for programs older than the version before.
+const CONTRACTED: [&str; 11] = [
+    "hourly.created",
+    "hourly.done",
+    "hourly.failed",
+    "hourly.hour",
+    "hourly.stage",
+    "partners.old_webhook_secret",
+    "partners.old_webhook_secret_until",
+    "partners.webhook_events",
+    "partners.webhook_host",
+    "partners.webhook_secret",
+    "partners.webhook_url",
+];
+
+/// A column of a table, and a value for it that depends on `n`.
+struct Column {
+    table: String,
+    name: String,
+    value: Option<&'static str>,
+}
+
+impl Column {
+    fn path(&self) -> String {
+        format!("{}.{}", self.table, self.name)
+    }
+
+    /// A value that the constraints of the table allow.
+    fn value_of(table: &str, name: &str, kind: &str) -> &'static str {
+        match (table, name) {
+            ("partners" | "options", "environment") => "'live'",
+            ("partner_endpoints", "endpoint_id") => "md5('endpoint ' || n)::uuid",
+            ("system", "singleton") => "true",
+            ("partners", "webhook_url") => "'https://One.example/' || n",
+            ("partners", "webhook_events") => "'{topup.failed}'::text[]",
+            ("operators" | "operator_sessions", "role") => "'viewer'",
+            ("operators", "name") => "'operator' || n",
+            _ => match kind {
+                "uuid" => "md5('id ' || n)::uuid",
+                "text" => "'text ' || n",
+                "boolean" => "n = 1",
+                "timestamp with time zone" => "timestamptz '2026-01-01' + make_interval(days => n)",
+                "bytea" => "convert_to('bytes ' || n, 'UTF8')",
+                "jsonb" => "jsonb_build_object('n', n)",
+                "text[]" => "ARRAY['text ' || n]",
+                "bigint[]" => "ARRAY[n::bigint]",
+                "bytea[]" => "ARRAY[convert_to('bytes ' || n, 'UTF8')]",
+                "timestamp with time zone[]" => "ARRAY[timestamptz '2026-01-01']",
+                "xid8" => "n::text::xid8",
+                "integer" | "bigint" | "smallint" | "double precision" => "n",
+                other => panic!("no value for {table}.{name}, which is {other}"),
+            },
+        }
+    }
+}
+
+/// The columns of all tables in the order of their names.
+async fn columns(connection: &mut PgConnection) -> Vec<Column> {
+    let query = "SELECT c.relname::text, a.attname::text, format_type(a.atttypid, a.atttypmod), a.attgenerated = ''
+                 FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
+                 WHERE c.relkind = 'r' AND c.relnamespace = 'public'::regnamespace AND c.relname NOT LIKE '\\_%'
+                   AND a.attnum > 0 AND NOT a.attisdropped
+                 ORDER BY 1, 2";
+    let found: Vec<(String, String, String, bool)> =
+        sqlx::query_as(query).fetch_all(connection).await.unwrap();
+    let columns = found.into_iter().map(|(table, name, kind, is_written)| {
+        let value = is_written.then(|| Column::value_of(&table, &name, &kind));
+        Column { table, name, value }
+    });
+    columns.collect()
+}
+
+/// The values of a column, sorted.
+async fn values(connection: &mut PgConnection, column: &Column) -> String {
+    let query = format!(r#"SELECT "{}"::text FROM "{}""#, column.name, column.table);
+    shown(connection, &query).await
+}
+
+/// A database of the version before with values in every column of every table: each of them is there
+/// afterwards, in the same place, or with the endpoint to which it belongs.
+#[tokio::test]
+async fn the_contraction_loses_no_row_and_no_value() {
+    let bench = before("contraction").await;
+    let mut owner = bench.connection().await;
+    let before = columns(&mut owner).await;
+    for of_table in before.chunk_by(|one, next| one.table == next.table) {
+        let written = of_table.iter().filter_map(|one| Some((one, one.value?)));
+        let names: Vec<String> = written
+            .clone()
+            .map(|one| format!(r#""{}""#, one.0.name))
+            .collect();
+        let values: Vec<&str> = written.map(|one| one.1).collect();
+        let insert = format!(
+            r#"INSERT INTO "{}" ({}) SELECT {} FROM generate_series(1, 2) n ON CONFLICT DO NOTHING"#,
+            of_table[0].table,
+            names.join(", "),
+            values.join(", ")
+        );
+        execute(&mut owner, &insert).await;
+    }
+    let webhooks = "SELECT partner_id, webhook_url, webhook_host, webhook_secret, old_webhook_secret, old_webhook_secret_until,
+                           webhook_events FROM partners";
+    let webhooks = shown(&mut owner, webhooks).await;
+    assert!(webhooks.contains("one.example") && webhooks.contains("topup.failed"));
+    let mut stored = Vec::new();
+    for column in before {
+        let found = values(&mut owner, &column).await;
+        assert!(!found.is_empty(), "{} has no row", column.path());
+        stored.push((column, found));
+    }
+    upgrade(&bench).await;
+    let now: Vec<String> = columns(&mut owner).await.iter().map(Column::path).collect();
+    let mut gone = Vec::new();
+    for (column, found) in stored {
+        if now.contains(&column.path()) {
+            assert_eq!(
+                values(&mut owner, &column).await,
+                found,
+                "{}",
+                column.path()
+            );
+        } else {
+            gone.push(column.path());
+        }
+    }
+    assert_eq!(gone, CONTRACTED);
+    let endpoints = "SELECT partner_id, url, host, secrets[1], secrets[2], secret_ends[2], array_remove(events, 'topup.ready')
+                     FROM partner_endpoints WHERE nth = 0";
+    assert_eq!(shown(&mut owner, endpoints).await, webhooks);
+    // A partner still has its first endpoint from the beginning, and the claim of the provisioner of
+    // the version before sets a column that this version does not use.
+    bench
+        .sql("INSERT INTO partners (partner_id, name, environment, access_key) VALUES (md5('p')::uuid, 'p', 'live', 'ak')")
+        .await;
+    let first = "SELECT nth, url, events, cardinality(secrets) FROM partner_endpoints WHERE partner_id = md5('p')::uuid";
+    assert_eq!(shown(&mut owner, first).await, "(0,,{topup.ready},0)");
+    let mut provisioner = role(&bench, "provisioner").await;
+    execute(&mut provisioner, "UPDATE esim_requests SET at = NULL").await;
 }
 
 /// The provisioner can neither hide deliveries from their sweep nor end the erasing of data.
@@ -221,32 +332,10 @@ async fn profiles_that_retention_looks_at_again_become_work() {
     let mut owner = bench.connection().await;
     let stored = shown(&mut owner, shows).await;
     upgrade(&bench).await;
-    assert_eq!(shown(&mut owner, shows).await, stored);
+    let now = "SELECT lane, at FROM work WHERE kind = 'erase'";
+    assert_eq!(shown(&mut owner, now).await, stored);
     let work =
         "SELECT kind, provider, count(*), count(DISTINCT id), min(lane) FROM work GROUP BY 1, 2";
     let expected = format!("(erase,\"\",2,2,{})", ids[0]);
-    assert_eq!(shown(&mut owner, work).await, expected);
-
-    // What the notifier of the version before does with its rows.
-    let mut notifier = role(&bench, "notifier").await;
-    let insert = "INSERT INTO retention_due (topup_id, at)
-                  SELECT topup, now() - interval '1 minute' FROM unnest($1::text[]) topup ON CONFLICT DO NOTHING";
-    let insert = sqlx::query(insert).bind(&ids);
-    insert.execute(&mut notifier).await.unwrap();
-    let page =
-        "SELECT topup_id FROM retention_due WHERE at <= now() ORDER BY at FOR UPDATE SKIP LOCKED";
-    let page: Vec<String> = sqlx::query_scalar(page)
-        .fetch_all(&mut notifier)
-        .await
-        .unwrap();
-    assert_eq!(page, ids);
-    let later = format!(
-        "UPDATE retention_due due SET at = now() + interval '1 day' WHERE due.topup_id = '{}';
-         DELETE FROM retention_due WHERE topup_id = ANY (ARRAY['{}'])",
-        ids[1], ids[2]
-    );
-    execute(&mut notifier, &later).await;
-    let work = "SELECT lane, at > now() FROM work";
-    let expected = format!("({},f) ({},t)", ids[0], ids[1]);
     assert_eq!(shown(&mut owner, work).await, expected);
 }

@@ -35,7 +35,7 @@ impl Archiver {
         let operator = Operator::new().await;
         let partner = operator.create_partner().await;
         let mut connection = operator.database.connect().await.unwrap();
-        sqlx::query("UPDATE retention SET days = NULL")
+        sqlx::query("UPDATE walks SET days = NULL")
             .execute(&mut connection)
             .await
             .unwrap();
@@ -280,7 +280,7 @@ impl Archiver {
             .json(&["partner", "set", &partner, "--disabled"])
             .await;
         for statement in [
-            "UPDATE sweeps SET up_to = now() + interval '1 minute'",
+            "UPDATE walks SET up_to = now() + interval '1 minute' WHERE name IN ('placements', 'deliveries')",
             "DELETE FROM work",
         ] {
             sqlx::query(statement)

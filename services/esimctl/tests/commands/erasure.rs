@@ -95,7 +95,7 @@ async fn a_partner_is_erased_after_it_was_disabled() {
         .fails(1, "partner set PARTNER --disabled");
     operator.json(&["partner", "set", &id, "--disabled"]).await;
     let mut connection = operator.database.connect().await.unwrap();
-    sqlx::query("UPDATE sweeps SET up_to = now() + interval '1 minute'")
+    sqlx::query("UPDATE walks SET up_to = now() + interval '1 minute' WHERE name IN ('placements', 'deliveries')")
         .execute(&mut connection)
         .await
         .unwrap();

@@ -24,8 +24,8 @@ const UNFINISHED: [(&str, &str); 9] = testkit::rows! {
     "INSERT INTO held (id, state, provider, partner_id) SELECT delivery_id, 'exhausted', '', partner_id FROM deliveries" => "DELETE FROM held";
     "UPDATE deliveries SET state = 'pending'" => "UPDATE deliveries SET state = 'delivered'";
     "UPDATE placements SET state = 'parked'" => "UPDATE placements SET state = 'placed'";
-    "UPDATE retention SET days = 90 WHERE class = 'profiles'" => "UPDATE esims SET profile = NULL";
-    "UPDATE retention SET days = 30 WHERE class = 'attempts'" => "DELETE FROM delivery_attempts";
+    "UPDATE walks SET days = 90 WHERE name = 'profiles'" => "UPDATE esims SET profile = NULL";
+    "UPDATE walks SET days = 30 WHERE name = 'attempts'" => "DELETE FROM delivery_attempts";
 };
 
 #[tokio::test]
