@@ -84,6 +84,18 @@ def panels_with_queries(dashboard):
     return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
 
 
+def check_first_look(deploy):
+    """Whether the first look has eight panels, each of which is one of the dashboard of orders, so that both show the same."""
+    boards = dict(dashboards(deploy))
+    every = [panel["targets"] for panel in panels_with_queries(boards["orders.json"])]
+    first = boards["first-look.json"]["panels"]
+    problems = [] if len(first) == 8 else [f"first-look.json: {len(first)} panels"]
+    for panel in first:
+        if panel["targets"] not in every:
+            problems.append(f"first-look.json: {panel['title']}: no panel of orders.json asks the same")
+    return problems
+
+
 def rules(deploy, kind):
     """The rules of a kind: alert or record."""
     groups = yaml.safe_load((deploy / "prometheus/alerts.yml").read_text())["groups"]
@@ -195,6 +207,7 @@ def check_files(deploy, operations, metrics_md):
     severities = {rule["alert"]: rule["labels"]["severity"] for rule in rules(deploy, "alert")}
     problems += inhibition.check(yaml.safe_load((deploy / "alertmanager.yml").read_text()), severities)
 
+    problems += check_first_look(deploy)
     for file, dashboard in dashboards(deploy):
         ids = [panel["id"] for panel in dashboard["panels"]]
         if len(ids) != len(set(ids)):
@@ -239,7 +252,7 @@ def check_files(deploy, operations, metrics_md):
         if extension not in collector["extensions"]:
             problems.append(f"collector.yaml: extension {extension} is not configured")
     boards = sum(1 for _ in dashboards(deploy))
-    return problems, f"{len(names)} alerts, {len(tests)} tests, {len(inhibition.OUTAGES)} outages, {boards} dashboard"
+    return problems, f"{len(names)} alerts, {len(tests)} tests, {len(inhibition.OUTAGES)} outages, {boards} dashboards"
 
 
 # --- traffic, so that there is something to see ------------------------------------------------------
@@ -466,7 +479,7 @@ def check_system(deploy, prometheus):
                 problems.append(f"{where}: {state and state.get('lastError') or 'not evaluated'}")
             if not is_foreign(deploy, rule["expr"]):
                 problems += check_names(prometheus, rule["expr"], where, late)
-    return problems, f"{count} expressions of the dashboard and the alerts"
+    return problems, f"{count} expressions of the dashboards and the alerts"
 
 
 def until_well(deploy, url):
