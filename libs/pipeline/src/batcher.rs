@@ -100,9 +100,10 @@ pub(crate) async fn next_batch<T>(
     batch: &mut Vec<T>,
     most: usize,
 ) -> bool {
-    if items.recv_many(batch, most).await == 0 {
+    let Some(first) = items.recv().await else {
         return false;
-    }
+    };
+    batch.push(first);
     // This task was woken by the first item. Often other tasks are ready to queue theirs, so they
     // run first, and their items join this batch.
     tokio::task::yield_now().await;

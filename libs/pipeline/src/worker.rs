@@ -236,10 +236,11 @@ impl<S: Stage> Worker<S> {
             let in_flight = self.metrics.count_in_flight(class);
             // Boxed, because a large future would be copied several times on its way into the task.
             let running = Box::pin(Arc::clone(&self.stage).run(work, trigger, permit));
-            self.shutdown.tracker().spawn(async move {
+            let tracker = self.shutdown.tracker();
+            tokio::spawn(tracker.track_future(async move {
                 running.await;
                 drop(in_flight);
-            });
+            }));
         }
     }
 

@@ -68,14 +68,14 @@ impl Shutdown {
     ) {
         let running = tokio::spawn(task);
         let shutdown = self.clone();
-        self.tracker.spawn(async move {
+        tokio::spawn(self.tracker.track_future(async move {
             match running.await {
                 Ok(Ok(())) if shutdown.is_stopping() => {}
                 Ok(Ok(())) => shutdown.fail(anyhow!("{name} ended by itself")),
                 Ok(Err(error)) => shutdown.fail(error.context(format!("{name} failed"))),
                 Err(panic) => shutdown.fail(anyhow!("{name} panicked: {panic}")),
             }
-        });
+        }));
     }
 
     /// Runs a task that serves other tasks until the last of them has ended, such as the writer of

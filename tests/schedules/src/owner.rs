@@ -1,0 +1,1 @@
+../../../libs/pipeline/src/owner.rs
