@@ -142,7 +142,7 @@ OPTIONS = {
     "http": {"kind": "Gateway", "parentRefs": [{"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": "own", "namespace": "gw"}]},
     "namespaces": {"http": "gw", "observability": "monitoring"},
     "settings": {"ingress": {"QR_KEYS_FILE": "/run/secrets/esim/qr.key"}, "notifier": {"QR_KEYS_FILE": "/run/secrets/esim/qr.key"}},
-    "console": {"activationCodes": True, "openid": True},
+    "console": {"activationCodes": True, "partnerKeys": True, "openid": True},
     "priorityClassName": "orders",
     "resources": {"ingress": {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "1Gi"}}},
     "monitoring": {"enabled": True, "labels": {"release": "own"}},
@@ -158,7 +158,8 @@ def check_options(objects):
         "the digest": ingress["containers"][0]["image"] == "registry.example.com/esim/ingress@sha256:" + "0" * 64,
         "resources": ingress["containers"][0]["resources"] == OPTIONS["resources"]["ingress"],
         "pull secrets": ingress["imagePullSecrets"] == [{"name": "esim-registry"}],
-        "the console's key": "profiles" in {volume["name"] for volume in by["Deployment", "console"]["spec"]["template"]["spec"]["volumes"]},
+        "the console's keys": {"profiles", "partners", "webhooks"}
+        <= {volume["name"] for volume in by["Deployment", "console"]["spec"]["template"]["spec"]["volumes"]},
         "the priority class": ingress["priorityClassName"] == "orders",
         "host names": "esim.example.com" not in text and "orders.test" in text,
         "namespaces": '"traefik"' not in text and '"monitoring"' in text,

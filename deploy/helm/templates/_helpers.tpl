@@ -106,6 +106,7 @@
 {{- if and (eq $name "provisioner") $values.providersSecret }}{{ include "esim.patch" (dict "root" $root "object" $object "patch" "patch-providers") }}{{ end -}}
 {{- if $values.nats.caSecret }}{{ include "esim.patch" (dict "root" $root "object" $object "patch" "patch-nats-ca") }}{{ end -}}
 {{- if $values.console.activationCodes }}{{ include "esim.patch" (dict "root" $root "object" $object "patch" "patch-console-codes") }}{{ end -}}
+{{- if $values.console.partnerKeys }}{{ include "esim.patch" (dict "root" $root "object" $object "patch" "patch-console-keys") }}{{ end -}}
 {{- range $volume := $pod.volumes -}}
 {{- if eq $volume.name "nats-ca" }}{{ $_ := set $volume.secret "secretName" $values.nats.caSecret }}{{ end -}}
 {{- if eq $volume.name "providers" }}{{ $_ := set $volume.secret "secretName" $values.providersSecret }}{{ end -}}

@@ -12,7 +12,7 @@
 
 use std::{
     fmt::Write,
-    fs,
+    fs, io,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
 };
@@ -32,6 +32,7 @@ const EXAMPLES: &str = "Examples:
   esimctl secrets create secrets/
   esimctl secrets create secrets/ --into shares/     also copies each service's secrets to shares/<service>/
   esimctl secrets create secrets/ --into shares/ --database-at esim-db-rw:5432/esim
+  esimctl secrets create secrets/ --into shares/ --console-keys      the console may make new keys of partners
 
 The command creates the secrets that are missing. It never changes an existing password of PostgreSQL or NATS, or an
 existing master key, so it can be run before every start. Keep a copy of the folder in another place: without the master
@@ -60,6 +61,9 @@ pub struct Create {
     /// pod can read.
     #[arg(long, value_name = "HOST:PORT/DATABASE", requires = "into", value_parser = database_at)]
     database_at: Option<Url>,
+    /// Also give the console the master keys for partners and webhooks, with which it makes new keys
+    #[arg(long, requires = "into")]
+    console_keys: bool,
     /// The password of the database's owner [default: a random one]
     #[arg(long, env = "POSTGRES_PASSWORD", hide_env_values = true)]
     postgres_password: Option<SecretString>,
@@ -97,6 +101,8 @@ fn database_at(text: &str) -> Result<Url, String> {
 
 /// The purposes of master keys, which are part of the names of their files.
 const PURPOSES: [&str; 3] = ["partners", "webhooks", "profiles"];
+/// What the console seals if it makes new keys.
+const CONSOLE_PURPOSES: [&str; 2] = ["partners", "webhooks"];
 
 /// The console talks to PostgreSQL only.
 fn speaks_nats(role: Role) -> bool {
@@ -129,12 +135,7 @@ pub fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
         changeable(folder, name, given.as_ref(), &random)?;
     }
     if let Some(into) = &asked.into {
-        share(
-            folder,
-            into,
-            &asked.sandbox_callback_base,
-            asked.database_at.as_ref(),
-        )?;
+        share(asked, into)?;
     }
     console.print(&json!({ "folder": folder, "shares": asked.into }), || {
         format!(
@@ -241,6 +242,20 @@ impl Share<'_> {
         Ok(())
     }
 
+    /// Takes keys away that an earlier run has given.
+    fn without_keys(&self, purposes: &[&str]) -> anyhow::Result<()> {
+        for purpose in purposes {
+            let path = self.into.join(format!("master-{purpose}.key"));
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(error).with_context(|| format!("cannot remove {}", path.display()));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
     /// Writes the password of a database role in the form that clients read (`PGPASSFILE`).
     fn pgpass(&self, of: &str) -> anyhow::Result<()> {
         let password = read(&self.folder.join(format!("database-{of}")))?;
@@ -275,12 +290,9 @@ impl Share<'_> {
 
 /// Writes the shares: each service gets its own secrets and no others. The callers are deployments
 /// that mount one folder per service.
-fn share(
-    folder: &Path,
-    into: &Path,
-    callback_base: &str,
-    database: Option<&Url>,
-) -> anyhow::Result<()> {
+fn share(asked: &Create, into: &Path) -> anyhow::Result<()> {
+    let folder = asked.folder.as_path();
+    let database = asked.database_at.as_ref();
     let of = |name: &str, mode| {
         let into = into.join(name);
         fs::create_dir_all(&into).with_context(|| format!("cannot create {}", into.display()))?;
@@ -304,10 +316,16 @@ fn share(
     operator.pgpass("operator")?;
     operator.database_url("operator", database)?;
     operator.keys(&PURPOSES)?;
-    // The console gets no master key: it shows nothing that is encrypted.
+    // The console gets no master key, because it shows nothing that is encrypted, unless it may make new
+    // keys of partners, which it has to seal.
     let console = of("console", OWNER)?;
     console.pgpass("console")?;
     console.database_url("console", database)?;
+    if asked.console_keys {
+        console.keys(&CONSOLE_PURPOSES)?;
+    } else {
+        console.without_keys(&CONSOLE_PURPOSES)?;
+    }
 
     // The owner of the tables runs migrations and maintenance, so it gets all passwords of roles
     // and all master keys.
@@ -329,7 +347,8 @@ fn share(
     }
     provisioner.copy("sandbox-callback-token", "sandbox-callback-token")?;
     let token = read(&folder.join("sandbox-callback-token"))?;
-    sandbox.write("sandbox-callback-url", &format!("{callback_base}{token}"))?;
+    let url = format!("{}{token}", asked.sandbox_callback_base);
+    sandbox.write("sandbox-callback-url", &url)?;
 
     of("postgres", SERVER)?.copy("password", "password")?;
     of("grafana", SERVER)?.copy("grafana-password", "password")?;
@@ -399,6 +418,25 @@ mod tests {
             }
         }
         found
+    }
+
+    #[test]
+    fn the_console_has_keys_only_while_it_may_make_some() {
+        let folder = tempfile::tempdir().unwrap();
+        let keys = || -> Vec<String> {
+            let shares = files(&folder.path().join("shares"));
+            let console = shares
+                .into_keys()
+                .filter(|path| path.starts_with("console/master"));
+            console.collect()
+        };
+        create(folder.path(), &["--console-keys"]).unwrap();
+        assert_eq!(
+            keys(),
+            ["console/master-partners.key", "console/master-webhooks.key"]
+        );
+        create(folder.path(), &[]).unwrap();
+        assert_eq!(keys(), Vec::<String>::new());
     }
 
     #[test]
