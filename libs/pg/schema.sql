@@ -414,7 +414,10 @@ TABLE providers
     version bigint NOT NULL DEFAULT 1
     changed_at timestamp with time zone NOT NULL DEFAULT now()
     failing_since timestamp with time zone
-    CONSTRAINT providers_bounds CHECK (((LEAST(open_until, changed_at, failing_since) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(open_until, changed_at, failing_since) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(name), octet_length(reason)) <= 100000) AND ((openings >= 0) AND (openings <= 1000000000)) AND ((version >= 0) AND (version <= '9000000000000000000'::bigint)))) NOT VALID
+    denied boolean NOT NULL DEFAULT false
+    balance text
+    balance_at timestamp with time zone
+    CONSTRAINT providers_bounds CHECK (((LEAST(open_until, changed_at, failing_since, balance_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(open_until, changed_at, failing_since, balance_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(name), octet_length(reason), octet_length(balance)) <= 100000) AND ((openings >= 0) AND (openings <= 1000000000)) AND ((version >= 0) AND (version <= '9000000000000000000'::bigint)))) NOT VALID
     CONSTRAINT providers_pkey PRIMARY KEY (name)
 
 TABLE pulses
@@ -426,7 +429,8 @@ TABLE pulses
     at timestamp with time zone NOT NULL
     started_at timestamp with time zone NOT NULL DEFAULT now()
     stopped boolean NOT NULL DEFAULT false
-    CONSTRAINT pulses_bounds CHECK (((LEAST(at, started_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(at, started_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (octet_length(stage) <= 100000))) NOT VALID
+    no_nats_since timestamp with time zone
+    CONSTRAINT pulses_bounds CHECK (((LEAST(at, started_at, no_nats_since) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(at, started_at, no_nats_since) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (octet_length(stage) <= 100000))) NOT VALID
     CONSTRAINT pulses_pkey PRIMARY KEY (instance)
     CREATE INDEX pulses_at ON public.pulses USING btree (at)
 

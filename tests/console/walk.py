@@ -443,14 +443,15 @@ def store_orders(number):
 
 
 def store_partners(number, exhausted):
-    """Further partners with the URL and the keys of the newest one, and given-up webhooks of its eSIMs, shared among a hundred
+    """Further partners with the key of the newest one, and given-up webhooks of its eSIMs, shared among a hundred
     of them."""
     psql(f"""
         WITH model AS (SELECT * FROM partners ORDER BY created_at DESC LIMIT 1)
-        INSERT INTO partners (partner_id, name, environment, access_key, secret_key, webhook_url, webhook_secret, version, created_at)
-        SELECT gen_random_uuid(), 'Measured ' || n, environment, md5(n::text), secret_key, webhook_url, webhook_secret, 0,
-               created_at - n * interval '1 second'
-        FROM model, generate_series(1, {int(number)}) n""", f"""
+        INSERT INTO partners (partner_id, name, environment, access_key, secret_key, version, created_at)
+        SELECT gen_random_uuid(), 'Measured ' || n, environment, md5(n::text), secret_key, 0, created_at - n * interval '1 second'
+        FROM model, generate_series(1, {int(number)}) n""", """
+        UPDATE partner_endpoints e SET url = 'https://' || e.endpoint_id || '.measured.example/'
+        FROM partners p WHERE p.partner_id = e.endpoint_id AND p.name LIKE 'Measured %'""", f"""
         WITH some AS (SELECT partner_id, row_number() OVER () - 1 AS nth FROM partners WHERE name LIKE 'Measured %' LIMIT 100),
         new AS MATERIALIZED (
             SELECT gen_random_uuid() AS id, partner_id, topup_id, order_id, n FROM (

@@ -59,6 +59,20 @@ pub struct Refusal {
     pub unrecorded: u64,
 }
 
+/// How many requests of a partner were refused since a time, of those that are stored.
+pub async fn since(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    since: OffsetDateTime,
+) -> Result<u64> {
+    let number = sqlx::query_scalar!(
+        r#"SELECT count(*) AS "number!" FROM refused_requests WHERE partner_id = $1 AND at >= $2"#,
+        partner_id.uuid(),
+        since,
+    );
+    Ok(pg::count(number.fetch_one(connection).await?))
+}
+
 /// Stores refused requests, and deletes those of their partners that are more than the `newest` of
 /// their kind.
 pub async fn keep(connection: &mut PgConnection, refusals: &[Refusal], newest: u32) -> Result<()> {

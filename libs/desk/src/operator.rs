@@ -19,6 +19,7 @@ pub mod health;
 pub mod options;
 pub mod order_list;
 pub mod orders;
+pub mod partner_day;
 pub mod placements;
 pub mod resends;
 pub mod route;

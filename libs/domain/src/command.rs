@@ -131,6 +131,9 @@ pub enum Command {
     ProviderOpen,
     #[strum(serialize = "provider close")]
     ProviderClose,
+    /// The provider is asked which purchases on hold it has.
+    #[strum(serialize = "provider reconcile")]
+    ProviderReconcile,
     #[strum(serialize = "catalogue pull")]
     CataloguePull,
     #[strum(serialize = "catalogue pull --disable-gone")]
@@ -237,6 +240,7 @@ impl Command {
             | Self::PartnerMove
             | Self::ProviderOpen
             | Self::ProviderClose
+            | Self::ProviderReconcile
             | Self::CataloguePull
             | Self::CataloguePullDisableGone
             | Self::OptionEnable
@@ -307,6 +311,7 @@ impl Command {
             | Self::PartnerMove
             | Self::ProviderOpen
             | Self::ProviderClose
+            | Self::ProviderReconcile
             | Self::CataloguePull
             | Self::CataloguePullDisableGone
             | Self::OptionEnable

@@ -36,7 +36,7 @@ GRANT UPDATE (state, schedule_start, delivered_at) ON deliveries TO esim_console
 GRANT INSERT (delivery_id, attempt, at, duration_ms, status, class) ON delivery_attempts TO esim_console;
 GRANT INSERT, UPDATE (kind, at, provider, lane), DELETE ON work TO esim_console;
 GRANT DELETE ON held TO esim_console;
-GRANT UPDATE (open_until, reason, openings, version, changed_at, failing_since) ON providers TO esim_console;
+GRANT UPDATE (open_until, reason, denied, openings, version, changed_at, failing_since) ON providers TO esim_console;
 GRANT INSERT, UPDATE (ended_at, cancelled_at) ON resends TO esim_console;
 
 -- A partner whose key has leaked is disabled, or gets new keys; its limits are changed. Its configuration gets a new

@@ -146,6 +146,11 @@ impl Database {
         Ok(primary.acknowledge(sent.await?))
     }
 
+    /// Notes whether NATS is up for this process, which its next pulses tell.
+    pub fn note_nats(&self, is_up: bool) {
+        self.pool.primary.note_nats(is_up);
+    }
+
     /// Notes that this process ends in an orderly way, after its last pulse.
     pub async fn stopped(&self) -> Result<()> {
         let primary = &self.pool.primary;

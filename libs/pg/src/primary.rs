@@ -24,7 +24,10 @@ mod server;
 mod unfit;
 
 use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -72,6 +75,8 @@ pub(crate) struct Primary {
     /// work on the first connection to another primary.
     examining: tokio::sync::Mutex<()>,
     known: Mutex<Known>,
+    /// Whether this process is without NATS, which its pulses tell.
+    is_without_nats: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -123,6 +128,7 @@ impl Primary {
             durability,
             examining: tokio::sync::Mutex::default(),
             known: Mutex::default(),
+            is_without_nats: AtomicBool::new(false),
         }
     }
 
@@ -285,14 +291,16 @@ impl Primary {
                ), before AS MATERIALIZED (
                    SELECT coalesce(max(number), 0) AS number FROM pulses WHERE instance = $1
                ), pulse AS (
-                   INSERT INTO pulses AS p (instance, stage, number, timeline, replicated, at)
+                   INSERT INTO pulses AS p (instance, stage, number, timeline, replicated, at, no_nats_since)
                    -- The same as `Server::is_replicated`.
                    SELECT $1, $2, $3, server.timeline,
-                          btrim(server.standby_names) <> '' AND server.synchronous_commit <> ALL ('{off,local}'), now()
+                          btrim(server.standby_names) <> '' AND server.synchronous_commit <> ALL ('{off,local}'), now(),
+                          CASE WHEN $5::bool THEN now() END
                    FROM server CROSS JOIN before WHERE before.number >= $4
                    ON CONFLICT (instance) DO UPDATE
                    SET number = greatest(p.number, excluded.number), timeline = excluded.timeline,
-                       replicated = excluded.replicated, at = excluded.at
+                       replicated = excluded.replicated, at = excluded.at,
+                       no_nats_since = CASE WHEN $5 THEN coalesce(p.no_nats_since, now()) END
                )
                SELECT before.number AS "stored!", server.timeline AS "timeline!", server.clock AS "clock!",
                       server.synchronous_commit AS "synchronous_commit!", server.standby_names AS "standby_names!"
@@ -301,6 +309,7 @@ impl Primary {
             self.stage,
             number,
             acknowledged,
+            self.is_without_nats.load(Ordering::Relaxed),
         );
         let row = query.fetch_one(connection).await?;
         Ok(Beat {
@@ -313,6 +322,11 @@ impl Primary {
                 has_pulses: true,
             },
         })
+    }
+
+    /// Notes whether this process is without NATS, for its next pulses.
+    pub(crate) fn note_nats(&self, is_up: bool) {
+        self.is_without_nats.store(!is_up, Ordering::Relaxed);
     }
 
     /// Takes the number of the next pulse. Returns it with what is known before it.

@@ -17,7 +17,7 @@ use serde_json::json;
 use time::OffsetDateTime;
 use tokio::time::timeout;
 
-use crate::metrics::PulseMetrics;
+use crate::{metrics::PulseMetrics, streams::Nats};
 
 /// The interval between two pulses.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -26,10 +26,12 @@ const LOOK_AGAIN: Duration = Duration::from_secs(10);
 /// The stage is not ready while a pulse takes longer than this.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Sends pulses until the soft stop, and keeps the part `database` of the readiness up to date. The
+/// Sends pulses until the soft stop, and keeps the part `database` of the readiness up to date. Each
+/// pulse tells whether NATS is up, because who only sees the database would not notice. The
 /// schema must have been checked, because an older one has no table for pulses.
 pub async fn run(
     database: Database,
+    nats: Nats,
     readiness: Readiness,
     shutdown: Shutdown,
 ) -> anyhow::Result<()> {
@@ -44,6 +46,7 @@ pub async fn run(
                 tracing::debug!(%error, "cannot look where new connections to PostgreSQL lead");
             }
         }
+        database.note_nats(nats.is_up());
         let began = Instant::now();
         let mut pulse = pin!(database.pulse());
         let committed = if let Ok(committed) = timeout(PATIENCE, &mut pulse).await {

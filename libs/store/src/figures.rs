@@ -245,6 +245,46 @@ pub async fn halves(
     Ok(halves)
 }
 
+/// What was counted of these subjects in the last hours, the one that is not over yet among them. Each
+/// hour of each subject is read by its key.
+pub async fn of_subjects(
+    connection: &mut PgConnection,
+    measure: Measure,
+    subjects: &[String],
+    hours: i32,
+) -> Result<BTreeMap<String, Count>> {
+    let query = sqlx::query!(
+        r#"SELECT m.subject, m.n, m.failed, m.histogram
+           FROM unnest($2::text[]) AS asked (subject)
+           CROSS JOIN generate_series(0, $3::int - 1) AS ago (hours)
+           CROSS JOIN LATERAL (
+               SELECT subject, n, failed, histogram FROM minutely
+               WHERE span = 'hour' AND at = date_trunc('hour', now(), 'UTC') - ago.hours * interval '1 hour'
+                 AND measure = $1 AND subject = asked.subject) m"#,
+        measure.as_str(),
+        subjects,
+        hours,
+    );
+    let mut counts: BTreeMap<String, Count> = BTreeMap::new();
+    for row in query.fetch_all(connection).await? {
+        let one = read_count(row.n, row.failed, &row.histogram);
+        counts.entry(row.subject).or_default().merge(&one);
+    }
+    Ok(counts)
+}
+
+fn read_count(n: i64, failed: i64, histogram: &[i64]) -> Count {
+    let mut one = Count {
+        n: count(n),
+        failed: count(failed),
+        ..Count::default()
+    };
+    for (bucket, number) in one.histogram.iter_mut().zip(histogram) {
+        *bucket = count(*number);
+    }
+    one
+}
+
 /// A minute or an hour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, strum::IntoStaticStr)]
 #[serde(rename_all = "snake_case")]
@@ -273,16 +313,40 @@ impl Figures {
         spans: i32,
         subjects: bool,
     ) -> Result<Self> {
+        Self::select(connection, span, spans, subjects, None).await
+    }
+
+    /// The same of purchases and calls only, by provider.
+    pub async fn of_providers(
+        connection: &mut PgConnection,
+        span: Span,
+        spans: i32,
+    ) -> Result<Self> {
+        let measures = [Measure::Bought, Measure::Call];
+        Self::select(connection, span, spans, true, Some(&measures)).await
+    }
+
+    async fn select(
+        connection: &mut PgConnection,
+        span: Span,
+        spans: i32,
+        subjects: bool,
+        measures: Option<&[Measure]>,
+    ) -> Result<Self> {
         let name: &str = span.into();
+        let measures: Option<Vec<&str>> =
+            measures.map(|all| all.iter().map(|one| one.as_str()).collect());
         let query = sqlx::query!(
             r#"SELECT at, measure, CASE WHEN $3::bool THEN subject ELSE '' END AS "subject!", n, failed, histogram
                FROM minutely
                WHERE span = $1 AND at > date_trunc($1, now(), 'UTC') - $2::int * ('1 ' || $1)::interval
+                 AND ($5::text[] IS NULL OR measure = ANY ($5))
                ORDER BY at DESC LIMIT $4"#,
             name,
             spans,
             subjects,
             MOST,
+            measures as Option<Vec<&str>>,
         );
         let mut figures = Self::default();
         for row in query.fetch_all(connection).await? {
@@ -290,14 +354,7 @@ impl Figures {
             let Ok(measure) = row.measure.parse::<Measure>() else {
                 continue;
             };
-            let mut one = Count {
-                n: count(row.n),
-                failed: count(row.failed),
-                ..Count::default()
-            };
-            for (bucket, number) in one.histogram.iter_mut().zip(row.histogram) {
-                *bucket = count(number);
-            }
+            let one = read_count(row.n, row.failed, &row.histogram);
             let key = (row.at, measure, row.subject);
             figures.0.entry(key).or_default().merge(&one);
         }
@@ -312,6 +369,21 @@ impl Figures {
             counts.entry(*measure).or_default().merge(count);
         }
         times.into_iter().collect()
+    }
+
+    /// The same of each subject.
+    pub fn by_subject_and_time(&self) -> BTreeMap<String, Vec<(OffsetDateTime, Counts)>> {
+        let mut subjects: BTreeMap<String, Vec<(OffsetDateTime, Counts)>> = BTreeMap::new();
+        for ((at, measure, subject), count) in &self.0 {
+            let times = subjects.entry(subject.clone()).or_default();
+            if times.last().is_none_or(|(last, _)| last != at) {
+                times.push((*at, Counts::new()));
+            }
+            if let Some((_, counts)) = times.last_mut() {
+                counts.entry(*measure).or_default().merge(count);
+            }
+        }
+        subjects
     }
 
     /// The sums of the whole time, by what is counted and by subject.

@@ -9,6 +9,7 @@
 //! or is parked. Every statement moves a placement along a transition of [`domain::placement`], and
 //! has a condition on its state and attempt, so repeating a statement changes nothing.
 
+pub mod asked;
 mod claim;
 mod settle;
 
@@ -44,7 +45,7 @@ pub async fn due(
     activity: Activity,
     page: &Page<'_>,
 ) -> Result<Found<PlacementId>> {
-    let kinds = match activity {
+    let kinds: &[Kind] = match activity {
         Activity::Purchases => &Kind::PURCHASES,
         Activity::LookUps => &Kind::LOOKUPS,
     };

@@ -68,6 +68,12 @@ pub struct ProviderBreaker {
     /// Since when it has not been closed, however often it has let a probe through meanwhile.
     #[serde(with = "time::serde::rfc3339::option")]
     pub failing_since: Option<OffsetDateTime>,
+    /// Whether the provider has denied our account, so that only a person can mend it.
+    pub denied: bool,
+    /// What is left in our account there, as the provider told last: an amount and its currency.
+    pub balance: Option<String>,
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub balance_at: Option<OffsetDateTime>,
 }
 
 impl ProviderBreaker {
@@ -95,7 +101,8 @@ macro_rules! breakers {
                       open_until, reason, openings, version, changed_at,
                       -- A program of an older schema sets no time, and leaves one when it closes the breaker.
                       CASE WHEN open_until IS NOT NULL THEN coalesce(failing_since, changed_at) END
-                          AS failing_since "#
+                          AS failing_since,
+                      open_until IS NOT NULL AND denied AS "denied!", balance, balance_at "#
                 + $after
             $(, $argument)*
         )
@@ -132,20 +139,20 @@ pub async fn list(connection: &mut PgConnection) -> Result<Vec<ProviderBreaker>>
 
 /// Opens the breaker because calls failed that began at this version. Each time in a row it stays
 /// open for twice as long, up to a limit. The caller counts the calls and decides when the provider
-/// as a whole fails. Returns `None` if the version has changed; then the failed calls say nothing
+/// as a whole fails, and says whether it has denied our account. Returns `None` if the version has changed; then the failed calls say nothing
 /// about the current state.
 pub async fn failed(
     connection: &mut PgConnection,
     name: &str,
     version: i64,
     limits: &BreakerLimits,
-    reason: &str,
+    (reason, denied): (&str, bool),
 ) -> Result<Option<ProviderBreaker>> {
     // The exponent is bounded, so that the time does not overflow however often the breaker has
     // opened.
     let opened = breakers!(
         "WITH changed AS (UPDATE providers
-         SET reason = $5,
+         SET reason = $5, denied = $6,
              open_until = now() + make_interval(secs => least($4::float8, $3::float8 * 2 ^ least(openings, 20))),
              openings = openings + 1, version = version + 1, changed_at = now(),
              failing_since = CASE WHEN open_until IS NULL THEN now() ELSE coalesce(failing_since, now()) END
@@ -160,9 +167,21 @@ pub async fn failed(
         version,
         seconds(limits.open),
         seconds(limits.open_most),
-        reason
+        reason,
+        denied
     );
     Ok(opened.fetch_optional(connection).await?)
+}
+
+/// Notes what is left in our account, as the provider told.
+pub async fn note_balance(connection: &mut PgConnection, name: &str, balance: &str) -> Result<()> {
+    let statement = sqlx::query!(
+        "UPDATE providers SET balance = $2, balance_at = now() WHERE name = $1",
+        name,
+        balance,
+    );
+    statement.execute(connection).await?;
+    Ok(())
 }
 
 /// Closes the breaker, or forgets its openings if it is closed, after a call that began at this
@@ -174,7 +193,7 @@ pub async fn answered(
 ) -> Result<Option<ProviderBreaker>> {
     let closed = breakers!(
         "WITH changed AS (UPDATE providers
-         SET openings = 0, open_until = NULL, reason = NULL, failing_since = NULL,
+         SET openings = 0, open_until = NULL, reason = NULL, denied = false, failing_since = NULL,
              version = version + (open_until IS NOT NULL)::int,
              changed_at = CASE WHEN open_until IS NULL THEN changed_at ELSE now() END
          WHERE name = $1 AND version = $2 AND open_until IS DISTINCT FROM '9999-12-31 00:00:00+00'
@@ -206,7 +225,7 @@ pub async fn probe(
          SET open_until = now() + make_interval(secs => $2), version = version + 1, changed_at = now()
          WHERE name = $1 AND open_until <= now()
            AND (EXISTS (
-               SELECT FROM unnest('{buy_again,buy,find,collect,usage,give_back}'::text[]) AS wanted (kind)
+               SELECT FROM unnest('{buy_again,buy,find,collect,look_again,usage,give_back}'::text[]) AS wanted (kind)
                CROSS JOIN LATERAL (
                    SELECT at FROM work w WHERE w.kind = wanted.kind AND w.provider = $1 ORDER BY at LIMIT 1
                ) oldest
@@ -233,7 +252,7 @@ pub async fn open(
          SET open_until = CASE WHEN open_until = '9999-12-31 00:00:00+00' THEN open_until
                                ELSE now() + make_interval(secs => $2) END,
              reason = CASE WHEN open_until = '9999-12-31 00:00:00+00' THEN reason ELSE $3 END,
-             version = version + 1, changed_at = now(),
+             denied = false, version = version + 1, changed_at = now(),
              failing_since = CASE WHEN open_until IS NULL THEN now() ELSE coalesce(failing_since, now()) END
          WHERE name = $1
          RETURNING *
@@ -254,7 +273,7 @@ pub async fn open(
 pub async fn close(connection: &mut PgConnection, name: &str) -> Result<Option<ProviderBreaker>> {
     let closed = breakers!(
         "WITH changed AS (UPDATE providers
-         SET open_until = NULL, reason = NULL, openings = 0, failing_since = NULL, version = version + 1,
+         SET open_until = NULL, reason = NULL, denied = false, openings = 0, failing_since = NULL, version = version + 1,
              changed_at = now()
          WHERE name = $1
          RETURNING *

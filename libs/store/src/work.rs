@@ -32,6 +32,8 @@ pub enum Kind {
     Find,
     /// Ask for the profiles of a purchase.
     Collect,
+    /// Ask again for a purchase that waits for an operator, because an operator wants to know.
+    LookAgain,
     /// Ask how much of its data an eSIM has used. The `lane` is the topup, as for the next kind.
     Usage,
     /// Give an eSIM back, or look at what became of an attempt to.
@@ -56,7 +58,7 @@ impl Kind {
     pub const PURCHASES: [Self; 2] = [Self::BuyAgain, Self::Buy];
     /// The kinds of calls that buy nothing. Look-ups come before collects, because each unknown
     /// outcome may be money spent.
-    pub const LOOKUPS: [Self; 2] = [Self::Find, Self::Collect];
+    pub const LOOKUPS: [Self; 3] = [Self::Find, Self::Collect, Self::LookAgain];
 
     /// The kinds of requests about delivered eSIMs. A call about a give-back answers the question
     /// about the use, too, so it comes first.

@@ -69,6 +69,17 @@ pub(crate) fn counted(count: impl TryInto<i128> + Copy, one: &str, several: &str
     format!("{} {}", number(count), noun(count, one, several))
 }
 
+/// What an order is for: `2 × Thailand 1 GB, 7 days, 1 × Japan 5 GB`.
+pub(crate) fn products<Name: std::fmt::Display>(
+    all: impl IntoIterator<Item = (Name, i64)>,
+) -> String {
+    let all = all.into_iter();
+    let parts: Vec<String> = all
+        .map(|(name, units)| format!("{} × {name}", number(units)))
+        .collect();
+    parts.join(", ")
+}
+
 #[cfg(test)]
 mod tests {
     use time::macros::datetime;

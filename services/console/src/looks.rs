@@ -121,6 +121,9 @@ impl Range {
 /// The bars of a range: each with its beginning, the oldest first. Those without figures are empty.
 pub(crate) type Bars = Vec<(OffsetDateTime, Counts)>;
 
+/// The bars of each provider.
+pub(crate) type ByProvider = BTreeMap<String, Bars>;
+
 /// The newest look, and an older one to compare it with.
 #[derive(Default)]
 struct Looks {
@@ -132,6 +135,7 @@ struct Looks {
 pub(crate) struct Shared {
     looks: Mutex<Looks>,
     charts: Mutex<BTreeMap<Range, (Instant, Arc<Bars>)>>,
+    providers: Mutex<Option<(Instant, Arc<ByProvider>)>>,
     /// How many things need a person; [`UNKNOWN`] before the first look.
     needs: AtomicU64,
 }
@@ -143,6 +147,7 @@ impl Default for Shared {
         Self {
             looks: Mutex::default(),
             charts: Mutex::default(),
+            providers: Mutex::default(),
             needs: AtomicU64::new(UNKNOWN),
         }
     }
@@ -217,6 +222,33 @@ impl Shared {
         let bars = Arc::new(bars(range, &figures.by_time(), runtime::clock::now()));
         charts.insert(range, (Instant::now(), Arc::clone(&bars)));
         Ok(bars)
+    }
+}
+
+impl Shared {
+    /// The purchases and calls of the last six hours, by provider.
+    pub(crate) async fn bars_of_providers(
+        &self,
+        database: &Database,
+    ) -> Result<Arc<ByProvider>, pg::Error> {
+        let mut providers = self.providers.lock().await;
+        if let Some((at, bars)) = providers.as_ref()
+            && at.elapsed() < CHARTED
+        {
+            return Ok(Arc::clone(bars));
+        }
+        let range = Range::SixHours;
+        let (span, spans, _) = range.read();
+        let read = async |connection: &mut PgConnection| {
+            Figures::of_providers(connection, span, spans).await
+        };
+        let figures = database.run(read).await?.by_subject_and_time();
+        let now = runtime::clock::now();
+        let figures = figures.into_iter();
+        let drawn = figures.map(|(name, times)| (name, bars(range, &times, now)));
+        let drawn: Arc<ByProvider> = Arc::new(drawn.collect());
+        *providers = Some((Instant::now(), Arc::clone(&drawn)));
+        Ok(drawn)
     }
 }
 

@@ -129,21 +129,25 @@ fn of_partners() -> Vec<Route> {
             support,
             post(pages::partner_acts::told),
         ),
-        action("/endpoints/{id}/test", support, post(pages::partner::test)),
+        action(
+            "/endpoints/{id}/test",
+            support,
+            post(pages::endpoints::test),
+        ),
         action(
             "/endpoints/{id}/show-url",
             operator,
-            post(pages::partner::show_url),
+            post(pages::endpoints::show_url),
         ),
         action(
             "/endpoints/{id}/pause",
             support,
-            post(pages::partner::pause),
+            post(pages::endpoints::pause),
         ),
         action(
             "/endpoints/{id}/resume",
             support,
-            post(pages::partner::resume),
+            post(pages::endpoints::resume),
         ),
     ]
 }
@@ -178,6 +182,7 @@ fn of_all() -> Vec<Route> {
         ),
         page("/purchases/settle", operator, get(pages::settle::show)),
         action("/purchases/settle", operator, post(pages::settle::settle)),
+        action("/purchases/ask", operator, post(pages::settle::ask)),
         action("/purchases/compare", operator, post(pages::settle::compare)),
         action(
             "/placements/{id}/resolve",

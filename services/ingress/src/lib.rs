@@ -252,7 +252,7 @@ pub async fn run(mut config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let directory = Arc::new(Directory::new(parts.database.clone(), parts.vault.clone()));
     shutdown.spawn(
         "directory",
-        Arc::clone(&directory).refresh(readiness, shutdown.clone()),
+        Arc::clone(&directory).refresh(parts.nats.clone(), readiness, shutdown.clone()),
     );
     let jobs = parts.nats.jobs(&shutdown);
     let handshake = handshake(&config, &parts, &shutdown);

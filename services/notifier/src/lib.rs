@@ -351,7 +351,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     // NATS does not count for readiness, because looks at due work find every delivery without it.
     shutdown.spawn(
         "pulse",
-        pulse::run(database.clone(), readiness, shutdown.clone()),
+        pulse::run(database.clone(), nats.clone(), readiness, shutdown.clone()),
     );
 
     shutdown.spawn(

@@ -1,5 +1,6 @@
 //! Reads the balance of our account at a provider that shows it, so that an operator hears that it
-//! is nearly used up before the provider refuses purchases for that reason.
+//! is nearly used up before the provider refuses purchases for that reason. It is stored for the console,
+//! too.
 //!
 //! Nothing here decides whether something is bought. After a failed read the metric keeps its last
 //! value.
@@ -9,7 +10,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use pg::PgConnection;
 use runtime::Shutdown;
+use store::providers;
 
 use crate::place::ProviderWork;
 
@@ -32,7 +35,16 @@ pub async fn watch(work: Arc<ProviderWork>, shutdown: Shutdown) -> anyhow::Resul
         }
         last = Some(Instant::now());
         match calls.balance().await {
-            Ok(balance) => calls.metrics.balance(&calls.name, &balance),
+            Ok(balance) => {
+                calls.metrics.balance(&calls.name, &balance);
+                let told = format!("{:.2} {}", balance.amount, balance.currency);
+                let note = async |connection: &mut PgConnection| {
+                    providers::note_balance(connection, &calls.name, told.trim_end()).await
+                };
+                if let Err(error) = work.database.run(note).await {
+                    tracing::debug!(%error, "the balance could not be noted; the next one is");
+                }
+            }
             Err(trouble) => tracing::warn!(
                 provider.name = calls.name,
                 reason = trouble.reason(),

@@ -236,7 +236,8 @@ impl Breaker {
             known.streak = FailureStreak::default();
         }
         let name = &self.provider;
-        let reason = trouble.reason();
+        let denied = matches!(trouble, Trouble::Denied(_));
+        let reason = (trouble.reason(), denied);
         let updated = self.database.run(async |connection| {
             providers::failed(connection, name, version, &self.limits, reason).await
         });

@@ -95,7 +95,12 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     if checked {
         let watched = start::providers(&config, providers, &reporter, &parts, &shutdown);
         start::watches(&config, watched, instance, &parts, &shutdown);
-        let pulse = pulse::run(parts.database.clone(), readiness, shutdown.clone());
+        let pulse = pulse::run(
+            parts.database.clone(),
+            parts.nats.clone(),
+            readiness,
+            shutdown.clone(),
+        );
         shutdown.spawn("pulse", pulse);
         start::sweep(parts.database.clone(), &shutdown);
         let figures = figures::run(

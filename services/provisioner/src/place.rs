@@ -6,7 +6,8 @@
 //!
 //! - `accepted`: the claim has recorded a new attempt, so this process sends the purchase, once.
 //! - `placing`: another claim recorded the attempt. This process only looks it up.
-//! - `placed`, or `parked`: it collects the profiles of what is bought.
+//! - `placed`, or `parked`: it collects the profiles of what is bought. A parked one that is not
+//!   known to be bought has work only if an operator asks for it; it is looked up.
 //!
 //! Guarantee: nothing is bought without an attempt that was recorded first, and only the claim that
 //! recorded an attempt sends it. Each outcome is recorded as one settlement, which is written by
@@ -23,6 +24,7 @@
 //! must not be sent before the claim is committed with a flush: it tells ingress that the order, which
 //! is before the claim in the log, is on disk.
 
+mod again;
 mod probe;
 mod settle;
 
@@ -216,6 +218,9 @@ impl ProviderWork {
         match claimed.was {
             PlacementState::Accepted => self.buy(claimed, &lane, trigger, permit).await,
             PlacementState::Placing => self.look_up(claimed, &lane, trigger, permit).await,
+            PlacementState::Parked if claimed.placed_age.is_none() => {
+                self.look_again(claimed, trigger, permit).await;
+            }
             PlacementState::Placed | PlacementState::Parked => {
                 self.collect(claimed, trigger, permit).await;
             }

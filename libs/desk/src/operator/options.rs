@@ -22,13 +22,13 @@ pub struct Named {
     pub enabled: bool,
 }
 
-/// The options that an operator may mean: the one with this id, or else all with this name or this
-/// name at the provider. Names are not unique.
+/// The options that an operator may mean: the one with this id, or else all with this name, in any
+/// case, or this name at the provider. Names are not unique.
 pub async fn named(connection: &mut PgConnection, named: &str) -> Result<Vec<Named>> {
     let id: Option<Uuid> = named.parse().ok();
     let found = sqlx::query!(
         "SELECT option_id, name, provider, provider_option_id, environment, enabled FROM options
-         WHERE option_id = $1 OR name = $2 OR provider_option_id = $2 ORDER BY environment, provider, name, option_id",
+         WHERE option_id = $1 OR lower(name) = lower($2) OR provider_option_id = $2 ORDER BY environment, provider, name, option_id",
         id,
         named,
     );
@@ -42,6 +42,15 @@ pub async fn named(connection: &mut PgConnection, named: &str) -> Result<Vec<Nam
         enabled: row.enabled,
     });
     Ok(options.collect())
+}
+
+/// The names of what partners can order, at most so many of them, for who chooses one.
+pub async fn names(connection: &mut PgConnection, most: i64) -> Result<Vec<String>> {
+    let found = sqlx::query_scalar!(
+        "SELECT DISTINCT name FROM options WHERE enabled ORDER BY name LIMIT $1",
+        most,
+    );
+    Ok(found.fetch_all(connection).await?)
 }
 
 /// Sets whether partners can order an option, and returns whether that has changed anything. The

@@ -5,6 +5,8 @@
 //! rows, and filtered here. A list that ends before its limit names the order at which it goes on, so that
 //! nobody takes a part for the whole.
 
+use std::collections::HashMap;
+
 use domain::{OptionId, OrderId, PartnerId};
 use pg::Result;
 use serde::Serialize;
@@ -207,4 +209,51 @@ async fn matching(
         orders,
         next_cursor: Some(before.into()),
     })
+}
+
+/// What an order is for, and since when all of it is ready.
+#[derive(Clone, Debug, Default)]
+pub struct Contents {
+    /// The names of its products, each with its number of units.
+    pub products: Vec<(String, i64)>,
+    /// `None` while a unit is not ready.
+    pub ready_at: Option<OffsetDateTime>,
+}
+
+/// What these orders are for, by order.
+pub async fn contents(
+    connection: &mut PgConnection,
+    orders: &[Uuid],
+) -> Result<HashMap<Uuid, Contents>> {
+    let query = sqlx::query!(
+        r#"SELECT p.order_id, coalesce(o.name, t.provider_option_id) AS "name!", count(*) AS "units!",
+                  bool_and(e.ready_at IS NOT NULL) AS "ready!", max(e.ready_at) AS ready_at
+           FROM placements p
+           JOIN topups t ON t.placement_id = p.placement_id
+           LEFT JOIN esims e ON e.topup_id = t.topup_id
+           LEFT JOIN options o ON o.option_id = t.option_id
+           WHERE p.order_id = ANY ($1)
+           GROUP BY 1, 2 ORDER BY 1, 2"#,
+        orders,
+    );
+    let mut found: HashMap<Uuid, (bool, Contents)> = HashMap::new();
+    for row in query.fetch_all(connection).await? {
+        let (ready, contents) = found
+            .entry(row.order_id)
+            .or_insert((true, Contents::default()));
+        *ready &= row.ready;
+        contents.ready_at = contents.ready_at.max(row.ready_at);
+        contents.products.push((row.name, row.units));
+    }
+    let found = found.into_iter().map(|(order, (ready, contents))| {
+        let ready_at = contents.ready_at.filter(|_| ready);
+        (
+            order,
+            Contents {
+                ready_at,
+                ..contents
+            },
+        )
+    });
+    Ok(found.collect())
 }

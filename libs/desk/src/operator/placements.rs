@@ -14,12 +14,15 @@ use domain::{
 };
 use pg::{
     Error, Result,
-    actions::{self, Changed, Mode},
+    actions::{self, Action, Changed, Mode},
     unsigned,
 };
 use serde::Serialize;
 use sqlx::{Connection, PgConnection};
-use store::history::{self, Note, Was};
+use store::{
+    history::{self, Note, Was},
+    placements::asked,
+};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -168,6 +171,22 @@ async fn newest(
             return Ok(found);
         }
     }
+}
+
+/// Asks the provider which of these purchases on hold it has. Returns how many are asked for; `None` if
+/// none of them is on hold any more. The answers are those of [`asked::answers`].
+pub async fn ask(
+    connection: &mut PgConnection,
+    placements: &[PlacementId],
+    action: Action<'_>,
+) -> Result<Option<usize>> {
+    let ask = async |transaction: &mut PgConnection| {
+        let asked = asked::ask(transaction, placements).await?;
+        let ids: Vec<String> = asked.iter().map(PlacementId::to_string).collect();
+        let changed = Changed::created(serde_json::json!({ "asked": ids }));
+        Ok((!ids.is_empty()).then_some((ids.len(), changed)))
+    };
+    actions::recorded(connection, action, ask).await
 }
 
 /// A placement after [`resolve`].

@@ -319,12 +319,12 @@ async fn breakers_are_remembered_for_the_term_of_attempts() {
         open: Duration::from_secs(1),
         open_most: Duration::from_secs(1),
     };
-    let opened = providers::failed(&mut connection, "sandbox", 1, &limits, "no answer")
+    let opened = providers::failed(&mut connection, "sandbox", 1, &limits, ("no answer", false))
         .await
         .unwrap()
         .unwrap();
     // What came too late leaves nothing.
-    let late = providers::failed(&mut connection, "sandbox", 1, &limits, "late").await;
+    let late = providers::failed(&mut connection, "sandbox", 1, &limits, ("late", false)).await;
     assert!(late.unwrap().is_none());
     providers::answered(&mut connection, "sandbox", opened.version)
         .await

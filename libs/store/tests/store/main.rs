@@ -60,6 +60,7 @@ mod drill;
 mod endpoints;
 mod esim_requests;
 mod events;
+mod first_page;
 mod flushed;
 mod further;
 mod health;

@@ -40,9 +40,15 @@ impl Bench {
 
     async fn failed(&self, version: i64) -> Option<ProviderBreaker> {
         let mut connection = self.connection().await;
-        providers::failed(&mut connection, PROVIDER, version, &LIMITS, "no answer")
-            .await
-            .unwrap()
+        providers::failed(
+            &mut connection,
+            PROVIDER,
+            version,
+            &LIMITS,
+            ("no answer", false),
+        )
+        .await
+        .unwrap()
     }
 
     async fn answered(&self, version: i64) -> Option<ProviderBreaker> {

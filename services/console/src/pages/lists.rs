@@ -51,6 +51,9 @@ impl Window {
     }
 }
 
+/// The most names of products that a filter offers while somebody types.
+pub(crate) const CHOICES: i64 = 300;
+
 /// What a filter names: one of all partners or products, or of which kind there is not exactly one.
 pub(crate) enum Named<Id = PartnerId> {
     All,
@@ -77,7 +80,7 @@ impl<Id: Copy> Named<Id> {
 }
 
 impl Named<OptionId> {
-    /// A product by its id, its whole name, or its name at the provider.
+    /// A product by its id, its whole name in any case, or its name at the provider.
     pub(crate) async fn product(
         connection: &mut PgConnection,
         given: Option<&str>,

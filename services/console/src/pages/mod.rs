@@ -6,6 +6,7 @@ pub(crate) mod actions;
 pub(crate) mod acts;
 pub(crate) mod assets;
 pub(crate) mod code;
+pub(crate) mod endpoints;
 pub(crate) mod esim;
 pub(crate) mod figures;
 pub(crate) mod find;

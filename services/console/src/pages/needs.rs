@@ -17,8 +17,8 @@ use crate::{
     access::{Role, Session, Viewer, Visit},
     format::utc,
     pages::{
+        endpoints::{endpoint_form, next_test},
         forms::ReasonForm,
-        partner::{endpoint_form, next_test},
         partner_acts::told_form,
         providers::breaker_form,
         settle,

@@ -10,7 +10,8 @@ use askama::Template;
 use axum::{extract::State, response::Response};
 use desk::{
     operator::{
-        order_list::{self, Filter, Listed},
+        options,
+        order_list::{self, Contents, Filter, Listed},
         orders::{self, Undelivered},
     },
     self_service::OrderState,
@@ -23,7 +24,7 @@ use uuid::Uuid;
 use crate::{
     App,
     access::{Fields, Viewer, Visit},
-    format::{counted, number},
+    format::{number, products, took},
     pages::lists::{self, Frame, Named, Tab, Window},
     problem::Problem,
     times::{Times, When},
@@ -48,6 +49,8 @@ struct Page {
     list: Frame,
     tabs: Vec<Tab>,
     providers: Vec<String>,
+    /// The names of products to choose from.
+    products: Vec<String>,
     rows: Vec<Row>,
     foot: String,
 }
@@ -59,9 +62,13 @@ struct Row {
     class: &'static str,
     partner_id: String,
     partner: String,
+    products: String,
+    /// How many of its eSIMs are ready, on hold or failed, if not all of them are the same.
     units: String,
     providers: String,
     at: When,
+    /// How long after it the last eSIM was ready.
+    ready: String,
 }
 
 /// The state of an order in words, and its colour.
@@ -84,9 +91,8 @@ pub(crate) fn state(
     }
 }
 
-/// How many eSIMs an order has, and what is not ready of them.
+/// How many of its eSIMs are ready, on hold and failed, if not all of them are the same.
 fn units(order: &Listed) -> String {
-    let all = counted(order.units, "eSIM", "eSIMs");
     let parts = [
         (order.ready, "ready"),
         (order.on_hold, "on hold"),
@@ -97,16 +103,20 @@ fn units(order: &Listed) -> String {
         .filter(|(of, _)| *of > 0 && *of < order.units)
         .map(|(of, what)| format!("{} {what}", number(of)));
     let parts: Vec<String> = parts.collect();
-    if parts.is_empty() {
-        all
-    } else {
-        format!("{all}: {}", parts.join(", "))
-    }
+    parts.join(", ")
+}
+
+/// The products of an order, each with its number.
+pub(crate) fn in_words(contents: &Contents) -> String {
+    let all = contents.products.iter();
+    products(all.map(|(name, units)| (name, *units)))
 }
 
 fn row(order: &Listed, found: &Found, times: &Times) -> Row {
     let webhooks = found.webhooks(order);
     let (state, class) = state(order.state, order.on_hold > 0, webhooks);
+    let contents = found.contents(order);
+    let after = contents.and_then(|one| one.ready_at);
     Row {
         id: order.order_id.to_string(),
         external_order_id: order.external_order_id.clone(),
@@ -114,9 +124,11 @@ fn row(order: &Listed, found: &Found, times: &Times) -> Row {
         class,
         partner_id: order.partner_id.to_string(),
         partner: order.partner.clone().unwrap_or_else(|| "erased".to_owned()),
+        products: contents.map(in_words).unwrap_or_default(),
         units: units(order),
         providers: order.providers.join(", "),
         at: times.both(order.created_at),
+        ready: after.map_or_else(|| "–".to_owned(), |at| took(at - order.created_at)),
     }
 }
 
@@ -124,13 +136,19 @@ struct Found {
     nobody: Option<String>,
     page: order_list::Page,
     undelivered: HashMap<Uuid, Undelivered>,
+    contents: HashMap<Uuid, Contents>,
     providers: Vec<String>,
+    products: Vec<String>,
 }
 
 impl Found {
     fn webhooks(&self, order: &Listed) -> Undelivered {
         let known = self.undelivered.get(&order.order_id.uuid());
         known.copied().unwrap_or_default()
+    }
+
+    fn contents(&self, order: &Listed) -> Option<&Contents> {
+        self.contents.get(&order.order_id.uuid())
     }
 }
 
@@ -165,11 +183,14 @@ async fn read(
         order_list::list(&mut *connection, &filter, before, limit).await?
     };
     let ids: Vec<Uuid> = page.orders.iter().map(|one| one.order_id.uuid()).collect();
-    let undelivered = orders::undelivered(connection, &ids).await?;
+    let undelivered = orders::undelivered(&mut *connection, &ids).await?;
+    let contents = order_list::contents(&mut *connection, &ids).await?;
     Ok(Found {
         nobody,
         page,
         undelivered,
+        contents,
+        products: options::names(connection, lists::CHOICES).await?,
         providers: known.into_iter().map(|one| one.name).collect(),
     })
 }
@@ -203,6 +224,7 @@ pub(crate) async fn show(
             .collect(),
         foot: list.foot(orders.len(), &span, ("order", "orders")),
         providers: found.providers,
+        products: found.products,
         list,
     })
 }
@@ -222,11 +244,13 @@ pub(crate) async fn csv(State(app): State<App>, visit: Visit<Viewer>) -> Result<
         "partner",
         "partner_id",
         "state",
+        "products",
         "esims",
         "ready",
         "failed",
         "on_hold",
         "providers",
+        "ready_utc",
     ];
     let row = |order: &Listed| {
         let (state, _) = state(order.state, order.on_hold > 0, found.webhooks(order));
@@ -237,11 +261,17 @@ pub(crate) async fn csv(State(app): State<App>, visit: Visit<Viewer>) -> Result<
             order.partner.clone().unwrap_or_default(),
             order.partner_id.to_string(),
             state.to_owned(),
+            found.contents(order).map(in_words).unwrap_or_default(),
             order.units.to_string(),
             order.ready.to_string(),
             order.failed.to_string(),
             order.on_hold.to_string(),
             order.providers.join(" "),
+            found
+                .contents(order)
+                .and_then(|one| one.ready_at)
+                .map(lists::instant)
+                .unwrap_or_default(),
         ]
     };
     Ok(lists::csv(

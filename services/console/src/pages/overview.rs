@@ -31,8 +31,8 @@ use crate::{
     looks::{Bars, Look, MINUTES, Range},
     pages::{
         acts::{self, partner_of},
+        endpoints::{endpoint_class, endpoint_state},
         issues::{Issue, issue},
-        partner::{endpoint_class, endpoint_state},
     },
     pictures::{Chart, bars, lines},
     problem::Problem,
@@ -94,6 +94,7 @@ struct ProviderView {
     failed: String,
     took: String,
     drain: String,
+    balance: String,
 }
 
 struct EndpointView {
@@ -330,7 +331,7 @@ fn charts(all: &Bars, range: Range, times: &Times) -> Vec<Chart> {
 }
 
 /// The beginnings of the bars, as the axis and the bars name them.
-fn times_of(all: &Bars, range: Range, times: &Times) -> Vec<String> {
+pub(crate) fn times_of(all: &Bars, range: Range, times: &Times) -> Vec<String> {
     let with_day = range == Range::Week;
     all.iter()
         .map(|(at, _)| times.axis(*at, with_day))
@@ -446,6 +447,9 @@ fn providers_of(look: &Look, earlier: Option<&Look>) -> Vec<ProviderView> {
             failed: failed(calls),
             took: halves(calls),
             drain: drains(look, earlier, &queue),
+            balance: breaker
+                .and_then(|breaker| breaker.balance.clone())
+                .unwrap_or_else(|| "–".to_owned()),
         }
     });
     rows.collect()

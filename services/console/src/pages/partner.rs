@@ -1,9 +1,7 @@
 //! A partner: what is to be known of it, its endpoints and its newest orders. Its refused requests
 //! ([`super::refusals`]) and its keys and limits ([`super::partner_acts`]) have pages of their own.
-//!
-//! Of webhook URLs only the host is shown, because partners put secrets into the rest.
 
-use std::{borrow::Cow, time::Duration};
+use std::{borrow::Cow, collections::BTreeMap};
 
 use accounts::partners::{self, Partner};
 use askama::Template;
@@ -11,40 +9,40 @@ use axum::{extract::State, response::Response};
 use desk::{
     operator::{
         self,
-        endpoints::NotChanged,
         health::{Finding, Kind},
+        order_list,
+        partner_day::{self, Day},
     },
     self_service::{self, OrderPage, OrderState, Units},
 };
-use domain::{EndpointId, EndpointKey, PartnerId, standing::EndpointState};
-use pg::{
-    PgConnection,
-    actions::{self, Changed},
-};
-use store::deliveries::{
-    endpoints::{self, Endpoint},
-    events::{self, Tested},
+use domain::PartnerId;
+use pg::PgConnection;
+use store::{
+    deliveries::endpoints::{self, Endpoint},
+    figures::{self, Count, Measure},
 };
 use time::OffsetDateTime;
 
 use crate::{
     App,
-    access::{Act, Operator, Role, Session, Support, Viewer, Visit},
-    format::{counted, number, relative},
+    access::{Role, Session, Viewer, Visit},
+    format::{counted, number, took},
     pages::{
+        endpoints::{endpoint_class, endpoint_form, endpoint_state, further_forms, next_test},
         forms::ReasonForm,
         issues::{Issue, issue},
+        orders,
     },
+    pictures::{Chart, bars},
     problem::Problem,
-    said,
     times::{Times, When},
-    view::{Given, Named, Once, Shell, local_path, page},
+    view::{Given, Shell, page},
 };
 
 /// How many orders the page shows.
 const RECENT: u32 = 25;
-/// The shortest time between two tests of an endpoint, as partners have it.
-const BETWEEN_TESTS: Duration = Duration::from_secs(10);
+/// The hours of the figures.
+const HOURS: i32 = 24;
 
 #[derive(Template)]
 #[template(path = "partner.html")]
@@ -54,6 +52,7 @@ struct Page {
     verdict: String,
     class: &'static str,
     issues: Vec<Issue>,
+    day: DayView,
     /// Whether the viewer may send webhooks again.
     may: bool,
     endpoints: Vec<EndpointRow>,
@@ -86,8 +85,26 @@ impl Head {
     }
 }
 
+/// What it did in the last day.
+struct DayView {
+    orders: String,
+    half: String,
+    most: String,
+    taken: String,
+    tries: String,
+    refused: String,
+    /// Its orders by the hour.
+    chart: Chart,
+}
+
 struct EndpointRow {
     host: String,
+    id: String,
+    /// Since when it has not taken its webhooks.
+    since: When,
+    /// Which share of the tries of a day it has acknowledged, and how long it took.
+    taken: String,
+    took: String,
     state: Cow<'static, str>,
     class: &'static str,
     until: String,
@@ -102,6 +119,7 @@ struct EndpointRow {
 
 struct OrderRow {
     id: String,
+    products: String,
     external_order_id: String,
     accepted: When,
     state: &'static str,
@@ -139,27 +157,34 @@ pub(crate) async fn show(
         .filter(|one| is_of(one, id))
         .map(|one| issue(one, times))
         .collect();
+    let failing = found.endpoints.iter().filter(|one| one.failures > 0);
+    let failing = failing.count();
     page(&Page {
         shell: Shell::new(&app, &visit.session, "/partners", &found.partner.name),
         head: Head::new(&found.partner, "health"),
         verdict: match issues.len() {
+            0 if failing > 0 => "An endpoint fails, and is tried again by itself".to_owned(),
             0 => "Nothing keeps its orders back".to_owned(),
             1 => "1 thing is to be known of it".to_owned(),
             several => format!("{several} things are to be known of it"),
         },
         class: if issues.iter().any(|one| one.class == "bad") {
             "bad"
-        } else if issues.is_empty() {
+        } else if issues.is_empty() && failing == 0 {
             "good"
         } else {
             "warn"
         },
         issues,
+        day: day(&found, times),
         may: visit.session.may(Role::Operator),
         endpoints: found
             .endpoints
             .iter()
-            .map(|endpoint| endpoint_row(endpoint, &visit.session, &back, now))
+            .map(|endpoint| {
+                let count = found.attempts.get(&endpoint.endpoint_id.to_string());
+                endpoint_row((endpoint, count), &visit.session, &back, now)
+            })
             .collect(),
         orders: found.orders,
         recent: RECENT,
@@ -183,6 +208,9 @@ fn is_of(one: &Finding, id: PartnerId) -> bool {
 struct Found {
     partner: Partner,
     endpoints: Vec<Endpoint>,
+    /// The tries of a day, by endpoint.
+    attempts: BTreeMap<String, Count>,
+    day: Day,
     orders: Vec<OrderRow>,
 }
 
@@ -206,6 +234,14 @@ async fn read(
         .map(|(head, _)| head.order_id.uuid())
         .collect();
     let undelivered = operator::orders::undelivered(&mut *connection, &ids).await?;
+    let contents = order_list::contents(&mut *connection, &ids).await?;
+    let subjects: Vec<String> = endpoints
+        .iter()
+        .map(|one| one.endpoint_id.to_string())
+        .collect();
+    let attempts = figures::of_subjects(&mut *connection, Measure::Attempt, &subjects, HOURS);
+    let attempts = attempts.await?;
+    let day = partner_day::read(&mut *connection, id, times.now).await?;
     let orders = orders.into_iter().map(|(head, units)| {
         let webhooks = undelivered.get(&head.order_id.uuid()).copied();
         let webhooks = webhooks.unwrap_or_default();
@@ -227,6 +263,10 @@ async fn read(
             accepted: times.both(head.created_at),
             state,
             class,
+            products: contents
+                .get(&head.order_id.uuid())
+                .map(orders::in_words)
+                .unwrap_or_default(),
             units: in_words(units, head.refused),
             external_order_id: head.external_order_id,
         }
@@ -234,8 +274,58 @@ async fn read(
     Ok(Some(Found {
         partner,
         endpoints,
+        attempts,
+        day,
         orders: orders.collect(),
     }))
+}
+
+/// Which share of all tries was acknowledged.
+fn taken(count: &Count) -> String {
+    let share = count.failed_share();
+    share.map_or_else(
+        || "none was sent".to_owned(),
+        |failed| format!("{:.1} %", (1.0 - failed) * 100.0),
+    )
+}
+
+/// The figures of the last day, and its orders by the hour.
+fn day(found: &Found, times: &Times) -> DayView {
+    let day = &found.day;
+    let mut all = Count::default();
+    for count in found.attempts.values() {
+        all.merge(count);
+    }
+    let seconds = |of: Option<f64>| {
+        of.map_or_else(
+            || "–".to_owned(),
+            |of| took(time::Duration::seconds_f64(of)),
+        )
+    };
+    let now = times.now.unix_timestamp().div_euclid(3_600);
+    let hours: Vec<(OffsetDateTime, Option<Count>)> = (now - i64::from(HOURS) + 1..=now)
+        .filter_map(|hour| OffsetDateTime::from_unix_timestamp(hour * 3_600).ok())
+        .map(|hour| {
+            let known = day.hours.iter().find(|(at, _)| *at == hour);
+            let count = known.map(|(_, orders)| Count {
+                n: *orders,
+                ..Count::default()
+            });
+            (hour, count)
+        })
+        .collect();
+    let axis: Vec<String> = hours.iter().map(|(at, _)| times.axis(*at, false)).collect();
+    let counts: Vec<Option<&Count>> = hours.iter().map(|(_, count)| count.as_ref()).collect();
+    let plus = if day.is_part() { "+" } else { "" };
+    DayView {
+        orders: format!("{}{plus}", number(day.orders())),
+        half: seconds(day.half),
+        most: seconds(day.most),
+        taken: taken(&all),
+        tries: counted(all.n, "try", "tries"),
+        refused: number(day.refused),
+        chart: bars("Orders by hour", "an hour", &counts, &axis),
+    }
 }
 
 /// How many units an order has, and what they are at. Nothing becomes of those of a refused order.
@@ -258,150 +348,29 @@ fn in_words(units: Units, is_refused: bool) -> String {
         .collect();
     format!("{total}: {}", parts.join(", "))
 }
-
-/// How the state of an endpoint is coloured.
-pub(crate) fn endpoint_class(endpoint: &Endpoint) -> &'static str {
-    match endpoint.state.known() {
-        Some(EndpointState::Open) if endpoint.failures > 0 => "warn",
-        Some(EndpointState::Open) => "good",
-        Some(EndpointState::Blocked | EndpointState::Probing) | None => "bad",
-        Some(
-            EndpointState::NoUrl
-            | EndpointState::Paused
-            | EndpointState::PausedByPartner
-            | EndpointState::Unverified,
-        ) => "warn",
-    }
-}
-
-/// The state of an endpoint in words. One that is probed is still blocked until its test is
-/// acknowledged; [`next_test`] says when the test is.
-pub(crate) fn endpoint_state(endpoint: &Endpoint) -> Cow<'static, str> {
-    if endpoint.state == EndpointState::Open {
-        let is_well = endpoint.failures == 0;
-        let word = if is_well {
-            "takes webhooks"
-        } else {
-            "fails, is tried again"
-        };
-        return word.into();
-    }
-    endpoint.state.told(endpoint_words)
-}
-
-pub(super) fn endpoint_words(state: EndpointState) -> &'static str {
-    match state {
-        EndpointState::Open => "open",
-        EndpointState::NoUrl => "no address",
-        EndpointState::Blocked | EndpointState::Probing => "blocked",
-        EndpointState::Paused => "paused",
-        EndpointState::PausedByPartner => "paused by the partner",
-        EndpointState::Unverified => "not verified yet",
-    }
-}
-
-/// When a blocked endpoint is tested next. A time that has passed means that the test is due.
-pub(crate) fn next_test(endpoint: &Endpoint, now: OffsetDateTime) -> Option<String> {
-    let until = endpoint.blocked_until?;
-    Some(if until > now {
-        format!("next test {}", relative(now, until))
-    } else {
-        "a test is due now or under way".to_owned()
-    })
-}
-
-/// The action that an endpoint offers to this session.
-pub(crate) fn endpoint_form(
-    endpoint: &Endpoint,
-    session: &Session,
-    back: &str,
-) -> Option<ReasonForm> {
-    if !session.may(Role::Support) || endpoint.state == EndpointState::NoUrl {
-        return None;
-    }
-    let id = endpoint.endpoint_id;
-    let form = if endpoint.state == EndpointState::Open {
-        ReasonForm {
-            consequence:
-                "Nothing is sent to this endpoint until it is resumed. No webhook is lost.".into(),
-            grave: true,
-            ..ReasonForm::new(session, "Pause", format!("/endpoints/{id}/pause"))
-        }
-    } else {
-        ReasonForm {
-            consequence: resuming(endpoint),
-            ..ReasonForm::new(session, "Resume", format!("/endpoints/{id}/resume"))
-        }
-    };
-    Some(ReasonForm {
-        seen: operator::endpoints::seen(endpoint),
-        back: back.to_owned(),
-        ..form
-    })
-}
-
-/// The acts on an endpoint beside its pause: a test, and a look at its whole URL.
-fn further_forms(endpoint: &Endpoint, session: &Session, back: &str) -> Vec<ReasonForm> {
-    if endpoint.webhook_url.is_none() {
-        return Vec::new();
-    }
-    let id = endpoint.endpoint_id;
-    let is_paused = matches!(
-        endpoint.state.known(),
-        Some(EndpointState::Paused | EndpointState::PausedByPartner)
-    );
-    let test = (session.may(Role::Support) && !is_paused).then(|| ReasonForm {
-        consequence: "A webhook of the kind webhook.test is sent at once, even if the endpoint is blocked. If it is \
-                      acknowledged, the block ends."
-            .to_owned(),
-        ..ReasonForm::new(session, "Send a test", format!("/endpoints/{id}/test"))
-    });
-    let url = session.may(Role::Operator).then(|| ReasonForm {
-        consequence: "The URL may hold a secret of the partner. That you saw it is recorded."
-            .to_owned(),
-        ..ReasonForm::new(
-            session,
-            "Show its whole URL",
-            format!("/endpoints/{id}/show-url"),
-        )
-    });
-    let forms = test.into_iter().chain(url);
-    forms
-        .map(|form| ReasonForm {
-            back: back.to_owned(),
-            ..form
-        })
-        .collect()
-}
-
-/// What resuming an endpoint does, and what to know before.
-fn resuming(endpoint: &Endpoint) -> String {
-    let first = match endpoint.state.known() {
-        Some(EndpointState::PausedByPartner) => {
-            "The partner has paused this endpoint itself, so ask the partner first. The pause ends"
-        }
-        Some(EndpointState::Blocked | EndpointState::Probing) => {
-            "The block ends now; if the endpoint still fails, it begins again"
-        }
-        Some(EndpointState::Paused) => "The pause, which an operator has set, ends",
-        Some(EndpointState::Open | EndpointState::NoUrl | EndpointState::Unverified) | None => {
-            "Whatever keeps webhooks from it ends"
-        }
-    };
-    format!(
-        "{first}. Webhooks that wait ({}) are sent at once; exhausted ones are not among them.",
-        number(endpoint.pending)
-    )
-}
-
 fn endpoint_row(
-    endpoint: &Endpoint,
+    (endpoint, count): (&Endpoint, Option<&Count>),
     session: &Session,
     back: &str,
     now: OffsetDateTime,
 ) -> EndpointRow {
+    let since = endpoint.failing_since.or(endpoint.exhausted_since);
     EndpointRow {
         host: endpoint.host(),
+        id: endpoint.endpoint_id.to_string(),
+        since: since
+            .map(|since| session.times.both(since))
+            .unwrap_or_default(),
+        taken: count.map_or_else(|| "none was sent".to_owned(), taken),
+        took: count
+            .and_then(|count| count.within(0.5).zip(count.within(0.95)))
+            .map_or_else(
+                || "–".to_owned(),
+                |(half, most)| {
+                    let seconds = |of| took(time::Duration::seconds_f64(of));
+                    format!("{} · {}", seconds(half), seconds(most))
+                },
+            ),
         class: endpoint_class(endpoint),
         state: endpoint_state(endpoint),
         until: next_test(endpoint, now).unwrap_or_default(),
@@ -417,149 +386,4 @@ fn endpoint_row(
             endpoint.partner_id, endpoint.endpoint_id
         ),
     }
-}
-
-pub(crate) async fn pause(
-    State(app): State<App>,
-    given: Given,
-    act: Act<Support>,
-) -> Result<Response, Problem> {
-    let endpoint = endpoint(&app, &given).await?;
-    let target = format!("endpoint {}", endpoint.id);
-    let action = act.action(
-        domain::Command::EndpointPause,
-        &target,
-        act.fields.reason()?,
-    );
-    let seen = act.fields.get("seen").or(Some(""));
-    app.database()
-        .run(async |connection| {
-            operator::endpoints::pause(connection, endpoint, seen, action).await
-        })
-        .await
-        .map_err(|error| not_changed(error, &given, &act))?;
-    Ok(act.done(
-        &app,
-        "The endpoint is paused: its webhooks wait until it is resumed.",
-    ))
-}
-
-pub(crate) async fn resume(
-    State(app): State<App>,
-    given: Given,
-    act: Act<Support>,
-) -> Result<Response, Problem> {
-    let endpoint = endpoint(&app, &given).await?;
-    let target = format!("endpoint {}", endpoint.id);
-    let action = act.action(
-        domain::Command::EndpointResume,
-        &target,
-        act.fields.reason()?,
-    );
-    let seen = act.fields.get("seen").or(Some(""));
-    let due = app
-        .database()
-        .run(async |connection| {
-            operator::endpoints::resume(connection, endpoint, seen, action).await
-        })
-        .await
-        .map_err(|error| not_changed(error, &given, &act))?;
-    let text = format!(
-        "Webhooks are sent to the endpoint again; due now: {}.",
-        number(due)
-    );
-    Ok(act.done(&app, &text))
-}
-
-/// Sends a test webhook, and leads to its page.
-pub(crate) async fn test(
-    State(app): State<App>,
-    given: Given,
-    act: Act<Support>,
-) -> Result<Response, Problem> {
-    let endpoint = endpoint(&app, &given).await?;
-    let target = format!("endpoint {}", endpoint.id);
-    let action = act.action(domain::Command::EndpointTest, &target, act.fields.reason()?);
-    let mut refused = None;
-    let sent = app
-        .database()
-        .run(async |connection| {
-            let send = async |transaction: &mut PgConnection| {
-                Ok(
-                    match events::test(transaction, endpoint, BETWEEN_TESTS).await? {
-                        Tested::Due(id) => Some((id, Changed::default())),
-                        other => {
-                            refused = Some(other);
-                            None
-                        }
-                    },
-                )
-            };
-            actions::recorded(connection, action, send).await
-        })
-        .await?;
-    let id = sent.ok_or_else(|| {
-        let why = match refused {
-            Some(Tested::TooSoon(_)) => {
-                "It was tested within the last seconds. If you have sent the form twice, the first one was carried out."
-            }
-            Some(Tested::Paused) => "It is paused, so nothing is sent to it. Resume it first.",
-            Some(Tested::NoEndpoint | Tested::Due(_)) | None => "It has no URL.",
-        };
-        act.not_done("No test was sent", why)
-    })?;
-    let path = format!("/webhooks/{id}");
-    Ok(said::after(&app, &path, "The test is sent now."))
-}
-
-/// Shows the whole URL of an endpoint, and records that.
-pub(crate) async fn show_url(
-    State(app): State<App>,
-    given: Given,
-    act: Act<Operator>,
-) -> Result<Response, Problem> {
-    let endpoint = endpoint(&app, &given).await?;
-    let target = format!("endpoint {}", endpoint.id);
-    let action = act.action(domain::Command::ShowUrl, &target, act.fields.reason()?);
-    let read = async |connection: &mut PgConnection| {
-        let all = endpoints::list(&mut *connection, Some(endpoint.partner_id)).await?;
-        let id = endpoint.id.uuid();
-        let url = all.into_iter().find(|one| one.endpoint_id == id);
-        let url = url.and_then(|one| one.webhook_url);
-        if url.is_some() {
-            actions::record(connection, action, 0).await?;
-        }
-        Ok::<_, pg::Error>(url)
-    };
-    let url = app.database().run(read).await?;
-    let url = url.ok_or_else(|| act.not_done("It has no URL", "There is nothing to show."))?;
-    page(&Once {
-        shell: Shell::new(&app, &act.session, "/partners", "Webhook URL"),
-        text: "It may hold a secret of the partner: show it to nobody else.".to_owned(),
-        secrets: vec![Named {
-            name: "URL",
-            value: url,
-        }],
-        back: local_path(act.fields.get("back")),
-    })
-}
-
-fn not_changed(error: NotChanged, given: &Given, act: &Act<Support>) -> Problem {
-    match error {
-        NotChanged::Unknown => given.missing("endpoint"),
-        NotChanged::Store(error) => error.into(),
-        NotChanged::Changed { now, .. } => act.changed(&format!(
-            "the endpoint has changed since the page was shown, and is {} now",
-            now.told(endpoint_words)
-        )),
-    }
-}
-
-/// The endpoint that a form is about.
-async fn endpoint(app: &App, given: &Given) -> Result<EndpointKey, Problem> {
-    let id: EndpointId = given.id("an endpoint")?;
-    let key = app
-        .database()
-        .run(async |connection| endpoints::key(connection, id).await);
-    key.await?.ok_or_else(|| given.missing("endpoint"))
 }

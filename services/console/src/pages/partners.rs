@@ -15,8 +15,9 @@ use crate::{
     access::{Viewer, Visit},
     format::{counted, number},
     pages::{
+        endpoints::{endpoint_class, endpoint_state},
         lists::{Tab, with},
-        partner::{endpoint_class, endpoint_state, standing},
+        partner::standing,
     },
     problem::Problem,
     times::When,

@@ -14,7 +14,7 @@ use desk::operator::{
     },
 };
 use store::{
-    figures::Measure,
+    figures::{Count, Measure},
     providers::{BreakerState, ProviderBreaker},
 };
 use url::form_urlencoded::byte_serialize;
@@ -22,14 +22,15 @@ use url::form_urlencoded::byte_serialize;
 use crate::{
     App,
     access::{Act, Operator, Role, Session, Viewer, Visit},
-    format::{brief, counted, number},
-    looks::Look,
+    format::{brief, counted, number, relative},
+    looks::{Bars, ByProvider, Look, Range},
     pages::{
         forms::ReasonForm,
-        overview::{breaker_state, drains, failed, halves},
+        overview::{breaker_state, drains, failed, halves, times_of},
     },
+    pictures::{self, Chart},
     problem::Problem,
-    times::When,
+    times::{Times, When},
     view::{Given, Shell, page, shortened},
 };
 
@@ -65,9 +66,15 @@ struct Row {
     next: When,
     waits: String,
     on_hold: Option<String>,
+    /// What is left in our account, and since when that is known.
+    balance: String,
+    /// Whether it denies our account, which does not end by itself.
+    denied: bool,
     failed: String,
     took: String,
     drain: String,
+    /// Its failed calls, how long a call takes, and its purchases.
+    charts: Vec<Chart>,
     form: Option<ReasonForm>,
 }
 
@@ -92,7 +99,31 @@ fn sentence(rows: &[Row]) -> String {
     }
 }
 
-fn part(look: &Look, earlier: Option<&Look>, session: &Session) -> Part {
+/// What is left in our account at a provider, and when it told that.
+fn balance(breaker: &ProviderBreaker, times: &Times) -> String {
+    match (&breaker.balance, breaker.balance_at) {
+        (Some(balance), Some(at)) => format!("{balance}, told {}", relative(times.now, at)),
+        _ => "it has not told it".to_owned(),
+    }
+}
+
+/// The last six hours of a provider. One that has made no call yet has empty charts.
+fn charts(bars: Option<&Bars>, times: &Times) -> Vec<Chart> {
+    let Some(all) = bars else {
+        return Vec::new();
+    };
+    let of = |measure: Measure| -> Vec<Option<&Count>> {
+        all.iter().map(|(_, counts)| counts.get(&measure)).collect()
+    };
+    let axis = times_of(all, Range::SixHours, times);
+    vec![
+        Chart::share("Failed calls", &of(Measure::Call), &axis),
+        pictures::lines("A call takes", &of(Measure::Call), &axis),
+        pictures::bars("Purchases", "5 min", &of(Measure::Bought), &axis),
+    ]
+}
+
+fn part((look, earlier): (&Look, Option<&Look>), bars: &ByProvider, session: &Session) -> Part {
     let report = &look.report;
     let times = &session.times;
     let waiting = report.waiting.queues.iter();
@@ -156,6 +187,8 @@ fn part(look: &Look, earlier: Option<&Look>, session: &Session) -> Part {
                 )
             },
             on_hold: (held > 0).then(|| number(held)),
+            balance: breaker.map_or_else(String::new, |breaker| balance(breaker, times)),
+            denied: breaker.is_some_and(|breaker| breaker.denied),
             failed: failed(calls),
             took: halves(calls),
             drain: drains(
@@ -165,6 +198,7 @@ fn part(look: &Look, earlier: Option<&Look>, session: &Session) -> Part {
                     name: name.to_owned(),
                 },
             ),
+            charts: charts(bars.get(name), times),
             form: breaker.and_then(|breaker| breaker_form(breaker, session, "/providers")),
         }
     };
@@ -182,7 +216,8 @@ pub(crate) async fn show(
     visit: Visit<Viewer>,
 ) -> Result<Response, Problem> {
     let (look, earlier) = app.figures().look(app.database()).await?;
-    let part = part(&look, earlier.as_deref(), &visit.session);
+    let bars = app.figures().bars_of_providers(app.database()).await?;
+    let part = part((&look, earlier.as_deref()), &bars, &visit.session);
     if in_place {
         return page(&part);
     }

@@ -1,23 +1,30 @@
-//! Purchases on hold by cause: what became of all of them, in one act. The list of the provider comes
-//! first. An operator pastes it (its portal exports it, and `esimctl provider reconcile` reads it), the page
-//! says which of the purchases are in it, and only then offers what fits: one that is there was bought, and
-//! one that is not may be given up or bought again. Each purchase is settled in a transaction of its own
-//! with its record, as on the page of its order.
+//! Purchases on hold by cause: what became of all of them, in one act. The provider is asked first. A
+//! provisioner looks each purchase up, because it holds the credentials; one that is found goes on by
+//! itself, and the page says of each other one what the provider answered. Where no answer proves an
+//! absence, an operator pastes the list that the provider's portal exports. Only then the page offers what
+//! fits: one that is in the list was bought, and one that is certainly not there may be given up or bought
+//! again. Each purchase is settled in a transaction of its own with its record, as on the page of its order.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use askama::Template;
 use axum::{extract::State, response::Response};
-use desk::operator::placements::{self, Decision, Listed, NotResolved};
-use domain::{Command, PlacementState, placement::Resolution};
+use desk::operator::{
+    placements::{self, Decision, Listed, NotResolved},
+    words::noun,
+};
+use domain::{Command, PlacementId, PlacementState, placement::Resolution};
 use pg::{PgConnection, actions::Mode};
+use store::placements::asked::{self, Answer};
 use time::OffsetDateTime;
+use uuid::Uuid;
 
 use crate::{
     App,
     access::{Act, Fields, Operator, Visit},
-    format::{counted, utc},
+    format::{counted, number, relative, utc},
     problem::Problem,
+    said,
     times::{Times, When},
     view::{Shell, page},
 };
@@ -32,11 +39,19 @@ struct Page {
     token: String,
     provider: String,
     cause: String,
+    /// The address of this page.
+    here: String,
     /// From when to when the purchases were ordered, which the list has to cover.
     from: String,
     until: String,
-    /// Whether a list was compared, and how many of the purchases it has.
-    compared: Option<String>,
+    /// What is known by now: how many the provider was asked for, or how many its list has.
+    known: Option<String>,
+    /// Whether answers are awaited, so that the page refreshes itself.
+    live: bool,
+    /// Whether a list was compared.
+    compared: bool,
+    /// Whether something can be settled now.
+    may_settle: bool,
     rows: Vec<Row>,
 }
 
@@ -47,9 +62,26 @@ struct Row {
     partner: String,
     product: String,
     since: When,
-    /// Whether the list has it.
-    found: bool,
+    /// What is known of it, and how that is coloured.
+    found: Found,
+    class: &'static str,
+    says: String,
+    /// Since when, or why.
+    detail: String,
     seen: String,
+}
+
+/// What is known of a purchase.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Found {
+    /// Nobody has asked, or the answer says nothing for certain.
+    Unknown,
+    /// The answer of its provider is awaited.
+    Asking,
+    /// The list has it.
+    There,
+    /// It was certainly not made.
+    Missing,
 }
 
 /// The address of the page for the cause of a purchase.
@@ -81,7 +113,9 @@ async fn on_hold(app: &App, fields: &Fields) -> Result<(String, String, Vec<List
     found.retain(|one| one.elsewhere.is_empty() && cause_of(one) == cause);
     if found.is_empty() {
         return Err(Problem::NotFound(
-            "No purchase is on hold there for this cause any more. See Needs a person.".to_owned(),
+            "No purchase is on hold there for this cause any more. If the provider was asked for them, it has them, \
+             and their orders go on by themselves. See Needs a person."
+                .to_owned(),
         ));
     }
     Ok((provider, cause, found))
@@ -93,7 +127,50 @@ fn names(list: &str, one: &Listed) -> bool {
     list.contains(&id) || list.contains(&id.replace('-', ""))
 }
 
-fn row(one: &Listed, list: Option<&str>, times: &Times) -> Row {
+/// What is known of a purchase, as the page says it.
+fn found(
+    one: &Listed,
+    list: Option<&str>,
+    answer: Option<&Answer>,
+    times: &Times,
+) -> (Found, &'static str, String, String) {
+    if let Some(list) = list {
+        return if names(list, one) {
+            (Found::There, "good", "in the list".into(), String::new())
+        } else {
+            (Found::Missing, "warn", "not in it".into(), String::new())
+        };
+    }
+    if one.due_at.is_some() && !one.bought {
+        return (Found::Asking, "", "being asked".into(), String::new());
+    }
+    let Some(answer) = answer else {
+        return (
+            Found::Unknown,
+            "none",
+            "not asked yet".into(),
+            String::new(),
+        );
+    };
+    let at = format!("asked {}", relative(times.now, answer.at));
+    let why = answer.reason.told().unwrap_or_default();
+    if answer.proves_absence() {
+        (Found::Missing, "warn", "not there".into(), at)
+    } else if answer.is_missing {
+        let says = "a search found nothing, which proves nothing".to_owned();
+        (Found::Unknown, "warn", says, at)
+    } else {
+        (
+            Found::Unknown,
+            "bad",
+            "no answer".into(),
+            format!("{at}: {why}"),
+        )
+    }
+}
+
+fn row(one: &Listed, list: Option<&str>, answer: Option<&Answer>, times: &Times) -> Row {
+    let (found, class, says, detail) = found(one, list, answer, times);
     Row {
         id: one.placement_id.to_string(),
         order: one.external_order_id.clone(),
@@ -101,7 +178,10 @@ fn row(one: &Listed, list: Option<&str>, times: &Times) -> Row {
         partner: one.partner.clone().unwrap_or_default(),
         product: one.lane.clone(),
         since: times.both(one.parked_at.unwrap_or(one.created_at)),
-        found: list.is_some_and(|list| names(list, one)),
+        found,
+        class,
+        says,
+        detail,
         seen: placements::parking(one.attempt, &one.reason),
     }
 }
@@ -110,10 +190,38 @@ fn shown(
     app: &App,
     (session, token): (&crate::access::Session, String),
     (provider, cause, found): (String, String, Vec<Listed>),
-    list: Option<&str>,
+    (answers, list): (&HashMap<Uuid, Answer>, Option<&str>),
+    asked: Option<usize>,
 ) -> Result<Response, Problem> {
     let times = &session.times;
-    let rows: Vec<Row> = found.iter().map(|one| row(one, list, times)).collect();
+    let rows: Vec<Row> = found
+        .iter()
+        .map(|one| row(one, list, answers.get(&one.placement_id.uuid()), times))
+        .collect();
+    let are = |state: Found| rows.iter().filter(|one| one.found == state).count();
+    let known = match (list, asked) {
+        (Some(_), _) => Some(format!(
+            "{} of the {} are in the list.",
+            are(Found::There),
+            rows.len()
+        )),
+        (None, Some(asked)) => {
+            let is_asked = |one: &&Listed| {
+                answers.contains_key(&one.placement_id.uuid())
+                    || (one.due_at.is_some() && !one.bought)
+            };
+            let gone = asked.saturating_sub(found.iter().filter(is_asked).count());
+            Some(format!(
+                "{provider} was asked for {}; {} of them {} on hold no more, and {} of the others {} certainly not there.",
+                counted(asked, "purchase", "purchases"),
+                number(gone),
+                noun(gone, "is", "are"),
+                number(are(Found::Missing)),
+                noun(are(Found::Missing), "is", "are"),
+            ))
+        }
+        (None, None) => None,
+    };
     let at = |of: Option<OffsetDateTime>| of.map(utc).unwrap_or_default();
     let title = format!(
         "What became of {}?",
@@ -127,10 +235,12 @@ fn shown(
             .iter()
             .map(|one| one.parked_at.unwrap_or(one.created_at))
             .max()),
-        compared: list.map(|_| {
-            let there = rows.iter().filter(|one| one.found).count();
-            format!("{there} of the {} are in the list.", rows.len())
-        }),
+        known,
+        live: are(Found::Asking) > 0,
+        compared: list.is_some(),
+        may_settle: are(Found::Asking) == 0 && are(Found::There) + are(Found::Missing) > 0,
+        here: found.first().map(path).unwrap_or_default()
+            + &asked.map_or_else(String::new, |asked| format!("&asked={asked}")),
         provider,
         cause,
         rows,
@@ -142,8 +252,45 @@ pub(crate) async fn show(
     visit: Visit<Operator>,
 ) -> Result<Response, Problem> {
     let found = on_hold(&app, &visit.query).await?;
+    let ids: Vec<Uuid> = found.2.iter().map(|one| one.placement_id.uuid()).collect();
+    let answers = app
+        .database()
+        .run(async |connection| asked::answers(connection, &ids).await)
+        .await?;
     let token = visit.session.form_token();
-    shown(&app, (&visit.session, token), found, None)
+    let asked = visit
+        .query
+        .get("asked")
+        .and_then(|asked| asked.parse().ok());
+    shown(
+        &app,
+        (&visit.session, token),
+        found,
+        (&answers, None),
+        asked,
+    )
+}
+
+/// Asks the provider which of the purchases it has, and leads back to the page, which shows the answers.
+pub(crate) async fn ask(State(app): State<App>, act: Act<Operator>) -> Result<Response, Problem> {
+    let reason = act.fields.reason()?;
+    let (provider, _, found) = on_hold(&app, &act.fields).await?;
+    let path = found.first().map(path).unwrap_or_default();
+    let ids: Vec<PlacementId> = found.iter().map(|one| one.placement_id).collect();
+    let target = format!("provider {provider}");
+    let action = act.action(Command::ProviderReconcile, &target, reason);
+    let asked = app
+        .database()
+        .run(async |connection| placements::ask(connection, &ids, action).await)
+        .await?;
+    let asked = asked.ok_or_else(|| {
+        act.not_done(
+            "Nothing was asked",
+            "None of these purchases can be looked up now. See the pages of their orders.",
+        )
+    })?;
+    let text = format!("{provider} is asked now. What it has goes on by itself.");
+    Ok(said::after(&app, &format!("{path}&asked={asked}"), &text))
 }
 
 /// Compares the purchases with the list that somebody has pasted. It changes nothing.
@@ -157,7 +304,14 @@ pub(crate) async fn compare(
     }
     let found = on_hold(&app, &act.fields).await?;
     let token = act.session.form_token();
-    shown(&app, (&act.session, token), found, Some(&list))
+    let answers = HashMap::new();
+    shown(
+        &app,
+        (&act.session, token),
+        found,
+        (&answers, Some(&list)),
+        None,
+    )
 }
 
 /// Settles those of the purchases of which the form says what became of them.

@@ -5,7 +5,7 @@ use domain::{HistoryKind, Stored, standing::EndpointState};
 use time::Duration;
 
 use crate::{
-    pages::partner::endpoint_words,
+    pages::endpoints::endpoint_words,
     pictures::{Step, Went},
 };
 

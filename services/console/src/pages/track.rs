@@ -9,7 +9,7 @@ use domain::{
 };
 use time::{Duration, OffsetDateTime};
 
-use crate::format::{number, took};
+use crate::format::{self, number, took};
 
 /// A webhook that is due within this time is not sent again by hand: an attempt may be under way.
 const AT_ONCE: Duration = Duration::seconds(30);
@@ -23,18 +23,14 @@ pub(super) struct Mark {
 
 /// What was ordered: `2 × Thailand 1 GB, 7 days`.
 pub(super) fn products(order: &OrderView) -> String {
-    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut counts: BTreeMap<&str, i64> = BTreeMap::new();
     for unit in &order.topups {
         let name = unit.option_name.as_deref();
         *counts
             .entry(name.unwrap_or(&unit.provider_option_id))
             .or_default() += 1;
     }
-    let parts: Vec<String> = counts
-        .into_iter()
-        .map(|(name, count)| format!("{} × {name}", number(count)))
-        .collect();
-    parts.join(", ")
+    format::products(counts)
 }
 
 /// How the standing of a unit is coloured. What waits for nobody is no fault, and only a webhook that

@@ -6,7 +6,10 @@ use std::borrow::Cow;
 use accounts::partners;
 use askama::Template;
 use axum::{extract::State, response::Response};
-use desk::operator::delivery_list::{self, Cursor, Of};
+use desk::operator::{
+    delivery_list::{self, Cursor, Of},
+    options,
+};
 use domain::{Stored, standing::DeliveryState};
 use pg::PgConnection;
 use store::{
@@ -42,6 +45,8 @@ struct Page {
     list: Frame,
     tabs: Vec<Tab>,
     providers: Vec<String>,
+    /// The names of products to choose from.
+    products: Vec<String>,
     rows: Vec<Row>,
     foot: String,
 }
@@ -99,6 +104,7 @@ struct Found {
     nobody: Option<String>,
     page: delivery_list::Page,
     providers: Vec<String>,
+    products: Vec<String>,
     names: std::collections::HashMap<Uuid, String>,
 }
 
@@ -140,10 +146,11 @@ async fn read(
     let mut ids: Vec<Uuid> = views.map(|view| view.partner_id.uuid()).collect();
     ids.sort_unstable();
     ids.dedup();
-    let names = partners::names(connection, &ids).await?;
+    let names = partners::names(&mut *connection, &ids).await?;
     Ok(Found {
         nobody,
         page,
+        products: options::names(connection, lists::CHOICES).await?,
         providers: known.into_iter().map(|one| one.name).collect(),
         names,
     })
@@ -209,6 +216,7 @@ pub(crate) async fn show(
             .map(|view| row(view, &found.names, times))
             .collect(),
         providers: found.providers,
+        products: found.products,
         list,
     })
 }

@@ -7,10 +7,12 @@ mod acts;
 mod again;
 mod answers;
 mod connections;
+mod figures;
 mod lists;
 mod openid;
 mod pages;
 mod sessions;
+mod settle;
 mod support;
 
 use console::{access::Role, routes::routes};

@@ -28,7 +28,7 @@ use accounts::{
 use domain::{Environment, OptionId, PartnerId};
 use governor::{DefaultDirectRateLimiter, Quota};
 use pg::{Database, Error, PgConnection, schema::SchemaError};
-use pipeline::pulse;
+use pipeline::{pulse, streams::Nats};
 use runtime::{Shutdown, health::Readiness, outage};
 use signing::SecretKey;
 use uuid::Uuid;
@@ -391,6 +391,7 @@ impl Directory {
     /// an error that ends the process. After that, the pulse keeps the readiness up to date.
     pub(crate) async fn refresh(
         self: Arc<Self>,
+        nats: Nats,
         ready: Readiness,
         shutdown: Shutdown,
     ) -> anyhow::Result<()> {
@@ -403,7 +404,12 @@ impl Directory {
             match self.database.run(changes).await {
                 Ok(()) => {
                     if let Some(ready) = not_pulsing.take() {
-                        let pulse = pulse::run(self.database.clone(), ready, shutdown.clone());
+                        let pulse = pulse::run(
+                            self.database.clone(),
+                            nats.clone(),
+                            ready,
+                            shutdown.clone(),
+                        );
                         shutdown.spawn("pulse", pulse);
                     }
                 }

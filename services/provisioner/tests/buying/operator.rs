@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
+use domain::PlacementId;
 use serde_json::json;
 use testkit::wait;
+
+use store::placements::asked::{self, Answer};
 
 use crate::support::{Bench, Stored};
 
@@ -137,4 +140,62 @@ async fn an_operator_finds_that_it_was_bought() {
     let stored = bench.ready(id).await;
     assert_eq!((stored.attempt, stored.deliveries), (1, 1));
     assert_eq!(bench.sandbox.bought(id).await, (1, 1));
+}
+
+/// Asks about purchases on hold, as the console does.
+pub async fn ask(bench: &Bench, ids: &[PlacementId]) {
+    let mut connection = bench.pool.acquire().await.unwrap();
+    let asked = asked::ask(&mut connection, ids).await.unwrap();
+    assert_eq!(asked.len(), ids.len());
+}
+
+/// What the provider has said about a purchase on hold that nobody asks about any more.
+pub async fn answer(bench: &Bench, id: PlacementId) -> Answer {
+    wait::soon("an answer of the provider", async || {
+        if bench.look(id).await.due {
+            return Ok(None);
+        }
+        let mut connection = bench.pool.acquire().await?;
+        let answers = asked::answers(&mut connection, &[id.uuid()]).await?;
+        Ok(answers.get(&id.uuid()).cloned())
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_provider_has_goes_on_when_an_operator_asks_and_the_rest_stays_on_hold() {
+    let bench = Bench::start(|config| config.park_after = Duration::from_millis(1)).await;
+    // No response arrives: the first purchase is made all the same, and the second one is not.
+    let mut placements = Vec::new();
+    for error_buys in [1.0, 0.0] {
+        let faults = json!({ "error_rate": 1.0, "error_buys": error_buys });
+        bench.sandbox.faults(faults).await;
+        let id = bench.accept(&["ready"]).await;
+        bench.hurry(id, is_parked).await;
+        placements.push(id);
+        bench.sandbox.faults(json!({})).await;
+        let other = bench.accept(&["ready"]).await;
+        bench.ready(other).await;
+    }
+    let (made, missing) = (placements[0], placements[1]);
+    ask(&bench, &placements).await;
+    let stored = bench.ready(made).await;
+    assert_eq!((stored.state.as_str(), stored.attempt), ("placed", 1));
+    let said = answer(&bench, missing).await;
+    assert!(said.proves_absence(), "{said:?}");
+
+    // Without a response it stays as it is, and may be asked about again.
+    bench.sandbox.faults(json!({ "error_rate": 1.0 })).await;
+    ask(&bench, &[missing]).await;
+    let failed = wait::soon("a newer answer", async || {
+        let newer = answer(&bench, missing).await;
+        Ok((newer.at > said.at).then_some(newer))
+    })
+    .await;
+    assert!(!failed.is_missing, "{failed:?}");
+    assert!(failed.reason.told().unwrap().contains("500"), "{failed:?}");
+    let stored = bench.look(missing).await;
+    assert_eq!((stored.state.as_str(), stored.attempt), ("parked", 1));
+    assert_eq!(bench.sandbox.bought(made).await, (1, 1));
+    assert_eq!(bench.sandbox.bought(missing).await, (0, 0));
 }

@@ -9,6 +9,7 @@ use serde_json::json;
 use testkit::wait;
 
 use crate::hostile::connect;
+use crate::operator;
 use crate::support::{ACCESS_KEY, Bench, SECRET_KEY, TOKEN, change_account, provider_option};
 
 const UPSTREAMS: [&str; 2] = ["esim-access", "airalo"];
@@ -119,6 +120,14 @@ async fn what_is_not_found_is_parked_and_never_bought_again() {
         let reason = parked.reason.unwrap();
         assert_eq!(reason, "search_proves_nothing");
         assert!(parked.not_found, "{provider}: it was looked up before");
+        // An operator who asks hears no more than that.
+        operator::ask(&bench, &[id]).await;
+        let said = operator::answer(&bench, id).await;
+        assert!(
+            said.is_missing && !said.proves_absence(),
+            "{provider}: {said:?}"
+        );
+        assert_eq!(bench.look(id).await.state, "parked", "{provider}");
         assert_eq!(bench.sandbox.bought(id).await, (0, 0), "{provider}");
     }
 }

@@ -27,7 +27,7 @@ use super::{
     waiting::{self, Queue, Waiting},
 };
 use crate::{
-    operator::{give_backs, placements},
+    operator::{give_backs, placements, words::noun},
     retention,
 };
 
@@ -38,6 +38,8 @@ const XID_HIGH: u64 = 500_000_000;
 const LONG_TRANSACTION: Duration = Duration::from_hours(1);
 const ARCHIVE_LAGS: Duration = Duration::from_mins(10);
 const STANDBY_LAGS: Duration = Duration::from_mins(1);
+/// A connection to NATS that broke is made anew within this time.
+const NATS_AWAY: Duration = Duration::from_secs(3);
 const RETENTION_LATE: Duration = Duration::from_hours(24);
 
 /// What an examination has found.
@@ -107,6 +109,7 @@ pub async fn examine(connection: &mut PgConnection, most: i64) -> Result<Report>
     let backlogs = providers::backlogs(&mut *connection, &[]).await?;
     let waiting = waiting::read(&mut *connection, &backlogs).await?;
     of_stages(&stages, &waiting, &mut findings);
+    of_nats(&stages, waiting.at, &mut findings);
     of_breakers(&breakers, &mut findings);
     let known = backlogs.iter().map(|one| one.provider.clone());
     let unserved = known.filter(|name| breakers.iter().all(|one| one.name != *name));
@@ -246,6 +249,24 @@ fn of_stages(stages: &[Life], waiting: &Waiting, findings: &mut Vec<Finding>) {
             findings.push(Finding::new(kind, life.missing_since));
         }
     }
+}
+
+/// A process that has just lost its connection makes a new one within a second, so that alone is not
+/// told.
+fn of_nats(stages: &[Life], now: OffsetDateTime, findings: &mut Vec<Finding>) {
+    let lasting = |life: &&Life| {
+        life.no_nats_since
+            .is_some_and(|since| now - since > NATS_AWAY)
+    };
+    let without: Vec<&Life> = stages.iter().filter(lasting).collect();
+    let since = without.iter().filter_map(|life| life.no_nats_since).min();
+    if since.is_none() {
+        return;
+    }
+    let names: Vec<&str> = without.iter().map(|life| life.stage.as_str()).collect();
+    let reach = noun(names.len(), "does", "do");
+    let why = format!("NATS is down: {} {reach} not reach it", names.join(", "));
+    findings.push(Finding::new(Kind::NatsDown { why }, since));
 }
 
 fn of_breakers(breakers: &[ProviderBreaker], findings: &mut Vec<Finding>) {

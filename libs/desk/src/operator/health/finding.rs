@@ -78,8 +78,8 @@ pub enum Setting {
 
 /// What is wrong. The order is that in which findings are shown: first what stops most.
 ///
-/// The variants after [`Kind::RetentionBehind`] are those that the database cannot show. Only
-/// `esimctl doctor` finds them.
+/// The variants after [`Kind::RetentionBehind`] are those that the database cannot show, but for
+/// [`Kind::NatsDown`]. Only `esimctl doctor` finds them.
 #[derive(Clone, Debug, Serialize, strum::EnumDiscriminants)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[strum_discriminants(
@@ -162,7 +162,8 @@ pub enum Kind {
     Exhausted { endpoint: Box<Endpoint> },
     /// Somebody has paused an endpoint.
     Paused { endpoint: Box<Endpoint> },
-    /// The breaker of a provider is not closed. It tests itself.
+    /// The breaker of a provider is not closed. It tests itself, and needs somebody only if the provider
+    /// denies our account.
     BreakerOpen { breaker: ProviderBreaker },
     /// Purchases of some products are held back until look-ups have settled others.
     LanesHeldBack {
@@ -185,7 +186,7 @@ pub enum Kind {
     RetentionBehind { seconds: u64 },
     /// Commits should wait for a standby, and do not.
     NotSynchronous,
-    /// NATS cannot be used.
+    /// NATS cannot be used. The pulses of the stages tell it, too.
     NatsDown { why: String },
     /// A stream does not exist.
     StreamMissing { stream: String },
@@ -301,10 +302,12 @@ impl Kind {
     }
 
     /// Whether somebody has to do something. What mends itself asks for nobody, and neither does a
-    /// pause that the partner has set and can end.
+    /// pause that the partner has set and can end. A provider that denies our account is tested, too, but
+    /// no test mends a key.
     pub fn needs_person(&self) -> bool {
         match self {
-            Self::BreakerOpen { .. } | Self::LanesHeldBack { .. } | Self::Blocked { .. } => false,
+            Self::BreakerOpen { breaker } => breaker.denied,
+            Self::LanesHeldBack { .. } | Self::Blocked { .. } => false,
             Self::Paused { endpoint } => endpoint.state != EndpointState::PausedByPartner,
             Self::StageDead { .. }
             | Self::DatabaseDown { .. }

@@ -56,6 +56,9 @@ pub struct Life {
     /// The last pulse of the stage; `None` if none is known.
     #[serde(with = "time::serde::rfc3339::option")]
     pub last: Option<OffsetDateTime>,
+    /// Since when a running process of the stage has been without NATS.
+    #[serde(skip)]
+    pub no_nats_since: Option<OffsetDateTime>,
     /// When the missing processes, or the last one of the stage, were last alive.
     #[serde(skip)]
     pub missing_since: Option<OffsetDateTime>,
@@ -75,12 +78,13 @@ struct Process {
     at: OffsetDateTime,
     stopped: bool,
     runs: bool,
+    no_nats_since: Option<OffsetDateTime>,
 }
 
 /// Reads how each stage lives. The table has a row for each process of the last 30 days.
 pub async fn read(connection: &mut PgConnection) -> Result<Vec<Life>> {
     let query = sqlx::query!(
-        r#"SELECT stage, started_at, at, stopped, at > now() - make_interval(secs => $1) AS "runs!",
+        r#"SELECT stage, started_at, at, stopped, no_nats_since, at > now() - make_interval(secs => $1) AS "runs!",
                   at > now() - make_interval(secs => $2) AS "missed!"
            FROM pulses ORDER BY at"#,
         seconds(SILENCE),
@@ -95,6 +99,7 @@ pub async fn read(connection: &mut PgConnection) -> Result<Vec<Life>> {
             at: row.at,
             stopped: row.stopped,
             runs: row.runs,
+            no_nats_since: row.no_nats_since,
         });
         of(stage, &missed.collect::<Vec<_>>(), last)
     });
@@ -119,8 +124,10 @@ fn of(stage: Stage, processes: &[Process], last: Option<OffsetDateTime>) -> Life
         }
     }
     let running = processes.iter().filter(|one| one.runs).count();
+    let without_nats = processes.iter().filter(|one| one.runs);
     Life {
         stage,
+        no_nats_since: without_nats.filter_map(|one| one.no_nats_since).min(),
         running: u64::try_from(running).unwrap_or(u64::MAX),
         missing: u64::try_from(free.len()).unwrap_or(u64::MAX),
         last,
@@ -142,6 +149,7 @@ mod tests {
             at: at(last),
             stopped,
             runs,
+            no_nats_since: None,
         }
     }
 

@@ -259,6 +259,11 @@ impl Kind {
                     .unwrap_or_default(),
                 breaker.reason.as_deref().unwrap_or("no reason is recorded")
             ),
+            Self::BreakerOpen { breaker } if breaker.denied => format!(
+                "{} denies our account, so nothing is bought there: {}",
+                breaker.name,
+                breaker.reason.as_deref().unwrap_or("no reason is recorded")
+            ),
             Self::BreakerOpen { breaker } => format!(
                 "the breaker of {} is {}: {}",
                 breaker.name,
@@ -446,10 +451,13 @@ impl Kind {
             Self::BreakerOpen { breaker } if breaker.opened_by_operator() => {
                 "nothing: at that time it tests itself, with the next order that waits, and closes when the provider responds; close it to buy there sooner"
             }
+            Self::BreakerOpen { breaker } if breaker.denied => {
+                "set its key right and restart the provisioner, or ask the provider why it denies the account; the breaker then closes by itself, with the next order that waits"
+            }
             Self::BreakerOpen { breaker } => {
                 return Cow::Owned(match breaker.open_until {
                     Some(until) => format!(
-                        "nothing: it tests itself from {} on, with the next order that waits, and closes when the provider responds; only if it denies our account, set its keys right",
+                        "nothing: it tests itself from {} on, with the next order that waits, and closes when the provider responds",
                         minute(until)
                     ),
                     None => {
@@ -509,6 +517,9 @@ impl Kind {
             )),
             Self::BreakerOpen { breaker } if breaker.opened_by_operator() => {
                 Some(format!("esimctl provider close {}", breaker.name))
+            }
+            Self::BreakerOpen { breaker } if breaker.denied => {
+                Some(format!("esimctl provider check {}", breaker.name))
             }
             Self::CommitsLost { .. } => Some("esimctl recover".to_owned()),
             Self::Parked { purchases, .. } => {

@@ -1,0 +1,167 @@
+//! What the first page of the console must name although it sees the database only: NATS that is down,
+//! and a provider that denies our account. And what it says of purchases on hold that an operator asks
+//! about.
+
+use std::time::Duration;
+
+use desk::operator::{
+    health::{self, Finding, Kind},
+    placements as operated,
+};
+use domain::{Command, HistoryKind, Reason, reason::Code};
+use pg::actions::{Action, Actor, Via};
+use store::{
+    placements::{Claim, asked},
+    providers::{self, BreakerLimits},
+};
+
+use crate::bench::{Bench, PROVIDER, bought_pending, parked, placement};
+
+/// What is found by a look at the whole system, by the role of the console.
+async fn found(bench: &Bench, is_wanted: impl Fn(&Kind) -> bool) -> Option<Finding> {
+    let mut console = bench.as_role("console").await;
+    let report = health::examine(&mut console, 10).await.unwrap();
+    report.findings.into_iter().find(|one| is_wanted(&one.kind))
+}
+
+#[tokio::test]
+async fn a_process_without_nats_says_so_with_its_pulse() {
+    let bench = Bench::new().await;
+    let down = async || found(&bench, |kind| matches!(kind, Kind::NatsDown { .. })).await;
+    bench.store.note_nats(false);
+    bench.store.pulse().await.unwrap();
+    bench.sql("UPDATE pulses SET stage = 'notifier'").await;
+    assert!(down().await.is_none(), "it makes a new connection at once");
+    bench
+        .sql("UPDATE pulses SET no_nats_since = no_nats_since - interval '10 seconds'")
+        .await;
+    bench.store.pulse().await.unwrap();
+    let finding = down().await.unwrap();
+    let told = finding.told();
+    assert!(told.needs_person && told.since.is_some(), "{told:?}");
+    assert!(told.what.contains("notifier"), "{told:?}");
+    bench.store.note_nats(true);
+    bench.store.pulse().await.unwrap();
+    assert!(down().await.is_none());
+}
+
+#[tokio::test]
+async fn a_provider_that_denies_our_account_needs_a_person_until_it_answers() {
+    let bench = Bench::new().await;
+    let mut connection = bench.as_role("provisioner").await;
+    providers::register(&mut connection, &[PROVIDER.to_owned()])
+        .await
+        .unwrap();
+    let limits = BreakerLimits {
+        failures: 1,
+        open: Duration::from_secs(10),
+        open_most: Duration::from_secs(10),
+    };
+    let open = async || found(&bench, |kind| matches!(kind, Kind::BreakerOpen { .. })).await;
+    let version = providers::list(&mut connection).await.unwrap()[0].version;
+    let failed = providers::failed(&mut connection, PROVIDER, version, &limits, ("401", true));
+    let failed = failed.await.unwrap().unwrap();
+    assert!(failed.denied);
+    let told = open().await.unwrap().told();
+    assert!(told.needs_person, "{told:?}");
+    assert!(told.what.contains("denies our account"), "{told:?}");
+    assert_eq!(
+        told.command.as_deref(),
+        Some("esimctl provider check sandbox")
+    );
+
+    // A later failure for another reason ends by itself.
+    let later = providers::failed(
+        &mut connection,
+        PROVIDER,
+        failed.version,
+        &limits,
+        ("500", false),
+    );
+    let later = later.await.unwrap().unwrap();
+    assert!(!open().await.unwrap().needs_person());
+    let closed = providers::answered(&mut connection, PROVIDER, later.version).await;
+    assert!(!closed.unwrap().unwrap().denied);
+    assert!(open().await.is_none());
+    providers::note_balance(&mut connection, PROVIDER, "12.50 USD")
+        .await
+        .unwrap();
+    let all = providers::list(&mut connection).await.unwrap();
+    assert_eq!(all[0].balance.as_deref(), Some("12.50 USD"));
+    assert!(all[0].balance_at.is_some());
+}
+
+fn action() -> Action<'static> {
+    Action {
+        actor: Actor {
+            name: "ana",
+            via: Via::Console,
+            source: None,
+        },
+        command: Command::ProviderReconcile,
+        target: "provider sandbox",
+        reason: "a test",
+    }
+}
+
+#[tokio::test]
+async fn purchases_on_hold_are_asked_about_and_stay_there_unless_they_are_found() {
+    let bench = Bench::new().await;
+    let orders = [
+        bench.placing(1).await,
+        bench.placing(1).await,
+        bench.placing(1).await,
+    ];
+    let ids = orders.each_ref().map(placement);
+    bench.settle(&[parked(ids[0], 1), parked(ids[1], 1)]).await;
+    let mut console = bench.as_role("console").await;
+    let asked = operated::ask(&mut console, &ids, action()).await.unwrap();
+    assert_eq!(asked, Some(2), "the third one is not on hold");
+    let changed = bench.changed().await.1;
+    assert_eq!(changed["asked"].as_array().unwrap().len(), 2, "{changed}");
+    let mut claimed = bench.claim_as(PROVIDER, &ids[..2], Claim::Due).await;
+    claimed.sort_by_key(|one| one.placement_id == ids[1]);
+    assert_eq!(claimed.len(), 2);
+    assert!(claimed.iter().all(|one| one.placed_age.is_none()));
+
+    // The provider has the first, and not the second.
+    let settled = bench.settle(&[bought_pending(ids[0], 1)]).await;
+    assert!(settled[0].moved);
+    let mut provisioner = bench.as_role("provisioner").await;
+    for attempt in [2, 1] {
+        asked::note(
+            &mut provisioner,
+            ids[1],
+            attempt,
+            HistoryKind::NotFound,
+            None,
+        )
+        .await
+        .unwrap();
+    }
+    let uuids = ids.map(|id| id.uuid());
+    let answers = asked::answers(&mut console, &uuids).await.unwrap();
+    assert_eq!(answers.len(), 1, "{answers:?}");
+    assert!(answers[&ids[1].uuid()].proves_absence());
+    let state = bench.read(ids[1]).await.state;
+    assert_eq!(state.as_str(), "parked");
+
+    // The question has ended, and a late answer to it is not noted.
+    let late = Reason::with(Code::OutcomeUnknown, "late");
+    let noted = asked::note(
+        &mut provisioner,
+        ids[1],
+        1,
+        HistoryKind::Unknown,
+        Some(&late),
+    );
+    noted.await.unwrap();
+    let answers = asked::answers(&mut console, &uuids).await.unwrap();
+    assert!(answers[&ids[1].uuid()].proves_absence(), "{answers:?}");
+    assert!(
+        bench
+            .claim_as(PROVIDER, &ids[1..2], Claim::Due)
+            .await
+            .is_empty()
+    );
+}

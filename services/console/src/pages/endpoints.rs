@@ -1,0 +1,312 @@
+//! The endpoints of partners: their states in words, and the acts on them. They stand on the page of
+//! their partner, and those that need somebody on Needs a person, too.
+//!
+//! Of webhook URLs only the host is shown, because partners put secrets into the rest.
+
+use std::{borrow::Cow, time::Duration};
+
+use axum::{extract::State, response::Response};
+use desk::operator::{self, endpoints::NotChanged};
+use domain::{EndpointId, EndpointKey, standing::EndpointState};
+use pg::{
+    PgConnection,
+    actions::{self, Changed},
+};
+use store::deliveries::{
+    endpoints::{self, Endpoint},
+    events::{self, Tested},
+};
+use time::OffsetDateTime;
+
+use crate::{
+    App,
+    access::{Act, Operator, Role, Session, Support},
+    format::{number, relative},
+    pages::forms::ReasonForm,
+    problem::Problem,
+    said,
+    view::{Given, Named, Once, Shell, local_path, page},
+};
+
+/// The shortest time between two tests of an endpoint, as partners have it.
+const BETWEEN_TESTS: Duration = Duration::from_secs(10);
+
+/// How the state of an endpoint is coloured.
+pub(crate) fn endpoint_class(endpoint: &Endpoint) -> &'static str {
+    match endpoint.state.known() {
+        Some(EndpointState::Open) if endpoint.failures > 0 => "warn",
+        Some(EndpointState::Open) => "good",
+        Some(EndpointState::Blocked | EndpointState::Probing) | None => "bad",
+        Some(
+            EndpointState::NoUrl
+            | EndpointState::Paused
+            | EndpointState::PausedByPartner
+            | EndpointState::Unverified,
+        ) => "warn",
+    }
+}
+
+/// The state of an endpoint in words. One that is probed is still blocked until its test is
+/// acknowledged; [`next_test`] says when the test is.
+pub(crate) fn endpoint_state(endpoint: &Endpoint) -> Cow<'static, str> {
+    if endpoint.state == EndpointState::Open {
+        let is_well = endpoint.failures == 0;
+        let word = if is_well {
+            "takes webhooks"
+        } else {
+            "fails, is tried again"
+        };
+        return word.into();
+    }
+    endpoint.state.told(endpoint_words)
+}
+
+pub(crate) fn endpoint_words(state: EndpointState) -> &'static str {
+    match state {
+        EndpointState::Open => "open",
+        EndpointState::NoUrl => "no address",
+        EndpointState::Blocked | EndpointState::Probing => "blocked",
+        EndpointState::Paused => "paused",
+        EndpointState::PausedByPartner => "paused by the partner",
+        EndpointState::Unverified => "not verified yet",
+    }
+}
+
+/// When a blocked endpoint is tested next. A time that has passed means that the test is due.
+pub(crate) fn next_test(endpoint: &Endpoint, now: OffsetDateTime) -> Option<String> {
+    let until = endpoint.blocked_until?;
+    Some(if until > now {
+        format!("next test {}", relative(now, until))
+    } else {
+        "a test is due now or under way".to_owned()
+    })
+}
+
+/// The action that an endpoint offers to this session.
+pub(crate) fn endpoint_form(
+    endpoint: &Endpoint,
+    session: &Session,
+    back: &str,
+) -> Option<ReasonForm> {
+    if !session.may(Role::Support) || endpoint.state == EndpointState::NoUrl {
+        return None;
+    }
+    let id = endpoint.endpoint_id;
+    let form = if endpoint.state == EndpointState::Open {
+        ReasonForm {
+            consequence:
+                "Nothing is sent to this endpoint until it is resumed. No webhook is lost.".into(),
+            grave: true,
+            ..ReasonForm::new(session, "Pause", format!("/endpoints/{id}/pause"))
+        }
+    } else {
+        ReasonForm {
+            consequence: resuming(endpoint),
+            ..ReasonForm::new(session, "Resume", format!("/endpoints/{id}/resume"))
+        }
+    };
+    Some(ReasonForm {
+        seen: operator::endpoints::seen(endpoint),
+        back: back.to_owned(),
+        ..form
+    })
+}
+
+/// The acts on an endpoint beside its pause: a test, and a look at its whole URL.
+pub(crate) fn further_forms(endpoint: &Endpoint, session: &Session, back: &str) -> Vec<ReasonForm> {
+    if endpoint.webhook_url.is_none() {
+        return Vec::new();
+    }
+    let id = endpoint.endpoint_id;
+    let is_paused = matches!(
+        endpoint.state.known(),
+        Some(EndpointState::Paused | EndpointState::PausedByPartner)
+    );
+    let test = (session.may(Role::Support) && !is_paused).then(|| ReasonForm {
+        consequence: "A webhook of the kind webhook.test is sent at once, even if the endpoint is blocked. If it is \
+                      acknowledged, the block ends."
+            .to_owned(),
+        ..ReasonForm::new(session, "Send a test", format!("/endpoints/{id}/test"))
+    });
+    let url = session.may(Role::Operator).then(|| ReasonForm {
+        consequence: "The URL may hold a secret of the partner. That you saw it is recorded."
+            .to_owned(),
+        ..ReasonForm::new(
+            session,
+            "Show its whole URL",
+            format!("/endpoints/{id}/show-url"),
+        )
+    });
+    let forms = test.into_iter().chain(url);
+    forms
+        .map(|form| ReasonForm {
+            back: back.to_owned(),
+            ..form
+        })
+        .collect()
+}
+
+/// What resuming an endpoint does, and what to know before.
+fn resuming(endpoint: &Endpoint) -> String {
+    let first = match endpoint.state.known() {
+        Some(EndpointState::PausedByPartner) => {
+            "The partner has paused this endpoint itself, so ask the partner first. The pause ends"
+        }
+        Some(EndpointState::Blocked | EndpointState::Probing) => {
+            "The block ends now; if the endpoint still fails, it begins again"
+        }
+        Some(EndpointState::Paused) => "The pause, which an operator has set, ends",
+        Some(EndpointState::Open | EndpointState::NoUrl | EndpointState::Unverified) | None => {
+            "Whatever keeps webhooks from it ends"
+        }
+    };
+    format!(
+        "{first}. Webhooks that wait ({}) are sent at once; exhausted ones are not among them.",
+        number(endpoint.pending)
+    )
+}
+
+pub(crate) async fn pause(
+    State(app): State<App>,
+    given: Given,
+    act: Act<Support>,
+) -> Result<Response, Problem> {
+    let endpoint = endpoint(&app, &given).await?;
+    let target = format!("endpoint {}", endpoint.id);
+    let action = act.action(
+        domain::Command::EndpointPause,
+        &target,
+        act.fields.reason()?,
+    );
+    let seen = act.fields.get("seen").or(Some(""));
+    app.database()
+        .run(async |connection| {
+            operator::endpoints::pause(connection, endpoint, seen, action).await
+        })
+        .await
+        .map_err(|error| not_changed(error, &given, &act))?;
+    Ok(act.done(
+        &app,
+        "The endpoint is paused: its webhooks wait until it is resumed.",
+    ))
+}
+
+pub(crate) async fn resume(
+    State(app): State<App>,
+    given: Given,
+    act: Act<Support>,
+) -> Result<Response, Problem> {
+    let endpoint = endpoint(&app, &given).await?;
+    let target = format!("endpoint {}", endpoint.id);
+    let action = act.action(
+        domain::Command::EndpointResume,
+        &target,
+        act.fields.reason()?,
+    );
+    let seen = act.fields.get("seen").or(Some(""));
+    let due = app
+        .database()
+        .run(async |connection| {
+            operator::endpoints::resume(connection, endpoint, seen, action).await
+        })
+        .await
+        .map_err(|error| not_changed(error, &given, &act))?;
+    let text = format!(
+        "Webhooks are sent to the endpoint again; due now: {}.",
+        number(due)
+    );
+    Ok(act.done(&app, &text))
+}
+
+/// Sends a test webhook, and leads to its page.
+pub(crate) async fn test(
+    State(app): State<App>,
+    given: Given,
+    act: Act<Support>,
+) -> Result<Response, Problem> {
+    let endpoint = endpoint(&app, &given).await?;
+    let target = format!("endpoint {}", endpoint.id);
+    let action = act.action(domain::Command::EndpointTest, &target, act.fields.reason()?);
+    let mut refused = None;
+    let sent = app
+        .database()
+        .run(async |connection| {
+            let send = async |transaction: &mut PgConnection| {
+                Ok(
+                    match events::test(transaction, endpoint, BETWEEN_TESTS).await? {
+                        Tested::Due(id) => Some((id, Changed::default())),
+                        other => {
+                            refused = Some(other);
+                            None
+                        }
+                    },
+                )
+            };
+            actions::recorded(connection, action, send).await
+        })
+        .await?;
+    let id = sent.ok_or_else(|| {
+        let why = match refused {
+            Some(Tested::TooSoon(_)) => {
+                "It was tested within the last seconds. If you have sent the form twice, the first one was carried out."
+            }
+            Some(Tested::Paused) => "It is paused, so nothing is sent to it. Resume it first.",
+            Some(Tested::NoEndpoint | Tested::Due(_)) | None => "It has no URL.",
+        };
+        act.not_done("No test was sent", why)
+    })?;
+    let path = format!("/webhooks/{id}");
+    Ok(said::after(&app, &path, "The test is sent now."))
+}
+
+/// Shows the whole URL of an endpoint, and records that.
+pub(crate) async fn show_url(
+    State(app): State<App>,
+    given: Given,
+    act: Act<Operator>,
+) -> Result<Response, Problem> {
+    let endpoint = endpoint(&app, &given).await?;
+    let target = format!("endpoint {}", endpoint.id);
+    let action = act.action(domain::Command::ShowUrl, &target, act.fields.reason()?);
+    let read = async |connection: &mut PgConnection| {
+        let all = endpoints::list(&mut *connection, Some(endpoint.partner_id)).await?;
+        let id = endpoint.id.uuid();
+        let url = all.into_iter().find(|one| one.endpoint_id == id);
+        let url = url.and_then(|one| one.webhook_url);
+        if url.is_some() {
+            actions::record(connection, action, 0).await?;
+        }
+        Ok::<_, pg::Error>(url)
+    };
+    let url = app.database().run(read).await?;
+    let url = url.ok_or_else(|| act.not_done("It has no URL", "There is nothing to show."))?;
+    page(&Once {
+        shell: Shell::new(&app, &act.session, "/partners", "Webhook URL"),
+        text: "It may hold a secret of the partner: show it to nobody else.".to_owned(),
+        secrets: vec![Named {
+            name: "URL",
+            value: url,
+        }],
+        back: local_path(act.fields.get("back")),
+    })
+}
+
+fn not_changed(error: NotChanged, given: &Given, act: &Act<Support>) -> Problem {
+    match error {
+        NotChanged::Unknown => given.missing("endpoint"),
+        NotChanged::Store(error) => error.into(),
+        NotChanged::Changed { now, .. } => act.changed(&format!(
+            "the endpoint has changed since the page was shown, and is {} now",
+            now.told(endpoint_words)
+        )),
+    }
+}
+
+/// The endpoint that a form is about.
+async fn endpoint(app: &App, given: &Given) -> Result<EndpointKey, Problem> {
+    let id: EndpointId = given.id("an endpoint")?;
+    let key = app
+        .database()
+        .run(async |connection| endpoints::key(connection, id).await);
+    key.await?.ok_or_else(|| given.missing("endpoint"))
+}

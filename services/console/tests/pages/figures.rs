@@ -1,0 +1,91 @@
+//! What the pages say of products, and of the last hours of partners and providers.
+
+#![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
+
+use std::time::Duration;
+
+use console::access::Role;
+use store::figures::{self, Count, Figure, Measure};
+use uuid::Uuid;
+
+use crate::support::{Bench, EXTERNAL};
+
+/// A figure of this minute: so many events of 120 ms, of which so many failed.
+fn figure(measure: Measure, subject: String, events: u32, failed: u32) -> Figure {
+    let mut count = Count::default();
+    for event in 0..events {
+        count.note(Some(Duration::from_millis(120)), event < failed);
+    }
+    let now = runtime::clock::now();
+    Figure {
+        minute: now - time::Duration::seconds(now.unix_timestamp().rem_euclid(60)),
+        measure,
+        subject,
+        count,
+    }
+}
+
+#[tokio::test]
+async fn orders_name_their_products_which_are_chosen_by_name_in_any_case() {
+    let bench = Bench::start().await;
+    let mut connection = bench.database.connect().await.unwrap();
+    sqlx::query(
+        "INSERT INTO options (option_id, name, provider, provider_option_id, environment, version)
+         SELECT option_id, 'Thailand 1 GB', 'sandbox', provider_option_id, 'live', 1 FROM topups WHERE topup_id = $1",
+    )
+    .bind(bench.topup.as_str())
+    .execute(&mut connection)
+    .await
+    .unwrap();
+    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    for path in ["/orders".to_owned(), format!("/partners/{}", bench.partner)] {
+        let page = browser.get(&path).await.text().await.unwrap();
+        assert!(page.contains("1 × Thailand 1 GB"), "{path}: {page}");
+    }
+    for path in ["/orders", "/webhooks"] {
+        let page = browser.get(path).await.text().await.unwrap();
+        let choice = "<option value=\"Thailand 1 GB\"></option>";
+        assert!(page.contains(choice), "{path}: {page}");
+    }
+    let page = browser.get("/orders?product=thailand+1+gb").await;
+    let page = page.text().await.unwrap();
+    assert!(
+        page.contains(EXTERNAL) && !page.contains(">parked<"),
+        "{page}"
+    );
+    let csv = browser.get("/orders.csv").await.text().await.unwrap();
+    assert!(csv.contains("\"1 × Thailand 1 GB\""), "{csv}");
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn a_partner_and_a_provider_show_how_their_last_hours_went() {
+    let bench = Bench::start().await;
+    let mut connection = bench.database.connect().await.unwrap();
+    let counted = [
+        figure(Measure::Attempt, bench.partner.to_string(), 4, 1),
+        figure(Measure::Attempt, Uuid::now_v7().to_string(), 4, 4),
+        figure(Measure::Call, "sandbox".to_owned(), 10, 2),
+        figure(Measure::Bought, "sandbox".to_owned(), 3, 0),
+    ];
+    figures::add(&mut connection, Uuid::now_v7(), &counted)
+        .await
+        .unwrap();
+    // The first page that is opened reads the figures, and they are kept for some seconds.
+    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let path = format!("/partners/{}", bench.partner);
+    let page = browser.get(&path).await.text().await.unwrap();
+    for part in [
+        "<dd class=\"big\">2</dd>",
+        "<dd class=\"big\">75.0 %</dd><dd>of 4 tries</dd>",
+        "<dt>Taken, 24 h</dt><dd>75.0 %</dd>",
+        "2 in an hour",
+    ] {
+        assert!(page.contains(part), "no {part:?} in {page}");
+    }
+    let page = browser.get("/providers").await.text().await.unwrap();
+    for part in ["<b>Failed calls</b><span>20.0 % of 10</span>", "3 in all"] {
+        assert!(page.contains(part), "no {part:?} in {page}");
+    }
+    bench.stop().await;
+}

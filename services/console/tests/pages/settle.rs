@@ -1,0 +1,186 @@
+//! Purchases on hold: the provider is asked for them, or its list is compared, and they are settled
+//! together.
+
+#![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
+
+use console::access::Role;
+use domain::{HistoryKind, PlacementId, Reason, reason::Code};
+use pg::PgConnection;
+use store::placements::asked;
+use uuid::Uuid;
+
+use crate::support::{Bench, Browser};
+
+async fn text(browser: &mut Browser, path: &str) -> String {
+    let answer = browser.get(path).await;
+    assert_eq!(answer.status(), 200, "{path}");
+    answer.text().await.unwrap()
+}
+
+/// The value of a hidden field of a page.
+fn value(page: &str, name: &str) -> String {
+    let (_, rest) = page
+        .split_once(&format!("name=\"{name}\" value=\""))
+        .unwrap();
+    rest.split('"').next().unwrap().replace("&#34;", "\"")
+}
+
+/// The page that settles the purchases with one cause, as Needs a person leads to it.
+async fn path(browser: &mut Browser) -> String {
+    let needs = text(browser, "/needs").await;
+    let (_, link) = needs.split_once("href=\"/purchases/settle?").unwrap();
+    let query = link.split('"').next().unwrap().replace("&#38;", "&");
+    format!("/purchases/settle?{query}")
+}
+
+/// Stores a second purchase with the cause of the first one.
+async fn another(connection: &mut PgConnection) -> Uuid {
+    sqlx::query_scalar(
+        "WITH p AS (
+             INSERT INTO placements (placement_id, order_id, partner_id, provider, lane, state, attempt, reason)
+             SELECT gen_random_uuid(), order_id, partner_id, provider, lane, state, attempt, reason FROM placements
+             WHERE state = 'parked' RETURNING placement_id, partner_id
+         ), h AS (
+             INSERT INTO held (id, state, provider, partner_id) SELECT placement_id, 'parked', 'sandbox', partner_id FROM p
+         ), t AS (
+             INSERT INTO topups (topup_id, placement_id, position, option_id, provider_option_id)
+             SELECT '20240000000000000000000009', placement_id, 1, gen_random_uuid(), 'ready' FROM p
+         )
+         SELECT placement_id FROM p",
+    )
+    .fetch_one(connection)
+    .await
+    .unwrap()
+}
+
+#[tokio::test]
+async fn purchases_on_hold_are_compared_with_the_list_of_the_provider_and_settled_together() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut connection = bench.database.connect().await.unwrap();
+    let other = another(&mut connection).await;
+    let path = path(&mut browser).await;
+    let page = text(&mut browser, &path).await;
+    let first = bench.parked.to_string();
+    assert!(
+        page.contains(&first) && page.contains(&other.to_string()),
+        "{page}"
+    );
+    assert!(
+        !page.contains("<select"),
+        "nothing is settled before a list was compared: {page}"
+    );
+
+    let cause = value(&page, "cause");
+    let token = browser.token.clone();
+    let base = [
+        ("token", token.as_str()),
+        ("provider", "sandbox"),
+        ("cause", &cause),
+    ];
+    let mut form = base.to_vec();
+    let list = format!("order;number\n{};4711\n", first.to_uppercase());
+    form.push(("list", &list));
+    let answer = browser.post("/purchases/compare", &form).await;
+    assert_eq!(answer.status(), 200);
+    let page = answer.text().await.unwrap();
+    assert!(page.contains("1 of the 2 are in the list."), "{page}");
+    assert_eq!(
+        page.matches("value=\"bought\" selected").count(),
+        1,
+        "{page}"
+    );
+    assert_eq!(page.matches("value=\"retry\"").count(), 1, "{page}");
+    assert_eq!(bench.recorded().await, Vec::<String>::new());
+
+    let other = other.to_string();
+    let mut form = base.to_vec();
+    let of_first = format!("seen-{first}");
+    let of_other = format!("seen-{other}");
+    let seen_first = value(&page, &of_first);
+    let seen_other = value(&page, &of_other);
+    form.extend([
+        ("reason", "a test"),
+        (first.as_str(), "bought"),
+        (other.as_str(), "not-bought"),
+        (of_first.as_str(), &seen_first),
+        (of_other.as_str(), &seen_other),
+    ]);
+    let answer = browser.post("/purchases/settle", &form).await;
+    assert_eq!(answer.status(), 303, "{}", answer.text().await.unwrap());
+    let again = browser.post("/purchases/settle", &form).await;
+    assert_eq!(
+        again.status(),
+        404,
+        "the second time there is nothing to settle"
+    );
+    let mut recorded = bench.recorded().await;
+    recorded.sort_unstable();
+    assert_eq!(
+        recorded,
+        [
+            "ana placement resolve --bought",
+            "ana placement resolve --not-bought"
+        ]
+    );
+    bench.stop().await;
+}
+
+/// What a provisioner notes when it has asked: it has no such purchase, or there was no usable response.
+async fn noted(connection: &mut PgConnection, id: PlacementId, kind: HistoryKind) {
+    let attempt: i32 = sqlx::query_scalar("SELECT attempt FROM placements WHERE placement_id = $1")
+        .bind(id.uuid())
+        .fetch_one(&mut *connection)
+        .await
+        .unwrap();
+    let failed = Reason::with(Code::OutcomeUnknown, "it answers 500");
+    let reason = (kind == HistoryKind::Unknown).then_some(&failed);
+    let attempt = attempt.try_into().unwrap();
+    asked::note(connection, id, attempt, kind, reason)
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn the_provider_is_asked_for_purchases_on_hold_and_only_what_is_certainly_not_there_is_settled()
+ {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut connection = bench.database.connect().await.unwrap();
+    let other = PlacementId::from(another(&mut connection).await);
+    let path = path(&mut browser).await;
+    let page = text(&mut browser, &path).await;
+    assert_eq!(page.matches(">not asked yet<").count(), 2, "{page}");
+    let cause = value(&page, "cause");
+    let token = browser.token.clone();
+    let form = [
+        ("token", token.as_str()),
+        ("provider", "sandbox"),
+        ("cause", &cause),
+        ("reason", "a test"),
+    ];
+    let answer = browser.post("/purchases/ask", &form).await;
+    assert_eq!(answer.status(), 303, "{}", answer.text().await.unwrap());
+    let to = answer.headers()["location"].to_str().unwrap().to_owned();
+    assert_eq!(to, format!("{path}&asked=2"));
+    let page = text(&mut browser, &to).await;
+    assert_eq!(page.matches(">being asked<").count(), 2, "{page}");
+    assert!(page.contains("hx-trigger=\"every 5s\""), "{page}");
+    assert!(!page.contains("<select"), "{page}");
+
+    noted(&mut connection, bench.parked, HistoryKind::NotFound).await;
+    noted(&mut connection, other, HistoryKind::Unknown).await;
+    let page = text(&mut browser, &to).await;
+    for part in [
+        "sandbox was asked for 2 purchases; 0 of them are on hold no more, and 1 of the others is certainly not there.",
+        ">not there<",
+        ">no answer<",
+        "it answers 500",
+    ] {
+        assert!(page.contains(part), "no {part:?} in {page}");
+    }
+    assert_eq!(page.matches("value=\"retry\"").count(), 1, "{page}");
+    assert!(!page.contains("value=\"bought\""), "{page}");
+    assert_eq!(bench.recorded().await, ["ana provider reconcile"]);
+    bench.stop().await;
+}

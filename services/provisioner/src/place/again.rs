@@ -1,0 +1,61 @@
+//! The look-up of a purchase that waits for an operator, when an operator asks
+//! ([`store::placements::asked`]).
+//!
+//! Nothing is bought here. A purchase that is found is recorded as any late response, so its order goes
+//! on by itself. Otherwise the placement stays parked, and the operator reads what the provider said.
+
+use domain::{HistoryKind, Reason, reason::Code};
+use pg::PgConnection;
+use pipeline::worker::{Permit, Trigger};
+use store::placements::{Claimed, asked};
+
+use super::ProviderWork;
+use crate::providers::FindAnswer;
+
+impl ProviderWork {
+    /// Asks the provider whether it has the purchase of a parked placement whose outcome is unknown.
+    pub(super) async fn look_again(
+        &self,
+        claimed: &Claimed,
+        trigger: &Trigger,
+        permit: Option<Permit>,
+    ) {
+        let answer = self.calls.collect(&self.sought(claimed)).await;
+        let _room = self.release_once_recordable(permit).await;
+        let (kind, reason) = match answer {
+            Ok(FindAnswer::Found(bought)) => {
+                tracing::info!(
+                    placement.id = %claimed.placement_id,
+                    attempt = claimed.attempt,
+                    "an operator asked for a purchase on hold, and the provider has it, so its order goes on"
+                );
+                return self
+                    .record_units(claimed, trigger, bought, Code::ProfilesLate.into())
+                    .await;
+            }
+            // A search proves no absence, so the operator has to look into the provider's portal.
+            Ok(FindAnswer::NotFound) => {
+                let worth = self
+                    .proves_no_absence()
+                    .then(|| Code::SearchProvesNothing.into());
+                (HistoryKind::NotFound, worth)
+            }
+            Err(trouble) => {
+                let reason = Reason::with(Code::OutcomeUnknown, trouble.reason());
+                (HistoryKind::Unknown, Some(reason))
+            }
+        };
+        let id = claimed.placement_id;
+        let attempt = claimed.attempt;
+        let note = async |connection: &mut PgConnection| {
+            asked::note(connection, id, attempt, kind, reason.as_ref()).await
+        };
+        if let Err(error) = self.database.run(note).await {
+            tracing::warn!(
+                placement.id = %id,
+                %error,
+                "what the provider said about a purchase on hold could not be noted; it is asked again when the lease ends"
+            );
+        }
+    }
+}
