@@ -63,6 +63,10 @@ bring_up() {
   docker compose --profile observability --profile tools config --format json >"$LOGS/config.json" ||
     fail "the profiles of docker-compose.yml are not valid"
   python3 -B "$ROOT/tests/compose/config.py" <"$LOGS/config.json" || fail "docker-compose.yml connects or shares too much"
+  # The console gets the keys that it makes new ones with by one more file, and shares no more because of that.
+  docker compose -f "$ROOT/docker-compose.yml" -f "$ROOT/deploy/compose.console-keys.yml" --profile observability --profile tools \
+    config --format json >"$LOGS/keys.json" || fail "deploy/compose.console-keys.yml is not valid"
+  python3 -B "$ROOT/tests/compose/config.py" <"$LOGS/keys.json" || fail "deploy/compose.console-keys.yml connects or shares too much"
   docker compose up --wait --no-build --pull never --quiet-pull 2>"$LOGS/up.log" || { tail -n 20 "$LOGS/up.log" >&2 && fail "docker compose up --wait failed"; }
   for service in postgres nats sandbox provisioner notifier ingress proxy; do
     is_healthy "$(container "$service")" || fail "$service is not healthy after up --wait"

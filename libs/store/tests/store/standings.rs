@@ -150,6 +150,7 @@ fn lives(silent: Option<Stage>) -> Vec<Life> {
         running: u64::from(silent != Some(stage)),
         missing: 0,
         last: Some(datetime!(2026-01-29 12:58 UTC)),
+        no_nats_since: None,
         missing_since: None,
     };
     Stage::ALL.into_iter().map(life).collect()
