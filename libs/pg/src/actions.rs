@@ -98,6 +98,19 @@ impl Changed {
             after: Some(after),
         }
     }
+
+    /// Something that is not there any more.
+    pub fn removed(before: Value) -> Self {
+        Self {
+            before: Some(before),
+            after: None,
+        }
+    }
+
+    /// Nothing: the action shows something, or only leaves the record.
+    pub fn nothing() -> Self {
+        Self::default()
+    }
 }
 
 /// Whether a command previews its change or commits it.
@@ -109,17 +122,9 @@ pub enum Mode<'a> {
     Apply(Action<'a>),
 }
 
-/// Ends the transaction of a command as its mode says. `affected` is the number of changed rows.
+/// Ends the transaction of a command as its mode says. `affected` is the number of changed rows, and
+/// `changed` what is recorded of them.
 pub async fn finish(
-    transaction: Transaction<'_, Postgres>,
-    mode: Mode<'_>,
-    affected: i64,
-) -> Result<(), sqlx::Error> {
-    finish_with(transaction, mode, affected, Changed::default()).await
-}
-
-/// The same, and records what changed.
-pub async fn finish_with(
     transaction: Transaction<'_, Postgres>,
     mode: Mode<'_>,
     affected: i64,
@@ -138,17 +143,8 @@ pub async fn commit(
     affected: i64,
     changed: Changed,
 ) -> Result<(), sqlx::Error> {
-    record_with(&mut transaction, action, affected, changed).await?;
+    record(&mut transaction, action, affected, changed).await?;
     transaction.commit().await
-}
-
-/// Records an action in the transaction of its change.
-pub async fn record(
-    connection: &mut PgConnection,
-    action: Action<'_>,
-    affected: i64,
-) -> Result<(), sqlx::Error> {
-    record_with(connection, action, affected, Changed::default()).await
 }
 
 /// Makes a change and its record in one transaction. `change` returns its result with what is
@@ -166,8 +162,8 @@ pub async fn recorded<T>(
     Ok(Some(result))
 }
 
-/// The same, with what it changed.
-pub async fn record_with(
+/// Records an action in the transaction of its change, with what it changed.
+pub async fn record(
     connection: &mut PgConnection,
     action: Action<'_>,
     affected: i64,

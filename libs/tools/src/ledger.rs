@@ -14,9 +14,10 @@ use desk::self_service::first_id;
 use domain::{MaybeStored, PlacementState, product::Price};
 use pg::{
     Result,
-    actions::{self, Action},
+    actions::{self, Action, Changed},
 };
 use serde::Serialize;
+use serde_json::json;
 use sqlx::{Connection, FromRow, PgConnection, Row, postgres::PgCopyIn};
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -130,17 +131,57 @@ fn push_field(chunk: &mut String, field: Option<&str>) {
     }
 }
 
+/// In which way a purchase of the list and its placement differ.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Serialize,
+    strum::EnumString,
+    strum::IntoStaticStr,
+)]
+#[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
+pub enum Difference {
+    /// No placement has this id.
+    Orphan,
+    /// The list has the id more than once.
+    BoughtTwice,
+    /// The placement is refused or failed, and nothing of it counts as bought.
+    NotBoughtHere,
+    /// The placement is parked and does not count as bought.
+    Parked,
+    /// The placement is `accepted`, so its attempt is not known here.
+    Forgotten,
+    /// The placement belongs to another provider.
+    OtherProvider,
+    /// The placement has another number of units.
+    UnitsDiffer,
+    /// The units were accepted at another price.
+    PriceDiffers,
+    /// The order id has not the form of a placement id.
+    NotOurs,
+    /// We have the purchase, and the list has it not.
+    Missing,
+}
+
+impl TryFrom<String> for Difference {
+    type Error = strum::ParseError;
+
+    fn try_from(name: String) -> std::result::Result<Self, Self::Error> {
+        name.parse()
+    }
+}
+
 /// What is remarkable about one purchase of the list, as a row of the temporary table `findings`.
 #[derive(Clone, Debug, FromRow, Serialize)]
 pub struct Finding {
-    /// `orphan`: no placement has this id. `bought_twice`: the list has the id more than once.
-    /// `not_bought_here`: the placement is refused or failed, and nothing of it counts as bought.
-    /// `parked`: the placement is parked and does not count as bought. `forgotten`: the placement
-    /// is `accepted`, so its attempt is not known here. `other_provider`: the placement belongs to
-    /// another provider. `units_differ`: the placement has another number of units. `price_differs`:
-    /// its units were accepted at another price. `not_ours`: the order id has not the form of a
-    /// placement id. `missing`: we have the purchase, and the list has it not.
-    pub kind: String,
+    #[sqlx(try_from = "String")]
+    pub kind: Difference,
     /// `None` if it is missing in the list.
     pub line: Option<i64>,
     pub order_id: String,
@@ -338,7 +379,8 @@ pub async fn record_orphans(
         command: domain::Command::RecoverLedger,
         ..action
     };
-    actions::record(&mut transaction, summary, orphans).await?;
+    let changed = Changed::created(json!({ "provider": provider, "orphans": orphans }));
+    actions::record(&mut transaction, summary, orphans, changed).await?;
     Ok(transaction.commit().await?)
 }
 

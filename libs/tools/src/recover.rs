@@ -12,10 +12,11 @@
 use domain::{OrderId, PartnerId, PlacementId};
 use pg::{
     Error,
-    actions::{self, Mode},
+    actions::{self, Changed, Mode},
     sessions::{self, Session},
 };
 use serde::Serialize;
+use serde_json::json;
 use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
 
@@ -192,8 +193,11 @@ pub async fn recover(
     );
     let rows = query.fetch_all(&mut *transaction).await?;
     let count = |matching: usize| i64::try_from(matching).unwrap_or(i64::MAX);
-    actions::finish(transaction, mode, count(rows.len())).await?;
     let accepted = rows.iter().filter(|row| row.was == "accepted").count();
+    let parked = rows.iter().filter(|row| row.state == "parked").count();
+    let moved = rows.len();
+    let changed = changed(moved, accepted, parked);
+    actions::finish(transaction, mode, count(moved), changed).await?;
     let mut unanswered: Vec<Unanswered> = rows
         .iter()
         .filter(|row| row.unanswered)
@@ -203,10 +207,8 @@ pub async fn recover(
             external_order_id: row.external_order_id.clone(),
         })
         .collect();
-    let parked = rows.iter().filter(|row| row.state == "parked").count();
     unanswered.sort_unstable_by_key(|order| order.order_id.uuid());
     unanswered.dedup_by_key(|order| order.order_id.uuid());
-    let moved = rows.len();
     let routed = rows.into_iter().filter_map(|row| {
         Some(Routed {
             placement_id: row.placement_id.into(),
@@ -223,6 +225,15 @@ pub async fn recover(
         parked_before: before.parked,
         newest_order_at: before.newest,
     })
+}
+
+/// What is recorded of a recovery that moved so many placements, of which these were `accepted` and these are
+/// `parked`.
+fn changed(moved: usize, accepted: usize, parked: usize) -> Changed {
+    Changed::between(
+        json!({ "accepted": accepted, "placing": moved - accepted }),
+        json!({ "placing": moved - parked, "parked": parked }),
+    )
 }
 
 /// Locks `placements`, so that nothing is claimed between the check for provisioners and the

@@ -4,7 +4,7 @@ use accounts::profile::Profile;
 use domain::TopupId;
 use pg::{
     Result,
-    actions::{self, Mode},
+    actions::{self, Changed, Mode},
 };
 use sqlx::{Connection, PgConnection};
 use vault::Vault;
@@ -27,6 +27,6 @@ pub async fn code(
         return Ok(None);
     };
     let profile = Profile::open(vault, topup_id, &sealed)?;
-    actions::finish(transaction, mode, 0).await?;
+    actions::finish(transaction, mode, 0, Changed::nothing()).await?;
     Ok(Some(profile))
 }

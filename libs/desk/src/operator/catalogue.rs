@@ -116,7 +116,7 @@ pub async fn apply(connection: &mut PgConnection, pull: &Pull, mode: Mode<'_>) -
     pulled.disabled = disabled.execute(&mut *transaction).await?.rows_affected();
     let affected = pulled.created + pulled.updated + pulled.disabled;
     let affected = i64::try_from(affected).unwrap_or(i64::MAX);
-    actions::finish_with(transaction, mode, affected, changed(pull, &pulled)).await?;
+    actions::finish(transaction, mode, affected, changed(pull, &pulled)).await?;
     Ok(pulled)
 }
 

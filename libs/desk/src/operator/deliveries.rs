@@ -190,7 +190,7 @@ pub async fn resend_one(
         "delivered": resent.delivered, "exhausted": resent.exhausted, "pending": resent.pending,
     });
     let changed = Changed::between(before, json!({ "pending": resent.resent }));
-    actions::finish_with(transaction, mode, resent.resent, changed).await?;
+    actions::finish(transaction, mode, resent.resent, changed).await?;
     Ok(resent)
 }
 

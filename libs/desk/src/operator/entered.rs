@@ -158,7 +158,7 @@ pub async fn enter(
         json!({ "unit": "pending", "placement": before.state }),
         json!({ "unit": "ready", "placement": state, "units_pending": pending }),
     );
-    actions::finish_with(transaction, mode, 1, changed).await?;
+    actions::finish(transaction, mode, 1, changed).await?;
     Ok(Ready {
         topup_id: entered.topup_id.to_string(),
         placement_id: row.placement_id.into(),

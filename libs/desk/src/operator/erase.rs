@@ -138,7 +138,7 @@ pub async fn order(
     } else {
         Changed::default()
     };
-    actions::finish_with(transaction, mode, erased.orders, changed).await?;
+    actions::finish(transaction, mode, erased.orders, changed).await?;
     Ok(erased)
 }
 
@@ -339,7 +339,7 @@ pub async fn partner(
         json!({ "erased": false }),
         json!({ "erased": true, "orders": orders }),
     );
-    actions::finish_with(transaction, mode, orders, changed).await?;
+    actions::finish(transaction, mode, orders, changed).await?;
     Ok(())
 }
 

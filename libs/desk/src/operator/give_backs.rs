@@ -145,7 +145,7 @@ pub async fn resolve(
         json!({ "give_back": parked.state.as_str(), "attempt": row.attempt }),
         json!({ "give_back": resolved.state.as_str() }),
     );
-    actions::finish_with(transaction, mode, 1, changed).await?;
+    actions::finish(transaction, mode, 1, changed).await?;
     Ok(Resolved {
         topup_id: topup_id.as_str().to_owned(),
         state: resolved.state,

@@ -76,7 +76,7 @@ pub async fn set_enabled(
     } else {
         Changed::default()
     };
-    actions::finish_with(transaction, mode, i64::from(changed), what)
+    actions::finish(transaction, mode, i64::from(changed), what)
         .await
         .map_err(Error::from)?;
     Ok(changed)

@@ -476,7 +476,7 @@ pub async fn resolve(
     let was = Was::new(parked.state, &row.provider, row.reason, row.placed_at);
     let is = was.resolved(settled.state, pair.provider.as_deref());
     let changed = note_resolved(&mut transaction, placement_id, row.attempt, &was, &is).await?;
-    actions::finish_with(transaction, mode, 1, changed).await?;
+    actions::finish(transaction, mode, 1, changed).await?;
     Ok(Resolved {
         placement_id,
         order_id: row.order_id.into(),

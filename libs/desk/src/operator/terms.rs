@@ -51,5 +51,5 @@ pub async fn set(
     );
     statement.execute(&mut *transaction).await?;
     let changed = Changed::between(json!({ "days": before }), json!({ "days": days }));
-    Ok(actions::finish_with(transaction, mode, 1, changed).await?)
+    Ok(actions::finish(transaction, mode, 1, changed).await?)
 }

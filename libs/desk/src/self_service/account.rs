@@ -2,8 +2,8 @@
 
 use accounts::{options, partners::Rotated};
 use domain::{Environment, OptionId, PartnerId, product::Country};
-use pg::Result;
-use serde_json::{Map, Value};
+use pg::{Result, actions::Changed, rfc3339};
+use serde_json::{Map, Value, json};
 use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -131,8 +131,10 @@ pub async fn rotate(
 ) -> Result<Rotated> {
     let mut transaction = connection.begin().await?;
     let rotated = rotate(&mut transaction).await?;
-    if rotated != Rotated::Refused {
-        record_change(&mut transaction, command, partner_id).await?;
+    if let Rotated::Until(until) = rotated {
+        let old_until = until.map(rfc3339);
+        let changed = Changed::created(json!({ "old_until": old_until }));
+        record_change(&mut transaction, command, partner_id, changed).await?;
     }
     transaction.commit().await?;
     Ok(rotated)

@@ -3,7 +3,8 @@
 
 use accounts::partners::endpoints::{self as stored, Block, Change, NewEndpoint};
 use domain::{Command, EndpointId, EndpointKey, PartnerId, Stored, standing::EndpointState};
-use pg::Result;
+use pg::{Result, actions::Changed};
+use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection};
 use store::{
     deliveries::endpoints::{self, Resumed},
@@ -105,6 +106,35 @@ pub async fn endpoints(
         .collect())
 }
 
+/// What is recorded of an endpoint. The host stands for its URL, whose path may hold a secret, and whether
+/// it has headers for theirs.
+async fn shown(connection: &mut PgConnection, endpoint: EndpointKey) -> Result<Value> {
+    let query = sqlx::query!(
+        r#"SELECT host, events, headers IS NOT NULL AS "headers!", paused_by_partner
+           FROM partner_endpoints WHERE endpoint_id = $1"#,
+        endpoint.id.uuid(),
+    );
+    let row = query.fetch_optional(connection).await?;
+    Ok(row.map_or(Value::Null, |row| {
+        json!({
+            "endpoint_id": endpoint.id, "host": row.host, "events": row.events, "headers": row.headers,
+            "paused": row.paused_by_partner,
+        })
+    }))
+}
+
+/// Records a change of an endpoint by its partner, in the transaction of the change.
+async fn record_between(
+    connection: &mut PgConnection,
+    command: Command,
+    endpoint: EndpointKey,
+    before: Value,
+) -> Result<()> {
+    let after = shown(&mut *connection, endpoint).await?;
+    let changed = Changed::between(before, after);
+    record_change(connection, command, endpoint.partner_id, changed).await
+}
+
 /// Creates a further endpoint, and records that. Returns false if the partner has too many.
 pub async fn create_endpoint(
     connection: &mut PgConnection,
@@ -115,10 +145,12 @@ pub async fn create_endpoint(
     if !stored::create(&mut transaction, vault, new).await? {
         return Ok(false);
     }
+    let after = shown(&mut transaction, new.key).await?;
     record_change(
         &mut transaction,
         Command::EndpointCreate,
         new.key.partner_id,
+        Changed::created(after),
     )
     .await?;
     transaction.commit().await?;
@@ -134,6 +166,7 @@ pub async fn change_endpoint(
     change: &Change<'_>,
 ) -> Result<Option<bool>> {
     let mut transaction = connection.begin().await?;
+    let before = shown(&mut transaction, endpoint).await?;
     let changed = stored::change(&mut transaction, endpoint, change, Block::ProbeNow).await?;
     if changed == Some(true) {
         // The names of the requests.
@@ -142,7 +175,7 @@ pub async fn change_endpoint(
         } else {
             Command::EndpointSet
         };
-        record_change(&mut transaction, command, endpoint.partner_id).await?;
+        record_between(&mut transaction, command, endpoint, before).await?;
     }
     transaction.commit().await?;
     Ok(changed)
@@ -151,6 +184,7 @@ pub async fn change_endpoint(
 /// Deletes a further endpoint, and records that. Returns false if the partner has no such one.
 pub async fn delete_endpoint(connection: &mut PgConnection, endpoint: EndpointKey) -> Result<bool> {
     let mut transaction = connection.begin().await?;
+    let before = shown(&mut transaction, endpoint).await?;
     if !stored::delete(&mut transaction, endpoint).await? {
         return Ok(false);
     }
@@ -158,6 +192,7 @@ pub async fn delete_endpoint(connection: &mut PgConnection, endpoint: EndpointKe
         &mut transaction,
         Command::EndpointDelete,
         endpoint.partner_id,
+        Changed::removed(before),
     )
     .await?;
     transaction.commit().await?;
@@ -183,13 +218,9 @@ pub async fn pause_endpoint(
     if !stored::exists(&mut transaction, endpoint).await? {
         return Ok(PauseChanged::Unknown);
     }
+    let before = shown(&mut transaction, endpoint).await?;
     if endpoints::pause_by_partner(&mut transaction, endpoint).await? {
-        record_change(
-            &mut transaction,
-            Command::EndpointPause,
-            endpoint.partner_id,
-        )
-        .await?;
+        record_between(&mut transaction, Command::EndpointPause, endpoint, before).await?;
     }
     transaction.commit().await?;
     Ok(PauseChanged::Done)
@@ -205,15 +236,11 @@ pub async fn resume_endpoint(
     if !stored::exists(&mut transaction, endpoint).await? {
         return Ok(PauseChanged::Unknown);
     }
+    let before = shown(&mut transaction, endpoint).await?;
     match endpoints::resume_by_partner(&mut transaction, endpoint).await? {
         Resumed::ByOperator => return Ok(PauseChanged::ByOperator),
         Resumed::Now => {
-            record_change(
-                &mut transaction,
-                Command::EndpointResume,
-                endpoint.partner_id,
-            )
-            .await?;
+            record_between(&mut transaction, Command::EndpointResume, endpoint, before).await?;
         }
         Resumed::NotPaused => {}
     }

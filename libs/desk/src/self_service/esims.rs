@@ -214,7 +214,7 @@ pub async fn give_back(
             reason,
         };
         let changed = Changed::created(json!({ "give_back": GiveBackState::Asked.as_str() }));
-        actions::record_with(&mut transaction, action, 1, changed).await?;
+        actions::record(&mut transaction, action, 1, changed).await?;
     }
     transaction.commit().await?;
     Ok(asked)

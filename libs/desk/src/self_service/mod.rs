@@ -21,7 +21,7 @@ mod webhooks;
 use domain::{Command, PartnerId};
 use pg::{
     Result,
-    actions::{self, Action, Actor},
+    actions::{self, Action, Actor, Changed},
 };
 use sqlx::{Connection, PgConnection};
 
@@ -68,11 +68,12 @@ pub async fn snapshot<T>(
     Ok(read)
 }
 
-/// Records a change of the account by its partner, in the transaction of the change.
+/// Records a change of the account by its partner, in the transaction of the change, with what it changed.
 async fn record_change(
     connection: &mut PgConnection,
     command: Command,
     partner_id: PartnerId,
+    changed: Changed,
 ) -> Result<()> {
     let action = Action {
         actor: Actor::PARTNER,
@@ -80,5 +81,5 @@ async fn record_change(
         target: &format!("partner {partner_id}"),
         reason: REASON,
     };
-    Ok(actions::record(connection, action, 1).await?)
+    Ok(actions::record(connection, action, 1, changed).await?)
 }

@@ -7,8 +7,9 @@
 
 use std::time::Duration;
 
-use domain::{DeliveryId, EndpointId, PartnerId, Stored, standing::EndpointState};
-use pg::{Result, age, seconds};
+use domain::{Command, DeliveryId, EndpointId, PartnerId, Stored, standing::EndpointState};
+use pg::{Result, actions::Changed, age, seconds};
+use serde_json::{Value, json};
 use signing::{code, webhook};
 use sqlx::{Connection, PgConnection};
 use store::{deliveries::notices::PURPOSE, with_state};
@@ -48,6 +49,16 @@ pub async fn channel(
         partner_id.uuid(),
     );
     Ok(channel.fetch_optional(connection).await?)
+}
+
+/// What is recorded of a channel: the record outlives an erasure, so it holds no address.
+fn shown(channel: Option<&Channel>) -> Value {
+    channel.map_or(Value::Null, |channel| {
+        json!({
+            "endpoint_id": channel.endpoint_id, "mail": channel.target.starts_with("mailto:"),
+            "verified": channel.verified_at.is_some(),
+        })
+    })
 }
 
 /// How often codes are sent for one partner. They bound what somebody else gets whose address the
@@ -92,7 +103,10 @@ pub async fn set_channel(
     );
     lock.execute(&mut *transaction).await?;
     let known = channel(&mut transaction, partner_id).await?;
-    if known.is_some_and(|known| known.target == target && known.verified_at.is_some()) {
+    if known
+        .as_ref()
+        .is_some_and(|known| known.target == target && known.verified_at.is_some())
+    {
         return Ok(SetChannel::Unchanged);
     }
     if let Some(wait) = wait_for_code(&mut transaction, partner_id, limits).await? {
@@ -120,7 +134,9 @@ pub async fn set_channel(
         DeliveryId::new().uuid(),
     );
     statement.execute(&mut *transaction).await?;
-    record_change(&mut transaction, domain::Command::NoticesSet, partner_id).await?;
+    let after = channel(&mut transaction, partner_id).await?;
+    let changed = Changed::between(shown(known.as_ref()), shown(after.as_ref()));
+    record_change(&mut transaction, Command::NoticesSet, partner_id, changed).await?;
     transaction.commit().await?;
     Ok(SetChannel::Set)
 }
@@ -167,9 +183,17 @@ async fn end_channel(connection: &mut PgConnection, partner_id: PartnerId) -> Re
 /// Removes the partner's channel. Returns whether there was one.
 pub async fn remove_channel(connection: &mut PgConnection, partner_id: PartnerId) -> Result<bool> {
     let mut transaction = connection.begin().await?;
+    let known = channel(&mut transaction, partner_id).await?;
     let ended = end_channel(&mut transaction, partner_id).await?;
     if ended {
-        record_change(&mut transaction, domain::Command::NoticesRemove, partner_id).await?;
+        let changed = Changed::removed(shown(known.as_ref()));
+        record_change(
+            &mut transaction,
+            Command::NoticesRemove,
+            partner_id,
+            changed,
+        )
+        .await?;
     }
     transaction.commit().await?;
     Ok(ended)
@@ -205,7 +229,15 @@ pub async fn verify_channel(
     let tried = query.fetch_one(&mut *transaction).await?;
     let verification = match tried.outcome.as_str() {
         "verified" => {
-            record_change(&mut transaction, domain::Command::NoticesVerify, partner_id).await?;
+            let changed =
+                Changed::between(json!({ "verified": false }), json!({ "verified": true }));
+            record_change(
+                &mut transaction,
+                Command::NoticesVerify,
+                partner_id,
+                changed,
+            )
+            .await?;
             Verification::Verified
         }
         "before" => Verification::Verified,

@@ -223,7 +223,7 @@ async fn record(
         target,
         reason: actions::REASON,
     };
-    Ok(actions::record_with(connection, action, affected, changed).await?)
+    Ok(actions::record(connection, action, affected, changed).await?)
 }
 
 /// The resends of a partner, the newest first.

@@ -3,8 +3,9 @@
 
 use std::{collections::HashMap, time::Duration};
 
+use accounts::partners::endpoints::Change;
 use desk::self_service::{self, PauseChanged};
-use domain::{EndpointKey, PartnerId, TopupId, standing::EndpointState};
+use domain::{EndpointKey, PartnerId, TopupId, event::Kind, standing::EndpointState};
 use store::deliveries::endpoints::{self, Endpoint};
 use store::deliveries::{self, AttemptResult, Attempted, Claim};
 use store::work::Page;
@@ -268,4 +269,50 @@ async fn the_first_endpoint_is_shown_as_paused_whoever_has_paused_it() {
     assert_eq!(paused.unwrap(), PauseChanged::Done);
     let shown = self_service::endpoint(&mut connection, partner_id).await;
     assert_eq!(shown.unwrap().unwrap().state, EndpointState::Paused);
+}
+
+/// An operator who asks who changed an endpoint finds what it was and what it is, without the path of its
+/// URL, which may hold a secret.
+#[tokio::test]
+async fn what_a_partner_changes_is_recorded_with_before_and_after() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some("https://partner.example/hook")).await;
+    let further = bench.further(partner, "further", &[Kind::TopupReady]).await;
+    let (before, after) = bench.changed().await;
+    assert!(before.is_null(), "{before}");
+    assert_eq!(after["host"], "further.example");
+    let mut connection = bench.connection().await;
+    let change = Change {
+        url: Some(Some("https://other.example/s3cret")),
+        events: None,
+        headers: None,
+    };
+    let changed = self_service::change_endpoint(&mut connection, further, &change).await;
+    assert_eq!(changed.unwrap(), Some(true));
+    let (before, after) = bench.changed().await;
+    assert_eq!(
+        (&before["host"], &after["host"]),
+        (&"further.example".into(), &"other.example".into())
+    );
+    assert_eq!(after["endpoint_id"], further.id.to_string());
+    assert!(!after.to_string().contains("s3cret"), "{after}");
+    let paused = self_service::pause_endpoint(&mut connection, further).await;
+    assert_eq!(paused.unwrap(), PauseChanged::Done);
+    let (before, after) = bench.changed().await;
+    assert_eq!(
+        (&before["paused"], &after["paused"]),
+        (&false.into(), &true.into())
+    );
+    let resumed = self_service::resume_endpoint(&mut connection, further).await;
+    assert_eq!(resumed.unwrap(), PauseChanged::Done);
+    let (before, after) = bench.changed().await;
+    assert_eq!(
+        (&before["paused"], &after["paused"]),
+        (&true.into(), &false.into())
+    );
+    let deleted = self_service::delete_endpoint(&mut connection, further).await;
+    assert!(deleted.unwrap());
+    let (before, after) = bench.changed().await;
+    assert_eq!(before["host"], "other.example");
+    assert!(after.is_null(), "{after}");
 }

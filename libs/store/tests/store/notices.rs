@@ -88,6 +88,11 @@ impl Bench {
         let channel = self.channel_of(partner).await.unwrap().endpoint_id;
         let code = self.send_code(channel).await;
         assert_eq!(self.verify(partner, &code).await, Verification::Verified);
+        let (before, after) = self.changed().await;
+        assert_eq!(
+            (&before["verified"], &after["verified"]),
+            (&false.into(), &true.into())
+        );
     }
 
     async fn record_by(&self, policy: &BlockPolicy, attempts: &[Attempted]) -> Made {

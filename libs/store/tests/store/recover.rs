@@ -66,6 +66,11 @@ async fn what_may_have_been_bought_is_looked_up_and_nothing_else_is_touched() {
     );
 
     let recovered = bench.recover(false, false).await.unwrap();
+    let (was, is) = bench.changed().await;
+    assert_eq!(
+        (&was["accepted"], &was["placing"], &is["placing"]),
+        (&1.into(), &1.into(), &2.into())
+    );
     assert_eq!((moved(&recovered), recovered.parked_before), ((1, 1, 0), 1));
     // As if a provisioner had recorded an attempt and died.
     for order in [&accepted, &placing] {

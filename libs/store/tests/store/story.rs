@@ -14,7 +14,7 @@ use domain::{
     placement::Resolution,
     standing::{Actor, Standing},
 };
-use pg::actions::{self, Action};
+use pg::actions::{self, Action, Changed};
 use store::figures::{self, Count, Figure, Measure};
 
 use crate::bench::{Bench, PROVIDER, bought, order, parked, placement, ready, topups};
@@ -289,7 +289,9 @@ async fn the_timeline_has_what_operators_did_however_much_they_did_elsewhere() {
         target: &target,
         ..action(domain::Command::OrderErase)
     };
-    actions::record(&mut console, done, 1).await.unwrap();
+    actions::record(&mut console, done, 1, Changed::nothing())
+        .await
+        .unwrap();
     let read = orders::read(&mut console, &[stored.order_id.uuid()])
         .await
         .unwrap();

@@ -30,9 +30,11 @@ use desk::{
 use domain::TopupId;
 use pg::{
     Error, Result,
-    actions::{self, Action},
+    actions::{self, Action, Changed},
     config::PLANS,
+    rfc3339,
 };
+use serde_json::json;
 use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -175,8 +177,12 @@ pub async fn begin(
         after,
     );
     statement.execute(&mut *transaction).await?;
-    actions::record(&mut transaction, action, 1).await?;
     let begun = get(&mut transaction, next).await?;
+    let folder = begun.as_ref().map(|archive| &archive.folder);
+    let changed = Changed::created(json!({
+        "archive": next, "folder": folder, "ordered_before": rfc3339(ordered_before),
+    }));
+    actions::record(&mut transaction, action, 1, changed).await?;
     transaction.commit().await?;
     begun.ok_or_else(|| Error::Unreadable(format!("archive {next} is not there")))
 }
@@ -304,7 +310,14 @@ pub async fn complete(
         manifest_sha256,
     );
     statement.execute(&mut *transaction).await?;
-    actions::record(&mut transaction, action, archive.orders).await?;
+    let changed = Changed::between(
+        json!({ "archive": archive.archive, "complete": false }),
+        json!({
+            "archive": archive.archive, "complete": true, "orders": archive.orders,
+            "manifest_sha256": manifest_sha256,
+        }),
+    );
+    actions::record(&mut transaction, action, archive.orders, changed).await?;
     transaction.commit().await?;
     Ok(())
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use pg::{
     Result,
-    actions::{self, Action},
+    actions::{self, Action, Changed},
 };
 use sqlx::PgConnection;
 use store::orders::FENCE;
@@ -60,7 +60,7 @@ pub(super) async fn fenced(
             .await?;
             fence(connection).await?;
             if let Some(action) = action {
-                actions::record(connection, action, 1).await?;
+                actions::record(connection, action, 1, Changed::nothing()).await?;
             }
             copy::run(connection, "COMMIT").await
         };

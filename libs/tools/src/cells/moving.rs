@@ -51,8 +51,9 @@ use std::fmt::Write;
 use domain::PartnerId;
 use pg::{
     CONFLICTS, Result,
-    actions::{self, Action},
+    actions::{self, Action, Changed},
 };
+use serde_json::json;
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
 
@@ -426,7 +427,13 @@ impl Move<'_> {
             "UPDATE work SET at = at - {INERT} WHERE partner_id = '{partner}' AND at > now() + {INERT} / 2 AND at < 'infinity'"
         );
         copy::run(self.target, &due).await?;
-        actions::record(self.target, action, orders).await?;
+        actions::record(
+            self.target,
+            action,
+            orders,
+            Changed::created(json!({ "orders": orders })),
+        )
+        .await?;
         Ok(copy::run(self.target, "COMMIT").await?)
     }
 

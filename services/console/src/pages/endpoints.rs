@@ -274,7 +274,7 @@ pub(crate) async fn show_url(
         let url = all.into_iter().find(|one| one.endpoint_id == id);
         let url = url.and_then(|one| one.webhook_url);
         if url.is_some() {
-            actions::record(connection, action, 0).await?;
+            actions::record(connection, action, 0, Changed::nothing()).await?;
         }
         Ok::<_, pg::Error>(url)
     };

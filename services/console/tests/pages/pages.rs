@@ -6,7 +6,7 @@ use console::access::Role;
 use desk::operator::placements::parking;
 use pg::{
     PgConnection,
-    actions::{self, Action, Actor},
+    actions::{self, Action, Actor, Changed},
 };
 use reqwest::header;
 
@@ -219,7 +219,8 @@ async fn an_action_on_a_changed_row_is_a_readable_conflict() {
         target: &target,
         reason: "a test",
     };
-    actions::record(&mut connection, nothing, 0).await.unwrap();
+    let noted = actions::record(&mut connection, nothing, 0, Changed::nothing()).await;
+    noted.unwrap();
     let order = text(&mut browser, &format!("/orders/{}", bench.order)).await;
     let mark = "<span class=\"badge note\">changed nothing</span>";
     assert_eq!(order.matches(mark).count(), 1, "{order}");

@@ -8,6 +8,7 @@
 //! the same format (`GET /ledger.csv`).
 
 use std::{
+    collections::BTreeSet,
     fs::File,
     io::{self, BufRead, BufReader},
 };
@@ -17,7 +18,7 @@ use domain::product::Price;
 use pg::PgConnection;
 use serde_json::{Value, json};
 use store::providers;
-use tools::ledger::{self, Comparison, Complete, Finding, Loader, Purchase};
+use tools::ledger::{self, Comparison, Complete, Difference, Finding, Loader, Purchase};
 
 use crate::{
     csv::{Record, Records},
@@ -234,7 +235,7 @@ pub fn shown(found: &Comparison) -> Value {
     shown["all_findings_listed"] = json!(listed <= MOST);
     if let Some(findings) = shown["findings"].as_array_mut() {
         for (finding, of) in findings.iter_mut().zip(&found.findings) {
-            finding["remedy"] = json!(remedy(&of.kind));
+            finding["remedy"] = json!(remedy(of.kind));
         }
     }
     shown
@@ -273,23 +274,18 @@ pub fn described(found: &Comparison) -> String {
     if findings.len() > NAMED {
         lines.push("… and more; --json lists them".to_owned());
     }
-    let mut kinds: Vec<&str> = findings
-        .iter()
-        .map(|finding| finding.kind.as_str())
-        .collect();
-    kinds.sort_unstable();
-    kinds.dedup();
+    let kinds: BTreeSet<Difference> = findings.iter().map(|finding| finding.kind).collect();
     lines.extend(
         kinds
             .into_iter()
-            .map(|kind| format!("{kind}: {}", remedy(kind))),
+            .map(|kind| format!("{}: {}", <&str>::from(kind), remedy(kind))),
     );
     lines.join("\n")
 }
 
 fn row(finding: &Finding) -> Row<10> {
     cells!(finding:
-        kind, line = or_dash(finding.line), order_id, "bought at" = or_dash(finding.at.as_ref()),
+        kind = <&str>::from(finding.kind).to_owned(), line = or_dash(finding.line), order_id, "bought at" = or_dash(finding.at.as_ref()),
         option = or_dash(finding.option.as_ref()), units = or_dash(finding.units),
         "units here" = or_dash(finding.units_here), state = or_dash(finding.state.0.as_ref()),
         partner = finding.partner.clone().unwrap_or_else(|| "unknown".to_owned()),
@@ -298,43 +294,43 @@ fn row(finding: &Finding) -> Row<10> {
 }
 
 /// What a finding of this kind means, and what the operator does about it.
-fn remedy(kind: &str) -> &'static str {
+fn remedy(kind: Difference) -> &'static str {
     match kind {
-        "orphan" => {
+        Difference::Orphan => {
             "the provider has sold it, and its order is not in this database. It is never bought again under this id, but a \
              partner that repeats its order gets a new one. Cancel it at the provider, or hand its profiles to the partner"
         }
-        "bought_twice" => {
+        Difference::BoughtTwice => {
             "the provider has sold this placement more than once. Cancel all but one of these purchases at the provider"
         }
-        "not_bought_here" => {
+        Difference::NotBoughtHere => {
             "the placement is refused or failed here, so nothing of it is delivered. Cancel the purchase at the provider"
         }
-        "parked" => {
+        Difference::Parked => {
             "the placement waits for an operator, and the provider has the purchase: run `esimctl placement resolve ID \
              --bought` (with --provider NAME if the placement is at another provider now), or cancel the purchase and run it with --not-bought"
         }
-        "forgotten" => {
+        Difference::Forgotten => {
             "the placement is accepted, so this database does not know the attempt that bought it, and would buy it again. \
              `esimctl recover` without --dry-run has it looked up, and adopts the purchase; one that could go to several \
              providers is parked instead, for `esimctl placement resolve ID --bought --provider NAME`"
         }
-        "other_provider" => {
+        Difference::OtherProvider => {
             "the placement belongs to another provider. Check --provider; if it is right, cancel the purchase"
         }
-        "price_differs" => {
+        Difference::PriceDiffers => {
             "we paid another price than the option named when it was ordered. Compare the provider's invoice, and take the new \
              price over with `esimctl catalogue pull`; a price that was raised unannounced is the provider's to give back"
         }
-        "missing" => {
+        Difference::Missing => {
             "we have recorded the purchase, and the provider's list does not have it. Look it up in the provider's portal by \
              the order id. If it was not sold, its eSIMs may not work: ask the provider before partners notice"
         }
-        "units_differ" => {
+        Difference::UnitsDiffer => {
             "the provider has sold another number of units than the order has. Compare `esimctl order show ID` with the \
              provider's record, and cancel units that are too many"
         }
-        _ => "this system did not make the purchase; nothing is to be done here",
+        Difference::NotOurs => "this system did not make the purchase; nothing is to be done here",
     }
 }
 

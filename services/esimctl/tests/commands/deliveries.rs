@@ -71,6 +71,42 @@ async fn a_delivery_is_shown_with_its_attempts_and_resent() {
         .fails(2, "MASTER_KEY");
 }
 
+/// What arrived at the first endpoint is not all: the webhook to the second one, which fails, is shown, too.
+#[tokio::test]
+async fn a_delivery_is_shown_with_the_one_to_the_second_endpoint() {
+    let operator = Operator::new().await;
+    let made = operator.create_partner().await;
+    let (mut connection, order) = operator.ready_order(&made, "o-1").await;
+    let second = "019a0000-0000-7000-8000-000000000001";
+    for change in [
+        &format!(
+            "INSERT INTO partner_endpoints (endpoint_id, partner_id, nth, url, events)
+             SELECT '{second}', partner_id, 1, 'https://second.example/hooks', '{{topup.ready}}' FROM partners"
+        ),
+        &format!(
+            "INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id, endpoint_id, attempt, status, error, attempted_at)
+             SELECT '{second}', partner_id, kind, topup_id, order_id, '{second}', 3, 500, 'status 500', now() FROM deliveries"
+        ),
+        "INSERT INTO further_deliveries (topup_id, delivery_id)
+         SELECT topup_id, delivery_id FROM deliveries WHERE endpoint_id IS NOT NULL",
+        "UPDATE deliveries SET state = 'delivered', attempt = 1, status = 200, attempted_at = now(), delivered_at = now()
+         WHERE endpoint_id IS NULL",
+    ] {
+        sqlx::query(sqlx::AssertSqlSafe(change.to_string()))
+            .execute(&mut connection)
+            .await
+            .unwrap();
+    }
+    let topup = order.topup.to_string();
+    let shown = operator.json(&["delivery", "show", &topup]).await;
+    assert_eq!(shown["delivery"]["state"], "delivered");
+    assert_eq!(shown["further"].as_array().unwrap().len(), 1, "{shown}");
+    assert_eq!(shown["further"][0]["endpoint_id"], second);
+    assert_eq!(shown["further"][0]["state"], "pending");
+    let shown = operator.run(&["delivery", "show", &topup]).await;
+    shown.says("to further endpoints").says("status 500");
+}
+
 #[tokio::test]
 async fn a_purchase_is_not_retried_without_a_confirmation() {
     let operator = Operator::new().await;

@@ -203,7 +203,9 @@ async fn kinds_in(
     };
     let found = compare(connection, provider, Some(complete), 100).await;
     let findings = found.unwrap().findings.into_iter();
-    findings.map(|one| (one.kind, one.order_id)).collect()
+    findings
+        .map(|one| (<&str>::from(one.kind).to_owned(), one.order_id))
+        .collect()
 }
 
 /// A provider may leave out of its list what it has taken back.

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, bail, ensure};
 use clap::{Args, builder::NonEmptyStringValueParser};
 use desk::operator::orders;
-use pg::actions::{self, Action};
+use pg::actions::{self, Action, Changed};
 use serde_json::json;
 use sqlx::{Connection, PgConnection};
 use tools::archive::{self, Archive, NotRestored, Source};
@@ -436,7 +436,8 @@ async fn restore_chunk(
             }
             Ok(()) => {
                 let count = i64::try_from(chunk.orders.len())?;
-                actions::record(&mut transaction, action, count).await?;
+                let changed = Changed::created(json!({ "orders": count }));
+                actions::record(&mut transaction, action, count, changed).await?;
                 transaction.commit().await?;
                 done.orders += chunk.orders.len() as u64;
                 return Ok(());
