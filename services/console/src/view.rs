@@ -278,6 +278,19 @@ pub(crate) async fn framed(
     }
 }
 
+/// The longest id of a partner that is never wrapped, which is that of an eSIM's number. An order id may have
+/// 255 characters.
+const WHOLE: usize = 26;
+
+/// The class of an order id, which keeps it on one line if it is of a usual length.
+pub(crate) fn whole(id: &str) -> &'static str {
+    if id.chars().count() <= WHOLE {
+        "nowrap"
+    } else {
+        ""
+    }
+}
+
 /// What an action shows once, and not again after a reload, such as an activation code.
 #[derive(Template)]
 #[template(path = "once.html")]

@@ -324,7 +324,7 @@ fn day(found: &Found, times: &Times) -> DayView {
         taken: taken(&all),
         tries: counted(all.n, "try", "tries"),
         refused: number(day.refused),
-        chart: bars("Orders by hour", "an hour", &counts, &axis),
+        chart: bars("The last 24 hours", "an hour", &counts, &axis),
     }
 }
 

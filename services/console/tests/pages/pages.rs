@@ -260,7 +260,7 @@ async fn a_routed_purchase_and_a_parked_give_back_are_resolved_on_the_page_of_th
     .unwrap();
     let needs = text(&mut browser, "/needs").await;
     let row = format!(
-        "<a href=\"/orders/{}\">{}</a></td><td role=\"cell\" data-label=\"Partner\">Acme &#38; &#60;Sons&#62;</td>",
+        "<a href=\"/orders/{}\" class=\"nowrap\">{}</a></td><td role=\"cell\" data-label=\"Partner\">Acme &#38; &#60;Sons&#62;</td>",
         bench.order, bench.topup
     );
     has(&needs, &row);
