@@ -40,7 +40,8 @@ def up(*names):
 def replace_key():
     """Gives the provisioner another key for the provider; secrets are what the file of the settings remembers."""
     settings = RUN.parent / "env"
-    other = base64.b64encode(b"another key of 32 bytes in all!!").decode()
+    # The file outlives a run, so the key is another one each time.
+    other = base64.b64encode(os.urandom(32)).decode()
     text, changed = re.subn(r"(?m)^SANDBOX_SECRET_KEY=.*$", f"SANDBOX_SECRET_KEY='{other}'", settings.read_text())
     assert changed == 1, text
     settings.write_text(text)
