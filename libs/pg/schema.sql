@@ -60,8 +60,13 @@ TABLE deliveries
     created_at timestamp with time zone NOT NULL DEFAULT now()
     endpoint_id uuid
     notice jsonb
+    option_id uuid
+    external_order_id text
+    traceparent text
+    ordered_at timestamp with time zone
     CONSTRAINT deliveries_bounds CHECK (((LEAST(ends_at, attempted_at, delivered_at, created_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(ends_at, attempted_at, delivered_at, created_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(kind), octet_length(topup_id), octet_length(credential), octet_length(state), octet_length(error), pg_column_size(notice)) <= 100000))) NOT VALID
     CONSTRAINT deliveries_pkey PRIMARY KEY (delivery_id)
+    CONSTRAINT deliveries_unit_bounds CHECK ((((ordered_at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (ordered_at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(external_order_id), octet_length(traceparent)) <= 100000))) NOT VALID
     CREATE INDEX deliveries_created ON public.deliveries USING btree (created_at)
     CREATE INDEX deliveries_events ON public.deliveries USING btree (partner_id, created_at) WHERE (kind <> 'topup.ready'::text)
     CREATE INDEX deliveries_partner ON public.deliveries USING btree (partner_id, created_at)
@@ -315,6 +320,8 @@ END) STORED
     CONSTRAINT partner_endpoints_secrets CHECK ((cardinality(secrets) = cardinality(secret_ends)))
     CREATE INDEX partner_endpoints_moving ON public.partner_endpoints USING btree (endpoint_id) WHERE (moving_since IS NOT NULL)
     CREATE UNIQUE INDEX partner_endpoints_partner ON public.partner_endpoints USING btree (partner_id, nth)
+    CREATE CONSTRAINT TRIGGER endpoint_changed AFTER UPDATE ON public.partner_endpoints DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (((((((old.url IS DISTINCT FROM new.url) OR (old.secrets IS DISTINCT FROM new.secrets)) OR (old.secret_ends IS DISTINCT FROM new.secret_ends)) OR (old.headers IS DISTINCT FROM new.headers)) OR (old.purpose IS DISTINCT FROM new.purpose)) OR ((old.blocked_until IS NULL) IS DISTINCT FROM (new.blocked_until IS NULL)))) EXECUTE FUNCTION endpoint_changed()
+    CREATE CONSTRAINT TRIGGER endpoint_deleted AFTER DELETE ON public.partner_endpoints DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION endpoint_changed()
     CREATE TRIGGER channel_moved BEFORE UPDATE OF url ON public.partner_endpoints FOR EACH ROW WHEN (((old.purpose = 'notices'::text) AND (new.url IS DISTINCT FROM old.url))) EXECUTE FUNCTION channel_moved()
     CREATE TRIGGER endpoint_blocked AFTER UPDATE OF blocks ON public.partner_endpoints FOR EACH ROW WHEN (((new.blocks > 0) <> (old.blocks > 0))) EXECUTE FUNCTION endpoint_blocked()
     CREATE TRIGGER endpoint_blocked_at_once AFTER INSERT ON public.partner_endpoints FOR EACH ROW WHEN ((new.blocks > 0)) EXECUTE FUNCTION endpoint_blocked()
@@ -652,6 +659,18 @@ BEGIN
     INSERT INTO history (endpoint_id, kind, after)
     VALUES (NEW.endpoint_id, CASE WHEN NEW.blocks > 0 THEN 'blocked' ELSE 'unblocked' END,
             CASE WHEN NEW.blocks > 0 THEN jsonb_build_object('failures', NEW.failures) END);
+    RETURN NULL;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION public.endpoint_changed()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    UPDATE system SET version = version + 1;
     RETURN NULL;
 END
 $function$

@@ -38,7 +38,7 @@ GRANT UPDATE (profile, erased_at) ON esims TO esim_operator;
 GRANT UPDATE (traceparent, erased_at) ON orders TO esim_operator;
 GRANT UPDATE (reason, refusal_status, refusal_message, tried) ON placements TO esim_operator;
 GRANT DELETE ON delivery_attempts, deliveries, further_deliveries TO esim_operator;
-GRANT UPDATE (error) ON deliveries TO esim_operator;
+GRANT UPDATE (error, traceparent) ON deliveries TO esim_operator;
 
 -- Operators who sign in at the console.
 GRANT SELECT, INSERT, UPDATE (role, password, setup_digest, setup_until, disabled_at) ON operators TO esim_operator;

@@ -15,6 +15,7 @@
 //! process can outlive its lease, and a fresh delivery has none. The partner recognises a repeat by
 //! its `webhook-id`.
 
+mod fresh;
 mod record;
 mod spans;
 
@@ -290,7 +291,7 @@ impl Deliver {
         since_claim: Duration,
     ) {
         self.metrics.attempt(
-            &delivery.environment,
+            &delivery.target.environment,
             delivery.endpoint.id,
             class,
             duration,
@@ -312,7 +313,7 @@ impl Deliver {
             self.metrics.delivered_after(esim.age + since_claim);
             if delivery.attempt == 0 {
                 self.metrics
-                    .delivered_at_once(&delivery.environment, esim.ready_age + since_claim);
+                    .delivered_at_once(&delivery.target.environment, esim.ready_age + since_claim);
             }
         }
     }
@@ -443,7 +444,7 @@ impl Deliver {
     /// Mails a notice. The status of the response is the reply code of the relay.
     async fn mail(&self, delivery: &Delivery, content: &Content, now: OffsetDateTime) -> Tried {
         let mailer = self.transports.mailer.as_ref().ok_or(Failure::NoRelay)?;
-        let target = delivery.url.as_deref().unwrap_or_default();
+        let target = delivery.target.url.as_deref().unwrap_or_default();
         let to = EmailAddress::of_target(target).ok_or(Unanswered::BadUrl)?;
         // Nothing but notices goes to e-mail addresses.
         let Content::Event(Event {
@@ -457,7 +458,7 @@ impl Deliver {
             id: &delivery.webhook_id(),
             to: &to,
             subject: &mail_text::subject(*kind, notice),
-            text: &mail_text::text(*kind, notice, &delivery.environment),
+            text: &mail_text::text(*kind, notice, &delivery.target.environment),
             at: now,
         };
         Ok((mailer.send(&mail).await?, Vec::new()))
@@ -542,19 +543,25 @@ impl Stage for Deliver {
         class: Class,
     ) -> anyhow::Result<Vec<(DeliveryId, Delivery)>> {
         let lease = lease(self.settings.timeout);
-        let claim = match class {
+        let claimed = match class {
             // A fresh delivery takes no lease, so a whole attempt must fit into the rest of its first
             // lease, in which no other process looks for it. An older one is left to the sweep,
             // which gives it due work when its first lease ends.
-            Class::Fresh => Claim::Fresh {
-                youth: FIRST_LEASE.saturating_sub(lease),
-            },
-            Class::Due => Claim::Due { lease },
+            Class::Fresh => {
+                let youth = FIRST_LEASE.saturating_sub(lease);
+                let claiming = async |connection: &mut PgConnection| {
+                    self.claim_fresh(connection, ids, youth).await
+                };
+                self.database.run(claiming).await?
+            }
+            Class::Due => {
+                let claim = Claim::Due { lease };
+                self.database
+                    .run(async |connection| deliveries::claim(connection, ids, claim).await)
+                    .await?
+            }
         };
-        let claimed = self
-            .database
-            .run(async |connection| deliveries::claim(connection, ids, claim).await)
-            .await?;
+        self.endpoints.learn(claimed.targets);
         self.fan_out(&claimed.to_fan_out).await?;
         Ok(claimed
             .deliveries
@@ -579,5 +586,9 @@ fn is_test(delivery: &Delivery) -> bool {
 
 /// Whether the delivery goes to an e-mail address.
 fn is_mail(delivery: &Delivery) -> bool {
-    delivery.url.as_deref().is_some_and(webhooks::mail::is_mail)
+    delivery
+        .target
+        .url
+        .as_deref()
+        .is_some_and(webhooks::mail::is_mail)
 }

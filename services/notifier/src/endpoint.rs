@@ -4,6 +4,7 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex},
+    time::Instant,
 };
 
 use accounts::partners::endpoints;
@@ -11,7 +12,7 @@ use domain::{EndpointId, EndpointKey};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use runtime::lock;
 use signing::webhook::Secret;
-use store::deliveries::Delivery;
+use store::deliveries::{Delivery, Target, Validity};
 use url::Url;
 use vault::{Vault, VaultError};
 use webhooks::mail::is_mail;
@@ -24,12 +25,9 @@ const KEPT: usize = 10_000;
 
 /// A prepared endpoint.
 pub struct Endpoint {
-    /// The URL, the encrypted secrets (the newest first) and the encrypted headers as they
-    /// were read. If a delivery brings others, the partner has changed them, and the endpoint is
-    /// prepared again.
-    url_text: String,
-    sealed: Vec<Vec<u8>>,
-    sealed_headers: Option<Vec<u8>>,
+    /// What it was made from. If a delivery brings another one, the partner has changed the endpoint,
+    /// and it is prepared again.
+    target: Arc<Target>,
     /// The host, which is the lane of its deliveries.
     pub host: Arc<str>,
     pub url: Result<Url, Unanswered>,
@@ -39,63 +37,92 @@ pub struct Endpoint {
     pub headers: Result<HeaderMap, pg::Error>,
 }
 
-impl Endpoint {
-    fn is_of(&self, delivery: &Delivery, url_text: &str) -> bool {
-        self.url_text == url_text
-            && self.sealed == delivery.secrets
-            && self.sealed_headers == delivery.headers
-    }
-}
-
 /// The lane of all e-mail addresses, because one relay takes all mails.
 const MAILS: &str = "mailto:";
 
-fn host_of<'a>(delivery: &'a Delivery, target: &str) -> &'a str {
-    if is_mail(target) {
+fn host_of<'a>(target: &'a Target, url: &str) -> &'a str {
+    if is_mail(url) {
         MAILS
     } else {
-        delivery.host.as_deref().unwrap_or_default()
+        target.host.as_deref().unwrap_or_default()
     }
 }
 
-/// The cache of endpoints by id. It never serves an outdated endpoint, because each delivery
-/// brings the current URL and secrets from PostgreSQL to compare with.
+/// The endpoints by id: prepared ones, and those that the next claim need not read again.
+///
+/// It never serves an outdated endpoint. Each delivery brings its target: either the claim has just
+/// read it, or `store::deliveries::claim_known` has compared the version of the configuration in
+/// which it was read.
 #[derive(Default)]
-pub struct Endpoints(Mutex<HashMap<EndpointId, Arc<Endpoint>>>);
+pub struct Endpoints(Mutex<Directory>);
+
+#[derive(Default)]
+struct Directory {
+    prepared: HashMap<EndpointId, Arc<Endpoint>>,
+    /// The version of the configuration in which all of `known` were read.
+    version: Option<i64>,
+    known: HashMap<EndpointId, (Arc<Target>, Option<Instant>)>,
+}
 
 impl Endpoints {
     /// The host of an endpoint, which is the lane of its deliveries; empty if it is not known yet.
     pub fn host(&self, endpoint: EndpointKey) -> Arc<str> {
         let known = lock(&self.0)
+            .prepared
             .get(&endpoint.id)
             .map(|endpoint| Arc::clone(&endpoint.host));
         known.unwrap_or_else(|| "".into())
     }
 
+    /// Remembers what a claim has read.
+    pub fn learn(&self, targets: Vec<(EndpointId, Arc<Target>, Validity)>) {
+        let mut directory = lock(&self.0);
+        for (id, target, validity) in targets {
+            if directory.version != Some(validity.version) || directory.known.len() >= KEPT {
+                directory.known.clear();
+                directory.version = Some(validity.version);
+            }
+            directory.known.insert(id, (target, validity.until));
+        }
+    }
+
+    /// The version of the configuration in which endpoints are known, if any are.
+    pub fn version(&self) -> Option<i64> {
+        lock(&self.0).version
+    }
+
+    /// The target of an endpoint in this version of the configuration, if it is known.
+    pub fn known(&self, id: EndpointId, version: i64) -> Option<Arc<Target>> {
+        let directory = lock(&self.0);
+        let (target, until) = directory.known.get(&id)?;
+        let holds =
+            directory.version == Some(version) && until.is_none_or(|until| Instant::now() < until);
+        holds.then(|| Arc::clone(target))
+    }
+
     /// The endpoint of a delivery; `None` if the partner has no URL.
     pub fn of(&self, delivery: &Delivery, vault: &Vault) -> Option<Arc<Endpoint>> {
-        let url_text = delivery.url.as_deref()?;
+        let target = &delivery.target;
+        let url_text = target.url.as_deref()?;
         let key = delivery.endpoint;
-        if let Some(known) = lock(&self.0).get(&key.id)
-            && known.is_of(delivery, url_text)
+        if let Some(known) = lock(&self.0).prepared.get(&key.id)
+            && known.target == *target
         {
             return Some(Arc::clone(known));
         }
         let open = |sealed: &Vec<u8>| endpoints::open_secret(vault, key, sealed);
         let endpoint = Arc::new(Endpoint {
-            host: host_of(delivery, url_text).into(),
+            host: host_of(target, url_text).into(),
             url: url_text.parse().map_err(|_| Unanswered::BadUrl),
-            secrets: delivery.secrets.iter().map(open).collect(),
-            url_text: url_text.to_owned(),
-            sealed: delivery.secrets.clone(),
+            secrets: target.secrets.iter().map(open).collect(),
             headers: headers(delivery, vault),
-            sealed_headers: delivery.headers.clone(),
+            target: Arc::clone(target),
         });
-        let mut known = lock(&self.0);
-        if known.len() >= KEPT {
-            known.clear();
+        let mut directory = lock(&self.0);
+        if directory.prepared.len() >= KEPT {
+            directory.prepared.clear();
         }
-        known.insert(key.id, Arc::clone(&endpoint));
+        directory.prepared.insert(key.id, Arc::clone(&endpoint));
         Some(endpoint)
     }
 }
@@ -103,7 +130,7 @@ impl Endpoints {
 /// Opens the headers of an endpoint. Ingress has checked that they can be sent. One that it would
 /// refuse today, because it was set before the check had learned of its kind, is left out.
 fn headers(delivery: &Delivery, vault: &Vault) -> Result<HeaderMap, pg::Error> {
-    let Some(sealed) = &delivery.headers else {
+    let Some(sealed) = &delivery.target.headers else {
         return Ok(HeaderMap::new());
     };
     let mut headers = HeaderMap::new();

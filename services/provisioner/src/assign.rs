@@ -77,7 +77,7 @@ pub fn items(topups: &[ClaimedTopup]) -> Vec<(String, usize)> {
 
 #[cfg(test)]
 mod tests {
-    use domain::TopupIds;
+    use domain::{OptionId, TopupIds};
     use proptest::prelude::*;
 
     use super::*;
@@ -89,6 +89,7 @@ mod tests {
             .iter()
             .map(|option| ClaimedTopup {
                 topup_id: ids.next(runtime::clock::now()),
+                option_id: OptionId::new(),
                 provider_option_id: (*option).to_owned(),
                 provider_unit_id: None,
                 pending: true,

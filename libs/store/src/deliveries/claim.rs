@@ -7,10 +7,14 @@
 //! endpoint that is blocked at that time, except for its probe and for tests. A delivery that it
 //! leaves out for this reason has due work afterwards, so it is sent as soon as the block ends.
 
-use std::time::Duration;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use domain::{
-    DeliveryId, EndpointKey, OptionId, OrderId, PartnerId, TopupId, WebhookId, event::Kind,
+    DeliveryId, EndpointId, EndpointKey, OptionId, OrderId, PartnerId, TopupId, WebhookId,
+    event::Kind,
 };
 use pg::{Error, Result, age, retry_conflicts, seconds, unsigned};
 use sqlx::PgConnection;
@@ -34,6 +38,17 @@ pub struct Delivery {
     /// Whether this claim holds the lease of its due work. Otherwise the delivery is within its
     /// first lease, and usually has no due work.
     pub leased: bool,
+    pub target: Arc<Target>,
+    /// The number of ended attempts.
+    pub attempt: u32,
+    /// The number of attempts before the current schedule; a resend starts a new schedule.
+    pub schedule_start: u32,
+    pub content: Content,
+}
+
+/// Where webhooks to an endpoint go, and what signs them, as a claim has read it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
     pub url: Option<String>,
     pub host: Option<String>,
     /// The sealed headers that every request to this endpoint carries.
@@ -41,13 +56,19 @@ pub struct Delivery {
     /// The sealed webhook-signing keys that are valid, the newest first. During the overlap of a
     /// rotation there are two.
     pub secrets: Vec<Vec<u8>>,
-    /// The number of ended attempts.
-    pub attempt: u32,
-    /// The number of attempts before the current schedule; a resend starts a new schedule.
-    pub schedule_start: u32,
     /// The partner's environment: `live`, `sandbox`.
     pub environment: String,
-    pub content: Content,
+}
+
+/// How long a target holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Validity {
+    /// The version of the configuration in which it was read. In another version the endpoint may
+    /// have another URL or other secrets, be blocked or paused, or be gone.
+    pub version: i64,
+    /// When the old secret of a rotation ends; `None` if there is none. It is never later than in
+    /// the database.
+    pub until: Option<Instant>,
 }
 
 impl Delivery {
@@ -112,6 +133,9 @@ pub struct Claimed {
     /// They need not be among [`Self::deliveries`]: a blocked first endpoint must not stop the
     /// others.
     pub to_fan_out: Vec<DeliveryId>,
+    /// The first endpoints that [`claim_known`](super::claim_known) may use, because they are not
+    /// blocked and their partners have no further endpoints.
+    pub targets: Vec<(EndpointId, Arc<Target>, Validity)>,
 }
 
 /// Claims pending deliveries, and reads what their webhooks need. A delivery of a blocked endpoint
@@ -136,10 +160,7 @@ pub async fn claim(
             if !blocked.is_empty() {
                 defer(connection, &blocked).await?;
             }
-            Ok(Claimed {
-                deliveries: rows.into_deliveries(false),
-                to_fan_out,
-            })
+            Ok(rows.claimed(false, to_fan_out))
         }
         Claim::Due { lease } => {
             let leased = take_leases(connection, &ids, lease).await?;
@@ -147,7 +168,7 @@ pub async fn claim(
                 return Ok(Claimed::default());
             }
             let mut rows = read(connection, &leased, None).await?;
-            if rows.0.len() < leased.len() {
+            if rows.rows.len() < leased.len() {
                 delete_finished_work(connection, &leased).await?;
             }
             let to_fan_out = rows.to_fan_out();
@@ -160,10 +181,7 @@ pub async fn claim(
             if !blocked.is_empty() {
                 put_back(connection, &blocked).await?;
             }
-            Ok(Claimed {
-                deliveries: rows.into_deliveries(true),
-                to_fan_out,
-            })
+            Ok(rows.claimed(true, to_fan_out))
         }
     }
 }
@@ -274,6 +292,9 @@ struct Row {
     pointless: bool,
     blocked: bool,
     fans_out: bool,
+    version: i64,
+    open: bool,
+    old_secret_ends_in: Option<f64>,
     environment: String,
     url: Option<String>,
     host: Option<String>,
@@ -296,6 +317,7 @@ async fn read(
     ids: &[Uuid],
     youth: Option<Duration>,
 ) -> Result<Rows> {
+    let asked = Instant::now();
     let rows = sqlx::query_as!(
         Row,
         r#"SELECT d.delivery_id, d.partner_id, d.endpoint_id, d.kind, d.created_at, d.attempt, d.schedule_start,
@@ -324,6 +346,10 @@ async fn read(
                       AS "blocked!",
                   p.has_further_endpoints AND d.kind = 'topup.ready' AND d.endpoint_id IS NULL AND d.attempt = 0
                       AS "fans_out!",
+                  -- The trigger `endpoint_changed` raises it with each change of what is read here of the endpoint.
+                  (SELECT version FROM system) AS "version!",
+                  (n.endpoint_id IS NOT NULL AND n.blocked_until IS NULL AND NOT p.has_further_endpoints) AS "open!",
+                  extract(epoch FROM n.secret_ends[2] - now())::float8 AS old_secret_ends_in,
                   p.environment, n.headers AS "headers?", n.url AS "url?", n.host AS "host?",
                   -- Those that have not ended; the newest one has no end.
                   coalesce(CASE WHEN n.secret_ends[2] > now() THEN n.secrets ELSE n.secrets[:1] END, '{}') AS "secrets!"
@@ -340,39 +366,71 @@ async fn read(
         ids,
         youth.map(seconds),
     );
-    Ok(Rows(rows.fetch_all(connection).await?))
+    Ok(Rows {
+        rows: rows.fetch_all(connection).await?,
+        asked,
+    })
 }
 
-struct Rows(Vec<Row>);
+struct Rows {
+    rows: Vec<Row>,
+    /// The moment before the statement.
+    asked: Instant,
+}
 
 impl Rows {
     /// The deliveries whose topup further endpoints may want, too.
     fn to_fan_out(&self) -> Vec<DeliveryId> {
-        let rows = self.0.iter().filter(|row| row.fans_out);
+        let rows = self.rows.iter().filter(|row| row.fans_out);
         rows.map(|row| row.delivery_id.into()).collect()
     }
 
     /// Takes out the deliveries of blocked endpoints, and returns their ids.
     fn take_blocked(&mut self) -> Vec<DeliveryId> {
-        let blocked = self.0.extract_if(.., |row| row.blocked);
+        let blocked = self.rows.extract_if(.., |row| row.blocked);
         blocked.map(|row| row.delivery_id.into()).collect()
     }
 
     /// Takes out the deliveries that need not be sent any more, and returns their ids.
     fn take_pointless(&mut self) -> Vec<Uuid> {
-        let pointless = self.0.extract_if(.., |row| row.pointless);
+        let pointless = self.rows.extract_if(.., |row| row.pointless);
         pointless.map(|row| row.delivery_id).collect()
     }
 
-    fn into_deliveries(self, leased: bool) -> Vec<Delivery> {
-        self.0
-            .into_iter()
-            .filter_map(|row| row.into_delivery(leased))
-            .collect()
+    fn claimed(self, leased: bool, to_fan_out: Vec<DeliveryId>) -> Claimed {
+        let mut claimed = Claimed {
+            to_fan_out,
+            ..Claimed::default()
+        };
+        for row in self.rows {
+            let validity = row.validity(self.asked);
+            let Some(delivery) = row.into_delivery(leased) else {
+                continue;
+            };
+            if let Some(validity) = validity
+                && delivery.endpoint.is_first()
+            {
+                let target = Arc::clone(&delivery.target);
+                claimed
+                    .targets
+                    .push((delivery.endpoint.id, target, validity));
+            }
+            claimed.deliveries.push(delivery);
+        }
+        claimed
     }
 }
 
 impl Row {
+    /// How long the target holds; `None` if it must not be used again.
+    fn validity(&self, asked: Instant) -> Option<Validity> {
+        let old_secret_ends_in = self.old_secret_ends_in.filter(|left| *left > 0.0);
+        self.open.then(|| Validity {
+            version: self.version,
+            until: old_secret_ends_in.map(|left| asked + age(left)),
+        })
+    }
+
     fn into_delivery(mut self, leased: bool) -> Option<Delivery> {
         let content = match self.kind.as_str() {
             "topup.ready" => self.esim().map(Content::Esim),
@@ -396,13 +454,15 @@ impl Row {
             partner_id: self.partner_id.into(),
             endpoint: EndpointKey::stored(self.partner_id, self.endpoint_id),
             leased,
-            url: self.url,
-            host: self.host,
-            headers: self.headers,
-            secrets: self.secrets,
+            target: Arc::new(Target {
+                url: self.url,
+                host: self.host,
+                headers: self.headers,
+                secrets: self.secrets,
+                environment: self.environment,
+            }),
             attempt: unsigned(self.attempt),
             schedule_start: unsigned(self.schedule_start),
-            environment: self.environment,
             content,
         })
     }

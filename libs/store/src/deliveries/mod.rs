@@ -9,7 +9,8 @@
 //! webhook URL.
 //!
 //! The notifier calls these functions in the order of the files: [`due()`] looks, [`claim()`] takes
-//! the leases of due work and reads what a webhook needs, [`record()`] stores the result of the
+//! the leases of due work and reads what a webhook needs ([`claim_known()`] reads less, if the endpoint
+//! is known), [`record()`] stores the result of the
 //! attempt. [`defer`], [`put_back`] and [`sweep`] keep the guarantee for deliveries that are not
 //! attempted at once. [`resends`] makes many deliveries of a partner due again, in [`batches`].
 //!
@@ -23,6 +24,7 @@ mod due;
 pub mod endpoints;
 pub mod events;
 mod fan_out;
+mod known;
 pub mod notices;
 mod record;
 pub mod resends;
@@ -36,9 +38,10 @@ use pg::{Error, Result, retry_conflicts, uuids};
 use sqlx::PgConnection;
 
 pub use self::{
-    claim::{Claim, Claimed, Content, Delivery, Esim, claim},
+    claim::{Claim, Claimed, Content, Delivery, Esim, Target, Validity, claim},
     due::due,
     fan_out::fan_out,
+    known::claim_known,
     record::{AttemptResult, Attempted, record},
     view::View,
     walk::Position,

@@ -13,11 +13,12 @@ use std::{
 };
 
 use domain::{
-    OrderId, PartnerId, PlacementId, PlacementState, Reason, Stored, TopupId, reason::Code,
-    standing::UnitState,
+    OptionId, OrderId, PartnerId, PlacementId, PlacementState, Reason, Stored, TopupId,
+    reason::Code, standing::UnitState,
 };
 use pg::{Error, Result, age, retry_conflicts, seconds, unsigned};
 use sqlx::PgConnection;
+use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{Outcome, Settlement, settle};
@@ -45,6 +46,10 @@ pub struct Claimed {
     pub placement_id: PlacementId,
     pub order_id: OrderId,
     pub partner_id: PartnerId,
+    /// The order id of the partner.
+    pub external_order_id: String,
+    /// When the order was stored.
+    pub ordered_at: OffsetDateTime,
     pub lane: String,
     /// The state before the claim. From `accepted`, the claim recorded a new attempt, and only its
     /// holder may send it. In any other state nothing may be bought.
@@ -82,6 +87,7 @@ pub struct Claimed {
 #[derive(Clone, Debug)]
 pub struct ClaimedTopup {
     pub topup_id: TopupId,
+    pub option_id: OptionId,
     pub provider_option_id: String,
     /// The provider's unit id, if one is assigned.
     pub provider_unit_id: Option<String>,
@@ -95,6 +101,8 @@ struct Row {
     placement_id: Uuid,
     order_id: Uuid,
     partner_id: Uuid,
+    external_order_id: String,
+    ordered_at: OffsetDateTime,
     lane: String,
     was: Stored<PlacementState>,
     attempt: i32,
@@ -108,6 +116,7 @@ struct Row {
     reference: Option<String>,
     position: i32,
     topup_id: String,
+    option_id: Uuid,
     provider_option_id: String,
     provider_unit_id: Option<String>,
     state: Stored<UnitState>,
@@ -248,11 +257,12 @@ async fn begin_attempts(
                FROM free WHERE p.placement_id = free.placement_id
                RETURNING p.placement_id, p.order_id, p.partner_id, p.lane, p.attempt, p.created_at
            )
-           SELECT c.placement_id, c.order_id, c.partner_id, c.lane, 'accepted' AS "was!", c.attempt,
+           SELECT c.placement_id, c.order_id, c.partner_id, o.external_order_id, o.created_at AS ordered_at, c.lane,
+                  'accepted' AS "was!", c.attempt,
                   0::float8 AS "attempt_age!", extract(epoch FROM now() - c.created_at)::float8 AS "age!",
                   NULL::float8 AS placed_age, 0 AS "unknowns!", true AS "call_may_be_in_flight!",
                   CASE WHEN o.answer_by > now() THEN o.answering END AS answering, o.traceparent,
-                  NULL::text AS reference, t.position, t.topup_id, t.provider_option_id,
+                  NULL::text AS reference, t.position, t.topup_id, t.option_id, t.provider_option_id,
                   NULL::text AS provider_unit_id, t.state
            FROM claimed c
            JOIN orders o ON o.order_id = c.order_id
@@ -275,13 +285,14 @@ async fn read_others(
 ) -> Result<Vec<Row>> {
     let rows = sqlx::query_as!(
         Row,
-        r#"SELECT p.placement_id, p.order_id, p.partner_id, p.lane, p.state AS "was!", p.attempt,
+        r#"SELECT p.placement_id, p.order_id, p.partner_id, o.external_order_id, o.created_at AS ordered_at, p.lane,
+                  p.state AS "was!", p.attempt,
                   coalesce(extract(epoch FROM now() - p.attempted_at), 0)::float8 AS "attempt_age!",
                   extract(epoch FROM now() - p.created_at)::float8 AS "age!",
                   extract(epoch FROM now() - p.placed_at)::float8 AS placed_age, p.unknowns,
                   p.unknowns = 0 AND p.not_found_at IS NULL AS "call_may_be_in_flight!",
                   CASE WHEN o.answer_by > now() THEN o.answering END AS answering, o.traceparent,
-                  p.provider_reference AS reference, t.position, t.topup_id, t.provider_option_id,
+                  p.provider_reference AS reference, t.position, t.topup_id, t.option_id, t.provider_option_id,
                   e.provider_unit_id AS "provider_unit_id?",
                   CASE WHEN e.ready_at IS NULL THEN t.state ELSE 'ready' END AS "state!"
            FROM placements p
@@ -355,6 +366,8 @@ fn placement(row: &Row, fresh: bool) -> Result<Claimed> {
         placement_id: row.placement_id.into(),
         order_id: row.order_id.into(),
         partner_id: row.partner_id.into(),
+        external_order_id: row.external_order_id.clone(),
+        ordered_at: row.ordered_at,
         lane: row.lane.clone(),
         was: row.was.readable()?,
         fresh,
@@ -374,6 +387,7 @@ fn placement(row: &Row, fresh: bool) -> Result<Claimed> {
 fn topup(row: &Row) -> Result<ClaimedTopup> {
     Ok(ClaimedTopup {
         topup_id: row.topup_id.parse()?,
+        option_id: row.option_id.into(),
         provider_option_id: row.provider_option_id.clone(),
         provider_unit_id: row.provider_unit_id.clone(),
         pending: row.state.readable()? == UnitState::Pending,

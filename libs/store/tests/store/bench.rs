@@ -437,6 +437,15 @@ pub fn fresh(order: &NewOrder, settlement: Settlement) -> Settlement {
         order_id: order.order_id,
         partner_id: order.partner_id,
         provider: PROVIDER.to_owned(),
+        external_order_id: order.external_order_id.clone(),
+        ordered_at: runtime::clock::now(),
+        traceparent: order.traceparent.clone(),
+        options: order
+            .placements
+            .iter()
+            .flat_map(|placement| &placement.topups)
+            .map(|topup| (topup.topup_id.clone(), topup.option_id))
+            .collect(),
     };
     Settlement {
         known_columns: Some(known_columns),

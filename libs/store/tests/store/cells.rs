@@ -295,7 +295,7 @@ async fn further_endpoints_move_with_their_deliveries_and_pauses() {
     assert_eq!(resumed.unwrap(), PauseChanged::Done);
     let due = pair.b.claim_due_deliveries(&page(9, 9)).await;
     assert_eq!(due[0].endpoint, further);
-    assert!(due[0].headers.is_some());
+    assert!(due[0].target.headers.is_some());
 }
 
 #[tokio::test]

@@ -171,7 +171,7 @@ async fn a_failed_topup_makes_one_event_for_a_partner_that_asked() {
         };
         assert_eq!(*external_order_id, failed.external_order_id);
         assert_eq!(*refusal, Some(("9001".into(), "it refused".into())));
-        assert_eq!(delivery.url.as_deref(), Some(URL));
+        assert_eq!(delivery.target.url.as_deref(), Some(URL));
         named.push(topup_id.clone());
     }
     named.sort_unstable();

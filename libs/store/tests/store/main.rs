@@ -27,6 +27,7 @@
 //! - [`database`]: deadlines and silent connections.
 //! - [`nodelay`]: no statement waits for a delayed acknowledgement.
 //! - [`changes`]: what partners change themselves, in the record of operators.
+//! - [`known`]: endpoints that a notifier knows.
 //! - [`flushed`]: the server crashes after somebody was told of an order.
 //! - [`roles`]: what each database role may do. [`bounds`]: what may stand in a column.
 //! - [`further`]: several endpoints of one partner. [`health`]: every statement that changes the health
@@ -65,6 +66,7 @@ mod flushed;
 mod further;
 mod health;
 mod history;
+mod known;
 mod machine;
 mod migrations;
 mod nodelay;

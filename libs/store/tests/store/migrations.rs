@@ -169,6 +169,7 @@ fn wrong_statement(
         "create function ",
         "create or replace function ",
         "create trigger ",
+        "create constraint trigger ",
         "create view ",
         // The table is new, or is read by nobody else while it is renamed.
         "create policy ",

@@ -190,7 +190,12 @@ async fn a_delivery_has_the_old_secret_until_the_overlap_ends() {
             let secret = partners::endpoints::open_secret(&VAULT, first, sealed);
             secret.unwrap().expose()[0]
         };
-        delivery.secrets.iter().map(open).collect::<Vec<u8>>()
+        delivery
+            .target
+            .secrets
+            .iter()
+            .map(open)
+            .collect::<Vec<u8>>()
     };
     assert_eq!(open(&taken(&bench, &topups).await), [7]);
     assert_eq!(rotate_secret(&bench, partner, 8, ANEW).await, "overlap");
@@ -344,8 +349,8 @@ async fn everything_is_sealed_anew_and_opens_with_the_new_key_alone() {
         Profile::open(&new, &esim.topup_id, &esim.profile).unwrap();
     }
     let first = &deliveries[0];
-    assert_eq!(first.secrets.len(), 2);
-    for sealed in &first.secrets {
+    assert_eq!(first.target.secrets.len(), 2);
+    for sealed in &first.target.secrets {
         partners::endpoints::open_secret(&new, EndpointKey::first(partner), sealed).unwrap();
     }
     let mut connection = bench.connection().await;
@@ -448,7 +453,7 @@ async fn what_others_change_is_not_overwritten() {
         }
     }
     let topups = bench.deliveries(partner, 1, true).await;
-    let sealed = taken(&bench, &topups).await.secrets.remove(0);
+    let sealed = taken(&bench, &topups).await.target.secrets[0].clone();
     assert_eq!(
         partners::endpoints::open_secret(&both, EndpointKey::first(partner), &sealed)
             .unwrap()

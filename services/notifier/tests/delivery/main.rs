@@ -6,6 +6,7 @@ mod endpoints;
 mod events;
 mod fairness;
 mod hostile;
+mod known;
 mod mails;
 mod names;
 mod rotation;

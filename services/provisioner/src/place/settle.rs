@@ -190,6 +190,14 @@ impl ProviderWork {
             order_id: claimed.order_id,
             partner_id: claimed.partner_id,
             provider: self.calls.name.clone(),
+            external_order_id: claimed.external_order_id.clone(),
+            ordered_at: claimed.ordered_at,
+            traceparent: claimed.traceparent.clone(),
+            options: claimed
+                .topups
+                .iter()
+                .map(|topup| (topup.topup_id.clone(), topup.option_id))
+                .collect(),
         });
         let mut settlement = Settlement {
             placement_id: claimed.placement_id,

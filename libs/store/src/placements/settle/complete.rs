@@ -15,6 +15,7 @@ use std::collections::{HashMap, HashSet};
 use domain::{DeliveryId, PlacementId};
 use pg::{Result, signed};
 use sqlx::PgConnection;
+use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::outcome::{Outcome, Progress, Settled, Settlement};
@@ -88,6 +89,10 @@ struct CompletePurchases {
     profiles: Vec<Vec<u8>>,
     code_digests: Vec<Vec<u8>>,
     deliveries: Vec<Uuid>,
+    options: Vec<Option<Uuid>>,
+    external_orders: Vec<String>,
+    traceparents: Vec<Option<String>>,
+    ordered_at: Vec<OffsetDateTime>,
 }
 
 impl CompletePurchases {
@@ -125,6 +130,13 @@ impl CompletePurchases {
                 columns.profiles.push(ready.profile.sealed.clone());
                 columns.code_digests.push(ready.profile.code_digest.clone());
                 columns.deliveries.push(ready.delivery_id.uuid());
+                let option = known.options.get(&unit.topup_id);
+                columns.options.push(option.map(|option| option.uuid()));
+                columns
+                    .external_orders
+                    .push(known.external_order_id.clone());
+                columns.traceparents.push(known.traceparent.clone());
+                columns.ordered_at.push(known.ordered_at);
             }
         }
         columns
@@ -151,16 +163,21 @@ impl CompletePurchases {
                ), unit AS MATERIALIZED (
                    SELECT *
                    FROM unnest($3::uuid[], $4::uuid[], $5::uuid[], $6::text[], $7::text[], $8::text[], $9::text[],
-                               $10::bytea[], $11::uuid[], $12::bytea[])
+                               $10::bytea[], $11::uuid[], $12::bytea[], $13::uuid[], $14::text[], $15::text[],
+                               $16::timestamptz[])
                        AS unit (placement_id, order_id, partner_id, provider, topup_id, provider_unit_id, iccid,
-                                profile, delivery_id, code_digest)
+                                profile, delivery_id, code_digest, option_id, external_order_id, traceparent,
+                                ordered_at)
                    WHERE placement_id = ANY (ARRAY (SELECT placement_id FROM moved))
                ), stored AS (
                    INSERT INTO esims (topup_id, provider, provider_unit_id, iccid, profile, ready_at, delivery_id, code_digest)
                    SELECT topup_id, provider, provider_unit_id, iccid, profile, now(), delivery_id, code_digest FROM unit
                ), created AS (
-                   INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id)
-                   SELECT delivery_id, partner_id, 'topup.ready', topup_id, order_id FROM unit
+                   INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id, option_id,
+                                           external_order_id, traceparent, ordered_at)
+                   SELECT delivery_id, partner_id, 'topup.ready', topup_id, order_id, option_id, external_order_id,
+                          traceparent, ordered_at
+                   FROM unit
                )
                SELECT placement_id AS "placement_id!", delivery_id AS "delivery_id!" FROM unit"#,
             &self.placements,
@@ -175,6 +192,10 @@ impl CompletePurchases {
             &self.profiles,
             &self.deliveries,
             &self.code_digests,
+            &self.options as &[Option<Uuid>],
+            &self.external_orders,
+            &self.traceparents as &[Option<String>],
+            &self.ordered_at,
         );
         let mut moved: HashMap<PlacementId, Vec<DeliveryId>> =
             HashMap::with_capacity(self.placements.len());

@@ -3,7 +3,8 @@
 use std::{collections::HashMap, time::Duration};
 
 use accounts::profile::SealedProfile;
-use domain::{DeliveryId, Iccid, OrderId, PartnerId, PlacementId, Reason, TopupId};
+use domain::{DeliveryId, Iccid, OptionId, OrderId, PartnerId, PlacementId, Reason, TopupId};
+use time::OffsetDateTime;
 
 /// The outcome of an attempt, or of a look-up or collect after it.
 #[derive(Clone, Debug)]
@@ -24,6 +25,11 @@ pub struct KnownColumns {
     pub order_id: OrderId,
     pub partner_id: PartnerId,
     pub provider: String,
+    pub external_order_id: String,
+    pub ordered_at: OffsetDateTime,
+    /// W3C trace context of the order's POST.
+    pub traceparent: Option<String>,
+    pub options: HashMap<TopupId, OptionId>,
 }
 
 /// The outcome of an attempt; see [`domain::placement::Event`].

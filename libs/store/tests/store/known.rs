@@ -1,0 +1,216 @@
+//! Endpoints that a notifier knows: which deliveries the lean claim returns, and which changes it sees.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use accounts::partners::{self, Overlap, endpoints};
+use domain::{DeliveryId, EndpointId, EndpointKey, PartnerId, TopupId};
+use signing::webhook::Secret;
+use store::deliveries::{self, Claim, Claimed, Target};
+
+use crate::bench::{Bench, VAULT, answered, bought, esim, fresh, ids, placement, ready, topups};
+use crate::further::READY;
+
+const URL: &str = "https://partner.example/hook";
+const YOUTH: Duration = Duration::from_mins(1);
+
+/// What a notifier remembers of a claim.
+struct Known {
+    version: i64,
+    targets: HashMap<EndpointId, Arc<Target>>,
+}
+
+impl Known {
+    fn of(claimed: &Claimed) -> Option<Self> {
+        let (.., validity) = claimed.targets.first()?;
+        let targets = claimed.targets.iter();
+        let targets = targets.map(|(id, target, _)| (*id, Arc::clone(target)));
+        Some(Self {
+            version: validity.version,
+            targets: targets.collect(),
+        })
+    }
+}
+
+impl Bench {
+    /// Units whose purchases the lean statement has settled.
+    async fn settled(&self, partner: PartnerId, count: usize) -> Vec<TopupId> {
+        let order = self.stored(answered(partner, count)).await;
+        let id = placement(&order);
+        self.claim(&[id]).await;
+        let units = topups(&order).iter().map(ready).collect();
+        self.settle(&[fresh(&order, bought(id, 1, units, true))])
+            .await;
+        topups(&order)
+    }
+
+    async fn read_all(&self, topups: &[TopupId]) -> Claimed {
+        let claim = Claim::Fresh { youth: YOUTH };
+        deliveries::claim(&mut *self.connection().await, &ids(topups), claim)
+            .await
+            .unwrap()
+    }
+
+    /// The deliveries that the lean claim returns.
+    async fn known(&self, topups: &[TopupId], known: &Known) -> Vec<DeliveryId> {
+        let version = known.version;
+        let target = |id| known.targets.get(&id).cloned();
+        let mut connection = self.connection().await;
+        let ids = ids(topups);
+        let claimed = deliveries::claim_known(&mut connection, &ids, YOUTH, version, target).await;
+        claimed.unwrap().iter().map(|one| one.id).collect()
+    }
+}
+
+#[tokio::test]
+async fn the_lean_claim_reads_what_the_other_one_reads() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some(URL)).await;
+    let other = bench.partner(Some(URL)).await;
+    let lean = bench.settled(partner, 2).await;
+    let general = bench.deliveries(partner, 1, true).await;
+    let all = [lean.clone(), general, bench.settled(other, 1).await].concat();
+    let read = bench.read_all(&all).await;
+    let mut known = Known::of(&read).unwrap();
+    known.targets.remove(&other.first_endpoint());
+    let target = |id| known.targets.get(&id).cloned();
+    let mut connection = bench.connection().await;
+    let ids = ids(&all);
+    let claimed = deliveries::claim_known(&mut connection, &ids, YOUTH, known.version, target);
+    let mut claimed = claimed.await.unwrap();
+    claimed.sort_by_key(|one| esim(one).topup_id.clone());
+    assert_eq!(claimed.len(), 3, "not those of an unknown endpoint");
+    for one in &claimed {
+        let same = read.deliveries.iter().find(|same| same.id == one.id);
+        let same = same.unwrap();
+        assert_eq!((&one.target, one.endpoint), (&same.target, same.endpoint));
+        let told = |delivery| {
+            let esim = esim(delivery).clone();
+            let ids = (esim.topup_id, esim.order_id, esim.option_id);
+            (ids, esim.external_order_id, esim.iccid, esim.profile)
+        };
+        assert_eq!(told(one), told(same));
+        assert_eq!(esim(one).traceparent, esim(same).traceparent);
+        assert!(esim(one).age.abs_diff(esim(same).age) < Duration::from_secs(30));
+        assert!(esim(one).ready_age < Duration::from_secs(30));
+    }
+}
+
+#[tokio::test]
+async fn what_the_lean_claim_cannot_read_is_left_to_the_other_one() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some(URL)).await;
+    let mut left = Vec::new();
+    for change in [
+        // A program of an older schema has settled it.
+        "UPDATE deliveries SET option_id = NULL, external_order_id = NULL, ordered_at = NULL WHERE topup_id = $1",
+        "UPDATE esims SET profile = NULL, erased_at = now() WHERE topup_id = $1",
+        "UPDATE deliveries SET attempt = 1 WHERE topup_id = $1",
+        "UPDATE deliveries SET state = 'delivered' WHERE topup_id = $1",
+        "UPDATE deliveries SET created_at = now() - interval '2 minutes' WHERE topup_id = $1",
+    ] {
+        let topup = bench.settled(partner, 1).await.remove(0);
+        bench.set(change, &topup).await;
+        left.push(topup);
+    }
+    let read = bench.settled(partner, 1).await;
+    let known = Known::of(&bench.read_all(&read).await).unwrap();
+    assert_eq!(bench.known(&left, &known).await, []);
+    assert_eq!(bench.known(&read, &known).await, ids(&read));
+    let others = bench.read_all(&left).await.deliveries;
+    assert_eq!(others.len(), 2, "the older one and the erased one");
+}
+
+#[tokio::test]
+async fn each_change_of_an_endpoint_ends_what_is_known_of_it() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some(URL)).await;
+    let first = EndpointKey::first(partner);
+    let read = bench.settled(partner, 1).await;
+    let mut seen = 0;
+    for change in 0..8 {
+        let known = Known::of(&bench.read_all(&read).await).unwrap();
+        assert!(known.version > seen, "change {change} raised the version");
+        seen = known.version;
+        assert_eq!(bench.known(&read, &known).await, ids(&read));
+        let mut connection = bench.connection().await;
+        match change {
+            0 => drop(bench.set_url(partner, Some("https://new.example/")).await),
+            1 => {
+                let secret = Secret::from_bytes(vec![8; 32]).unwrap();
+                let overlap = Overlap {
+                    lasts: Duration::from_hours(1),
+                    keep_old: false,
+                };
+                partners::rotate_secret(&mut connection, &VAULT, first, &secret, overlap)
+                    .await
+                    .unwrap();
+            }
+            2 => {
+                let headers = endpoints::Headers::from([("x-api-key".into(), "1".into())]);
+                let change = endpoints::Change {
+                    headers: Some((&VAULT, &headers)),
+                    ..endpoints::Change::default()
+                };
+                endpoints::change(&mut connection, first, &change, endpoints::Block::ProbeNow)
+                    .await
+                    .unwrap();
+            }
+            3 => deliveries::endpoints::pause(&mut connection, partner.first_endpoint())
+                .await
+                .unwrap(),
+            4 => {
+                let block = "UPDATE partner_endpoints SET blocks = 1, blocked_until = now() + interval '1 hour'
+                             WHERE endpoint_id::text = $1";
+                bench.set(block, partner).await;
+            }
+            5 => drop(bench.further(partner, "further", READY).await),
+            6 => {
+                let elsewhere =
+                    "UPDATE partners SET environment = 'live' WHERE partner_id::text = $1";
+                bench.set(elsewhere, partner).await;
+            }
+            _ => {
+                let gone = "DELETE FROM partner_endpoints WHERE endpoint_id::text = $1";
+                bench.set(gone, partner).await;
+            }
+        }
+        assert_eq!(bench.known(&read, &known).await, [], "change {change}");
+        let again = bench.read_all(&read).await;
+        if [3, 4].contains(&change) {
+            // A blocked endpoint is not learnt again.
+            assert!(again.deliveries.is_empty() && again.targets.is_empty());
+            bench.sql("DELETE FROM work").await;
+            let open = "UPDATE partner_endpoints SET blocks = 0, blocked_until = NULL, probe = NULL
+                        WHERE endpoint_id::text = $1";
+            bench.set(open, partner).await;
+        } else if change == 5 {
+            assert!(again.targets.is_empty(), "the claim also fans out");
+            bench
+                .sql("DELETE FROM partner_endpoints WHERE nth > 0")
+                .await;
+            let alone =
+                "UPDATE partners SET has_further_endpoints = false WHERE partner_id::text = $1";
+            bench.set(alone, partner).await;
+        }
+    }
+    assert!(Known::of(&bench.read_all(&read).await).is_none());
+}
+
+#[tokio::test]
+async fn a_block_that_only_becomes_longer_raises_no_version() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some(URL)).await;
+    let version = async || {
+        let version: i64 = sqlx::query_scalar("SELECT version FROM system")
+            .fetch_one(&bench.pool)
+            .await
+            .unwrap();
+        version
+    };
+    let block = "UPDATE partner_endpoints SET failures = failures + 1, blocked_until = now() + interval '1 hour'
+                 WHERE endpoint_id::text = $1";
+    bench.set(block, partner).await;
+    let blocked = version().await;
+    bench.set(block, partner).await;
+    assert_eq!(version().await, blocked);
+}
