@@ -432,25 +432,20 @@ pub fn settlement(placement_id: PlacementId, attempt: u32, outcome: Outcome) -> 
 
 /// The settlement of a placement that was claimed fresh, so that the lean statement records it if
 /// it can.
-pub fn fresh(order: &NewOrder, settlement: Settlement) -> Settlement {
-    let known_columns = KnownColumns {
+pub fn fresh(order: &NewOrder, mut settlement: Settlement) -> Settlement {
+    let units = order.placements.iter().flat_map(|part| &part.topups);
+    let options = units.map(|unit| (unit.topup_id.clone(), unit.option_id));
+    settlement.known_columns = Some(KnownColumns {
         order_id: order.order_id,
         partner_id: order.partner_id,
         provider: PROVIDER.to_owned(),
         external_order_id: order.external_order_id.clone(),
         ordered_at: runtime::clock::now(),
         traceparent: order.traceparent.clone(),
-        options: order
-            .placements
-            .iter()
-            .flat_map(|placement| &placement.topups)
-            .map(|topup| (topup.topup_id.clone(), topup.option_id))
-            .collect(),
-    };
-    Settlement {
-        known_columns: Some(known_columns),
-        ..settlement
-    }
+        options: options.collect(),
+        comes_again: false,
+    });
+    settlement
 }
 
 /// A purchase whose units are all known; nothing is left to collect.

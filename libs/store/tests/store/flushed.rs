@@ -4,18 +4,18 @@
 use std::{os::unix::fs::PermissionsExt, time::Duration};
 
 use desk::operator::{order_list, orders as shown, placements as listed, search};
-use domain::PartnerId;
+use domain::{PartnerId, PlacementId};
 use pg::schema;
 use sqlx::{Connection, PgConnection};
 use store::{
     orders::{self, NewOrder},
-    placements::{self, Claim},
+    placements::{self, Claim, Settlement, Unit},
     providers,
 };
 use tempfile::TempDir;
 use testkit::postgres::PostgresServer;
 
-use crate::bench::{PROVIDER, order, placement};
+use crate::bench::{LEASE, PROVIDER, bought, fresh, order, placement, ready, topups};
 
 /// A server that flushes nothing by itself for ten seconds after its start.
 struct Server {
@@ -137,9 +137,8 @@ impl Told {
                 assert!(!status.await.unwrap().unwrap().decided);
             }
             Self::Claim => {
-                let lease = Duration::from_mins(1);
                 let claimed =
-                    placements::claim(connection, PROVIDER, &ids, Claim::Fresh, lease).await;
+                    placements::claim(connection, PROVIDER, &ids, Claim::Fresh, LEASE).await;
                 assert_eq!(claimed.unwrap().len(), 1);
             }
             Self::Defer => {
@@ -274,4 +273,103 @@ async fn an_order_that_somebody_was_told_of_survives_the_loss_of_the_primary() {
         let mut connection = PgConnection::connect(standby.url()).await.unwrap();
         assert!(is_in(&mut connection, &order).await, "{told:?}");
     }
+}
+
+/// Claims the placement of a new order. Returns its purchase, which the lean statement settles.
+async fn purchase(connection: &mut PgConnection, comes_again: bool) -> Settlement {
+    let order = store(connection).await;
+    let id = placement(&order);
+    let claimed = placements::claim(connection, PROVIDER, &[id], Claim::Fresh, LEASE).await;
+    assert_eq!(claimed.unwrap()[0].attempt, 1);
+    let units: Vec<Unit> = topups(&order).iter().map(ready).collect();
+    let mut settlement = fresh(&order, bought(id, 1, units, true));
+    let known = settlement.known_columns.as_mut().unwrap();
+    known.comes_again = comes_again;
+    settlement
+}
+
+async fn settle(connection: &mut PgConnection, settlements: &[Settlement]) {
+    for settled in placements::settle(connection, settlements).await.unwrap() {
+        assert_eq!((settled.moved, settled.ready.len()), (true, 1));
+    }
+}
+
+/// The state of a placement, its attempt, and the ICCIDs of its units.
+async fn stored(
+    connection: &mut PgConnection,
+    id: PlacementId,
+) -> (String, i32, Option<Vec<String>>) {
+    let stored = "SELECT state, attempt, (SELECT array_agg(iccid ORDER BY iccid) FROM topups JOIN esims USING (topup_id)
+                                          WHERE topups.placement_id = placements.placement_id)
+                  FROM placements WHERE placement_id = $1";
+    let stored = sqlx::query_as(stored).bind(id.uuid());
+    stored.fetch_one(connection).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_settlement_that_a_look_up_brings_again_may_be_lost_and_keeps_its_attempt() {
+    let mut server = Server::start().await;
+    for _ in 0..10 {
+        let mut connection = server.connect().await;
+        let settlement = purchase(&mut connection, true).await;
+        let id = settlement.placement_id;
+        settle(&mut connection, std::slice::from_ref(&settlement)).await;
+        let (.., iccids) = stored(&mut connection, id).await;
+        server.crash().await;
+        let mut connection = server.connect().await;
+        let (state, attempt, left) = stored(&mut connection, id).await;
+        assert_eq!(attempt, 1, "the attempt is flushed before it is sent");
+        if state == "placed" {
+            continue;
+        }
+        assert_eq!((state.as_str(), left), ("placing", None));
+        // As a look-up settles it.
+        let again = Settlement {
+            known_columns: None,
+            ..settlement
+        };
+        settle(&mut connection, &[again]).await;
+        server.crash().await;
+        let mut connection = server.connect().await;
+        let placed = ("placed".to_owned(), 1, iccids);
+        assert_eq!(stored(&mut connection, id).await, placed);
+        return;
+    }
+    panic!("every settlement was flushed, so this test and the next one show nothing");
+}
+
+#[tokio::test]
+async fn a_settlement_that_no_look_up_brings_again_survives_a_crash() {
+    let mut server = Server::start().await;
+    for others in [&[][..], &[true], &[true, true]] {
+        let mut connection = server.connect().await;
+        let mut batch = vec![purchase(&mut connection, false).await];
+        for comes_again in others {
+            batch.push(purchase(&mut connection, *comes_again).await);
+        }
+        settle(&mut connection, &batch).await;
+        server.crash().await;
+        let mut connection = server.connect().await;
+        for settlement in batch {
+            let (state, ..) = stored(&mut connection, settlement.placement_id).await;
+            assert_eq!(state, "placed");
+        }
+    }
+}
+
+/// Where commits wait for a standby, settlements do, too.
+#[tokio::test]
+async fn a_settlement_survives_the_loss_of_the_primary() {
+    let mut server = Server::start().await;
+    let folder = server.folder.path();
+    let standby = server.postgres.start_standby(folder).await.unwrap();
+    server.postgres.require_standby().await.unwrap();
+    let mut connection = server.connect().await;
+    let settlement = purchase(&mut connection, true).await;
+    let id = settlement.placement_id;
+    settle(&mut connection, &[settlement]).await;
+    server.postgres.stop_immediately().await.unwrap();
+    standby.promote().await.unwrap();
+    let mut connection = PgConnection::connect(standby.url()).await.unwrap();
+    assert_eq!(stored(&mut connection, id).await.0, "placed");
 }

@@ -139,25 +139,18 @@ async fn a_topup_goes_to_each_endpoint_that_wants_it() {
 
     let first = &claimed.deliveries[0];
     assert_eq!(first.endpoint.id, first.partner_id.first_endpoint());
-    assert_eq!(
-        (first.target.url.as_deref(), &first.target.headers),
-        (Some(URL), &None)
-    );
+    assert_eq!(first.target.url.as_deref(), Some(URL));
+    assert_eq!(first.target.headers, None);
     let due = bench.claim_all_due().await;
     assert_eq!(endpoints_of(&due), [wants.id; 2]);
     for delivery in &due {
-        assert_eq!(
-            delivery.target.url.as_deref(),
-            Some("https://wants.example/hook")
-        );
-        assert_eq!(delivery.target.host.as_deref(), Some("wants.example"));
-        let secret = partners::endpoints::open_secret(
-            &VAULT,
-            delivery.endpoint,
-            &delivery.target.secrets[0],
-        );
+        let target = &delivery.target;
+        assert_eq!(target.url.as_deref(), Some("https://wants.example/hook"));
+        assert_eq!(target.host.as_deref(), Some("wants.example"));
+        let key = delivery.endpoint;
+        let secret = partners::endpoints::open_secret(&VAULT, key, &target.secrets[0]);
         assert_eq!(secret.unwrap().expose(), [9; 32]);
-        let headers = delivery.target.headers.as_ref().unwrap();
+        let headers = target.headers.as_ref().unwrap();
         let headers = partners::endpoints::open_headers(&VAULT, wants.id, headers).unwrap();
         assert_eq!(headers["x-api-key"], "wants");
         let Content::Esim(esim) = &delivery.content else {

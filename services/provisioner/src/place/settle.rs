@@ -20,7 +20,7 @@ use store::placements::{
 use super::ProviderWork;
 use crate::{
     assign,
-    providers::{Bought, Trouble, UnitState},
+    providers::{Bought, LookUp, Trouble, UnitState},
 };
 
 /// How long after its purchase a unit may have an unreadable profile before its placement is parked.
@@ -113,6 +113,8 @@ impl ProviderWork {
         late: Reason,
     ) -> Settled {
         let waiting = claimed.topups.iter().filter(|topup| topup.pending).count();
+        let look_up = self.calls.provider.capabilities().look_up;
+        let comes_again = comes_again(look_up, bought.units.len(), claimed.topups.len());
         let mut final_units = 0;
         let mut unreadable: Option<Reason> = None;
         let mut known = Vec::with_capacity(bought.units.len());
@@ -173,7 +175,7 @@ impl ProviderWork {
             park,
             announced,
         };
-        let settled = self.settle(claimed, outcome).await;
+        let settled = self.settle_units(claimed, outcome, comes_again).await;
         if settled.moved && claimed.placed_age.is_none() {
             self.calls.metrics.bought(&self.calls.name, since_order);
         }
@@ -186,6 +188,16 @@ impl ProviderWork {
     /// Records an outcome, and retries until the database is back. If the process dies before that,
     /// the attempt is looked up by whichever process claims the placement next.
     pub(crate) async fn settle(&self, claimed: &Claimed, outcome: Outcome) -> Settled {
+        self.settle_units(claimed, outcome, false).await
+    }
+
+    /// The same, where `comes_again` says whether a look-up would bring the same outcome.
+    async fn settle_units(
+        &self,
+        claimed: &Claimed,
+        outcome: Outcome,
+        comes_again: bool,
+    ) -> Settled {
         let known_columns = claimed.fresh.then(|| KnownColumns {
             order_id: claimed.order_id,
             partner_id: claimed.partner_id,
@@ -198,6 +210,7 @@ impl ProviderWork {
                 .iter()
                 .map(|topup| (topup.topup_id.clone(), topup.option_id))
                 .collect(),
+            comes_again,
         });
         let mut settlement = Settlement {
             placement_id: claimed.placement_id,
@@ -363,5 +376,24 @@ fn dispute(constraint: Option<&str>) -> Reason {
         Some("esims_provider_unit_key") => Reason::with(Code::SoldTwice, "the id of the unit"),
         Some(other) => Reason::with(Code::ResponseUnstorable, other),
         None => Code::ResponseUnstorable.into(),
+    }
+}
+
+/// Whether a look-up proves the purchase, and brings the same eSIM for each unit again. It may not, if
+/// the provider lists more units than were ordered: the units are assigned in the order of their ids,
+/// and another one could come first the next time.
+fn comes_again(look_up: LookUp, listed: usize, ordered: usize) -> bool {
+    look_up == LookUp::Exact && listed == ordered
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_an_exact_look_up_lists_whole_comes_again() {
+        assert!(comes_again(LookUp::Exact, 2, 2));
+        assert!(!comes_again(LookUp::Search, 2, 2));
+        assert!(!comes_again(LookUp::Exact, 3, 2));
     }
 }

@@ -5,15 +5,18 @@
 //! too. Ingress itself flushes once a second by its pulse, so a single round proves little, and each
 //! way gets several.
 
-use std::{os::unix::fs::PermissionsExt, path::Path};
+use std::{collections::BTreeSet, os::unix::fs::PermissionsExt, path::Path, time::Duration};
 
 use testkit::postgres::PostgresServer;
 use testkit::stack::{Stack, Stage};
 use testkit::wait;
 
-use crate::shop::{SOON, Shop, fresh, verdicts_come};
+use crate::shop::{SOON, Shop, bought_once, fresh, ids, verdicts_come};
 
 const ROUNDS: usize = 6;
+/// How long it may take until look-ups have found what a crash has lost: the first lease, and the lease
+/// of the attempt, whose process might still wait for the provider.
+const LOOK_UPS: Duration = Duration::from_mins(4);
 
 /// How somebody is told of the order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,4 +168,74 @@ async fn an_order_that_a_crash_has_lost_gets_no_201() {
         }
     }
     panic!("every order was flushed, so this test shows nothing");
+}
+
+/// Whether the settlements of this order are stored.
+async fn settled(stack: &Stack, external_id: &str) -> bool {
+    let mut connection = stack.database.connect().await.unwrap();
+    let settled = "SELECT bool_and(state = 'placed') FROM placements JOIN orders USING (order_id)
+                   WHERE external_order_id = $1";
+    let settled = sqlx::query_scalar(settled).bind(external_id);
+    settled.fetch_one(&mut connection).await.unwrap()
+}
+
+/// A purchase that a look-up finds again is settled without a flush. A crash right after the webhook may
+/// lose it. Then the look-up brings the same eSIMs, and the webhook is repeated as it was.
+#[tokio::test]
+async fn a_webhook_whose_settlement_a_crash_has_lost_is_repeated_as_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut server = lazy_server(folder.path()).await;
+    let builder = Stack::builder().database_server(server.url());
+    let mut stack = builder.start().await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let option = stack.option("ready").unwrap().to_owned();
+    let mut all = BTreeSet::new();
+    let mut lost = 0;
+    for _ in 0..10 {
+        verdicts_come(&stack, &shop.client).await.unwrap();
+        let id = fresh("again");
+        let topups = ids(&shop.buy(&id, &option, 2).await.unwrap());
+        shop.delivered(&topups, SOON).await.unwrap();
+        server.stop_immediately().await.unwrap();
+        server.start_again().await.unwrap();
+        lost += usize::from(!settled(&stack, &id).await);
+        all.extend(topups);
+        let ingress = stack.process(Stage::Ingress).unwrap();
+        wait::until(SOON, "ingress to commit again", async || {
+            Ok(ingress.ready().await.ok())
+        })
+        .await
+        .unwrap();
+        if lost == 2 {
+            break;
+        }
+    }
+    assert!(
+        lost > 0,
+        "every settlement was flushed, so this test shows nothing"
+    );
+    let delivered = async || {
+        let mut connection = stack.database.connect().await?;
+        let delivered = "SELECT topup_id FROM deliveries WHERE state = 'delivered'";
+        let delivered: Vec<String> = sqlx::query_scalar(delivered)
+            .fetch_all(&mut connection)
+            .await?;
+        let missing = all.iter().find(|topup| !delivered.contains(topup));
+        Ok(missing.is_none().then_some(()))
+    };
+    wait::until(LOOK_UPS, "every unit to be delivered again", delivered)
+        .await
+        .unwrap();
+    let received = shop.receiver.received();
+    let mut repeated = 0;
+    for topup in &all {
+        let of_topup = received.iter().filter(|one| one.topup_id() == topup);
+        let same: Vec<_> = of_topup
+            .map(|one| (&one.headers["webhook-id"], &one.body))
+            .collect();
+        repeated += usize::from(same.len() > 1);
+        assert!(same.windows(2).all(|pair| pair[0] == pair[1]), "{topup}");
+    }
+    assert!(repeated > 0, "{lost} settlements were lost");
+    bought_once(&stack.ledger().await.unwrap()).unwrap();
 }

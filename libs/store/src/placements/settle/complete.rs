@@ -7,6 +7,11 @@
 //! a unit is ready once its eSIM has `ready_at`, and `topups.state` only says `pending` or
 //! `failed`.
 //!
+//! If all of these purchases come again by a look-up, the commit returns before the disk has it, unless
+//! commits wait for a standby. A crash of the server may then lose the settlements. The claims before
+//! them are flushed, so each placement is `placing` with its attempt, and the look-up brings the same
+//! eSIMs. A webhook that was sent meanwhile is repeated with the same id and the same body.
+//!
 //! `settle` of the parent module calls it first. A placement that it does not move, for example
 //! because another process has settled it in the meantime, is left to the general statements there.
 
@@ -93,6 +98,7 @@ struct CompletePurchases {
     external_orders: Vec<String>,
     traceparents: Vec<Option<String>>,
     ordered_at: Vec<OffsetDateTime>,
+    come_again: Vec<bool>,
 }
 
 impl CompletePurchases {
@@ -116,6 +122,7 @@ impl CompletePurchases {
             }
             columns.placements.push(placement);
             columns.attempts.push(signed(settlement.attempt));
+            columns.come_again.push(known.comes_again);
             for unit in units {
                 let Progress::Ready(ready) = &unit.progress else {
                     continue;
@@ -154,10 +161,15 @@ impl CompletePurchases {
         connection: &mut PgConnection,
     ) -> Result<HashMap<PlacementId, Vec<DeliveryId>>> {
         let query = sqlx::query!(
-            r#"WITH moved AS (
+            r#"WITH without_flush AS MATERIALIZED (
+                   -- For the transaction of this statement only, and not where commits wait for a standby.
+                   SELECT set_config('synchronous_commit', 'off', true)
+                   WHERE $17 AND current_setting('synchronous_standby_names') = ''
+               ), moved AS (
                    UPDATE placements p
                    SET state = 'placed', placed_at = now(), unknowns = 0, reason = NULL, alternatives = NULL
                    FROM unnest($1::uuid[], $2::int[]) AS new (placement_id, attempt)
+                   LEFT JOIN without_flush ON true
                    WHERE p.placement_id = new.placement_id AND p.attempt = new.attempt AND p.state = 'placing'
                    RETURNING p.placement_id
                ), unit AS MATERIALIZED (
@@ -196,6 +208,7 @@ impl CompletePurchases {
             &self.external_orders,
             &self.traceparents as &[Option<String>],
             &self.ordered_at,
+            self.come_again.iter().all(|again| *again),
         );
         let mut moved: HashMap<PlacementId, Vec<DeliveryId>> =
             HashMap::with_capacity(self.placements.len());

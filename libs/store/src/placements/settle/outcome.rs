@@ -30,6 +30,9 @@ pub struct KnownColumns {
     /// W3C trace context of the order's POST.
     pub traceparent: Option<String>,
     pub options: HashMap<TopupId, OptionId>,
+    /// If the settlement is lost, a look-up finds the purchase for certain and brings the same eSIM for
+    /// each unit.
+    pub comes_again: bool,
 }
 
 /// The outcome of an attempt; see [`domain::placement::Event`].
