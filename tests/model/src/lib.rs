@@ -11,14 +11,16 @@
 //! the checker finds a counterexample. Without an [`Assumption`] even the complete protocol breaks,
 //! so these are the conditions that the promise rests on.
 //!
-//! Two smaller models stand beside it: [`webhooks`] of what happens between a ready eSIM and the
-//! acknowledgements of its endpoints, and [`give_back`] of what happens after a delivery.
+//! Smaller models stand beside it: [`webhooks`] of what happens between a ready eSIM and the
+//! acknowledgements of its endpoints, [`give_back`] of what happens after a delivery, and [`crash`] of
+//! what a crash of PostgreSQL may lose.
 //!
 //! Time is logical. One tick is half of the settling delay, see [`State`]. A row is either due or
 //! not, and a due row may be claimed at any moment. The model does not know leases, because nothing
 //! may depend on them.
 
 mod actions;
+pub mod crash;
 mod explore;
 pub mod give_back;
 mod protocol;

@@ -3,20 +3,24 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use model::{Settings, check, give_back, webhooks};
+use model::{Settings, check, crash, give_back, webhooks};
 
 /// Check the protocol of the pipeline in every state that it can reach
 ///
 /// The checker explores every interleaving of ingress, two provisioners, a notifier and a provider,
 /// with lost, repeated and reordered messages, and with crashes and stalls at any step.
 ///
-/// With `--webhooks` it explores the webhooks of ready eSIMs instead, and with `--give-back` the
-/// give-back of a delivered one.
+/// With `--webhooks` it explores the webhooks of ready eSIMs instead, with `--give-back` the give-back
+/// of a delivered one, and with `--crash` what a crash of PostgreSQL may lose.
 ///
 /// The exit status is 0 if every promise holds in every state. It is 1 if one is broken; then the
 /// shortest counterexample that was found is printed. It is 2 for an invalid argument.
 #[derive(Parser, Debug)]
 #[command(name = "model", version)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a flag of the command line"
+)]
 struct Arguments {
     #[command(flatten)]
     settings: Settings,
@@ -29,6 +33,12 @@ struct Arguments {
     /// Check the webhooks of ready eSIMs instead of a purchase
     #[arg(long, conflicts_with_all = ["without", "broken", "placements", "faults", "attempts", "give_back"])]
     webhooks: bool,
+    /// Check what a crash of PostgreSQL may lose instead of a purchase
+    #[arg(long, conflicts_with_all = ["without", "broken", "placements", "faults", "attempts", "give_back", "webhooks"])]
+    crash: bool,
+    /// Switch off a safeguard against such a loss. Can be given several times
+    #[arg(long, value_name = "SAFEGUARD", requires = "crash")]
+    crash_without: Vec<crash::Safeguard>,
     /// Switch off a safeguard of the webhooks. Can be given several times
     #[arg(long, value_name = "SAFEGUARD", requires = "webhooks")]
     webhooks_without: Vec<webhooks::Safeguard>,
@@ -53,6 +63,14 @@ fn main() -> ExitCode {
             report.states,
             report.unreached,
             broken(report.counterexample, webhooks::Promise::name),
+        );
+    }
+    if arguments.crash {
+        let report = crash::check(&arguments.crash_without);
+        return print(
+            report.states,
+            report.unreached,
+            broken(report.counterexample, crash::Promise::name),
         );
     }
     let report = check(&arguments.settings);

@@ -9,7 +9,8 @@ use domain::{
     placement::{Event, Placement},
 };
 use model::{
-    Assumption, Promise, Protocol, Report, Safeguard, Settings, State, check, give_back, webhooks,
+    Assumption, Promise, Protocol, Report, Safeguard, Settings, State, check, crash, give_back,
+    webhooks,
 };
 use stateright::Model;
 
@@ -284,6 +285,39 @@ fn without_any_one_safeguard_a_promise_of_the_webhooks_breaks() {
             Safeguard::EndpointBlock => Promise::OneProbe,
         };
         let report = webhooks::check(&[*safeguard]);
+        let broken = report.counterexample.map(|(promise, _)| promise);
+        assert_eq!(
+            broken,
+            Some(expected),
+            "{safeguard:?}, {} states",
+            report.states
+        );
+    }
+}
+
+#[test]
+fn a_crash_of_postgresql_loses_nothing_that_anybody_was_told_of() {
+    let report = crash::check(&[]);
+    assert!(report.counterexample.is_none(), "{report:#?}");
+    assert_eq!(
+        report.unreached,
+        Vec::<&str>::new(),
+        "the model is too small"
+    );
+}
+
+#[test]
+fn without_any_one_safeguard_a_crash_of_postgresql_breaks_a_promise() {
+    use crash::{Promise, Safeguard};
+    for safeguard in Safeguard::value_variants() {
+        let expected = match safeguard {
+            Safeguard::LogOrder | Safeguard::FlushClaim => Promise::BoughtIsKnown,
+            Safeguard::FlushAnswer | Safeguard::LostOrder => Promise::AnswerStands,
+            Safeguard::FlushLookUp => Promise::ShownStands,
+            Safeguard::FlushSettlement => Promise::NothingLost,
+            Safeguard::SameUnits => Promise::ToldTheSame,
+        };
+        let report = crash::check(&[*safeguard]);
         let broken = report.counterexample.map(|(promise, _)| promise);
         assert_eq!(
             broken,
