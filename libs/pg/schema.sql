@@ -378,7 +378,9 @@ TABLE placements
     provider_reference text
     alternatives jsonb
     tried jsonb
+    first_claim text
     CONSTRAINT placements_bounds CHECK (((LEAST(attempted_at, not_found_at, placed_at, hinted_at, created_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(attempted_at, not_found_at, placed_at, hinted_at, created_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(provider), octet_length(lane), octet_length(state), octet_length(reason), octet_length(refusal_status), octet_length(refusal_message), octet_length(provider_reference), pg_column_size(alternatives), pg_column_size(tried)) <= 100000))) NOT VALID
+    CONSTRAINT placements_first_claim_bounds CHECK ((octet_length(first_claim) <= 100000)) NOT VALID
     CONSTRAINT placements_pkey PRIMARY KEY (placement_id)
     CREATE INDEX placements_created ON public.placements USING btree (created_at)
     CREATE INDEX placements_order ON public.placements USING btree (order_id)

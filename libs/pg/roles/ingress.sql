@@ -10,7 +10,7 @@ GRANT SELECT (topup_id, placement_id, position, option_id, state, reason) ON top
 -- set `created_at` and `erased_at`, which decide nothing about what is bought or delivered. The columns of placements and
 -- topups are listed, because their states do.
 GRANT INSERT ON orders TO esim_ingress;
-GRANT INSERT (placement_id, order_id, partner_id, provider, lane, alternatives) ON placements TO esim_ingress;
+GRANT INSERT (placement_id, order_id, partner_id, provider, lane, alternatives, first_claim) ON placements TO esim_ingress;
 GRANT INSERT (topup_id, placement_id, position, option_id, provider_option_id) ON topups TO esim_ingress;
 
 -- It moves placements only by this function, which refuses all of an order or none.

@@ -36,7 +36,7 @@ GRANT UPDATE (days, after, up_to, began_at) ON walks TO esim_operator;
 GRANT SELECT, DELETE ON refused_requests TO esim_operator;
 GRANT UPDATE (profile, erased_at) ON esims TO esim_operator;
 GRANT UPDATE (traceparent, erased_at) ON orders TO esim_operator;
-GRANT UPDATE (reason, refusal_status, refusal_message, tried) ON placements TO esim_operator;
+GRANT UPDATE (reason, refusal_status, refusal_message, tried, first_claim) ON placements TO esim_operator;
 GRANT DELETE ON delivery_attempts, deliveries, further_deliveries TO esim_operator;
 GRANT UPDATE (error, traceparent) ON deliveries TO esim_operator;
 

@@ -8,7 +8,7 @@ GRANT SELECT (delivery_id) ON deliveries TO esim_provisioner;
 GRANT SELECT ON walks TO esim_provisioner;
 
 GRANT UPDATE (state, attempt, attempted_at, not_found_at, placed_at, reason, unknowns, hinted_at, refusal_status,
-              refusal_message, disputed, provider_reference, provider, lane, alternatives, tried)
+              refusal_message, disputed, provider_reference, provider, lane, alternatives, tried, first_claim)
     ON placements TO esim_provisioner;
 GRANT UPDATE (state, reason, provider_option_id) ON topups TO esim_provisioner;
 GRANT INSERT (topup_id, provider, provider_unit_id, iccid, profile, ready_at, delivery_id, code_digest) ON esims TO esim_provisioner;

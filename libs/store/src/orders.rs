@@ -21,6 +21,8 @@ use serde_json::json;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
+use crate::placements::FirstClaim;
+
 /// The check of the table `orders` that refuses those of partners that have moved to another cell.
 /// `tools::cells` adds it.
 pub const FENCE: &str = "orders_of_moved_partners";
@@ -152,11 +154,11 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
                             AND NOT a.refused LIMIT 1) IS NULL
                    ON CONFLICT (external_order_id, partner_id, refused_at) DO NOTHING RETURNING order_id
                ), new_placements AS (
-                   INSERT INTO placements (placement_id, order_id, partner_id, provider, lane, alternatives)
+                   INSERT INTO placements (placement_id, order_id, partner_id, provider, lane, alternatives, first_claim)
                    SELECT new.placement_id, new.order_id, new.partner_id, new.provider, new.lane,
-                          new.alternatives::jsonb
-                   FROM unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::text[], $5::text[], $18::text[])
-                       AS new (placement_id, order_id, partner_id, provider, lane, alternatives)
+                          new.alternatives::jsonb, new.first_claim
+                   FROM unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::text[], $5::text[], $18::text[], $20::text[])
+                       AS new (placement_id, order_id, partner_id, provider, lane, alternatives, first_claim)
                    JOIN stored ON stored.order_id = new.order_id
                ), new_topups AS (
                    INSERT INTO topups (topup_id, placement_id, position, option_id, provider_option_id)
@@ -185,6 +187,7 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
             &answering as &[Option<Uuid>],
             &placements.alternatives as &[Option<String>],
             all_wait,
+            &placements.first_claims as &[Option<String>],
         );
         Ok::<_, Error>(query.fetch_all(&mut *connection).await?)
     })?;
@@ -203,6 +206,7 @@ struct Placements<'a> {
     providers: Vec<&'a str>,
     lanes: Vec<&'a str>,
     alternatives: Vec<Option<String>>,
+    first_claims: Vec<Option<String>>,
 }
 
 #[derive(Default)]
@@ -213,6 +217,23 @@ struct Topups<'a> {
     positions: Vec<i32>,
     options: Vec<Uuid>,
     provider_options: Vec<&'a str>,
+}
+
+/// What the first claim of a placement needs, with the units in the order of the response.
+fn first_claim(order: &NewOrder, placement: &NewPlacement) -> FirstClaim {
+    let mut topups: Vec<&NewTopup> = placement.topups.iter().collect();
+    topups.sort_unstable_by_key(|topup| topup.position);
+    let unit = |topup: &NewTopup| {
+        let name = topup.provider_option_id.clone();
+        (topup.topup_id.clone(), topup.option_id, name)
+    };
+    FirstClaim::new(
+        &order.external_order_id,
+        order.traceparent.as_deref(),
+        order.answering,
+        order.answer_within,
+        topups.into_iter().map(unit).collect(),
+    )
 }
 
 /// The parts of these orders, in the shape of the statement.
@@ -229,6 +250,9 @@ fn parts<'a>(orders: &[&'a NewOrder]) -> (Placements<'a>, Topups<'a>) {
             let alternatives = (!placement.alternatives.is_empty())
                 .then(|| json!(placement.alternatives).to_string());
             placements.alternatives.push(alternatives);
+            placements
+                .first_claims
+                .push(first_claim(order, placement).text());
             for topup in &placement.topups {
                 topups.ids.push(topup.topup_id.as_str());
                 topups.orders.push(order.order_id.uuid());

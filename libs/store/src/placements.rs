@@ -11,12 +11,14 @@
 
 pub mod asked;
 mod claim;
+mod first;
 mod settle;
 
 use std::time::Duration;
 
 pub use claim::{Claim, Claimed, ClaimedTopup, claim};
 use domain::{OrderId, PlacementId};
+pub(crate) use first::FirstClaim;
 use pg::{Error, Result, retry_conflicts};
 pub use settle::{
     KnownColumns, Outcome, Progress, ReadyProfile, Settled, Settlement, Unit, settle,

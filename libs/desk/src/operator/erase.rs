@@ -223,10 +223,10 @@ async fn orders(connection: &mut PgConnection, orders: &[Uuid]) -> Result<Erased
                DELETE FROM held WHERE id = ANY (ARRAY (SELECT delivery_id FROM delivery WHERE is_event))
            ), texts AS (
                UPDATE placements p SET reason = NULL, refusal_status = NULL, refusal_message = NULL, tried = NULL,
-                                       alternatives = NULL
+                                       alternatives = NULL, first_claim = NULL
                WHERE p.order_id = ANY ($1)
                  AND (p.reason IS NOT NULL OR p.refusal_status IS NOT NULL OR p.refusal_message IS NOT NULL
-                      OR p.tried IS NOT NULL OR p.alternatives IS NOT NULL)
+                      OR p.tried IS NOT NULL OR p.alternatives IS NOT NULL OR p.first_claim IS NOT NULL)
            ), history AS (
                UPDATE history h SET reason = NULL, detail = NULL, before = NULL, after = NULL
                WHERE h.order_id = ANY ($1)

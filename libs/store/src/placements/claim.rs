@@ -21,7 +21,7 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{Outcome, Settlement, settle};
+use super::{FirstClaim, Outcome, Settlement, settle};
 
 /// How placements are claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,22 +155,38 @@ pub async fn claim(
             return Ok(Vec::new());
         }
     }
-    let mut rows = retry_conflicts!(begin_attempts(&mut *connection, provider, &ids, probe))?;
+    let begun = retry_conflicts!(begin_attempts(&mut *connection, provider, &ids, probe))?;
     if is_due {
-        let begun: HashSet<Uuid> = rows.iter().map(|row| row.placement_id).collect();
+        let begun: HashSet<Uuid> = begun.iter().map(|row| row.placement_id).collect();
         ids.retain(|id| !begun.contains(id));
-        if !ids.is_empty() {
-            // An error must not lose the attempts that were recorded above, because only this
-            // process may send them.
-            match read_others(connection, provider, &ids).await {
-                Ok(others) => rows.extend(others),
-                Err(error) => {
-                    tracing::warn!(%error, "cannot read placements to look up; they are due again when their leases end");
-                }
+    }
+    let mut claimed = Vec::with_capacity(placements.len());
+    let mut unread = Vec::new();
+    for row in begun {
+        match row.claimed(which == Claim::Fresh) {
+            Ok(work) => claimed.push(work),
+            Err(placement_id) => unread.push(placement_id),
+        }
+    }
+    let mut rows = Vec::new();
+    if !unread.is_empty() {
+        match retry_conflicts!(read_begun(&mut *connection, &unread)) {
+            Ok(read) => rows = read,
+            Err(error) => {
+                tracing::warn!(%error, "cannot read placements whose attempts are recorded; they are looked up later");
             }
         }
     }
-    let mut claimed = Vec::with_capacity(placements.len());
+    if is_due && !ids.is_empty() {
+        // An error must not lose the attempts that were recorded above, because only this
+        // process may send them.
+        match read_others(connection, provider, &ids).await {
+            Ok(others) => rows.extend(others),
+            Err(error) => {
+                tracing::warn!(%error, "cannot read placements to look up; they are due again when their leases end");
+            }
+        }
+    }
     for work in group(rows, which == Claim::Fresh) {
         match work {
             Ok(work) => claimed.push(work),
@@ -235,17 +251,16 @@ async fn take_leases(
 ///   process cannot hold up the others; if it is still `accepted` later, the sweep or the next look
 ///   finds it.
 /// - `claimed` records the attempt: its number, its time, and that nothing is known of its outcome.
-/// - The last step reads what the purchase needs. `answering` is null once `answer_by` has passed,
-///   because from then on ingress does not answer the order any more. The columns that are
-///   constant, such as the age of the attempt, follow from the attempt being new.
+/// - `first_claim` is what the purchase needs of the order and its units. It holds for the first attempt
+///   only, because a later one may be at another provider.
 async fn begin_attempts(
     connection: &mut PgConnection,
     provider: &str,
     placements: &[Uuid],
     probe: bool,
-) -> Result<Vec<Row>> {
+) -> Result<Vec<Begun>> {
     let rows = sqlx::query_as!(
-        Row,
+        Begun,
         r#"WITH free AS (
                SELECT placement_id FROM placements
                WHERE placement_id = ANY ($1) AND provider = $2 AND state = 'accepted'
@@ -255,21 +270,88 @@ async fn begin_attempts(
                UPDATE placements p
                SET state = 'placing', attempt = p.attempt + 1, attempted_at = now(), not_found_at = NULL, unknowns = 0
                FROM free WHERE p.placement_id = free.placement_id
-               RETURNING p.placement_id, p.order_id, p.partner_id, p.lane, p.attempt, p.created_at
+               RETURNING p.placement_id, p.order_id, p.partner_id, p.lane, p.attempt, p.created_at, p.first_claim
            )
-           SELECT c.placement_id, c.order_id, c.partner_id, o.external_order_id, o.created_at AS ordered_at, c.lane,
-                  'accepted' AS "was!", c.attempt,
-                  0::float8 AS "attempt_age!", extract(epoch FROM now() - c.created_at)::float8 AS "age!",
-                  NULL::float8 AS placed_age, 0 AS "unknowns!", true AS "call_may_be_in_flight!",
-                  CASE WHEN o.answer_by > now() THEN o.answering END AS answering, o.traceparent,
-                  NULL::text AS reference, t.position, t.topup_id, t.option_id, t.provider_option_id,
-                  NULL::text AS provider_unit_id, t.state
-           FROM claimed c
-           JOIN orders o ON o.order_id = c.order_id
-           JOIN topups t ON t.placement_id = c.placement_id"#,
+           SELECT placement_id, order_id, partner_id, lane, attempt, created_at,
+                  extract(epoch FROM now() - created_at)::float8 AS "age!",
+                  CASE WHEN attempt = 1 THEN first_claim END AS first_claim
+           FROM claimed"#,
         placements,
         provider,
         probe,
+    );
+    Ok(rows.fetch_all(connection).await?)
+}
+
+/// A placement whose attempt this process has recorded.
+struct Begun {
+    placement_id: Uuid,
+    order_id: Uuid,
+    partner_id: Uuid,
+    lane: String,
+    attempt: i32,
+    created_at: OffsetDateTime,
+    age: f64,
+    first_claim: Option<String>,
+}
+
+impl Begun {
+    /// The claimed placement. The error is its id: the order and its units have to be read.
+    fn claimed(self, fresh: bool) -> std::result::Result<Claimed, Uuid> {
+        let first = self.first_claim.as_deref().and_then(FirstClaim::parse);
+        let Some(first) = first else {
+            return Err(self.placement_id);
+        };
+        let age = age(self.age);
+        let topup = |(topup_id, option_id, provider_option_id)| ClaimedTopup {
+            topup_id,
+            option_id,
+            provider_option_id,
+            provider_unit_id: None,
+            pending: true,
+        };
+        Ok(Claimed {
+            placement_id: self.placement_id.into(),
+            order_id: self.order_id.into(),
+            partner_id: self.partner_id.into(),
+            ordered_at: self.created_at,
+            lane: self.lane,
+            was: PlacementState::Accepted,
+            fresh,
+            attempt: unsigned(self.attempt),
+            attempt_age: Duration::ZERO,
+            age,
+            placed_age: None,
+            unknowns: 0,
+            call_may_be_in_flight: true,
+            answering: first.answering_at(age),
+            external_order_id: first.external_order_id,
+            traceparent: first.traceparent,
+            reference: None,
+            topups: first.units.into_iter().map(topup).collect(),
+        })
+    }
+}
+
+/// Reads what the purchase needs of placements whose attempts this process has recorded, and whose
+/// rows do not say it. `answering` is null once `answer_by` has passed, because from then on ingress
+/// does not answer the order any more. The columns that are constant, such as the age of the attempt,
+/// follow from the attempt being new.
+async fn read_begun(connection: &mut PgConnection, placements: &[Uuid]) -> Result<Vec<Row>> {
+    let rows = sqlx::query_as!(
+        Row,
+        r#"SELECT p.placement_id, p.order_id, p.partner_id, o.external_order_id, o.created_at AS ordered_at, p.lane,
+                  'accepted' AS "was!", p.attempt, 0::float8 AS "attempt_age!",
+                  extract(epoch FROM now() - p.created_at)::float8 AS "age!", NULL::float8 AS placed_age,
+                  0 AS "unknowns!", true AS "call_may_be_in_flight!",
+                  CASE WHEN o.answer_by > now() THEN o.answering END AS answering, o.traceparent,
+                  NULL::text AS reference, t.position, t.topup_id, t.option_id, t.provider_option_id,
+                  NULL::text AS provider_unit_id, t.state
+           FROM placements p
+           JOIN orders o ON o.order_id = p.order_id
+           JOIN topups t ON t.placement_id = p.placement_id
+           WHERE p.placement_id = ANY ($1)"#,
+        placements,
     );
     Ok(rows.fetch_all(connection).await?)
 }

@@ -265,7 +265,7 @@ impl Bought {
                    UPDATE placements p
                    SET state = CASE WHEN new.park IS NULL THEN 'placed' ELSE 'parked' END,
                        reason = new.park,
-                       placed_at = coalesce(p.placed_at, now()), unknowns = 0, alternatives = NULL,
+                       placed_at = coalesce(p.placed_at, now()), unknowns = 0, alternatives = NULL, first_claim = NULL,
                        provider_reference = coalesce(new.reference, p.provider_reference)
                    FROM unnest($1::uuid[], $2::int[], $3::float8[], $4::text[], $12::text[])
                        AS new (placement_id, attempt, collect_in, park, reference)

@@ -404,3 +404,78 @@ async fn the_work_of_a_placement_that_is_just_being_resolved_is_not_deleted() {
         "its profile is still to be collected"
     );
 }
+
+/// Nulls what the first claim finds on the row of the placement, as if a program of an older schema had
+/// stored the order.
+const BY_AN_OLDER_PROGRAM: &str =
+    "UPDATE placements SET first_claim = NULL WHERE placement_id::text = $1";
+
+#[tokio::test]
+async fn the_first_claim_reads_the_same_from_the_row_as_from_the_tables() {
+    let bench = Bench::new().await;
+    for (units, answered) in [(1, false), (3, false), (2, true)] {
+        let mut order = order(PartnerId::new(), units);
+        order.traceparent =
+            (units == 3).then(|| "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".into());
+        order.placements[0].topups.reverse();
+        if answered {
+            order.answer_within = Duration::ZERO;
+        }
+        let order = bench.stored(order).await;
+        let id = placement(&order);
+        let row = bench.claim(&[id]).await.remove(0);
+        assert_eq!(row.answering, order.answering.filter(|_| !answered));
+        assert_eq!(row.external_order_id, order.external_order_id);
+        assert_eq!(row.topups.len(), units);
+        // The same placement again, as if it had not been claimed.
+        let again = "UPDATE placements SET state = 'accepted', attempt = 0, attempted_at = NULL WHERE placement_id::text = $1";
+        bench.set(again, id).await;
+        bench.set(BY_AN_OLDER_PROGRAM, id).await;
+        let mut tables = bench.claim(&[id]).await.remove(0);
+        assert!(tables.age >= row.age);
+        tables.age = row.age;
+        assert_eq!(format!("{tables:?}"), format!("{row:?}"));
+    }
+}
+
+#[tokio::test]
+async fn a_claim_of_orders_of_two_versions_takes_each_of_them_once() {
+    let bench = Bench::new().await;
+    let orders: Vec<NewOrder> = (0..4).map(|_| order(PartnerId::new(), 2)).collect();
+    bench.store(&orders).await;
+    let all: Vec<PlacementId> = orders.iter().map(placement).collect();
+    for (id, damage) in [
+        (all[0], BY_AN_OLDER_PROGRAM),
+        (
+            all[1],
+            "UPDATE placements SET first_claim = '{\"of\": \"a newer version\"}' WHERE placement_id::text = $1",
+        ),
+    ] {
+        bench.set(damage, id).await;
+    }
+    let claimed = bench.claim(&all).await;
+    assert_eq!(ids(&claimed), all.into_iter().collect());
+    assert!(
+        claimed
+            .iter()
+            .all(|one| one.topups.len() == 2 && one.attempt == 1)
+    );
+}
+
+#[tokio::test]
+async fn a_later_attempt_reads_what_a_new_provider_is_asked_for() {
+    let bench = Bench::new().await;
+    let order = bench.placing(1).await;
+    let id = placement(&order);
+    bench.settle(&[not_bought(id, 1)]).await;
+    let renamed = "UPDATE topups SET provider_option_id = 'renamed' WHERE placement_id::text = $1";
+    bench.set(renamed, id).await;
+    let claimed = bench.claim(&[id]).await.remove(0);
+    assert_eq!(
+        (
+            claimed.attempt,
+            claimed.topups[0].provider_option_id.as_str()
+        ),
+        (2, "renamed")
+    );
+}

@@ -488,7 +488,7 @@ async fn one_order_opens_few_indexes_and_starts_few_nodes() {
 async fn one_order_opens_few_tables() {
     const PATH: [(&str, &str); 5] = rows! {
         "INSERT INTO orders (order_id, partner_id, external_order_id" => "archived_orders, orders, placements, topups";
-        "FOR UPDATE SKIP LOCKED\n           ), claimed AS (" => "orders, placements, providers, topups";
+        "FOR UPDATE SKIP LOCKED\n           ), claimed AS (" => "placements, providers";
         "profile, delivery_id, code_digest, option_id, external_order_id, traceparent,\n" => "deliveries, esims, placements";
         "AND (SELECT version FROM system) = $2" => "deliveries, esims, system";
         "d.delivery_id = new.delivery_id AND d.state = 'pending' AND d.attempt = 0" => "deliveries, partner_endpoints";

@@ -318,11 +318,20 @@ async fn infinite_times_from_before_the_bounds_stop_no_upgrade() {
 #[tokio::test]
 async fn profiles_that_retention_looks_at_again_become_work() {
     let bench = before("work of retention").await;
-    let order = bench.stored(order(PartnerId::new(), 3)).await;
-    let topups = topups(&order);
+    let topups = topups(&order(PartnerId::new(), 3));
     let mut ids: Vec<&str> = topups.iter().map(TopupId::as_str).collect();
     // Ids of one second are in no order.
     ids.sort_unstable();
+    // The statement of this version knows columns that the older schema lacks.
+    let ordered = "WITH placed AS (
+                       INSERT INTO placements (placement_id, order_id, partner_id, provider, lane)
+                       VALUES (gen_random_uuid(), gen_random_uuid(), gen_random_uuid(), 'sandbox', 'lane')
+                       RETURNING placement_id
+                   )
+                   INSERT INTO topups (topup_id, placement_id, position, option_id, provider_option_id)
+                   SELECT topup, placement_id, 0, gen_random_uuid(), 'option' FROM placed, unnest($1::text[]) AS topup";
+    let ordered = sqlx::query(ordered).bind(&ids);
+    ordered.execute(&bench.pool).await.unwrap();
     let rows = "INSERT INTO retention_due (topup_id, at)
                 SELECT topup, '2026-01-01'::timestamptz + make_interval(days => nth::int)
                 FROM unnest($1::text[]) WITH ORDINALITY AS t (topup, nth)";

@@ -167,7 +167,8 @@ impl CompletePurchases {
                    WHERE $17 AND current_setting('synchronous_standby_names') = ''
                ), moved AS (
                    UPDATE placements p
-                   SET state = 'placed', placed_at = now(), unknowns = 0, reason = NULL, alternatives = NULL
+                   SET state = 'placed', placed_at = now(), unknowns = 0, reason = NULL, alternatives = NULL,
+                       first_claim = NULL
                    FROM unnest($1::uuid[], $2::int[]) AS new (placement_id, attempt)
                    LEFT JOIN without_flush ON true
                    WHERE p.placement_id = new.placement_id AND p.attempt = new.attempt AND p.state = 'placing'

@@ -1,0 +1,67 @@
+//! What the first claim of a placement needs of its order and its units. The statement that stores
+//! orders writes it onto the placement's row, so that the claim opens no other table. The tables `orders` and
+//! `topups` hold the same, and are read where it is missing.
+
+use std::time::Duration;
+
+use domain::{OptionId, TopupId};
+use pg::signed;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+/// The most units of a placement that has it. With more, the row would become too long; such
+/// placements are rare.
+const MOST_UNITS: usize = 8;
+
+#[derive(Serialize, Deserialize)]
+pub(crate) struct FirstClaim {
+    #[serde(rename = "order")]
+    pub external_order_id: String,
+    #[serde(rename = "trace", default, skip_serializing_if = "Option::is_none")]
+    pub traceparent: Option<String>,
+    /// The ingress process that waits for verdicts, and for how many milliseconds after the order was
+    /// stored it may answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answering: Option<Uuid>,
+    #[serde(rename = "ms")]
+    answer_within: i32,
+    /// In the order of the response: the topup, its option, and the provider's name of the product.
+    pub units: Vec<(TopupId, OptionId, String)>,
+}
+
+impl FirstClaim {
+    /// Of a new order, for a placement with these units.
+    pub fn new(
+        external_order_id: &str,
+        traceparent: Option<&str>,
+        answering: Option<Uuid>,
+        answer_within: Duration,
+        units: Vec<(TopupId, OptionId, String)>,
+    ) -> Self {
+        Self {
+            external_order_id: external_order_id.to_owned(),
+            traceparent: traceparent.map(str::to_owned),
+            answering,
+            answer_within: signed(answer_within.as_millis()),
+            units,
+        }
+    }
+
+    /// As it is stored; `None` if it has too many units.
+    pub fn text(&self) -> Option<String> {
+        (self.units.len() <= MOST_UNITS)
+            .then(|| serde_json::to_string(self).ok())
+            .flatten()
+    }
+
+    /// Reads it; `None` if it is damaged, or was written by a newer version.
+    pub fn parse(text: &str) -> Option<Self> {
+        serde_json::from_str(text).ok()
+    }
+
+    /// The process that may still answer the order at this age.
+    pub fn answering_at(&self, age: Duration) -> Option<Uuid> {
+        let within = Duration::from_millis(u64::try_from(self.answer_within).unwrap_or_default());
+        self.answering.filter(|_| age < within)
+    }
+}
