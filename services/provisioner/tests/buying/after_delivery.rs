@@ -312,9 +312,13 @@ async fn an_attempt_of_a_dead_process_is_settled_by_what_the_esim_shows() {
         for (option, attempts) in [("ready", 2), ("in-use", 1)] {
             let unit = bench.delivered(provider, option).await;
             sqlx::query(
-                "INSERT INTO esim_requests (topup_id, partner_id, provider, at, give_back, give_back_asked_at, attempt,
-                                            attempted_at)
-                 VALUES ($1, $2, $3, now(), 'sending', now(), 1, now())",
+                "WITH asked AS (
+                     INSERT INTO esim_requests (topup_id, partner_id, provider, give_back, give_back_asked_at, attempt,
+                                                attempted_at)
+                     VALUES ($1, $2, $3, 'sending', now(), 1, now())
+                 )
+                 INSERT INTO work (id, kind, provider, lane, partner_id, at)
+                 VALUES (md5('give_back ' || $1)::uuid, 'give_back', $3, $1, $2, now())",
             )
             .bind(unit.topup.as_str())
             .bind(unit.partner.uuid())
