@@ -330,7 +330,7 @@ async fn profiles_that_retention_looks_at_again_become_work() {
                    )
                    INSERT INTO topups (topup_id, placement_id, position, option_id, provider_option_id)
                    SELECT topup, placement_id, 0, gen_random_uuid(), 'option' FROM placed, unnest($1::text[]) AS topup";
-    let ordered = sqlx::query(ordered).bind(&ids);
+    let ordered = sqlx::query(ordered).bind(&ids[..]);
     ordered.execute(&bench.pool).await.unwrap();
     let rows = "INSERT INTO retention_due (topup_id, at)
                 SELECT topup, '2026-01-01'::timestamptz + make_interval(days => nth::int)
