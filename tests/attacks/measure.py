@@ -233,7 +233,7 @@ def main():
     system, env = System(), os.environ
     hostile_port, provider_port = int(env["HOSTILE_PORT"]), int(env["PROVIDER_PORT"])
     live = {"option_id": LIVE_OPTION, "name": "live", "provider": "usimsa", "provider_option_id": "x", "environment": "live"}
-    system.esimctl("option", "import", "-", text=json.dumps({"options": [live]}))
+    system.esimctl("option", "apply", "-f", "-", text=json.dumps({"options": [live]}))
     option = next(one["option_id"] for one in system.esimctl("option", "list") if one["name"] == "ready")
     sink = int(env["SINK_PORT"])
     keys = {

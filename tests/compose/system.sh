@@ -146,7 +146,7 @@ WRAPPER
 
 # The commands of docker-compose.yml's head.
 import_catalogue() {
-  compose run --rm -T sandbox catalogue | compose run --rm -T esimctl option import - >>"$LOGS/compose.log"
+  compose run --rm -T sandbox catalogue | compose run --rm -T esimctl option apply -f - >>"$LOGS/compose.log"
 }
 
 # `environment`: the variables for the tests and the load generator.

@@ -316,7 +316,7 @@ class Traffic:
         # The second provider rejects it, too. What is counted is that it was asked.
         further = [{"provider": "airalo", "provider_option_id": "none"}]
         options = [live("ready, live", "ready"), live("sold out, live", "out-of-stock", alternatives=further)]
-        esimctl("option", "import", "-", given=json.dumps({"options": options}))
+        esimctl("option", "apply", "-f", "-", given=json.dumps({"options": options}))
 
     def order(self, option, partner=0, external=None, qty=1, signature=None):
         body = {

@@ -1,6 +1,6 @@
 //! The catalogue: the options that partners may order.
 //!
-//! `esimctl option import` and `esimctl catalogue pull` write it. Ingress keeps it in memory, with the changes that
+//! `esimctl option apply` and `esimctl catalogue pull` write it. Ingress keeps it in memory, with the changes that
 //! [`changed_since`] returns, and asks for unknown options with [`by_ids`]. The version of each
 //! change comes from one locked row (see the migration of `system`), so a reader
 //! that polls by version misses no change.
@@ -15,10 +15,13 @@ use serde_json::{Map, Value, json};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+/// An option, as it is stored and as the file of `esimctl option apply` has it. `docs/options.schema.json` is
+/// generated from it.
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ProductOption {
     /// The id by which partners order the option.
+    #[schema(value_type = Uuid)]
     pub option_id: OptionId,
     pub name: String,
     pub provider: String,
@@ -26,8 +29,10 @@ pub struct ProductOption {
     /// The pairs that follow if this provider refuses a purchase, in order of preference. Each names
     /// another provider.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<Object>)]
     pub alternatives: Vec<Pair>,
-    /// The environment whose partners may order the option.
+    /// The environment whose partners may order the option: `sandbox` or `live`.
+    #[schema(value_type = String, pattern = "^(sandbox|live)$")]
     pub environment: Environment,
     /// Only enabled options can be ordered.
     #[serde(default = "enabled")]
@@ -35,10 +40,12 @@ pub struct ProductOption {
     /// The operator's description for partners: any JSON object. It is empty unless [`all`] has
     /// read it, because orders do not need it.
     #[serde(default)]
+    #[schema(value_type = Object)]
     pub details: Map<String, Value>,
     /// What is known of the product in the same form for all providers. It is `None` unless [`all`]
     /// has read it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
     pub standard: Option<Standard>,
 }
 

@@ -138,6 +138,9 @@ pub enum Command {
     CataloguePull,
     #[strum(serialize = "catalogue pull --disable-gone")]
     CataloguePullDisableGone,
+    /// A file of options.
+    #[strum(serialize = "option apply")]
+    OptionApply,
     #[strum(serialize = "option enable")]
     OptionEnable,
     #[strum(serialize = "option disable")]
@@ -243,6 +246,7 @@ impl Command {
             | Self::ProviderReconcile
             | Self::CataloguePull
             | Self::CataloguePullDisableGone
+            | Self::OptionApply
             | Self::OptionEnable
             | Self::OptionDisable
             | Self::Recover
@@ -314,6 +318,7 @@ impl Command {
             | Self::ProviderReconcile
             | Self::CataloguePull
             | Self::CataloguePullDisableGone
+            | Self::OptionApply
             | Self::OptionEnable
             | Self::OptionDisable
             | Self::Recover

@@ -42,11 +42,18 @@ use pg::config::DatabaseConfig;
 use crate::{
     cells::{all_cells, cell, cell_file},
     deliveries::{delivery, endpoint, event, resend, webhook_url},
-    frame::{confirm, console, csv, exit, listing, lookup, moment, output, progress, secret_file},
+    frame::{
+        confirm, console, csv, exit, listing, lookup, manifest, moment, output, plan, progress,
+        secret_file,
+    },
     orders::{erase, find, give_back, order, order_list, placement},
-    partners::{partner, partner_change, partner_move, refused, rotate, terms},
+    partners::{
+        partner, partner_apply, partner_change, partner_file, partner_move, partner_plan, refused,
+        rotate, terms,
+    },
     providers::{
-        catalogue, ledger, option, provider, provider_check, provider_lists, reconcile, recover,
+        catalogue, ledger, option, option_file, provider, provider_check, provider_lists,
+        reconcile, recover,
     },
     upkeep::{
         action, archive, database_password, master_key, migrate, operator, reencrypt, retention,
@@ -62,13 +69,13 @@ use crate::{
 const EXAMPLES: &str = "Examples:
   export DATABASE_URL=postgres://esim:password@127.0.0.1:5432/esim
   esimctl migrate
-  sandbox catalogue | esimctl option import -
+  sandbox catalogue | esimctl option apply -f -
   esimctl partner create --name 'Acme Travel' --environment sandbox
   esimctl order show acme-1001
 
 Exit status: 0 done, 1 failed (the reason is one line on standard error), 2 wrong arguments or settings, 3 `recover
---ledger` or `provider reconcile` has found purchases that one side does not know or that contradict the database, or
-`attention` something that needs somebody. `doctor` has others: see its help.";
+--ledger` or `provider reconcile` has found purchases that one side does not know or that contradict the database,
+`attention` something that needs somebody, or `--dry-run` of `partner apply` or `option apply` a change. `doctor` has others: see its help.";
 
 /// The command line for operators of the eSIM ordering pipeline
 ///
@@ -88,7 +95,7 @@ pub struct Config {
     json: bool,
     /// Run the command in every cell, and name the cell in the output
     ///
-    /// It works with `find`, `order show`, `partner list`, `partner show`, `option list`, `option import`,
+    /// It works with `find`, `order show`, `partner list`, `partner show`, `option list`, `option apply`,
     /// `provider list` and `migrate`. With `--json` each cell gives a line `{"cell":…,"result":…}`. The
     /// exit status is the worst of all cells. `find` and a `show` succeed if one cell has what they look
     /// for.

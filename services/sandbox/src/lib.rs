@@ -70,7 +70,7 @@ const EXAMPLES: &str = "Examples:
   Serve on the default port, with a ledger in the working folder:
     SANDBOX_ACCESS_KEY=sandbox SANDBOX_SECRET_KEY=c2VjcmV0LWtleQ== SANDBOX_LEDGER=ledger.jsonl sandbox
   Load its options into the pipeline's catalogue:
-    sandbox catalogue | esimctl option import -
+    sandbox catalogue | esimctl option apply -f -
   Show the purchases:
     curl -s http://127.0.0.1:18090/ledger
   Let a tenth of all calls fail, then lift the fault:
@@ -159,7 +159,7 @@ pub struct ServeConfig {
 pub enum Command {
     /// Serve the provider's API until the process is stopped
     Serve,
-    /// Print the options as JSON, for `esimctl option import`
+    /// Print the options as JSON, for `esimctl option apply`
     Catalogue,
 }
 

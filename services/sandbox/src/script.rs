@@ -276,7 +276,7 @@ pub fn is_scripted(name: &str) -> bool {
     SCRIPTS.iter().any(|(scripted, _)| *scripted == name)
 }
 
-/// The scripted options, in the form that `esimctl option import` reads. They are those of
+/// The scripted options, in the form that `esimctl option apply` reads. They are those of
 /// `provider`, which the sandbox plays: for a real provider they are live options with ids of their
 /// own, so that both can be in one catalogue, and each names `price`, in dollars, if the provider's
 /// protocol has prices. Their details are filled in like those of a live option, so that

@@ -205,11 +205,11 @@ impl Esimctl {
             .map(|found: Found| found.orders)
     }
 
-    /// Runs `option import` with a catalogue in JSON, and returns what it counted.
+    /// Runs `option apply` with a catalogue in JSON, and returns what it counted.
     pub async fn import(&self, catalogue: impl AsRef<[u8]>) -> Result<Value> {
         let file = tempfile::NamedTempFile::new()?;
         std::fs::write(file.path(), catalogue)?;
-        self.run(&["option", "import", &file.path().display().to_string()])
+        self.run(&["option", "apply", "-f", &file.path().display().to_string()])
             .await
     }
 

@@ -508,7 +508,7 @@ fn env<const N: usize>(pairs: [(&str, &str); N]) -> BTreeMap<String, String> {
 }
 
 /// Imports the catalogue that the sandbox has for this provider, like `sandbox catalogue --provider
-/// NAME | esimctl option import -`.
+/// NAME | esimctl option apply -f -`.
 async fn import_catalogue(esimctl: &Esimctl, provider: &str) -> Result<()> {
     let mut command = Command::new(bin_dir().join(seller(provider)));
     let output = output(

@@ -73,7 +73,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     .await
 }
 
-/// The scripted options of a provider, in the form that `esimctl option import` reads.
+/// The scripted options of a provider, in the form that `esimctl option apply` reads.
 pub fn catalogue(provider: &str) -> Value {
     let price = match provider {
         "airalo" => Some(airalo::PRICE_TEXT),

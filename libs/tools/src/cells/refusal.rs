@@ -31,7 +31,7 @@ pub enum NotMoved {
     )]
     Columns(&'static str),
     #[error(
-        "{options} options of this partner's orders are missing in cell {cell} or differ there: import the same catalogue into every cell with `esimctl --all-cells option import`"
+        "{options} options of this partner's orders are missing in cell {cell} or differ there: import the same catalogue into every cell with `esimctl --all-cells option apply`"
     )]
     Catalogue { cell: String, options: i64 },
     #[error(

@@ -66,6 +66,7 @@ fn words(command: Command) -> &'static str {
         Command::OperatorRole => "changed the role of an account",
         Command::OperatorSetUp => "set a password",
         Command::OperatorSignOut => "ended the sessions of somebody",
+        Command::OptionApply => "changed products by a file",
         Command::OptionDisable => "took a product out of sale",
         Command::OptionEnable => "put a product on sale",
         Command::OrderCancel => "cancelled an order",

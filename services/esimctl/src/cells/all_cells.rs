@@ -9,7 +9,7 @@ use anyhow::anyhow;
 use crate::{
     commands::{Command, dispatch},
     console::{Console, NotFound},
-    exit::{FAILED, USAGE, status},
+    exit::{FAILED, FOUND, USAGE, status},
     option, order, partner, provider,
 };
 
@@ -30,7 +30,7 @@ fn kind(command: &Command) -> Kind {
         | Command::Order(order::Command::Show { .. })
         | Command::Partner(partner::Command::Show(_)) => Kind::LookUp,
         Command::Partner(partner::Command::List)
-        | Command::Option(option::Command::List | option::Command::Import { .. })
+        | Command::Option(option::Command::List | option::Command::Apply(_))
         | Command::Provider(provider::Command::List { .. })
         | Command::Migrate(_) => Kind::Each,
         _ => Kind::NotAllowed,
@@ -44,12 +44,12 @@ pub async fn run(command: &Command, console: &Console) -> u8 {
     if kind == Kind::NotAllowed {
         let error = anyhow!(
             "this command does not work with --all-cells; name the database of one cell in DATABASE_URL. It works with find, \
-             order show, partner list, partner show, option list, option import, provider list and migrate"
+             order show, partner list, partner show, option list, option apply, provider list and migrate"
         );
         return status(Err(error), "").max(USAGE);
     }
-    if let Command::Option(option::Command::Import { file }) = command
-        && file == "-"
+    if let Command::Option(option::Command::Apply(asked)) = command
+        && asked.source.name() == "-"
     {
         let error = anyhow!(
             "with --all-cells the options must be in a file, because standard input can be read only once"
@@ -75,7 +75,7 @@ pub async fn run(command: &Command, console: &Console) -> u8 {
             }
             result => {
                 found |= result.is_ok();
-                worst = worst.max(status(result, &of));
+                worst = worse(worst, status(result, &of));
             }
         }
     }
@@ -85,4 +85,13 @@ pub async fn run(command: &Command, console: &Console) -> u8 {
         }
     }
     worst
+}
+
+/// Of two exit statuses the one that is told: a cell that failed says more than one where something was found.
+fn worse(one: u8, other: u8) -> u8 {
+    match (one, other) {
+        (FOUND, FAILED | USAGE) => other,
+        (FAILED | USAGE, FOUND) => one,
+        _ => one.max(other),
+    }
 }

@@ -13,7 +13,7 @@ pub const FAILED: u8 = 1;
 /// Exit status for wrong arguments or settings.
 pub const USAGE: u8 = 2;
 /// Exit status if something was found that needs somebody: a difference from a provider's list of
-/// purchases, or what `attention` shows.
+/// purchases, what `attention` shows, or what a dry run of `partner apply` or `option apply` would change.
 pub const FOUND: u8 = 3;
 
 /// A comparison with a list of a provider found something. It is an error, so that a script sees it by the exit status.
@@ -27,6 +27,18 @@ pub struct Discrepancies {
     pub orphans: i64,
     pub mismatches: i64,
     pub missing: i64,
+}
+
+/// A dry run has found that the file differs from the database. It is an error, so that a pipeline sees it by the
+/// exit status.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the file differs from the database ({created} to create, {changed} to change); run the command without --dry-run to \
+     apply it"
+)]
+pub struct WouldChange {
+    pub created: usize,
+    pub changed: usize,
 }
 
 /// The exit status of a result. An error is printed; `of` says where it happened, if there are
@@ -48,7 +60,7 @@ pub fn status(result: anyhow::Result<()>, of: &str) -> u8 {
         || error.is::<MasterKeyError>();
     if wrong_settings {
         USAGE
-    } else if error.is::<Discrepancies>() {
+    } else if error.is::<Discrepancies>() || error.is::<WouldChange>() {
         FOUND
     } else {
         FAILED

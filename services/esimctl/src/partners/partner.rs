@@ -10,7 +10,7 @@
 use accounts::partners::{self, Limit, NewLimits, NewPartner, Partner};
 use anyhow::Context;
 use clap::{
-    ArgGroup, Args, Subcommand, ValueEnum,
+    ArgGroup, Args, Subcommand,
     builder::{PossibleValuesParser, TypedValueParser},
 };
 use desk::self_service::{self, Channel};
@@ -33,11 +33,13 @@ use crate::{
     erase::{self, ErasePartner},
     lookup::{Which, find},
     output::{Row, cells, or_dash, properties, utc},
+    partner_apply::{self, Apply},
     partner_change::{change, host, set_webhook},
+    partner_file::Covered,
     partner_move::{self, MovePartner},
     refused,
     rotate::{self, Rotate},
-    terms::{check_scheme, describe, state},
+    terms::{MOST_LIMIT, check_scheme, describe, name, state},
     webhook_url::WebhookUrlParser,
 };
 
@@ -95,11 +97,13 @@ With a signed body `required`, each ingress denies requests without the header X
 signature does not cover the query and the body. Ask the partner to send the header with every request first. Whenever
 the header is sent, the body is checked, also with `optional`.";
 
-const LONGEST_NAME: usize = 255;
-const MOST_LIMIT: u32 = 1_000_000;
-
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {
+    /// Bring accounts, limits and endpoints to what a file says
+    ///
+    /// The same file again changes nothing, so a pipeline may apply it at every deployment.
+    #[command(after_help = partner_apply::EXAMPLES)]
+    Apply(Box<Apply>),
     /// Create a partner, and print its secrets, which are shown only once
     #[command(after_help = CREATE_EXAMPLES)]
     Create(Create),
@@ -244,15 +248,6 @@ impl Limits {
     }
 }
 
-/// Whether the signature of a request must cover the query and the body.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Covered {
-    /// Requests whose signature does not cover the query and the body are denied
-    Required,
-    /// Each request chooses whether its signature covers them
-    Optional,
-}
-
 fn limit(text: &str) -> Result<Limit, String> {
     if text == "default" {
         return Ok(Limit::Default);
@@ -267,6 +262,7 @@ fn limit(text: &str) -> Result<Limit, String> {
 
 pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     match command {
+        Command::Apply(asked) => partner_apply::run(asked, console).await,
         Command::Create(new) => create(new, console).await,
         Command::List => {
             let partners = partners::list(&mut console.connect().await?).await?;
@@ -473,35 +469,5 @@ impl Shown {
             describe(&self.partner),
             properties(&[("notices", or_dash(notices))])
         )
-    }
-}
-
-fn name(text: &str) -> Result<String, String> {
-    let name = text.trim();
-    if name.is_empty() {
-        Err("it is blank".to_owned())
-    } else if name.chars().any(char::is_control) {
-        Err("it has a control character, such as a line break".to_owned())
-    } else if name.chars().count() > LONGEST_NAME {
-        Err(format!("it is longer than {LONGEST_NAME} characters"))
-    } else {
-        Ok(name.to_owned())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_are_trimmed_and_printable() {
-        assert_eq!(name("  Acme Travel ").as_deref(), Ok("Acme Travel"));
-        assert_eq!(
-            name(&"ü".repeat(255)).map(|name| name.chars().count()),
-            Ok(255)
-        );
-        for bad in ["", "  ", "a\u{1b}[2J", &"a".repeat(256)] {
-            assert!(name(bad).is_err(), "{bad:?}");
-        }
     }
 }

@@ -66,7 +66,7 @@ pub fn host(url: &WebhookUrl) -> Option<String> {
 }
 
 /// What the record of a change shows of a partner before and after it.
-fn recorded(partner: &Partner) -> Value {
+pub fn recorded(partner: &Partner) -> Value {
     json!({
         "disabled": partner.disabled_at.is_some(), "webhook_events": partner.webhook_events,
         "max_in_flight": partner.max_in_flight, "requests_per_second": partner.requests_per_second,

@@ -1,4 +1,4 @@
-//! What commands about partners share: the text of a partner, and the rule for its webhook URL.
+//! What commands about partners share: the text of a partner, and the rules for its name, limits and webhook URL.
 
 use accounts::partners::Partner;
 use anyhow::Context;
@@ -6,6 +6,24 @@ use domain::Environment;
 use webhooks::{config::HttpConfig, guard, url::WebhookUrl};
 
 use crate::output::{or_dash, properties, utc};
+
+const LONGEST_NAME: usize = 255;
+/// The largest limit of a partner.
+pub const MOST_LIMIT: u32 = 1_000_000;
+
+/// A name without the blanks around it, or what is wrong with it.
+pub fn name(text: &str) -> Result<String, String> {
+    let name = text.trim();
+    if name.is_empty() {
+        Err("it is blank".to_owned())
+    } else if name.chars().any(char::is_control) {
+        Err("it has a control character, such as a line break".to_owned())
+    } else if name.chars().count() > LONGEST_NAME {
+        Err(format!("it is longer than {LONGEST_NAME} characters"))
+    } else {
+        Ok(name.to_owned())
+    }
+}
 
 /// Refuses an `http` URL for a live partner, unless the operator allows it.
 pub fn check_scheme(
@@ -71,5 +89,22 @@ pub fn state(partner: &Partner) -> String {
         Some(at) => format!("disabled since {}", utc(at)),
         None if partner.has_secret_key => "enabled".to_owned(),
         None => "enabled, but without a secret key".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_trimmed_and_printable() {
+        assert_eq!(name("  Acme Travel ").as_deref(), Ok("Acme Travel"));
+        assert_eq!(
+            name(&"ü".repeat(255)).map(|name| name.chars().count()),
+            Ok(255)
+        );
+        for bad in ["", "  ", "a\u{1b}[2J", &"a".repeat(256)] {
+            assert!(name(bad).is_err(), "{bad:?}");
+        }
     }
 }

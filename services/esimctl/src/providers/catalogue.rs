@@ -48,7 +48,7 @@ Products that our webhook could not deliver, for example because they need a con
 /// The maximum number of rows of each kind that the text lists.
 const NAMED: usize = 50;
 /// What to do about a provider without a catalogue.
-const REMEDY: &str = "export it from the portal, and import it with `esimctl option import FILE`";
+const REMEDY: &str = "export it from the portal, and import it with `esimctl option apply -f FILE`";
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {

@@ -3,6 +3,7 @@
 pub mod catalogue;
 pub mod ledger;
 pub mod option;
+pub mod option_file;
 pub mod provider;
 pub mod provider_check;
 pub mod provider_lists;

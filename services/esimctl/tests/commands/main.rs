@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
 mod accounts;
+mod apply;
 mod archive;
 mod deliveries;
 mod doctor;
@@ -311,19 +312,20 @@ async fn options_are_imported_whole_or_not_at_all() {
             .run_with_input(&["option", "import", "-", "--json"], text)
             .await
     };
-    let counts = |imported: u32, unchanged: u32| json!({ "imported": imported, "unchanged": unchanged, "unserved": [] });
+    let counts = |imported: u32, unchanged: u32| [json!(imported), json!(unchanged)];
+    let counted = |report: Value| ["imported", "unchanged"].map(|name| report[name].clone());
 
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("options.json");
     std::fs::write(&file, catalogue(&[&one])).unwrap();
     let file = file.to_str().unwrap();
     assert_eq!(
-        operator.json(&["option", "import", file]).await,
+        counted(operator.json(&["option", "import", file]).await),
         counts(1, 0)
     );
     assert_eq!(
         operator.run(&["option", "import", file]).await.text(),
-        "0 imported, 1 unchanged\n"
+        "0 created, 0 changed, 1 unchanged\n"
     );
 
     one["name"] = json!("renamed");
@@ -341,11 +343,11 @@ async fn options_are_imported_whole_or_not_at_all() {
 
     one["details"] = json!({"country": "JP"});
     assert_eq!(
-        import(catalogue(&[&one, &other])).await.json(),
+        counted(import(catalogue(&[&one, &other])).await.json()),
         counts(2, 0)
     );
     assert_eq!(
-        import(catalogue(&[&one, &other])).await.json(),
+        counted(import(catalogue(&[&one, &other])).await.json()),
         counts(0, 2)
     );
     one["enabled"] = json!(true);
@@ -358,7 +360,8 @@ async fn options_are_imported_whole_or_not_at_all() {
         Value::Array(expected)
     );
     plain.as_object_mut().unwrap().remove("details");
-    assert_eq!(import(catalogue(&[&plain])).await.json(), counts(1, 0));
+    let imported = import(catalogue(&[&plain])).await.json();
+    assert_eq!(counted(imported), counts(1, 0));
     assert_eq!(
         operator.json(&["option", "list"]).await[1]["details"],
         json!({})

@@ -24,8 +24,8 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use domain::ActivationCode;
+use fast_qr::{ECL, QRBuilder};
 use governor::{DefaultDirectRateLimiter, Quota};
-use qrcode::{Color, EcLevel, QrCode, bits::encode_auto};
 use runtime::{listener, lock};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use webhooks::qr::QrGate;
@@ -207,26 +207,24 @@ async fn drawn(
 /// is less than one pixel for each module. The code has error correction level M, or L if the text
 /// is too long for M.
 fn picture(text: &str, size: usize) -> anyhow::Result<Option<Vec<u8>>> {
-    let text = text.as_bytes();
-    let (bits, level) = encode_auto(text, EcLevel::M)
-        .map(|bits| (bits, EcLevel::M))
-        .or_else(|_| encode_auto(text, EcLevel::L).map(|bits| (bits, EcLevel::L)))
+    let code = QRBuilder::new(text)
+        .ecl(ECL::M)
+        .build()
+        .or_else(|_| QRBuilder::new(text).ecl(ECL::L).build())
         .context("the text does not fit into a QR code")?;
-    // The size is checked before the costly part, which is to compute the code.
-    let modules = usize::try_from(bits.version().width())?;
+    let modules = code.size;
     let scale = size / (modules + 2 * QUIET_ZONE);
     if scale == 0 {
         return Ok(None);
     }
-    let colors = QrCode::with_bits(bits, level)?.to_colors();
     let offset = size.saturating_sub(modules * scale) / 2;
     let row_bytes = size.div_ceil(8);
     // Each pixel is one bit, and the first pixel of a byte is its highest bit. 1 is white.
     let mut pixels = vec![0xff; row_bytes * size];
-    for (row, modules) in colors.chunks(modules).enumerate() {
+    for row in 0..modules {
         let first = (offset + row * scale) * row_bytes;
-        let columns = modules.iter().enumerate();
-        for (column, _) in columns.filter(|(_, color)| **color == Color::Dark) {
+        let is_dark = |column: &usize| code[row][*column].value();
+        for column in (0..modules).filter(is_dark) {
             let left = offset + column * scale;
             for x in left..left + scale {
                 pixels[first + x / 8] &= !(0x80 >> (x % 8));

@@ -181,7 +181,10 @@ async fn pulled(provider: &str, price: &str) -> (Stack, Vec<(String, String)>) {
     let actions: Vec<Value> = stack.esimctl.run(&["action", "list"]).await.unwrap();
     let recorded: Vec<_> = actions
         .iter()
-        .filter(|action| action["command"] != "partner create")
+        .filter(|action| {
+            let command = action["command"].as_str();
+            command.is_some_and(|command| command.starts_with("catalogue"))
+        })
         .map(|action| (action["command"].clone(), action["affected"].clone()))
         .collect();
     let record = [
@@ -209,7 +212,7 @@ async fn the_catalogue_of_airalo_is_pulled() {
     let none = pull(&stack, "sandbox", &["--dry-run"]).await.unwrap_err();
     let none = format!("{none:#}");
     assert!(
-        none.contains("SANDBOX_URL") || none.contains("option import"),
+        none.contains("SANDBOX_URL") || none.contains("option apply"),
         "{none}"
     );
 
@@ -457,7 +460,7 @@ async fn a_provider_without_lists_says_what_to_do_instead() {
     let list = "provider reconcile usimsa --since 1h";
     for (command, remedy) in [
         (list, "recover --ledger FILE"),
-        ("catalogue pull usimsa --dry-run", "option import FILE"),
+        ("catalogue pull usimsa --dry-run", "option apply -f FILE"),
     ] {
         let command: Vec<&str> = command.split(' ').collect();
         let error = stack.esimctl.run::<Value>(&command).await.unwrap_err();

@@ -3,8 +3,7 @@
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use qrcode::QrCode;
-use qrcode::render::unicode::Dense1x2;
+use fast_qr::QRBuilder;
 use std::collections::HashSet;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -235,12 +234,10 @@ fn describe(webhook: &Received, number: usize, of: usize, after: Duration) -> St
 /// Draws a QR code in half blocks. The light modules are drawn, so that cameras can read it on a
 /// dark terminal.
 fn draw(text: &str) -> Result<String> {
-    let code = QrCode::new(text).context("the download link doesn't fit a QR code")?;
+    let code = QRBuilder::new(text).build();
     Ok(code
-        .render()
-        .dark_color(Dense1x2::Light)
-        .light_color(Dense1x2::Dark)
-        .build())
+        .context("the download link doesn't fit a QR code")?
+        .to_str())
 }
 
 /// Prints the latencies that the partner sees.

@@ -105,7 +105,7 @@ async fn catalogues(opened: &mut [Open<'_>], report: &mut Report) -> anyhow::Res
             .collect();
         if !different.is_empty() {
             report.faults.push(format!(
-                "the catalogues of {first_name} and {name} differ in {} options, for example {}: import the same catalogue into both with `esimctl --all-cells option import`",
+                "the catalogues of {first_name} and {name} differ in {} options, for example {}: import the same catalogue into both with `esimctl --all-cells option apply`",
                 different.len(),
                 different[0]
             ));

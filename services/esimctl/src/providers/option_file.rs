@@ -1,0 +1,430 @@
+//! `esimctl option apply`: brings the catalogue to what a file says.
+//!
+//! The whole file is read and checked before anything is changed, and everything is written in one
+//! transaction with its record: a file with any fault changes nothing, so the catalogue is never half of an
+//! old and half of a new one. Options that the file does not mention stay as they are. The output of
+//! `option list --json` is such a file, too.
+
+use std::collections::{BTreeSet, HashMap};
+
+use accounts::options::{self, ProductOption};
+use anyhow::Context;
+use clap::Args;
+use domain::{Environment, OptionId, cut::Pair};
+use pg::{
+    PgConnection,
+    actions::{self, Changed},
+};
+use serde_json::{Value, json};
+use sqlx::Connection;
+use store::providers;
+
+use crate::{
+    confirm::Why,
+    console::Console,
+    manifest::{self, Source},
+    plan::{Effect, Plan, Planned},
+};
+
+pub const EXAMPLES: &str = "Examples:
+  esimctl option apply -f options.yaml
+  esimctl option apply -f options.yaml --dry-run --json
+  sandbox catalogue | esimctl option apply -f -
+
+The file is YAML or JSON:
+  options:
+    - option_id: d4c6c0a4-7f65-4f0b-9d0e-1f6f5a6f3c11
+      name: Japan 7 days 1 GB
+      provider: usimsa
+      provider_option_id: JP-7D-1G
+      environment: live
+      details: {country: JP, days: 7}
+
+provider_option_id is the provider's name of the product. environment is sandbox or live. Partners see name and details;
+details is an optional object of at most 4 KiB of JSON. standard is optional, too, and lets partners filter:
+{countries: [JP], data_mb: 5120, days: 30, cost: {price: \"4.50\", currency: USD}}; data_mb may be
+unlimited, and cost, which partners do not see, may be left out. `esimctl catalogue pull` fills it in. An option that
+several providers sell has the others as alternatives: [{provider: airalo, provider_option_id: jp-7d-1gb@4.50}],
+in order of preference: if a provider refuses a purchase, the next one is asked. The file may also
+be the list [{…}] alone, as `esimctl option list --json` prints it. An option with enabled: false cannot be ordered.
+Options that are not in the file stay as they are. A file with any fault changes nothing; a key that stands twice in one
+object is a fault. docs/options.schema.json describes the file for editors and checks.
+A provider that no provisioner has ever served gets a warning, and `esimctl doctor` repeats it.
+
+--dry-run prints what would be created and changed, and ends with status 0 if that is nothing and 3 otherwise.
+`esimctl option import FILE` is the old form of this command.";
+
+const LONGEST_TEXT: usize = 255;
+/// The maximum number of alternatives of an option.
+const MOST_ALTERNATIVES: usize = 4;
+/// The longest details as JSON, in bytes.
+const LONGEST_DETAILS: usize = 4 << 10;
+/// The most options that a record names.
+const MOST_NAMED: usize = 100;
+
+#[derive(Args, Clone, Debug)]
+pub struct Apply {
+    #[command(flatten)]
+    pub source: Source,
+    // Before `dry_run`, because each field takes its value away from the arguments, and `By` looks at that one.
+    #[command(flatten)]
+    why: Why,
+    /// Show what would be created and changed, and change nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+pub async fn apply(asked: &Apply, console: &Console) -> anyhow::Result<()> {
+    // Read everything before anything can fail: the program that writes to our standard input would
+    // otherwise see a broken pipe and report that instead of our error.
+    let text = asked.source.read()?;
+    let name = asked.source.name();
+    let catalogue = parse(&text).with_context(|| format!("nothing was changed by {name}"))?;
+    let mut connection = console.connect().await?;
+    let mut transaction = connection.begin().await?;
+    let stored = options::all(&mut transaction).await?;
+    let stored: HashMap<OptionId, options::Changed> =
+        stored.into_iter().map(|one| (one.option_id, one)).collect();
+    let mut plan = Plan::default();
+    for option in &catalogue {
+        let was = stored.get(&option.option_id);
+        let is_written = options::import(&mut transaction, option).await?;
+        plan.0.push(planned(option, was, is_written));
+    }
+    if asked.dry_run {
+        transaction.rollback().await?;
+        let unserved = unserved(&mut connection, &catalogue).await?;
+        return plan.print_dry_run(console, |shown| shown["unserved"] = json!(unserved));
+    }
+    let imported = plan.count(Effect::Create) + plan.count(Effect::Change);
+    if imported > 0 {
+        let affected = i64::try_from(imported).unwrap_or(i64::MAX);
+        let action = asked.why.action(domain::Command::OptionApply, "catalogue");
+        actions::record(&mut transaction, action, affected, changed(&plan)).await?;
+    }
+    transaction.commit().await?;
+    let unserved = unserved(&mut connection, &catalogue).await?;
+    let mut report = plan.json(false);
+    report["imported"] = json!(imported);
+    report["unserved"] = json!(unserved);
+    console.print(&report, || {
+        let done = plan.text(false);
+        if unserved.is_empty() {
+            return done;
+        }
+        format!(
+            "{done}\nwarning: no provisioner has ever served {}, so nothing is bought there; put what is missing into PROVIDERS of \
+             ingress and provisioner, or apply the options without it",
+            unserved.join(", "),
+        )
+    })
+}
+
+/// What becomes of an option. `is_written` is what PostgreSQL says, which compares all columns.
+fn planned(option: &ProductOption, was: Option<&options::Changed>, is_written: bool) -> Planned {
+    let (effect, changes) = match was.map(|was| &was.option) {
+        _ if !is_written => (Effect::Unchanged, Vec::new()),
+        None => (Effect::Create, Vec::new()),
+        Some(Err(error)) => (
+            Effect::Change,
+            vec![format!("the stored row is replaced: {error}")],
+        ),
+        Some(Ok(was)) => (Effect::Change, differences(&json!(was), &json!(option))),
+    };
+    Planned {
+        effect,
+        id: Some(option.option_id.to_string()),
+        name: option.name.clone(),
+        changes,
+    }
+}
+
+/// The fields that differ. Short values are shown as they were and as they become.
+fn differences(was: &Value, becomes: &Value) -> Vec<String> {
+    const SHORT: usize = 80;
+    let fields = |value: &Value| value.as_object().cloned().unwrap_or_default();
+    let (was, becomes) = (fields(was), fields(becomes));
+    let names: BTreeSet<&String> = was.keys().chain(becomes.keys()).collect();
+    let differs = names.into_iter().filter_map(|name| {
+        let (was, becomes) = (was.get(name), becomes.get(name));
+        let text = |value: Option<&Value>| value.map_or_else(|| "-".to_owned(), Value::to_string);
+        (was != becomes).then(|| {
+            let change = format!("{name}: {} → {}", text(was), text(becomes));
+            if change.chars().count() > SHORT {
+                name.clone()
+            } else {
+                change
+            }
+        })
+    });
+    differs.collect()
+}
+
+/// What is recorded of a file: which options it created and changed.
+fn changed(plan: &Plan) -> Changed {
+    let ids = |effect| -> Vec<&str> {
+        let of_effect = plan.0.iter().filter(|one| one.effect == effect);
+        let ids = of_effect.filter_map(|one| one.id.as_deref());
+        ids.take(MOST_NAMED).collect()
+    };
+    Changed::created(json!({
+        "created": plan.count(Effect::Create), "changed": plan.count(Effect::Change),
+        "created_options": ids(Effect::Create), "changed_options": ids(Effect::Change),
+    }))
+}
+
+/// The providers that live options on sale in the file name and that no provisioner has ever served. They
+/// are no fault of the file, because a catalogue may be imported before the provisioner that serves it
+/// starts for the first time. `esimctl doctor` warns of them for as long as that is so. Sandbox options
+/// do not count, because all orders of sandbox partners go to the sandbox.
+async fn unserved(
+    connection: &mut PgConnection,
+    catalogue: &[ProductOption],
+) -> anyhow::Result<Vec<String>> {
+    let is_live = |option: &&ProductOption| option.environment == Environment::Live;
+    let on_sale = catalogue
+        .iter()
+        .filter(|option| option.enabled)
+        .filter(is_live);
+    let mut named: BTreeSet<&str> = on_sale
+        .flat_map(|option| {
+            let others = option.alternatives.iter().map(|pair| &pair.provider);
+            others.chain([&option.provider]).map(String::as_str)
+        })
+        .collect();
+    for served in providers::list(connection).await? {
+        named.remove(served.name.as_str());
+    }
+    Ok(named.into_iter().map(str::to_owned).collect())
+}
+
+/// Parses and checks the whole file, so that one error can name the faults of several entries.
+fn parse(text: &str) -> anyhow::Result<Vec<ProductOption>> {
+    let entries = manifest::entries(text, "options")?;
+    let mut faults = Vec::new();
+    let mut catalogue = Vec::with_capacity(entries.len());
+    let mut first_with: HashMap<OptionId, usize> = HashMap::with_capacity(entries.len());
+    for (index, entry) in entries.into_iter().enumerate() {
+        let at = &entry.at;
+        let option: ProductOption = match entry.read() {
+            Ok(option) => option,
+            Err(fault) => {
+                faults.push(fault);
+                continue;
+            }
+        };
+        faults.extend(fault(&option).map(|fault| format!("{at}.{fault}")));
+        if let Some(first) = first_with.insert(option.option_id, index) {
+            faults.push(format!("{at}.option_id: the same as in options[{first}]"));
+        }
+        catalogue.push(option);
+    }
+    manifest::without_faults(faults)?;
+    Ok(catalogue)
+}
+
+/// Checks what the types of the fields cannot express. Returns the first fault, with its field.
+fn fault(option: &ProductOption) -> Option<String> {
+    if let Some(fault) = text_fault("name", &option.name) {
+        return Some(fault);
+    }
+    if let Some(fault) = pair_fault(&option.provider, &option.provider_option_id) {
+        return Some(fault);
+    }
+    if option.alternatives.len() > MOST_ALTERNATIVES {
+        return Some(format!("alternatives: must be at most {MOST_ALTERNATIVES}"));
+    }
+    let mut providers = vec![&option.provider];
+    for (index, pair) in option.alternatives.iter().enumerate() {
+        let Pair {
+            provider,
+            provider_option_id,
+        } = pair;
+        if let Some(fault) = pair_fault(provider, provider_option_id) {
+            return Some(format!("alternatives[{index}].{fault}"));
+        }
+        // A provider knows all attempts of a placement by one id. So it may take a second product
+        // under this id for a repetition of the first one.
+        if providers.contains(&provider) {
+            return Some(format!(
+                "alternatives[{index}].provider: {provider} is named before; each provider may be named once"
+            ));
+        }
+        providers.push(provider);
+    }
+    let details = Value::from(option.details.clone()).to_string();
+    // PostgreSQL cannot store a NUL, which JSON text contains as `\u0000`. If the backslash itself
+    // is escaped, `u0000` is ordinary text.
+    if details.replace("\\\\", "").contains("\\u0000") {
+        return Some("details: must hold no NUL".into());
+    }
+    (details.len() > LONGEST_DETAILS)
+        .then(|| format!("details: must be at most {LONGEST_DETAILS} bytes of JSON"))
+}
+
+/// The first fault of a provider and its name of an option.
+fn pair_fault(provider: &str, provider_option_id: &str) -> Option<String> {
+    let blank = text_fault("provider", provider)
+        .or_else(|| text_fault("provider_option_id", provider_option_id));
+    if blank.is_some() {
+        return blank;
+    }
+    // The name of a provider is part of the NATS subjects of its jobs, where for example `.` and
+    // `*` have a meaning.
+    let is_plain = |byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_');
+    (!provider.bytes().all(is_plain)).then(|| {
+        let rule = "use lower case letters, digits, - and _ as in sandbox or usimsa";
+        format!("provider: {provider:?} is not a name; {rule}")
+    })
+}
+
+fn text_fault(field: &str, text: &str) -> Option<String> {
+    if text.trim().is_empty() {
+        return Some(format!("{field}: must not be blank"));
+    }
+    if text.chars().any(char::is_control) {
+        return Some(format!("{field}: must have no control character"));
+    }
+    (text.chars().count() > LONGEST_TEXT)
+        .then(|| format!("{field}: must be at most {LONGEST_TEXT} characters long"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: &str = "d4c6c0a4-7f65-4f0b-9d0e-1f6f5a6f3c11";
+
+    fn entry() -> Value {
+        json!({
+            "option_id": ID, "name": "Japan", "provider": "usimsa", "provider_option_id": "JP", "environment": "live",
+        })
+    }
+
+    /// The entry with one field set, or removed if the value is null.
+    fn with(field: &str, value: Value) -> Value {
+        let mut entry = entry();
+        let fields = entry.as_object_mut().unwrap();
+        if value.is_null() {
+            fields.remove(field)
+        } else {
+            fields.insert(field.to_owned(), value)
+        };
+        entry
+    }
+
+    fn fault(entries: &Value) -> String {
+        parse(&json!({ "options": entries }).to_string())
+            .unwrap_err()
+            .to_string()
+    }
+
+    #[test]
+    fn a_good_file_is_read() {
+        let read = |entries: Value| parse(&json!({ "options": entries }).to_string()).unwrap();
+        let options = read(json!([
+            entry(),
+            with("option_id", json!(ID.replace("d4", "d5")))
+        ]));
+        assert_eq!(options.len(), 2);
+        assert_eq!(options[0].option_id.to_string(), ID);
+        assert!(options[0].enabled && options[0].details.is_empty());
+        assert_eq!(
+            read(json!([with("details", json!({"days": 7}))]))[0].details["days"],
+            7
+        );
+        assert!(!read(json!([with("enabled", json!(false))]))[0].enabled);
+        assert!(read(json!([])).is_empty());
+        assert_eq!(parse(&json!([entry()]).to_string()).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn each_fault_names_its_entry_and_field() {
+        for (field, value, fault_is) in testkit::rows! {
+            "name", Value::Null => ": missing field `name`";
+            "name", json!(" ") => ".name: must not be blank";
+            "name", json!(5) => ".name: invalid type: integer `5`, expected a string";
+            "name", json!("a\u{0}") => ".name: must have no control character";
+            "provider_option_id", json!("x".repeat(256))
+                => ".provider_option_id: must be at most 255 characters long";
+            "option_id", json!("1")
+                => ".option_id: UUID parsing failed: invalid length: found 1";
+            "provider", json!("e.*")
+                => r#".provider: "e.*" is not a name; use lower case letters, digits, - and _ as in sandbox or usimsa"#;
+            "environment", json!("test")
+                => ".environment: unknown variant `test`, expected `sandbox` or `live`";
+            "enabled", json!("yes") => r#".enabled: invalid type: string "yes", expected a boolean"#;
+            "details", json!("JP") => r#".details: invalid type: string "JP", expected a map"#;
+            "details", json!({"text": "x".repeat(4096)}) => ".details: must be at most 4096 bytes of JSON";
+            "details", json!({"text": "\u{0}"}) => ".details: must hold no NUL";
+            "price", json!(1)
+                => ".price: unknown field `price`, expected one of `option_id`, `name`, `provider`, \
+                    `provider_option_id`, `alternatives`, `environment`, `enabled`, `details`, `standard`";
+            "alternatives", json!([{"provider": "airalo"}])
+                => ".alternatives[0]: missing field `provider_option_id`";
+            "alternatives", json!([{"provider": "airalo", "provider_option_id": "x"}, {"provider": "a b", "provider_option_id": "x"}])
+                => r#".alternatives[1].provider: "a b" is not a name; use lower case letters, digits, - and _ as in sandbox or usimsa"#;
+            "alternatives", json!([{"provider": "usimsa", "provider_option_id": "other"}])
+                => ".alternatives[0].provider: usimsa is named before; each provider may be named once";
+            "alternatives", json!([{"provider": "airalo", "provider_option_id": ""}])
+                => ".alternatives[0].provider_option_id: must not be blank";
+        } {
+            assert_eq!(
+                fault(&json!([with(field, value)])),
+                format!("line 1: options[0]{fault_is}")
+            );
+        }
+    }
+
+    #[test]
+    fn all_entries_with_a_fault_come_at_once_and_many_are_counted() {
+        let entries = json!([entry(), entry(), "x", with("name", Value::Null)]);
+        let faults = fault(&entries);
+        for part in [
+            "options[1].option_id: the same as in options[0]; ",
+            "options[2]: invalid type: string \"x\"",
+            "options[3]: missing field `name`",
+        ] {
+            assert!(faults.contains(part), "{faults}");
+        }
+        let many = fault(&Value::Array(vec![json!({}); 12]));
+        assert!(
+            many.ends_with("options[9]: missing field `option_id`; and 2 more"),
+            "{many}"
+        );
+    }
+
+    #[test]
+    fn a_fault_names_its_line() {
+        let text = format!("[\n  {},\n\n  {{\"name\": 5}}\n]", entry());
+        let fault = parse(&text).unwrap_err().to_string();
+        assert!(fault.starts_with("line 4: options[1]"), "{fault}");
+        // An editor may begin the file with a byte order mark.
+        let marked = format!("\u{feff}{{\"options\": [{}]}}\r\n", entry());
+        let read = runtime::files::read_from(marked.as_bytes(), "options.json", 1 << 20).unwrap();
+        assert_eq!(parse(&read).unwrap().len(), 1);
+        let yaml = "options:\n  - option_id: x\n\n  - name: 5\n";
+        let fault = parse(yaml).unwrap_err().to_string();
+        assert!(
+            fault.starts_with("line 2: options[0]") && fault.contains("; line 4: options[1]"),
+            "{fault}"
+        );
+    }
+
+    #[test]
+    fn a_file_of_another_shape_is_refused() {
+        for bad in [
+            "",
+            "[",
+            "[] []",
+            "{}",
+            "null",
+            "partners: []",
+            r#"{"options": {}}"#,
+            r#"{"options": [], "more": 1}"#,
+            "{\"options\": [",
+        ] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
+}
