@@ -37,6 +37,7 @@ NOT_RUN = {
     "GIT_COMMIT=$(git rev-parse HEAD) docker compose up --wait --build": COMPOSE,
     "docker compose up --wait --scale ingress=2 --scale provisioner=2 --scale notifier=3": COMPOSE,
     "OTEL_EXPORTER_OTLP_ENDPOINT=http://otel-collector:4318 docker compose --profile observability up --wait": COMPOSE,
+    "esim-partner mcp": "an agent starts it; tests/e2e speaks the protocol to it",
     "pip install ./esim_partner-*.whl": INSTALLS,
     "npm install ./esim-partner-*.tgz": INSTALLS,
     f"docs/examples/esim.py order A-1 {READY} 1": TUTORIAL,

@@ -11,7 +11,7 @@
 //! [`order`] places orders, and triggers the outcomes of the sandbox for tests. [`listen`] forwards
 //! webhooks to an endpoint that the service cannot reach, such as one on a laptop. [`endpoints`] and
 //! [`notices`] change where the service sends webhooks and notices. [`tail`] follows orders and
-//! webhook attempts. [`webhooks`] lists missed webhooks and has them sent again. [`certify`] sends
+//! webhook attempts. [`webhooks`] lists missed webhooks and has them sent again. [`mcp`] lets an agent use the account. [`certify`] sends
 //! webhooks to an endpoint and judges its responses,
 //! and [`checklist`] lists what else must be true before real customers order.
 //!
@@ -25,6 +25,7 @@ mod checklist;
 mod endpoints;
 mod listen;
 mod login;
+mod mcp;
 mod notices;
 mod order;
 mod profile;
@@ -242,6 +243,11 @@ enum AccountCommand {
     /// Show or change where you are told that an endpoint fails or that keys end
     #[command(subcommand, after_help = notices::EXAMPLES)]
     Notices(notices::Notices),
+    /// Let an agent look at your account, and order if you allow it, by the Model Context Protocol
+    ///
+    /// It speaks the protocol on standard input and output, until the agent closes them.
+    #[command(after_help = mcp::EXAMPLES)]
+    Mcp(mcp::Mcp),
     /// Send realistic webhooks to your endpoint, judge its answers, and print a go-live checklist
     ///
     /// Some webhooks are valid and must be acknowledged with a 2xx. Others are forged, changed or
@@ -345,6 +351,7 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
     let account = Account::read(&config.account)?;
     let answer = match command {
         AccountCommand::Certify(certify) => return certify.run(&account).await,
+        AccountCommand::Mcp(mcp) => return mcp.run(account).await.map(|()| true),
         AccountCommand::Listen(listen) => return listen.run(&account).await,
         AccountCommand::Logs(Logs::Tail(tail)) => return tail.run(&account).await.map(|()| true),
         AccountCommand::Webhooks(webhooks) => return webhooks.run(&account).await,

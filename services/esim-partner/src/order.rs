@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use domain::TopupId;
+use futures_util::{FutureExt, future::BoxFuture};
 use runtime::terminal::{one_line, print, printable, say};
 use serde_json::{Value, json};
 
@@ -37,7 +38,7 @@ pub(crate) async fn place(
     qty: u32,
 ) -> anyhow::Result<Answer> {
     let body = json!({"external_order_id": id, "products": [{"option_id": option_id, "qty": qty}]});
-    let send = async || account.send("POST", "/orders", "", Some(&body)).await;
+    let send = || account.send("POST", "/orders", "", Some(&body)).boxed();
     let is_created = |answer: &Value| units(answer, "products") == Some(qty);
     let answer = definite("repeating the order", send, is_created)
         .await
@@ -47,7 +48,7 @@ pub(crate) async fn place(
     if !answer.codes.contains("external_order_id_taken") {
         return Ok(answer);
     }
-    let look_up = async || account.order(id).await;
+    let look_up = || account.order(id).boxed();
     let failed = "an order with this id is stored, but it cannot be shown; try `esim-partner orders show` later";
     let is_order = |answer: &Value| Stored::of(answer).is_some();
     let stored = definite("looking it up again", look_up, is_order)
@@ -114,21 +115,22 @@ fn units(answer: &Value, field: &str) -> Option<u32> {
 /// Sends a request until its answer is definite, or until the retries have ended. A success is definite
 /// only if `is_documented` says that its body is one. `again` names the next try in the message before
 /// each wait.
-async fn definite(
+///
+/// The futures are boxed, because `esim-partner mcp` needs to know that they may go to another thread.
+async fn definite<'a>(
     again: &str,
-    send: impl AsyncFn() -> anyhow::Result<Answer>,
+    send: impl Fn() -> BoxFuture<'a, anyhow::Result<Answer>>,
     is_documented: impl Fn(&Value) -> bool,
 ) -> anyhow::Result<Answer> {
-    let send = async || {
-        let answer = send().await?;
+    let judged = |answer: Answer| {
         ensure!(
             !answer.is_success() || is_documented(&answer.json),
             UNEXPECTED
         );
-        anyhow::Ok(answer)
+        Ok(answer)
     };
     for wait in RETRIES.map(Duration::from_secs) {
-        let why = match send().await {
+        let why = match send().await.and_then(judged) {
             Ok(answer) if !answer.is_temporary() => return Ok(answer),
             Ok(answer) => answer.summary(),
             Err(error) => one_line(&format!("{error:#}")),
@@ -136,7 +138,7 @@ async fn definite(
         say(format_args!("esim-partner: {why}; {again} in {wait:?}"));
         tokio::time::sleep(wait).await;
     }
-    send().await
+    send().await.and_then(judged)
 }
 
 /// Whether an order consists of `qty` units of one option.
@@ -242,24 +244,29 @@ struct Choice {
 
 /// Each option that the account may order, sorted by name.
 async fn options(account: &Account) -> anyhow::Result<Vec<Choice>> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let choice = |option: Value| Choice {
+        name: text(&option["name"]),
+        option_id: text(&option["option_id"]),
+        follows: text(&option["details"]["outcome"]),
+    };
+    let mut all: Vec<Choice> = offered(account).await?.into_iter().map(choice).collect();
+    all.sort();
+    Ok(all)
+}
+
+/// All options that the account may order, as they are answered.
+pub(crate) async fn offered(account: &Account) -> anyhow::Result<Vec<Value>> {
     let mut all = Vec::new();
     let mut query = format!("limit={PAGE}");
     for _ in 0..MOST_PAGES {
         let page: Value = account.get("/options", &query).await?;
-        for option in page["options"].as_array().into_iter().flatten() {
-            let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-            all.push(Choice {
-                name: text(&option["name"]),
-                option_id: text(&option["option_id"]),
-                follows: text(&option["details"]["outcome"]),
-            });
-        }
+        all.extend(page["options"].as_array().into_iter().flatten().cloned());
         let Some(next) = page["next_cursor"].as_str() else {
             break;
         };
         query = format!("limit={PAGE}&cursor={}", encoded(next));
     }
-    all.sort();
     Ok(all)
 }
 

@@ -1,6 +1,7 @@
 //! The partners' command line against the real service, and the endpoint that `listen` uses.
 
 mod listening;
+mod mcp;
 
 use crate::examples::is_present;
 use crate::shop::{PATH, SOON, Shop, fresh, open};

@@ -1,0 +1,549 @@
+//! `esim-partner mcp`: lets an agent look at the account by the Model Context Protocol, over standard input
+//! and output.
+//!
+//! Without `--allow-orders` no tool changes anything. With it an order takes two calls: `preview_order` says
+//! what would be ordered and whether the limits allow it, and only the same order can then be confirmed. The
+//! external order id is given by the caller in both, so a confirmation that is repeated, even by another
+//! process, is the same order and is bought once ([`order::place`]).
+//!
+//! Activation codes, install links and pictures of QR codes are left out of every answer, because what a
+//! tool returns ends up in the records of an agent.
+
+use std::{
+    collections::HashSet,
+    sync::{Mutex, PoisonError},
+};
+
+use anyhow::Context;
+use clap::Args;
+use domain::TopupId;
+use rmcp::{
+    ErrorData, RoleServer, ServerHandler, ServiceExt,
+    model::{
+        CallToolRequestParams, CallToolResponse, CallToolResult, Implementation, JsonObject,
+        ListToolsResult, PaginatedRequestParams, ServerCapabilities, ServerConfig, Tool,
+        ToolAnnotations,
+    },
+    service::RequestContext,
+};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::{
+    account::{Account, Answer, PAGE, encoded},
+    order,
+};
+
+pub(crate) const EXAMPLES: &str = "Examples:
+  esim-partner mcp                     tools that only look
+  esim-partner mcp --allow-orders      also preview_order and confirm_order
+  esim-partner --profile live mcp
+
+An agent starts the command itself. Its settings have the command `esim-partner` with the argument `mcp`; the keys are those of
+`esim-partner login`, so they stand in no file of the agent. Answers have no activation codes: see `esim-partner orders show`.";
+
+const INSTRUCTIONS: &str = "An account for ordering eSIMs. Look with account, options, orders, order, events, webhooks and \
+usage. Lists have pages: pass next_cursor as cursor. Activation codes are never shown here. An error has a remedy.";
+const ORDERING: &str = " To order, call preview_order first, show the result to the user, and only then call confirm_order with \
+the same arguments. Choose an external_order_id of your own for each order; the same id never buys twice, so repeat \
+confirm_order with it whenever an answer is missing.";
+
+/// The keys of answers that an eSIM can be installed with.
+const CODES: [&str; 4] = [
+    "activate_code",
+    "download_link",
+    "qrcode_img_url",
+    "install_links",
+];
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Mcp {
+    /// Offer the tools that order, each order in two steps
+    ///
+    /// A live account buys for real.
+    #[arg(long)]
+    allow_orders: bool,
+}
+
+impl Mcp {
+    /// Serves one agent until it closes standard input.
+    pub(crate) async fn run(&self, account: Account) -> anyhow::Result<()> {
+        let server = Server {
+            account,
+            allow_orders: self.allow_orders,
+            previewed: Mutex::default(),
+        };
+        let serving = server.serve(rmcp::transport::stdio()).await;
+        let serving = serving.context("the agent has not begun the protocol")?;
+        serving.waiting().await?;
+        Ok(())
+    }
+}
+
+/// What one agent uses.
+struct Server {
+    account: Account,
+    allow_orders: bool,
+    /// The orders that were previewed, which may be confirmed.
+    previewed: Mutex<HashSet<Wanted>>,
+}
+
+/// The order that an agent wants.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Wanted {
+    external_order_id: String,
+    option_id: String,
+    #[serde(default = "one")]
+    qty: u32,
+}
+
+fn one() -> u32 {
+    1
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Nothing {}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OfOrder {
+    external_order_id: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OfTopup {
+    topup_id: String,
+}
+
+/// An error for the agent: what is wrong and what to do about it.
+#[derive(Debug)]
+struct Fault {
+    error: String,
+    remedy: &'static str,
+}
+
+const ARGUMENTS: &str = "correct the arguments by the tool's input schema";
+const UNREACHED: &str =
+    "check that BASE_URL leads to the service, and call the tool again; nothing is bought twice";
+
+impl Fault {
+    fn new(error: impl Into<String>, remedy: &'static str) -> Self {
+        Self {
+            error: error.into(),
+            remedy,
+        }
+    }
+}
+
+type Told = Result<Value, Fault>;
+
+/// A tool: its name, what it is for, its parameters, and those that must be given.
+struct Offer {
+    name: &'static str,
+    about: &'static str,
+    parameters: &'static [(&'static str, &'static str, &'static str)],
+    required: &'static [&'static str],
+}
+
+const CURSOR: (&str, &str, &str) = ("cursor", "string", "next_cursor of the page before");
+const ORDER: &[(&str, &str, &str)] = &[
+    (
+        "external_order_id",
+        "string",
+        "your own id of the order; each order needs one of its own",
+    ),
+    ("option_id", "string", "the option, from the tool options"),
+    ("qty", "integer", "the number of eSIMs; 1 if it is left out"),
+];
+
+const LOOKING: [Offer; 7] = [
+    Offer {
+        name: "account",
+        about: "The account: its environment (a live one buys for real), limits and keys in use",
+        parameters: &[],
+        required: &[],
+    },
+    Offer {
+        name: "options",
+        about: "The options that can be ordered, one page at a time",
+        parameters: &[
+            (
+                "country",
+                "string",
+                "only options of this country, such as JP",
+            ),
+            (
+                "min_data_mb",
+                "integer",
+                "only options with at least so much data",
+            ),
+            (
+                "unlimited",
+                "boolean",
+                "only options with unlimited data, or only the others",
+            ),
+            (
+                "min_days",
+                "integer",
+                "only options for at least so many days",
+            ),
+            (
+                "max_days",
+                "integer",
+                "only options for at most so many days",
+            ),
+            CURSOR,
+        ],
+        required: &[],
+    },
+    Offer {
+        name: "orders",
+        about: "The orders, the newest first, one page at a time",
+        parameters: &[
+            (
+                "state",
+                "string",
+                "processing, ready, partly_failed, failed, refused or cancelled",
+            ),
+            CURSOR,
+        ],
+        required: &[],
+    },
+    Offer {
+        name: "order",
+        about: "One order with its topups, without activation codes",
+        parameters: &[(
+            "external_order_id",
+            "string",
+            "the id that the order was given",
+        )],
+        required: &["external_order_id"],
+    },
+    Offer {
+        name: "events",
+        about: "The events beside ready eSIMs, such as topup.failed, the newest first, one page at a time",
+        parameters: &[CURSOR],
+        required: &[],
+    },
+    Offer {
+        name: "webhooks",
+        about: "The webhooks with the state of their delivery, one page at a time",
+        parameters: &[
+            (
+                "state",
+                "string",
+                "only webhooks in this state, such as exhausted",
+            ),
+            CURSOR,
+        ],
+        required: &[],
+    },
+    Offer {
+        name: "usage",
+        about: "Whether an eSIM is installed, and how much of its data is used",
+        parameters: &[("topup_id", "string", "the topup id of 26 digits")],
+        required: &["topup_id"],
+    },
+];
+
+const ORDERING_TOOLS: [Offer; 2] = [
+    Offer {
+        name: "preview_order",
+        about: "What confirm_order would order, whether the limits allow it, and whether the id is taken; buys nothing",
+        parameters: ORDER,
+        required: &["external_order_id", "option_id"],
+    },
+    Offer {
+        name: "confirm_order",
+        about: "Order what preview_order has shown; the same external_order_id never buys twice",
+        parameters: ORDER,
+        required: &["external_order_id", "option_id"],
+    },
+];
+
+impl Offer {
+    fn tool(&self) -> Tool {
+        let property = |(name, kind, about): &(&str, &str, &str)| {
+            let property = json!({ "type": kind, "description": about });
+            ((*name).to_owned(), property)
+        };
+        let properties: Map<String, Value> = self.parameters.iter().map(property).collect();
+        let mut schema = JsonObject::new();
+        schema.insert("type".to_owned(), json!("object"));
+        schema.insert("properties".to_owned(), json!(properties));
+        schema.insert("required".to_owned(), json!(self.required));
+        schema.insert("additionalProperties".to_owned(), json!(false));
+        let orders = self.name == "confirm_order";
+        let hints = ToolAnnotations::new()
+            .read_only(!orders)
+            .destructive(orders)
+            .idempotent(true);
+        Tool::new(self.name, self.about, schema).with_annotations(hints)
+    }
+
+    /// The arguments as a query, with only what the tool knows.
+    fn query(&self, arguments: &JsonObject) -> Result<String, Fault> {
+        let mut query = format!("limit={PAGE}");
+        for (name, value) in arguments {
+            if !self.parameters.iter().any(|(known, ..)| known == name) {
+                return Err(Fault::new(
+                    format!("there is no argument {name:?}"),
+                    ARGUMENTS,
+                ));
+            }
+            let value = match value {
+                Value::Null => continue,
+                Value::String(text) => text.clone(),
+                other => other.to_string(),
+            };
+            query = format!("{query}&{name}={}", encoded(&value));
+        }
+        Ok(query)
+    }
+}
+
+impl Server {
+    fn offers(&self) -> impl Iterator<Item = &'static Offer> {
+        let ordering = if self.allow_orders {
+            &ORDERING_TOOLS[..]
+        } else {
+            &[]
+        };
+        LOOKING.iter().chain(ordering)
+    }
+
+    async fn call(&self, name: &str, arguments: JsonObject) -> Told {
+        let Some(offer) = self.offers().find(|offer| offer.name == name) else {
+            let is_ordering = ORDERING_TOOLS.iter().any(|offer| offer.name == name);
+            let remedy = if is_ordering {
+                "ask the user to start `esim-partner mcp --allow-orders`, which lets you order"
+            } else {
+                "call one of the tools that tools/list names"
+            };
+            return Err(Fault::new(
+                format!("there is no tool {name:?} here"),
+                remedy,
+            ));
+        };
+        match name {
+            "account" => {
+                let Nothing {} = read(arguments)?;
+                self.get("/account", "").await
+            }
+            "options" => self.get("/options", &offer.query(&arguments)?).await,
+            "orders" => self.get("/orders", &offer.query(&arguments)?).await,
+            "events" => self.get("/webhook/events", &offer.query(&arguments)?).await,
+            "webhooks" => self.get("/webhooks", &offer.query(&arguments)?).await,
+            "usage" => {
+                let OfTopup { topup_id } = read(arguments)?;
+                // The id becomes a part of a path.
+                let topup_id: TopupId = topup_id.parse().map_err(|_| {
+                    Fault::new(
+                        "topup_id is not a topup id",
+                        "give the 26 digits of a topup",
+                    )
+                })?;
+                self.get(&format!("/topups/{topup_id}/usage"), "").await
+            }
+            "order" => {
+                let OfOrder { external_order_id } = read(arguments)?;
+                told(self.account.order(&external_order_id).await)
+            }
+            "preview_order" => self.preview(read(arguments)?).await,
+            _ => self.confirm(read(arguments)?).await,
+        }
+    }
+
+    async fn get(&self, path: &str, query: &str) -> Told {
+        told(self.account.send("GET", path, query, None).await)
+    }
+
+    async fn preview(&self, wanted: Wanted) -> Told {
+        let account = self.get("/account", "").await?;
+        let options = order::offered(&self.account).await;
+        let options = options.map_err(|error| Fault::new(format!("{error:#}"), UNREACHED))?;
+        let same = |option: &&Value| {
+            let id = option["option_id"].as_str().unwrap_or_default();
+            id.eq_ignore_ascii_case(&wanted.option_id)
+        };
+        let option = options.iter().find(same).ok_or_else(|| {
+            Fault::new(
+                format!("the account cannot order the option {:?}", wanted.option_id),
+                "choose an option_id that the tool options lists",
+            )
+        })?;
+        let most = account["limits"]["units_per_order"].as_u64();
+        let most = most.unwrap_or(u64::from(u32::MAX));
+        let qty = wanted.qty;
+        if qty == 0 || u64::from(qty) > most {
+            return Err(Fault::new(
+                format!("qty is {qty}, and an order of this account has 1 to {most} units"),
+                "split the order, each part with an external_order_id of its own",
+            ));
+        }
+        let stored = self.account.order(&wanted.external_order_id).await;
+        let stored = match stored {
+            Ok(answer) if answer.status == 404 => Value::Null,
+            other => told(other)?,
+        };
+        let environment = &account["environment"];
+        let preview = json!({
+            "external_order_id": wanted.external_order_id, "option": option, "qty": wanted.qty,
+            "environment": environment, "buys_for_real": environment != "sandbox", "limits": account["limits"],
+            "stored_order": stored,
+            "next": if stored.is_null() {
+                "nothing is ordered yet: show this to the user, and call confirm_order with the same arguments if the user agrees"
+            } else {
+                "an order with this id is stored already: confirm_order returns it if it is the same order, and buys nothing"
+            },
+        });
+        let mut previewed = self
+            .previewed
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        previewed.insert(wanted);
+        Ok(preview)
+    }
+
+    async fn confirm(&self, wanted: Wanted) -> Told {
+        let was_previewed = {
+            let previewed = self
+                .previewed
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            previewed.contains(&wanted)
+        };
+        if !was_previewed {
+            return Err(Fault::new(
+                "nothing was ordered: this order was not previewed",
+                "call preview_order with the same arguments, and show the result to the user",
+            ));
+        }
+        let Wanted {
+            external_order_id,
+            option_id,
+            qty,
+        } = &wanted;
+        told(order::place(&self.account, external_order_id, option_id, *qty).await)
+    }
+}
+
+fn read<T: serde::de::DeserializeOwned>(arguments: JsonObject) -> Result<T, Fault> {
+    let read = serde_json::from_value(Value::Object(arguments));
+    read.map_err(|error| Fault::new(error.to_string(), ARGUMENTS))
+}
+
+/// What the agent is told of an answer.
+fn told(answer: anyhow::Result<Answer>) -> Told {
+    let answer = answer.map_err(|error| Fault::new(format!("{error:#}"), UNREACHED))?;
+    if answer.is_success() {
+        let mut json = answer.json;
+        remove_codes(&mut json);
+        return Ok(json);
+    }
+    let remedy = if answer.is_temporary() {
+        "wait some seconds, and call the tool again; nothing is bought twice"
+    } else if answer.status == 401 {
+        "ask the user to run `esim-partner login`"
+    } else if answer.status == 404 {
+        "check the id; the lists show what exists"
+    } else {
+        "look the code up in {BASE_URL}/llms-full.txt, which has each code with its remedy"
+    };
+    Err(Fault::new(answer.summary(), remedy))
+}
+
+/// Removes what an eSIM can be installed with, at any depth.
+fn remove_codes(json: &mut Value) {
+    match json {
+        Value::Object(fields) => {
+            fields.retain(|name, _| !CODES.contains(&name.as_str()));
+            fields.values_mut().for_each(remove_codes);
+        }
+        Value::Array(values) => values.iter_mut().for_each(remove_codes),
+        _ => {}
+    }
+}
+
+impl ServerHandler for Server {
+    fn get_info(&self) -> ServerConfig {
+        let tools = ServerCapabilities::builder().enable_tools().build();
+        let ordering = if self.allow_orders { ORDERING } else { "" };
+        ServerConfig::new(tools)
+            .with_server_info(Implementation::new(
+                "esim-partner",
+                env!("CARGO_PKG_VERSION"),
+            ))
+            .with_instructions(format!("{INSTRUCTIONS}{ordering}"))
+    }
+
+    async fn list_tools(
+        &self,
+        _: Option<PaginatedRequestParams>,
+        _: RequestContext<RoleServer>,
+    ) -> Result<ListToolsResult, ErrorData> {
+        let tools = self.offers().map(Offer::tool).collect();
+        Ok(ListToolsResult::with_all_items(tools))
+    }
+
+    async fn call_tool(
+        &self,
+        request: CallToolRequestParams,
+        _: RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
+        let arguments = request.arguments.unwrap_or_default();
+        let result = match self.call(&request.name, arguments).await {
+            Ok(json) => CallToolResult::structured(json),
+            Err(Fault { error, remedy }) => {
+                CallToolResult::structured_error(json!({ "error": error, "remedy": remedy }))
+            }
+        };
+        Ok(result.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_answer_holds_what_an_esim_can_be_installed_with() {
+        let mut order = json!({"topups": [{"esim": {"iccid": "89", "activate_code": "LPA:1$a$b", "download_link": "LPA:1$a$b",
+            "qrcode_img_url": "https://a/qr"}, "install_links": {"apple": "https://b"}, "state": "ready"}]});
+        remove_codes(&mut order);
+        assert_eq!(
+            order,
+            json!({"topups": [{"esim": {"iccid": "89"}, "state": "ready"}]})
+        );
+    }
+
+    #[test]
+    fn a_query_has_only_what_the_tool_knows() {
+        let options = &LOOKING[1];
+        let query = |arguments: Value| options.query(arguments.as_object().unwrap());
+        let good = query(json!({"country": "J P", "min_days": 7, "unlimited": null})).unwrap();
+        assert_eq!(good, "limit=100&country=J%20P&min_days=7");
+        assert!(query(json!({"limit": 1})).is_err());
+    }
+
+    #[test]
+    fn the_tools_are_described() {
+        for offer in LOOKING.iter().chain(&ORDERING_TOOLS) {
+            let tool = offer.tool();
+            let properties = tool.input_schema["properties"].as_object().unwrap();
+            assert!(
+                offer
+                    .required
+                    .iter()
+                    .all(|name| properties.contains_key(*name)),
+                "{}",
+                offer.name
+            );
+            let reads_only = tool.annotations.and_then(|hints| hints.read_only_hint);
+            assert_eq!(reads_only, Some(offer.name != "confirm_order"));
+        }
+    }
+}
