@@ -6,6 +6,7 @@
 //! docs/telemetry.md shows the tree of spans.
 
 use opentelemetry::trace::{SpanContext, TraceContextExt};
+use opentelemetry_semantic_conventions::attribute::DB_OPERATION_BATCH_SIZE;
 use runtime::trace::parse;
 pub use runtime::trace::{TRACEPARENT, context_of, is_recorded, link, set_parent};
 use tracing::{Span, debug_span, field::Empty};
@@ -114,7 +115,7 @@ pub fn statement(operation: &'static str, table: &'static str) -> Span {
 pub fn executed(span: &Span, rows: usize, failed: bool) {
     // In the semantic conventions, a batch has at least two items.
     if rows > 1 {
-        span.record("db.operation.batch.size", rows);
+        span.record(DB_OPERATION_BATCH_SIZE, rows);
     }
     if failed {
         span.record("otel.status_code", "ERROR");

@@ -9,6 +9,10 @@ use axum::{
     http::{Method, StatusCode},
 };
 use opentelemetry::{KeyValue, metrics::Histogram};
+use opentelemetry_semantic_conventions::{
+    attribute::{ERROR_TYPE, HTTP_REQUEST_METHOD, HTTP_RESPONSE_STATUS_CODE, HTTP_ROUTE},
+    metric::HTTP_SERVER_REQUEST_DURATION,
+};
 use tracing::{Span, field, info_span};
 
 use crate::{metrics::Instruments, trace::TRACEPARENT};
@@ -36,7 +40,7 @@ pub struct Underway {
 impl Default for Requests {
     fn default() -> Self {
         let duration = Instruments::of("runtime").durations(
-            "http.server.request.duration",
+            HTTP_SERVER_REQUEST_DURATION,
             "Time from a request to the head of its response",
             &BOUNDS,
         );
@@ -79,23 +83,23 @@ impl Requests {
     pub fn end(&self, request: &Underway, status: Option<StatusCode>) {
         let span = &request.span;
         let answered = if let Some(status) = status {
-            span.record("http.response.status_code", status.as_u16());
-            KeyValue::new("http.response.status_code", i64::from(status.as_u16()))
+            span.record(HTTP_RESPONSE_STATUS_CODE, status.as_u16());
+            KeyValue::new(HTTP_RESPONSE_STATUS_CODE, i64::from(status.as_u16()))
         } else {
-            KeyValue::new("error.type", NO_ANSWER)
+            KeyValue::new(ERROR_TYPE, NO_ANSWER)
         };
         if status.is_none_or(|status| status.is_server_error()) {
             span.record(
-                "error.type",
+                ERROR_TYPE,
                 status.as_ref().map_or(NO_ANSWER, StatusCode::as_str),
             );
             span.record("otel.status_code", "ERROR");
         }
         let route = request.route.as_ref().map_or("", MatchedPath::as_str);
         let attributes = [
-            KeyValue::new("http.request.method", request.method),
+            KeyValue::new(HTTP_REQUEST_METHOD, request.method),
             answered,
-            KeyValue::new("http.route", route.to_owned()),
+            KeyValue::new(HTTP_ROUTE, route.to_owned()),
         ];
         self.duration
             .record(request.began.elapsed().as_secs_f64(), &attributes);

@@ -5,6 +5,7 @@ use opentelemetry::{
     KeyValue, global,
     metrics::{Counter, Gauge, Histogram, Meter},
 };
+use opentelemetry_semantic_conventions::metric::DB_CLIENT_CONNECTION_COUNT;
 
 use crate::version;
 
@@ -88,7 +89,7 @@ pub(crate) fn build_info() {
 pub fn connections(look: impl Fn() -> (usize, usize) + Send + Sync + 'static) {
     let [idle_state, used_state] = ["idle", "used"].map(|state| [KeyValue::new("state", state)]);
     global::meter("runtime")
-        .u64_observable_gauge("db.client.connection.count")
+        .u64_observable_gauge(DB_CLIENT_CONNECTION_COUNT)
         .with_description("Connections to PostgreSQL, idle ones that are not open yet included")
         .with_callback(move |gauge| {
             let (used, idle) = look();

@@ -7,6 +7,13 @@
 use std::fs;
 
 use opentelemetry::{KeyValue, global};
+use opentelemetry_semantic_conventions::{
+    attribute::CPU_MODE,
+    metric::{
+        PROCESS_CPU_TIME, PROCESS_MEMORY_USAGE, PROCESS_THREAD_COUNT,
+        PROCESS_UNIX_FILE_DESCRIPTOR_COUNT,
+    },
+};
 use tokio::runtime::Handle;
 
 use crate::metrics::Instruments;
@@ -30,9 +37,9 @@ pub(crate) fn observe() {
 }
 
 fn usage() {
-    let [user, system] = ["user", "system"].map(|mode| [KeyValue::new("cpu.mode", mode)]);
+    let [user, system] = ["user", "system"].map(|mode| [KeyValue::new(CPU_MODE, mode)]);
     global::meter("runtime")
-        .f64_observable_counter("process.cpu.time")
+        .f64_observable_counter(PROCESS_CPU_TIME)
         .with_unit("s")
         .with_description("Processor time used")
         .with_callback(move |counter| {
@@ -42,17 +49,14 @@ fn usage() {
             }
         })
         .build();
-    level(
-        "process.memory.usage",
-        "By",
-        "Physical memory in use",
-        || Some(Usage::read()?.memory),
-    );
-    level("process.thread.count", "{thread}", "Threads", || {
+    level(PROCESS_MEMORY_USAGE, "By", "Physical memory in use", || {
+        Some(Usage::read()?.memory)
+    });
+    level(PROCESS_THREAD_COUNT, "{thread}", "Threads", || {
         Some(Usage::read()?.threads)
     });
     level(
-        "process.unix.file_descriptor.count",
+        PROCESS_UNIX_FILE_DESCRIPTOR_COUNT,
         "{file_descriptor}",
         "Open files and connections",
         open_files,

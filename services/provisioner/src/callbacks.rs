@@ -23,6 +23,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::post,
 };
+use opentelemetry_semantic_conventions::attribute::{ERROR_TYPE, HTTP_RESPONSE_STATUS_CODE};
 use pg::Database;
 use pipeline::{Effect, perform};
 use runtime::{Shutdown, connection, listener, lock, outage};
@@ -156,9 +157,9 @@ async fn take(
         http.request.method = "POST", http.route = ROUTE, http.response.status_code = Empty,
     );
     let status = hear(state, path, request).instrument(span.clone()).await;
-    span.record("http.response.status_code", status.as_u16());
+    span.record(HTTP_RESPONSE_STATUS_CODE, status.as_u16());
     if status.is_server_error() {
-        span.record("error.type", status.as_str());
+        span.record(ERROR_TYPE, status.as_str());
         span.record("otel.status_code", "ERROR");
     }
     if status == StatusCode::SERVICE_UNAVAILABLE {

@@ -13,6 +13,10 @@ use opentelemetry_sdk::{
     Resource,
     resource::{EnvResourceDetector, TelemetryResourceDetector},
 };
+use opentelemetry_semantic_conventions::{
+    SCHEMA_URL,
+    resource::{SERVICE_INSTANCE_ID, SERVICE_NAMESPACE, SERVICE_VERSION, VCS_REF_HEAD_REVISION},
+};
 use reqwest::Url;
 
 use crate::{config::BadSetting, version};
@@ -103,14 +107,15 @@ fn without_query(address: &str) -> Option<String> {
 pub(super) fn resource(service: &'static str) -> Resource {
     let resource = Resource::builder_empty()
         .with_service_name(service)
-        .with_attributes([
-            KeyValue::new("service.namespace", "esim"),
-            KeyValue::new("service.version", version::VERSION),
-            KeyValue::new("service.instance.id", uuid::Uuid::now_v7().to_string()),
-        ])
-        .with_attributes(
-            version::COMMIT.map(|commit| KeyValue::new("vcs.ref.head.revision", commit)),
+        .with_schema_url(
+            [
+                KeyValue::new(SERVICE_NAMESPACE, "esim"),
+                KeyValue::new(SERVICE_VERSION, version::VERSION),
+                KeyValue::new(SERVICE_INSTANCE_ID, uuid::Uuid::now_v7().to_string()),
+            ],
+            SCHEMA_URL,
         )
+        .with_attributes(version::COMMIT.map(|commit| KeyValue::new(VCS_REF_HEAD_REVISION, commit)))
         .with_detectors(&[
             Box::new(TelemetryResourceDetector),
             Box::new(EnvResourceDetector::new()),

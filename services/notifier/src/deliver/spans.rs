@@ -1,6 +1,7 @@
 //! The spans of one attempt: the work on a delivery and the request to its endpoint. They hold ids
 //! only, never a path or a query, because those may hold a secret of the partner.
 
+use opentelemetry_semantic_conventions::attribute::{ERROR_TYPE, HTTP_RESPONSE_STATUS_CODE};
 use pipeline::{
     messaging_span,
     streams::READY,
@@ -45,14 +46,14 @@ pub(super) fn request_span(url: &Url, attempt: u32) -> Span {
 pub(super) fn record_answer(span: &Span, answer: &Result<(EndpointResponse, Vec<u8>), Unanswered>) {
     match answer {
         Ok((response, _)) => {
-            span.record("http.response.status_code", response.status);
+            span.record(HTTP_RESPONSE_STATUS_CODE, response.status);
             if response.status >= 400 {
-                span.record("error.type", tracing::field::display(response.status));
+                span.record(ERROR_TYPE, tracing::field::display(response.status));
                 span.record("otel.status_code", "ERROR");
             }
         }
         Err(unanswered) => {
-            span.record("error.type", unanswered.class());
+            span.record(ERROR_TYPE, unanswered.class());
             span.record("otel.status_code", "ERROR");
         }
     }

@@ -13,6 +13,9 @@ use std::{
 };
 
 use anyhow::Context;
+use opentelemetry_semantic_conventions::attribute::{
+    ERROR_TYPE, HTTP_RESPONSE_STATUS_CODE, URL_FULL,
+};
 use pipeline::trace;
 use reqwest::{
     Client, Method, Response, StatusCode, Url,
@@ -186,12 +189,12 @@ impl Http {
             .instrument(span.clone())
             .await;
         if let Some(status) = status {
-            span.record("http.response.status_code", status.as_u16());
+            span.record(HTTP_RESPONSE_STATUS_CODE, status.as_u16());
         }
         if let Err(trouble) = &answer {
             let refused = status.as_ref().filter(|status| status.as_u16() >= 400);
             span.record(
-                "error.type",
+                ERROR_TYPE,
                 refused.map_or(trouble.class(), StatusCode::as_str),
             );
             span.record("otel.status_code", "ERROR");
@@ -209,7 +212,7 @@ impl Http {
         url.set_path(call.path);
         // The ICCID of a delivered eSIM is not shown, because it outlives an erasure in the traces.
         if self.is_plain && !call.route.contains("{iccid}") {
-            span.record("url.full", url.as_str());
+            span.record(URL_FULL, url.as_str());
         }
         url.set_query(call.query);
         let mut request = self

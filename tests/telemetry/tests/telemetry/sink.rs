@@ -178,6 +178,7 @@ impl Book {
         match path {
             "/v1/traces" | "/opentelemetry.proto.collector.trace.v1.TraceService/Export" => {
                 for group in ExportTraceServiceRequest::decode(message)?.resource_spans {
+                    named_by_convention(&group.schema_url)?;
                     let service = self.service(group.resource, protocol)?;
                     for span in group.scope_spans.into_iter().flat_map(|scope| scope.spans) {
                         let links = span.links.iter();
@@ -204,6 +205,7 @@ impl Book {
             }
             "/v1/logs" | "/opentelemetry.proto.collector.logs.v1.LogsService/Export" => {
                 for group in ExportLogsServiceRequest::decode(message)?.resource_logs {
+                    named_by_convention(&group.schema_url)?;
                     let service = self.service(group.resource, protocol)?;
                     for log in group
                         .scope_logs
@@ -221,6 +223,7 @@ impl Book {
             }
             "/v1/metrics" | "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export" => {
                 for group in ExportMetricsServiceRequest::decode(message)?.resource_metrics {
+                    named_by_convention(&group.schema_url)?;
                     let service = self.service(group.resource, protocol)?;
                     let metrics = group
                         .scope_metrics
@@ -245,6 +248,13 @@ impl Book {
         self.protocols.insert((service.clone(), protocol));
         Ok(service)
     }
+}
+
+/// Whether the schema is one of OpenTelemetry's, which says to what a backend may translate the names.
+fn named_by_convention(schema_url: &str) -> Result<()> {
+    let is_one = schema_url.starts_with("https://opentelemetry.io/schemas/1.");
+    anyhow::ensure!(is_one, "the schema is {schema_url:?}");
+    Ok(())
 }
 
 fn attributes(pairs: Vec<KeyValue>) -> Attributes {
