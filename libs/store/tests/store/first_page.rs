@@ -8,7 +8,7 @@ use desk::operator::{
     health::{self, Finding, Kind},
     placements as operated,
 };
-use domain::{Command, HistoryKind, Reason, reason::Code};
+use domain::{Command, HistoryKind, PlacementId, Reason, reason::Code};
 use pg::actions::{Action, Actor, Via};
 use store::{
     placements::{Claim, asked},
@@ -139,7 +139,7 @@ async fn purchases_on_hold_are_asked_about_and_stay_there_unless_they_are_found(
         .await
         .unwrap();
     }
-    let uuids = ids.map(|id| id.uuid());
+    let uuids = ids.map(PlacementId::uuid);
     let answers = asked::answers(&mut console, &uuids).await.unwrap();
     assert_eq!(answers.len(), 1, "{answers:?}");
     assert!(answers[&ids[1].uuid()].proves_absence());

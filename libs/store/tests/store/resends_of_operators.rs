@@ -13,15 +13,10 @@ use pg::{
 };
 use store::deliveries::resends::{self, Counted, Wanted};
 
-use sqlx::PgConnection;
 use sqlx::migrate::{Migration, Migrator};
 use uuid::Uuid;
 
-use crate::{
-    bench::{Bench, execute},
-    console::action,
-    upgrade::{before, shown, upgrade},
-};
+use crate::{bench::Bench, console::action};
 
 /// The work is done by the notifiers, whatever becomes of the program that started it.
 #[tokio::test]

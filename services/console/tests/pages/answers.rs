@@ -227,8 +227,8 @@ async fn an_order_that_is_on_hold_or_given_back_says_so() {
     }
     let page = text(&mut browser, &format!("/partners/{}", bench.partner)).await;
     for part in [
-        "given back</span></td><td role=\"cell\" data-label=\"eSIMs\">1 eSIM: 1 given back</td>",
-        "on hold</span></td><td role=\"cell\" data-label=\"eSIMs\">1 eSIM: 1 on hold</td>",
+        "given back</span></td><td role=\"cell\" data-label=\"eSIMs\">1 × ready<small>1 eSIM: 1 given back</small></td>",
+        "on hold</span></td><td role=\"cell\" data-label=\"eSIMs\">1 × ready<small>1 eSIM: 1 on hold</small></td>",
         "a\\u{202e}b\\u{7}",
     ] {
         assert!(page.contains(part), "no {part:?} in {page}");

@@ -127,8 +127,7 @@ async fn an_action_on_a_changed_row_is_a_readable_conflict() {
         let form = [&[("token", token.as_str()), ("reason", "a test")], more].concat();
         let answer = browser.post(path, &form).await;
         let status = answer.status().as_u16();
-        let to = answer.headers().get(header::LOCATION).cloned();
-        let Some(to) = to else {
+        let Some(to) = answer.headers().get(header::LOCATION).cloned() else {
             return (status, answer.text().await.unwrap());
         };
         // The next page says what was done, and a reload of it does not.
