@@ -254,13 +254,13 @@ pub async fn of_subjects(
     hours: i32,
 ) -> Result<BTreeMap<String, Count>> {
     let query = sqlx::query!(
-        r#"SELECT m.subject, m.n, m.failed, m.histogram
-           FROM unnest($2::text[]) AS asked (subject)
-           CROSS JOIN generate_series(0, $3::int - 1) AS ago (hours)
+        "SELECT m.subject, m.n, m.failed, m.histogram
+           FROM generate_series(0, $3::int - 1) AS ago (hours)
            CROSS JOIN LATERAL (
+               -- OFFSET makes it a look-up of each hour by the key, whatever the statistics say.
                SELECT subject, n, failed, histogram FROM minutely
                WHERE span = 'hour' AND at = date_trunc('hour', now(), 'UTC') - ago.hours * interval '1 hour'
-                 AND measure = $1 AND subject = asked.subject) m"#,
+                 AND measure = $1 AND subject = ANY ($2::text[]) OFFSET 0) m",
         measure.as_str(),
         subjects,
         hours,

@@ -60,7 +60,7 @@ pub async fn note(
              WHERE placement_id = $1 AND attempt = $2 AND state = 'parked' AND placed_at IS NULL
              FOR UPDATE
          )
-         DELETE FROM work WHERE id = ANY (ARRAY (SELECT placement_id FROM held)) AND kind = 'look_again'",
+         DELETE FROM work WHERE id = $1 AND kind = 'look_again' AND (SELECT true FROM held)",
         placement_id.uuid(),
         pg::signed(attempt),
     );
