@@ -144,6 +144,26 @@ pub async fn step(connection: &mut PgConnection, class: Class, limit: u32) -> Re
     }
 }
 
+/// A batch that deletes the oldest rows of a table. It remembers no position, because it deletes every
+/// row that it passes. `which` limits it to some of the rows.
+macro_rules! deleted {
+    ($walk:ident, $connection:ident, $limit:ident, $table:literal, $key:literal, $at:literal, $which:literal) => {
+        sqlx::query_as!(
+            Batch,
+            "WITH erased AS (
+                 DELETE FROM " + $table + " WHERE " + $key + " = ANY (ARRAY (
+                     SELECT " + $key + " FROM " + $table + " WHERE " + $which + $at + " < $1 ORDER BY " + $at + " LIMIT $2))
+                 RETURNING " + $at + r#" AS at
+             )
+             SELECT count(*) AS "seen!", count(*) AS "erased!", NULL::text AS after, max(at) AS at FROM erased"#,
+            $walk.until,
+            i64::from($limit),
+        )
+        .fetch_one(&mut *$connection)
+        .await?
+    };
+}
+
 async fn walk(connection: &mut PgConnection, class: Class, limit: u32) -> Result<Step> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
     let query = sqlx::query_as!(
@@ -164,10 +184,44 @@ async fn walk(connection: &mut PgConnection, class: Class, limit: u32) -> Result
     let batch = match class {
         Class::Profiles => walk.profiles(&mut transaction, limit).await?,
         Class::Attempts => walk.attempts(&mut transaction, limit).await?,
-        Class::Audit => walk.audit(&mut transaction, limit).await?,
-        Class::Changes => walk.changes(&mut transaction, limit).await?,
-        Class::Refusals => walk.refusals(&mut transaction, limit).await?,
-        Class::Archived => walk.archived(&mut transaction, limit).await?,
+        Class::Audit => deleted!(
+            walk,
+            transaction,
+            limit,
+            "operator_actions",
+            "action_id",
+            "at",
+            ""
+        ),
+        Class::Changes => {
+            deleted!(
+                walk,
+                transaction,
+                limit,
+                "operator_actions",
+                "action_id",
+                "at",
+                "operator = 'partner' AND "
+            )
+        }
+        Class::Refusals => deleted!(
+            walk,
+            transaction,
+            limit,
+            "refused_requests",
+            "request_id",
+            "at",
+            ""
+        ),
+        Class::Archived => deleted!(
+            walk,
+            transaction,
+            limit,
+            "archived_orders",
+            "order_id",
+            "archived_at",
+            ""
+        ),
         // Orders are never erased here, whatever their term is.
         Class::Orders => return Ok(Step::default()),
     };
@@ -271,73 +325,6 @@ impl Walk {
                SELECT count(*) AS "seen!", (SELECT count(*) FROM erased) AS "erased!", NULL::text AS after, max(at) AS at
                FROM page"#,
             self.up_to,
-            self.until,
-            i64::from(limit),
-        );
-        Ok(batch.fetch_one(connection).await?)
-    }
-
-    /// A batch of the walk of recorded actions. It remembers no position, because it deletes every
-    /// row that it passes.
-    async fn audit(&self, connection: &mut PgConnection, limit: u32) -> Result<Batch> {
-        let batch = sqlx::query_as!(
-            Batch,
-            r#"WITH erased AS (
-                   DELETE FROM operator_actions WHERE action_id = ANY (ARRAY (
-                       SELECT action_id FROM operator_actions WHERE at < $1 ORDER BY at LIMIT $2))
-                   RETURNING at
-               )
-               SELECT count(*) AS "seen!", count(*) AS "erased!", NULL::text AS after, max(at) AS at FROM erased"#,
-            self.until,
-            i64::from(limit),
-        );
-        Ok(batch.fetch_one(connection).await?)
-    }
-
-    /// A batch of the walk of changes that partners made themselves. It works like that of recorded
-    /// actions.
-    async fn changes(&self, connection: &mut PgConnection, limit: u32) -> Result<Batch> {
-        let batch = sqlx::query_as!(
-            Batch,
-            r#"WITH erased AS (
-                   DELETE FROM operator_actions WHERE action_id = ANY (ARRAY (
-                       SELECT action_id FROM operator_actions WHERE operator = 'partner' AND at < $1
-                       ORDER BY at LIMIT $2))
-                   RETURNING at
-               )
-               SELECT count(*) AS "seen!", count(*) AS "erased!", NULL::text AS after, max(at) AS at FROM erased"#,
-            self.until,
-            i64::from(limit),
-        );
-        Ok(batch.fetch_one(connection).await?)
-    }
-
-    /// A batch of the walk of refused requests. It works like that of recorded actions.
-    async fn refusals(&self, connection: &mut PgConnection, limit: u32) -> Result<Batch> {
-        let batch = sqlx::query_as!(
-            Batch,
-            r#"WITH erased AS (
-                   DELETE FROM refused_requests WHERE request_id = ANY (ARRAY (
-                       SELECT request_id FROM refused_requests WHERE at < $1 ORDER BY at LIMIT $2))
-                   RETURNING at
-               )
-               SELECT count(*) AS "seen!", count(*) AS "erased!", NULL::text AS after, max(at) AS at FROM erased"#,
-            self.until,
-            i64::from(limit),
-        );
-        Ok(batch.fetch_one(connection).await?)
-    }
-
-    /// A batch of the walk of archived orders. It works like that of recorded actions.
-    async fn archived(&self, connection: &mut PgConnection, limit: u32) -> Result<Batch> {
-        let batch = sqlx::query_as!(
-            Batch,
-            r#"WITH erased AS (
-                   DELETE FROM archived_orders WHERE order_id = ANY (ARRAY (
-                       SELECT order_id FROM archived_orders WHERE archived_at < $1 ORDER BY archived_at LIMIT $2))
-                   RETURNING archived_at
-               )
-               SELECT count(*) AS "seen!", count(*) AS "erased!", NULL::text AS after, max(archived_at) AS at FROM erased"#,
             self.until,
             i64::from(limit),
         );

@@ -273,8 +273,7 @@ impl Command {
             | Self::OperationStart
             | Self::TopupRedeliver
             | Self::EventRedeliver
-            | Self::WebhooksRedeliver
-            | Self::EndpointResume => Counts::Webhooks,
+            | Self::WebhooksRedeliver => Counts::Webhooks,
             Self::ShowCode | Self::ShowUrl => Counts::Nothing,
             Self::PlacementBought
             | Self::PlacementNotBought
@@ -296,6 +295,7 @@ impl Command {
             | Self::EndpointDelete
             | Self::EndpointSecretRotate
             | Self::EndpointPause
+            | Self::EndpointResume
             | Self::EndpointTest
             | Self::NoticesSet
             | Self::NoticesVerify
@@ -354,15 +354,14 @@ mod tests {
     #[test]
     fn only_what_makes_webhooks_due_is_counted_in_webhooks() {
         let counts = |name: &str| name.parse::<Command>().unwrap().counts();
-        for name in [
-            "endpoint resume",
-            "resend start",
-            "delivery replay",
-            "webhooks redeliver",
-        ] {
+        for name in ["resend start", "delivery replay", "webhooks redeliver"] {
             assert_eq!(counts(name), Counts::Webhooks, "{name}");
         }
-        for name in ["webhooks redeliver cancel", "partner disable"] {
+        for name in [
+            "webhooks redeliver cancel",
+            "partner disable",
+            "endpoint resume",
+        ] {
             assert_eq!(counts(name), Counts::Rows, "{name}");
         }
         assert_eq!(counts("topup show-code"), Counts::Nothing);

@@ -91,7 +91,6 @@ pub enum DeliveryState {
     Delivered,
     Exhausted,
     NoEndpoint,
-    Cancelled,
 }
 
 impl DeliveryState {
@@ -99,7 +98,7 @@ impl DeliveryState {
     pub fn may_be_sent_again(self) -> bool {
         match self {
             Self::Pending | Self::Delivered | Self::Exhausted => true,
-            Self::NoEndpoint | Self::Cancelled => false,
+            Self::NoEndpoint => false,
         }
     }
 }
@@ -255,7 +254,7 @@ pub fn of_webhook(webhook: &Webhook, silent: Silent) -> Standing {
         DeliveryState::Delivered => Standing::Delivered,
         DeliveryState::Exhausted if webhook.was_delivered => Standing::NotSentAgain,
         DeliveryState::Exhausted if webhook.is_gone => Standing::Gone,
-        DeliveryState::Exhausted | DeliveryState::Cancelled => Standing::Exhausted,
+        DeliveryState::Exhausted => Standing::Exhausted,
         DeliveryState::NoEndpoint => Standing::NoUrl,
         DeliveryState::Pending if silent.notifier => Standing::Held(Hold::Service),
         DeliveryState::Pending if webhook.was_delivered => Standing::SentAgain,

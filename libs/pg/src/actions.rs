@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use domain::{Command, Stored, command::Counts};
 use serde_json::Value;
 use sqlx::{PgConnection, Postgres, Transaction};
-use time::OffsetDateTime;
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use uuid::Uuid;
 
 use crate::Result;
@@ -282,6 +282,30 @@ pub async fn last(
     );
     let rows = query.fetch_all(connection).await?.into_iter();
     Ok(rows.map(|row| (row.of, row.at)).collect())
+}
+
+/// Whether none of these commands was recorded for any of these ids, which are the second words of
+/// its targets, since a page was made. `read_at` is when the page read what it shows, as
+/// [`rfc3339`](crate::rfc3339) writes it.
+pub async fn is_as_seen(
+    connection: &mut PgConnection,
+    ids: &[String],
+    commands: &[Command],
+    read_at: &str,
+) -> Result<bool> {
+    let Ok(read_at) = OffsetDateTime::parse(read_at, &Rfc3339) else {
+        return Ok(false);
+    };
+    let commands: Vec<&str> = commands.iter().map(|command| command.as_str()).collect();
+    let query = sqlx::query_scalar!(
+        r#"SELECT NOT EXISTS (
+               SELECT FROM operator_actions
+               WHERE left(split_part(target, ' ', 2), 100) = ANY ($1) AND command = ANY ($2) AND at >= $3) AS "as_seen!""#,
+        ids,
+        &commands as &[&str],
+        read_at,
+    );
+    Ok(query.fetch_one(connection).await?)
 }
 
 #[cfg(test)]

@@ -61,8 +61,8 @@ pub enum Effect {
     CommitAttempts,
     /// The group commit of deliveries without a webhook URL.
     CommitNoEndpoint,
-    /// The commit of a batch of a redelivery.
-    CommitRedelivery,
+    /// The commit of a batch of a resend.
+    CommitResend,
     /// The creation of the deliveries to a partner's further endpoints.
     CommitFanOut,
 }
@@ -88,7 +88,7 @@ impl Effect {
             Self::Webhook
             | Self::CommitAttempts
             | Self::CommitNoEndpoint
-            | Self::CommitRedelivery
+            | Self::CommitResend
             | Self::CommitFanOut => &["notifier"],
         }
     }

@@ -39,10 +39,11 @@ use std::{
 use domain::PartnerId;
 use rand::seq::SliceRandom;
 use runtime::{Shutdown, outage};
+use store::work::Look;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span};
 
-pub use self::stage::{Found, Look, Stage, Ticket, Trigger};
+pub use self::stage::{Stage, Ticket, Trigger};
 use crate::{
     Nats,
     effect::{Effect, perform},
@@ -357,6 +358,7 @@ impl<S: Stage> Worker<S> {
                 limit,
                 rows_per_queue: self.rows_per_queue,
                 after: after.take(),
+                skip: Vec::new(),
             })
             .await?;
         *after = found.after;

@@ -23,7 +23,7 @@ use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::work::{self, Found, Kind, Page};
+use crate::work::{self, DueWork, Found, Kind, Look};
 
 /// What a provider says about a delivered eSIM. Each part is `None` if it does not say it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -99,9 +99,9 @@ pub struct Open {
 pub async fn due(
     connection: &mut PgConnection,
     provider: &str,
-    page: &Page<'_>,
-) -> Result<Found<Uuid>> {
-    work::due(connection, &Kind::REQUESTS, provider, page).await
+    look: &Look,
+) -> Result<Found<DueWork<Uuid>>> {
+    work::due(connection, &Kind::REQUESTS, provider, look).await
 }
 
 /// Claims those of the rows of `work` that are due, and leases them. While the breaker of the

@@ -28,7 +28,7 @@ use uuid::Uuid;
 
 use crate::{
     sweep::{Fence, Swept},
-    work::{self, Found, Kind, Page},
+    work::{self, DueWork, Found, Kind, Look},
 };
 
 /// The two kinds of calls to a provider, between which its due work is divided.
@@ -45,13 +45,13 @@ pub async fn due(
     connection: &mut PgConnection,
     provider: &str,
     activity: Activity,
-    page: &Page<'_>,
-) -> Result<Found<PlacementId>> {
+    look: &Look,
+) -> Result<Found<DueWork<PlacementId>>> {
     let kinds: &[Kind] = match activity {
         Activity::Purchases => &Kind::PURCHASES,
         Activity::LookUps => &Kind::LOOKUPS,
     };
-    work::due(connection, kinds, provider, page).await
+    work::due(connection, kinds, provider, look).await
 }
 
 /// A placement that was deferred, and the ingress process that may still answer its order. That

@@ -8,17 +8,19 @@
 //! [`deliveries`](crate::deliveries) insert, move and delete these rows in the statements that
 //! change the placement or the delivery, so the two cannot disagree.
 //!
-//! This module only looks: [`placements::due`](crate::placements::due) finds the due rows of a
-//! provider with it, for the provisioner to queue as tickets. The notifier has a look of its own,
-//! [`deliveries::due`](crate::deliveries::due()), which must know which endpoints are blocked. Both
-//! take a [`Page`] and return [`Found`] with the same meaning, so change the two together. A look
-//! claims nothing. Two processes may find the same row, and the one that claims it later gets
-//! nothing.
+//! This module only looks: a stage queues what [`due`] and [`due_deliveries`] find as tickets. The
+//! two are one statement. That of deliveries also knows which endpoints are blocked, which the role
+//! of the provisioner may not read. A look claims nothing. Two processes may find the same row, and
+//! the one that claims it later gets nothing.
 
-use domain::PartnerId;
+mod look;
+
+use domain::DeliveryId;
 use pg::Result;
 use sqlx::PgConnection;
 use uuid::Uuid;
+
+pub use self::look::{DueWork, Found, Look};
 
 /// What a stage must do for a row of `work`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
@@ -73,40 +75,93 @@ impl Kind {
     }
 }
 
-/// Where a look at due work begins, and how much it returns. However many rows wait, a look reads
-/// at most `limit` pairs of lane and partner and, for each kind, `rows_per_queue` rows of each of
-/// them. Of these rows it returns at most `limit`.
-#[derive(Clone, Debug, Default)]
-pub struct Page<'a> {
-    /// The maximum number of rows to return, and of pairs of lane and partner to look at.
-    pub limit: usize,
-    /// The maximum number of rows of one queue, which is one partner in one lane.
-    pub rows_per_queue: usize,
-    /// The lane and partner after which the look begins; `None` begins with the first. See
-    /// [`Found::after`].
-    pub after: Option<(String, PartnerId)>,
-    /// Lanes whose rows are left out, for example because the provisioner holds them back after
-    /// failures.
-    pub skip: &'a [String],
-}
-
-/// A row that is due.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DueWork<Id> {
-    pub id: Id,
-    pub lane: String,
-    pub partner_id: PartnerId,
-}
-
-/// The result of a look.
-#[derive(Clone, Debug)]
-pub struct Found<Id> {
-    /// The due rows: the first one of each lane and partner, then the second one of each, and so
-    /// on, so that no backlog hides another one.
-    pub due: Vec<DueWork<Id>>,
-    /// Where the next look begins; `None` after the last lane, so that the next look begins with
-    /// the first one.
-    pub after: Option<(String, PartnerId)>,
+/// The statement of a look and what it returns. `gate` joins what decides about a pair, `until` is
+/// the time up to which its rows are due, and `most` how many of them are taken.
+macro_rules! look {
+    ($connection:expr, $kinds:expr, $provider:expr, $look:expr, $gate:literal, $until:literal, $most:literal) => {{
+        let look: &Look = $look;
+        let kinds: Vec<&str> = $kinds.iter().map(|kind: &Kind| kind.as_str()).collect();
+        let (lane, partner) = match &look.after {
+            Some((lane, partner)) => (lane.as_str(), partner.uuid()),
+            None => ("", Uuid::nil()),
+        };
+        let limit = pg::signed(look.limit);
+        let query = sqlx::query!(
+            r#"-- Walks from one pair of lane and partner to the next by the index, so that a long backlog
+               -- of one pair costs the others nothing.
+               WITH RECURSIVE pair (lane, partner_id, nth) AS (
+                   (SELECT next_of_kind.lane, next_of_kind.partner_id, 1
+                    FROM unnest($1::text[]) AS wanted (kind)
+                    CROSS JOIN LATERAL (
+                        SELECT w.lane, w.partner_id FROM work w
+                        WHERE w.kind = wanted.kind AND w.provider = $2 AND (w.lane, w.partner_id) > ($3, $4)
+                        ORDER BY w.lane, w.partner_id LIMIT 1
+                    ) next_of_kind
+                    ORDER BY next_of_kind.lane, next_of_kind.partner_id LIMIT 1)
+                   UNION ALL
+                   SELECT next_pair.lane, next_pair.partner_id, pair.nth + 1
+                   FROM pair
+                   CROSS JOIN LATERAL (
+                       SELECT next_of_kind.lane, next_of_kind.partner_id
+                       FROM unnest($1::text[]) AS wanted (kind)
+                       CROSS JOIN LATERAL (
+                           SELECT w.lane, w.partner_id FROM work w
+                           WHERE w.kind = wanted.kind AND w.provider = $2
+                             AND (w.lane, w.partner_id) > (pair.lane, pair.partner_id)
+                           ORDER BY w.lane, w.partner_id LIMIT 1
+                       ) next_of_kind
+                       ORDER BY next_of_kind.lane, next_of_kind.partner_id LIMIT 1
+                   ) next_pair
+                   WHERE pair.nth < $5
+               )
+               -- Takes the first due rows of each pair, and numbers them, so that the result takes one
+               -- row of each pair in turn. A pair without due rows stays in the result, because the last
+               -- pair of the walk says where the next look begins. For the same reason the result has no
+               -- LIMIT, which could cut that pair off.
+               SELECT pair.lane AS "lane!", pair.partner_id AS "partner_id!", pair.nth AS "nth!", due.id AS "id?"
+               FROM pair
+               "# + $gate + r#"
+               LEFT JOIN LATERAL (
+                   SELECT due_of_pair.id,
+                          row_number() OVER (ORDER BY due_of_pair.rank, due_of_pair.at) AS turn
+                   FROM (
+                       SELECT due_of_kind.id, due_of_kind.at, wanted.rank
+                       FROM unnest($1::text[]) WITH ORDINALITY AS wanted (kind, rank)
+                       CROSS JOIN LATERAL (
+                           SELECT w.id, w.at FROM work w
+                           WHERE w.kind = wanted.kind AND w.provider = $2 AND w.lane = pair.lane
+                             AND w.partner_id = pair.partner_id AND w.at <= "# + $until + r#" AND pair.lane <> ALL ($6)
+                           ORDER BY w.at LIMIT "# + $most + r#"
+                       ) due_of_kind
+                       ORDER BY wanted.rank, due_of_kind.at LIMIT "# + $most + r#"
+                   ) due_of_pair
+               ) due ON true
+               ORDER BY due.turn, pair.nth"#,
+            &kinds as &[&str],
+            $provider,
+            lane,
+            partner,
+            limit,
+            &look.skip,
+            i64::try_from(look.rows_per_queue).unwrap_or(i64::MAX),
+        );
+        let rows = query.fetch_all($connection).await?;
+        // If the walk stopped at the last pair that `limit` allows, there may be further pairs after
+        // it, and the next look begins there.
+        let last = rows.iter().find(|row| row.nth >= limit);
+        let after = last.map(|row| (row.lane.clone(), row.partner_id.into()));
+        let due = rows.into_iter().filter_map(|row| {
+            Some(DueWork {
+                id: row.id?.into(),
+                partner_id: row.partner_id.into(),
+                lane: row.lane,
+            })
+        });
+        Ok(Found {
+            due: due.take(look.limit).collect(),
+            after,
+        })
+    }};
 }
 
 /// Looks for the due work of a provider. Within a lane and partner, the rows of the first of
@@ -115,87 +170,30 @@ pub async fn due<Id: From<Uuid>>(
     connection: &mut PgConnection,
     kinds: &[Kind],
     provider: &str,
-    page: &Page<'_>,
-) -> Result<Found<Id>> {
-    let kinds: Vec<&str> = kinds.iter().map(|kind| kind.as_str()).collect();
-    let (lane, partner) = match &page.after {
-        Some((lane, partner)) => (lane.as_str(), partner.uuid()),
-        None => ("", Uuid::nil()),
-    };
-    let limit = pg::signed(page.limit);
-    let query = sqlx::query!(
-        r#"-- Walks from one pair of lane and partner to the next by the index, so that a long backlog
-           -- of one pair costs the others nothing.
-           WITH RECURSIVE pair (lane, partner_id, nth) AS (
-               (SELECT next_of_kind.lane, next_of_kind.partner_id, 1
-                FROM unnest($1::text[]) AS wanted (kind)
-                CROSS JOIN LATERAL (
-                    SELECT w.lane, w.partner_id FROM work w
-                    WHERE w.kind = wanted.kind AND w.provider = $2 AND (w.lane, w.partner_id) > ($3, $4)
-                    ORDER BY w.lane, w.partner_id LIMIT 1
-                ) next_of_kind
-                ORDER BY next_of_kind.lane, next_of_kind.partner_id LIMIT 1)
-               UNION ALL
-               SELECT next_pair.lane, next_pair.partner_id, pair.nth + 1
-               FROM pair
-               CROSS JOIN LATERAL (
-                   SELECT next_of_kind.lane, next_of_kind.partner_id
-                   FROM unnest($1::text[]) AS wanted (kind)
-                   CROSS JOIN LATERAL (
-                       SELECT w.lane, w.partner_id FROM work w
-                       WHERE w.kind = wanted.kind AND w.provider = $2
-                         AND (w.lane, w.partner_id) > (pair.lane, pair.partner_id)
-                       ORDER BY w.lane, w.partner_id LIMIT 1
-                   ) next_of_kind
-                   ORDER BY next_of_kind.lane, next_of_kind.partner_id LIMIT 1
-               ) next_pair
-               WHERE pair.nth < $5
-           )
-           -- Takes the first due rows of each pair, and numbers them, so that the result takes one
-           -- row of each pair in turn. A pair without due rows stays in the result, because the last
-           -- pair of the walk says where the next look begins. For the same reason the result has no
-           -- LIMIT, which could cut that pair off.
-           SELECT pair.lane AS "lane!", pair.partner_id AS "partner_id!", pair.nth AS "nth!", due.id AS "id?"
-           FROM pair
-           LEFT JOIN LATERAL (
-               SELECT due_of_pair.id,
-                      row_number() OVER (ORDER BY due_of_pair.rank, due_of_pair.at) AS turn
-               FROM (
-                   SELECT due_of_kind.id, due_of_kind.at, wanted.rank
-                   FROM unnest($1::text[]) WITH ORDINALITY AS wanted (kind, rank)
-                   CROSS JOIN LATERAL (
-                       SELECT w.id, w.at FROM work w
-                       WHERE w.kind = wanted.kind AND w.provider = $2 AND w.lane = pair.lane
-                         AND w.partner_id = pair.partner_id AND w.at <= now() AND pair.lane <> ALL ($6)
-                       ORDER BY w.at LIMIT $7
-                   ) due_of_kind
-                   ORDER BY wanted.rank, due_of_kind.at LIMIT $7
-               ) due_of_pair
-           ) due ON true
-           ORDER BY due.turn, pair.nth"#,
-        &kinds as &[&str],
-        provider,
-        lane,
-        partner,
-        limit,
-        page.skip,
-        i64::try_from(page.rows_per_queue).unwrap_or(i64::MAX),
-    );
-    let rows = query.fetch_all(connection).await?;
-    // If the walk stopped at the last pair that `limit` allows, there may be further pairs after it,
-    // and the next look begins there.
-    let last = rows.iter().find(|row| row.nth >= limit);
-    let after = last.map(|row| (row.lane.clone(), row.partner_id.into()));
-    let due = rows
-        .into_iter()
-        .filter_map(|row| {
-            Some(DueWork {
-                id: row.id?.into(),
-                partner_id: row.partner_id.into(),
-                lane: row.lane,
-            })
-        })
-        .take(page.limit)
-        .collect();
-    Ok(Found { due, after })
+    look: &Look,
+) -> Result<Found<DueWork<Id>>> {
+    look!(connection, kinds, provider, look, "", "now()", "$7")
+}
+
+/// Looks for due deliveries: the oldest one of each endpoint, then the second oldest one of each,
+/// and so on. Each result's lane and partner name its endpoint, see
+/// [`EndpointKey::of_work`](domain::EndpointKey::of_work).
+///
+/// Deliveries of a blocked endpoint are left out, because their claim would find nothing. Tests,
+/// which are due at `-infinity`, are found all the same. If the block of an endpoint has ended, a
+/// single delivery is found, as its probe.
+pub async fn due_deliveries(
+    connection: &mut PgConnection,
+    look: &Look,
+) -> Result<Found<DueWork<DeliveryId>>> {
+    look!(
+        connection,
+        [Kind::Deliver],
+        "",
+        look,
+        "LEFT JOIN partner_endpoints e
+             ON e.endpoint_id = coalesce(nullif(pair.lane, '')::uuid, pair.partner_id)",
+        "CASE WHEN e.blocked_until > now() THEN '-infinity' ELSE now() END",
+        "CASE WHEN e.blocked_until IS NULL THEN $7::bigint ELSE 1 END"
+    )
 }

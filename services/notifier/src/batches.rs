@@ -10,13 +10,17 @@
 //! ends. A batch of a resend is never done twice, because its position commits with it. The others
 //! may be, because a repeat changes nothing.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use domain::{EndpointKey, PartnerId};
 use pg::Database;
 use pipeline::{
     Effect, perform,
-    worker::{self, Class, Found, Limits, Look, Permit, Stage, Ticket, Trigger},
+    worker::{self, Class, Limits, Permit, Stage, Ticket, Trigger},
 };
 use runtime::{Shutdown, outage};
 use store::{
@@ -24,7 +28,7 @@ use store::{
         batches::{self, Claimed},
         endpoints, resends,
     },
-    work::{Kind, Page},
+    work::{Found, Kind, Look},
 };
 use uuid::Uuid;
 
@@ -36,8 +40,13 @@ const BATCH: u32 = 500;
 /// fraction of it. Notices may take longer, and then a second process does the same beside it.
 const LEASE: Duration = Duration::from_secs(5);
 /// The pause until a row is looked at again that could do nothing now: enough webhooks of its
-/// partner are due, or another process has locked the rows.
+/// partner are due, or another process has locked the rows. It doubles each time, because each look
+/// costs two commits, and a resend to a blocked endpoint can do nothing for hours.
 const PAUSE: Duration = Duration::from_millis(500);
+/// The longest of these pauses, and so how much later such a resend may go on.
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// Of how many rows the last pause is remembered.
+const REMEMBERED: usize = 1_000;
 /// How often events about keys that end soon are made. They end hours later.
 const NOTICES_EVERY: Duration = Duration::from_mins(1);
 /// How many batches of one kind a process does at once. They are few, so that deliveries find a
@@ -51,8 +60,35 @@ pub struct Batches {
     /// An event about a key is made when the key ends within this time.
     pub key_notice: Duration,
     /// A resend makes at most this many deliveries of an endpoint due at a time.
-    pub redelivery_due: u32,
+    pub resend_due: u32,
+    pub pauses: Pauses,
     pub shutdown: Shutdown,
+}
+
+/// The pauses of the rows that could do nothing when this process looked at them last.
+#[derive(Default)]
+pub struct Pauses(Mutex<HashMap<Uuid, Duration>>);
+
+impl Pauses {
+    /// The next pause of a row that can do nothing.
+    fn longer(&self, id: Uuid) -> Duration {
+        let mut pauses = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // Rows that another process has ended are never forgotten one by one. Forgetting all of them
+        // only makes some pauses short again.
+        if pauses.len() >= REMEMBERED {
+            pauses.clear();
+        }
+        let pause = pauses.get(&id).map_or(PAUSE, |last| *last * 2);
+        let pause = pause.min(LONGEST_PAUSE);
+        pauses.insert(id, pause);
+        pause
+    }
+
+    /// A row has done something, so its next pause is short.
+    fn forget(&self, id: Uuid) {
+        let mut pauses = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        pauses.remove(&id);
+    }
 }
 
 /// The limits of [`Batches`]. No message announces its rows.
@@ -75,6 +111,8 @@ pub fn worker_settings() -> worker::Settings {
 enum Next {
     Never,
     In(Duration),
+    /// It could do nothing now.
+    Later,
 }
 
 impl Stage for Batches {
@@ -86,34 +124,12 @@ impl Stage for Batches {
     type Id = Uuid;
     type Work = Claimed;
 
-    fn tickets_of(&self, (): ()) -> Vec<Ticket<Uuid>> {
-        Vec::new()
-    }
-
-    async fn defer(&self, _rows: &[Uuid]) -> anyhow::Result<()> {
-        Ok(())
-    }
-
-    async fn due(&self, look: Look) -> anyhow::Result<Found<Uuid>> {
-        let page = Page {
-            limit: look.limit,
-            rows_per_queue: look.rows_per_queue,
-            after: look.after,
-            skip: &[],
-        };
+    async fn due(&self, look: Look) -> anyhow::Result<Found<Ticket<Uuid>>> {
         let found = self
             .database
-            .run(async |connection| batches::due(connection, &page).await)
+            .run(async |connection| batches::due(connection, &look).await)
             .await?;
-        let tickets = found.due.into_iter().map(|due| Ticket {
-            id: due.id,
-            lane: due.lane.into(),
-            owner: due.partner_id.into(),
-        });
-        Ok(Found {
-            due: tickets.collect(),
-            after: found.after,
-        })
+        Ok(found.map(Ticket::from))
     }
 
     async fn claim(&self, rows: &[Uuid], _class: Class) -> anyhow::Result<Vec<(Uuid, Claimed)>> {
@@ -131,9 +147,17 @@ impl Stage for Batches {
                 Kind::Resend => self.resend(claimed.id, claimed.partner_id).await?,
                 _ => self.notices().await?,
             };
-            let recorded = self.database.run(async |connection| match next {
-                Next::Never => batches::done(connection, &claimed).await,
-                Next::In(pause) => batches::again(connection, &claimed, pause).await,
+            let again_in = match next {
+                Next::Later => Some(self.pauses.longer(claimed.id)),
+                Next::In(pause) => Some(pause),
+                Next::Never => None,
+            };
+            if !matches!(next, Next::Later) {
+                self.pauses.forget(claimed.id);
+            }
+            let recorded = self.database.run(async |connection| match again_in {
+                None => batches::done(connection, &claimed).await,
+                Some(pause) => batches::again(connection, &claimed, pause).await,
             });
             recorded.await
         };
@@ -175,17 +199,17 @@ impl Batches {
         Ok(match moved {
             moved if !moved.more => Next::Never,
             moved if moved.due > 0 => Next::In(Duration::ZERO),
-            _ => Next::In(PAUSE),
+            _ => Next::Later,
         })
     }
 
     /// Does the next batch of a resend.
     async fn resend(&self, id: Uuid, partner_id: PartnerId) -> Result<Next, pg::Error> {
-        let most_due = self.redelivery_due;
+        let most_due = self.resend_due;
         let stepping = self
             .database
             .run(async |connection| resends::step(connection, id, most_due).await);
-        let step = perform(Effect::CommitRedelivery, stepping).await?;
+        let step = perform(Effect::CommitResend, stepping).await?;
         if step.ended {
             tracing::info!(
                 partner.id = %partner_id,
@@ -196,7 +220,7 @@ impl Batches {
         Ok(match step {
             step if step.ended || step.gone => Next::Never,
             step if step.more => Next::In(Duration::ZERO),
-            _ => Next::In(PAUSE),
+            _ => Next::Later,
         })
     }
 
@@ -209,5 +233,25 @@ impl Batches {
         )
         .await?;
         Ok(Next::In(NOTICES_EVERY))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_that_can_do_nothing_is_looked_at_less_and_less_often() {
+        let pauses = Pauses::default();
+        let row = Uuid::from_u128(1);
+        let seconds: Vec<f64> = (0..9).map(|_| pauses.longer(row).as_secs_f64()).collect();
+        assert_eq!(seconds, [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0, 10.0]);
+        assert_eq!(pauses.longer(Uuid::from_u128(2)), PAUSE, "of its own");
+        pauses.forget(row);
+        assert_eq!(pauses.longer(row), PAUSE, "it has done something");
+        for other in 3..3_000 {
+            pauses.longer(Uuid::from_u128(other));
+        }
+        assert!(pauses.0.lock().unwrap().len() <= REMEMBERED);
     }
 }

@@ -112,7 +112,8 @@ pub fn after_request(captured: &CaptureConnection) -> Vec<u8> {
 /// Creates the client, which speaks HTTP/1.1.
 ///
 /// The head is read as tolerantly as browsers and curl read it, because an endpoint behind a sloppy
-/// gateway or plugin has received the webhook all the same.
+/// gateway or plugin has received the webhook all the same. Of a head that hyper refuses,
+/// [`crate::head`] still reads the status, but `Retry-After` and the body are lost.
 pub fn endpoints(dns: Dns, limits: &Limits) -> io::Result<WebhookClient> {
     let mut http = HttpConnector::new_with_resolver(Names(dns));
     http.enforce_http(false);

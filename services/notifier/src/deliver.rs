@@ -32,7 +32,7 @@ use pipeline::{
     Effect, GroupCommit,
     payload::TopupReady,
     perform, trace,
-    worker::{Class, Found, Look, Permit, Stage, Ticket, Trigger},
+    worker::{Class, Permit, Stage, Ticket, Trigger},
 };
 use runtime::{Shutdown, clock, outage};
 use signing::code;
@@ -43,7 +43,7 @@ use store::{
         events::{Event, Subject},
         notices::{self, Notice},
     },
-    work::Page,
+    work::{self, Found, Look},
 };
 use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
@@ -196,7 +196,7 @@ impl Deliver {
 
         let attempts_of_schedule = delivery.attempt.saturating_sub(delivery.schedule_start);
         let next = self.next_step(&delivery, &tried, attempts_of_schedule);
-        let next_if_first = self.next_step(&delivery, &tried, 0);
+        let next_if_first = || self.next_step(&delivery, &tried, 0);
         // After a success the permit is released at once, because the next request need not wait
         // for the record. After a failure it is kept until the failure is recorded: the record may
         // block the endpoint, and then no further delivery should start.
@@ -305,7 +305,7 @@ impl Deliver {
             Next::Retry(_) => "retried",
             Next::Exhausted => "exhausted",
         });
-        // A replay does not count for the delivery time, because somebody chose when it happened.
+        // A resend does not count for the delivery time, because somebody chose when it happened.
         if let Content::Esim(esim) = &delivery.content
             && next == Next::Delivered
             && delivery.schedule_start == 0
@@ -517,24 +517,12 @@ impl Stage for Deliver {
         Ok(self.fan_out(&to_fan_out).await?)
     }
 
-    async fn due(&self, look: Look) -> anyhow::Result<Found<DeliveryId>> {
-        let page = Page {
-            limit: look.limit,
-            rows_per_queue: look.rows_per_queue,
-            after: look.after,
-            skip: &[],
-        };
+    async fn due(&self, look: Look) -> anyhow::Result<Found<Ticket<DeliveryId>>> {
         let found = self
             .database
-            .run(async |connection| deliveries::due(connection, &page).await)
+            .run(async |connection| work::due_deliveries(connection, &look).await)
             .await?;
-        let due = found.due.into_iter();
-        Ok(Found {
-            due: due
-                .map(|due| self.ticket(due.id, EndpointKey::of_work(due.partner_id, &due.lane)))
-                .collect(),
-            after: found.after,
-        })
+        Ok(found.map(|due| self.ticket(due.id, EndpointKey::of_work(due.partner_id, &due.lane))))
     }
 
     async fn claim(

@@ -88,7 +88,7 @@ const CONSUMER: &str = "notifier";
 /// How often the gauges of stored rows, such as exhausted deliveries, are updated.
 const STANDING: Duration = Duration::from_secs(5);
 /// The most running resends that are counted.
-const MOST_REDELIVERIES: i64 = 1_000;
+const MOST_RESENDS: i64 = 1_000;
 /// The default of `RETRY_SCHEDULE`: eight attempts over about 28 hours.
 const RETRY_SCHEDULE: &str = "5s,5m,30m,2h,5h,10h,10h";
 /// How much of the first lease of a delivery is at least left for its readiness event to reach us.
@@ -206,7 +206,7 @@ pub struct Config {
         default_value_t = 200,
         value_parser = clap::value_parser!(u16).range(1..=10_000)
     )]
-    pub redelivery_due: u16,
+    pub resend_due: u16,
 
     /// Maximum number of notices about its endpoints that a partner gets within 24 hours. A partner
     /// with a verified channel for notices is told when an endpoint fails, is blocked, recovers, or
@@ -376,7 +376,8 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         database: database.clone(),
         metrics: Arc::clone(&metrics),
         key_notice: config.key_expiring_notice,
-        redelivery_due: config.redelivery_due.into(),
+        resend_due: config.resend_due.into(),
+        pauses: batches::Pauses::default(),
         shutdown: shutdown.clone(),
     };
     worker::start(
@@ -432,8 +433,8 @@ async fn report(
     let due = DueRows::new("notifier");
     let mut ticks = shutdown.ticks(STANDING);
     while ticks.next().await {
-        let running = database
-            .run(async |connection| resends::running(connection, None, MOST_REDELIVERIES).await);
+        let running =
+            database.run(async |connection| resends::running(connection, None, MOST_RESENDS).await);
         if let Ok(running) = running.await {
             metrics.redeliveries(running.len());
         }

@@ -74,7 +74,7 @@ impl Metrics {
             ),
             exhausted: make.gauge(
                 "esim.deliveries.exhausted",
-                "Exhausted deliveries, which an operator can replay",
+                "Exhausted deliveries, which an operator can send again",
             ),
             redeliveries: make.gauge(
                 "esim.redeliveries.running",

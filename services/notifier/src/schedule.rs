@@ -56,7 +56,7 @@ pub enum Next {
     Delivered,
     /// The next attempt is made after this time.
     Retry(Duration),
-    /// No further attempt is made until an operator replays it or the partner has it sent again.
+    /// No further attempt is made until an operator or the partner has it sent again.
     Exhausted,
 }
 

@@ -487,6 +487,17 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn the_rest_of_a_sloppy_answer_is_read_too() {
+        for odd in ["x: a\r\n folded", "x : blank", "no colon"] {
+            let answer = format!("HTTP/1.1 503 Busy\r\n{odd}\r\nretry-after: 7\r\n\r\nbusy");
+            let url = ending(answer).await;
+            let (answer, body) = post_and_read(&sender("127.0.0.0/8"), &url).await.unwrap();
+            let seen = (answer.retry_after.is_some(), body.as_slice());
+            assert_eq!(seen, (true, &b"busy"[..]), "{odd}");
+        }
+    }
+
+    #[tokio::test]
     async fn what_is_no_response_says_why() {
         let sender = sender("127.0.0.0/8");
         for (answer, fault) in [

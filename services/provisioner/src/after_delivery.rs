@@ -27,11 +27,11 @@ use domain::{
 };
 use pipeline::{
     Effect, perform,
-    worker::{Class, Found, Look, Permit, Stage, Ticket, Trigger},
+    worker::{Class, Permit, Stage, Ticket, Trigger},
 };
 use store::{
     esim_requests::{self, Claimed, Open, Reason, Settlement, UsageFailure},
-    work::Page,
+    work::{Found, Look},
 };
 use uuid::Uuid;
 
@@ -61,29 +61,12 @@ impl Stage for RequestStage {
     type Id = Uuid;
     type Work = Claimed;
 
-    fn tickets_of(&self, (): ()) -> Vec<Ticket<Uuid>> {
-        Vec::new()
-    }
-
-    async fn defer(&self, _rows: &[Uuid]) -> anyhow::Result<()> {
-        Ok(())
-    }
-
-    async fn due(&self, look: Look) -> anyhow::Result<Found<Uuid>> {
+    async fn due(&self, look: Look) -> anyhow::Result<Found<Ticket<Uuid>>> {
         // While the breaker is not closed, the claim would find nothing.
         if !self.work.calls.breaker.is_closed() {
-            return Ok(Found {
-                due: Vec::new(),
-                after: None,
-            });
+            return Ok(Found::nothing());
         }
-        let page = Page {
-            limit: look.limit,
-            rows_per_queue: look.rows_per_queue,
-            after: look.after,
-            skip: &[],
-        };
-        self.work.due_requests(&page).await
+        self.work.due_requests(&look).await
     }
 
     async fn claim(&self, rows: &[Uuid], _class: Class) -> anyhow::Result<Vec<(Uuid, Claimed)>> {
@@ -100,12 +83,12 @@ impl Stage for RequestStage {
 impl ProviderWork {
     /// Answers a due request as the probe of a half-open breaker. The caller has the probe.
     pub(crate) async fn probe_with_request(self: &Arc<Self>) -> anyhow::Result<()> {
-        let page = Page {
+        let look = Look {
             limit: 1,
             rows_per_queue: 1,
-            ..Page::default()
+            ..Look::default()
         };
-        let found = self.due_requests(&page).await?;
+        let found = self.due_requests(&look).await?;
         let rows: Vec<Uuid> = found.due.into_iter().map(|ticket| ticket.id).collect();
         // An attempt is sent within a time that counts from before the claim.
         let claim_began = Instant::now();
@@ -118,21 +101,13 @@ impl ProviderWork {
         Ok(())
     }
 
-    async fn due_requests(&self, page: &Page<'_>) -> anyhow::Result<Found<Uuid>> {
+    async fn due_requests(&self, look: &Look) -> anyhow::Result<Found<Ticket<Uuid>>> {
         let name = &self.calls.name;
         let found = self
             .database
-            .run(async |connection| esim_requests::due(connection, name, page).await)
+            .run(async |connection| esim_requests::due(connection, name, look).await)
             .await?;
-        let tickets = found.due.into_iter().map(|due| Ticket {
-            id: due.id,
-            lane: due.lane.into(),
-            owner: due.partner_id.into(),
-        });
-        Ok(Found {
-            due: tickets.collect(),
-            after: found.after,
-        })
+        Ok(found.map(Ticket::from))
     }
 
     /// Claims due requests. While the breaker is not closed, only a `probe` gets one.

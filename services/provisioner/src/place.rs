@@ -41,12 +41,12 @@ use pipeline::{
     payload::{JobPlacement, TopupJob, Verdict},
     streams::JOBS,
     trace,
-    worker::{Class, Found, Look, Permit, Stage, Ticket, Trigger},
+    worker::{Class, Permit, Stage, Ticket, Trigger},
 };
 use runtime::Shutdown;
 use store::{
     placements::{self, Activity, Claim, Claimed, Outcome},
-    work::Page,
+    work::{Found, Look},
 };
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tracing::{Instrument, Span, info_span};
@@ -134,15 +134,12 @@ impl Stage for ProviderStage {
         Ok(())
     }
 
-    async fn due(&self, look: Look) -> anyhow::Result<Found<PlacementId>> {
+    async fn due(&self, look: Look) -> anyhow::Result<Found<Ticket<PlacementId>>> {
         let calls = &self.work.calls;
         // While the breaker is not closed, the claim of a due row would find nothing. Probes find
         // their placements themselves.
         if !calls.breaker.is_closed() {
-            return Ok(Found {
-                due: Vec::new(),
-                after: None,
-            });
+            return Ok(Found::nothing());
         }
         // A stopped lane buys nothing for now. Its look-ups and collects go on, because they buy
         // nothing and settle the attempts that may have stopped it.
@@ -150,13 +147,7 @@ impl Stage for ProviderStage {
             Activity::Purchases => calls.limiters.stopped(Instant::now()),
             Activity::LookUps => Vec::new(),
         };
-        let page = Page {
-            limit: look.limit,
-            rows_per_queue: look.rows_per_queue,
-            after: look.after,
-            skip: &skip,
-        };
-        self.work.due(self.activity, &page).await
+        self.work.due(self.activity, &Look { skip, ..look }).await
     }
 
     async fn claim(
@@ -181,21 +172,17 @@ impl Stage for ProviderStage {
 }
 
 impl ProviderWork {
-    async fn due(&self, activity: Activity, page: &Page<'_>) -> anyhow::Result<Found<PlacementId>> {
+    async fn due(
+        &self,
+        activity: Activity,
+        look: &Look,
+    ) -> anyhow::Result<Found<Ticket<PlacementId>>> {
         let name = &self.calls.name;
         let found = self
             .database
-            .run(async |connection| placements::due(connection, name, activity, page).await)
+            .run(async |connection| placements::due(connection, name, activity, look).await)
             .await?;
-        let tickets = found.due.into_iter().map(|due| Ticket {
-            id: due.id,
-            lane: due.lane.into(),
-            owner: due.partner_id.into(),
-        });
-        Ok(Found {
-            due: tickets.collect(),
-            after: found.after,
-        })
+        Ok(found.map(Ticket::from))
     }
 
     async fn claim(&self, rows: &[PlacementId], claim: Claim) -> anyhow::Result<Vec<Claimed>> {

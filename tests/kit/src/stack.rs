@@ -85,7 +85,7 @@ pub struct Builder {
 
 impl Builder {
     /// Sets or overrides a setting of every replica of a stage: a variable, or an argument such as
-    /// `--redelivery-due`, because what only tests set has no variable.
+    /// `--resend-due`, because what only tests set has no variable.
     pub fn env(mut self, stage: Stage, name: &str, value: &str) -> Self {
         self.env.push((stage, name.into(), value.into()));
         self

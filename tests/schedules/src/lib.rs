@@ -49,6 +49,7 @@ pub mod sampler;
 pub mod scenarios;
 pub mod streams;
 pub mod trace;
+pub mod work;
 pub mod worker;
 pub mod http {
     pub(crate) mod departures;

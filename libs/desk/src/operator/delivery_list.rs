@@ -141,11 +141,9 @@ async fn look(
         (None, Some(state @ (DeliveryState::Exhausted | DeliveryState::NoEndpoint))) => {
             held(connection, state, matching, last).await
         }
-        (
-            None,
-            Some(DeliveryState::Pending | DeliveryState::Delivered | DeliveryState::Cancelled)
-            | None,
-        ) => all(connection, matching, last).await,
+        (None, Some(DeliveryState::Pending | DeliveryState::Delivered) | None) => {
+            all(connection, matching, last).await
+        }
     }
 }
 

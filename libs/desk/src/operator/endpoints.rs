@@ -12,7 +12,6 @@ use serde_json::json;
 use sqlx::{Connection, PgConnection};
 use store::deliveries::endpoints::{self, Endpoint};
 use strum::VariantArray;
-use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 /// Why an endpoint stays as it is.
 #[derive(Debug, thiserror::Error)]
@@ -63,57 +62,19 @@ async fn before(
     };
     let (state, at) = seen.split_once(' ').unwrap_or((seen, ""));
     let seen = Stored::<EndpointState>::from(state.to_owned());
-    let as_seen = match OffsetDateTime::parse(at, &Rfc3339) {
-        Ok(at) if seen == now => !was_changed(connection, endpoint, at).await?,
-        _ => false,
-    };
+    // Partners' own changes are recorded for the partner, not for one of its endpoints.
+    let ids = [endpoint.id.to_string(), endpoint.partner_id.to_string()];
+    let changing: Vec<Command> = Command::VARIANTS
+        .iter()
+        .copied()
+        .filter(|command| command.is_of_endpoint())
+        .collect();
+    let as_seen = seen == now && actions::is_as_seen(&mut *connection, &ids, &changing, at).await?;
     if as_seen {
         Ok(now)
     } else {
         Err(NotChanged::Changed { seen, now })
     }
-}
-
-/// Whether none of these commands was recorded for a partner since a page was made. `read_at` is when it
-/// read the partner, as [`seen_at`] writes it.
-pub async fn is_as_seen(
-    connection: &mut PgConnection,
-    partner_id: PartnerId,
-    commands: &[Command],
-    read_at: &str,
-) -> Result<bool> {
-    let Ok(read_at) = OffsetDateTime::parse(read_at, &Rfc3339) else {
-        return Ok(false);
-    };
-    for command in commands {
-        let last = actions::last(&mut *connection, &[partner_id.to_string()], *command).await?;
-        if last.values().any(|at| *at >= read_at) {
-            return Ok(false);
-        }
-    }
-    Ok(true)
-}
-
-/// Whether an operator or the partner has changed an endpoint of this partner since a page was made.
-/// Partners' own changes are recorded for the partner, not for one of its endpoints.
-async fn was_changed(
-    connection: &mut PgConnection,
-    endpoint: EndpointKey,
-    since: OffsetDateTime,
-) -> Result<bool> {
-    let changing = Command::VARIANTS.iter().copied();
-    let changing = changing.filter(|command| command.is_of_endpoint());
-    let changing: Vec<&str> = changing.map(Command::as_str).collect();
-    // The index on the time bounds the cost: a page is rarely older than a session.
-    let query = sqlx::query_scalar!(
-        r#"SELECT EXISTS (
-               SELECT FROM operator_actions
-               WHERE at >= $1 AND command = ANY ($3) AND split_part(target, ' ', 2) = ANY ($2)) AS "changed!""#,
-        since,
-        &[endpoint.id.to_string(), endpoint.partner_id.to_string()],
-        &changing as &[&str],
-    );
-    Ok(query.fetch_one(connection).await?)
 }
 
 /// The state of an endpoint, as [`endpoints::list`] names it.
@@ -143,32 +104,24 @@ pub async fn pause(
     Ok(actions::commit(transaction, action, 1, changed).await?)
 }
 
-/// Ends a pause or a block; `seen` as for [`pause`]. Returns how many deliveries are due now because
-/// of it.
+/// Ends a pause or a block; `seen` as for [`pause`]. The notifiers make the deliveries due that waited.
 pub async fn resume(
     connection: &mut PgConnection,
     endpoint: EndpointKey,
     seen: Option<&str>,
     action: Action<'_>,
-) -> Result<u64, NotChanged> {
+) -> Result<(), NotChanged> {
     let mut transaction = connection.begin().await?;
     let before = before(&mut transaction, endpoint, seen).await?;
-    let due = endpoints::resume(&mut transaction, endpoint).await?;
-    let changed = Changed::between(
-        json!({ "state": before }),
-        json!({ "state": "open", "deliveries_due": due }),
-    );
-    let affected = i64::try_from(due).unwrap_or(i64::MAX);
-    actions::commit(transaction, action, affected, changed).await?;
-    Ok(due)
+    endpoints::resume(&mut transaction, endpoint).await?;
+    let changed = Changed::between(json!({ "state": before }), json!({ "state": "open" }));
+    Ok(actions::commit(transaction, action, 1, changed).await?)
 }
 
-/// The size of a batch of deliveries that a move makes due.
-const MOVED: u32 = 1_000;
-
 /// Sets a partner's webhook URL, or removes it (`None`), and ends the block of the endpoint, in the
-/// caller's transaction. The notifiers make the deliveries due that waited for it. Returns `None` if
-/// there is no such partner.
+/// caller's transaction. The notifiers make the deliveries due that waited for it. A notifier holds
+/// deliveries for a missing URL only while it locks the endpoint's row, so no delivery misses the new
+/// URL. Returns `None` if there is no such partner.
 pub async fn set_url(
     transaction: &mut PgConnection,
     partner_id: PartnerId,
@@ -181,38 +134,4 @@ pub async fn set_url(
     let first = EndpointKey::first(partner_id);
     let exists = change(transaction, first, &new, Block::End).await?;
     Ok(exists.map(drop))
-}
-
-/// Sets a partner's webhook URL, or removes it (`None`), as an operator (`action`, recorded with
-/// what `changed`), and ends the block of the endpoint. The deliveries that waited for the old URL
-/// become due in batches of [`MOVED`] after the change has committed, so an interruption loses
-/// none: the notifiers make the rest due. A notifier holds deliveries for a missing URL only while it
-/// locks the endpoint's row, so no delivery misses the new URL.
-///
-/// Returns the number of deliveries that became due, or `None` if there is no such partner.
-pub async fn set_webhook(
-    connection: &mut PgConnection,
-    partner_id: PartnerId,
-    url: Option<&str>,
-    action: Action<'_>,
-    changed: Changed,
-) -> Result<Option<u64>> {
-    let set = async |transaction: &mut PgConnection| {
-        let exists = set_url(transaction, partner_id, url).await?;
-        Ok(exists.map(|()| ((), changed)))
-    };
-    if actions::recorded(connection, action, set).await?.is_none() {
-        return Ok(None);
-    }
-    let first = EndpointKey::first(partner_id);
-    let mut due = 0;
-    while url.is_some() {
-        let moved = endpoints::move_waiting(connection, first, MOVED).await?;
-        due += moved.due;
-        // Rows that another process holds are left to it.
-        if !moved.more || moved.due == 0 {
-            break;
-        }
-    }
-    Ok(Some(due))
 }

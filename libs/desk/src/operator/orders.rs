@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use domain::{
     GiveBackState, MaybeStored, PlacementState, Stored, Why,
     standing::{
-        self, DeliveryState, EndpointState, Silent, Standing, UnitState, Webhook, of_webhook,
+        self, DeliveryState, EndpointState, Rows, Silent, Standing, UnitState, Webhook, of_webhook,
     },
 };
 use pg::{Error, Result};
@@ -181,6 +181,9 @@ pub struct TopupView {
     /// The placement that holds the unit.
     pub placement_id: Uuid,
     pub state: Stored<UnitState>,
+    /// Its placement waits for an operator.
+    #[serde(skip)]
+    pub is_parked: bool,
     /// Why the unit failed or its placement is parked; nothing once it has its profile.
     pub reason: Why,
     pub iccid: Option<String>,
@@ -405,8 +408,7 @@ pub async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<Ord
         let query = sqlx::query_as!(
             TopupView,
             r#"SELECT t.topup_id, t.option_id, t.placement_id,
-                      CASE WHEN e.returned_at IS NOT NULL THEN 'returned' WHEN e.ready_at IS NOT NULL THEN 'ready'
-                           WHEN t.state = 'pending' AND p.state = 'parked' THEN 'parked' ELSE t.state END AS "state!",
+                      t.state AS "state!", p.state = 'parked' AS "is_parked!",
                       coalesce(t.reason, p.reason) AS reason, e.iccid AS "iccid?", e.ready_at AS "ready_at?",
                       e.erased_at AS "erased_at?",
                       d.state AS "delivery?", d.attempt AS "delivery_attempts?", d.status AS "delivery_status?",
@@ -430,7 +432,7 @@ pub async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<Ord
             head.order_id,
         );
         let mut topups = query.fetch_all(&mut *connection).await?;
-        forget_reasons(&mut topups);
+        judge(&mut topups);
         let further = further(&mut *connection, head.order_id).await?;
         orders.push(OrderView {
             endpoint: head.endpoint,
@@ -497,10 +499,21 @@ pub async fn undelivered(
     Ok(undelivered.collect())
 }
 
-/// The reason of a placement is about its units that are missing. One that has its profile left the
-/// normal path for no reason.
-fn forget_reasons(units: &mut [TopupView]) {
-    for unit in units.iter_mut().filter(|unit| unit.ready_at.is_some()) {
-        unit.reason = Why::default();
+/// The state of each unit follows from its rows, as for its partner. A state that only a newer version
+/// knows is shown as it is. The reason of a placement is about its units that are missing: one that
+/// has its profile left the normal path for no reason.
+fn judge(units: &mut [TopupView]) {
+    for unit in units {
+        if let Some(stored) = unit.state.known() {
+            unit.state = Stored::Known(UnitState::of(Rows {
+                is_ready: unit.ready_at.is_some(),
+                is_returned: unit.returned_at.is_some(),
+                has_failed: stored == UnitState::Failed,
+                is_parked: unit.is_parked,
+            }));
+        }
+        if unit.ready_at.is_some() {
+            unit.reason = Why::default();
+        }
     }
 }

@@ -213,7 +213,7 @@ pub async fn start(
     let id = Uuid::now_v7();
     let asked = Asked {
         action: &action,
-        batch: Some(id),
+        part_of: Some(id),
     };
     let mut begun = 0_u64;
     let mut skipped = 0_i64;

@@ -1,5 +1,5 @@
 //! The deliveries of a partner: those of its units one by one, all of them as a list, and the
-//! redelivery of one of them at its request. [`store::deliveries::resends`] sends many again.
+//! resend of one of them at its request. [`store::deliveries::resends`] sends many again.
 
 use std::time::Duration;
 
@@ -176,9 +176,9 @@ pub async fn deliveries(
     Ok((views, walk.after.filter(|_| !found.ended)))
 }
 
-/// The result of [`redeliver`].
+/// The result of [`send_again`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Redelivered {
+pub enum SentAgain {
     /// It is sent again now, and its retries begin anew.
     Again,
     /// It is due soon anyway, or an attempt is in flight, and its retries have just begun, or the last
@@ -198,29 +198,29 @@ pub enum Redelivered {
 /// are read first, so that the partner gets the right reason for a refusal. The resend then checks
 /// the interval once more under the lock of the row. If another request was faster, this one gets the
 /// answer that it would have got right after that one.
-pub async fn redeliver(
+pub async fn send_again(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     webhook_id: &WebhookId,
     endpoint: Option<EndpointId>,
     interval: Duration,
-) -> Result<Redelivered> {
+) -> Result<SentAgain> {
     let id = match find(connection, partner_id, webhook_id, endpoint).await? {
         Found::Delivery(id) => id,
-        Found::NotReady => return Ok(Redelivered::NotReady),
-        Found::Nothing => return Ok(Redelivered::Unknown),
+        Found::NotReady => return Ok(SentAgain::NotReady),
+        Found::Nothing => return Ok(SentAgain::Unknown),
     };
     let Some(mut delivery) = resendable(connection, id).await? else {
-        return Ok(Redelivered::Unknown);
+        return Ok(SentAgain::Unknown);
     };
-    if without_resend(&delivery, interval) == Some(Redelivered::Due) {
+    if without_resend(&delivery, interval) == Some(SentAgain::Due) {
         if restart(connection, partner_id, webhook_id, id, interval).await? {
-            return Ok(Redelivered::Again);
+            return Ok(SentAgain::Again);
         }
         // The attempt that was in flight may have ended meanwhile, as the last one of its schedule.
         match resendable(connection, id).await? {
             Some(now) => delivery = now,
-            None => return Ok(Redelivered::Unknown),
+            None => return Ok(SentAgain::Unknown),
         }
     }
     if let Some(answer) = without_resend(&delivery, interval) {
@@ -240,17 +240,17 @@ pub async fn redeliver(
     };
     let resent = deliveries::resend_one(connection, id, &filter, mode).await?;
     if resent.resent > 0 {
-        return Ok(Redelivered::Again);
+        return Ok(SentAgain::Again);
     }
     // The facts have changed in the meantime: another request, an operator or the notifier was faster.
     let now = resendable(connection, id).await?;
     Ok(match now {
-        Some(now) => without_resend(&now, interval).unwrap_or(Redelivered::Due),
-        None => Redelivered::Unknown,
+        Some(now) => without_resend(&now, interval).unwrap_or(SentAgain::Due),
+        None => SentAgain::Unknown,
     })
 }
 
-/// How a redelivery is recorded: its command and its target.
+/// How such a resend is recorded: its command and its target.
 fn recorded(webhook_id: &WebhookId) -> (domain::Command, String) {
     match webhook_id {
         WebhookId::Topup(id) => (domain::Command::TopupRedeliver, format!("topup {id}")),
@@ -300,16 +300,16 @@ async fn restart(
 }
 
 /// Why a delivery is not made due; `None` if it can be.
-fn without_resend(delivery: &Resendable, interval: Duration) -> Option<Redelivered> {
+fn without_resend(delivery: &Resendable, interval: Duration) -> Option<SentAgain> {
     let age = age(delivery.age);
     if delivery.pointless {
-        Some(Redelivered::Gone)
+        Some(SentAgain::Gone)
     } else if !delivery.has_url || delivery.state == DeliveryState::NoEndpoint {
-        Some(Redelivered::NoEndpoint)
+        Some(SentAgain::NoEndpoint)
     } else if delivery.due {
-        Some(Redelivered::Due)
+        Some(SentAgain::Due)
     } else if age < interval {
-        Some(Redelivered::TooSoon(interval.saturating_sub(age)))
+        Some(SentAgain::TooSoon(interval.saturating_sub(age)))
     } else {
         None
     }

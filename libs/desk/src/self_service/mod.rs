@@ -29,8 +29,8 @@ pub use self::orders::first_id;
 pub use self::{
     account::{Account, OfferedOption, OptionFilter, OptionPage, account, options, rotate},
     deliveries::{
-        Delivery, DeliveryPage, FurtherDelivery, Redelivered, attempts, deliveries, delivery,
-        redeliver,
+        Delivery, DeliveryPage, FurtherDelivery, SentAgain, attempts, deliveries, delivery,
+        send_again,
     },
     endpoints::{
         AnyEndpoint, PauseChanged, change_endpoint, create_endpoint, delete_endpoint, endpoints,

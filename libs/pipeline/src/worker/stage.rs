@@ -7,8 +7,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use domain::PartnerId;
 use serde::de::DeserializeOwned;
+use store::work::{DueWork, Found, Look};
 
 use crate::{
     owner::Owner,
@@ -32,15 +32,23 @@ pub trait Stage: Send + Sync + 'static {
     /// A claimed row.
     type Work: Send + 'static;
 
-    /// One ticket for each row that the message names.
-    fn tickets_of(&self, message: Self::Message) -> Vec<Ticket<Self::Id>>;
+    /// One ticket for each row that the message names. A stage whose rows no message announces needs
+    /// neither this function nor [`Self::defer`].
+    fn tickets_of(&self, _message: Self::Message) -> Vec<Ticket<Self::Id>> {
+        Vec::new()
+    }
 
     /// Makes rows of messages due at once, because they cannot wait for permits in this process. If
     /// this fails, the sweep finds the rows later.
-    fn defer(&self, rows: &[Self::Id]) -> impl Future<Output = anyhow::Result<()>> + Send;
+    fn defer(&self, _rows: &[Self::Id]) -> impl Future<Output = anyhow::Result<()>> + Send {
+        async { Ok(()) }
+    }
 
     /// Looks for due rows, without changing anything. Other processes may find the same rows.
-    fn due(&self, look: Look) -> impl Future<Output = anyhow::Result<Found<Self::Id>>> + Send;
+    fn due(
+        &self,
+        look: Look,
+    ) -> impl Future<Output = anyhow::Result<Found<Ticket<Self::Id>>>> + Send;
 
     /// Claims rows. Returns those that need work now, and leaves out those that are finished.
     ///
@@ -84,22 +92,15 @@ impl<Id> Ticket<Id> {
     }
 }
 
-/// The limits of a look at due work, and where it begins.
-#[derive(Clone, Debug)]
-pub struct Look {
-    pub limit: usize,
-    /// The most rows of one queue, which is one partner in one lane.
-    pub rows_per_queue: usize,
-    /// The lane and partner after which the look begins.
-    pub after: Option<(String, PartnerId)>,
-}
-
-/// The result of a look at due work.
-#[derive(Clone, Debug)]
-pub struct Found<Id> {
-    pub due: Vec<Ticket<Id>>,
-    /// Where the next look begins; `None` after the last lane.
-    pub after: Option<(String, PartnerId)>,
+/// The ticket of a due row whose lane and partner share the permits.
+impl<Id> From<DueWork<Id>> for Ticket<Id> {
+    fn from(due: DueWork<Id>) -> Self {
+        Self {
+            id: due.id,
+            lane: due.lane.into(),
+            owner: due.partner_id.into(),
+        }
+    }
 }
 
 /// Why and when a row was claimed.

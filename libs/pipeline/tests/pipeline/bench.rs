@@ -7,14 +7,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use async_nats::jetstream::{self, consumer, stream};
-use pipeline::worker::{
-    self, Class, Found, LaneState, Limits, Look, Permit, Settings, Stage, Ticket, Trigger,
-};
+use pipeline::worker::{self, Class, LaneState, Limits, Permit, Settings, Stage, Ticket, Trigger};
 use pipeline::{Nats, NatsAccess, NatsConfig, streams::Source};
 use runtime::Shutdown;
 use secrecy::SecretString;
 use serde::Deserialize;
 use serde_json::json;
+use store::work::{Found, Look};
 use testkit::{nats::OwnStreams, wait};
 use tokio::sync::Semaphore;
 use uuid::Uuid;
@@ -439,7 +438,7 @@ impl Stage for Rows {
         Ok(())
     }
 
-    async fn due(&self, look: Look) -> Result<Found<u32>> {
+    async fn due(&self, look: Look) -> Result<Found<Ticket<u32>>> {
         let mut state = self.state.lock().unwrap();
         // One page, without lanes to walk through.
         let due: Vec<_> = state

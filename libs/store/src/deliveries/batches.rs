@@ -18,7 +18,7 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::work::{self, Found, Kind, Page};
+use crate::work::{self, DueWork, Found, Kind, Look};
 
 /// A row that the caller has leased.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,8 +32,8 @@ pub struct Claimed {
 }
 
 /// Looks for due rows, without changing anything.
-pub async fn due(connection: &mut PgConnection, page: &Page<'_>) -> Result<Found<Uuid>> {
-    work::due(connection, &Kind::BATCHES, "", page).await
+pub async fn due(connection: &mut PgConnection, look: &Look) -> Result<Found<DueWork<Uuid>>> {
+    work::due(connection, &Kind::BATCHES, "", look).await
 }
 
 /// Leases those of the rows that are due.

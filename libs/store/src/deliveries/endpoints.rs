@@ -266,7 +266,7 @@ pub async fn resume_by_partner(
     let statement = sqlx::query!(
         "UPDATE partner_endpoints
          SET blocked_until = CASE WHEN unproven_since IS NOT NULL THEN now() + make_interval(secs => $2) END,
-             paused_by_partner = false, moving_since = now()
+             paused_by_partner = false, moving_since = CASE WHEN url IS NOT NULL THEN now() END
          WHERE endpoint_id = $1 AND blocked_until = 'infinity' AND paused_by_partner",
         endpoint.id.uuid(),
         seconds(PACE),
@@ -387,34 +387,17 @@ async fn make_retries_due(
     Ok(statement.execute(connection).await?.rows_affected())
 }
 
-/// Ends the pause or block of an endpoint, and makes its retries due. Returns the number of
-/// deliveries that are due now.
-pub async fn resume(connection: &mut PgConnection, endpoint: EndpointKey) -> Result<u64> {
-    let mut transaction = sqlx::Connection::begin(connection).await?;
+/// Ends the pause or block of an endpoint, as an operator. A notifier then makes the retries due, as
+/// after a new URL.
+pub async fn resume(connection: &mut PgConnection, endpoint: EndpointKey) -> Result<()> {
     let statement = sqlx::query!(
         "UPDATE partner_endpoints
          SET failures = 0, blocks = 0, probe = NULL, paused_by_partner = false,
-             blocked_until = CASE WHEN unproven_since IS NOT NULL THEN now() END
+             blocked_until = CASE WHEN unproven_since IS NOT NULL THEN now() END,
+             moving_since = CASE WHEN url IS NOT NULL THEN now() END
          WHERE endpoint_id = $1",
         endpoint.id.uuid()
     );
-    statement.execute(&mut *transaction).await?;
-    let statement = sqlx::query!(
-        "UPDATE work SET at = now()
-         WHERE kind = 'deliver' AND provider = '' AND lane = $3 AND partner_id = $1
-           AND at > now() + make_interval(secs => $2)",
-        endpoint.partner_id.uuid(),
-        seconds(LONGEST_LEASE),
-        endpoint.lane(),
-    );
-    statement.execute(&mut *transaction).await?;
-    let query = sqlx::query_scalar!(
-        r#"SELECT count(*) AS "due!" FROM work
-           WHERE kind = 'deliver' AND provider = '' AND lane = $2 AND partner_id = $1 AND at <= now()"#,
-        endpoint.partner_id.uuid(),
-        endpoint.lane(),
-    );
-    let due = query.fetch_one(&mut *transaction).await?;
-    transaction.commit().await?;
-    Ok(count(due))
+    statement.execute(connection).await?;
+    Ok(())
 }

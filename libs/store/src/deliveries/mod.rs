@@ -8,9 +8,9 @@
 //! has a row in `work`. So it is attempted again until it is delivered or exhausted, or waits for a
 //! webhook URL.
 //!
-//! The notifier calls these functions in the order of the files: [`due()`] looks, [`claim()`] takes
-//! the leases of due work and reads what a webhook needs ([`claim_known()`] reads less, if the endpoint
-//! is known), [`record()`] stores the result of the
+//! The notifier calls these functions: [`work::due_deliveries`](crate::work::due_deliveries) looks,
+//! [`claim()`] takes the leases of due work and reads what a webhook needs ([`claim_known()`] reads
+//! less, if the endpoint is known), [`record()`] stores the result of the
 //! attempt. [`defer`], [`put_back`] and [`sweep`] keep the guarantee for deliveries that are not
 //! attempted at once. [`resends`] makes many deliveries of a partner due again, in [`batches`].
 //!
@@ -20,7 +20,6 @@
 
 pub mod batches;
 mod claim;
-mod due;
 pub mod endpoints;
 pub mod events;
 mod fan_out;
@@ -39,7 +38,6 @@ use sqlx::PgConnection;
 
 pub use self::{
     claim::{Claim, Claimed, Content, Delivery, Esim, Target, Validity, claim},
-    due::due,
     fan_out::fan_out,
     known::claim_known,
     record::{AttemptResult, Attempted, record},

@@ -64,7 +64,7 @@ pub enum AttemptResult {
         /// The delay until the next attempt; `None` after the end of the schedule.
         retry_in: Option<Duration>,
         /// The delay if this attempt turns out to be the first of its schedule, because the partner had
-        /// the webhook sent again while it was in flight (`desk::self_service::redeliver`); `None` if
+        /// the webhook sent again while it was in flight (`desk::self_service::send_again`); `None` if
         /// nothing is tried again in any case.
         retry_if_first: Option<Duration>,
         /// Whether the endpoint failed; false if the webhook could not be built.

@@ -9,7 +9,8 @@
 //!   ([`step`]). Each batch makes the next matching deliveries due and moves the position in the same
 //!   transaction. The deliveries are then sent like any other ones.
 //! - A filter of several partners (`desk::operator::resends`): a row without a partner, and one
-//!   of the second kind for each partner that has something to send. They name it as their batch.
+//!   of the second kind for each partner that has something to send. They name it as
+//!   what they are a part of.
 //!
 //! Guarantees:
 //!
@@ -25,7 +26,7 @@
 //! Ingress calls [`begin`], [`list`], [`find`] and [`cancel`] for self-service, and the notifier
 //! [`step`] (from [`super::batches`]), [`running`] and [`forget`]. The partners' API calls a resend a redelivery.
 
-mod batch;
+mod again;
 mod wanted;
 
 use std::time::Duration;
@@ -36,7 +37,7 @@ use sqlx::{Connection, PgConnection};
 use time::{OffsetDateTime, serde::rfc3339};
 use uuid::Uuid;
 
-pub use batch::{Filter, Resent, resend};
+pub use again::{Filter, Resent, resend};
 use pg::{
     Result,
     actions::{self, Action, Actor, Changed, REASON},
@@ -55,7 +56,7 @@ const BATCH_LOOK: usize = 1_000;
 
 /// A resend of the webhooks of one partner, with its progress.
 #[derive(Clone, Debug, serde::Serialize)]
-pub struct Resend {
+pub struct PartnerResend {
     pub resend_id: Uuid,
     pub partner_id: Uuid,
     pub state: MaybeStored<DeliveryState>,
@@ -81,7 +82,7 @@ pub struct Resend {
 #[derive(Clone, Debug)]
 pub enum Begun {
     /// It begins now.
-    Begun(Resend),
+    Begun(PartnerResend),
     /// Another one of the partner runs: this one.
     Running(Uuid),
     /// The last one began less than the interval ago; this much time is left.
@@ -141,7 +142,7 @@ pub async fn begin(
             target: "",
             reason: REASON,
         },
-        batch: None,
+        part_of: None,
     };
     let begun = insert(&mut transaction, partner_id, &wanted, matching, asked).await?;
     // The lock keeps others from beginning one, except for an operator, who takes no lock.
@@ -169,7 +170,7 @@ pub async fn begin(
 pub struct Asked<'a> {
     pub action: &'a Action<'a>,
     /// The resend of several partners that it is a part of.
-    pub batch: Option<Uuid>,
+    pub part_of: Option<Uuid>,
 }
 
 /// Stores a resend; `None` if one of the partner runs. The index on running ones decides.
@@ -179,14 +180,14 @@ pub async fn insert(
     wanted: &Wanted,
     matching: Option<i64>,
     asked: Asked<'_>,
-) -> Result<Option<Resend>> {
+) -> Result<Option<PartnerResend>> {
     let via: &'static str = asked.action.actor.via.into();
     let now = sqlx::query_scalar!(r#"SELECT now() AS "now!""#);
     let now = now.fetch_one(&mut *connection).await?;
     let first = phases(wanted.state).next().unwrap_or(Phase::Sending);
     let after = start(first, now);
     let begun = sqlx::query_as!(
-        Resend,
+        PartnerResend,
         r#"INSERT INTO resends (resend_id, partner_id, state, since, until, matching, phase, after_at, after_id,
                               batch_id, asked_by, via, reason)
          VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)
@@ -201,7 +202,7 @@ pub async fn insert(
         <&str>::from(first),
         after.map(|after| after.at),
         after.map(|after| after.id),
-        asked.batch,
+        asked.part_of,
         asked.action.actor.name,
         via,
         asked.action.reason,
@@ -231,9 +232,9 @@ pub async fn list(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     limit: i64,
-) -> Result<Vec<Resend>> {
+) -> Result<Vec<PartnerResend>> {
     let query = sqlx::query_as!(
-        Resend,
+        PartnerResend,
         r#"SELECT resend_id, partner_id AS "partner_id!", state, since, until, matching, resent, created_at, ended_at, cancelled_at
          FROM resends WHERE partner_id = $1 AND delivery_id IS NULL ORDER BY created_at DESC LIMIT $2"#,
         partner_id.uuid(),
@@ -247,9 +248,9 @@ pub async fn find(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     id: Uuid,
-) -> Result<Option<Resend>> {
+) -> Result<Option<PartnerResend>> {
     let query = sqlx::query_as!(
-        Resend,
+        PartnerResend,
         r#"SELECT resend_id, partner_id AS "partner_id!", state, since, until, matching, resent, created_at, ended_at, cancelled_at
          FROM resends WHERE resend_id = $2 AND partner_id = $1 AND delivery_id IS NULL"#,
         partner_id.uuid(),
@@ -264,9 +265,9 @@ pub async fn running(
     connection: &mut PgConnection,
     after: Option<Uuid>,
     limit: i64,
-) -> Result<Vec<Resend>> {
+) -> Result<Vec<PartnerResend>> {
     let query = sqlx::query_as!(
-        Resend,
+        PartnerResend,
         r#"SELECT resend_id, partner_id AS "partner_id!", state, since, until, matching, resent, created_at, ended_at, cancelled_at
          FROM resends WHERE ended_at IS NULL AND partner_id > $1 ORDER BY partner_id LIMIT $2"#,
         after.unwrap_or_default(),
@@ -282,7 +283,7 @@ pub async fn cancel(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     id: Uuid,
-) -> Result<Option<Resend>> {
+) -> Result<Option<PartnerResend>> {
     let mut transaction = connection.begin().await?;
     let statement = sqlx::query!(
         "UPDATE resends SET ended_at = now(), cancelled_at = now()

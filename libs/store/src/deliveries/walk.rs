@@ -44,7 +44,7 @@ impl Source {
             Some(DeliveryState::Pending) => Self::Pending,
             Some(DeliveryState::Exhausted) => Self::Exhausted,
             Some(DeliveryState::NoEndpoint) => Self::NoEndpoint,
-            Some(DeliveryState::Delivered | DeliveryState::Cancelled) | None => Self::All,
+            Some(DeliveryState::Delivered) | None => Self::All,
         }
     }
 }

@@ -13,14 +13,14 @@ use store::deliveries::resends::{self, Begun, Wanted};
 use store::work::Kind;
 use uuid::Uuid;
 
-use crate::bench::{Bench, execute, page};
+use crate::bench::{Bench, execute, look};
 use crate::upgrade::{before, shown, upgrade};
 
 const URL: &str = "https://partner.example/hook";
 const LEASE: Duration = Duration::from_mins(1);
 
 async fn due(connection: &mut PgConnection) -> Vec<Uuid> {
-    let found = batches::due(connection, &page(100, 10)).await.unwrap();
+    let found = batches::due(connection, &look(100, 10)).await.unwrap();
     found.due.into_iter().map(|one| one.id).collect()
 }
 
@@ -183,4 +183,28 @@ async fn moves_and_resends_of_the_version_before_become_work() {
     ];
     expected.sort_unstable();
     assert_eq!(shown(&mut owner, work).await, expected.join(" "));
+}
+
+/// Deliveries that wait for a URL go on waiting when a pause ends. Otherwise they would become due and
+/// be held again, over and over, because a move ends only when none is held for a URL.
+#[tokio::test]
+async fn the_end_of_a_pause_without_a_url_moves_nothing() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(None).await;
+    let first = EndpointKey::first(partner);
+    let mut connection = bench.connection().await;
+    endpoints::pause(&mut connection, first.id).await.unwrap();
+    endpoints::resume(&mut connection, first).await.unwrap();
+    self_service::pause_endpoint(&mut connection, first)
+        .await
+        .unwrap();
+    self_service::resume_endpoint(&mut connection, first)
+        .await
+        .unwrap();
+    assert!(due(&mut connection).await.is_empty());
+    bench
+        .sql("UPDATE partner_endpoints SET url = 'https://partner.example/hook'")
+        .await;
+    endpoints::resume(&mut connection, first).await.unwrap();
+    assert_eq!(due(&mut connection).await, [first.id.uuid()]);
 }

@@ -5,13 +5,14 @@ use std::{sync::LazyLock, time::Duration};
 
 use accounts::partners::{self, NewPartner};
 use accounts::profile::SealedProfile;
-use desk::operator::endpoints::set_webhook;
+use desk::operator::endpoints::set_url;
 use domain::event::Kind;
 use domain::reason::{Code, Reason};
 use domain::{
-    DeliveryId, Environment, Iccid, OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds,
+    DeliveryId, EndpointKey, Environment, Iccid, OptionId, OrderId, PartnerId, PlacementId,
+    TopupId, TopupIds,
 };
-use pg::actions::{Action, Actor, Changed, Mode};
+use pg::actions::{Action, Actor, Mode};
 use pg::config::{DatabaseConfig, PoolConfig};
 use pg::primary::DurabilityConfig;
 use pg::schema;
@@ -24,7 +25,7 @@ use store::placements::{
     self, Activity, Claim, Claimed, KnownColumns, Outcome, Progress, ReadyProfile, Settled,
     Settlement, Unit,
 };
-use store::work::Page;
+use store::work::{self, Look};
 use testkit::database::Database;
 use uuid::Uuid;
 use vault::Vault;
@@ -156,15 +157,15 @@ impl Bench {
 
     /// The placements of a provider that are due, purchases first; nothing is leased.
     pub async fn find_due(&self, provider: &str, limit: usize) -> Vec<PlacementId> {
-        let page = Page {
+        let look = Look {
             limit,
             rows_per_queue: limit,
-            ..Page::default()
+            ..Look::default()
         };
         let mut due = Vec::new();
         for activity in [Activity::Purchases, Activity::LookUps] {
             let found =
-                placements::due(&mut *self.connection().await, provider, activity, &page).await;
+                placements::due(&mut *self.connection().await, provider, activity, &look).await;
             due.extend(found.unwrap().due.into_iter().map(|one| one.id));
         }
         due
@@ -209,9 +210,9 @@ impl Bench {
     }
 
     /// Claims what is due, as a notifier does.
-    pub async fn claim_due_deliveries(&self, page: &Page<'_>) -> Vec<Delivery> {
+    pub async fn claim_due_deliveries(&self, look: &Look) -> Vec<Delivery> {
         let mut connection = self.connection().await;
-        let found = deliveries::due(&mut connection, page).await.unwrap();
+        let found = work::due_deliveries(&mut connection, look).await.unwrap();
         let due: Vec<DeliveryId> = found.due.into_iter().map(|one| one.id).collect();
         deliveries::claim(
             &mut connection,
@@ -267,13 +268,13 @@ impl Bench {
         partner_id
     }
 
-    /// Sets or removes a partner's URL, as an operator. Returns the number of due deliveries.
+    /// Sets or removes a partner's URL, as an operator, and makes due what waited for it, as the
+    /// notifiers do. Returns the number of deliveries that became due.
     pub async fn set_url(&self, partner: PartnerId, url: Option<&str>) -> Option<u64> {
-        let mut connection = self.connection().await;
-        let changed = Changed::default();
-        set_webhook(&mut connection, partner, url, ACTION, changed)
-            .await
-            .unwrap()
+        let mut transaction = self.pool.begin().await.unwrap();
+        set_url(&mut transaction, partner, url).await.unwrap()?;
+        transaction.commit().await.unwrap();
+        Some(self.move_waiting(EndpointKey::first(partner)).await)
     }
 
     pub async fn set_events(&self, partner: PartnerId, kinds: &[Kind]) {
@@ -589,10 +590,10 @@ pub fn iccid(topup_id: &TopupId) -> Iccid {
 }
 
 /// A look for at most `limit` deliveries.
-pub fn page(limit: usize, per_partner: usize) -> Page<'static> {
-    Page {
+pub fn look(limit: usize, per_partner: usize) -> Look {
+    Look {
         limit,
         rows_per_queue: per_partner,
-        ..Page::default()
+        ..Look::default()
     }
 }

@@ -25,7 +25,7 @@ use tools::cells::{
 use uuid::Uuid;
 
 use crate::bench::{
-    Bench, PROVIDER, answered, bought, ids, not_bought, page, parked, placement, ready, rejected,
+    Bench, PROVIDER, answered, bought, ids, look, not_bought, parked, placement, ready, rejected,
     topups,
 };
 use crate::further::READY;
@@ -289,11 +289,11 @@ async fn further_endpoints_move_with_their_deliveries_and_pauses() {
         assert_eq!(count(&pair.a, table).await, 0, "{table}");
     }
     pair.b.sql("UPDATE work SET at = least(at, now())").await;
-    let due = pair.b.claim_due_deliveries(&page(9, 9)).await;
+    let due = pair.b.claim_due_deliveries(&look(9, 9)).await;
     assert_eq!(due.len(), 1, "the further one is paused in the target, too");
     let resumed = self_service::resume_endpoint(&mut *pair.b.connection().await, further).await;
     assert_eq!(resumed.unwrap(), PauseChanged::Done);
-    let due = pair.b.claim_due_deliveries(&page(9, 9)).await;
+    let due = pair.b.claim_due_deliveries(&look(9, 9)).await;
     assert_eq!(due[0].endpoint, further);
     assert!(due[0].target.headers.is_some());
 }

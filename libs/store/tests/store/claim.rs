@@ -7,7 +7,7 @@ use domain::{PartnerId, PlacementId, PlacementState};
 use sqlx::Connection;
 use store::orders::NewOrder;
 use store::placements::{self, Activity, Claim, Claimed, ClaimedTopup, Deferred, Progress};
-use store::work::Page;
+use store::work::Look;
 use testkit::wait;
 
 use crate::bench::{
@@ -71,13 +71,13 @@ async fn no_placement_is_taken_up_twice() {
         let mut after = None;
         let mut connection = bench.connection().await;
         loop {
-            let page = Page {
+            let look = Look {
                 limit: 7,
                 rows_per_queue: 7,
                 after: after.take(),
-                ..Page::default()
+                ..Look::default()
             };
-            let found = placements::due(&mut connection, PROVIDER, Activity::Purchases, &page)
+            let found = placements::due(&mut connection, PROVIDER, Activity::Purchases, &look)
                 .await
                 .unwrap();
             after = found.after;

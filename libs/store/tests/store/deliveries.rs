@@ -4,17 +4,17 @@
 
 use std::{collections::HashSet, pin::pin, time::Duration};
 
-use desk::operator::endpoints::set_webhook;
+use desk::operator::endpoints::set_url;
 use domain::{DeliveryId, EndpointId, EndpointKey, PartnerId, TopupId};
-use pg::actions::Changed;
 use sqlx::PgConnection;
 use store::deliveries::{
     self, AttemptResult, Attempted, Claim, Delivery,
     endpoints::{self, BlockPolicy},
 };
+use store::work;
 use testkit::wait;
 
-use crate::bench::{ACTION, Bench, LEASE, delivery_id, esim, iccid, ids, page};
+use crate::bench::{Bench, LEASE, delivery_id, esim, iccid, ids, look};
 
 const URL: Option<&str> = Some("https://partner.example/hook");
 /// A whole attempt of a younger delivery ends within the first lease.
@@ -36,7 +36,7 @@ impl Bench {
     }
 
     async fn take_due(&self, limit: usize, per_partner: usize) -> Vec<TopupId> {
-        topups_of(&self.claim_due_deliveries(&page(limit, per_partner)).await)
+        topups_of(&self.claim_due_deliveries(&look(limit, per_partner)).await)
     }
 
     pub async fn record(&self, attempts: &[Attempted]) {
@@ -147,7 +147,7 @@ async fn a_delivery_comes_with_all_that_its_webhook_needs() {
     let bench = Bench::new().await;
     let partner = bench.partner(URL).await;
     let topup = &bench.deliveries(partner, 1, false).await[0];
-    let one = &bench.claim_due_deliveries(&page(1, 1)).await[0];
+    let one = &bench.claim_due_deliveries(&look(1, 1)).await[0];
     let content = esim(one);
     assert_eq!((&content.topup_id, one.partner_id), (topup, partner));
     assert_eq!(
@@ -192,10 +192,10 @@ async fn a_look_walks_over_all_partners_a_page_at_a_time() {
     }
     let mut connection = bench.connection().await;
     let mut seen = HashSet::new();
-    let mut next = page(3, 9);
+    let mut next = look(3, 9);
     let mut looks = 0;
     loop {
-        let found = deliveries::due(&mut connection, &next).await.unwrap();
+        let found = work::due_deliveries(&mut connection, &next).await.unwrap();
         assert!(found.due.len() <= 3);
         seen.extend(found.due.into_iter().map(|one| one.id));
         looks += 1;
@@ -214,7 +214,10 @@ async fn no_delivery_is_claimed_twice_as_due() {
         all.extend(ids(&bench.deliveries(partner, 100, false).await));
     }
     let find = async |connection: &mut PgConnection| -> Vec<DeliveryId> {
-        let found = deliveries::due(connection, &page(9, 5)).await.unwrap().due;
+        let found = work::due_deliveries(connection, &look(9, 5))
+            .await
+            .unwrap()
+            .due;
         assert!(found.len() <= 9);
         found.into_iter().map(|one| one.id).collect()
     };
@@ -555,27 +558,31 @@ async fn a_url_that_is_just_being_set_is_never_missed() {
         .await
         .unwrap();
     let mut notifier = bench.connection().await;
-    let mut operator = bench.connection().await;
     let give_up = deliveries::set_no_endpoint(&mut notifier, &named);
     let set = async {
         let waits = async || Ok((bench.value::<i64>(WAITING, partner).await == 1).then_some(()));
         wait::soon("the notifier waits for the delivery", waits).await;
-        let changed = Changed::default();
-        let mut setting = pin!(set_webhook(&mut operator, partner, URL, ACTION, changed));
+        let mut setting = pin!(async {
+            let mut transaction = bench.pool.begin().await?;
+            set_url(&mut transaction, partner, URL).await?;
+            Ok::<_, pg::Error>(transaction.commit().await?)
+        });
         let waits = async || Ok((bench.value::<i64>(WAITING, partner).await == 2).then_some(()));
         let early = tokio::select! {
-            due = &mut setting => Some(due),
+            early = &mut setting => Some(early),
             () = wait::soon("the operator waits for the notifier", waits) => None,
         };
         holder.rollback().await.unwrap();
         match early {
-            Some(due) => due,
+            Some(early) => early,
             None => setting.await,
         }
     };
-    let (given_up, due) = tokio::join!(give_up, set);
+    let (given_up, was_set) = tokio::join!(give_up, set);
+    was_set.unwrap();
+    let due = bench.move_waiting(EndpointKey::first(partner)).await;
     assert_eq!(
-        (given_up.unwrap(), due.unwrap().unwrap()),
+        (given_up.unwrap(), due),
         (1, 1),
         "what is given up becomes due"
     );

@@ -17,7 +17,7 @@ use domain::{
 use sqlx::PgConnection;
 use store::{
     esim_requests::{self, Claimed, Reading, Reason, Settlement, UsageFailure},
-    work::Page,
+    work::Look,
 };
 use uuid::Uuid;
 
@@ -93,12 +93,12 @@ impl Bench {
 
 /// The rows of `work` that are due.
 pub(crate) async fn due_requests(connection: &mut PgConnection) -> Vec<Uuid> {
-    let page = Page {
+    let look = Look {
         limit: 100,
         rows_per_queue: 100,
-        ..Page::default()
+        ..Look::default()
     };
-    let found = esim_requests::due(connection, PROVIDER, &page)
+    let found = esim_requests::due(connection, PROVIDER, &look)
         .await
         .unwrap();
     found.due.into_iter().map(|row| row.id).collect()

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use accounts::partners::{self, Overlap, Rotated, endpoints::Change};
 use desk::operator::deliveries::resend_one;
-use desk::self_service::{self, Redelivered};
+use desk::self_service::{self, SentAgain};
 use domain::{DeliveryId, EndpointKey, PartnerId, WebhookId, event::Kind};
 use pg::actions::{self, Mode, Recorded};
 use signing::SecretKey;
@@ -17,7 +17,7 @@ use store::deliveries::resends::{Filter, Resent};
 use store::deliveries::{self, AttemptResult, Attempted, Content, Delivery};
 use store::orders::NewOrder;
 
-use crate::bench::{Bench, VAULT, ids, order, page, placement, rejected, topups};
+use crate::bench::{Bench, VAULT, ids, look, order, placement, rejected, topups};
 use crate::deliveries::{attempted, failure};
 
 /// An operator revives a topup; it fails again.
@@ -54,7 +54,7 @@ impl Bench {
     }
 
     async fn all_due(&self) -> Vec<Delivery> {
-        self.claim_due_deliveries(&page(100, 100)).await
+        self.claim_due_deliveries(&look(100, 100)).await
     }
 
     /// The numbers of events of a partner, and of those with work.
@@ -389,7 +389,7 @@ async fn an_event_is_sent_again_unless_it_is_void() {
     let due = bench.all_due().await.remove(0);
     let again = async |partner: PartnerId, id: DeliveryId| {
         let mut connection = bench.connection().await;
-        self_service::redeliver(
+        self_service::send_again(
             &mut connection,
             partner,
             &WebhookId::Event(id),
@@ -404,12 +404,8 @@ async fn an_event_is_sent_again_unless_it_is_void() {
                          created_at = now() - interval '3 min' WHERE delivery_id::text = $1";
         bench.set(statement, due.id).await;
     };
-    assert_eq!(again(PartnerId::new(), due.id).await, Redelivered::Unknown);
-    assert_eq!(
-        again(partner, due.id).await,
-        Redelivered::Due,
-        "it is leased"
-    );
+    assert_eq!(again(PartnerId::new(), due.id).await, SentAgain::Unknown);
+    assert_eq!(again(partner, due.id).await, SentAgain::Due, "it is leased");
 
     // Delivered, exhausted, or waiting for a retry: each starts the schedule again.
     for (attempts, result) in
@@ -425,13 +421,13 @@ async fn an_event_is_sent_again_unless_it_is_void() {
             (attempts - 1, attempts - 1)
         );
         bench.attempt(&sent, result).await;
-        let Redelivered::TooSoon(left) = again(partner, due.id).await else {
+        let SentAgain::TooSoon(left) = again(partner, due.id).await else {
             panic!("it was not too soon");
         };
         assert!(left > Duration::from_secs(50) && left <= MINUTE, "{left:?}");
         earlier().await;
-        assert_eq!(again(partner, due.id).await, Redelivered::Again);
-        assert_eq!(again(partner, due.id).await, Redelivered::Due);
+        assert_eq!(again(partner, due.id).await, SentAgain::Again);
+        assert_eq!(again(partner, due.id).await, SentAgain::Due);
         let seen = bench.event(due.id).await.unwrap();
         assert_eq!((seen.state.as_str(), seen.delivered_at), ("pending", None));
     }
@@ -452,34 +448,34 @@ async fn an_event_is_sent_again_unless_it_is_void() {
     earlier().await;
     let set_url = "UPDATE partner_endpoints SET url = nullif($1, '')";
     bench.set(set_url, "").await;
-    assert_eq!(again(partner, due.id).await, Redelivered::NoEndpoint);
+    assert_eq!(again(partner, due.id).await, SentAgain::NoEndpoint);
     bench.set(set_url, URL).await;
 
     // A topup that is no longer failed, a refused order, a partner that no longer asks for the
     // event, a test.
     let topup = topups(&failed).remove(0);
     bench.set(REVIVE, &topup).await;
-    assert_eq!(again(partner, due.id).await, Redelivered::Gone);
+    assert_eq!(again(partner, due.id).await, SentAgain::Gone);
     // Its own trigger finds the event that there is.
     bench.set(FAIL, &topup).await;
     let refuse = "UPDATE orders SET refused_at = nullif($1, '')::timestamptz";
     bench.set(refuse, "now").await;
     // The partner was told in the answer that nothing was bought, and never sees this event.
-    assert_eq!(again(partner, due.id).await, Redelivered::Unknown);
+    assert_eq!(again(partner, due.id).await, SentAgain::Unknown);
     bench.set(refuse, "").await;
     bench.set_events(partner, &[]).await;
-    assert_eq!(again(partner, due.id).await, Redelivered::Gone);
+    assert_eq!(again(partner, due.id).await, SentAgain::Gone);
     bench.set_events(partner, &[Kind::TopupFailed]).await;
-    assert_eq!(again(partner, due.id).await, Redelivered::Again);
+    assert_eq!(again(partner, due.id).await, SentAgain::Again);
     let test = bench.tested(partner, MINUTE).await;
-    assert_eq!(again(partner, test).await, Redelivered::Gone);
+    assert_eq!(again(partner, test).await, SentAgain::Gone);
     let sent = bench.all_due().await;
     let sent = sent.iter().find(|one| one.id == test).unwrap();
     bench.attempt(sent, AttemptResult::Delivered).await;
     assert_eq!(bench.preview(test).await.resent, 0, "a test is sent once");
     // The delivery of a topup is no event, whatever its id.
     let topup = bench.deliveries(partner, 1, true).await.remove(0);
-    assert_eq!(again(partner, ids(&[topup])[0]).await, Redelivered::Unknown);
+    assert_eq!(again(partner, ids(&[topup])[0]).await, SentAgain::Unknown);
 }
 
 #[tokio::test]

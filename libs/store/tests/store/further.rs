@@ -6,7 +6,7 @@ use std::time::Duration;
 use accounts::partners::endpoints::{Change, Headers, NewEndpoint};
 use accounts::partners::{self, Overlap, Rotated};
 use desk::master_key;
-use desk::self_service::{self, PauseChanged, Redelivered};
+use desk::self_service::{self, PauseChanged, SentAgain};
 use domain::{EndpointId, EndpointKey, PartnerId, TopupId, event::Kind, standing::EndpointState};
 use signing::webhook;
 use sqlx::AssertSqlSafe;
@@ -19,7 +19,7 @@ use uuid::Uuid;
 use vault::Vault;
 
 use crate::bench::{
-    Bench, NEW_KEY, OLD_KEY, VAULT, delivery_id, ids, page, placement, rejected, vault,
+    Bench, NEW_KEY, OLD_KEY, VAULT, delivery_id, ids, look, placement, rejected, vault,
 };
 use crate::deliveries::{attempted, failure};
 
@@ -70,7 +70,7 @@ impl Bench {
     }
 
     async fn claim_all_due(&self) -> Vec<Delivery> {
-        self.claim_due_deliveries(&page(100, 100)).await
+        self.claim_due_deliveries(&look(100, 100)).await
     }
 
     async fn attempt_at(&self, delivery: &Delivery, result: AttemptResult) {
@@ -181,10 +181,10 @@ async fn a_topup_goes_to_each_endpoint_that_wants_it() {
     assert_eq!(bench.shown(wants).await.exhausted, 1);
     assert_eq!(bench.shown(EndpointKey::first(partner)).await.exhausted, 0);
     // Each can be sent again by itself, and only by its owner.
-    for (owner, expected) in [(alone, Redelivered::Unknown), (partner, Redelivered::Again)] {
+    for (owner, expected) in [(alone, SentAgain::Unknown), (partner, SentAgain::Again)] {
         let id = esim.topup_id.clone().into();
         let again =
-            self_service::redeliver(&mut connection, owner, &id, Some(wants.id), Duration::ZERO);
+            self_service::send_again(&mut connection, owner, &id, Some(wants.id), Duration::ZERO);
         assert_eq!(again.await.unwrap(), expected);
     }
     assert_eq!(endpoints_of(&bench.claim_all_due().await), [wants.id]);
@@ -262,9 +262,7 @@ async fn a_blocked_endpoint_never_stops_another_one_of_the_same_partner() {
             .await;
     }
     assert_eq!(bench.shown(further).await.state.as_str(), "blocked");
-    endpoints::resume(&mut *bench.connection().await, first)
-        .await
-        .unwrap();
+    bench.resume(first).await;
     assert_eq!(endpoints_of(&bench.claim_all_due().await), [first.id; 5]);
     let backlog = desk::operator::health::webhooks::backlog(&mut *bench.connection().await)
         .await
@@ -397,7 +395,7 @@ async fn an_endpoint_is_changed_by_its_partner_only() {
         (shown.events, shown.headers),
         (vec!["topup.failed".to_owned()], None)
     );
-    let due = batches::due(&mut connection, &page(10, 10))
+    let due = batches::due(&mut connection, &look(10, 10))
         .await
         .unwrap()
         .due;
@@ -518,14 +516,14 @@ async fn what_waits_for_a_deleted_endpoint_is_forgotten() {
         panic!()
     };
     let id = esim.topup_id.clone().into();
-    let again = self_service::redeliver(
+    let again = self_service::send_again(
         &mut connection,
         partner,
         &id,
         Some(further.id),
         Duration::ZERO,
     );
-    assert_eq!(again.await.unwrap(), Redelivered::Gone);
+    assert_eq!(again.await.unwrap(), SentAgain::Gone);
     // The next topups cost nothing more again.
     let topups = bench.deliveries(partner, 1, true).await;
     assert!(bench.fresh(&topups).await.to_fan_out.is_empty());

@@ -12,7 +12,7 @@ use store::deliveries::events::Subject;
 use store::deliveries::notices::{self, Made, Notice};
 use store::deliveries::{self, AttemptResult, Attempted, Content, Delivery};
 
-use crate::bench::{Bench, VAULT, delivery_id, page};
+use crate::bench::{Bench, VAULT, delivery_id, look};
 use crate::deliveries::{attempted, failure};
 
 const URL: Option<&str> = Some("https://shop.example/hook");
@@ -103,7 +103,7 @@ impl Bench {
 
     /// The notices of a partner that are due, in the order of their creation, with their kinds.
     async fn notices(&self, partner: PartnerId) -> Vec<(Kind, Notice)> {
-        let mut due: Vec<Delivery> = self.claim_due_deliveries(&page(100, 100)).await;
+        let mut due: Vec<Delivery> = self.claim_due_deliveries(&look(100, 100)).await;
         due.sort_by_key(|delivery| delivery.id.uuid());
         let told = due
             .into_iter()
@@ -458,7 +458,7 @@ async fn codes_are_sent_rarely() {
     // There is one channel, and what was meant for the earlier ones is not sent.
     let channels = "SELECT count(*) FROM partner_endpoints WHERE nth > 0 AND partner_id::text = $1";
     assert_eq!(bench.value::<i64>(channels, partner).await, 1);
-    let due = bench.claim_due_deliveries(&page(100, 100)).await;
+    let due = bench.claim_due_deliveries(&look(100, 100)).await;
     assert_eq!(due.len(), 1);
     let codes =
         "SELECT count(*) FROM deliveries WHERE kind = 'notice.verify' AND partner_id::text = $1";
@@ -482,7 +482,7 @@ async fn removing_a_channel_makes_no_room_for_codes() {
     for number in 0..20 {
         let target = format!("mailto:stranger{number}@example.com");
         sent += usize::from(bench.set_channel(partner, &target, LIMITS).await == SetChannel::Set);
-        for due in bench.claim_due_deliveries(&page(100, 100)).await {
+        for due in bench.claim_due_deliveries(&look(100, 100)).await {
             let failed = Attempted {
                 endpoint_id: due.endpoint.id,
                 is_event: true,
@@ -496,7 +496,7 @@ async fn removing_a_channel_makes_no_room_for_codes() {
             .unwrap();
         // The retry of the code is due, and finds no channel.
         bench.sql("UPDATE work SET at = now()").await;
-        assert!(bench.claim_due_deliveries(&page(100, 100)).await.is_empty());
+        assert!(bench.claim_due_deliveries(&look(100, 100)).await.is_empty());
         bench
             .sql("UPDATE deliveries SET created_at = created_at - interval '2 minutes'")
             .await;

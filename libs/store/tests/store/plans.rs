@@ -96,11 +96,11 @@ const SMALL: [(&str, &str); 3] = rows! {
 
 /// Statements that name no key. Each runs once for each cell: a loop of a stage, a gauge, or an
 /// operator's list.
-const PER_CELL: [(&str, &str); 40] = rows! {
+const PER_CELL: [(&str, &str); 39] = rows! {
     "FROM (SELECT topup_id, profile FROM esims WHERE topup_id < ':' ORDER BY topup_id DESC LIMIT 1000)"
         => "start: the newest profiles check the master key";
-    "WITH RECURSIVE pair (lane, partner_id, nth)" => "a look at due placements";
-    "WITH RECURSIVE endpoint (lane, partner_id, nth)" => "looks at due deliveries; their gauges";
+    "WITH RECURSIVE pair (lane, partner_id, nth)" => "the looks at due work";
+    "WITH RECURSIVE endpoint (lane, partner_id, nth)" => "the gauges of due deliveries";
     "WHERE created_at > $1 AND created_at <= $2 AND state" => "the sweeps";
     "UPDATE providers" => "a provider's probe needs due work";
     "SELECT known.provider AS \"provider!\"" => "the gauges of a provider";
@@ -123,8 +123,7 @@ const PER_CELL: [(&str, &str); 40] = rows! {
     "FROM resends WHERE ended_at IS NULL" => "the running resends, for the notifiers";
     "AND old.delivery_id IS NULL" => "retention";
     "h.via <> 'api') ORDER BY h.created_at DESC" => "an operator's list";
-    "WHERE left(split_part(target, ' ', 2), 100) = ANY ($1)" => "the actions on an order, by the ids in it";
-    "WHERE at >= $1 AND command = ANY ($3)" => "an operator's action: the actions since its page was shown";
+    "WHERE left(split_part(target, ' ', 2), 100) = ANY ($1)" => "the actions on an order, by the ids in it, and those since a page was shown";
     "SELECT at, operator, database_role, command" => "an operator's list";
     "SELECT parked.id AS" => "an operator's list";
     "SELECT placement_id, state, provider FROM placements" => "an operator's list";

@@ -5,11 +5,11 @@ use std::{collections::BTreeSet, time::Duration};
 
 use desk::self_service::{self, DeliveryPage};
 use domain::{DeliveryId, PartnerId, TopupId, event::Kind, standing::DeliveryState};
-use store::deliveries::resends::{self, Begun, Resend, Step, Wanted};
+use store::deliveries::resends::{self, Begun, PartnerResend, Step, Wanted};
 use store::deliveries::{AttemptResult, Attempted, Position};
 use uuid::Uuid;
 
-use crate::bench::{Bench, ids, page};
+use crate::bench::{Bench, ids, look};
 use crate::deliveries::{attempted, failure};
 
 const URL: &str = "https://partner.example/hook";
@@ -84,7 +84,7 @@ impl Bench {
             .unwrap()
     }
 
-    async fn begun(&self, partner: PartnerId, state: Option<DeliveryState>) -> Resend {
+    async fn begun(&self, partner: PartnerId, state: Option<DeliveryState>) -> PartnerResend {
         match self.begin(partner, state, Duration::ZERO).await {
             Begun::Begun(begun) => begun,
             other => panic!("{other:?}"),
@@ -97,7 +97,7 @@ impl Bench {
             .unwrap()
     }
 
-    async fn resend(&self, partner: PartnerId, id: Uuid) -> Resend {
+    async fn resend(&self, partner: PartnerId, id: Uuid) -> PartnerResend {
         resends::find(&mut *self.connection().await, partner, id)
             .await
             .unwrap()
@@ -241,7 +241,7 @@ async fn a_resend_sends_what_was_missed_at_the_pace_of_the_endpoint() {
                 break;
             }
         }
-        let due = bench.claim_due_deliveries(&page(100, 100)).await;
+        let due = bench.claim_due_deliveries(&look(100, 100)).await;
         assert_eq!(u64::try_from(due.len()).unwrap(), resent);
         assert!(due.len() <= 5, "{} are due at once", due.len());
         let ended = due.iter().enumerate().map(|(index, delivery)| {
@@ -296,7 +296,7 @@ async fn two_notifiers_share_a_resend() {
     };
     let (one, other) = tokio::join!(work(), work());
     assert_eq!(one + other, 40);
-    assert_eq!(bench.claim_due_deliveries(&page(100, 100)).await.len(), 40);
+    assert_eq!(bench.claim_due_deliveries(&look(100, 100)).await.len(), 40);
     assert!(bench.work_off(id, 10_000).await.ended);
     assert_eq!(bench.resend(partner, id).await.resent, 40);
 }

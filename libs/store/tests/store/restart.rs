@@ -1,6 +1,6 @@
 //! A webhook that is sent again while it is pending, whose retries begin anew.
 
-use desk::self_service::Redelivered;
+use desk::self_service::SentAgain;
 use store::deliveries::AttemptResult;
 
 use crate::bench::{Bench, delivery_id};
@@ -19,12 +19,12 @@ async fn a_redelivery_begins_the_retries_anew_although_one_is_due() {
     let start = "SELECT schedule_start::bigint FROM deliveries WHERE topup_id = $1";
     let recorded = "SELECT count(*) FROM operator_actions WHERE target = 'topup ' || $1";
     // Within the interval a partner would otherwise keep its webhook at the short first waits.
-    assert_eq!(bench.redeliver(partner, &topup).await, Redelivered::Due);
+    assert_eq!(bench.redeliver(partner, &topup).await, SentAgain::Due);
     assert_eq!(bench.value::<i64>(start, &topup).await, 0);
     bench.set(LONG_AGO, &topup).await;
-    assert_eq!(bench.redeliver(partner, &topup).await, Redelivered::Again);
+    assert_eq!(bench.redeliver(partner, &topup).await, SentAgain::Again);
     assert_eq!(bench.value::<i64>(start, &topup).await, 7);
-    assert_eq!(bench.redeliver(partner, &topup).await, Redelivered::Due);
+    assert_eq!(bench.redeliver(partner, &topup).await, SentAgain::Due);
     assert_eq!(bench.value::<i64>(recorded, &topup).await, 1);
 }
 
@@ -39,7 +39,7 @@ async fn the_last_attempt_that_fails_after_a_redelivery_is_the_first_of_new_retr
     let last = "UPDATE deliveries SET attempt = 7, schedule_start = 0 WHERE topup_id = $1";
     bench.set(last, &topup).await;
     bench.set(LONG_AGO, &topup).await;
-    assert_eq!(bench.redeliver(partner, &topup).await, Redelivered::Again);
+    assert_eq!(bench.redeliver(partner, &topup).await, SentAgain::Again);
     let id = delivery_id(&topup);
     bench.record(&[attempted(id, 7, failure(None))]).await;
     let state = "SELECT state FROM deliveries WHERE topup_id = $1";
@@ -64,7 +64,7 @@ async fn an_acknowledgement_that_is_recorded_again_ends_no_redelivery() {
     let acknowledged = [attempted(delivery_id(&topup), 0, AttemptResult::Delivered)];
     bench.record(&acknowledged).await;
     bench.set(LONG_AGO, &topup).await;
-    assert_eq!(bench.redeliver(partner, &topup).await, Redelivered::Again);
+    assert_eq!(bench.redeliver(partner, &topup).await, SentAgain::Again);
     bench.record(&acknowledged).await;
     let state = "SELECT state FROM deliveries WHERE topup_id = $1";
     assert_eq!(bench.value::<String>(state, &topup).await, "pending");

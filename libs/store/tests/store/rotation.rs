@@ -16,7 +16,7 @@ use signing::{SecretKey, webhook::Secret};
 use store::deliveries::{self, Claim, Delivery};
 use vault::{Purpose, Vault};
 
-use crate::bench::{Bench, NEW_KEY, OLD_KEY, VAULT, delivery_id, esim, execute, ids, page, vault};
+use crate::bench::{Bench, NEW_KEY, OLD_KEY, VAULT, delivery_id, esim, execute, ids, look, vault};
 
 const DAY: Duration = Duration::from_hours(24);
 
@@ -201,7 +201,7 @@ async fn a_delivery_has_the_old_secret_until_the_overlap_ends() {
     assert_eq!(rotate_secret(&bench, partner, 8, ANEW).await, "overlap");
     assert_eq!(open(&taken(&bench, &topups).await), [8, 7]);
     bench.deliver_in(&topups, 0.0).await;
-    let due = bench.claim_due_deliveries(&page(8, 8)).await;
+    let due = bench.claim_due_deliveries(&look(8, 8)).await;
     assert_eq!(open(&due[0]), [8, 7]);
 
     assert_eq!(rotate_secret(&bench, partner, 9, ANEW).await, "refused");

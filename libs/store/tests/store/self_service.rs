@@ -5,7 +5,7 @@ use std::time::Duration;
 use accounts::partners;
 use desk::operator::deliveries::resend_one;
 use desk::self_service::{
-    self, DeliveryPage, Made, OrderPage, OrderState, Position, Redelivered, Stored, StoredWebhook,
+    self, DeliveryPage, Made, OrderPage, OrderState, Position, SentAgain, Stored, StoredWebhook,
     UnitState,
 };
 use domain::{DeliveryId, EndpointKey, OrderId, PartnerId, TopupId, WebhookId, event::Kind};
@@ -17,8 +17,8 @@ use store::orders::{self, Cancelled, NewOrder};
 use uuid::Uuid;
 
 use crate::bench::{
-    Bench, PROVIDER, answered, bought, bought_pending, delivery_id, disputed, not_bought, order,
-    page, parked, part, placement, ready, rejected, topups, unknown,
+    Bench, PROVIDER, answered, bought, bought_pending, delivery_id, disputed, look, not_bought,
+    order, parked, part, placement, ready, rejected, topups, unknown,
 };
 
 const MINUTE: Duration = Duration::from_mins(1);
@@ -59,9 +59,9 @@ impl Bench {
         (head.state(self_service::count(&units)), states)
     }
 
-    pub async fn redeliver(&self, partner: PartnerId, topup: &TopupId) -> Redelivered {
+    pub async fn redeliver(&self, partner: PartnerId, topup: &TopupId) -> SentAgain {
         let mut connection = self.connection().await;
-        self_service::redeliver(
+        self_service::send_again(
             &mut connection,
             partner,
             &topup.clone().into(),
@@ -282,10 +282,10 @@ async fn of_two_redeliveries_at_once_one_sends_and_the_other_one_repeats() {
         unblock
     );
     let mut both = [one, other];
-    both.sort_by_key(|answer| *answer == Redelivered::Due);
-    assert_eq!(both, [Redelivered::Again, Redelivered::Due]);
+    both.sort_by_key(|answer| *answer == SentAgain::Due);
+    assert_eq!(both, [SentAgain::Again, SentAgain::Due]);
     // A third one, right afterwards.
-    assert_eq!(bench.redeliver(partner, &topup).await, Redelivered::Due);
+    assert_eq!(bench.redeliver(partner, &topup).await, SentAgain::Due);
 }
 
 #[tokio::test]
@@ -295,26 +295,26 @@ async fn one_redelivery_in_an_interval() {
     let topup = bench.deliveries(partner, 1, true).await.remove(0);
     let pending = topups(&bench.stored(order(partner, 1)).await).remove(0);
     for (partner, topup, expected) in [
-        (partner, &pending, Redelivered::NotReady),
-        (PartnerId::new(), &topup, Redelivered::Unknown),
+        (partner, &pending, SentAgain::NotReady),
+        (PartnerId::new(), &topup, SentAgain::Unknown),
         // Its first attempt is on its way.
-        (partner, &topup, Redelivered::Due),
+        (partner, &topup, SentAgain::Due),
     ] {
         assert_eq!(bench.redeliver(partner, topup).await, expected);
     }
 
     bench.set(DELIVERED, &topup).await;
-    let Redelivered::TooSoon(wait) = bench.redeliver(partner, &topup).await else {
+    let SentAgain::TooSoon(wait) = bench.redeliver(partner, &topup).await else {
         panic!("it was not too soon");
     };
     assert!(wait <= MINUTE && wait > Duration::from_secs(50), "{wait:?}");
     bench.set(LONG_AGO, &topup).await;
-    assert_eq!(bench.redeliver(partner, &topup).await, Redelivered::Again);
+    assert_eq!(bench.redeliver(partner, &topup).await, SentAgain::Again);
     assert_eq!(
         bench.states(&topup).await,
         ("ready".into(), "pending".into())
     );
-    assert_eq!(bench.redeliver(partner, &topup).await, Redelivered::Due);
+    assert_eq!(bench.redeliver(partner, &topup).await, SentAgain::Due);
     let sql = "SELECT count(*) FROM operator_actions WHERE target = 'topup ' || $1";
     let recorded: i64 = bench.value(sql, &topup).await;
     assert_eq!(recorded, 1);
@@ -364,8 +364,8 @@ async fn an_event_of_an_order_that_may_be_refused_is_not_shown() {
         let found = events::find(&mut connection, Some(partner), id).await;
         assert!(found.unwrap().is_none(), "{refuses}");
         let again =
-            self_service::redeliver(&mut connection, partner, &webhook_id, None, MINUTE).await;
-        assert_eq!(again.unwrap(), Redelivered::Unknown, "{refuses}");
+            self_service::send_again(&mut connection, partner, &webhook_id, None, MINUTE).await;
+        assert_eq!(again.unwrap(), SentAgain::Unknown, "{refuses}");
     }
     // An operator sees it, and so does the partner once the order is answered with 201.
     let found = events::find(&mut connection, None, id).await;
@@ -500,7 +500,7 @@ async fn turning_an_event_off_and_on_makes_no_room_for_events() {
     bench.set_events(partner, &[Kind::KeyExpiring]).await;
     assert!(matches!(make().await, Made::Due(_)));
     bench.set_events(partner, &[]).await;
-    let looked = bench.claim_due_deliveries(&page(10, 10)).await;
+    let looked = bench.claim_due_deliveries(&look(10, 10)).await;
     assert!(looked.is_empty(), "{looked:?}");
     let left: i64 = bench
         .value(

@@ -43,7 +43,7 @@ struct Case(
 
 const OPEN: EndpointState = EndpointState::Open;
 
-const WEBHOOKS: [Case; 14] = [
+const WEBHOOKS: [Case; 13] = [
     Case(
         "delivered",
         DeliveryState::Delivered,
@@ -93,7 +93,6 @@ const WEBHOOKS: [Case; 14] = [
         OPEN,
     ),
     Case("gone", DeliveryState::Exhausted, 1, Some(410), false, OPEN),
-    Case("cancelled", DeliveryState::Cancelled, 0, None, false, OPEN),
     Case(
         "no URL",
         DeliveryState::NoEndpoint,
@@ -199,6 +198,7 @@ fn order(state: UnitState, reason: Option<Code>) -> OrderView {
             provider_option_id: "jp".into(),
             placement_id: Uuid::nil(),
             state: Stored::Known(state),
+            is_parked: false,
             reason: Why(reason.map(Reason::from)),
             iccid: None,
             ready_at: is_ready.then_some(created_at),

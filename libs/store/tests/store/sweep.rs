@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use domain::PartnerId;
 use sqlx::Connection;
-use store::{Swept, deliveries, placements};
+use store::{Swept, deliveries, placements, work};
 use testkit::wait::until;
 
-use crate::bench::{Bench, PROVIDER, bought, execute, ids, order, page, placement, ready, topups};
+use crate::bench::{Bench, PROVIDER, bought, execute, ids, look, order, placement, ready, topups};
 
 const LAG: Duration = Duration::from_secs(10);
 
@@ -84,7 +84,7 @@ async fn what_is_not_finished_in_time_becomes_due_and_what_is_does_not() {
         deliveries::sweep(&mut connection, LAG).await.unwrap().late,
         1
     );
-    let due = deliveries::due(&mut connection, &page(10, 10))
+    let due = work::due_deliveries(&mut connection, &look(10, 10))
         .await
         .unwrap()
         .due;

@@ -204,18 +204,16 @@ pub(crate) async fn resume(
         act.fields.reason()?,
     );
     let seen = act.fields.get("seen").or(Some(""));
-    let due = app
-        .database()
+    app.database()
         .run(async |connection| {
             operator::endpoints::resume(connection, endpoint, seen, action).await
         })
         .await
         .map_err(|error| not_changed(error, &given, &act))?;
-    let text = format!(
-        "Webhooks are sent to the endpoint again; due now: {}.",
-        number(due)
-    );
-    Ok(act.done(&app, &text))
+    Ok(act.done(
+        &app,
+        "Webhooks are sent to the endpoint again, and those that wait within seconds.",
+    ))
 }
 
 /// Sends a test webhook, and leads to its page.

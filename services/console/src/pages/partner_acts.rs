@@ -8,7 +8,7 @@
 use accounts::partners::{self, Limit, NewLimits, Partner};
 use askama::Template;
 use axum::{extract::State, response::Response};
-use desk::operator::endpoints::{is_as_seen, seen_at, set_url as set_url_of};
+use desk::operator::endpoints::{seen_at, set_url as set_url_of};
 use domain::{Command, Environment, PartnerId};
 use pg::{
     PgConnection,
@@ -186,9 +186,9 @@ pub(crate) async fn set_url(
 
 /// Makes a change of a partner with its record, if the partner is as the page has shown it. `None` says
 /// that it is not.
-pub(super) async fn changed<T>(
+pub(super) async fn changed<T, R>(
     app: &App,
-    act: &Act<Operator>,
+    act: &Act<R>,
     id: PartnerId,
     (command, of): (Command, &[Command]),
     change: impl AsyncFnOnce(&mut PgConnection) -> Result<Option<(T, Changed)>, pg::Error>,
@@ -196,10 +196,11 @@ pub(super) async fn changed<T>(
     let target = format!("partner {id}");
     let action = act.action(command, &target, act.fields.reason()?);
     let seen = act.fields.get("seen").unwrap_or_default();
+    let ids = [id.to_string()];
     let recorded = async |connection: &mut PgConnection| {
         let guarded = async |transaction: &mut PgConnection| {
             let exists = partners::lock(&mut *transaction, id).await?;
-            if !exists || !is_as_seen(&mut *transaction, id, of, seen).await? {
+            if !exists || !actions::is_as_seen(&mut *transaction, &ids, of, seen).await? {
                 return Ok(None);
             }
             change(transaction).await
@@ -317,18 +318,9 @@ pub(crate) async fn told(
     act: Act<Support>,
 ) -> Result<Response, Problem> {
     let id: PartnerId = given.id("a partner")?;
-    let target = format!("partner {id}");
-    let action = act.action(Command::PartnerTold, &target, act.fields.reason()?);
-    let seen = act.fields.get("seen").unwrap_or_default();
-    let note = async |connection: &mut PgConnection| {
-        let guarded = async |transaction: &mut PgConnection| {
-            let exists = partners::lock(&mut *transaction, id).await?;
-            let is_new = is_as_seen(transaction, id, &[Command::PartnerTold], seen).await?;
-            Ok((exists && is_new).then(|| ((), Changed::default())))
-        };
-        actions::recorded(connection, action, guarded).await
-    };
-    app.database().run(note).await?.ok_or_else(|| {
+    let of = (Command::PartnerTold, &[Command::PartnerTold][..]);
+    let note = async |_: &mut PgConnection| Ok(Some(((), Changed::default())));
+    changed(&app, &act, id, of, note).await?.ok_or_else(|| {
         act.changed("somebody has told the partner meanwhile, or there is no such partner")
     })?;
     Ok(act.done(&app, "Nobody else has to tell the partner for 24 hours."))

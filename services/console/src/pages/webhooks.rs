@@ -71,7 +71,7 @@ pub(crate) fn state(state: &Stored<DeliveryState>) -> (Cow<'static, str>, &'stat
         Some(DeliveryState::Delivered) => "good",
         Some(DeliveryState::Exhausted) => "bad",
         Some(DeliveryState::NoEndpoint) | None => "warn",
-        Some(DeliveryState::Pending | DeliveryState::Cancelled) => "",
+        Some(DeliveryState::Pending) => "",
     };
     (state.told(words), class)
 }
@@ -83,7 +83,6 @@ pub(crate) fn words(state: DeliveryState) -> &'static str {
         DeliveryState::Delivered => "delivered",
         DeliveryState::Exhausted => "given up",
         DeliveryState::NoEndpoint => "no address",
-        DeliveryState::Cancelled => "cancelled",
     }
 }
 

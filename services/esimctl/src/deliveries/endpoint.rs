@@ -120,12 +120,10 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
         let action = which
             .by
             .action(domain::Command::EndpointResume, &target, &which.reason);
-        let due = operator::endpoints::resume(&mut connection, endpoint, None, action).await?;
-        let result = json!({
-            "partner_id": id, "endpoint_id": endpoint.id, "state": "open", "deliveries_due": due,
-        });
+        operator::endpoints::resume(&mut connection, endpoint, None, action).await?;
+        let result = json!({ "partner_id": id, "endpoint_id": endpoint.id, "state": "open" });
         console.print(&result, || {
-            format!("webhooks of {name} are sent again; due now: {due}")
+            format!("webhooks of {name} are sent again; those that wait go out within seconds")
         })
     }
 }

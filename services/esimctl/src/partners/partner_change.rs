@@ -43,18 +43,20 @@ pub async fn set_webhook(
         json!({ "webhook_host": url.and_then(host) }),
     );
     let url = url.map(WebhookUrl::as_str);
-    let id = partner_id.into();
-    let due = endpoints::set_webhook(&mut connection, id, url, action, changed)
+    let set = async |transaction: &mut PgConnection| {
+        let exists = endpoints::set_url(transaction, partner_id.into(), url).await?;
+        Ok(exists.map(|()| ((), changed)))
+    };
+    actions::recorded(&mut connection, action, set)
         .await?
         .with_context(|| format!("partner {partner_id} no longer exists; nothing was changed"))?;
-    let result = json!({ "partner_id": partner_id, "webhook_url": url, "deliveries_due": due });
+    let result = json!({ "partner_id": partner_id, "webhook_url": url });
     console.print(&result, || {
         let name = printable(&partner.name);
-        match (url, due) {
-            (None, _) => format!("webhooks of {name} wait until a URL is set"),
-            (Some(url), 0) => format!("webhooks of {name} go to {url}; none was waiting"),
-            (Some(url), due) => {
-                format!("webhooks of {name} go to {url}; waiting webhooks that are due now: {due}")
+        match url {
+            None => format!("webhooks of {name} wait until a URL is set"),
+            Some(url) => {
+                format!("webhooks of {name} go to {url}; those that wait are sent within seconds")
             }
         }
     })

@@ -122,7 +122,7 @@ pub struct LimitsConfig {
     /// It is the time between the last attempt of a webhook and its redelivery at the partner's
     /// request, and the time between two codes that verify a channel for notices. Between two tests
     /// of an endpoint it is a sixth of it. A request that comes sooner gets a 429 with Retry-After.
-    /// An operator can replay a delivery at any time.
+    /// An operator can have a webhook sent again at any time.
     #[arg(long, env = "REDELIVER_INTERVAL", default_value = "60s", value_parser = positive_duration)]
     pub redeliver_interval: Duration,
 

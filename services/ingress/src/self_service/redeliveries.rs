@@ -13,7 +13,7 @@ use axum::{
 use domain::standing::DeliveryState;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use store::deliveries::resends::{self, Begun, Resend, Wanted};
+use store::deliveries::resends::{self, Begun, PartnerResend, Wanted};
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -71,8 +71,8 @@ pub(super) struct ManyAgain<'a> {
     ended_at: Option<OffsetDateTime>,
 }
 
-impl<'a> From<&'a Resend> for ManyAgain<'a> {
-    fn from(stored: &'a Resend) -> Self {
+impl<'a> From<&'a PartnerResend> for ManyAgain<'a> {
+    fn from(stored: &'a PartnerResend) -> Self {
         let status = match (stored.ended_at, stored.cancelled_at) {
             (None, _) => RedeliveryStatus::Running,
             (Some(_), None) => RedeliveryStatus::Ended,

@@ -8,7 +8,7 @@ use accounts::profile::Profile;
 use axum::{http::StatusCode, response::Response};
 use desk::{
     archived::is_topup_archived,
-    self_service::{self, Redelivered, Unit, UnitState},
+    self_service::{self, SentAgain, Unit, UnitState},
 };
 use domain::{ActivationCode, DeliveryId, EndpointId, OptionId, TopupId, WebhookId};
 use serde::Serialize;
@@ -323,13 +323,13 @@ pub(super) async fn send_again(
 ) -> Result<(), ApiError> {
     let interval = session.gate().limits.redeliver_interval;
     let redelivering = session.change(async |connection, partner| {
-        self_service::redeliver(connection, partner, id, endpoint, interval).await
+        self_service::send_again(connection, partner, id, endpoint, interval).await
     });
     match (redelivering.await?, id) {
-        (Redelivered::Again | Redelivered::Due, _) => Ok(()),
-        (Redelivered::TooSoon(wait), _) => Err(ApiError::too_soon(Code::RedeliveredRecently, wait)),
-        (Redelivered::NotReady, _) => Err(Code::TopupNotReady.into()),
-        (Redelivered::Gone, WebhookId::Topup(topup)) => {
+        (SentAgain::Again | SentAgain::Due, _) => Ok(()),
+        (SentAgain::TooSoon(wait), _) => Err(ApiError::too_soon(Code::RedeliveredRecently, wait)),
+        (SentAgain::NotReady, _) => Err(Code::TopupNotReady.into()),
+        (SentAgain::Gone, WebhookId::Topup(topup)) => {
             let unit = session.run(async |connection, partner| {
                 self_service::unit(connection, partner, topup).await
             });
@@ -341,9 +341,9 @@ pub(super) async fn send_again(
             }
             .into())
         }
-        (Redelivered::Gone, WebhookId::Event(_)) => Err(Code::EventVoid.into()),
-        (Redelivered::NoEndpoint, _) => Err(Code::WebhookUrlMissing.into()),
-        (Redelivered::Unknown, WebhookId::Topup(topup)) => {
+        (SentAgain::Gone, WebhookId::Event(_)) => Err(Code::EventVoid.into()),
+        (SentAgain::NoEndpoint, _) => Err(Code::WebhookUrlMissing.into()),
+        (SentAgain::Unknown, WebhookId::Topup(topup)) => {
             let reading = session.read(async |connection, partner| {
                 let found = self_service::unit(connection, partner, topup).await?;
                 or_archived(found, is_topup_archived(connection, partner, topup)).await
@@ -352,7 +352,7 @@ pub(super) async fn send_again(
             let code = reading.await?.err().unwrap_or(Code::OrderArchived);
             Err(code.into())
         }
-        (Redelivered::Unknown, WebhookId::Event(_)) => Err(Code::NotFound.into()),
+        (SentAgain::Unknown, WebhookId::Event(_)) => Err(Code::NotFound.into()),
     }
 }
 

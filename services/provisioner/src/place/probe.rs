@@ -21,7 +21,7 @@ use pipeline::{
 use runtime::outage;
 use store::{
     placements::{Activity, Claim},
-    work::Page,
+    work::Look,
 };
 
 use super::ProviderWork;
@@ -109,19 +109,19 @@ impl ProviderWork {
         activity: Activity,
         probes: &mut Probes,
     ) -> anyhow::Result<Option<PlacementId>> {
-        let page = |after| Page {
+        let look = |after| Look {
             limit: PROBED_LANES,
             rows_per_queue: 1,
             after,
-            skip: &[],
+            skip: Vec::new(),
         };
         if activity == Activity::LookUps {
-            let found = self.due(activity, &page(None)).await?;
+            let found = self.due(activity, &look(None)).await?;
             return Ok(found.due.first().map(|ticket| ticket.id));
         }
         // The search begins after the lane of the last probe, and continues with the first lane.
         for after in [probes.after.clone(), None] {
-            let found = self.due(activity, &page(after)).await?;
+            let found = self.due(activity, &look(after)).await?;
             if let Some(ticket) = found.due.into_iter().next() {
                 if let Owner::Partner(partner) = ticket.owner {
                     probes.after = Some((ticket.lane.to_string(), partner));

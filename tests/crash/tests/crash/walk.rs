@@ -221,7 +221,7 @@ impl Walk {
         if is_give_back {
             self.give_back().await?;
         }
-        if point.effect == Effect::CommitRedelivery {
+        if point.effect == Effect::CommitResend {
             self.redeliver().await?;
         }
         let orders = WAVE

@@ -30,7 +30,7 @@ async fn stack_with(due: u64) -> Result<Stack> {
     Stack::builder()
         .env(Stage::Ingress, "REDELIVER_INTERVAL", "1s")
         .env(Stage::Notifier, "ENDPOINT_FAILURES", "0")
-        .env(Stage::Notifier, "--redelivery-due", &due.to_string())
+        .env(Stage::Notifier, "--resend-due", &due.to_string())
         .start()
         .await
 }

@@ -16,10 +16,8 @@ use super::choose;
 use crate::{
     Nats, Shutdown,
     streams::Source,
-    worker::{
-        Class, Found, Limits, Look, Permit, Settings, Stage, Ticket, Trigger, start,
-        unlimited_lanes,
-    },
+    work::{Found, Look},
+    worker::{Class, Limits, Permit, Settings, Stage, Ticket, Trigger, start, unlimited_lanes},
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,7 +94,7 @@ impl Stage for Rows {
         Ok(())
     }
 
-    async fn due(&self, look: Look) -> anyhow::Result<Found<usize>> {
+    async fn due(&self, look: Look) -> anyhow::Result<Found<Ticket<usize>>> {
         tokio::task::yield_now().await;
         let rows = self.states.lock().unwrap();
         let due = rows.iter().filter(|(_, row)| **row == Row::Due);

@@ -47,7 +47,7 @@ Look-ups of an archived order say that it is archived, and its external id stays
 Run it with the database's owner, as `esimctl migrate`, and only when every ingress has at least the version of this
 program. The folder must be on a disk that keeps what was synced. Copy complete archives to a second place.";
 
-/// The age in days of the youngest orders that may be archived. A late purchase or a redelivery may
+/// The age in days of the youngest orders that may be archived. A late purchase or a resend may
 /// still change younger ones.
 const YOUNGEST: i64 = 1;
 /// The largest age in days, as for the terms of retention.
@@ -56,7 +56,7 @@ const OLDEST: i64 = 36_500;
 const COUNTED: u32 = 50_000;
 /// How often progress is reported.
 const REPORT: Duration = Duration::from_secs(5);
-/// How often a batch is tried that lost a conflict with an operator, a redelivery or retention.
+/// How often a batch is tried that lost a conflict with an operator, a resend or retention.
 const TRIES: u32 = 10;
 
 #[derive(Args, Clone, Debug)]
@@ -93,7 +93,7 @@ fn age(text: &str) -> Result<time::Duration, String> {
     match days {
         Some(days) if (YOUNGEST..=OLDEST).contains(&days) => Ok(time::Duration::days(days)),
         Some(0) => Err(
-            "it is less than a day; younger orders may still be changed by a late purchase or a redelivery"
+            "it is less than a day; younger orders may still be changed by a late purchase or a resend"
                 .to_owned(),
         ),
         _ => Err(format!(

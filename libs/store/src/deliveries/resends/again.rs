@@ -1,4 +1,4 @@
-//! The statement that makes deliveries due again, for one webhook as for each batch of a resend.
+//! The statement that makes deliveries due again, for one webhook as for each step of a resend.
 
 use domain::{PartnerId, standing::DeliveryState};
 use pg::{Result, seconds};

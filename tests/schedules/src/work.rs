@@ -1,0 +1,1 @@
+../../../libs/store/src/work/look.rs
