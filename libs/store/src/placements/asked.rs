@@ -60,7 +60,8 @@ pub async fn note(
              WHERE placement_id = $1 AND attempt = $2 AND state = 'parked' AND placed_at IS NULL
              FOR UPDATE
          )
-         DELETE FROM work WHERE id = $1 AND kind = 'look_again' AND (SELECT true FROM held)",
+         -- IS TRUE keeps the planner from the index of kinds, in which all questions stand.
+         DELETE FROM work WHERE id = $1 AND (kind = 'look_again') IS TRUE AND (SELECT true FROM held)",
         placement_id.uuid(),
         pg::signed(attempt),
     );

@@ -293,12 +293,13 @@ async fn a_row_that_cannot_be_read_is_parked_alone() {
     let bench = Bench::registered().await;
     let bad = bench.overdue().await;
     let good = bench.overdue().await;
-    bench
-        .set(
-            "UPDATE topups SET topup_id = 'no topup id' WHERE placement_id::text = $1",
-            bad,
-        )
-        .await;
+    // What the first claim reads is damaged, so it reads the topups, and there is a damaged one, too.
+    for damage in [
+        "UPDATE placements SET first_claim = '{' WHERE placement_id::text = $1",
+        "UPDATE topups SET topup_id = 'no topup id' WHERE placement_id::text = $1",
+    ] {
+        bench.set(damage, bad).await;
+    }
     let claimed = bench.claim_due(PROVIDER, 10).await;
     assert_eq!(claimed.len(), 1);
     assert_eq!(claimed[0].placement_id, good);
