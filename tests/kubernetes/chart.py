@@ -178,8 +178,8 @@ def check_monitoring(chart, overlay):
         return [one for one in objects if one["kind"] in ("PodMonitor", "PrometheusRule") or one["metadata"]["name"].startswith("dashboard-")]
 
     objects = of(rendered(chart, {"monitoring": {"enabled": True}}))
-    if len(objects) != 4:
-        wrong(f"monitoring: {len(objects)} objects, not 4")
+    if len(objects) != 5:
+        wrong(f"monitoring: {len(objects)} objects, not 5")
     same("monitoring", objects, of(overlay))
 
 
