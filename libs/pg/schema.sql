@@ -632,6 +632,7 @@ BEGIN
                       ELSE why || coalesce(' (open before: ' || left(reason, 1000) || ')', '') END,
         open_until = never, version = (version + 1000000) % 9000000000000000000, changed_at = now(),
         failing_since = CASE WHEN open_until IS NULL THEN now() ELSE coalesce(failing_since, now()) END;
+    UPDATE system SET version = version + 1000000;
     IF opened > 0 THEN
         INSERT INTO operator_actions (action_id, operator, database_role, command, target, affected, reason)
         VALUES (gen_random_uuid(), session_user, session_user, 'commit fence', 'all providers', opened, why);

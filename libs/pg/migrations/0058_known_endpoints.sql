@@ -4,7 +4,8 @@
 -- what signs it, raises that version in the transaction that changes it: the URL, the secrets, the headers, the purpose, the
 -- begin of a block or pause, and the end of the endpoint. A block that only becomes longer changes nothing, because a
 -- blocked endpoint is never used from memory. The triggers run at the commit, so that the one row of `system` is locked
--- last and shortly: two transactions that change endpoints and partners then wait for each other instead of deadlocking.
+-- last and shortly. A transaction that changes partners first and endpoints after them can still meet one in a deadlock,
+-- which PostgreSQL ends, and the notifier repeats what it records.
 CREATE FUNCTION endpoint_changed() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 BEGIN
     UPDATE system SET version = version + 1;

@@ -44,7 +44,7 @@ const LEASE: Duration = Duration::from_secs(5);
 /// costs two commits, and a resend to a blocked endpoint can do nothing for hours.
 const PAUSE: Duration = Duration::from_millis(500);
 /// The longest of these pauses, and so how much later such a resend may go on.
-const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// Of how many rows the last pause is remembered.
 const REMEMBERED: usize = 1_000;
 /// How often events about keys that end soon are made. They end hours later.
@@ -245,7 +245,7 @@ mod tests {
         let pauses = Pauses::default();
         let row = Uuid::from_u128(1);
         let seconds: Vec<f64> = (0..9).map(|_| pauses.longer(row).as_secs_f64()).collect();
-        assert_eq!(seconds, [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0, 10.0]);
+        assert_eq!(seconds, [0.5, 1.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0]);
         assert_eq!(pauses.longer(Uuid::from_u128(2)), PAUSE, "of its own");
         pauses.forget(row);
         assert_eq!(pauses.longer(row), PAUSE, "it has done something");

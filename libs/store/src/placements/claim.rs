@@ -165,7 +165,7 @@ pub async fn claim(
     for row in begun {
         match row.claimed(which == Claim::Fresh) {
             Ok(work) => claimed.push(work),
-            Err(placement_id) => unread.push(placement_id),
+            Err(attempt) => unread.push(attempt),
         }
     }
     let mut rows = Vec::new();
@@ -296,11 +296,12 @@ struct Begun {
 }
 
 impl Begun {
-    /// The claimed placement. The error is its id: the order and its units have to be read.
-    fn claimed(self, fresh: bool) -> std::result::Result<Claimed, Uuid> {
+    /// The claimed placement. The error is its id with the attempt: the order and its units have to be
+    /// read.
+    fn claimed(self, fresh: bool) -> std::result::Result<Claimed, (Uuid, i32)> {
         let first = self.first_claim.as_deref().and_then(FirstClaim::parse);
         let Some(first) = first else {
-            return Err(self.placement_id);
+            return Err((self.placement_id, self.attempt));
         };
         let age = age(self.age);
         let topup = |(topup_id, option_id, provider_option_id)| ClaimedTopup {
@@ -337,7 +338,9 @@ impl Begun {
 /// rows do not say it. `answering` is null once `answer_by` has passed, because from then on ingress
 /// does not answer the order any more. The columns that are constant, such as the age of the attempt,
 /// follow from the attempt being new.
-async fn read_begun(connection: &mut PgConnection, placements: &[Uuid]) -> Result<Vec<Row>> {
+/// An attempt that another process has settled since is left out: it is not this process' to send.
+async fn read_begun(connection: &mut PgConnection, begun: &[(Uuid, i32)]) -> Result<Vec<Row>> {
+    let (placements, attempts): (Vec<Uuid>, Vec<i32>) = begun.iter().copied().unzip();
     let rows = sqlx::query_as!(
         Row,
         r#"SELECT p.placement_id, p.order_id, p.partner_id, o.external_order_id, o.created_at AS ordered_at, p.lane,
@@ -347,11 +350,13 @@ async fn read_begun(connection: &mut PgConnection, placements: &[Uuid]) -> Resul
                   CASE WHEN o.answer_by > now() THEN o.answering END AS answering, o.traceparent,
                   NULL::text AS reference, t.position, t.topup_id, t.option_id, t.provider_option_id,
                   NULL::text AS provider_unit_id, t.state
-           FROM placements p
+           FROM unnest($1::uuid[], $2::int[]) AS begun (placement_id, attempt)
+           JOIN placements p ON p.placement_id = begun.placement_id
            JOIN orders o ON o.order_id = p.order_id
            JOIN topups t ON t.placement_id = p.placement_id
-           WHERE p.placement_id = ANY ($1)"#,
-        placements,
+           WHERE p.state = 'placing' AND p.attempt = begun.attempt"#,
+        &placements,
+        &attempts,
     );
     Ok(rows.fetch_all(connection).await?)
 }

@@ -228,6 +228,12 @@ async fn whoever_says_that_commits_were_lost_is_named_and_hides_no_later_loss() 
         "SELECT commits_lost(gen_random_uuid(), NULL, 1000)",
     );
     assert_eq!(later.await, "22023", "a loss that lies ahead");
+    let version = async || {
+        let query = sqlx::query_scalar("SELECT version FROM system");
+        let version: i64 = query.fetch_one(&bench.pool).await.unwrap();
+        version
+    };
+    let before = version().await;
     for _ in 0..3 {
         sqlx::query("SELECT commits_lost(gen_random_uuid(), 7, NULL)")
             .execute(&mut notifier)
@@ -238,6 +244,8 @@ async fn whoever_says_that_commits_were_lost_is_named_and_hides_no_later_loss() 
             .await
             .unwrap();
     }
+    // What was read of the configuration before counts as current no more.
+    assert!(version().await >= before + 1_000_000);
     let reason: String = sqlx::query_scalar(
         "SELECT reason FROM providers WHERE open_until = '9999-12-31 00:00:00+00'",
     )

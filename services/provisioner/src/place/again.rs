@@ -33,6 +33,14 @@ impl ProviderWork {
                     .record_units(claimed, trigger, bought, Code::ProfilesLate.into())
                     .await;
             }
+            // The purchase may still be on its way to the provider, so its absence says nothing yet.
+            Ok(FindAnswer::NotFound) if claimed.attempt_age < self.settle_delay => {
+                let early = Reason::with(
+                    Code::OutcomeUnknown,
+                    "the purchase is not there, but it may still arrive; ask again in some minutes",
+                );
+                (HistoryKind::Unknown, Some(early))
+            }
             // A search proves no absence, so the operator has to look into the provider's portal.
             Ok(FindAnswer::NotFound) => {
                 let worth = self
