@@ -272,7 +272,7 @@ pub async fn sign_out(
     let changed = if ended > 0 {
         Changed::between(json!({ "sessions": ended }), json!({ "sessions": 0 }))
     } else {
-        Changed::default()
+        Changed::nothing()
     };
     actions::commit(transaction, action, affected, changed).await?;
     Ok(ended)

@@ -136,7 +136,7 @@ pub async fn order(
     let changed = if erased.orders > 0 {
         Changed::between(json!({ "erased": false }), json!({ "erased": erased }))
     } else {
-        Changed::default()
+        Changed::nothing()
     };
     actions::finish(transaction, mode, erased.orders, changed).await?;
     Ok(erased)

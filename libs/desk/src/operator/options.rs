@@ -74,7 +74,7 @@ pub async fn set_enabled(
             json!({ "enabled": enabled }),
         )
     } else {
-        Changed::default()
+        Changed::nothing()
     };
     actions::finish(transaction, mode, i64::from(changed), what)
         .await

@@ -232,7 +232,7 @@ pub(crate) async fn test(
             let send = async |transaction: &mut PgConnection| {
                 Ok(
                     match events::test(transaction, endpoint, BETWEEN_TESTS).await? {
-                        Tested::Due(id) => Some((id, Changed::default())),
+                        Tested::Due(id) => Some((id, Changed::nothing())),
                         other => {
                             refused = Some(other);
                             None

@@ -319,7 +319,7 @@ pub(crate) async fn told(
 ) -> Result<Response, Problem> {
     let id: PartnerId = given.id("a partner")?;
     let of = (Command::PartnerTold, &[Command::PartnerTold][..]);
-    let note = async |_: &mut PgConnection| Ok(Some(((), Changed::default())));
+    let note = async |_: &mut PgConnection| Ok(Some(((), Changed::nothing())));
     changed(&app, &act, id, of, note).await?.ok_or_else(|| {
         act.changed("somebody has told the partner meanwhile, or there is no such partner")
     })?;

@@ -50,7 +50,8 @@ impl Planned {
         let name = printable(name);
         let changes = Some(changes.join("; ")).filter(|changes| !changes.is_empty());
         let changes = changes.map(|changes| format!(": {}", one_line(&changes)));
-        let (id, changes) = (id.unwrap_or_default(), changes.unwrap_or_default());
+        let id = id.unwrap_or_default();
+        let changes = changes.unwrap_or_default();
         format!("{effect:9}  {name}{id}{changes}")
     }
 }

@@ -143,10 +143,12 @@ fn planned(option: &ProductOption, was: Option<&options::Changed>, is_written: b
 fn differences(was: &Value, becomes: &Value) -> Vec<String> {
     const SHORT: usize = 80;
     let fields = |value: &Value| value.as_object().cloned().unwrap_or_default();
-    let (was, becomes) = (fields(was), fields(becomes));
+    let was = fields(was);
+    let becomes = fields(becomes);
     let names: BTreeSet<&String> = was.keys().chain(becomes.keys()).collect();
     let differs = names.into_iter().filter_map(|name| {
-        let (was, becomes) = (was.get(name), becomes.get(name));
+        let was = was.get(name);
+        let becomes = becomes.get(name);
         let text = |value: Option<&Value>| value.map_or_else(|| "-".to_owned(), Value::to_string);
         (was != becomes).then(|| {
             let change = format!("{name}: {} → {}", text(was), text(becomes));

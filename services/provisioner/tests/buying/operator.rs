@@ -177,7 +177,8 @@ async fn what_the_provider_has_goes_on_when_an_operator_asks_and_the_rest_stays_
         let other = bench.accept(&["ready"]).await;
         bench.ready(other).await;
     }
-    let (made, missing) = (placements[0], placements[1]);
+    let made = placements[0];
+    let missing = placements[1];
     ask(&bench, &placements).await;
     let stored = bench.ready(made).await;
     assert_eq!((stored.state.as_str(), stored.attempt), ("placed", 1));
