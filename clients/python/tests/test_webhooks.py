@@ -57,6 +57,36 @@ def test_the_guides_vector() -> None:
         verifier.verify(given["body"].encode() + b" ", headers, now=1700000000)
 
 
+def test_a_public_key_verifies_without_a_secret() -> None:
+    given = vector("public key")
+    headers = {name: given[name] for name in ("webhook-id", "webhook-timestamp", "webhook-signature")}
+    body = given["body"].encode()
+    for keys in ([given["public key"]], [OTHER, given["public key"]], [f"whpk_{base64.b64encode(bytes([7]) * 32).decode()}", given["public key"]]):
+        # Its body has only one of the nine fields, so the signature is accepted and the content is not.
+        with pytest.raises(InvalidWebhook, match="form of a webhook"):
+            WebhookVerifier(*keys).verify(body, headers, now=1700000000)
+    verifier = WebhookVerifier(given["public key"])
+    by_key = headers["webhook-signature"].split(" ")[1]
+    for changed, signatures in (
+        (body + b" ", headers["webhook-signature"]),
+        (body, headers["webhook-signature"].split(" ")[0]),
+        (body, by_key.replace("v1a,", "v1,")),
+        (body, "v1a,"),
+        (body, "v1a,\xe4"),
+        (body, by_key[:-8]),
+    ):
+        with pytest.raises(InvalidWebhook, match="no signature matches"):
+            verifier.verify(changed, {**headers, "webhook-signature": signatures}, now=1700000000)
+    for wrong in ("whpk_", "whpk_AAAA", "whpk_!"):
+        with pytest.raises(ValueError, match="public key"):
+            WebhookVerifier(wrong)
+    # A library that does not know public keys leaves their signatures aside.
+    body, headers = webhook(ESIM, NEW)
+    beside = {name.lower(): value for name, value in headers.items()}
+    beside["webhook-signature"] = f"{by_key} {beside['webhook-signature']}"
+    assert StandardWebhook(NEW).verify(body, beside)
+
+
 def test_an_esim_is_read_and_its_code_not_shown() -> None:
     body, headers = webhook({**ESIM, "added_later": 1}, NEW)
     received = WebhookVerifier(NEW).verify(body, headers)

@@ -1,6 +1,7 @@
 // Checks of what a client is made with. A wrong setting is an error when the client is made, and the error names it.
 // Otherwise the first request would fail, and an order would be repeated for minutes although it can never arrive. No
 // error quotes a value, because it may be a secret.
+import { createPublicKey, type KeyObject } from "node:crypto";
 
 /** A timer of Node counts its milliseconds in 31 bits, and one that is too long ends at once. */
 const LONGEST = 2_000_000;
@@ -36,6 +37,13 @@ export function webhookKey(value: unknown): Buffer {
   if (!text.startsWith("whsec_"))
     throw new TypeError("the webhook secret does not begin with whsec_: use it exactly as you got it");
   return decoded("the webhook secret", text.slice("whsec_".length));
+}
+
+/** A public key of the service. */
+export function publicKey(value: unknown): KeyObject {
+  const raw = decoded("the public key", visible("the public key", value).replace(/^whpk_/, ""));
+  if (raw.length !== 32) throw new TypeError("the public key has not 32 bytes: use it exactly as you got it");
+  return createPublicKey({ key: { kty: "OKP", crv: "Ed25519", x: raw.toString("base64url") }, format: "jwk" });
 }
 
 /** A part of a header's name. */

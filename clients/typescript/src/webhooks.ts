@@ -1,8 +1,8 @@
 // Verifies webhooks, which are signed as Standard Webhooks describes it.
-import { createHmac, timingSafeEqual } from "node:crypto";
+import { createHmac, type KeyObject, timingSafeEqual, verify } from "node:crypto";
 import { InvalidWebhook } from "./errors.js";
 import type { components } from "./schema.js";
-import { seconds, webhookKey } from "./settings.js";
+import { publicKey, seconds, webhookKey } from "./settings.js";
 
 export type Esim = components["schemas"]["Esim"];
 export type TopupFailed = components["schemas"]["TopupFailed"] & { type: "topup.failed" };
@@ -38,8 +38,8 @@ export interface VerifyOptions {
 }
 
 /**
- * Verifies a webhook against one or several secrets (`whsec_…`), and returns it. Give it the new and the old secret
- * while you change your programs. `body` has to be the bytes as they arrived, and `headers` those of the request.
+ * Verifies a webhook against one or several secrets (`whsec_…`) or public keys of the service (`whpk_…`), and returns it
+ * if one of all matches. Give it the new and the old secret while you change your programs. `body` has to be the bytes as they arrived, and `headers` those of the request.
  * Verify a webhook when it arrives, because its timestamp is too old later.
  *
  * @throws {InvalidWebhook} and nothing else, whatever was sent to you
@@ -51,7 +51,8 @@ export function verifyWebhook(
   headers: Headers,
   { tolerance = 300, now = Date.now() / 1000 }: VerifyOptions = {},
 ): Webhook {
-  const keys = [secrets].flat().map(webhookKey);
+  const isPublic = (one: unknown): boolean => typeof one === "string" && one.startsWith("whpk_");
+  const keys = [secrets].flat().map((one) => (isPublic(one) ? publicKey(one) : webhookKey(one)));
   if (keys.length === 0) throw new TypeError("the webhook secret is missing: at least one is needed");
   seconds("tolerance", tolerance, { zero: true });
   try {
@@ -63,7 +64,9 @@ export function verifyWebhook(
   }
 }
 
-function verified(keys: Buffer[], body: Uint8Array | string, headers: Headers, tolerance: number, now: number): Webhook {
+type Key = Buffer | KeyObject;
+
+function verified(keys: Key[], body: Uint8Array | string, headers: Headers, tolerance: number, now: number): Webhook {
   const given = new Map<string, string>();
   const entries = Symbol.iterator in headers ? headers : Object.entries(headers);
   for (const [name, value] of entries as Iterable<[string, unknown]>) given.set(name.toLowerCase(), String(value ?? ""));
@@ -80,8 +83,9 @@ function verified(keys: Buffer[], body: Uint8Array | string, headers: Headers, t
   return { id, timestamp: Number(timestamp), ...content(raw) };
 }
 
-function matches(keys: Buffer[], signed: Buffer, signatures: string): boolean {
-  const expected = keys.map((key) => createHmac("sha256", key).update(signed).digest());
+function matches(keys: Key[], signed: Buffer, signatures: string): boolean {
+  const expected = keys.filter(Buffer.isBuffer).map((key) => createHmac("sha256", key).update(signed).digest());
+  const publicKeys = keys.filter((key): key is KeyObject => !Buffer.isBuffer(key));
   let found = false;
   // All pairs are compared, each in constant time, so that the time tells nothing about a signature.
   for (const signature of signatures.split(" ")) {
@@ -91,6 +95,7 @@ function matches(keys: Buffer[], signed: Buffer, signatures: string): boolean {
       const same = bytes.length === one.length && timingSafeEqual(bytes, one);
       found = (same && version === "v1" && one.toString("base64") === value) || found;
     }
+    if (version === "v1a") found = publicKeys.some((key) => verify(null, signed, key, bytes)) || found;
   }
   return found;
 }

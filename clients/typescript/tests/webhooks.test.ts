@@ -53,6 +53,34 @@ test("the guide's vector", () => {
   refused(/no signature/, [given("webhook secret")], { body: Buffer.concat([body, Buffer.from(" ")]), headers }, { now: 1700000000 });
 });
 
+test("a public key verifies without a secret", () => {
+  const given = vector("public key");
+  const names = ["webhook-id", "webhook-timestamp", "webhook-signature"];
+  const headers = Object.fromEntries(names.map((name) => [name, given(name)]));
+  const signatures = given("webhook-signature");
+  const [bySecret = "", byKey = ""] = signatures.split(" ");
+  const body = Buffer.from(given("body"));
+  const key = given("public key");
+  const other = `whpk_${Buffer.alloc(32, 7).toString("base64")}`;
+  // Its body has only one of the nine fields, so the signature is accepted and the content is not.
+  for (const keys of [[key], [OTHER, key], [other, key]]) refused(/form of a webhook/, keys, { body, headers }, { now: 1700000000 });
+  const changed: [Buffer, string][] = [
+    [Buffer.concat([body, Buffer.from(" ")]), signatures],
+    [body, bySecret],
+    [body, byKey.replace("v1a,", "v1,")],
+    [body, "v1a,"],
+    [body, byKey.slice(0, -8)],
+  ];
+  for (const [received, signature] of changed)
+    refused(/no signature/, [key], { body: received, headers: { ...headers, "webhook-signature": signature } }, { now: 1700000000 });
+  for (const wrong of ["whpk_", "whpk_AAAA", "whpk_!"]) throws(() => verifyWebhook(wrong, body, headers), TypeError);
+  // A library that does not know public keys leaves their signatures aside.
+  const sent = webhook(ESIM, [NEW]);
+  const beside = Object.fromEntries(Object.entries(sent.headers).map(([name, value]) => [name.toLowerCase(), value]));
+  beside["webhook-signature"] = `${byKey} ${beside["webhook-signature"]}`;
+  ok(new StandardWebhook(NEW).verify(sent.body.toString(), beside));
+});
+
 test("an eSIM is read", () => {
   const { body, headers } = webhook({ ...ESIM, added_later: 1 }, [NEW]);
   const received = verifyWebhook(NEW, body, headers);

@@ -227,6 +227,10 @@ pub struct MasterKeyConfig {
     pub master_key_partners: Option<SecretString>,
 
     /// The master keys for webhook secrets [default: those of `MASTER_KEY`]
+    ///
+    /// An entry `whsk_<Base64 of 32 bytes>` is no master key. Each such entry signs all webhooks with
+    /// Ed25519, too (`v1a` of Standard Webhooks), and ingress publishes its public key under
+    /// `/.well-known/webhook-keys.json`. `whpk_<Base64>` is a public key that is published only.
     #[arg(long, env = "MASTER_KEY_WEBHOOKS", hide_env_values = true)]
     pub master_key_webhooks: Option<SecretString>,
 

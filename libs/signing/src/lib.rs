@@ -1,5 +1,5 @@
 //! All signatures of the system, and the keys and secrets for them. It signs or verifies partners'
-//! requests ([`request`]), webhooks ([`webhook`]), calls to the providers USIMSA ([`usimsa`]) and
+//! requests ([`request`]), webhooks ([`webhook`], and [`ed25519`] with a public key), calls to the providers USIMSA ([`usimsa`]) and
 //! eSIM Access ([`esim_access`]), and the URLs of QR pictures ([`qr`]). It also computes the form in
 //! which PostgreSQL stores passwords ([`scram`]), because that is made of MACs, too, the one-time
 //! [`code`]s that verify a channel for notices, and the [`password`]s and [`token`]s with which
@@ -11,6 +11,7 @@
 //! its bytes.
 
 pub mod code;
+pub mod ed25519;
 pub mod esim_access;
 pub mod generate;
 pub mod password;

@@ -5,20 +5,32 @@
 //! `{id}.{timestamp}.{raw body}`. The key is the bytes that follow `whsec_` in the secret, decoded
 //! from Base64.
 
-use crate::{BASE64, InvalidSecret, SecretKey, same};
+use crate::{BASE64, InvalidSecret, SecretKey, ed25519::SigningKey, same};
 use base64::Engine;
 
 const PREFIX: &str = "whsec_";
 
-/// The value of the header `webhook-signature`: a signature by each of the `secrets`, separated by
-/// spaces. There are two secrets while a secret is being replaced, so that the partner can check
-/// with the old or the new one. `timestamp` is the Unix time of the attempt in seconds.
-pub fn signatures(secrets: &[Secret], id: &str, timestamp: i64, body: &[u8]) -> String {
-    secrets
-        .iter()
-        .map(|secret| secret.sign(id, timestamp, body))
-        .collect::<Vec<_>>()
-        .join(" ")
+/// What signs a webhook. There are two secrets while a secret is being replaced, so that the partner
+/// can check with the old or the new one. The same holds for the keys.
+#[derive(Clone, Copy, Debug)]
+pub struct Signers<'a> {
+    /// Those of the endpoint, the newest first.
+    pub secrets: &'a [Secret],
+    /// Our own, for partners that verify by a public key.
+    pub keys: &'a [SigningKey],
+}
+
+impl Signers<'_> {
+    /// The value of the header `webhook-signature`: a signature by each secret and then by each key,
+    /// separated by spaces. `timestamp` is the Unix time of the attempt in seconds.
+    pub fn signatures(&self, id: &str, timestamp: i64, body: &[u8]) -> String {
+        let by_secrets = self
+            .secrets
+            .iter()
+            .map(|secret| secret.sign(id, timestamp, body));
+        let by_keys = self.keys.iter().map(|key| key.sign(id, timestamp, body));
+        by_secrets.chain(by_keys).collect::<Vec<_>>().join(" ")
+    }
 }
 
 /// A partner's webhook secret.

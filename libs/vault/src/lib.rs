@@ -26,6 +26,7 @@ use domain::{DeliveryId, EndpointId, PartnerId, TopupId};
 use hmac::{Hmac, Mac};
 use secrecy::{ExposeSecret, SecretSlice, SecretString};
 use sha2::Sha256;
+use signing::ed25519;
 
 /// The length of a master key in bytes.
 const KEY: usize = 32;
@@ -112,6 +113,8 @@ pub enum VaultError {
         "there is no master key: set MASTER_KEY or MASTER_KEY_FILE (`esimctl master-key create FILE` makes one)"
     )]
     NoKey,
+    #[error("entry number {0} of the master keys: {1}")]
+    BadWebhookKey(usize, ed25519::InvalidKey),
     #[error("two master keys have the id {0:?}")]
     DuplicateKey(String),
     #[error("this program holds no master key for {0}")]
@@ -136,19 +139,29 @@ type HmacSha256 = Hmac<Sha256>;
 /// The length of a digest in bytes. It is long enough that two texts never share one.
 const DIGEST: usize = 16;
 
-/// Master keys as they are written in a setting, before a vault uses them.
-type Written = Vec<(String, SecretSlice<u8>)>;
+/// What is written in a setting, before a vault uses it.
+#[derive(Default)]
+struct Written {
+    master_keys: Vec<(String, SecretSlice<u8>)>,
+    webhook_keys: ed25519::Keys,
+}
 
 /// The master keys by purpose. The first key of a purpose seals, and all of them open, so a key can
 /// be rotated. Clones are cheap.
 #[derive(Clone)]
-pub struct Vault(Arc<[(Keyring, Vec<MasterKey>)]>);
+pub struct Vault(Arc<Held>);
+
+struct Held {
+    rings: Vec<(Keyring, Vec<MasterKey>)>,
+    webhook_keys: ed25519::Keys,
+}
 
 impl Vault {
     /// A vault with the same keys for all purposes.
     ///
     /// The keys have the form `<id>:<Base64 of 32 bytes>` and are separated by commas or line ends.
-    /// An entry that begins with `#` is a comment.
+    /// An entry that begins with `#` is a comment. One that begins with `whsk_` or `whpk_` is no master
+    /// key, but a key of [`Vault::webhook_keys`].
     pub fn parse(text: &SecretString) -> Result<Self, VaultError> {
         Self::of(&Keyring::ALL.map(|ring| (ring, text)))
     }
@@ -159,8 +172,8 @@ impl Vault {
         let mut all: Vec<(Keyring, Written)> = Vec::new();
         for (ring, text) in rings {
             let keys = written(text)?;
-            for (id, bytes) in &keys {
-                for (other, with) in all.iter().flat_map(|(_, keys)| keys) {
+            for (id, bytes) in &keys.master_keys {
+                for (other, with) in all.iter().flat_map(|(_, keys)| &keys.master_keys) {
                     if other == id && with.expose_secret() != bytes.expose_secret() {
                         return Err(VaultError::DuplicateKey(id.clone()));
                     }
@@ -177,14 +190,29 @@ impl Vault {
             let digest = hmac(&derived.finalize().into_bytes())?;
             Ok(MasterKey { id, cipher, digest })
         };
-        let rings = all
-            .into_iter()
-            .map(|(ring, keys)| Ok((ring, keys.into_iter().map(key).collect::<Result<_, _>>()?)));
-        Ok(Self(rings.collect::<Result<Vec<_>, VaultError>>()?.into()))
+        let mut held = Held {
+            rings: Vec::new(),
+            webhook_keys: ed25519::Keys::default(),
+        };
+        for (ring, written) in all {
+            let keys = written.master_keys.into_iter().map(key);
+            held.rings.push((ring, keys.collect::<Result<_, _>>()?));
+            if ring == Keyring::Webhooks {
+                held.webhook_keys = written.webhook_keys;
+            }
+        }
+        Ok(Self(Arc::new(held)))
+    }
+
+    /// The pairs of keys for webhooks that are verified with a public key. They stand among the
+    /// master keys for webhooks, because who holds those can forge a webhook anyway. There are none
+    /// if the vault holds no keys for webhooks.
+    pub fn webhook_keys(&self) -> &ed25519::Keys {
+        &self.0.webhook_keys
     }
 
     fn keys(&self, ring: Keyring) -> Result<&[MasterKey], VaultError> {
-        let held = self.0.iter().find(|(held, _)| *held == ring);
+        let held = self.0.rings.iter().find(|(held, _)| *held == ring);
         held.map(|(_, keys)| keys.as_slice())
             .ok_or(VaultError::NotHeld(ring))
     }
@@ -273,8 +301,14 @@ fn written(text: &SecretString) -> Result<Written, VaultError> {
         .split(['\n', ','])
         .map(str::trim)
         .filter(|entry| !entry.is_empty() && !entry.starts_with('#'));
-    let mut keys = Written::new();
+    let mut all = Written::default();
     for (index, entry) in entries.enumerate() {
+        if ed25519::Keys::is_meant(entry) {
+            let added = all.webhook_keys.add(entry);
+            added.map_err(|error| VaultError::BadWebhookKey(index + 1, error))?;
+            continue;
+        }
+        let keys = &mut all.master_keys;
         let bad = || VaultError::BadKey(index + 1);
         let (id, encoded) = entry.split_once(':').ok_or_else(bad)?;
         let bytes = BASE64_STANDARD.decode(encoded).map_err(|_| bad())?;
@@ -289,10 +323,10 @@ fn written(text: &SecretString) -> Result<Written, VaultError> {
         }
         keys.push((id.to_owned(), bytes.into()));
     }
-    if keys.is_empty() {
+    if all.master_keys.is_empty() {
         Err(VaultError::NoKey)
     } else {
-        Ok(keys)
+        Ok(all)
     }
 }
 
@@ -384,6 +418,22 @@ mod tests {
         assert_eq!(after.open(partner, &resealed).unwrap(), b"secret");
         let missing = VaultError::MissingKey("old".into());
         assert_eq!(after.open(partner, &sealed), Err(missing));
+    }
+
+    #[test]
+    fn keys_for_signatures_of_webhooks_stand_among_the_master_keys_for_webhooks() {
+        const PAIR: &str = "whsk_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo=";
+        let text = format!("{}\n{PAIR}", key("a", 1));
+        let sealed = vault(&text).unwrap();
+        assert_eq!(sealed.webhook_keys().signing().len(), 1);
+        assert_eq!(sealed.key_ids(Keyring::Webhooks).collect::<Vec<_>>(), ["a"]);
+        let text = SecretString::from(text);
+        let others = Vault::of(&[(Keyring::Partners, &text), (Keyring::Profiles, &text)]).unwrap();
+        assert!(others.webhook_keys().published().is_empty());
+        let wrong = vault(&format!("{},whpk_AAAA", key("a", 1)));
+        let expected = VaultError::BadWebhookKey(2, ed25519::InvalidKey);
+        assert_eq!(wrong.unwrap_err(), expected);
+        assert_eq!(vault(PAIR).unwrap_err(), VaultError::NoKey);
     }
 
     #[test]

@@ -473,6 +473,18 @@ async fn rotations(endpoint: &mut Endpoint, secret: &Secret, other: &Secret) {
             true,
         )
         .await;
+    let by_key = Webhook::new(18).signed(&[secret], 0).also_signed_by_key();
+    endpoint
+        .check(
+            [
+                "public_key_signature",
+                "a second signature of another kind, as of a public key (v1a)",
+                "split webhook-signature at the spaces, and ignore signatures of a kind that you do not know",
+            ],
+            &by_key,
+            true,
+        )
+        .await;
 }
 
 impl Certify {

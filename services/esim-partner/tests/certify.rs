@@ -128,7 +128,7 @@ async fn failed(parts: Parts) -> Vec<&'static str> {
 }
 
 fn named(checks: Vec<Check>) -> Vec<&'static str> {
-    assert_eq!(checks.len(), 23);
+    assert_eq!(checks.len(), 24);
     let failed = checks
         .into_iter()
         .filter(|check| check.verdict == Verdict::Failed);
@@ -163,7 +163,7 @@ async fn each_broken_receiver_is_named() {
         let text = String::from_utf8_lossy(&webhook.body).replace(" :  ", ":");
         (header(webhook, "webhook-id").to_owned(), text.into())
     };
-    let broken: [(&str, Parts, &[&str]); 20] = testkit::rows! {
+    let broken: [(&str, Parts, &[&str]); 21] = testkit::rows! {
         "checks nothing", Parts { bad: 200, ..CORRECT } => &["wrong_signature"];
         "refuses all", Parts { good: 500, repeated: 500, concurrent: 500, ..CORRECT } => &["good"];
         "redirects", Parts { good: 302, repeated: 302, concurrent: 302, ..CORRECT } => &["good"];
@@ -188,10 +188,13 @@ async fn each_broken_receiver_is_named() {
         "looks at the first signature only", Parts { chosen: |all| all.split(' ').take(1).collect(), ..CORRECT }
             => &["second_signature"];
         "looks at the last signature only", Parts { chosen: |all| all.rsplit(' ').take(1).collect(), ..CORRECT }
-            => &["first_signature"];
+            => &["first_signature", "public_key_signature"];
         "does not split the signatures",
             Parts { chosen: |all| if all.contains(' ') { Vec::new() } else { vec![all] }, ..CORRECT }
-            => &["second_signature", "first_signature"];
+            => &["second_signature", "first_signature", "public_key_signature"];
+        "fails on kinds of signatures that it does not know",
+            Parts { refused: |webhook| header(webhook, "webhook-signature").contains("v1a,"), ..CORRECT }
+            => &["public_key_signature"];
         "accepts what is not signed", Parts { unsigned: true, ..CORRECT } => &["no_signature"];
         "takes the id from the body",
             Parts { signed: |webhook| {

@@ -463,7 +463,8 @@ fn router(
     let pictures = QrRenderer::new(drawn, limits);
     let document = openapi::document(&config.brand).context("the OpenAPI document")?;
     let sources = config.source.source_addresses.texts();
-    let pages = pages::router(&config.brand, &document, &sources);
+    let keys = parts.vault.webhook_keys().published();
+    let pages = pages::router(&config.brand, &document, &sources, keys);
     Ok(routes::router(
         Arc::new(create),
         Arc::new(service),

@@ -36,6 +36,7 @@ use pipeline::{
 };
 use runtime::{Shutdown, clock, outage};
 use signing::code;
+use signing::webhook::Signers;
 use store::{
     deliveries::{
         self, Attempted, Claim, Content, Delivery,
@@ -375,7 +376,10 @@ impl Deliver {
             kind,
             now.unix_timestamp(),
             &body,
-            secrets,
+            Signers {
+                secrets,
+                keys: self.vault.webhook_keys().signing(),
+            },
             traceparent.as_deref(),
         )
         .map_err(|_| Failure::Unwritable)?;

@@ -18,7 +18,7 @@ use hyper::body::Incoming;
 use hyper_util::client::legacy::connect::capture_connection;
 use runtime::retry_after;
 use rustls::CertificateError;
-use signing::webhook::{Secret, signatures};
+use signing::webhook::Signers;
 use time::OffsetDateTime;
 use url::Url;
 use webhooks::{
@@ -43,15 +43,14 @@ const ANSWER_WAIT: Duration = Duration::from_secs(1);
 
 /// Makes the headers of one attempt at the Unix time `timestamp`. `own` are those that the partner
 /// has set for its endpoint, which never replace one of ours. The headers hold a Standard Webhooks
-/// signature by each of the `secrets`, the newest first, so that a partner can rotate its secret
-/// without losing webhooks. `kind` is the kind of an event; `None` for the specified webhook.
+/// signature by each of the `signers`. `kind` is the kind of an event; `None` for the specified webhook.
 pub fn headers(
     own: &HeaderMap,
     id: &WebhookId,
     kind: Option<&'static str>,
     timestamp: i64,
     body: &[u8],
-    secrets: &[Secret],
+    signers: Signers<'_>,
     traceparent: Option<&str>,
 ) -> Result<HeaderMap, InvalidHeaderValue> {
     let id = id.to_string();
@@ -60,7 +59,7 @@ pub fn headers(
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     headers.insert("webhook-id", HeaderValue::from_str(&id)?);
     headers.insert("webhook-timestamp", HeaderValue::from(timestamp));
-    let signatures = signatures(secrets, &id, timestamp, body);
+    let signatures = signers.signatures(&id, timestamp, body);
     headers.insert("webhook-signature", HeaderValue::from_str(&signatures)?);
     if let Some(kind) = kind {
         headers.insert(event::TYPE, HeaderValue::from_static(kind));

@@ -8,6 +8,7 @@ import base64
 import binascii
 import math
 import re
+from collections.abc import Callable
 
 import httpx
 
@@ -48,6 +49,28 @@ def webhook_key(value: object) -> bytes:
     if not text.startswith("whsec_"):
         raise ValueError("the webhook secret does not begin with whsec_: use it exactly as you got it")
     return decoded("the webhook secret", text.removeprefix("whsec_"))
+
+
+def public_key(value: object) -> Callable[[bytes, bytes], bool]:
+    """What says whether a signature of a text is that of a public key (``whpk_…``)."""
+    bytes_ = decoded("the public key", visible("the public key", value).removeprefix("whpk_"))
+    try:
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    except ImportError as error:
+        raise ValueError("a public key (whpk_…) needs the package cryptography: install esim-partner[ed25519]") from error
+    if len(bytes_) != 32:
+        raise ValueError("the public key has not 32 bytes: use it exactly as you got it")
+    key = Ed25519PublicKey.from_public_bytes(bytes_)
+
+    def matches(signature: bytes, signed: bytes) -> bool:
+        try:
+            key.verify(signature, signed)
+        except InvalidSignature:
+            return False
+        return True
+
+    return matches
 
 
 def brand(value: object) -> str:

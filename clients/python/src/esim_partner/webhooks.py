@@ -42,9 +42,10 @@ class Webhook:
 
 
 class WebhookVerifier:
-    """Verifies webhooks against one or several secrets (``whsec_…``).
+    """Verifies webhooks against one or several secrets (``whsec_…``), or public keys of the service (``whpk_…``).
 
-    Give it the new and the old secret while you change your programs. ``tolerance`` is how many seconds the timestamp
+    Give it the new and the old secret while you change your programs. A webhook is valid if one of all matches. Public
+    keys need the package ``cryptography`` (``esim-partner[ed25519]``). ``tolerance`` is how many seconds the timestamp
     may be before or after our time; without this check a recorded webhook could be sent to you again. A secret that is
     none is a ``ValueError`` here, and not a webhook that looks forged later.
     """
@@ -52,7 +53,9 @@ class WebhookVerifier:
     def __init__(self, *secrets: str, tolerance: float = 300) -> None:
         if not secrets:
             raise ValueError("the webhook secret is missing: at least one is needed")
-        self._keys = [settings.webhook_key(secret) for secret in secrets]
+        public = [secret for secret in secrets if isinstance(secret, str) and secret.startswith("whpk_")]
+        self._keys = [settings.webhook_key(secret) for secret in secrets if secret not in public]
+        self._public_keys = [settings.public_key(key) for key in public]
         self._tolerance = settings.seconds("tolerance", tolerance, zero=True)
 
     def verify(self, body: bytes | str, headers: Mapping[str, str], *, now: float | None = None) -> Webhook:
@@ -93,7 +96,16 @@ class WebhookVerifier:
             version, _, value = signature.partition(",")
             for one in expected:
                 matches |= hmac.compare_digest(_bytes(value), one) and version == "v1"
+            if version == "v1a":
+                matches |= any(matches_key(_base64(value), signed) for matches_key in self._public_keys)
         return matches
+
+
+def _base64(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        return b""
 
 
 def _bytes(text: bytes | str) -> bytes:

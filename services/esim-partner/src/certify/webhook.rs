@@ -114,6 +114,19 @@ impl Webhook {
         );
         self
     }
+
+    /// Appends what has the form of a signature by a public key, which an endpoint that knows only
+    /// its secret has to leave aside.
+    pub(super) fn also_signed_by_key(mut self) -> Self {
+        for (name, value) in &mut self.headers {
+            if *name == "webhook-signature" {
+                value.push_str(" v1a,");
+                value.push_str(&"A".repeat(86));
+                value.push_str("==");
+            }
+        }
+        self
+    }
 }
 
 /// Sends webhooks to the endpoint.

@@ -1,5 +1,5 @@
 //! What needs no key: the documentation for partners (the `OpenAPI` document and its page, the page
-//! of errors, the guide with its examples), and the [QR codes](qr).
+//! of errors, the guide with its examples, the public keys of webhooks), and the [QR codes](qr).
 //!
 //! Guarantees: the pages load nothing from other hosts. The page of the document signs requests in
 //! the browser with the partner's keys, so its content security policy lets it load from and send
@@ -9,12 +9,16 @@
 
 use axum::{Router, http::header, routing::get};
 use bytes::Bytes;
+use signing::ed25519::PublicKey;
 
 mod errors;
 pub(crate) mod qr;
 
 /// The path of the page that explains each error code.
 pub(crate) const ERRORS: &str = "/errors";
+/// The path of the public keys with which partners verify webhooks. It needs no key, because who
+/// verifies a webhook may be a program that holds none of the partner's secrets.
+const WEBHOOK_KEYS: &str = "/.well-known/webhook-keys.json";
 /// The content security policy of all pages. They load from and send to this service only, cannot
 /// be framed, and never submit forms. A page on which partners enter their secret key must not be
 /// able to send it elsewhere.
@@ -43,7 +47,7 @@ macro_rules! example {
 
 /// Each page: its path, its type and its text. Header names have the neutral brand, which
 /// [`router`] replaces.
-fn pages(document: &str) -> [(&'static str, &'static str, String); 13] {
+fn pages(document: &str, keys: &str) -> [(&'static str, &'static str, String); 14] {
     let errors = format!("{HEAD}{}</main>\n</html>\n", errors::html());
     let guide =
         include_str!("../../../../docs/partner-guide.md").replace("](errors.md", "](errors");
@@ -52,6 +56,7 @@ fn pages(document: &str) -> [(&'static str, &'static str, String); 13] {
     let everything = [summary, &guide, include_str!("../../../../docs/errors.md")].join("\n\n");
     [
         ("/openapi.json", "application/json", document),
+        (WEBHOOK_KEYS, "application/json", keys),
         ("/reference", HTML, include_str!("reference.html")),
         (
             "/reference.js",
@@ -76,6 +81,12 @@ fn pages(document: &str) -> [(&'static str, &'static str, String); 13] {
     .map(|(path, kind, text)| (path, kind, text.to_owned()))
 }
 
+/// The public keys of webhooks as JSON.
+fn keys_json(keys: &[PublicKey]) -> String {
+    let keys: Vec<String> = keys.iter().map(PublicKey::to_text).collect();
+    serde_json::json!({ "keys": keys }).to_string()
+}
+
 /// What the pages say about the addresses from which webhooks come.
 fn source_sentence(sources: &[String]) -> String {
     if sources.is_empty() {
@@ -87,11 +98,16 @@ fn source_sentence(sources: &[String]) -> String {
 
 /// Makes the router. `document` is the `OpenAPI` document. `brand` replaces the neutral brand in
 /// the header names of all pages. `sources` are the addresses from which webhooks come, for the
-/// guide and the reference.
-pub(crate) fn router(brand: &str, document: &str, sources: &[String]) -> Router {
+/// guide and the reference, and `keys` the public keys of webhooks.
+pub(crate) fn router(
+    brand: &str,
+    document: &str,
+    sources: &[String],
+    keys: &[PublicKey],
+) -> Router {
     let mut router = Router::new();
     let sources = source_sentence(sources);
-    for (path, kind, text) in pages(document) {
+    for (path, kind, text) in pages(document, &keys_json(keys)) {
         let text = text.replace("X-Service-", &format!("X-{brand}-"));
         let text = Bytes::from(text.replace(SOURCES, &sources));
         let headers = [
@@ -122,7 +138,7 @@ mod tests {
 
     #[test]
     fn every_link_leads_to_a_served_page() {
-        let pages = pages("{}");
+        let pages = pages("{}", "{}");
         for (route, kind, text) in &pages {
             let mut links = match *kind {
                 HTML => [targets(text, "href=\"", '"'), targets(text, "src=\"", '"')].concat(),
@@ -139,6 +155,14 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn the_public_keys_are_a_list() {
+        let key = "whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4=";
+        let keys = [PublicKey::parse(key).unwrap()];
+        assert_eq!(keys_json(&keys), format!(r#"{{"keys":["{key}"]}}"#));
+        assert_eq!(keys_json(&[]), r#"{"keys":[]}"#);
     }
 
     /// Whether the Ingress objects of Kubernetes forward this path to ingress.
@@ -196,7 +220,7 @@ mod tests {
 
     #[test]
     fn the_guide_and_the_reference_say_where_webhooks_come_from() {
-        for (route, _, text) in pages("{}") {
+        for (route, _, text) in pages("{}", "{}") {
             let places = usize::from(matches!(
                 route,
                 "/reference" | "/partner-guide.md" | "/llms-full.txt"
@@ -212,7 +236,7 @@ mod tests {
     /// nowhere else.
     #[test]
     fn each_page_is_forwarded_by_the_proxies() {
-        for (path, ..) in pages("{}") {
+        for (path, ..) in pages("{}", "{}") {
             assert!(
                 kubernetes_forwards(path),
                 "{path} is missing in deploy/kubernetes/base/http.yaml"
@@ -235,7 +259,7 @@ mod tests {
 
     #[test]
     fn the_pages_load_nothing_from_elsewhere_and_hold_no_script() {
-        let pages = pages("{}");
+        let pages = pages("{}", "{}");
         let (markup, _): (Vec<_>, Vec<_>) = pages.iter().partition(|(_, kind, _)| *kind == HTML);
         assert_eq!(markup.len(), 2);
         for (route, _, text) in markup {

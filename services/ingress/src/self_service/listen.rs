@@ -17,7 +17,7 @@ use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use desk::self_service::{self, Position, Stored, StoredWebhook};
 use domain::{EndpointKey, Environment, WebhookId};
 use serde::Serialize;
-use signing::webhook::{Secret, signatures};
+use signing::webhook::{Secret, Signers};
 use time::OffsetDateTime;
 use tokio::time::Instant;
 use utoipa::ToSchema;
@@ -174,7 +174,11 @@ fn webhook(
     let body = body.map_err(ApiError::internal)?;
     let id = stored.id.to_string();
     let timestamp = runtime::clock::unix_seconds();
-    let signature = signatures(secrets, &id, timestamp, body.as_bytes());
+    let signers = Signers {
+        secrets,
+        keys: service.vault.webhook_keys().signing(),
+    };
+    let signature = signers.signatures(&id, timestamp, body.as_bytes());
     let mut headers = BTreeMap::from([
         ("content-type", "application/json".to_owned()),
         ("webhook-id", id),

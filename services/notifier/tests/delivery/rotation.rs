@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use accounts::partners::{self, Overlap, Rotated};
 use domain::{EndpointKey, PartnerId};
-use signing::webhook::Secret;
+use secrecy::{ExposeSecret, SecretString};
+use signing::{ed25519::PublicKey, webhook::Secret};
 use testkit::receiver::{Received, Signature};
 use vault::Keyring;
 
@@ -80,5 +81,41 @@ async fn webhooks_are_signed_with_both_secrets_until_the_overlap_ends() {
         Signature::Invalid,
         "the receiver has the old one"
     );
+    bench.stop().await;
+}
+
+/// Both keys of a change sign, so a partner that knows only one of them verifies each webhook.
+#[tokio::test]
+async fn with_keys_of_our_own_a_webhook_can_be_verified_by_a_public_key() {
+    const OLD: (&str, &str) = (
+        "whsk_6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbfVKIDij2HKpMKkioLlX0dRqSKJp4AJ6p9lMicMFs6Kvg==",
+        "whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4=",
+    );
+    let new =
+        signing::ed25519::SigningKey::parse(&format!("whsk_{}", "ab".repeat(21) + "c=")).unwrap();
+    let mut bench = Bench::start_with(|config| {
+        let keys = config.master_key.master_key_webhooks.as_ref();
+        let keys = keys.or(config.master_key.master_key.as_ref()).unwrap();
+        let keys = format!(
+            "{}\nwhsk_{}\n{}",
+            keys.expose_secret(),
+            "ab".repeat(21) + "c=",
+            OLD.0
+        );
+        config.master_key.master_key_webhooks = Some(SecretString::from(keys));
+    })
+    .await;
+    let (partner, secret) = bench.partner(Some(&bench.receiver.url("/hook"))).await;
+    bench.receiver.verify("/hook", &secret.to_text()).unwrap();
+    let webhook = bench.next_webhook(partner).await;
+    assert_eq!(signatures(&webhook, &secret), [true, false, false]);
+    assert_eq!(webhook.signature, Signature::Valid);
+    let header = |name: &str| webhook.headers[name].to_str().unwrap();
+    let timestamp = header("webhook-timestamp").parse().unwrap();
+    for public in [new.public(), PublicKey::parse(OLD.1).unwrap()] {
+        let signature = header("webhook-signature");
+        assert!(public.verify(header("webhook-id"), timestamp, &webhook.body, signature));
+        assert!(!public.verify(header("webhook-id"), timestamp, b"{}", signature));
+    }
     bench.stop().await;
 }

@@ -4,7 +4,7 @@
 use crate::shop::{SOON, Shop, fresh};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use signing::{SecretKey, webhook::Secret};
+use signing::{SecretKey, ed25519::PublicKey, webhook::Secret};
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::time::Duration;
@@ -260,6 +260,16 @@ fn the_guides_test_vectors_are_true() {
         value(&vector, "body").as_bytes(),
     );
     assert_eq!(value(&vector, "webhook-signature"), signature);
+
+    let vector = block(&guide, "<!-- public key vector -->");
+    let key = PublicKey::parse(value(&vector, "public key")).unwrap();
+    let timestamp = value(&vector, "webhook-timestamp").parse().unwrap();
+    assert!(key.verify(
+        value(&vector, "webhook-id"),
+        timestamp,
+        value(&vector, "body").as_bytes(),
+        value(&vector, "webhook-signature"),
+    ));
 }
 
 #[tokio::test]
