@@ -21,7 +21,7 @@ pub struct Totals(BTreeMap<&'static str, u64>);
 pub struct Counts(BTreeMap<String, f64>);
 
 /// Each count, and what it counts.
-const NAMES: [(&str, &str); 10] = [
+const NAMES: [(&str, &str); 11] = [
     (
         "commits",
         "transactions that ended, also those that only read",
@@ -37,6 +37,10 @@ const NAMES: [(&str, &str); 10] = [
     (
         "written_rows",
         "rows of ours that were inserted, updated or deleted",
+    ),
+    (
+        "dead_rows",
+        "versions of rows of ours that became dead by an update or a delete",
     ),
     ("nats_in", "messages that nats-server received"),
     ("nats_out", "messages that nats-server sent"),
@@ -83,10 +87,11 @@ impl Totals {
             .await?;
         connection.close().await?;
         let mut connection = PgConnection::connect(&system.database_url).await?;
-        let tables: (i64, i64) = sqlx::query_as(
+        let tables: (i64, i64, i64) = sqlx::query_as(
             "SELECT coalesce(sum(seq_scan), 0)::int8
                         + (SELECT coalesce(sum(idx_scan), 0)::int8 FROM pg_stat_user_indexes),
-                    coalesce(sum(n_tup_ins + n_tup_upd + n_tup_del), 0)::int8
+                    coalesce(sum(n_tup_ins + n_tup_upd + n_tup_del), 0)::int8,
+                    coalesce(sum(n_tup_upd + n_tup_del), 0)::int8
              FROM pg_stat_user_tables",
         )
         .fetch_one(&mut connection)
@@ -100,6 +105,7 @@ impl Totals {
             ("flushes", flushes),
             ("scans", tables.0),
             ("written_rows", tables.1),
+            ("dead_rows", tables.2),
         ] {
             totals.insert(name, u64::try_from(total).unwrap_or_default());
         }
