@@ -495,7 +495,10 @@ TABLE system
     version bigint NOT NULL DEFAULT 0
     addresses text[] NOT NULL DEFAULT '{}'::text[]
     told_at timestamp with time zone NOT NULL DEFAULT now()
+    cell text
+    cut jsonb
     CONSTRAINT system_bounds CHECK ((((told_at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (told_at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (pg_column_size(addresses) <= 100000))) NOT VALID
+    CONSTRAINT system_cell_bounds CHECK (((octet_length(cell) <= 100000) AND (octet_length((cut)::text) <= 10000000))) NOT VALID
     CONSTRAINT system_pkey PRIMARY KEY (singleton)
     CONSTRAINT system_singleton_check CHECK (singleton)
 

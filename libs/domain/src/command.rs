@@ -126,6 +126,15 @@ pub enum Command {
     /// A partner goes to another cell.
     #[strum(serialize = "partner move")]
     PartnerMove,
+    /// A cell divides, or does not after all.
+    #[strum(serialize = "cell divide")]
+    CellDivide,
+    #[strum(serialize = "cell divide --cancel")]
+    CellDivideCancel,
+    #[strum(serialize = "cell activate")]
+    CellActivate,
+    #[strum(serialize = "cell purge")]
+    CellPurge,
     // Providers and the catalogue.
     #[strum(serialize = "provider open")]
     ProviderOpen,
@@ -241,6 +250,10 @@ impl Command {
             | Self::PartnerTold
             | Self::PartnerErase
             | Self::PartnerMove
+            | Self::CellDivide
+            | Self::CellDivideCancel
+            | Self::CellActivate
+            | Self::CellPurge
             | Self::ProviderOpen
             | Self::ProviderClose
             | Self::ProviderReconcile
@@ -313,6 +326,10 @@ impl Command {
             | Self::PartnerTold
             | Self::PartnerErase
             | Self::PartnerMove
+            | Self::CellDivide
+            | Self::CellDivideCancel
+            | Self::CellActivate
+            | Self::CellPurge
             | Self::ProviderOpen
             | Self::ProviderClose
             | Self::ProviderReconcile

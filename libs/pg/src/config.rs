@@ -203,7 +203,7 @@ impl PoolConfig {
             self.session(application)?,
             self.database_connections,
             self.database_timeout,
-            self.durability,
+            self.durability.clone(),
         ))
     }
 }

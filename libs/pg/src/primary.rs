@@ -174,7 +174,7 @@ impl Primary {
         let _one_at_a_time = self.examining.lock().await;
         let server = Server::read(&mut *connection).await?;
         let timeline = server.timeline.ok_or(Unfit::Standby)?;
-        server.check(self.durability)?;
+        server.check(&self.durability)?;
         let before = self.examined(timeline, &server)?;
         if server.has_pulses {
             self.compare(connection, timeline, &before).await?;
@@ -260,7 +260,7 @@ impl Primary {
             before = self.known().before();
             beat = self.beat(connection, number, before.acknowledged).await?;
         }
-        let unfit = beat.server.check(self.durability).err();
+        let unfit = beat.server.check(&self.durability).err();
         Ok(Sent {
             number,
             server: beat.server,
@@ -287,7 +287,9 @@ impl Primary {
                    SELECT ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint AS timeline,
                           current_setting('synchronous_commit') AS synchronous_commit,
                           current_setting('synchronous_standby_names') AS standby_names,
-                          extract(epoch FROM clock_timestamp())::float8 AS clock
+                          extract(epoch FROM clock_timestamp())::float8 AS clock, s.cell,
+                          (s.cut->>'timeline')::bigint AS cut
+                   FROM system s WHERE s.singleton
                ), before AS MATERIALIZED (
                    SELECT coalesce(max(number), 0) AS number FROM pulses WHERE instance = $1
                ), pulse AS (
@@ -303,7 +305,8 @@ impl Primary {
                        no_nats_since = CASE WHEN $5 THEN coalesce(p.no_nats_since, now()) END
                )
                SELECT before.number AS "stored!", server.timeline AS "timeline!", server.clock AS "clock!",
-                      server.synchronous_commit AS "synchronous_commit!", server.standby_names AS "standby_names!"
+                      server.synchronous_commit AS "synchronous_commit!", server.standby_names AS "standby_names!",
+                      server.cell, server.cut
                FROM server CROSS JOIN before"#,
             self.instance,
             self.stage,
@@ -320,6 +323,8 @@ impl Primary {
                 standby_names: row.standby_names,
                 clock_ahead: asking.ahead(row.clock),
                 has_pulses: true,
+                cell: row.cell,
+                cut: row.cut,
             },
         })
     }

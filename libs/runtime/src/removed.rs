@@ -72,6 +72,10 @@ const REMOVED: &[(&str, &str)] = &[
     ("SELF_SERVICE_WAIT", "it is that of QUEUE_DEADLINE"),
     ("SMTP_CA_FILE", "CA_FILE names the file"),
     (
+        "TARGET_DELAY",
+        "it is 200ms, or what --target-delay of ingress says",
+    ),
+    (
         "UNAUTHENTICATED_TIMEOUT",
         "it is that of HEAD_TIMEOUT; at MAX_CONNECTIONS clients without keys give way",
     ),

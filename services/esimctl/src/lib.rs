@@ -9,12 +9,12 @@
 //!
 //! Every command checks its arguments before it connects. Most commands change everything in one
 //! transaction, so that an interrupted command has changed all or nothing. `migrate`, `master-key
-//! reencrypt`, `partner erase`, `partner move`, `partner set --webhook-url`, `archive run` and `archive
+//! reencrypt`, `partner erase`, `cell divide`, `cell purge`, `partner set --webhook-url`, `archive run` and `archive
 //! restore` commit in several steps, because they may have to change many rows; run them again after
 //! an interruption.
 //!
 //! A system may consist of several cells, each with a database of its own. The file of cells
-//! (`cell_file`) lists them for `cell`, `partner move` and `--all-cells`; all other commands work on
+//! (`cell_file`) lists them for `cell` and `--all-cells`; all other commands work on
 //! the one database that `DATABASE_URL` names.
 //!
 //! A group of commands has a module of its own, such as `partner`, in the folder of its subject, such as
@@ -48,8 +48,7 @@ use crate::{
     },
     orders::{erase, find, give_back, order, order_list, placement},
     partners::{
-        partner, partner_apply, partner_change, partner_file, partner_move, partner_plan, refused,
-        rotate, terms,
+        partner, partner_apply, partner_change, partner_file, partner_plan, refused, rotate, terms,
     },
     providers::{
         catalogue, ledger, option, option_file, provider, provider_check, provider_lists,
@@ -101,7 +100,7 @@ pub struct Config {
     /// for.
     #[arg(long, global = true, hide = !cell_file::is_named())]
     all_cells: bool,
-    /// The file that lists the cells, for `cell`, `partner move` and `--all-cells`
+    /// The file that lists the cells, for `cell` and `--all-cells`
     ///
     /// `esimctl cell list --help` shows an example.
     #[arg(long, global = true, value_name = "FILE", env = "ESIM_CELLS", hide = !cell_file::is_named())]

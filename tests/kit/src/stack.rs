@@ -79,6 +79,7 @@ pub struct Builder {
     nats: Option<String>,
     callbacks: bool,
     database_server: Option<String>,
+    database: Option<String>,
     database_ports: BTreeMap<Stage, u16>,
     provider: Option<String>,
 }
@@ -139,6 +140,13 @@ impl Builder {
         self
     }
 
+    /// Uses this database, which another stack has created or which is a copy of such a one. It is
+    /// neither migrated nor dropped.
+    pub fn database(mut self, url: &str) -> Self {
+        self.database = Some(url.into());
+        self
+    }
+
     /// Lets a stage reach the server of the database at this port, which may be that of a proxy of
     /// its own.
     pub fn database_port(mut self, stage: Stage, port: u16) -> Self {
@@ -157,9 +165,10 @@ impl Builder {
             return Stack::attached(base_url).await;
         }
         let dir = tempfile::Builder::new().prefix("stack-").tempdir()?;
-        let database = match &self.database_server {
-            None => Database::create().await?,
-            Some(server) => Database::create_on(server).await?,
+        let database = match (&self.database, &self.database_server) {
+            (Some(database), _) => Database::existing(database)?,
+            (None, None) => Database::create().await?,
+            (None, Some(server)) => Database::create_on(server).await?,
         };
         let prefix = format!("{}_", Uuid::now_v7().simple());
         let (own_nats, streams, nats_url) = if self.own_nats {
@@ -188,8 +197,10 @@ impl Builder {
             common.insert("WEBHOOK_HTTP_LIVE".into(), "true".into());
         }
         let esimctl = Esimctl::new(common.clone()).with_owner(database.url());
-        let _: serde_json::Value = esimctl.run(&["migrate"]).await?;
-        import_catalogue(&esimctl, provider.unwrap_or(SANDBOX)).await?;
+        if self.database.is_none() {
+            let _: serde_json::Value = esimctl.run(&["migrate"]).await?;
+            import_catalogue(&esimctl, provider.unwrap_or(SANDBOX)).await?;
+        }
         let options = esimctl.options().await?;
 
         let plan = Plan {
@@ -401,6 +412,7 @@ impl Stack {
         Ok(ledger)
     }
 
+    /// The topups that are stored, without those that a test has filled in as finished ones.
     pub async fn stored(&self) -> Result<Vec<Stored>> {
         let mut database = self.database.connect().await?;
         let stored = sqlx::query_as(
@@ -409,7 +421,8 @@ impl Stack {
                     CASE WHEN e.ready_at IS NULL THEN t.state ELSE 'ready' END AS topup
              FROM topups t LEFT JOIN esims e USING (topup_id) JOIN placements p USING (placement_id)
              JOIN orders o ON o.order_id = p.order_id JOIN partners a ON a.partner_id = o.partner_id
-             LEFT JOIN deliveries d ON d.delivery_id = e.delivery_id",
+             LEFT JOIN deliveries d ON d.delivery_id = e.delivery_id
+             WHERE o.external_order_id NOT LIKE 'filled-%'",
         );
         Ok(stored.fetch_all(&mut database).await?)
     }

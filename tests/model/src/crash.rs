@@ -9,7 +9,7 @@
 use clap::ValueEnum;
 use stateright::{Model, Property};
 
-use crate::explore::{Report, explore};
+use crate::explore::{Condition, Report, explore, properties};
 
 /// The crashes of PostgreSQL, and the times that a provisioner dies, in one run.
 const FAULTS: u8 = 2;
@@ -192,9 +192,7 @@ pub struct Protocol {
     without: Vec<Safeguard>,
 }
 
-type Condition = fn(&Protocol, &State) -> bool;
-
-const ENDS: [(&str, Condition); 5] = [
+const ENDS: [(&str, Condition<Protocol>); 5] = [
     ("an order is lost that nobody was told of", |_, state| {
         state.ingress == Ingress::Failed && state.log.is_empty()
     }),
@@ -395,7 +393,7 @@ impl Model for Protocol {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        let promises: [Condition; 6] = [
+        let promises: [Condition<Self>; 6] = [
             |_, state| state.bought == 0 || (state.has(Commit::Order) && state.attempts() > 0),
             |_, state| state.bought <= 1,
             |_, state| state.ingress != Ingress::Answered || state.has(Commit::Order),
@@ -409,12 +407,8 @@ impl Model for Protocol {
                 is_delivered || is_parked || is_gone || protocol.goes_on(state)
             },
         ];
-        let promises = Promise::ALL.into_iter().zip(promises);
-        let promises = promises.map(|(promise, holds)| Property::always(promise.name(), holds));
-        let ends = ENDS
-            .into_iter()
-            .map(|(name, end)| Property::sometimes(name, end));
-        promises.chain(ends).collect()
+        let promises = Promise::ALL.map(Promise::name).into_iter().zip(promises);
+        properties(promises, ENDS)
     }
 }
 

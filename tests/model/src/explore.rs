@@ -1,8 +1,9 @@
-//! The check of a small model: [`crate::give_back`] and [`crate::webhooks`].
+//! The check of a small model, and its properties: [`crate::give_back`], [`crate::webhooks`],
+//! [`crate::crash`] and [`crate::cut`].
 
 use std::{collections::BTreeMap, fmt::Debug, hash::Hash};
 
-use stateright::{Checker, HasDiscoveries, Model};
+use stateright::{Checker, HasDiscoveries, Model, Property};
 
 /// The result of a check.
 #[derive(Debug)]
@@ -12,6 +13,20 @@ pub struct Report<Promise> {
     pub counterexample: Option<(Promise, Vec<String>)>,
     /// The ends that were never reached. There must be none.
     pub unreached: Vec<&'static str>,
+}
+
+/// What is asked of a state.
+pub(crate) type Condition<Protocol> = fn(&Protocol, &<Protocol as Model>::State) -> bool;
+
+/// The promises, which hold in every state, and the ends, of which each is reached.
+pub(crate) fn properties<Protocol: Model>(
+    promises: impl IntoIterator<Item = (&'static str, Condition<Protocol>)>,
+    ends: impl IntoIterator<Item = (&'static str, Condition<Protocol>)>,
+) -> Vec<Property<Protocol>> {
+    let always = |(name, holds)| Property::always(name, holds);
+    let sometimes = |(name, end)| Property::sometimes(name, end);
+    let promises = promises.into_iter().map(always);
+    promises.chain(ends.into_iter().map(sometimes)).collect()
 }
 
 /// Explores every state, or stops as soon as it finds a broken promise. Promises and ends are given

@@ -14,7 +14,7 @@ use domain::{
 };
 use stateright::{Model, Property};
 
-use crate::explore::{Report, explore};
+use crate::explore::{Condition, Report, explore, properties};
 
 /// The age of an attempt when its settling delay is over, in ticks.
 const SETTLED: u8 = 2;
@@ -148,9 +148,7 @@ pub struct Protocol {
     pub without: Vec<Safeguard>,
 }
 
-type Condition = fn(&Protocol, &State) -> bool;
-
-const ENDS: [(&str, Condition); 5] = [
+const ENDS: [(&str, Condition<Protocol>); 5] = [
     ("an eSIM is given back", |_, state| {
         state.row.state == GiveBackState::Returned
     }),
@@ -388,17 +386,13 @@ impl Model for Protocol {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        let promises: [Condition; 3] = [
+        let promises: [Condition<Self>; 3] = [
             |_, state| !(state.row.state == GiveBackState::Refused && state.returned),
             |_, state| state.row.state != GiveBackState::Returned || state.returned,
             |protocol, state| state.row.state.is_over() || protocol.goes_on(state),
         ];
-        let promises = Promise::ALL.into_iter().zip(promises);
-        let promises = promises.map(|(promise, holds)| Property::always(promise.name(), holds));
-        let ends = ENDS
-            .into_iter()
-            .map(|(name, end)| Property::sometimes(name, end));
-        promises.chain(ends).collect()
+        let promises = Promise::ALL.map(Promise::name).into_iter().zip(promises);
+        properties(promises, ENDS)
     }
 }
 

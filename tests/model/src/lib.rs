@@ -12,8 +12,8 @@
 //! so these are the conditions that the promise rests on.
 //!
 //! Smaller models stand beside it: [`webhooks`] of what happens between a ready eSIM and the
-//! acknowledgements of its endpoints, [`give_back`] of what happens after a delivery, and [`crash`] of
-//! what a crash of PostgreSQL may lose.
+//! acknowledgements of its endpoints, [`give_back`] of what happens after a delivery, [`crash`] of what
+//! a crash of PostgreSQL may lose, and [`cut`] of the cut by which a cell divides.
 //!
 //! Time is logical. One tick is half of the settling delay, see [`State`]. A row is either due or
 //! not, and a due row may be claimed at any moment. The model does not know leases, because nothing
@@ -21,7 +21,8 @@
 
 mod actions;
 pub mod crash;
-mod explore;
+pub mod cut;
+pub mod explore;
 pub mod give_back;
 mod protocol;
 mod rules;

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use model::{Settings, check, crash, give_back, webhooks};
+use model::{Settings, check, crash, cut, explore, give_back, webhooks};
 
 /// Check the protocol of the pipeline in every state that it can reach
 ///
@@ -11,7 +11,8 @@ use model::{Settings, check, crash, give_back, webhooks};
 /// with lost, repeated and reordered messages, and with crashes and stalls at any step.
 ///
 /// With `--webhooks` it explores the webhooks of ready eSIMs instead, with `--give-back` the give-back
-/// of a delivered one, and with `--crash` what a crash of PostgreSQL may lose.
+/// of a delivered one, with `--crash` what a crash of PostgreSQL may lose, and with `--cut` how a cell
+/// divides.
 ///
 /// The exit status is 0 if every promise holds in every state. It is 1 if one is broken; then the
 /// shortest counterexample that was found is printed. It is 2 for an invalid argument.
@@ -36,6 +37,12 @@ struct Arguments {
     /// Check what a crash of PostgreSQL may lose instead of a purchase
     #[arg(long, conflicts_with_all = ["without", "broken", "placements", "faults", "attempts", "give_back", "webhooks"])]
     crash: bool,
+    /// Check the cut by which a cell divides instead of a purchase
+    #[arg(long, conflicts_with_all = ["without", "broken", "placements", "faults", "attempts", "give_back", "webhooks", "crash"])]
+    cut: bool,
+    /// Switch off a safeguard of the cut. Can be given several times
+    #[arg(long, value_name = "SAFEGUARD", requires = "cut")]
+    cut_without: Vec<cut::Safeguard>,
     /// Switch off a safeguard against such a loss. Can be given several times
     #[arg(long, value_name = "SAFEGUARD", requires = "crash")]
     crash_without: Vec<crash::Safeguard>,
@@ -51,27 +58,19 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     if arguments.give_back {
         let report = give_back::check(&arguments.give_back_without);
-        return print(
-            report.states,
-            report.unreached,
-            broken(report.counterexample, give_back::Promise::name),
-        );
+        return print_small(report, give_back::Promise::name);
     }
     if arguments.webhooks {
         let report = webhooks::check(&arguments.webhooks_without);
-        return print(
-            report.states,
-            report.unreached,
-            broken(report.counterexample, webhooks::Promise::name),
-        );
+        return print_small(report, webhooks::Promise::name);
     }
     if arguments.crash {
         let report = crash::check(&arguments.crash_without);
-        return print(
-            report.states,
-            report.unreached,
-            broken(report.counterexample, crash::Promise::name),
-        );
+        return print_small(report, crash::Promise::name);
+    }
+    if arguments.cut {
+        let report = cut::check(&arguments.cut_without);
+        return print_small(report, cut::Promise::name);
     }
     let report = check(&arguments.settings);
     if arguments.pairs {
@@ -91,17 +90,16 @@ fn main() -> ExitCode {
     print(report.states, report.unreached, found)
 }
 
-/// A broken promise by its name, with the steps to it.
-type Broken = Option<(&'static str, Vec<String>)>;
-
-fn broken<Promise>(
-    found: Option<(Promise, Vec<String>)>,
+fn print_small<Promise>(
+    report: explore::Report<Promise>,
     name: fn(Promise) -> &'static str,
-) -> Broken {
-    found.map(|(promise, steps)| (name(promise), steps))
+) -> ExitCode {
+    let broken = report.counterexample;
+    let broken = broken.map(|(promise, steps)| (name(promise), steps));
+    print(report.states, report.unreached, broken)
 }
 
-fn print(states: usize, unreached: Vec<&str>, broken: Broken) -> ExitCode {
+fn print(states: usize, unreached: Vec<&str>, broken: Option<(&str, Vec<String>)>) -> ExitCode {
     println!("{states} states");
     if let Some((promise, steps)) = broken {
         println!("broken: {promise}");

@@ -20,7 +20,7 @@ use self::state::{
     Attempt, Block, DeliveryState, ENDPOINTS, Endpoint, FIRST, FURTHER, NOW, Notifier, POLICY, Row,
     SCHEDULE, Work,
 };
-use crate::explore::{Report, explore};
+use crate::explore::{Condition, Report, explore, properties};
 
 /// A rule of the deliveries, without which a promise breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum)]
@@ -117,9 +117,7 @@ pub struct Protocol {
     pub without: Vec<Safeguard>,
 }
 
-type Condition = fn(&Protocol, &State) -> bool;
-
-const ENDS: [(&str, Condition); 5] = [
+const ENDS: [(&str, Condition<Protocol>); 5] = [
     ("everything is delivered", |_, state| {
         let delivered = |row: &Row| row.state == DeliveryState::Delivered;
         state.rows.iter().all(delivered)
@@ -457,7 +455,7 @@ impl Model for Protocol {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        let promises: [Condition; 5] = [
+        let promises: [Condition<Self>; 5] = [
             |protocol, state| {
                 let waits =
                     |row: &Row| matches!(row.state, DeliveryState::Unborn | DeliveryState::Pending);
@@ -479,12 +477,8 @@ impl Model for Protocol {
             },
             |_, state| !state.overrun,
         ];
-        let promises = Promise::ALL.into_iter().zip(promises);
-        let promises = promises.map(|(promise, holds)| Property::always(promise.name(), holds));
-        let ends = ENDS
-            .into_iter()
-            .map(|(name, end)| Property::sometimes(name, end));
-        promises.chain(ends).collect()
+        let promises = Promise::ALL.map(Promise::name).into_iter().zip(promises);
+        properties(promises, ENDS)
     }
 }
 

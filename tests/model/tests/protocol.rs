@@ -9,8 +9,8 @@ use domain::{
     placement::{Event, Placement},
 };
 use model::{
-    Assumption, Promise, Protocol, Report, Safeguard, Settings, State, check, crash, give_back,
-    webhooks,
+    Assumption, Promise, Protocol, Report, Safeguard, Settings, State, check, crash, cut,
+    give_back, webhooks,
 };
 use stateright::Model;
 
@@ -318,6 +318,38 @@ fn without_any_one_safeguard_a_crash_of_postgresql_breaks_a_promise() {
             Safeguard::SameUnits => Promise::ToldTheSame,
         };
         let report = crash::check(&[*safeguard]);
+        let broken = report.counterexample.map(|(promise, _)| promise);
+        assert_eq!(
+            broken,
+            Some(expected),
+            "{safeguard:?}, {} states",
+            report.states
+        );
+    }
+}
+
+#[test]
+fn a_cell_divides_without_a_loss_and_buys_nothing_twice() {
+    let report = cut::check(&[]);
+    assert!(report.counterexample.is_none(), "{report:#?}");
+    assert_eq!(
+        report.unreached,
+        Vec::<&str>::new(),
+        "the model is too small"
+    );
+}
+
+#[test]
+fn without_any_one_safeguard_a_division_breaks_a_promise() {
+    use cut::{Promise, Safeguard};
+    for safeguard in Safeguard::value_variants() {
+        let expected = match safeguard {
+            Safeguard::Membrane | Safeguard::Gate => Promise::BoughtOnce,
+            Safeguard::Freeze | Safeguard::Positions | Safeguard::PositionsBack => {
+                Promise::NothingLost
+            }
+        };
+        let report = cut::check(&[*safeguard]);
         let broken = report.counterexample.map(|(promise, _)| promise);
         assert_eq!(
             broken,

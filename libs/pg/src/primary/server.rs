@@ -8,10 +8,18 @@ use sqlx::{AssertSqlSafe, PgConnection, Row};
 use super::unfit::Unfit;
 use crate::Result;
 
-/// What the operator demands of the commits of the server.
-#[derive(Args, Clone, Copy, Debug, Default)]
+/// What the operator demands of the server.
+#[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "PostgreSQL")]
 pub struct DurabilityConfig {
+    /// The cell of this process: work only in the database of this name [default: in any]
+    ///
+    /// Set it wherever a cell may divide. The new cell begins as a copy of the old one, with its
+    /// passwords and its unfinished purchases. With this setting the stages of the new cell can start
+    /// at any time, and wait until `esimctl cell activate` has given the copy its name. A system of
+    /// one cell does not need it.
+    #[arg(long, env = "CELL")]
+    pub cell: Option<String>,
     /// Work only while every commit waits for a standby
     ///
     /// If the primary is lost, a standby that was synchronous has every order that was answered. An
@@ -45,6 +53,10 @@ pub(super) struct Server {
     pub(super) clock_ahead: f64,
     /// Whether the schema has pulses; an older one has not.
     pub(super) has_pulses: bool,
+    /// The name of the cell to which the database belongs.
+    pub(super) cell: Option<String>,
+    /// The timeline on which the cell began to divide, while it does.
+    pub(super) cut: Option<i64>,
 }
 
 /// The columns that [`Server::read`] reads. This is not a prepared statement, because through a pooler
@@ -54,21 +66,32 @@ const SERVER: &str = "\
     current_setting('synchronous_commit') AS synchronous_commit, \
     current_setting('synchronous_standby_names') AS standby_names, \
     extract(epoch FROM clock_timestamp())::float8 AS clock, \
-    to_regclass('pulses') IS NOT NULL AS has_pulses";
+    to_regclass('pulses') IS NOT NULL AS has_pulses, \
+    EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass('system') AND attname = 'cut') AS has_cells";
+/// What [`Server::read`] reads of the cell, which an older schema does not have.
+const CELL: &str = "SELECT cell, (cut->>'timeline')::bigint AS cut FROM system";
 
 impl Server {
     pub(super) async fn read(connection: &mut PgConnection) -> Result<Self> {
         let asking = Asking::begin();
         let query = AssertSqlSafe(format!("SELECT {SERVER}"));
-        let row = sqlx::raw_sql(query).fetch_one(connection).await?;
+        let row = sqlx::raw_sql(query).fetch_one(&mut *connection).await?;
         let timeline: Option<String> = row.try_get("timeline")?;
         let clock_ahead = asking.ahead(row.try_get("clock")?);
+        let (cell, cut) = if row.try_get("has_cells")? {
+            let row = sqlx::raw_sql(CELL).fetch_one(connection).await?;
+            (row.try_get("cell")?, row.try_get("cut")?)
+        } else {
+            (None, None)
+        };
         Ok(Self {
             timeline: timeline.and_then(|digits| u32::from_str_radix(&digits, 16).ok()),
             synchronous_commit: row.try_get("synchronous_commit")?,
             standby_names: row.try_get("standby_names")?,
             clock_ahead,
             has_pulses: row.try_get("has_pulses")?,
+            cell,
+            cut,
         })
     }
 
@@ -77,8 +100,24 @@ impl Server {
             && !matches!(self.synchronous_commit.as_str(), "off" | "local")
     }
 
-    /// Whether the operator accepts how the server commits.
-    pub(super) fn check(&self, durability: DurabilityConfig) -> Result<(), Unfit> {
+    /// Whether the operator accepts how the server commits, and whether this process may work in the
+    /// database at all: it may not in another cell, nor in a copy of one that was promoted while the
+    /// cell divides. Nobody else can tell the copy from the original then.
+    pub(super) fn check(&self, durability: &DurabilityConfig) -> Result<(), Unfit> {
+        if let Some(cell) = &durability.cell
+            && self.cell.as_ref() != Some(cell)
+        {
+            return Err(Unfit::Cell {
+                found: self.cell.clone(),
+                cell: cell.clone(),
+            });
+        }
+        if self
+            .cut
+            .is_some_and(|cut| Some(cut) != self.timeline.map(i64::from))
+        {
+            return Err(Unfit::Copy);
+        }
         if self.synchronous_commit == "off" && !durability.allow_asynchronous_commit {
             return Err(Unfit::AsynchronousCommit);
         }
@@ -136,6 +175,8 @@ pub(super) mod tests {
             standby_names: names.to_owned(),
             clock_ahead: 0.0,
             has_pulses: true,
+            cell: None,
+            cut: None,
         }
     }
 
@@ -168,19 +209,48 @@ pub(super) mod tests {
     #[test]
     fn what_the_operator_demands_is_checked() {
         let demands = |require_synchronous, allow_asynchronous_commit| DurabilityConfig {
+            cell: None,
             require_synchronous,
             allow_asynchronous_commit,
         };
         let off = server("off", "");
         assert_eq!(
-            off.check(demands(false, false)),
+            off.check(&demands(false, false)),
             Err(Unfit::AsynchronousCommit)
         );
-        assert_eq!(off.check(demands(false, true)), Ok(()));
+        assert_eq!(off.check(&demands(false, true)), Ok(()));
         let alone = server("on", "");
-        assert_eq!(alone.check(demands(false, false)), Ok(()));
-        let refused = alone.check(demands(true, false)).unwrap_err();
+        assert_eq!(alone.check(&demands(false, false)), Ok(()));
+        let refused = alone.check(&demands(true, false)).unwrap_err();
         assert!(refused.to_string().contains("REQUIRE_SYNCHRONOUS"));
-        assert_eq!(server("on", "*").check(demands(true, false)), Ok(()));
+        assert_eq!(server("on", "*").check(&demands(true, false)), Ok(()));
+    }
+
+    #[test]
+    fn a_process_works_in_its_own_cell_only_and_in_no_copy_of_one_that_divides() {
+        let of = |cell: Option<&str>| DurabilityConfig {
+            cell: cell.map(str::to_owned),
+            ..DurabilityConfig::default()
+        };
+        let mut found = server("on", "");
+        assert_eq!(found.check(&of(None)), Ok(()));
+        assert!(matches!(
+            found.check(&of(Some("a"))),
+            Err(Unfit::Cell { .. })
+        ));
+        found.cell = Some("a".to_owned());
+        assert_eq!(found.check(&of(None)), Ok(()));
+        assert_eq!(found.check(&of(Some("a"))), Ok(()));
+        assert!(matches!(
+            found.check(&of(Some("b"))),
+            Err(Unfit::Cell { .. })
+        ));
+        // The original goes on while the cell divides, and its promoted copy has another timeline.
+        found.cut = Some(1);
+        assert_eq!(found.check(&of(Some("a"))), Ok(()));
+        found.timeline = Some(2);
+        for cell in [None, Some("a")] {
+            assert_eq!(found.check(&of(cell)), Err(Unfit::Copy));
+        }
     }
 }

@@ -97,7 +97,7 @@ impl Bench {
         Self::of(Database::empty().await.unwrap())
     }
 
-    fn of(database: Database) -> Self {
+    pub fn of(database: Database) -> Self {
         let config = config(database.url());
         Self {
             pool: PgPool::connect_lazy_with(config.session("store tests").unwrap()),

@@ -17,7 +17,7 @@
 //! - [`self_service`]: what partners see and change themselves.
 //! - [`restart`]: a webhook that is sent again while it is pending.
 //! - [`reasons`]: reasons are codes, and what becomes of older prose.
-//! - [`recover`]: recovery after an old dump is restored. [`cells`]: a partner moves to another cell.
+//! - [`recover`]: recovery after an old dump is restored. [`division`]: a cell divides.
 //! - [`archive`]: finished orders leave the tables and come back as they were. [`archived_tables`]: no
 //!   table is forgotten there.
 //! - [`backup`]: a base backup and its log are restored.
@@ -49,7 +49,6 @@ mod backup;
 mod batches;
 mod bench;
 mod bounds;
-mod cells;
 mod changes;
 mod claim;
 mod configuration;
@@ -57,6 +56,7 @@ mod console;
 mod database;
 mod deliveries;
 mod described;
+mod division;
 mod drill;
 mod endpoints;
 mod esim_requests;

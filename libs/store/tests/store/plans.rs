@@ -13,8 +13,13 @@ use std::{
 use serde_json::Value;
 use sqlx::{AssertSqlSafe, PgConnection, Row};
 use testkit::{database::Database, rows};
+use tools::cells::division;
+use uuid::Uuid;
 
-use crate::bench::execute;
+use crate::{
+    bench::execute,
+    division::{ACTION, BOUND},
+};
 
 /// Tables that grow with the orders.
 const GROWING: [&str; 16] = [
@@ -502,6 +507,56 @@ async fn one_order_opens_few_tables() {
         tables(&plan, &mut opened);
         let opened: Vec<&str> = opened.iter().map(String::as_str).collect();
         assert_eq!(opened.join(", "), expected);
+    }
+}
+
+/// The membrane of a division is a filter on rows that an index has found: with it each statement
+/// opens the same indexes, and no statement lacks a right.
+#[tokio::test]
+async fn a_divided_cell_takes_the_same_plans() {
+    let (_database, mut connection) = migrated().await;
+    fill(&mut connection).await;
+    execute(&mut connection, "SET enable_seqscan = off").await;
+    let all = statements();
+    let mut before = Vec::new();
+    for statement in &all {
+        before.push(plan(&mut connection, statement).await);
+    }
+    let leaving: Vec<Uuid> =
+        sqlx::query_scalar("SELECT partner_id FROM partners ORDER BY partner_id LIMIT 200")
+            .fetch_all(&mut connection)
+            .await
+            .unwrap();
+    division::freeze(&mut connection, ("a", "b"), &leaving, ACTION)
+        .await
+        .unwrap();
+    division::fence(&mut connection).await.unwrap();
+    // No policy binds the superuser of the tests.
+    execute(&mut connection, BOUND).await;
+    let mut changed = Vec::new();
+    let mut filters = 0;
+    for (statement, before) in all.iter().zip(before) {
+        let after = plan(&mut connection, statement).await;
+        filters += after.to_string().matches("esim.elsewhere").count();
+        let mut opened = [BTreeSet::new(), BTreeSet::new()];
+        scans(&before, &mut opened[0]);
+        scans(&after, &mut opened[1]);
+        if opened[0] != opened[1] {
+            changed.push(format!("{opened:?}:\n{}\n", statement.text));
+        }
+    }
+    assert!(filters > 200, "only {filters} filters of the membrane");
+    assert!(changed.is_empty(), "{}", changed.join("\n"));
+}
+
+/// Collects the indexes of a plan, and the tables that it reads whole.
+fn scans(node: &Value, found: &mut BTreeSet<String>) {
+    found.extend(node["Index Name"].as_str().map(str::to_owned));
+    if node["Node Type"] == "Seq Scan" {
+        found.insert(format!("all of {}", node["Relation Name"]));
+    }
+    for child in node["Plans"].as_array().into_iter().flatten() {
+        scans(child, found);
     }
 }
 

@@ -140,6 +140,7 @@ async fn a_server_without_synchronous_commit_is_refused_unless_that_is_allowed()
         &bench,
         DurabilityConfig {
             allow_asynchronous_commit: true,
+            cell: None,
             require_synchronous: true,
         },
     );

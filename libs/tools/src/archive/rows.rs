@@ -457,6 +457,10 @@ pub enum NotRestored {
     NotFinished(Vec<Uuid>),
     #[error("{0} has rows of other orders than the file says, so no archive run has written them")]
     ForeignRows(&'static str),
+    #[error(
+        "rows of partners that live in another cell are hidden, and until `esimctl cell purge` has ended nothing can be put back"
+    )]
+    Hidden,
     #[error(transparent)]
     Store(#[from] Error),
 }
@@ -554,6 +558,9 @@ async fn copy_in(
     orders: &[Uuid],
     parts: &[Part],
 ) -> Result<(), NotRestored> {
+    if crate::cells::membrane::is_up(transaction).await? {
+        return Err(NotRestored::Hidden);
+    }
     let mut copied: HashMap<&str, u64> = HashMap::new();
     for part in parts {
         let known = TABLES.iter().any(|table| table.name == part.table);

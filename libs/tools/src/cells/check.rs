@@ -4,7 +4,7 @@
 //! PostgreSQL enforces each of these rules within one cell only. So `esimctl` reads the cells one
 //! after the other and compares. Nothing here changes anything.
 
-use pg::{Result, count};
+use pg::Result;
 use sqlx::{FromRow, PgConnection};
 use uuid::Uuid;
 
@@ -71,10 +71,4 @@ pub async fn iccids(
         .bind(i64::from(limit))
         .fetch_all(connection)
         .await?)
-}
-
-/// The number of orders of a partner. A partner that has moved away has none.
-pub async fn orders_of(connection: &mut PgConnection, partner_id: Uuid) -> Result<u64> {
-    let orders = sqlx::query_scalar("SELECT count(*) FROM orders WHERE partner_id = $1");
-    Ok(count(orders.bind(partner_id).fetch_one(connection).await?))
 }

@@ -1,63 +1,53 @@
-//! Why a partner is not moved to another cell.
+//! Why a cell does not divide.
 
 use pg::Error;
-use uuid::Uuid;
 
-/// Why a partner is not moved, or not yet.
+/// Why a cell does not divide, or not yet.
 #[derive(Debug, thiserror::Error)]
-pub enum NotMoved {
+pub enum NotDivided {
     #[error(
-        "cell {from} has no such partner, and neither has cell {to}; `esimctl --all-cells partner show` finds the cell in which it lives"
+        "an archive run of cell {0} has not ended, and it would go on in both cells: let `esimctl archive run` end first"
     )]
-    Unknown { from: String, to: String },
+    Archive(String),
     #[error(
-        "cell {from} is moving this partner to cell {to}: finish that move first, with `--to-cell {to}`"
+        "a stage of cell {cell} is logged in as {role}, a role that no policy binds, so it would act for partners that have \
+         left: give each stage the role of `esimctl migrate`"
     )]
-    Elsewhere { from: String, to: String },
+    Bypassed { cell: String, role: String },
     #[error(
-        "cell {cell} has this partner already, and is not moving it: a partner must live in one cell only, so `esimctl cell check` tells more"
+        "the database of cell {to} is no standby of that of cell {from}, so nothing can be divided: make it a standby, or make it anew \
+         if it was promoted too early"
     )]
-    InBoth { cell: String },
+    NoStandby { from: String, to: String },
     #[error(
-        "another move of this partner is running, or the two cells name one database; wait for it, or correct the file of cells"
+        "the standby of cell {0} has not replayed within a second what was committed before: wait until it has caught up"
     )]
-    Locked,
+    Behind(String),
     #[error(
         "the clocks of the two database servers differ by {0:.1} s, and at most 2 s are allowed, because an attempt that is in flight would be believed lost too early: correct the clocks first"
     )]
     Clocks(f64),
     #[error(
-        "the table {0} has different columns in the two cells: run `esimctl --all-cells migrate`"
+        "the database of cell {0} names another cell, or another division of it is under way: correct the file of cells, or end that division first"
     )]
-    Columns(&'static str),
+    OtherCell(String),
     #[error(
-        "{options} options of this partner's orders are missing in cell {cell} or differ there: import the same catalogue into every cell with `esimctl --all-cells option apply`"
+        "this database is not for cell {name}: it belongs to cell {found:?} and has no fence of a division that makes cell {name}; \
+         `esimctl cell divide` says what is missing"
     )]
-    Catalogue { cell: String, options: i64 },
+    NotFor { name: String, found: String },
+    #[error("cell {0} is activated and serves its partners, so the division cannot be taken back")]
+    Activated(String),
     #[error(
-        "no provisioner of cell {cell} has ever served {providers}, at which orders of this partner may be bought: start the provisioners there with the same PROVIDERS first"
+        "the division that makes cell {0} has not ended, so nothing may be purged yet: run `esimctl cell divide` again"
     )]
-    Providers { cell: String, providers: String },
+    Dividing(String),
     #[error(
-        "resend {0} is sending webhooks of this partner again: wait until `esimctl resend show {0}` says that it has ended, or end it with `esimctl resend cancel {0}`"
-    )]
-    Resend(Uuid),
-    #[error(
-        "another partner of cell {0} has an access key of this partner: rotate the keys of one of them"
-    )]
-    KeyTaken(String),
-    #[error(
-        "the table of orders could not be locked within {0} tries: {1}. A dump or another long transaction holds it; run the command again when it has ended"
+        "the tables could not be locked within {0} tries: {1}. A dump or another long transaction holds one; run the command again when it has ended"
     )]
     Busy(u32, Error),
-    #[error(
-        "{0} differs in the two cells after it was copied; the source has everything and is unchanged, so run the command again, and report this if it happens again"
-    )]
-    Unequal(&'static str),
-    #[error("{0} orders are still in the source, so the partner cannot be activated yet")]
-    Left(i64),
     #[error(transparent)]
     Store(#[from] Error),
 }
 
-pg::store_error!(NotMoved);
+pg::store_error!(NotDivided);

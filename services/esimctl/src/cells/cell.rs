@@ -1,10 +1,12 @@
-//! `esimctl cell`: lists the cells, writes the proxy's map, and checks what must hold across cells.
+//! `esimctl cell`: lists the cells, writes the proxy's map, checks what must hold across cells, and
+//! divides a cell ([`divide`]).
 //!
 //! Each PostgreSQL enforces its rules for itself only. What holds across several (a partner lives
 //! in one cell, an eSIM was sold once, the shares of a provider's rate add up) is checked here, by
-//! reading every cell. The commands change nothing in any database.
+//! reading every cell.
 
 mod check;
+mod divide;
 mod map;
 mod open;
 
@@ -70,6 +72,15 @@ pub enum Command {
     /// Check that the cells fit together: shares, partners, eSIMs, schema and catalogue
     #[command(after_help = CHECK_EXAMPLES)]
     Check,
+    /// Divide a cell: a standby of it becomes a cell of its own, with these partners
+    #[command(after_help = divide::DIVIDE_EXAMPLES)]
+    Divide(divide::Divide),
+    /// Make a promoted copy a cell of its own, or name a database that has no name
+    #[command(after_help = divide::ACTIVATE_EXAMPLES)]
+    Activate(divide::OneCell),
+    /// Delete what a cell has of partners that live in another one
+    #[command(after_help = divide::PURGE_EXAMPLES)]
+    Purge(divide::OneCell),
     /// Print the settings of a cell's stages that depend on its share
     #[command(after_help = SETTINGS_EXAMPLES)]
     Settings {
@@ -84,6 +95,9 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
         Command::List => list(&cells, console).await,
         Command::Map { output } => map::run(&cells, output.as_deref(), console).await,
         Command::Check => check::run(&cells, console).await,
+        Command::Divide(asked) => divide::run(asked, console).await,
+        Command::Activate(asked) => divide::activate(asked, console).await,
+        Command::Purge(asked) => divide::purge(asked, console).await,
         Command::Settings { cell } => settings(&cells, cell, console),
     }
 }
@@ -150,13 +164,13 @@ fn settings(cells: &Cells, name: &str, console: &Console) -> anyhow::Result<()> 
     }
     // Without any rate in the file there is no limit, which the setting calls 0.
     let rate = rates.values().min().copied().unwrap_or_default();
-    let shown = json!({ "cell": name, "rates": rates, "settings": { "PROVIDER_RATE": rate } });
+    let shown = json!({ "cell": name, "rates": rates, "settings": { "CELL": name, "PROVIDER_RATE": rate } });
     console.print(&shown, || {
         let mut lines: Vec<String> = rates
             .iter()
             .map(|(provider, rate)| format!("# {provider}: {rate} calls per second"))
             .collect();
-        lines.push(format!("PROVIDER_RATE={rate}"));
+        lines.push(format!("PROVIDER_RATE={rate}\nCELL={name}"));
         lines.join("\n")
     })
 }

@@ -4,7 +4,6 @@ pub mod partner;
 pub mod partner_apply;
 pub mod partner_change;
 pub mod partner_file;
-pub mod partner_move;
 pub mod partner_plan;
 pub mod refused;
 pub mod rotate;

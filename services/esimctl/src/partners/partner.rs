@@ -27,7 +27,6 @@ use vault::Keyring;
 use webhooks::{config::HttpConfig, mail, url::WebhookUrl};
 
 use crate::{
-    cell_file::is_named,
     confirm::Why,
     console::Console,
     erase::{self, ErasePartner},
@@ -36,7 +35,6 @@ use crate::{
     partner_apply::{self, Apply},
     partner_change::{change, host, set_webhook},
     partner_file::Covered,
-    partner_move::{self, MovePartner},
     refused,
     rotate::{self, Rotate},
     terms::{MOST_LIMIT, check_scheme, describe, name, state},
@@ -125,11 +123,6 @@ pub enum Command {
     /// Erase a disabled partner and the profiles of all its orders for good
     #[command(after_help = erase::PARTNER_EXAMPLES)]
     Erase(ErasePartner),
-    /// Move a partner with all of its orders to another cell
-    ///
-    /// While it moves, its requests get 503 with `Retry-After`. The services keep running.
-    #[command(after_help = partner_move::EXAMPLES, hide = !is_named())]
-    Move(MovePartner),
 }
 
 #[derive(Args, Clone, Debug)]
@@ -287,7 +280,6 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
         Command::Set(asked) => set(asked, console).await,
         Command::Rotate(rotate) => rotate::run(rotate, console).await,
         Command::Erase(asked) => erase::partner(asked, console).await,
-        Command::Move(asked) => partner_move::run(asked, console).await,
     }
 }
 

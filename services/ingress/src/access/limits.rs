@@ -67,7 +67,7 @@ pub struct LimitsConfig {
     /// be in flight is lowered until the time is reached again, and further orders get a 503 with
     /// Retry-After at once, instead of a late answer. It is never lowered below 256. Where the
     /// commits alone take so long, for example because a standby is far away, raise this time.
-    #[arg(long, env = "TARGET_DELAY", default_value = "200ms", value_parser = positive_duration)]
+    #[arg(long, default_value = "200ms", value_parser = positive_duration)]
     pub target_delay: Duration,
 
     /// Maximum estimated memory for orders in flight, in MiB. An order counts with the size of its body while the body is read, and then with 512 bytes

@@ -44,7 +44,7 @@ use pipeline::{
 };
 use runtime::Shutdown;
 use serde::Serialize;
-use store::orders::{FENCE, NewOrder, NewTopup, OrderStatus, Refusal};
+use store::orders::{NewOrder, NewTopup, OrderStatus, Refusal, is_fenced};
 use tokio::sync::{Semaphore, oneshot};
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
@@ -481,7 +481,7 @@ impl Orders {
                 }
                 // The partner has just begun to move to another cell, and this process does not know it
                 // yet. PostgreSQL refused the order, so nothing is stored.
-                Err(error) if error.constraint() == Some(FENCE) => return Err(PARTNER_MOVING),
+                Err(error) if is_fenced(&error) => return Err(PARTNER_MOVING),
                 result => return result.map_err(ApiError::internal),
             }
         }

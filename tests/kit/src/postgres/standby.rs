@@ -46,6 +46,13 @@ impl PostgresServer {
         Ok(standby)
     }
 
+    /// The URL of a database of a primary, at this standby of it.
+    pub fn url_of_copy(&self, database: &str) -> Result<String> {
+        let mut url: Url = database.parse()?;
+        ensure!(url.set_port(Some(self.port)).is_ok(), "{url} takes no port");
+        Ok(url.into())
+    }
+
     /// Runs one statement as the superuser.
     pub async fn sql(&self, statement: &'static str) -> Result<()> {
         let mut connection = PgConnection::connect(&self.url).await?;

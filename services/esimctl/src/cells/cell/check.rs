@@ -5,7 +5,10 @@ use std::collections::BTreeSet;
 use anyhow::{Context, bail};
 use pg::schema;
 use serde_json::json;
-use tools::cells::check::{self, CatalogueOption};
+use tools::cells::{
+    check::{self, CatalogueOption},
+    division, membrane,
+};
 
 use super::{
     map,
@@ -25,6 +28,8 @@ struct Report {
     /// What is not wrong but explains a fault that ends by itself.
     notes: Vec<String>,
     esims: u64,
+    /// Each eSIM of a partner that has left is in two cells, until it is purged.
+    has_copies: bool,
 }
 
 pub(super) async fn run(cells: &Cells, console: &Console) -> anyhow::Result<()> {
@@ -38,11 +43,14 @@ pub(super) async fn run(cells: &Cells, console: &Console) -> anyhow::Result<()> 
     schemas(&mut opened, &mut report).await?;
     catalogues(&mut opened, &mut report).await?;
     partners(&mut opened, &mut report).await?;
-    esims(&mut opened, &mut report).await?;
+    if !report.has_copies {
+        esims(&mut opened, &mut report).await?;
+    }
     let Report {
         faults,
         notes,
         esims,
+        ..
     } = &report;
     let shown =
         json!({ "cells": cells.cells.len(), "esims": esims, "faults": faults, "notes": notes });
@@ -114,30 +122,33 @@ async fn catalogues(opened: &mut [Open<'_>], report: &mut Report) -> anyhow::Res
     Ok(())
 }
 
-/// A partner must be served by one cell, and have rows in no other.
+/// A partner must be served by one cell, which has its name, and have rows in no other.
 async fn partners(opened: &mut [Open<'_>], report: &mut Report) -> anyhow::Result<()> {
     let homes = map::homes(opened).await?;
     let routes = map::routes(&homes);
     report.faults.extend(routes.faults.into_iter().take(NAMED));
     for partner in &routes.moving {
         report.notes.push(format!(
-            "partner {partner} is being moved, and no cell serves it until `esimctl partner move` has ended"
+            "partner {partner} leaves its cell, and none serves it until `esimctl cell divide` has ended"
         ));
     }
-    for home in &homes {
-        let partner = home.keys.partner_id;
-        if home.keys.moved_to.is_none() || routes.moving.contains(&partner) {
-            continue;
-        }
-        let Some(one) = opened.iter_mut().find(|one| one.cell.name == home.cell) else {
-            continue;
-        };
-        let orders = check::orders_of(&mut one.connection, partner).await?;
-        if orders > 0 {
+    for one in opened {
+        let name = &one.cell.name;
+        let found = division::state(&mut one.connection).await?;
+        if found.is_standby {
+            report
+                .notes
+                .push(format!("cell {name} is a standby, and serves nobody yet"));
+        } else if found.cell.as_ref().is_some_and(|cell| cell != name) {
             report.faults.push(format!(
-                "partner {partner} has moved away from cell {}, which still has {orders} of its orders: run `esimctl partner move` again",
-                home.cell
+                "the database of cell {name} belongs to cell {}: no stage with CELL={name} works there until `esimctl cell activate`",
+                found.cell.unwrap_or_default()
             ));
+        } else if membrane::is_up(&mut one.connection).await? && found.to.is_none() {
+            report.faults.push(format!(
+                "cell {name} has rows of partners that live in another cell: run `esimctl cell purge {name}`"
+            ));
+            report.has_copies = true;
         }
     }
     Ok(())
@@ -210,7 +221,7 @@ async fn esims(opened: &mut [Open<'_>], report: &mut Report) -> anyhow::Result<(
                 found += 1;
                 if found <= NAMED {
                     report.faults.push(format!(
-                        "the eSIM {least} of {provider} is in several cells ({}): either a move of its partner has not ended, or the provider sold it twice",
+                        "the eSIM {least} of {provider} is in several cells ({}): the provider sold it twice",
                         holders.join(", ")
                     ));
                 }

@@ -1,7 +1,7 @@
 //! `esimctl cell map`: the proxy's map from access keys to backends.
 //!
-//! A partner lives in the cell that serves it. While it moves, no cell does; then its requests go
-//! to the cell that it leaves, which answers them with 503 until the move has ended and the map is
+//! A partner lives in the cell that serves it. While its cell divides, none may; then its requests go
+//! to the cell that it leaves, which answers them with 503 until the division has ended and the map is
 //! written again.
 
 use std::{
@@ -13,7 +13,10 @@ use std::{
 
 use anyhow::{Context, bail};
 use serde_json::json;
-use tools::cells::check::{Keys, keys};
+use tools::cells::{
+    check::{Keys, keys},
+    division,
+};
 use uuid::Uuid;
 
 use super::open::{Open, open};
@@ -87,6 +90,11 @@ pub(super) async fn homes<'a>(opened: &mut [Open<'a>]) -> anyhow::Result<Vec<Hom
     let mut homes = Vec::new();
     for one in opened {
         let cell = one.cell.name.as_str();
+        let found = division::state(&mut one.connection).await?;
+        if found.is_standby || found.cell.is_some_and(|name| name != cell) {
+            // A copy of another cell serves nobody.
+            continue;
+        }
         let keys = keys(&mut one.connection)
             .await
             .with_context(|| format!("cell {cell}"))?;

@@ -1,0 +1,579 @@
+//! The cut by which a cell divides, on two databases. The second one is a copy of the first, as a
+//! standby that is promoted after the fence.
+//!
+//! The statements of the stages run in a role that the policies bind, as those of the stages.
+
+use std::time::Duration;
+
+use desk::retention::{self, Class};
+use domain::{DeliveryId, PartnerId, PlacementId};
+use pg::{
+    actions::{Action, Actor},
+    primary::{DurabilityConfig, Unfit},
+};
+use sqlx::{ConnectOptions, PgConnection};
+use store::{
+    deliveries,
+    orders::{self, NewOrder},
+    placements::{self, Claim},
+};
+use testkit::wait;
+use tools::cells::{
+    division::{self, NotDivided},
+    membrane, purge,
+};
+use uuid::Uuid;
+
+use crate::bench::{
+    Bench, LEASE, PROVIDER, answered, bought, config, execute, placement, ready, topups,
+};
+
+pub const ACTION: Action<'static> = Action {
+    actor: Actor::esimctl("test"),
+    command: domain::Command::CellDivide,
+    target: "test",
+    reason: "test",
+};
+const CELLS: (&str, &str) = ("a", "b");
+/// Goes on in a role that may do everything, and that policies bind, unlike the superuser of the tests.
+pub const BOUND: &str = "DO $$ BEGIN CREATE ROLE esim_bound; EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL; END $$;
+    GRANT ALL ON ALL TABLES IN SCHEMA public TO esim_bound; GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA public TO esim_bound;
+    GRANT USAGE ON SCHEMA public TO esim_bound; SET ROLE esim_bound";
+/// Long enough for the sweep to see rows that were made at the start of a test.
+const NO_LEASE: Duration = Duration::ZERO;
+/// Rows of a partner that this database serves which no sweep would find any more, and nobody else.
+const FORGOTTEN: &str = "
+    SELECT (SELECT count(*) FROM placements p JOIN partners USING (partner_id), walks k
+            WHERE moved_to IS NULL AND k.name = 'placements' AND p.state IN ('accepted', 'placing') AND p.created_at <= k.up_to
+              AND NOT EXISTS (SELECT FROM work w WHERE w.id = p.placement_id))
+         + (SELECT count(*) FROM deliveries d JOIN partners USING (partner_id), walks k
+            WHERE moved_to IS NULL AND k.name = 'deliveries' AND d.state = 'pending' AND d.created_at <= k.up_to
+              AND NOT EXISTS (SELECT FROM work w WHERE w.id = d.delivery_id)
+              AND NOT EXISTS (SELECT FROM held h WHERE h.id = d.delivery_id))";
+
+/// A connection as the owner has it, who is a superuser here.
+async fn owner(bench: &Bench) -> PgConnection {
+    bench.pool.connect_options().connect().await.unwrap()
+}
+
+/// A connection in a role that policies bind, as those of the stages.
+async fn stage(bench: &Bench) -> PgConnection {
+    let mut connection = owner(bench).await;
+    execute(&mut connection, BOUND).await;
+    connection
+}
+
+/// The whole database as a standby that was promoted has it.
+async fn copy(bench: &Bench) -> Bench {
+    Bench::of(bench.database.copy().await.unwrap())
+}
+
+async fn count(bench: &Bench, statement: &'static str) -> i64 {
+    let mut connection = owner(bench).await;
+    sqlx::query_scalar(statement)
+        .fetch_one(&mut connection)
+        .await
+        .unwrap()
+}
+
+/// A cell with two partners, of which the first leaves.
+struct Cell {
+    a: Bench,
+    leaving: PartnerId,
+    staying: PartnerId,
+}
+
+impl Cell {
+    async fn new() -> Self {
+        let a = Bench::new().await;
+        let leaving = a.partner(Some("https://leaving.example/")).await;
+        let staying = a.partner(Some("https://staying.example/")).await;
+        Self {
+            a,
+            leaving,
+            staying,
+        }
+    }
+
+    async fn orders(&self) -> [NewOrder; 2] {
+        [
+            self.a.stored(answered(self.leaving, 1)).await,
+            self.a.stored(answered(self.staying, 1)).await,
+        ]
+    }
+
+    async fn freeze(&self) {
+        let mut connection = owner(&self.a).await;
+        let partners = [self.leaving.uuid()];
+        division::freeze(&mut connection, CELLS, &partners, ACTION)
+            .await
+            .unwrap();
+    }
+
+    async fn fence(&self) {
+        self.freeze().await;
+        division::fence(&mut owner(&self.a).await).await.unwrap();
+    }
+}
+
+async fn claim(bench: &Bench, named: &[PlacementId], which: Claim) -> Vec<PlacementId> {
+    let claimed = placements::claim(&mut stage(bench).await, PROVIDER, named, which, LEASE).await;
+    claimed
+        .unwrap()
+        .into_iter()
+        .map(|one| one.placement_id)
+        .collect()
+}
+
+/// Sweeps until the walk has passed all that is there now.
+async fn sweep(bench: &Bench) {
+    let mut connection = stage(bench).await;
+    let now: time::OffsetDateTime = sqlx::query_scalar("SELECT clock_timestamp()")
+        .fetch_one(&mut connection)
+        .await
+        .unwrap();
+    wait::soon("the sweep to pass", async || {
+        placements::sweep(&mut connection, NO_LEASE).await?;
+        deliveries::sweep(&mut connection, NO_LEASE).await?;
+        let query = "SELECT min(up_to) > $1 FROM walks WHERE name IN ('placements', 'deliveries')";
+        let passed: bool = sqlx::query_scalar(query)
+            .bind(now)
+            .fetch_one(&mut connection)
+            .await?;
+        Ok(passed.then_some(()))
+    })
+    .await;
+}
+
+async fn activate(bench: &Bench) -> Result<u64, NotDivided> {
+    division::activate(&mut owner(bench).await, "b", ACTION).await
+}
+
+#[tokio::test]
+async fn each_side_sees_its_own_partners_only_from_one_commit_on() {
+    let cell = Cell::new().await;
+    let [leaves, stays] = cell.orders().await;
+    let both = [placement(&leaves), placement(&stays)];
+    cell.fence().await;
+    // Nobody acts for the partner in the old cell, by name or by a look.
+    assert_eq!(claim(&cell.a, &both, Claim::Fresh).await, [both[1]]);
+    let units = topups(&leaves).iter().map(ready).collect();
+    let late = [bought(both[0], 1, units, true)];
+    let settled = placements::settle(&mut stage(&cell.a).await, &late)
+        .await
+        .unwrap();
+    assert!(!settled[0].moved);
+    let refused = orders::insert(&mut stage(&cell.a).await, &[answered(cell.leaving, 1)]).await;
+    assert!(orders::is_fenced(&refused.unwrap_err()));
+
+    let b = copy(&cell.a).await;
+    assert!(matches!(
+        division::activate(&mut owner(&b).await, "c", ACTION).await,
+        Err(NotDivided::NotFor { .. })
+    ));
+    assert_eq!(activate(&b).await.unwrap(), 1);
+    assert_eq!(claim(&b, &both, Claim::Fresh).await, [both[0]]);
+    let late = [answered(cell.staying, 1)];
+    let refused = orders::insert(&mut stage(&b).await, &late).await;
+    assert!(orders::is_fenced(&refused.unwrap_err()));
+    b.stored(answered(cell.leaving, 1)).await;
+    division::finish(&mut owner(&cell.a).await).await.unwrap();
+
+    // What each side has copied of the other is purged in steps, of which each may be the last.
+    for bench in [&cell.a, &b] {
+        let mut connection = owner(bench).await;
+        let foreign = purge::foreign(&mut connection).await.unwrap();
+        assert_eq!(foreign.len(), 1);
+        assert!(membrane::is_up(&mut connection).await.unwrap());
+        purge::end(&mut connection).await.unwrap();
+        assert!(
+            membrane::is_up(&mut connection).await.unwrap(),
+            "orders are left"
+        );
+        while purge::step(&mut owner_that_sees(bench).await, foreign[0])
+            .await
+            .unwrap()
+            .1
+        {}
+        purge::end(&mut connection).await.unwrap();
+        assert!(!membrane::is_up(&mut connection).await.unwrap());
+    }
+    let orders = "SELECT count(*) FROM orders";
+    assert_eq!(
+        (count(&cell.a, orders).await, count(&b, orders).await),
+        (1, 2)
+    );
+    let policies = "SELECT count(*) FROM pg_policy WHERE polname IN ('here', 'elsewhere')";
+    let forced = "SELECT count(*) FROM pg_class WHERE relforcerowsecurity";
+    for bench in [&cell.a, &b] {
+        assert_eq!(
+            (count(bench, policies).await, count(bench, forced).await),
+            (0, 0)
+        );
+    }
+}
+
+/// The session of a purge.
+async fn owner_that_sees(bench: &Bench) -> PgConnection {
+    let mut connection = owner(bench).await;
+    execute(&mut connection, "SET esim.elsewhere = 'seen'").await;
+    connection
+}
+
+/// An order in its first lease has no row in `work` yet. The sweep of the old cell goes past it while
+/// it is hidden, and the copy inherits its position.
+#[tokio::test]
+async fn the_new_cell_sweeps_again_what_the_old_one_passed_without_seeing_it() {
+    let cell = Cell::new().await;
+    cell.orders().await;
+    cell.fence().await;
+    sweep(&cell.a).await;
+    let b = copy(&cell.a).await;
+    activate(&b).await.unwrap();
+    assert_eq!(count(&b, FORGOTTEN).await, 0);
+    assert_eq!(count(&cell.a, FORGOTTEN).await, 0);
+    sweep(&b).await;
+    assert_eq!(count(&b, FORGOTTEN).await, 0);
+    let work = "SELECT count(*) FROM work JOIN partners USING (partner_id) WHERE moved_to IS NULL";
+    assert_eq!(count(&b, work).await, 1);
+}
+
+#[tokio::test]
+async fn a_division_that_is_taken_back_forgets_nothing() {
+    let cell = Cell::new().await;
+    let [leaves, _] = cell.orders().await;
+    cell.fence().await;
+    sweep(&cell.a).await;
+    // The copy is promoted, and then it is of no use any more.
+    let b = copy(&cell.a).await;
+    division::void(&mut owner(&b).await, "b").await.unwrap();
+    division::cancel(&mut owner(&cell.a).await, ACTION)
+        .await
+        .unwrap();
+    assert!(matches!(activate(&b).await, Err(NotDivided::NotFor { .. })));
+    assert_eq!(count(&cell.a, FORGOTTEN).await, 0);
+    assert!(!membrane::is_up(&mut owner(&cell.a).await).await.unwrap());
+    cell.a.stored(answered(cell.leaving, 1)).await;
+    assert_eq!(
+        claim(&cell.a, &[placement(&leaves)], Claim::Fresh)
+            .await
+            .len(),
+        1
+    );
+    // An activated copy is not taken back.
+    cell.fence().await;
+    let b = copy(&cell.a).await;
+    activate(&b).await.unwrap();
+    let void = division::void(&mut owner(&b).await, "b").await;
+    assert!(matches!(void, Err(NotDivided::Activated(_))));
+}
+
+/// Each step may be repeated, and a repeated fence keeps the positions of the first.
+#[tokio::test]
+async fn a_repeated_fence_keeps_the_first_positions() {
+    let cell = Cell::new().await;
+    cell.orders().await;
+    cell.fence().await;
+    sweep(&cell.a).await;
+    division::fence(&mut owner(&cell.a).await).await.unwrap();
+    let b = copy(&cell.a).await;
+    activate(&b).await.unwrap();
+    assert_eq!(count(&b, FORGOTTEN).await, 0);
+}
+
+#[tokio::test]
+async fn no_stage_works_in_a_copy_before_its_activation_nor_in_another_cell() {
+    let cell = Cell::new().await;
+    cell.orders().await;
+    cell.fence().await;
+    let b = copy(&cell.a).await;
+    let of = |bench: &Bench, name: Option<&str>| {
+        let mut config = config(bench.database.url());
+        config.durability = DurabilityConfig {
+            cell: name.map(str::to_owned),
+            ..DurabilityConfig::default()
+        };
+        config.open("test").unwrap()
+    };
+    let works = async |bench: &Bench, name: Option<&str>| {
+        let database = of(bench, name);
+        let answer: pg::Result<i32> = database
+            .run(async |connection| {
+                Ok(sqlx::query_scalar("SELECT 1").fetch_one(connection).await?)
+            })
+            .await;
+        match answer {
+            Ok(_) => None,
+            Err(pg::Error::Unfit(unfit)) => Some(unfit),
+            Err(error) => panic!("{error}"),
+        }
+    };
+    assert!(works(&cell.a, Some("a")).await.is_none());
+    assert!(works(&cell.a, None).await.is_none());
+    assert!(matches!(
+        works(&b, Some("b")).await,
+        Some(Unfit::Cell { .. })
+    ));
+    // A promotion gives the copy a later timeline, which nothing shows but that.
+    b.sql("UPDATE system SET cut = cut || '{\"timeline\": 0}'")
+        .await;
+    for name in [None, Some("a")] {
+        assert_eq!(works(&b, name).await, Some(Unfit::Copy));
+    }
+    activate(&b).await.unwrap();
+    assert!(works(&b, Some("b")).await.is_none());
+    assert!(matches!(
+        works(&b, Some("a")).await,
+        Some(Unfit::Cell { .. })
+    ));
+}
+
+/// An insert of a hidden row would fail for all partners, so the statements that look for partners
+/// leave those out that live elsewhere.
+#[tokio::test]
+async fn nothing_is_told_to_a_partner_that_lives_elsewhere() {
+    let cell = Cell::new().await;
+    cell.a
+        .set_events(cell.leaving, &[domain::event::Kind::KeyExpiring])
+        .await;
+    cell.a
+        .sql("UPDATE partners SET old_keys_until = now() + interval '1 hour'")
+        .await;
+    cell.fence().await;
+    let mut connection = stage(&cell.a).await;
+    let notice = Duration::from_hours(6);
+    let made = deliveries::events::expiring(&mut connection, notice).await;
+    assert_eq!(made.unwrap(), 0);
+    deliveries::notices::keys_expire(&mut connection, notice)
+        .await
+        .unwrap();
+    let addresses = ["192.0.2.1".to_owned()];
+    deliveries::notices::source_addresses(&mut connection, &addresses)
+        .await
+        .unwrap();
+}
+
+/// A cell divides again: what is foreign already stays hidden.
+#[tokio::test]
+async fn a_divided_cell_divides_again() {
+    let cell = Cell::new().await;
+    let [leaves, stays] = cell.orders().await;
+    let both = [placement(&leaves), placement(&stays)];
+    cell.fence().await;
+    let b = copy(&cell.a).await;
+    activate(&b).await.unwrap();
+    division::finish(&mut owner(&cell.a).await).await.unwrap();
+    let mut connection = owner(&cell.a).await;
+    let second = ("a", "c");
+    let partners: [Uuid; 1] = [cell.staying.uuid()];
+    division::freeze(&mut connection, second, &partners, ACTION)
+        .await
+        .unwrap();
+    division::fence(&mut connection).await.unwrap();
+    drop(connection);
+    assert!(claim(&cell.a, &both, Claim::Fresh).await.is_empty());
+    let c = copy(&cell.a).await;
+    division::activate(&mut owner(&c).await, "c", ACTION)
+        .await
+        .unwrap();
+    assert_eq!(claim(&c, &both, Claim::Fresh).await, [both[1]]);
+    assert_eq!(claim(&b, &both, Claim::Fresh).await, [both[0]]);
+}
+
+/// An archive run that has not ended would go on in both cells, into one folder.
+#[tokio::test]
+async fn an_archive_run_that_has_not_ended_refuses_the_activation() {
+    let cell = Cell::new().await;
+    cell.fence().await;
+    let b = copy(&cell.a).await;
+    b.sql("INSERT INTO archives (archive, folder, ordered_before, reserved_to, moved_to) VALUES (1, 'f', now(), gen_random_uuid(), gen_random_uuid())").await;
+    assert!(matches!(activate(&b).await, Err(NotDivided::Archive(_))));
+    b.sql("UPDATE archives SET completed_at = now()").await;
+    activate(&b).await.unwrap();
+}
+
+/// Each table that names a partner is hidden by the membrane, or has a reason.
+#[tokio::test]
+async fn every_table_with_a_partner_is_hidden_or_has_a_reason() {
+    let bench = Bench::new().await;
+    let mut connection = owner(&bench).await;
+    let tables: Vec<String> = sqlx::query_scalar(
+        "SELECT c.relname::text FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
+         WHERE c.relkind = 'r' AND c.relnamespace = 'public'::regnamespace AND a.attname = 'partner_id' ORDER BY 1",
+    )
+    .fetch_all(&mut connection)
+    .await
+    .unwrap();
+    let mut known: Vec<&str> = membrane::TABLES.to_vec();
+    known.extend(membrane::VISIBLE.iter().map(|(table, _)| *table));
+    known.sort_unstable();
+    assert_eq!(tables, known);
+}
+
+/// Numbers that look random, and are the same in each run.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        usize::try_from(self.0 >> 33).unwrap() % limit
+    }
+}
+
+/// What else the stages do: they look for webhooks and claim them, walk for retention, and look for
+/// what to tell partners. Returns how many webhooks of foreign partners were claimed.
+async fn beside(side: &Bench, what: usize) -> usize {
+    let mut connection = stage(side).await;
+    match what {
+        12 => {
+            let ids: Vec<Uuid> = sqlx::query_scalar("SELECT delivery_id FROM deliveries")
+                .fetch_all(&mut owner_that_sees(side).await)
+                .await
+                .unwrap();
+            let ids: Vec<DeliveryId> = ids.into_iter().map(DeliveryId::from).collect();
+            let due = deliveries::Claim::Due { lease: LEASE };
+            let claimed = deliveries::claim(&mut connection, &ids, due).await.unwrap();
+            let claimed: Vec<Uuid> = claimed.deliveries.iter().map(|one| one.id.uuid()).collect();
+            let foreign = "SELECT count(*) FROM deliveries JOIN partners USING (partner_id) WHERE moved_to IS NOT NULL AND delivery_id = ANY ($1)";
+            let foreign: i64 = sqlx::query_scalar(foreign)
+                .bind(claimed)
+                .fetch_one(&mut owner_that_sees(side).await)
+                .await
+                .unwrap();
+            usize::try_from(foreign).unwrap()
+        }
+        13 => {
+            for class in Class::ALL {
+                retention::step(&mut connection, class, 10).await.unwrap();
+            }
+            0
+        }
+        _ => {
+            let notice = Duration::from_hours(6);
+            deliveries::events::expiring(&mut connection, notice)
+                .await
+                .unwrap();
+            deliveries::notices::keys_expire(&mut connection, notice)
+                .await
+                .unwrap();
+            0
+        }
+    }
+}
+
+/// One step of a purge, if the cell does not divide any more.
+async fn purge_some(side: &Bench) {
+    if let Ok(foreign) = purge::foreign(&mut owner(side).await).await {
+        let mut connection = owner_that_sees(side).await;
+        purge::step(&mut connection, foreign[0]).await.unwrap();
+        purge::end(&mut connection).await.unwrap();
+    }
+}
+
+/// Orders, claims, settlements, sweeps and what else the stages do, between any two steps of a division
+/// and of the purge after it. Some divisions are taken back. Nothing is forgotten in the database that
+/// serves a partner, and nobody claims what is foreign.
+#[tokio::test]
+async fn any_steps_beside_a_division_forget_nothing_and_claim_nothing_foreign() {
+    for seed in 0..5 {
+        let mut random = Random(seed);
+        let cell = Cell::new().await;
+        let mut b: Option<Bench> = None;
+        let mut placed: Vec<(NewOrder, bool)> = Vec::new();
+        let (mut frozen, mut fenced, mut active) = (false, false, false);
+        for step in 0..50 {
+            let what = random.below(20);
+            let leaves = random.below(2) == 0;
+            // Where the stages that serve the partner work now, if any do.
+            let home = match (leaves, active, frozen) {
+                (true, true, _) => b.as_ref(),
+                (true, false, true) => None,
+                _ => Some(&cell.a),
+            };
+            let working = [Some(&cell.a), b.as_ref().filter(|_| active)];
+            let working = working.into_iter().flatten();
+            match what {
+                0..=2 => {
+                    let partner = if leaves { cell.leaving } else { cell.staying };
+                    if let Some(home) = home {
+                        placed.push((home.stored(answered(partner, 1)).await, leaves));
+                    }
+                }
+                3..=5 if !placed.is_empty() => {
+                    // Each side is told of any order, as by an old message.
+                    let (order, of_leaving) = &placed[random.below(placed.len())];
+                    let side = match &b {
+                        Some(b) if active && random.below(2) == 0 => b,
+                        _ => &cell.a,
+                    };
+                    let id = placement(order);
+                    let claimed = claim(side, &[id], Claim::Fresh).await;
+                    let is_b = !std::ptr::eq(side, &raw const cell.a);
+                    let own = if *of_leaving {
+                        is_b == active && (is_b || !fenced)
+                    } else {
+                        !is_b
+                    };
+                    assert!(own || claimed.is_empty(), "seed {seed}, step {step}");
+                    if claimed == [id] && random.below(2) == 0 {
+                        let units = topups(order).iter().map(ready).collect();
+                        let settlement = [bought(id, 1, units, true)];
+                        placements::settle(&mut stage(side).await, &settlement)
+                            .await
+                            .unwrap();
+                    }
+                }
+                6..=8 => {
+                    for side in working {
+                        let mut connection = stage(side).await;
+                        placements::sweep(&mut connection, NO_LEASE).await.unwrap();
+                        deliveries::sweep(&mut connection, NO_LEASE).await.unwrap();
+                    }
+                }
+                9 | 16..=19 if !frozen => {
+                    cell.freeze().await;
+                    frozen = true;
+                }
+                9 | 16..=19 if !fenced => {
+                    division::fence(&mut owner(&cell.a).await).await.unwrap();
+                    fenced = true;
+                }
+                9 | 16..=19 if b.is_none() => b = Some(copy(&cell.a).await),
+                9 | 16..=19 if !active => {
+                    activate(b.as_ref().unwrap()).await.unwrap();
+                    active = true;
+                }
+                10 if active => division::finish(&mut owner(&cell.a).await).await.unwrap(),
+                12..=14 => {
+                    for side in working {
+                        let foreign = beside(side, what).await;
+                        assert_eq!(foreign, 0, "seed {seed}, step {step}");
+                    }
+                }
+                15 if active => {
+                    for side in [&cell.a, b.as_ref().unwrap()] {
+                        purge_some(side).await;
+                    }
+                }
+                11 if frozen && !active && random.below(3) == 0 => {
+                    division::cancel(&mut owner(&cell.a).await, ACTION)
+                        .await
+                        .unwrap();
+                    (frozen, fenced, b) = (false, false, None);
+                }
+                _ => {}
+            }
+            assert_eq!(
+                count(&cell.a, FORGOTTEN).await,
+                0,
+                "seed {seed}, step {step}"
+            );
+            if let Some(b) = b.as_ref().filter(|_| active) {
+                assert_eq!(count(b, FORGOTTEN).await, 0, "seed {seed}, step {step}");
+            }
+        }
+    }
+}
