@@ -17,8 +17,9 @@ SCENARIOS = [
     ("event_delivery_burst", "orders as fast as they are accepted, and their drain"),
     ("chaos_pool_exhaustion", "150 idle sessions"),
 ]
-# What the measured system is not.
+# What does not belong to a system. The peers do not use nats-server.
 OTHERS = {"generator", "sandbox"}
+LEFT_OUT = {"ours": OTHERS, "river": OTHERS | {"nats-server"}, "awa": OTHERS | {"nats-server"}}
 # What a user of each gets. The code says so, and no run shows it.
 PROMISES = [
     (
@@ -49,9 +50,8 @@ def figure(values, digits=0):
 
 
 def processor(run, system):
-    """Microseconds per order of the processes of the system. The peers do not use nats-server."""
-    left_out = OTHERS if system == "ours" else OTHERS | {"nats-server"}
-    return sum(one["cpu_us_per_order"] for name, one in run["processes"].items() if name not in left_out)
+    """Microseconds per order of the processes of the system."""
+    return sum(one["cpu_us_per_order"] for name, one in run["processes"].items() if name not in LEFT_OUT[system])
 
 
 def database(run, _):
@@ -59,8 +59,18 @@ def database(run, _):
 
 
 def memory(run, system):
-    left_out = OTHERS | {"postgres"} if system == "ours" else OTHERS | {"postgres", "nats-server"}
+    left_out = LEFT_OUT[system] | {"postgres"}
     return sum(one["peak_memory_mib"] for name, one in run["processes"].items() if name not in left_out)
+
+
+def idle(run, system):
+    """Milliseconds of processor time in an idle second."""
+    watched = run["idle"]
+    return watched and sum(ms for name, ms in watched["processor_ms"].items() if name not in LEFT_OUT[system])
+
+
+def idle_commits(run, _):
+    return run["idle"] and run["idle"]["counts"].get("commits")
 
 
 def sustained(run):
@@ -106,6 +116,8 @@ def main():
         ("… commits per order", figures("open", count("commits"), 1)),
         ("… flushes per order", figures("open", count("flushes"), 1)),
         ("… dead rows per order", figures("open", count("dead_rows"), 1)),
+        ("without orders: processor time per second, ms", figures("open", idle)),
+        ("… commits per second", figures("open", idle_commits)),
     ]
     print("| | " + " | ".join(NAMES[system] for system in systems) + " |")
     print("|---" * (len(systems) + 1) + "|")

@@ -77,8 +77,7 @@ pub const STORED: &str = "
     SELECT option_id::text, external_order_id, iccid, smdp, activate_code, expired_date
     FROM topups JOIN orders USING (order_id) WHERE topup_id = $1";
 
-/// How many connections to `PostgreSQL` a peer opens. More of them do not help on two cores: see
-/// docs/performance.md for what was tried.
+/// How many connections to `PostgreSQL` a peer opens, as many as our three services together.
 pub const CONNECTIONS: u32 = 24;
 /// How many jobs of each kind run at once. A job mostly waits for the other side.
 pub const WORKERS: u16 = 64;
