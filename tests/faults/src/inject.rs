@@ -29,6 +29,8 @@ pub struct Happened {
     /// The beginning of the fault, since the start of the run. `until` is its end.
     pub from: Duration,
     pub until: Duration,
+    /// Whether a provisioner or the provider stood still.
+    pub stalls_purchases: bool,
 }
 
 pub struct Victims {
@@ -90,7 +92,12 @@ impl Victims {
             match self.make(planned).await {
                 Ok(undone) => {
                     let until = undone.unwrap_or_else(|| self.epoch.elapsed());
-                    lock(&self.happened).push(Happened { kind, from, until });
+                    lock(&self.happened).push(Happened {
+                        kind,
+                        from,
+                        until,
+                        stalls_purchases: planned.stalls_purchases(),
+                    });
                 }
                 Err(error) => self.trouble(&format!("{kind}: {error:#}")),
             }

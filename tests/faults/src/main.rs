@@ -9,12 +9,13 @@
 //! [`schedule`] and [`orders`] plan the run and do no I/O. [`world`] is the system under test, with
 //! the [`servers`] that it needs and the [`proxy`] in front of a primary, [`inject`] applies the
 //! faults, [`operator`] repairs what lost commits leave, and [`client`] and [`endpoints`] are the partners. [`book`] and
-//! [`stored`] hold the evidence, [`verdict`] judges it without I/O, and [`report`] prints the
-//! result.
+//! [`stored`] hold the evidence, [`verdict`] judges it without I/O, [`histories`] compares it with the
+//! model of the protocol, and [`report`] prints the result.
 
 mod book;
 mod client;
 mod endpoints;
+mod histories;
 mod inject;
 mod operator;
 mod orders;
@@ -332,6 +333,7 @@ async fn play(run: &Run, world: &World, progress: &mut Progress) -> Result<Repor
 
     let evidence = world.evidence().await?;
     let mut verdict = verdict::judge(&evidence);
+    tokio::task::block_in_place(|| histories::compare(&evidence, &mut verdict));
     for trouble in world.victims.troubles() {
         verdict.add(Broken::EndedBySomething, trouble);
     }

@@ -139,7 +139,7 @@ impl Display for Report {
 
 fn counted(counts: &Counts) -> Vec<[String; 2]> {
     let bought = usize::try_from(counts.units_bought).unwrap_or(usize::MAX);
-    let all: [(&str, usize); 18] = rows! {
+    let all: [(&str, usize); 21] = rows! {
         "orders" => counts.orders;
         "  answered 201" => counts.answered_201;
         "    of these after a request without answer" => counts.answered_201_later;
@@ -156,6 +156,9 @@ fn counted(counts: &Counts) -> Vec<[String; 2]> {
         "units lost" => counts.lost;
         "answers forgotten with lost commits" => counts.answers_forgotten;
         "purchases that recover names as orphans" => counts.orphans_named;
+        "histories compared with the model" => counts.histories;
+        "  different ones" => counts.histories_distinct;
+        "  given up" => counts.histories_undecided;
         "webhooks" => counts.webhooks;
         "  acknowledged again" => counts.duplicates;
     };

@@ -136,6 +136,15 @@ impl Planned {
         format!("{target} {fault}")
     }
 
+    /// Whether a provisioner or the provider stands still, so that a purchase may be late.
+    pub fn stalls_purchases(&self) -> bool {
+        let buys = [Stage::Provisioner, Stage::Sandbox];
+        let Target::Process(stage, _) = self.target else {
+            return false;
+        };
+        self.fault == Fault::Stalled && buys.contains(&stage)
+    }
+
     fn end(&self) -> Duration {
         self.at + self.lasts
     }

@@ -10,6 +10,8 @@ pub struct Stored {
     pub orders: Vec<StoredOrder>,
     pub placements: Vec<StoredPlacement>,
     pub units: Vec<StoredUnit>,
+    /// In the order in which they happened to each row.
+    pub changes: Vec<StoredChange>,
 }
 
 #[derive(Clone, Debug, sqlx::FromRow)]
@@ -18,6 +20,10 @@ pub struct StoredOrder {
     pub partner_id: String,
     pub external_order_id: String,
     pub refused: bool,
+    /// Whether its answer waited for a verdict, and until when it could be answered, in seconds of the
+    /// Unix time.
+    pub waits: bool,
+    pub answer_by: f64,
 }
 
 #[derive(Clone, Debug, sqlx::FromRow)]
@@ -27,6 +33,27 @@ pub struct StoredPlacement {
     pub state: String,
     /// Whether it was recorded as bought.
     pub placed: bool,
+    pub reason: Option<String>,
+}
+
+/// A row of a placement after a change, or the record of a delivery. Times are in seconds of the Unix
+/// time.
+#[derive(Clone, Debug, Default, sqlx::FromRow)]
+pub struct StoredChange {
+    /// When the transaction was about to commit.
+    pub at: f64,
+    /// The placement, or else the topup whose webhook was recorded as delivered.
+    pub placement_id: Option<String>,
+    pub topup_id: Option<String>,
+    pub state: String,
+    pub attempt: i32,
+    /// A look-up has found no purchase since the attempt.
+    pub missing: bool,
+    /// Whether it was recorded as bought, and whether that was unexpected.
+    pub placed: bool,
+    pub disputed: bool,
+    /// When the last attempt was recorded.
+    pub attempted: Option<f64>,
     pub reason: Option<String>,
 }
 
@@ -53,7 +80,9 @@ impl Stored {
         options: &BTreeMap<String, &'static str>,
     ) -> Result<Self> {
         let orders = sqlx::query_as(
-            "SELECT order_id::text, partner_id::text, external_order_id, refused_at IS NOT NULL AS refused FROM orders",
+            "SELECT order_id::text, partner_id::text, external_order_id, refused_at IS NOT NULL AS refused,
+                    answering IS NOT NULL AS waits, extract(epoch FROM answer_by)::float8 AS answer_by
+             FROM orders",
         )
         .fetch_all(&mut *connection)
         .await?;
@@ -69,6 +98,13 @@ impl Stored {
              FROM topups t JOIN placements p USING (placement_id) LEFT JOIN esims e USING (topup_id)
              LEFT JOIN deliveries d USING (delivery_id)",
         )
+        .fetch_all(&mut *connection)
+        .await?;
+        let changes = sqlx::query_as(
+            "SELECT extract(epoch FROM at)::float8 AS at, placement_id::text, topup_id, state, attempt, missing, placed,
+                    disputed, extract(epoch FROM attempted_at)::float8 AS attempted, reason
+             FROM observed.changes ORDER BY id",
+        )
         .fetch_all(connection)
         .await?;
         for unit in &mut units {
@@ -81,8 +117,42 @@ impl Stored {
             orders,
             placements,
             units,
+            changes,
         })
     }
+}
+
+/// Writes every change of a placement, and every record of a delivery, into a table of the run. The
+/// triggers are deferred, so that a change has the time of its commit and not of its statement.
+pub async fn observe(connection: &mut PgConnection) -> Result<()> {
+    sqlx::raw_sql(
+        "CREATE SCHEMA observed;
+         CREATE TABLE observed.changes (
+             id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, at timestamptz NOT NULL DEFAULT clock_timestamp(),
+             placement_id uuid, topup_id text, state text NOT NULL, attempt integer NOT NULL,
+             missing boolean NOT NULL, placed boolean NOT NULL, disputed boolean NOT NULL, attempted_at timestamptz, reason text);
+         CREATE FUNCTION observed.placement() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+         BEGIN
+             INSERT INTO observed.changes (placement_id, state, attempt, missing, placed, disputed, attempted_at, reason)
+             VALUES (NEW.placement_id, NEW.state, NEW.attempt, NEW.not_found_at IS NOT NULL, NEW.placed_at IS NOT NULL,
+                     NEW.disputed, NEW.attempted_at, NEW.reason);
+             RETURN NULL;
+         END $$;
+         CREATE CONSTRAINT TRIGGER observed AFTER INSERT OR UPDATE ON placements DEFERRABLE INITIALLY DEFERRED
+             FOR EACH ROW EXECUTE FUNCTION observed.placement();
+         CREATE FUNCTION observed.delivery() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+         BEGIN
+             INSERT INTO observed.changes (topup_id, state, attempt, missing, placed, disputed)
+             VALUES (NEW.topup_id, NEW.state, NEW.attempt, false, false, false);
+             RETURN NULL;
+         END $$;
+         CREATE CONSTRAINT TRIGGER observed AFTER INSERT OR UPDATE ON deliveries DEFERRABLE INITIALLY DEFERRED
+             FOR EACH ROW WHEN (NEW.state = 'delivered' AND NEW.topup_id IS NOT NULL)
+             EXECUTE FUNCTION observed.delivery();",
+    )
+    .execute(connection)
+    .await?;
+    Ok(())
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, sqlx::FromRow)]

@@ -13,7 +13,7 @@ use testkit::stack::LedgerOrder;
 
 /// The tolerance when two times are compared that two tasks of this process measured, because a
 /// task may have waited for a processor before it could measure.
-const SAME_MOMENT: Duration = Duration::from_millis(150);
+pub const SAME_MOMENT: Duration = Duration::from_millis(150);
 
 /// How long a webhook may be under way, with the time that a busy machine adds.
 const UNDER_WAY: Duration = Duration::from_secs(5);
@@ -24,6 +24,14 @@ pub struct Evidence {
     pub asked: Vec<Asked>,
     pub arrivals: Vec<Arrival>,
     pub ledger: Vec<LedgerOrder>,
+    /// The time of each purchase, since the start of the run, by the order id that the provider has.
+    pub sold: Vec<(String, Duration)>,
+    /// The start of the run in Unix time.
+    pub began: Duration,
+    pub detects_duplicates: bool,
+    pub settle: Duration,
+    /// When provisioners or the provider stood still.
+    pub stalls: Vec<(Duration, Duration)>,
     pub stored: Stored,
     /// The ids of the partners, by their index.
     pub partners: Vec<String>,
@@ -76,6 +84,7 @@ pub enum Broken {
     ParkedThoughFindable,
     EndedBySomething,
     NotFenced,
+    ImpossibleInTheModel,
 }
 
 impl Broken {
@@ -122,6 +131,11 @@ pub struct Counts {
     pub answers_forgotten: usize,
     /// Purchases whose placement was lost, and which `esimctl recover --ledger` names.
     pub orphans_named: usize,
+    /// Units whose history was compared with the model; how many different histories these are, and
+    /// how many of those the search gave up.
+    pub histories: usize,
+    pub histories_distinct: usize,
+    pub histories_undecided: usize,
     pub parked: BTreeMap<String, usize>,
     pub failed: BTreeMap<String, usize>,
 }

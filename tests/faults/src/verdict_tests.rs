@@ -2,10 +2,11 @@
 //! a green run would prove nothing.
 
 use crate::book::{Arrival, Asked, Settled};
+use crate::histories::compare;
 use crate::inject::Happened;
 use crate::orders::NEVER_READY;
 use crate::report::recoveries;
-use crate::stored::{Stored, StoredOrder, StoredPlacement, StoredUnit};
+use crate::stored::{Stored, StoredChange, StoredOrder, StoredPlacement, StoredUnit};
 use crate::verdict::{Broken, Evidence, Loss, judge};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -50,6 +51,8 @@ fn good() -> Evidence {
         partner_id: "partner".into(),
         external_order_id: "external".into(),
         refused: false,
+        waits: true,
+        answer_by: 107.0,
     };
     let placement = StoredPlacement {
         placement_id: "placement".into(),
@@ -57,6 +60,21 @@ fn good() -> Evidence {
         state: "placed".into(),
         placed: true,
         reason: None,
+    };
+    let change = |state: &str, attempt, at| StoredChange {
+        at,
+        placement_id: Some("placement".into()),
+        state: state.into(),
+        attempt,
+        placed: state == "placed",
+        attempted: (attempt > 0).then_some(101.0),
+        ..StoredChange::default()
+    };
+    let recorded = |topup: &str| StoredChange {
+        at: 102.1,
+        topup_id: Some(topup.into()),
+        state: "delivered".into(),
+        ..StoredChange::default()
     };
     let bought = LedgerOrder {
         order_id: "placement".into(),
@@ -69,10 +87,22 @@ fn good() -> Evidence {
         asked: vec![asked("external", 1, &["t1", "t2"])],
         arrivals: vec![arrival("t1", 2), arrival("t2", 2)],
         ledger: vec![bought],
+        sold: vec![("placement".into(), Duration::from_millis(1_100))],
+        began: Duration::from_secs(100),
+        detects_duplicates: false,
+        settle: Duration::from_secs(8),
+        stalls: Vec::new(),
         stored: Stored {
             orders: vec![order],
             placements: vec![placement],
             units: vec![unit("t1"), unit("t2")],
+            changes: vec![
+                change("accepted", 0, 100.8),
+                change("placing", 1, 101.0),
+                change("placed", 1, 101.2),
+                recorded("t1"),
+                recorded("t2"),
+            ],
         },
         partners: vec!["partner".into()],
         losses: Vec::new(),
@@ -228,6 +258,7 @@ fn recovery_counts_from_the_end_to_an_order_that_was_sent_later() {
         kind: kind.into(),
         from: Duration::ZERO,
         until: Duration::from_secs(until),
+        stalls_purchases: false,
     };
     let asked = [("a", 9), ("b", 11), ("c", 30)].map(|(topup, sent)| asked(topup, sent, &[topup]));
     // Topup a was ordered before the first fault ended, so its webhook does not show that the
@@ -245,4 +276,28 @@ fn recovery_counts_from_the_end_to_an_order_that_was_sent_later() {
         (2, Some(11.0))
     );
     assert_eq!(kinds["wiped"].longest_recovery_seconds, None);
+}
+
+#[test]
+fn a_history_that_the_model_does_not_allow_makes_the_run_red() {
+    let compared = |evidence: &Evidence| {
+        let mut verdict = judge(evidence);
+        compare(evidence, &mut verdict);
+        verdict
+    };
+    let verdict = compared(&good());
+    assert!(verdict.green(), "{:?}", verdict.broken);
+    assert_eq!(
+        (verdict.counts.histories, verdict.counts.histories_distinct),
+        (2, 1)
+    );
+    // Nothing else notices that an attempt was recorded only after its purchase.
+    let mut evidence = good();
+    evidence.stored.changes[1].at = 101.4;
+    evidence.stored.changes[2].at = 101.5;
+    let broken = compared(&evidence).broken;
+    assert_eq!(
+        broken.keys().collect::<Vec<_>>(),
+        [&Broken::ImpossibleInTheModel]
+    );
 }

@@ -7,14 +7,14 @@ use crate::inject::Victims;
 use crate::orders::{Behaviour, OPTIONS, PARTNERS};
 use crate::schedule::{REPLICAS, Terms};
 use crate::servers::{DATABASE_TIMEOUT, Nats, Postgres};
-use crate::stored::{OnTheWay, Stored};
+use crate::stored::{self, OnTheWay, Stored};
 use crate::verdict::{Evidence, Loss};
 use anyhow::Result;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 use tempfile::TempDir;
 use testkit::nats::NatsCluster;
 use testkit::receiver::Receiver;
@@ -34,6 +34,10 @@ const CLIENTS: Duration = Duration::from_secs(90);
 pub struct World {
     /// The provider that the sandbox plays.
     provider: &'static str,
+    detects_duplicates: bool,
+    settle: Duration,
+    /// The moment `epoch` in Unix time.
+    began: Duration,
     pub victims: Arc<Victims>,
     pub clients: Arc<Clients>,
     pub book: Arc<Book>,
@@ -67,6 +71,7 @@ impl World {
             nats_url.as_deref(),
         );
         let mut stack = stack.await?;
+        stored::observe(&mut stack.database.connect().await?).await?;
         if !terms.is_fenced {
             take_fence_out(&stack).await?;
         }
@@ -76,6 +81,7 @@ impl World {
         };
 
         let epoch = Instant::now();
+        let began = Duration::from_millis(u64::try_from(runtime::clock::unix_milliseconds())?);
         let book = Arc::new(Book::default());
         let receiver = Receiver::start().await?;
         endpoints::misbehave(&receiver);
@@ -115,6 +121,9 @@ impl World {
         });
         Ok(Self {
             provider: terms.provider,
+            detects_duplicates: terms.detects_duplicates,
+            settle: terms.settle,
+            began,
             victims,
             clients,
             book,
@@ -190,9 +199,34 @@ impl World {
             asked,
             arrivals,
             ledger: self.stack.ledger().await?.orders,
+            sold: self.sold().await?,
+            began: self.began,
+            detects_duplicates: self.detects_duplicates,
+            settle: self.settle,
+            stalls: self.stalls(),
             stored: Stored::read(&mut self.stack.database.connect().await?, &names).await?,
             partners: partners.map(|one| one.partner_id.clone()).collect(),
         })
+    }
+
+    /// When provisioners or the provider stood still, so that a purchase could be late.
+    fn stalls(&self) -> Vec<(Duration, Duration)> {
+        let happened = self.victims.happened().into_iter();
+        let stalls = happened.filter(|one| one.stalls_purchases);
+        stalls.map(|one| (one.from, one.until)).collect()
+    }
+
+    /// When each purchase was made, from the ledger as a real provider would export it.
+    async fn sold(&self) -> Result<Vec<(String, Duration)>> {
+        let csv = self.stack.ledger_csv().await?;
+        let purchases = csv.lines().skip(1).map(|line| {
+            let mut fields = line.split(',').map(|field| field.trim_matches('"'));
+            let order_id = fields.next().unwrap_or_default().to_owned();
+            let at = humantime::parse_rfc3339_weak(fields.next().unwrap_or_default())?;
+            let at = at.duration_since(UNIX_EPOCH)?;
+            Ok((order_id, at.saturating_sub(self.began)))
+        });
+        purchases.collect()
     }
 
     /// Keeps the database and the folder for inspection, and returns instructions for it.

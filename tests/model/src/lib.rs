@@ -13,7 +13,8 @@
 //!
 //! Smaller models stand beside it: [`webhooks`] of what happens between a ready eSIM and the
 //! acknowledgements of its endpoints, [`give_back`] of what happens after a delivery, [`crash`] of what
-//! a crash of PostgreSQL may lose, and [`cut`] of the cut by which a cell divides.
+//! a crash of PostgreSQL may lose, and [`cut`] of the cut by which a cell divides. And [`history`]
+//! compares what happened in a fault run with the model.
 //!
 //! Time is logical. One tick is half of the settling delay, see [`State`]. A row is either due or
 //! not, and a due row may be claimed at any moment. The model does not know leases, because nothing
@@ -24,6 +25,7 @@ pub mod crash;
 pub mod cut;
 pub mod explore;
 pub mod give_back;
+pub mod history;
 mod protocol;
 mod rules;
 mod settings;

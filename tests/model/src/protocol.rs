@@ -90,7 +90,7 @@ impl State {
 
 impl Protocol {
     /// Whether anything except a fault can still happen.
-    fn goes_on(&self, state: &State) -> bool {
+    pub(crate) fn goes_on(&self, state: &State) -> bool {
         let mut actions = Vec::new();
         self.actions(state, &mut actions);
         actions.into_iter().any(|action| {

@@ -12,6 +12,9 @@ pub enum Safeguard {
     IdempotentClaim,
     /// Only a rejection leads to the next provider, and an unknown outcome never does
     CertainRouting,
+    /// A ticket claims a placement only at the provider whose job brought it, so that of a placement
+    /// that has gone to the next provider claims nothing
+    RoutedClaim,
     /// An attempt with an unknown outcome is looked up before anything is bought again
     LookUp,
     /// "No such purchase" allows another attempt only once SETTLE has passed

@@ -161,6 +161,8 @@ pub struct Job {
     pub row: usize,
     /// The attempt.
     pub attempt: u32,
+    /// The provider that it is bought from.
+    pub provider: u8,
     /// Ingress might still answer the order at the time of the claim, so its readiness event goes
     /// to ingress.
     pub answering: bool,
@@ -172,7 +174,8 @@ pub enum Work {
     /// Nothing.
     Idle,
     /// Has a ticket from a job, and claims the placement once it has a permit. The stream may have
-    /// forgotten the job by now.
+    /// forgotten the job by now. Ingress publishes jobs for the first provider only, so the ticket is
+    /// one of its provisioners'.
     Ticket {
         /// The row's index.
         row: usize,

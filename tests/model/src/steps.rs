@@ -52,10 +52,16 @@ impl Protocol {
             Action::Claim(by) => {
                 if let Work::Ticket { row } = state.provisioners[by] {
                     state.provisioners[by] = Work::Idle;
-                    self.claim(state, by, row);
+                    let routed = self.has(Safeguard::RoutedClaim);
+                    if state.rows[row].provider == 0 || !routed {
+                        self.claim(state, by, row, 0);
+                    }
                 }
             }
-            Action::TakeDue(by, index) => self.claim(state, by, index),
+            Action::TakeDue(by, index) => {
+                let provider = state.rows[index].provider;
+                self.claim(state, by, index, provider);
+            }
             Action::LookUp(by, index, found) => self.look_up(state, by, index, found),
             Action::Collect(by, index) => {
                 let job = due(state, index);
@@ -166,7 +172,7 @@ impl Protocol {
                 state.requests.push(Request {
                     row: job.row,
                     attempt: job.attempt,
-                    provider: state.rows[job.row].provider,
+                    provider: job.provider,
                     bought: false,
                     old: false,
                 });
@@ -286,8 +292,8 @@ impl Protocol {
         }
     }
 
-    /// A provisioner claims a placement to buy it.
-    fn claim(&self, state: &mut State, by: usize, index: usize) {
+    /// A provisioner claims a placement to buy it from this provider.
+    fn claim(&self, state: &mut State, by: usize, index: usize, provider: u8) {
         let answering = state.answering && !state.late;
         let row = &mut state.rows[index];
         // The last attempt at one provider does not prevent the first one at the next.
@@ -297,6 +303,7 @@ impl Protocol {
         let mut job = Job {
             row: index,
             attempt: row.placement.attempt + 1,
+            provider,
             answering,
         };
         if !self.has(Safeguard::LookUp) && row.placement.state == PlacementState::Placing {
@@ -464,6 +471,7 @@ fn due(state: &State, index: usize) -> Job {
     Job {
         row: index,
         attempt: state.rows[index].placement.attempt,
+        provider: state.rows[index].provider,
         answering,
     }
 }

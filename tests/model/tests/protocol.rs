@@ -125,6 +125,19 @@ fn after_an_unknown_outcome_another_provider_would_sell_it_twice() {
     assert!(bought.contains(&promise), "{promise:?}");
 }
 
+/// A ticket that waited for its permit while the placement went to the next provider would buy it
+/// from the one before. No look-up at the next one finds that purchase, and it is bought again.
+#[test]
+fn a_late_ticket_would_buy_from_the_provider_before() {
+    let settings = Settings {
+        without: vec![Safeguard::RoutedClaim],
+        ..routed()
+    };
+    let promise = breaks(&settings);
+    let bought = [Promise::BoughtOnce, Promise::NothingForRefused];
+    assert!(bought.contains(&promise), "{promise:?}");
+}
+
 #[test]
 fn without_any_one_safeguard_the_promise_breaks() {
     use Safeguard::{
