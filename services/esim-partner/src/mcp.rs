@@ -14,20 +14,11 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use anyhow::Context;
+use agent::{Arguments, Fault, Offer, Parameter, Told, Tools, read};
 use clap::Args;
 use domain::TopupId;
-use rmcp::{
-    ErrorData, RoleServer, ServerHandler, ServiceExt,
-    model::{
-        CallToolRequestParams, CallToolResponse, CallToolResult, Implementation, JsonObject,
-        ListToolsResult, PaginatedRequestParams, ServerCapabilities, ServerConfig, Tool,
-        ToolAnnotations,
-    },
-    service::RequestContext,
-};
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::{
     account::{Account, Answer, PAGE, encoded},
@@ -73,10 +64,7 @@ impl Mcp {
             allow_orders: self.allow_orders,
             previewed: Mutex::default(),
         };
-        let serving = server.serve(rmcp::transport::stdio()).await;
-        let serving = serving.context("the agent has not begun the protocol")?;
-        serving.waiting().await?;
-        Ok(())
+        agent::serve(server).await
     }
 }
 
@@ -118,38 +106,11 @@ struct OfTopup {
     topup_id: String,
 }
 
-/// An error for the agent: what is wrong and what to do about it.
-#[derive(Debug)]
-struct Fault {
-    error: String,
-    remedy: &'static str,
-}
-
-const ARGUMENTS: &str = "correct the arguments by the tool's input schema";
 const UNREACHED: &str =
     "check that BASE_URL leads to the service, and call the tool again; nothing is bought twice";
 
-impl Fault {
-    fn new(error: impl Into<String>, remedy: &'static str) -> Self {
-        Self {
-            error: error.into(),
-            remedy,
-        }
-    }
-}
-
-type Told = Result<Value, Fault>;
-
-/// A tool: its name, what it is for, its parameters, and those that must be given.
-struct Offer {
-    name: &'static str,
-    about: &'static str,
-    parameters: &'static [(&'static str, &'static str, &'static str)],
-    required: &'static [&'static str],
-}
-
-const CURSOR: (&str, &str, &str) = ("cursor", "string", "next_cursor of the page before");
-const ORDER: &[(&str, &str, &str)] = &[
+const CURSOR: Parameter = ("cursor", "string", "next_cursor of the page before");
+const ORDER: &[Parameter] = &[
     (
         "external_order_id",
         "string",
@@ -165,6 +126,7 @@ const LOOKING: [Offer; 7] = [
         about: "The account: its environment (a live one buys for real), limits and keys in use",
         parameters: &[],
         required: &[],
+        changes: false,
     },
     Offer {
         name: "options",
@@ -198,6 +160,7 @@ const LOOKING: [Offer; 7] = [
             CURSOR,
         ],
         required: &[],
+        changes: false,
     },
     Offer {
         name: "orders",
@@ -211,6 +174,7 @@ const LOOKING: [Offer; 7] = [
             CURSOR,
         ],
         required: &[],
+        changes: false,
     },
     Offer {
         name: "order",
@@ -221,12 +185,14 @@ const LOOKING: [Offer; 7] = [
             "the id that the order was given",
         )],
         required: &["external_order_id"],
+        changes: false,
     },
     Offer {
         name: "events",
         about: "The events beside ready eSIMs, such as topup.failed, the newest first, one page at a time",
         parameters: &[CURSOR],
         required: &[],
+        changes: false,
     },
     Offer {
         name: "webhooks",
@@ -240,12 +206,14 @@ const LOOKING: [Offer; 7] = [
             CURSOR,
         ],
         required: &[],
+        changes: false,
     },
     Offer {
         name: "usage",
         about: "Whether an eSIM is installed, and how much of its data is used",
         parameters: &[("topup_id", "string", "the topup id of 26 digits")],
         required: &["topup_id"],
+        changes: false,
     },
 ];
 
@@ -255,68 +223,47 @@ const ORDERING_TOOLS: [Offer; 2] = [
         about: "What confirm_order would order, whether the limits allow it, and whether the id is taken; buys nothing",
         parameters: ORDER,
         required: &["external_order_id", "option_id"],
+        changes: false,
     },
     Offer {
         name: "confirm_order",
         about: "Order what preview_order has shown; the same external_order_id never buys twice",
         parameters: ORDER,
         required: &["external_order_id", "option_id"],
+        changes: true,
     },
 ];
 
-impl Offer {
-    fn tool(&self) -> Tool {
-        let property = |(name, kind, about): &(&str, &str, &str)| {
-            let property = json!({ "type": kind, "description": about });
-            ((*name).to_owned(), property)
-        };
-        let properties: Map<String, Value> = self.parameters.iter().map(property).collect();
-        let mut schema = JsonObject::new();
-        schema.insert("type".to_owned(), json!("object"));
-        schema.insert("properties".to_owned(), json!(properties));
-        schema.insert("required".to_owned(), json!(self.required));
-        schema.insert("additionalProperties".to_owned(), json!(false));
-        let orders = self.name == "confirm_order";
-        let hints = ToolAnnotations::new()
-            .read_only(!orders)
-            .destructive(orders)
-            .idempotent(true);
-        Tool::new(self.name, self.about, schema).with_annotations(hints)
-    }
-
-    /// The arguments as a query, with only what the tool knows.
-    fn query(&self, arguments: &JsonObject) -> Result<String, Fault> {
-        let mut query = format!("limit={PAGE}");
-        for (name, value) in arguments {
-            if !self.parameters.iter().any(|(known, ..)| known == name) {
-                return Err(Fault::new(
-                    format!("there is no argument {name:?}"),
-                    ARGUMENTS,
-                ));
-            }
-            let value = match value {
-                Value::Null => continue,
-                Value::String(text) => text.clone(),
-                other => other.to_string(),
-            };
-            query = format!("{query}&{name}={}", encoded(&value));
-        }
-        Ok(query)
-    }
+/// The arguments as a query, with only what the tool knows.
+fn query(offer: &Offer, arguments: &Arguments) -> Result<String, Fault> {
+    let texts = offer.texts(arguments)?;
+    let query = texts
+        .iter()
+        .fold(format!("limit={PAGE}"), |query, (name, value)| {
+            format!("{query}&{name}={}", encoded(value))
+        });
+    Ok(query)
 }
 
-impl Server {
-    fn offers(&self) -> impl Iterator<Item = &'static Offer> {
+impl Tools for Server {
+    const PROGRAM: &'static str = "esim-partner";
+
+    fn instructions(&self) -> String {
+        let ordering = if self.allow_orders { ORDERING } else { "" };
+        format!("{INSTRUCTIONS}{ordering}")
+    }
+
+    fn offers(&self) -> Vec<&'static Offer> {
         let ordering = if self.allow_orders {
             &ORDERING_TOOLS[..]
         } else {
             &[]
         };
-        LOOKING.iter().chain(ordering)
+        LOOKING.iter().chain(ordering).collect()
     }
 
-    async fn call(&self, name: &str, arguments: JsonObject) -> Told {
-        let Some(offer) = self.offers().find(|offer| offer.name == name) else {
+    async fn call(&self, name: &str, arguments: Arguments) -> Told {
+        let Some(offer) = self.offers().into_iter().find(|offer| offer.name == name) else {
             let is_ordering = ORDERING_TOOLS.iter().any(|offer| offer.name == name);
             let remedy = if is_ordering {
                 "ask the user to start `esim-partner mcp --allow-orders`, which lets you order"
@@ -333,10 +280,13 @@ impl Server {
                 let Nothing {} = read(arguments)?;
                 self.get("/account", "").await
             }
-            "options" => self.get("/options", &offer.query(&arguments)?).await,
-            "orders" => self.get("/orders", &offer.query(&arguments)?).await,
-            "events" => self.get("/webhook/events", &offer.query(&arguments)?).await,
-            "webhooks" => self.get("/webhooks", &offer.query(&arguments)?).await,
+            "options" => self.get("/options", &query(offer, &arguments)?).await,
+            "orders" => self.get("/orders", &query(offer, &arguments)?).await,
+            "events" => {
+                self.get("/webhook/events", &query(offer, &arguments)?)
+                    .await
+            }
+            "webhooks" => self.get("/webhooks", &query(offer, &arguments)?).await,
             "usage" => {
                 let OfTopup { topup_id } = read(arguments)?;
                 // The id becomes a part of a path.
@@ -356,7 +306,9 @@ impl Server {
             _ => self.confirm(read(arguments)?).await,
         }
     }
+}
 
+impl Server {
     async fn get(&self, path: &str, query: &str) -> Told {
         told(self.account.send("GET", path, query, None).await)
     }
@@ -431,11 +383,6 @@ impl Server {
     }
 }
 
-fn read<T: serde::de::DeserializeOwned>(arguments: JsonObject) -> Result<T, Fault> {
-    let read = serde_json::from_value(Value::Object(arguments));
-    read.map_err(|error| Fault::new(error.to_string(), ARGUMENTS))
-}
-
 /// What the agent is told of an answer.
 fn told(answer: anyhow::Result<Answer>) -> Told {
     let answer = answer.map_err(|error| Fault::new(format!("{error:#}"), UNREACHED))?;
@@ -468,43 +415,6 @@ fn remove_codes(json: &mut Value) {
     }
 }
 
-impl ServerHandler for Server {
-    fn get_info(&self) -> ServerConfig {
-        let tools = ServerCapabilities::builder().enable_tools().build();
-        let ordering = if self.allow_orders { ORDERING } else { "" };
-        ServerConfig::new(tools)
-            .with_server_info(Implementation::new(
-                "esim-partner",
-                env!("CARGO_PKG_VERSION"),
-            ))
-            .with_instructions(format!("{INSTRUCTIONS}{ordering}"))
-    }
-
-    async fn list_tools(
-        &self,
-        _: Option<PaginatedRequestParams>,
-        _: RequestContext<RoleServer>,
-    ) -> Result<ListToolsResult, ErrorData> {
-        let tools = self.offers().map(Offer::tool).collect();
-        Ok(ListToolsResult::with_all_items(tools))
-    }
-
-    async fn call_tool(
-        &self,
-        request: CallToolRequestParams,
-        _: RequestContext<RoleServer>,
-    ) -> Result<CallToolResponse, ErrorData> {
-        let arguments = request.arguments.unwrap_or_default();
-        let result = match self.call(&request.name, arguments).await {
-            Ok(json) => CallToolResult::structured(json),
-            Err(Fault { error, remedy }) => {
-                CallToolResult::structured_error(json!({ "error": error, "remedy": remedy }))
-            }
-        };
-        Ok(result.into())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -523,7 +433,7 @@ mod tests {
     #[test]
     fn a_query_has_only_what_the_tool_knows() {
         let options = &LOOKING[1];
-        let query = |arguments: Value| options.query(arguments.as_object().unwrap());
+        let query = |arguments: Value| query(options, arguments.as_object().unwrap());
         let good = query(json!({"country": "J P", "min_days": 7, "unlimited": null})).unwrap();
         assert_eq!(good, "limit=100&country=J%20P&min_days=7");
         assert!(query(json!({"limit": 1})).is_err());
@@ -532,18 +442,9 @@ mod tests {
     #[test]
     fn the_tools_are_described() {
         for offer in LOOKING.iter().chain(&ORDERING_TOOLS) {
-            let tool = offer.tool();
-            let properties = tool.input_schema["properties"].as_object().unwrap();
-            assert!(
-                offer
-                    .required
-                    .iter()
-                    .all(|name| properties.contains_key(*name)),
-                "{}",
-                offer.name
-            );
-            let reads_only = tool.annotations.and_then(|hints| hints.read_only_hint);
-            assert_eq!(reads_only, Some(offer.name != "confirm_order"));
+            let is_known = |name: &&str| offer.parameters.iter().any(|(known, ..)| known == name);
+            assert!(offer.required.iter().all(is_known), "{}", offer.name);
+            assert_eq!(offer.changes, offer.name == "confirm_order");
         }
     }
 }

@@ -27,6 +27,7 @@ mod commands;
 mod deliveries;
 mod doctor;
 mod frame;
+mod mcp;
 mod orders;
 mod partners;
 mod providers;
@@ -62,7 +63,7 @@ use crate::{
 use crate::{
     commands::{Command, dispatch},
     console::Console,
-    exit::status,
+    exit::{USAGE, status},
 };
 
 const EXAMPLES: &str = "Examples:
@@ -71,6 +72,7 @@ const EXAMPLES: &str = "Examples:
   sandbox catalogue | esimctl option apply -f -
   esimctl partner create --name 'Acme Travel' --environment sandbox
   esimctl order show acme-1001
+  esimctl --mcp                                    tools that only look, for an agent that starts it
 
 Exit status: 0 done, 1 failed (the reason is one line on standard error), 2 wrong arguments or settings, 3 `recover
 --ledger` or `provider reconcile` has found purchases that one side does not know or that contradict the database,
@@ -83,7 +85,7 @@ Exit status: 0 done, 1 failed (the reason is one line on standard error), 2 wron
 #[derive(Parser, Clone, Debug)]
 // The URL is optional for clap, because some commands need no database. The others fail with
 // `NoDatabase` if it is missing.
-#[command(name = "esimctl", version, after_help = EXAMPLES, mut_arg("database_url", |url| url.required(false)))]
+#[command(name = "esimctl", version, after_help = EXAMPLES, arg_required_else_help = true, mut_arg("database_url", |url| url.required(false)))]
 #[command(mut_subcommands(with_examples))]
 pub struct Config {
     /// Print the result as JSON instead of text
@@ -105,8 +107,16 @@ pub struct Config {
     /// `esimctl cell list --help` shows an example.
     #[arg(long, global = true, value_name = "FILE", env = "ESIM_CELLS", hide = !cell_file::is_named())]
     cells: Option<PathBuf>,
+    /// Let an agent look at the system by the Model Context Protocol, over standard input and output
+    ///
+    /// It offers the commands that only look (attention, status, find, show and list) as tools, and no
+    /// command with it. The database refuses every write of this session. Activation codes, keys and
+    /// secrets are never shown, and of URLs only the host. An agent starts it itself: its settings have
+    /// the command `esimctl` with the argument `--mcp`, and `DATABASE_URL` of a role that operators use.
+    #[arg(long, conflicts_with_all = ["json", "all_cells"])]
+    mcp: bool,
     #[command(subcommand)]
-    command: Command,
+    command: Option<Command>,
     #[command(flatten)]
     database: Option<DatabaseConfig>,
 }
@@ -125,6 +135,14 @@ fn with_examples(command: clap::Command) -> clap::Command {
     command.after_help(format!("Examples:{examples}"))
 }
 
+/// The command of a command line.
+fn command_of(line: &[String]) -> Result<Command, String> {
+    let config = Config::try_parse_from(line).map_err(|error| error.to_string())?;
+    config
+        .command
+        .ok_or_else(|| "there is no command".to_owned())
+}
+
 /// Runs one command. A failure is one line on standard error, so that scripts and log collectors
 /// get it whole.
 pub fn run(config: &Config) -> ExitCode {
@@ -135,11 +153,25 @@ pub fn run(config: &Config) -> ExitCode {
 async fn execute(config: &Config) -> u8 {
     let console = Console::new(config.json, config.database.clone());
     let console = console.with_cells(config.cells.clone());
+    let Some(command) = &config.command else {
+        if config.mcp {
+            return status(mcp::serve(console, command_of).await, "");
+        }
+        return status(
+            Err(anyhow::anyhow!("name a command; see esimctl --help")),
+            "",
+        )
+        .max(USAGE);
+    };
+    if config.mcp {
+        let error = anyhow::anyhow!("--mcp takes no command: an agent calls them as tools");
+        return status(Err(error), "").max(USAGE);
+    }
     if config.all_cells {
-        return all_cells::run(&config.command, &console).await;
+        return all_cells::run(command, &console).await;
     }
     // Their exit status says more than success or failure.
-    let ended = match &config.command {
+    let ended = match command {
         Command::Doctor(command) => doctor::run(command, &console).await,
         Command::Attention(command) => status::attention(command, &console).await,
         other => return status(dispatch(other, &console).await, ""),

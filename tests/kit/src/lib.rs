@@ -12,7 +12,7 @@
 //!   the same as bytes.
 //! - [`receiver`]: a partner's webhook endpoint that records what it gets.
 //! - [`mailbox`]: the operator's mail relay, which records the mails to partners.
-//! - [`esimctl`]: the operator's command line, run as a program.
+//! - [`esimctl`]: the operator's command line, run as a program; [`agent`]: what an agent sees of a program's tools.
 //! - [`settings`]: the settings of a stage on a database of its own.
 //! - [`process`], [`nats`], [`postgres`], [`database`]: the parts a stack consists of.
 //! - [`wait`], [`progress`], [`names`], [`table`], [`http`], [`ports`], [`rows`]: small helpers for
@@ -23,6 +23,7 @@
 //! `nats-server` in the search path), and, for a `PostgreSQL` of a test's own, `PG_BIN` (the folder
 //! of its programs).
 
+pub mod agent;
 mod cleanup;
 pub mod client;
 pub mod database;

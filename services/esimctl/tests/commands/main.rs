@@ -9,6 +9,7 @@ mod deliveries;
 mod doctor;
 mod erasure;
 mod ledger;
+mod mcp;
 mod operators;
 mod options;
 mod orders;

@@ -1,83 +1,12 @@
 //! `esim-partner mcp` as an agent uses it: the protocol over standard input and output, against the real service.
 
-use tokio::process::{ChildStdin, ChildStdout};
+use testkit::agent::Agent;
 
 use super::*;
 
-/// An agent with the server that it has started.
-struct Agent {
-    // The server ends with it.
-    _server: Child,
-    to: ChildStdin,
-    from: BufReader<ChildStdout>,
-    requests: u64,
-}
-
-impl Agent {
-    async fn start(tool: &Tool, arguments: &[&str]) -> Result<Self> {
-        let mut command = tool.command(&[&["mcp"], arguments].concat());
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut server = command.spawn()?;
-        let mut agent = Self {
-            to: server.stdin.take().context("stdin")?,
-            from: BufReader::new(server.stdout.take().context("stdout")?),
-            _server: server,
-            requests: 0,
-        };
-        let hello = json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}});
-        let answer = agent.ask("initialize", hello).await?;
-        ensure!(answer["serverInfo"]["name"] == "esim-partner", "{answer}");
-        ensure!(answer["capabilities"]["tools"].is_object(), "{answer}");
-        agent
-            .say(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"}))
-            .await?;
-        Ok(agent)
-    }
-
-    async fn say(&mut self, message: &Value) -> Result<()> {
-        self.to.write_all(format!("{message}\n").as_bytes()).await?;
-        Ok(self.to.flush().await?)
-    }
-
-    async fn ask(&mut self, method: &str, params: Value) -> Result<Value> {
-        self.requests += 1;
-        let id = self.requests;
-        self.say(&json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}))
-            .await?;
-        let mut line = String::new();
-        tokio::time::timeout(Duration::from_mins(1), self.from.read_line(&mut line)).await??;
-        let answer: Value = serde_json::from_str(&line).with_context(|| line.clone())?;
-        ensure!(answer["id"] == id && answer["error"].is_null(), "{answer}");
-        Ok(answer["result"].clone())
-    }
-
-    async fn tools(&mut self) -> Result<Vec<String>> {
-        let listed = self.ask("tools/list", json!({})).await?;
-        let tools = listed["tools"].as_array().context("tools")?.iter();
-        Ok(tools
-            .filter_map(|tool| Some(tool["name"].as_str()?.to_owned()))
-            .collect())
-    }
-
-    /// The structured result of a tool, and whether it is an error.
-    async fn call(&mut self, tool: &str, arguments: Value) -> Result<(Value, bool)> {
-        let params = json!({"name": tool, "arguments": arguments});
-        let result = self.ask("tools/call", params).await?;
-        let is_error = result["isError"] == true;
-        Ok((result["structuredContent"].clone(), is_error))
-    }
-
-    async fn told(&mut self, tool: &str, arguments: Value) -> Value {
-        let (result, is_error) = self.call(tool, arguments).await.unwrap();
-        assert!(!is_error, "{tool}: {result}");
-        result
-    }
-
-    async fn refused(&mut self, tool: &str, arguments: Value, remedy: &str) {
-        let (result, is_error) = self.call(tool, arguments).await.unwrap();
-        let said = result["remedy"].as_str().unwrap_or_default();
-        assert!(is_error && said.contains(remedy), "{tool}: {result}");
-    }
+async fn start(tool: &Tool, arguments: &[&str]) -> Result<Agent> {
+    let mut command = tool.command(&[&["mcp"], arguments].concat());
+    Agent::start(&mut command, "esim-partner").await
 }
 
 #[tokio::test]
@@ -88,7 +17,7 @@ async fn an_agent_without_leave_only_looks() {
     let tool = Tool::login(&stack.base_url, &partner).await.unwrap();
     let order = json!({"external_order_id": fresh("agent"), "option_id": ready});
     let of_order = json!({"external_order_id": order["external_order_id"]});
-    let mut looking = Agent::start(&tool, &[]).await.unwrap();
+    let mut looking = start(&tool, &[]).await.unwrap();
     let tools = looking.tools().await.unwrap();
     assert!(
         tools.iter().all(|name| !name.contains("_order")),
@@ -119,7 +48,7 @@ async fn an_agent_orders_in_two_steps_and_never_twice() {
     let tool = Tool::login(&stack.base_url, &partner).await.unwrap();
     let order = json!({"external_order_id": fresh("agent"), "option_id": ready});
     let of_order = json!({"external_order_id": order["external_order_id"]});
-    let mut agent = Agent::start(&tool, &["--allow-orders"]).await.unwrap();
+    let mut agent = start(&tool, &["--allow-orders"]).await.unwrap();
     agent
         .refused("confirm_order", order.clone(), "call preview_order")
         .await;
@@ -156,7 +85,7 @@ async fn an_agent_orders_in_two_steps_and_never_twice() {
     let bought_unit = ordered["products"][0]["topup_id"].clone();
     let again = agent.told("confirm_order", order.clone()).await;
     // Another process of the agent has to preview it again, and gets the same order.
-    let mut agent = Agent::start(&tool, &["--allow-orders"]).await.unwrap();
+    let mut agent = start(&tool, &["--allow-orders"]).await.unwrap();
     let preview = agent.told("preview_order", order.clone()).await;
     assert_eq!(
         preview["stored_order"]["external_order_id"],
