@@ -16,10 +16,7 @@ use std::{
 };
 
 use anyhow::{anyhow, bail};
-use tokio::{
-    signal::unix::{SignalKind, signal},
-    time::{Interval, MissedTickBehavior},
-};
+use tokio::time::{Interval, MissedTickBehavior};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::lock;
@@ -138,6 +135,48 @@ impl Ticks {
     }
 }
 
+/// What asks the process to stop.
+#[cfg(unix)]
+struct Signals {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+}
+
+#[cfg(unix)]
+impl Signals {
+    fn listen() -> std::io::Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    /// The name of the next signal.
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
+}
+
+/// No service is deployed on such a system; this lets the command line of partners be built there.
+#[cfg(windows)]
+struct Signals(tokio::signal::windows::CtrlC);
+
+#[cfg(windows)]
+impl Signals {
+    fn listen() -> std::io::Result<Self> {
+        tokio::signal::windows::ctrl_c().map(Self)
+    }
+
+    async fn next(&mut self) -> &'static str {
+        self.0.recv().await;
+        "Ctrl-C"
+    }
+}
+
 /// Runs `service` until it ends. SIGTERM and SIGINT begin the soft stop. If the service has not
 /// ended `timeout` later, or if a third signal arrives, the work in flight is dropped and a failure
 /// is returned.
@@ -146,8 +185,7 @@ pub(crate) async fn supervise(
     timeout: Duration,
     service: impl Future<Output = anyhow::Result<()>>,
 ) -> anyhow::Result<()> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut signals = Signals::listen()?;
     let whole = async {
         let result = service.await;
         shutdown.stop();
@@ -167,11 +205,8 @@ pub(crate) async fn supervise(
             () = &mut deadline => bail!(
                 "the stop took longer than SHUTDOWN_TIMEOUT ({timeout:?}), so the work in flight was dropped"
             ),
-            _ = terminate.recv() => tracing::info!(
-                "SIGTERM received: taking no new work, and finishing the work in flight"
-            ),
-            _ = interrupt.recv() => tracing::info!(
-                "SIGINT received: taking no new work, and finishing the work in flight"
+            name = signals.next() => tracing::info!(
+                "{name} received: taking no new work, and finishing the work in flight"
             ),
         }
         if shutdown.is_stopping() {

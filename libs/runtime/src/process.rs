@@ -99,10 +99,16 @@ struct Usage {
 }
 
 impl Usage {
+    #[cfg(unix)]
     fn read() -> Option<Self> {
         let ticks = u32::try_from(rustix::param::clock_ticks_per_second()).ok()?;
         let page = i64::try_from(rustix::param::page_size()).ok()?;
         Self::parse(&fs::read_to_string("/proc/self/stat").ok()?, ticks, page)
+    }
+
+    #[cfg(not(unix))]
+    fn read() -> Option<Self> {
+        None
     }
 
     /// Parses a line `pid (name) state …`, see `man 5 proc_pid_stat`. The name may contain any

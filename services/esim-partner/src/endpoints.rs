@@ -5,9 +5,8 @@
 //! users of the machine can see arguments, and logs may keep the output.
 
 use std::{
-    fs::{self, OpenOptions},
+    fs,
     io::Write,
-    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
 };
 
@@ -16,7 +15,10 @@ use clap::{Args, Subcommand};
 use runtime::{files, terminal::say};
 use serde_json::{Map, Value, json};
 
-use crate::account::{Account, Answer, encoded};
+use crate::{
+    account::{Account, Answer, encoded},
+    private,
+};
 
 const ADD_EXAMPLES: &str = "Examples:
   esim-partner endpoints add https://crm.example.com/esims --secret-file crm.secret
@@ -153,8 +155,7 @@ struct SecretFile<'a>(&'a Path, fs::File);
 
 impl<'a> SecretFile<'a> {
     fn create(path: &'a Path) -> anyhow::Result<Self> {
-        let mut options = OpenOptions::new();
-        let file = options.write(true).create_new(true).mode(0o600).open(path);
+        let file = private::new_file().open(path);
         let file = file.with_context(|| {
             format!(
                 "cannot create {}: the file of a secret must be new",

@@ -28,6 +28,7 @@ mod login;
 mod mcp;
 mod notices;
 mod order;
+mod private;
 mod profile;
 mod tail;
 mod webhooks;

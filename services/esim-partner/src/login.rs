@@ -12,11 +12,11 @@ use std::{
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use runtime::terminal::{self, print, printable, say};
-use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 use serde_json::Value;
 
 use crate::{
     account::{self, Account, AccountConfig},
+    private::Hidden,
     profile::{LARGEST, parse_from, read, write},
 };
 
@@ -119,25 +119,4 @@ fn line(hidden: Option<Hidden>) -> anyhow::Result<String> {
         bail!("the input ended before all questions were answered; nothing is stored");
     }
     Ok(text.trim().to_owned())
-}
-
-/// While this exists, the terminal does not show what is typed. Dropping it restores the terminal,
-/// also after an error.
-struct Hidden(Termios);
-
-impl Hidden {
-    fn begin() -> anyhow::Result<Self> {
-        let before = tcgetattr(io::stdin())?;
-        let mut silent = before.clone();
-        silent.local_modes.remove(LocalModes::ECHO);
-        // What was typed or pasted before the question stays, so that all answers can be pasted at once.
-        tcsetattr(io::stdin(), OptionalActions::Now, &silent)?;
-        Ok(Self(before))
-    }
-}
-
-impl Drop for Hidden {
-    fn drop(&mut self) {
-        let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.0);
-    }
 }

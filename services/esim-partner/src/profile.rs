@@ -8,9 +8,8 @@
 
 use std::{
     collections::BTreeMap,
-    fs::{self, DirBuilder},
+    fs,
     io::{Read, Write},
-    os::unix::fs::{DirBuilderExt, PermissionsExt},
     path::{Path, PathBuf},
 };
 
@@ -19,6 +18,8 @@ use reqwest::Url;
 use runtime::{files, terminal::say};
 use serde_json::{Map, Value};
 use signing::{SecretKey, webhook::Secret};
+
+use crate::private;
 
 /// The names of an account's settings. Other names in a file are ignored.
 pub(crate) const NAMES: [&str; 5] = [
@@ -66,7 +67,7 @@ pub(crate) fn read(file: &Path) -> anyhow::Result<BTreeMap<String, String>> {
     let shown = file.display();
     let failed = || format!("cannot read the keys file {shown}");
     let opened = fs::File::open(file).with_context(failed)?;
-    if exposed(opened.metadata().with_context(failed)?.permissions().mode()) {
+    if private::is_exposed(&opened.metadata().with_context(failed)?) {
         say(format_args!(
             "esim-partner: other users can use {shown}, which holds your keys; to prevent it: chmod 600 {shown}"
         ));
@@ -79,12 +80,6 @@ pub(crate) fn parse_from(
     name: &str,
 ) -> anyhow::Result<BTreeMap<String, String>> {
     parse(&files::read_from(source, name, LARGEST)?, name)
-}
-
-/// Whether others than the owner can use a file of this mode. Kubernetes mounts a secret with mode 0440: it belongs to root, and
-/// the pod's group reads it. Nobody in the pod could change that, so there is nothing to warn of.
-fn exposed(mode: u32) -> bool {
-    mode & 0o077 != 0 && mode & 0o777 != 0o440
 }
 
 /// Reads the settings of a text, and checks them. `file` is what errors call it.
@@ -124,11 +119,7 @@ fn parse(text: &str, file: &str) -> anyhow::Result<BTreeMap<String, String>> {
 pub(crate) fn write(file: &Path, settings: &BTreeMap<String, String>) -> anyhow::Result<()> {
     let folder = file.parent().context("the keys file has no folder")?;
     let failed = || format!("cannot write {}", file.display());
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(folder)
-        .with_context(failed)?;
+    private::make_folder(folder).with_context(failed)?;
     let mut new = tempfile::NamedTempFile::new_in(folder).with_context(failed)?;
     for (name, value) in settings {
         // A shell may read the file too, so a value must not hold a character that has a meaning
@@ -246,8 +237,10 @@ mod tests {
         }
     }
 
+    #[cfg(unix)]
     #[test]
     fn stored_keys_are_the_users_alone_and_replaced_in_one_step() {
+        use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("new/acme.env");
         for key in ["one", "two"] {
@@ -261,14 +254,6 @@ mod tests {
         let bad = BTreeMap::from([("ACCESS_KEY".to_owned(), "a\nBASE_URL=b".to_owned())]);
         assert!(write(&file, &bad).is_err());
         assert_eq!(read(&file).unwrap()["ACCESS_KEY"], "two");
-    }
-
-    #[test]
-    fn a_mounted_secret_is_not_exposed() {
-        let private = [0o100_600, 0o100_400, 0o100_440];
-        let open = [0o100_640, 0o100_644, 0o100_444];
-        assert_eq!(private.map(exposed), [false; 3]);
-        assert_eq!(open.map(exposed), [true; 3]);
     }
 
     #[test]
