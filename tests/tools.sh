@@ -109,6 +109,13 @@ contract_tools() {
   SCHEMATHESIS=$TOOLS/contract/bin/schemathesis
 }
 
+# `bucket_server` sets BUCKET_SERVER, a server that speaks S3 and checks signatures.
+bucket_server() {
+  local PYTHON
+  python_environment bucket "$ROOT/tests/bucket.txt"
+  BUCKET_SERVER=$TOOLS/bucket/bin/nanio
+}
+
 # `cargo_tool NAME VERSION` sets TOOL, the program cargo-NAME. Nothing packages it, so it is compiled once: some minutes.
 cargo_tool() {
   local name=cargo-$1 version=$2 root=$TOOLS/cargo-$1

@@ -1,6 +1,8 @@
 //! `esimctl archive`: finished orders go into files, are shown and restored from there, and nothing
 //! is lost or duplicated when a run is killed.
 
+mod bucket;
+
 use std::{fs, path::Path};
 
 use domain::PartnerId;

@@ -4,6 +4,7 @@
 //! dies. This module has the commands: `run` writes the files, `restore` puts orders back, and
 //! `list --verify` checks files without a database. The files themselves are in `folder` and `records`.
 
+mod bucket;
 mod folder;
 mod manifest;
 mod place;
@@ -11,14 +12,13 @@ mod records;
 mod restore;
 mod run;
 
-use std::path::PathBuf;
-
 use anyhow::bail;
 use clap::Subcommand;
 use serde::Serialize;
 use serde_json::json;
 use tools::archive::{self, Archive};
 
+use self::bucket::Place;
 pub use self::place::where_it_is;
 use crate::{
     console::Console,
@@ -30,6 +30,7 @@ const LIST_EXAMPLES: &str = "Examples:
   esimctl archive list --json
   esimctl archive list --verify /srv/archives
   esimctl archive list --verify /srv/archives/archive-7 --json
+  esimctl archive list --verify s3://acme-archives/esim
 
 An archive without a completion time is being written, or its run was interrupted; the next `esimctl archive run` with
 the same folder continues it.
@@ -49,9 +50,9 @@ pub enum Command {
     /// List all archives, or check the files of some against the sums and counts in their manifests
     #[command(after_help = LIST_EXAMPLES)]
     List {
-        /// Check the archive in this folder, or all archives in it
-        #[arg(long, value_name = "DIR")]
-        verify: Option<PathBuf>,
+        /// Check the archive in this folder or bucket, or all archives in it
+        #[arg(long, value_name = "DIR|BUCKET", value_parser = Place::parse)]
+        verify: Option<Place>,
     },
     /// Show an archive, or an archived order as `order show` would show it
     ///
@@ -71,7 +72,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
         Command::Run(asked) => run::run(asked, console).await,
         Command::List {
             verify: Some(folder),
-        } => verify(folder, console),
+        } => verify(folder, console).await,
         Command::List { verify: None } => {
             let archives = archive::list(&mut console.connect().await?).await?;
             console.print_list(&archives, "There are no archives.", row)
@@ -99,10 +100,15 @@ struct Verified {
     faults: Vec<String>,
 }
 
-fn verify(path: &std::path::Path, console: &Console) -> anyhow::Result<()> {
+async fn verify(place: &Place, console: &Console) -> anyhow::Result<()> {
+    let files = place.files(None).await?;
     let mut verified = Vec::new();
-    for folder in folder::folders(path)? {
-        let shown = folder.display().to_string();
+    for folder in folder::folders(&files.folder)? {
+        let name = folder.file_name().unwrap_or_default().to_string_lossy();
+        let shown = match place {
+            Place::Folder(_) => folder.display().to_string(),
+            Place::Bucket(url) => format!("{}/{name}", url.as_str().trim_end_matches('/')),
+        };
         verified.push(match folder::manifest(&folder) {
             Ok((manifest, _)) => Verified {
                 folder: shown,
@@ -118,8 +124,8 @@ fn verify(path: &std::path::Path, console: &Console) -> anyhow::Result<()> {
     }
     if verified.is_empty() {
         bail!(
-            "there is no archive in {}; name the folder that `esimctl archive run --to` has written to",
-            path.display()
+            "there is no archive in {place}; name the folder that `esimctl archive run --to` has written to, or the bucket of \
+             --copy-to"
         );
     }
     let bad = verified.iter().filter(|one| !one.faults.is_empty()).count();

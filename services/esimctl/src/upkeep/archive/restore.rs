@@ -18,6 +18,7 @@ use tools::archive::{self, Archive, NotRestored, Source};
 use uuid::Uuid;
 
 use super::{
+    bucket::{Files, Place},
     folder,
     manifest::Manifest,
     place::where_it_is,
@@ -35,8 +36,15 @@ pub const SHOW_EXAMPLES: &str = "Examples:
   esimctl archive show acme-1001                                          where an archived order is
   esimctl archive show acme-1001 --from /srv/archives                     the order itself, from the files
   esimctl archive show 8981000000000000001 --from /srv/archives/archive-7   by any id, in one archive
+  esimctl archive show acme-1001 --from s3://acme-archives/esim           from a bucket
 
-The command never shows activation codes.";
+The command never shows activation codes.
+
+A bucket is `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`. Its keys come from the environment, under the
+names that the tools of these clouds have: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, and AWS_ENDPOINT for another
+service that speaks S3 (with AWS_ALLOW_HTTP=true if it has no TLS), GOOGLE_SERVICE_ACCOUNT, AZURE_STORAGE_ACCOUNT_NAME and
+AZURE_STORAGE_ACCOUNT_KEY; or from the machine's own identity there. Files from a bucket are first copied into TMPDIR, which
+must have room for them.";
 
 pub const RESTORE_EXAMPLES: &str = "Examples:
   esimctl archive restore acme-1001 --from /srv/archives --dry-run
@@ -69,9 +77,9 @@ struct Named {
 pub struct Show {
     #[command(flatten)]
     named: Named,
-    /// The folder of the archive, or the folder that holds it
-    #[arg(long, value_name = "DIR")]
-    from: Option<PathBuf>,
+    /// The folder or bucket of the archive, or the one that holds it
+    #[arg(long, value_name = "DIR|BUCKET", value_parser = Place::parse)]
+    from: Option<Place>,
     /// Show it although the database has no record of these files
     #[arg(long, requires = "from")]
     unrecorded: bool,
@@ -81,9 +89,9 @@ pub struct Show {
 pub struct Restore {
     #[command(flatten)]
     named: Named,
-    /// The folder of the archive, or the folder that holds it
-    #[arg(long, value_name = "DIR")]
-    from: PathBuf,
+    /// The folder or bucket of the archive, or the one that holds it
+    #[arg(long, value_name = "DIR|BUCKET", value_parser = Place::parse)]
+    from: Place,
     /// Restore although the database has no record of these files
     ///
     /// The database does not know archives that are newer than the backup from which it was restored. Then nothing but you
@@ -109,7 +117,8 @@ pub async fn show(asked: &Show, console: &Console) -> anyhow::Result<()> {
         }
         return console.print(&json!({ "archived": found }), || where_it_is(&found));
     };
-    let located = locate(&mut connection, name, from, asked.unrecorded).await?;
+    let files = files(&mut connection, name, from, asked.unrecorded).await?;
+    let located = locate(&mut connection, name, &files.folder, asked.unrecorded).await?;
     let mut transaction = connection.begin().await?;
     for one in &located {
         let chunk = read(one)?;
@@ -144,6 +153,25 @@ fn unknown(name: &str) -> String {
         "there is no archive and no archived order {name:?}; see `esimctl archive list`, or search the files by any id with \
          --from DIR"
     )
+}
+
+/// The files in which an archive or an order is looked for. From a bucket only those of the archives
+/// that the database knows it to be in are fetched, and all if it knows of none.
+async fn files(
+    connection: &mut PgConnection,
+    name: &str,
+    from: &Place,
+    unrecorded: bool,
+) -> anyhow::Result<Files> {
+    let known = desk::archived::find(connection, name).await?;
+    let mut archives: Vec<i32> = known.iter().map(|one| one.archive).collect();
+    if let Ok(number) = name.parse::<i32>()
+        && archive::get(connection, number).await?.is_some()
+    {
+        archives.push(number);
+    }
+    let has_all = archives.is_empty() || unrecorded;
+    from.files((!has_all).then_some(&archives)).await
 }
 
 /// Orders in one archive.
@@ -287,13 +315,15 @@ pub async fn restore(asked: &Restore, console: &Console) -> anyhow::Result<()> {
     let name = &asked.named.name;
     let mut connection = console.connect().await?;
     let number: Option<i32> = name.parse().ok();
+    let files = files(&mut connection, name, &asked.from, asked.unrecorded).await?;
+    let from = &files.folder;
     let whole = match number {
         Some(number) => archive::get(&mut connection, number).await?,
         None => None,
     };
     let located = match (&whole, number) {
         (None, Some(number)) if asked.unrecorded => {
-            folder_of(&mut connection, number, asked).await?
+            folder_of(&mut connection, number, from, asked).await?
         }
         (Some(whole), _) => {
             ensure!(
@@ -303,12 +333,12 @@ pub async fn restore(asked: &Restore, console: &Console) -> anyhow::Result<()> {
                 whole.archive,
                 whole.folder
             );
-            let found = folder_of(&mut connection, whole.archive, asked).await?;
+            let found = folder_of(&mut connection, whole.archive, from, asked).await?;
             ensure!(
                 !found.is_empty(),
                 "archive {} is not in {}; its folder was {}",
                 whole.archive,
-                asked.from.display(),
+                asked.from,
                 whole.folder
             );
             found
@@ -320,7 +350,7 @@ pub async fn restore(asked: &Restore, console: &Console) -> anyhow::Result<()> {
     let located = if is_whole {
         located
     } else {
-        locate(&mut connection, name, &asked.from, asked.unrecorded).await?
+        locate(&mut connection, name, from, asked.unrecorded).await?
     };
     let ids = located.iter().flat_map(|one| &one.orders);
     let ids: Vec<String> = ids.map(Uuid::to_string).collect();
@@ -386,9 +416,10 @@ pub async fn restore(asked: &Restore, console: &Console) -> anyhow::Result<()> {
 async fn folder_of(
     connection: &mut PgConnection,
     number: i32,
+    from: &Path,
     asked: &Restore,
 ) -> anyhow::Result<Vec<Located>> {
-    for path in folder::folders(&asked.from)? {
+    for path in folder::folders(from)? {
         let Ok((manifest, manifest_sha256)) = folder::manifest(&path) else {
             continue;
         };

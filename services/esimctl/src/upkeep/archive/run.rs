@@ -22,9 +22,13 @@ use serde_json::json;
 use sqlx::Connection;
 use time::OffsetDateTime;
 use tools::archive::{self, Archive, Copied, GRACE};
+use url::Url;
 use uuid::Uuid;
 
-use super::folder::Writer;
+use super::{
+    bucket::{self, Bucket, name_of},
+    folder::{self, MANIFEST, Writer},
+};
 use crate::{
     confirm::Confirm,
     console::Console,
@@ -34,6 +38,7 @@ use crate::{
 pub const EXAMPLES: &str = "Examples:
   esimctl archive run --to /srv/archives --older-than 400d --dry-run
   esimctl archive run --to /srv/archives --older-than 400d --yes --reason 'yearly archive'
+  esimctl archive run --to /srv/archives --copy-to s3://acme-archives/esim --older-than 400d --yes --reason nightly
   esimctl retention set orders --days 400 --reason 'the term of our contracts'
   esimctl archive run --to /srv/archives --yes --reason nightly       with the stored term, for cron
 
@@ -45,7 +50,8 @@ Look-ups of an archived order say that it is archived, and its external id stays
 `esimctl retention list`, a year by default.
 
 Run it with the database's owner, as `esimctl migrate`, and only when every ingress has at least the version of this
-program. The folder must be on a disk that keeps what was synced. Copy complete archives to a second place.";
+program. The folder must be on a disk that keeps what was synced. Copy complete archives to a second place, which --copy-to
+does, for example to a bucket.";
 
 /// The age in days of the youngest orders that may be archived. A late purchase or a resend may
 /// still change younger ones.
@@ -64,6 +70,13 @@ pub struct Run {
     /// The folder in which the folder of the archive is made
     #[arg(long, value_name = "DIR")]
     to: PathBuf,
+    /// The bucket to which complete archives are copied, with their manifests last
+    ///
+    /// Archives of the folder that are missing there are copied, too, so a run whose copy failed is
+    /// made good by the next one. `s3://…`, `gs://…`, `az://…` or `file:///…`; the keys come from the
+    /// environment, as `archive show --help` says.
+    #[arg(long, value_name = "BUCKET", value_parser = bucket::url)]
+    copy_to: Option<Url>,
     /// Move orders that are older than this, at least a day
     ///
     /// It is a number of days, such as `400d`. Without this option the term of the class `orders` applies, which
@@ -121,6 +134,10 @@ pub async fn run(asked: &Run, console: &Console) -> anyhow::Result<()> {
     if asked.confirm.dry_run {
         return preview(&mut connection, ordered_before, console).await;
     }
+    let bucket = asked.copy_to.as_ref().map(Bucket::open).transpose()?;
+    if let Some(bucket) = &bucket {
+        bucket.reach().await?;
+    }
     ensure!(
         archive::lock(&mut connection).await?,
         "another `esimctl archive run` is at work on this database; wait until it ends"
@@ -158,7 +175,13 @@ pub async fn run(asked: &Run, console: &Console) -> anyhow::Result<()> {
     }
     let left = runner.left;
     let orders = runner.done;
-    let shown = json!({ "archives": archives, "orders": orders, "left": left, "dry_run": false });
+    let mut copied = 0;
+    if let Some(bucket) = &bucket {
+        copied = copy(bucket, &to).await?;
+    }
+    let shown = json!({
+        "archives": archives, "orders": orders, "left": left, "copied": copied, "dry_run": false,
+    });
     console.print(&shown, || {
         let names: Vec<&str> = archives.iter().map(|one| one.folder.as_str()).collect();
         let into = if names.is_empty() {
@@ -166,8 +189,29 @@ pub async fn run(asked: &Run, console: &Console) -> anyhow::Result<()> {
         } else {
             format!("{orders} orders were moved into {}", names.join(", "))
         };
-        format!("{into}; {left} old orders stay, because they are not finished.")
+        let copies = match &asked.copy_to {
+            Some(bucket) => format!(" {copied} archives were copied to {bucket}."),
+            None => String::new(),
+        };
+        format!("{into}; {left} old orders stay, because they are not finished.{copies}")
     })
+}
+
+/// Copies the complete archives of a folder that are not in the bucket, and returns how many.
+async fn copy(bucket: &Bucket, to: &Path) -> anyhow::Result<u64> {
+    let mut copied = 0;
+    for folder in folder::folders(to)? {
+        if folder.join(MANIFEST).exists() {
+            let pushed = bucket.push(&folder).await.with_context(|| {
+                format!(
+                    "the archives in {} are complete, but not all are copied; run the command again to copy the others",
+                    to.display()
+                )
+            })?;
+            copied += u64::from(pushed);
+        }
+    }
+    Ok(copied)
 }
 
 /// Says how many orders a run would move. It judges every order, so it reads as much as a run does.
@@ -436,5 +480,5 @@ impl Runner<'_> {
 }
 
 fn folder_of(to: &Path, archive: i32) -> PathBuf {
-    to.join(format!("archive-{archive}"))
+    to.join(name_of(archive))
 }
