@@ -113,6 +113,7 @@ impl Usage {
 
     /// Parses a line `pid (name) state …`, see `man 5 proc_pid_stat`. The name may contain any
     /// character, also `)`, so the fields are counted from the last `) `.
+    #[cfg(any(unix, test))]
     fn parse(stat: &str, ticks: u32, page: i64) -> Option<Self> {
         /// The number of the first field after the name.
         const STATE: usize = 3;

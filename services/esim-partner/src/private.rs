@@ -76,6 +76,11 @@ impl Drop for Hidden {
 pub(crate) struct Hidden;
 
 #[cfg(not(unix))]
+impl Drop for Hidden {
+    fn drop(&mut self) {}
+}
+
+#[cfg(not(unix))]
 impl Hidden {
     pub(crate) fn begin() -> anyhow::Result<Self> {
         anyhow::bail!(
