@@ -96,3 +96,87 @@ async fn commit(
 fn shown(breaker: &ProviderBreaker) -> Value {
     json!({ "state": breaker.state.as_str(), "reason": breaker.reason })
 }
+
+/// Why a provider is not asked anything now although somebody has asked it to be, and what ends that. `None`
+/// if it is asked within seconds. The question is stored in each case, so nobody has to ask again.
+pub fn not_asked(
+    name: &str,
+    breaker: Option<&ProviderBreaker>,
+    provisioner_runs: bool,
+) -> Option<String> {
+    let stands = "The question is kept, and is asked then.";
+    let Some(breaker) = breaker else {
+        return Some(format!(
+            "{name} is not asked, because no provisioner serves it. {stands}"
+        ));
+    };
+    let why = if breaker.state == BreakerState::Closed {
+        if provisioner_runs {
+            return None;
+        }
+        "no provisioner runs: start one"
+    } else if breaker.lost_commits() {
+        "the database has lost commits, so nothing goes there until somebody with a shell has run `esimctl recover` and \
+         closed its breaker"
+    } else if breaker.denied {
+        "it denies our account: set its key right"
+    } else if breaker.opened_by_operator() {
+        "an operator has stopped it: let it buy again on Providers, or wait for the end of that time"
+    } else {
+        "it fails, and is tested by one call at a time: wait until it works again"
+    };
+    Some(format!("{name} is not asked now, because {why}. {stands}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use time::{OffsetDateTime, macros::datetime};
+
+    use super::*;
+
+    const NOW: OffsetDateTime = datetime!(2026-11-27 12:00 UTC);
+
+    fn breaker(state: BreakerState, open_until: Option<OffsetDateTime>) -> ProviderBreaker {
+        ProviderBreaker {
+            name: "airalo".to_owned(),
+            state,
+            open_until,
+            reason: None,
+            openings: 0,
+            version: 1,
+            changed_at: NOW,
+            failing_since: None,
+            denied: false,
+            balance: None,
+            balance_at: None,
+        }
+    }
+
+    #[test]
+    fn whoever_asks_is_told_why_nobody_is_asked() {
+        let closed = breaker(BreakerState::Closed, None);
+        let denied = ProviderBreaker {
+            denied: true,
+            openings: 3,
+            ..breaker(BreakerState::HalfOpen, None)
+        };
+        let fails = ProviderBreaker {
+            openings: 3,
+            ..breaker(BreakerState::Open, Some(NOW))
+        };
+        let by_operator = breaker(BreakerState::Open, Some(NOW));
+        let lost = breaker(BreakerState::Open, Some(datetime!(9999-12-31 0:00 UTC)));
+        assert_eq!(not_asked("airalo", Some(&closed), true), None);
+        for (breaker, runs, says) in [
+            (None, true, "no provisioner serves it"),
+            (Some(&closed), false, "no provisioner runs"),
+            (Some(&denied), true, "set its key right"),
+            (Some(&by_operator), true, "an operator has stopped it"),
+            (Some(&lost), true, "`esimctl recover`"),
+            (Some(&fails), true, "it fails, and is tested"),
+        ] {
+            let told = not_asked("airalo", breaker, runs).unwrap_or_default();
+            assert!(told.contains(says), "{says}: {told}");
+        }
+    }
+}

@@ -29,6 +29,7 @@ use crate::{
     access::{Act, Operator, Role, Session, Support, Viewer, Visit},
     format::{counted, number, took},
     pages::{
+        settle,
         steps::step,
         track::{self, Mark, held},
     },
@@ -358,16 +359,9 @@ pub(crate) async fn resolve(
 ) -> Result<Response, Problem> {
     let id: PlacementId = given.id("a placement")?;
     let reason = act.fields.reason()?;
-    let (resolution, command) = match act.fields.get("found") {
-        Some("bought") => (Resolution::Bought, domain::Command::PlacementBought),
-        Some("not-bought") => (Resolution::NotBought, domain::Command::PlacementNotBought),
-        Some("retry") => (Resolution::Retry, domain::Command::PlacementRetry),
-        _ => {
-            return Err(Problem::Invalid(
-                "say what you found at the provider".into(),
-            ));
-        }
-    };
+    let found = act.fields.get("found").and_then(settle::decided);
+    let (resolution, command) =
+        found.ok_or_else(|| Problem::Invalid("say what you found at the provider".into()))?;
     // The list always names one. It counts only if the purchase was found.
     let provider = act.fields.get("provider");
     let bought_at = provider.filter(|_| resolution == Resolution::Bought);

@@ -10,6 +10,8 @@ use std::collections::{BTreeMap, HashMap};
 use askama::Template;
 use axum::{extract::State, response::Response};
 use desk::operator::{
+    breakers,
+    health::stages::{Life, Stage},
     placements::{self, Decision, Listed, NotResolved},
     words::noun,
 };
@@ -21,7 +23,7 @@ use uuid::Uuid;
 
 use crate::{
     App,
-    access::{Act, Fields, Operator, Visit},
+    access::{Act, Fields, Operator, Session, Visit},
     format::{counted, number, relative, utc},
     problem::Problem,
     said,
@@ -48,6 +50,8 @@ struct Page {
     known: Option<String>,
     /// Whether answers are awaited, so that the page refreshes itself.
     live: bool,
+    /// Why the provider is not asked now, if it is not.
+    not_asked: Option<String>,
     /// Whether a list was compared.
     compared: bool,
     /// Whether something can be settled now.
@@ -186,9 +190,30 @@ fn row(one: &Listed, list: Option<&str>, answer: Option<&Answer>, times: &Times)
     }
 }
 
-fn shown(
+/// Why a question to this provider would not be answered now, by the look that all pages share.
+async fn not_asked(app: &App, provider: &str) -> Result<Option<String>, Problem> {
+    let (look, _) = app.figures().look(app.database()).await?;
+    let report = &look.report;
+    let breaker = report.breakers.iter().find(|one| one.name == provider);
+    let is_dead = |one: &Life| one.stage == Stage::Provisioner && one.is_dead();
+    let runs = !report.stages.iter().any(is_dead);
+    Ok(breakers::not_asked(provider, breaker, runs))
+}
+
+/// What somebody says became of a purchase on hold, and how that is recorded. The forms of one purchase and
+/// of many send the same words.
+pub(crate) fn decided(found: &str) -> Option<(Resolution, Command)> {
+    match found {
+        "bought" => Some((Resolution::Bought, Command::PlacementBought)),
+        "not-bought" => Some((Resolution::NotBought, Command::PlacementNotBought)),
+        "retry" => Some((Resolution::Retry, Command::PlacementRetry)),
+        _ => None,
+    }
+}
+
+async fn shown(
     app: &App,
-    (session, token): (&crate::access::Session, String),
+    session: &Session,
     (provider, cause, found): (String, String, Vec<Listed>),
     (answers, list): (&HashMap<Uuid, Answer>, Option<&str>),
     asked: Option<usize>,
@@ -229,7 +254,8 @@ fn shown(
     );
     page(&Page {
         shell: Shell::new(app, session, "/needs", title),
-        token,
+        token: session.form_token(),
+        not_asked: not_asked(app, &provider).await?,
         from: at(found.iter().map(|one| one.created_at).min()),
         until: at(found
             .iter()
@@ -257,18 +283,11 @@ pub(crate) async fn show(
         .database()
         .run(async |connection| asked::answers(connection, &ids).await)
         .await?;
-    let token = visit.session.form_token();
     let asked = visit
         .query
         .get("asked")
         .and_then(|asked| asked.parse().ok());
-    shown(
-        &app,
-        (&visit.session, token),
-        found,
-        (&answers, None),
-        asked,
-    )
+    shown(&app, &visit.session, found, (&answers, None), asked).await
 }
 
 /// Asks the provider which of the purchases it has, and leads back to the page, which shows the answers.
@@ -289,7 +308,9 @@ pub(crate) async fn ask(State(app): State<App>, act: Act<Operator>) -> Result<Re
             "None of these purchases can be looked up now. See the pages of their orders.",
         )
     })?;
-    let text = format!("{provider} is asked now. What it has goes on by itself.");
+    let text = not_asked(&app, &provider).await?.unwrap_or_else(|| {
+        format!("{provider} is asked now. What it has is taken as bought and goes on by itself.")
+    });
     Ok(said::after(&app, &format!("{path}&asked={asked}"), &text))
 }
 
@@ -303,15 +324,8 @@ pub(crate) async fn compare(
         return Err(Problem::Invalid("Paste the list of the provider.".into()));
     }
     let found = on_hold(&app, &act.fields).await?;
-    let token = act.session.form_token();
     let answers = HashMap::new();
-    shown(
-        &app,
-        (&act.session, token),
-        found,
-        (&answers, Some(&list)),
-        None,
-    )
+    shown(&app, &act.session, found, (&answers, Some(&list)), None).await
 }
 
 /// Settles those of the purchases of which the form says what became of them.
@@ -325,16 +339,15 @@ pub(crate) async fn settle(
     let mut left = Vec::new();
     for one in &found {
         let id = one.placement_id.to_string();
-        let (words, resolution, command) = match act.fields.get(&id) {
-            None => continue,
-            Some("bought") => ("bought", Resolution::Bought, Command::PlacementBought),
-            Some("not-bought") => (
-                "given up",
-                Resolution::NotBought,
-                Command::PlacementNotBought,
-            ),
-            Some("retry") => ("bought again", Resolution::Retry, Command::PlacementRetry),
-            Some(_) => return Err(Problem::Invalid("say what became of each purchase".into())),
+        let Some(found) = act.fields.get(&id) else {
+            continue;
+        };
+        let (resolution, command) = decided(found)
+            .ok_or_else(|| Problem::Invalid("say what became of each purchase".into()))?;
+        let words = match resolution {
+            Resolution::Bought => "bought",
+            Resolution::NotBought => "given up",
+            Resolution::Retry => "bought again",
         };
         let target = format!("placement {id}");
         let mode = Mode::Apply(act.action(command, &target, reason));

@@ -151,6 +151,13 @@ async fn the_provider_is_asked_for_purchases_on_hold_and_only_what_is_certainly_
     let path = path(&mut browser).await;
     let page = text(&mut browser, &path).await;
     assert_eq!(page.matches(">not asked yet<").count(), 2, "{page}");
+    // Before anybody asks, the page says what comes of it, and that nobody asks now and why.
+    for part in [
+        "one that sandbox has is taken as bought",
+        "sandbox is not asked now, because no provisioner runs: start one.",
+    ] {
+        assert!(page.contains(part), "no {part:?} in {page}");
+    }
     let cause = value(&page, "cause");
     let token = browser.token.clone();
     let form = [
@@ -164,6 +171,7 @@ async fn the_provider_is_asked_for_purchases_on_hold_and_only_what_is_certainly_
     let to = answer.headers()["location"].to_str().unwrap().to_owned();
     assert_eq!(to, format!("{path}&asked=2"));
     let page = text(&mut browser, &to).await;
+    assert!(!page.contains("sandbox is asked now"), "{page}");
     assert_eq!(page.matches(">being asked<").count(), 2, "{page}");
     assert!(page.contains("hx-trigger=\"every 5s\""), "{page}");
     assert!(!page.contains("<select"), "{page}");
