@@ -171,33 +171,107 @@ pub async fn create(
     Ok(transaction.commit().await?)
 }
 
-/// A partner by id, access key or the access key before the last rotation; `None`: all partners.
-/// The oldest comes first.
-async fn find(
-    connection: &mut PgConnection,
-    id_or_access_key: Option<&str>,
-) -> Result<Vec<Partner>> {
-    let partners = sqlx::query_as!(
-        Partner,
-        r#"SELECT p.partner_id, name, environment, access_key, erased_at IS NULL AS "has_secret_key!",
-                  CASE WHEN old_keys_until > now() THEN old_access_key END AS old_access_key,
-                  CASE WHEN old_keys_until > now() THEN old_keys_until END AS old_keys_until, e.url AS webhook_url,
-                  array_remove(e.events, 'topup.ready') AS "webhook_events!",
-                  CASE WHEN e.secret_ends[2] > now() THEN e.secret_ends[2] END AS old_webhook_secret_until,
-                  max_in_flight, requests_per_second, orders_per_second, units_per_second, signed_body_required,
-                  moved_to, disabled_at, p.created_at
-           FROM partners p
-           JOIN partner_endpoints e ON e.endpoint_id = p.partner_id
-           WHERE $1::text IS NULL OR p.partner_id::text = lower($1) OR access_key = $1 OR old_access_key = $1
-           ORDER BY p.created_at, p.partner_id"#,
-        id_or_access_key,
-    );
-    Ok(partners.fetch_all(connection).await?)
+/// A query for [`Partner`]s that match a condition on the row `p`.
+macro_rules! partners {
+    ($condition:literal $(, $argument:expr)* $(,)?) => {
+        sqlx::query_as!(
+            Partner,
+            r#"SELECT p.partner_id, name, environment, access_key, erased_at IS NULL AS "has_secret_key!",
+                      CASE WHEN old_keys_until > now() THEN old_access_key END AS old_access_key,
+                      CASE WHEN old_keys_until > now() THEN old_keys_until END AS old_keys_until, e.url AS webhook_url,
+                      array_remove(e.events, 'topup.ready') AS "webhook_events!",
+                      CASE WHEN e.secret_ends[2] > now() THEN e.secret_ends[2] END AS old_webhook_secret_until,
+                      max_in_flight, requests_per_second, orders_per_second, units_per_second, signed_body_required,
+                      moved_to, disabled_at, p.created_at
+               FROM partners p
+               JOIN partner_endpoints e ON e.endpoint_id = p.partner_id
+               WHERE "# + $condition
+            $(, $argument)*
+        )
+    };
 }
 
 /// All partners, oldest first.
 pub async fn list(connection: &mut PgConnection) -> Result<Vec<Partner>> {
-    find(connection, None).await
+    let all = partners!("true ORDER BY p.created_at, p.partner_id");
+    Ok(all.fetch_all(connection).await?)
+}
+
+/// Which partners a page of the list has.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Wanted<'a> {
+    /// A part of the name in any case, the whole id, or the whole access key. Empty: any.
+    pub named: &'a str,
+    pub environment: Option<Environment>,
+    pub only_disabled: bool,
+    /// Only these.
+    pub among: Option<&'a [Uuid]>,
+}
+
+/// A page of the partners by name, behind `offset`, and how many there are. Those in `first` come before
+/// all others.
+pub async fn page(
+    connection: &mut PgConnection,
+    wanted: &Wanted<'_>,
+    first: &[Uuid],
+    (offset, limit): (i64, i64),
+) -> Result<(Vec<Partner>, i64)> {
+    let matching = sqlx::query!(
+        r#"SELECT partner_id, count(*) OVER () AS "total!" FROM partners
+           WHERE ($1 = '' OR strpos(lower(name), lower($1)) > 0 OR strpos(name, $1) > 0 OR partner_id::text = lower($1)
+                  OR access_key = $1)
+             AND ($2::text IS NULL OR environment = $2)
+             AND (NOT $3::boolean OR disabled_at IS NOT NULL)
+             AND ($4::uuid[] IS NULL OR partner_id = ANY ($4))
+           ORDER BY partner_id = ANY ($5) DESC, lower(name), partner_id
+           OFFSET $6 LIMIT $7"#,
+        wanted.named,
+        wanted.environment.map(Environment::as_str),
+        wanted.only_disabled,
+        wanted.among,
+        first,
+        offset,
+        limit,
+    );
+    let matching = matching.fetch_all(&mut *connection).await?;
+    let total = matching.first().map_or(0, |row| row.total);
+    let ids: Vec<Uuid> = matching.into_iter().map(|row| row.partner_id).collect();
+    let found = partners!(
+        "p.partner_id = ANY ($1) ORDER BY array_position($1, p.partner_id)",
+        &ids,
+    );
+    Ok((found.fetch_all(connection).await?, total))
+}
+
+/// The partners whose name a text is, or of whose names it is a part, in any case.
+#[derive(Clone, Debug, Default)]
+pub struct Namesakes {
+    /// Some of them by name, those whose whole name it is first.
+    pub some: Vec<(PartnerId, String)>,
+    /// How many have it as their whole name, and how many as a part.
+    pub whole: i64,
+    pub part: i64,
+}
+
+/// Finds [`Namesakes`]. Partners are few, so their names have no index.
+pub async fn named(connection: &mut PgConnection, text: &str, most: i64) -> Result<Namesakes> {
+    let query = sqlx::query!(
+        r#"SELECT partner_id, name, count(*) FILTER (WHERE lower(name) = lower($1)) OVER () AS "whole!",
+                  count(*) OVER () AS "part!"
+           FROM partners WHERE strpos(lower(name), lower($1)) > 0 OR strpos(name, $1) > 0
+           ORDER BY lower(name) = lower($1) DESC, name, partner_id LIMIT $2"#,
+        text,
+        most,
+    );
+    let rows = query.fetch_all(connection).await?;
+    Ok(Namesakes {
+        whole: rows.first().map_or(0, |row| row.whole),
+        part: rows.first().map_or(0, |row| row.part),
+        some: rows
+            .into_iter()
+            .map(|row| (row.partner_id.into(), row.name))
+            .collect(),
+    })
 }
 
 /// The names of these partners. An id that is not among the partners has none.
@@ -221,10 +295,14 @@ pub async fn show(
     connection: &mut PgConnection,
     id_or_access_key: &str,
 ) -> Result<Option<Partner>> {
-    Ok(find(connection, Some(id_or_access_key))
-        .await?
-        .into_iter()
-        .next())
+    // The id is compared as one, so that each of the three is found by its index.
+    let id: Option<Uuid> = id_or_access_key.parse().ok();
+    let found = partners!(
+        "p.partner_id = $1 OR access_key = $2 OR old_access_key = $2 ORDER BY p.created_at, p.partner_id LIMIT 1",
+        id,
+        id_or_access_key,
+    );
+    Ok(found.fetch_optional(connection).await?)
 }
 
 /// Keeps other changes of a partner out until the end of the transaction. Returns whether it exists and

@@ -16,6 +16,7 @@ pub mod entered;
 pub mod erase;
 pub mod give_backs;
 pub mod health;
+pub mod looking;
 pub mod options;
 pub mod order_list;
 pub mod orders;

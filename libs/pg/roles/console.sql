@@ -9,7 +9,7 @@ GRANT SELECT (partner_id, name, environment, access_key, old_access_key, old_key
               max_in_flight, requests_per_second, orders_per_second, units_per_second, signed_body_required, has_further_endpoints, moved_to, erased_at,
               created_at, version)
     ON partners TO esim_console;
-GRANT SELECT (endpoint_id, partner_id, nth, lane, purpose, url, host, secret_ends, events, created_at, verified_at, failures,
+GRANT SELECT (endpoint_id, partner_id, nth, lane, purpose, url, host, secret_ends, events, created_at, verified_at, code_until, failures,
               blocks, blocked_until, probe, paused_by_partner, moving_since, failing_since, told, told_at, exhausted_told_at,
               unproven_since),
       UPDATE (failures, blocks, blocked_until, probe, paused_by_partner)

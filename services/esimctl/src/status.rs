@@ -15,7 +15,7 @@ use desk::operator::health::{
 use domain::standing::EndpointState;
 use serde_json::{Value, json};
 use store::{
-    deliveries::endpoints::Endpoint,
+    deliveries::endpoints::{self, Endpoint},
     figures::{Count, Counts, Figures, Measure, Span},
 };
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
@@ -198,7 +198,9 @@ pub async fn run(asked: &Command, console: &Console) -> anyhow::Result<()> {
     let now = Figures::read(&mut connection, Span::Minute, NOW, true).await?;
     let subjects = now.by_subject();
     let times = over_time.by_time();
-    let queues = shown(&report.waiting, earlier.as_ref(), &report.endpoints);
+    // The figures are of endpoints that are well, too.
+    let endpoints = endpoints::list(&mut connection, None).await?;
+    let queues = shown(&report.waiting, earlier.as_ref(), &endpoints);
     let mut json = findings_json(&report);
     json["stages"] = json!(report.stages);
     json["queues"] = queues.iter().map(as_json).collect();
@@ -213,7 +215,7 @@ pub async fn run(asked: &Command, console: &Console) -> anyhow::Result<()> {
         let now = list(
             &subjects,
             "Nothing has happened in the last ten minutes.",
-            |one| subject_row(one, &report.endpoints),
+            |one| subject_row(one, &endpoints),
         );
         let times = list(&times, "Nothing has figures yet.", time_row);
         let findings = findings(&report, width());

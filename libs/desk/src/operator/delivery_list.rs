@@ -22,11 +22,7 @@ use store::deliveries::{
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use uuid::Uuid;
 
-/// The number of rows of one look.
-const LOOK: usize = 1_000;
-const LOOK_ROWS: i64 = 1_000;
-/// The maximum number of looks of one list.
-const LOOKS: usize = 20;
+use super::looking::{Looking, Patience};
 
 /// Which deliveries of those that match a [`Filter`] are listed; `None` matches all.
 #[derive(Clone, Copy, Debug, Default)]
@@ -77,6 +73,10 @@ pub struct Page {
     pub deliveries: Vec<View>,
     /// The place behind which the list goes on; `None` at its end.
     pub next_cursor: Option<Cursor>,
+    /// The time of the last row that was looked at, if the list ended there although fewer webhooks fit than
+    /// were asked for and there are more.
+    #[serde(skip)]
+    pub reached: Option<OffsetDateTime>,
 }
 
 /// Lists at most `limit` deliveries that match, beginning behind `after`.
@@ -86,6 +86,7 @@ pub async fn list(
     of: &Of<'_>,
     after: Option<Cursor>,
     limit: usize,
+    patience: Patience,
 ) -> Result<Page> {
     let matching = Matching {
         state: filter.state,
@@ -96,9 +97,10 @@ pub async fn list(
     let mut last = after.map(|cursor| cursor.0);
     let mut found: Vec<Uuid> = Vec::new();
     let mut has_more = true;
-    for _ in 0..LOOKS {
-        let rows = look(connection, filter, &matching, last).await?;
-        let ended = rows.len() < LOOK;
+    let mut looking = Looking::new(patience, limit);
+    while let Some(size) = looking.next() {
+        let rows = look(connection, filter, &matching, last, size).await?;
+        let ended = rows.len() < size;
         let ids = rows.iter().filter(|seen| matching.matches(seen));
         let ids: Vec<Uuid> = ids.map(|seen| seen.id).collect();
         let chosen = among(connection, &ids, of).await?;
@@ -121,8 +123,28 @@ pub async fn list(
     }
     Ok(Page {
         deliveries: view::read(connection, &found).await?,
+        reached: last
+            .filter(|_| has_more && found.len() < limit)
+            .map(|last| last.at),
         next_cursor: last.filter(|_| has_more).map(Cursor),
     })
+}
+
+/// The most rows that are counted for a tab. The statement names it, too, because the planner takes an
+/// unknown limit for a tenth of the rows.
+const COUNTED: i64 = 100;
+
+/// How many webhooks of ready topups of all partners are exhausted or wait for a URL, and whether that is
+/// all of them. A hundred rows are read at most.
+pub async fn held_up(connection: &mut PgConnection, state: DeliveryState) -> Result<(i64, bool)> {
+    let query = sqlx::query!(
+        r#"SELECT count(*) AS "read!", count(*) FILTER (WHERE d.kind = 'topup.ready') AS "topups!"
+           FROM (SELECT id FROM held WHERE state = $1 AND provider = '' ORDER BY at DESC LIMIT 100) h
+           LEFT JOIN deliveries d ON d.delivery_id = h.id"#,
+        <&str>::from(state),
+    );
+    let row = query.fetch_one(connection).await?;
+    Ok((row.topups, row.read < COUNTED))
 }
 
 /// The next rows of the source that fits the filter.
@@ -131,18 +153,19 @@ async fn look(
     filter: &Filter,
     matching: &Matching,
     last: Option<Position>,
+    size: usize,
 ) -> Result<Vec<Seen>> {
     match (filter.partner_id, filter.state) {
         (Some(partner_id), state) => {
             of_partner(partner_id, state, matching, last)
-                .page(connection, LOOK)
+                .page(connection, size)
                 .await
         }
         (None, Some(state @ (DeliveryState::Exhausted | DeliveryState::NoEndpoint))) => {
-            held(connection, state, matching, last).await
+            held(connection, state, matching, last, size).await
         }
         (None, Some(DeliveryState::Pending | DeliveryState::Delivered) | None) => {
-            all(connection, matching, last).await
+            all(connection, matching, last, size).await
         }
     }
 }
@@ -168,6 +191,7 @@ async fn held(
     state: DeliveryState,
     matching: &Matching,
     last: Option<Position>,
+    size: usize,
 ) -> Result<Vec<Seen>> {
     // It began to wait when its last attempt was recorded, so not before that attempt.
     let since = matching.since.unwrap_or(OffsetDateTime::UNIX_EPOCH);
@@ -183,7 +207,7 @@ async fn held(
         <&str>::from(state),
         last.map(|last| last.at),
         last.map_or(Uuid::nil(), |last| last.id),
-        LOOK_ROWS,
+        i64::try_from(size).unwrap_or(i64::MAX),
         since,
     );
     Ok(rows.fetch_all(connection).await?)
@@ -194,6 +218,7 @@ async fn all(
     connection: &mut PgConnection,
     matching: &Matching,
     last: Option<Position>,
+    size: usize,
 ) -> Result<Vec<Seen>> {
     let rows = sqlx::query_as!(
         Seen,
@@ -207,7 +232,7 @@ async fn all(
         matching.reach(),
         last.map(|last| last.at).or(matching.until),
         last.map_or(Uuid::nil(), |last| last.id),
-        LOOK_ROWS,
+        i64::try_from(size).unwrap_or(i64::MAX),
     );
     Ok(rows.fetch_all(connection).await?)
 }

@@ -1,11 +1,14 @@
 //! What a partner did in the last day: its orders by the hour, how soon its eSIMs were ready, and what
 //! was refused. Nothing counts that beforehand, so a bounded number of its newest rows is read.
 
+use std::collections::HashMap;
+
 use accounts::refused;
 use domain::PartnerId;
 use pg::{Result, count};
 use sqlx::PgConnection;
 use time::{Duration, OffsetDateTime};
+use uuid::Uuid;
 
 use crate::self_service::first_id;
 
@@ -84,4 +87,45 @@ pub async fn read(
         most: times.most,
         refused: refused::since(connection, partner_id, since).await?,
     })
+}
+
+/// The newest webhooks of a partner that are looked at for the last answers of its endpoints.
+const ANSWERS: i64 = 500;
+
+/// When an endpoint took a webhook last, and when it did not.
+#[derive(Clone, Debug, Default)]
+pub struct LastAnswers {
+    pub taken_at: Option<OffsetDateTime>,
+    pub failed_at: Option<OffsetDateTime>,
+    /// What the last failure was.
+    pub failure: Option<String>,
+}
+
+/// The last answers of each endpoint of a partner, among its newest webhooks, by endpoint. A webhook whose
+/// try failed and whose next one was taken counts as taken only.
+pub async fn last_answers(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+) -> Result<HashMap<Uuid, LastAnswers>> {
+    let query = sqlx::query!(
+        r#"SELECT coalesce(endpoint_id, partner_id) AS "endpoint_id!", max(delivered_at) AS taken_at,
+                  max(attempted_at) FILTER (WHERE state <> 'delivered') AS failed_at,
+                  (array_agg(error ORDER BY attempted_at DESC)
+                       FILTER (WHERE state <> 'delivered' AND attempted_at IS NOT NULL))[1] AS failure
+           FROM (SELECT endpoint_id, partner_id, state, delivered_at, attempted_at, error FROM deliveries
+                 WHERE partner_id = $1 ORDER BY created_at DESC LIMIT $2) newest
+           GROUP BY 1"#,
+        partner_id.uuid(),
+        ANSWERS,
+    );
+    let rows = query.fetch_all(connection).await?.into_iter();
+    let found = rows.map(|row| {
+        let answers = LastAnswers {
+            taken_at: row.taken_at,
+            failed_at: row.failed_at,
+            failure: row.failure,
+        };
+        (row.endpoint_id, answers)
+    });
+    Ok(found.collect())
 }

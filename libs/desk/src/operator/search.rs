@@ -10,7 +10,7 @@
 //! name, in upper or lower case.
 
 use accounts::refused::{self, Refused};
-use domain::Iccid;
+use domain::{Iccid, PartnerId};
 use pg::{Error, Result};
 use serde::Serialize;
 use sqlx::PgConnection;
@@ -286,4 +286,37 @@ fn without_separators(id: &str) -> String {
     id.chars()
         .filter(|character| !character.is_whitespace() && !dash(*character))
         .collect()
+}
+
+/// A partner, or one of its endpoints, that has a text as a part of its name or of its host.
+#[derive(Clone, Debug)]
+pub struct Near {
+    pub partner_id: PartnerId,
+    pub name: String,
+    /// The host that has it; `None` if the name does.
+    pub host: Option<String>,
+}
+
+/// The partners and the endpoints that come near a text, those of each kind first that begin with it.
+/// Both are few, so they have no index for it.
+pub async fn near(connection: &mut PgConnection, text: &str, most: i64) -> Result<Vec<Near>> {
+    let rows = sqlx::query!(
+        r#"(SELECT partner_id AS "partner_id!", name AS "name!", NULL AS host
+            FROM partners WHERE strpos(lower(name), lower($1)) > 0
+            ORDER BY strpos(lower(name), lower($1)), name, partner_id LIMIT $2)
+           UNION ALL
+           (SELECT e.partner_id, p.name, e.host
+            FROM partner_endpoints e JOIN partners p ON p.partner_id = e.partner_id
+            WHERE strpos(e.host, lower($1)) > 0
+            ORDER BY strpos(e.host, lower($1)), e.host, e.endpoint_id LIMIT $2)"#,
+        text,
+        most,
+    );
+    let rows = rows.fetch_all(connection).await?.into_iter();
+    let found = rows.map(|row| Near {
+        partner_id: row.partner_id.into(),
+        name: row.name,
+        host: row.host,
+    });
+    Ok(found.collect())
 }

@@ -30,7 +30,7 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-pub use self::list::{Endpoint, list};
+pub use self::list::{Endpoint, list, noted};
 pub(super) use self::proof::prove;
 use super::notices::{Change, Notice};
 

@@ -327,3 +327,37 @@ async fn what_a_partner_changes_is_recorded_with_before_and_after() {
     assert_eq!(before["host"], "other.example");
     assert!(after.is_null(), "{after}");
 }
+
+/// The look at all endpoints counts in one pass. It must say what the look at one partner says, and may
+/// leave out only endpoints of which nothing is to be known.
+#[tokio::test]
+async fn all_endpoints_with_something_to_know_are_noted_with_the_numbers_of_each_partner() {
+    let bench = Bench::new().await;
+    let partner = async |host: &str| bench.partner(Some(&format!("https://{host}/hook"))).await;
+    let well = partner("well.example").await;
+    let waits = partner("waits.example").await;
+    let fails = partner("fails.example").await;
+    let gave_up = partner("gave-up.example").await;
+    bench.deliveries(waits, 3, false).await;
+    let due = bench.deliveries(fails, 1, false).await;
+    bench.record(&[failed(fails, &due[0], 1)]).await;
+    let hold = "INSERT INTO held (id, state, provider, partner_id) VALUES (gen_random_uuid(), 'exhausted', '', $1::uuid)";
+    for _ in 0..2 {
+        bench.set(hold, gave_up).await;
+    }
+    let mut connection = bench.connection().await;
+    let noted = endpoints::noted(&mut connection).await.unwrap();
+    let partners: Vec<PartnerId> = noted.iter().map(|one| one.partner_id.into()).collect();
+    assert_eq!(partners, [waits, fails, gave_up]);
+    for one in &noted {
+        let alone = bench.endpoint(one.partner_id.into()).await;
+        assert_eq!(
+            (one.pending, one.exhausted, one.exhausted_since),
+            (alone.pending, alone.exhausted, alone.exhausted_since)
+        );
+    }
+    assert_eq!((noted[0].pending, noted[2].exhausted), (3, 2));
+    let all = endpoints::list(&mut connection, None).await.unwrap();
+    let partners: Vec<PartnerId> = all.iter().map(|one| one.partner_id.into()).collect();
+    assert_eq!(partners, [well, waits, fails, gave_up]);
+}

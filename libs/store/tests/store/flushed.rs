@@ -3,7 +3,9 @@
 
 use std::{os::unix::fs::PermissionsExt, time::Duration};
 
-use desk::operator::{order_list, orders as shown, placements as listed, search};
+use desk::operator::{
+    looking::Patience, order_list, orders as shown, placements as listed, search,
+};
 use domain::{PartnerId, PlacementId};
 use pg::schema;
 use sqlx::{Connection, PgConnection};
@@ -166,7 +168,8 @@ impl Told {
             }
             Self::Listed => {
                 let filter = order_list::Filter::default();
-                let page = order_list::list(connection, &filter, None, 1_000).await;
+                let page =
+                    order_list::list(connection, &filter, None, 1_000, Patience::Whole).await;
                 let mut listed = page.unwrap().orders.into_iter();
                 assert!(listed.any(|one| one.order_id == order.order_id));
             }

@@ -67,7 +67,9 @@ const WALKS: [(&str, &str); 1] = rows! {
 };
 
 /// Statements that read a narrow table whole, unless `enable_seqscan` is off as in the services.
-const COUNTS: [(&str, &str); 2] = rows! {
+const COUNTS: [(&str, &str); 4] = rows! {
+    "FROM held\n           WHERE state = 'exhausted' GROUP BY" => "an operator's look at all endpoints: one pass instead of a look-up for each";
+    "FROM work\n           WHERE kind = 'deliver' AND provider = '' GROUP BY" => "the same";
     "SELECT (SELECT count(*) FROM held WHERE state = 'parked') AS \"parked!\""
         => "recover: counts what waits for an operator";
     "SELECT (SELECT count(*) FROM work" => "partner erase: reads the narrow tables once, before it begins";
@@ -101,7 +103,7 @@ const SMALL: [(&str, &str); 3] = rows! {
 
 /// Statements that name no key. Each runs once for each cell: a loop of a stage, a gauge, or an
 /// operator's list.
-const PER_CELL: [(&str, &str); 39] = rows! {
+const PER_CELL: [(&str, &str); 40] = rows! {
     "FROM (SELECT topup_id, profile FROM esims WHERE topup_id < ':' ORDER BY topup_id DESC LIMIT 1000)"
         => "start: the newest profiles check the master key";
     "WITH RECURSIVE pair (lane, partner_id, nth)" => "the looks at due work";
@@ -135,6 +137,7 @@ const PER_CELL: [(&str, &str); 39] = rows! {
     "FROM (SELECT * FROM orders WHERE order_id < $1 AND order_id >= $2 ORDER BY" => "an operator's list";
     "FROM deliveries\n           WHERE kind = 'topup.ready'\n             AND created_at >= $1" => "an operator's list";
     "WHERE state = $1 AND provider = '' AND at >= $5" => "an operator's list";
+    "WHERE state = $1 AND provider = '' ORDER BY at DESC LIMIT 100" => "the tabs of an operator's list";
     "FROM unnest($1::text[]) AS asked (name)" => "the page of an order: what befell its providers and endpoints";
     "WHERE starts_with(external_order_id, $5)" => "an operator's search by the beginning of an id";
     "UNION ALL (SELECT order_id, 'external_order_id' FROM orders" => "an operator's search";

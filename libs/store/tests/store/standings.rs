@@ -10,6 +10,7 @@ use desk::{
             finding::Matter,
             stages::{Life, Stage},
         },
+        looking::Patience,
         order_list,
         orders::{self, FurtherWebhook, OrderView, PlacementView, TopupView},
         story,
@@ -505,7 +506,8 @@ async fn look_ups_lists_events_and_operators_see_one_state_of_the_same_rows() {
         let all = self_service::units(&mut connection, partner, head.order_id).await;
         assert_eq!(counts, self_service::count(&all.unwrap()), "{row:?}");
         let filter = order_list::Filter::default();
-        let of_operators = order_list::list(&mut connection, &filter, None, 1).await;
+        let of_operators =
+            order_list::list(&mut connection, &filter, None, 1, Patience::Whole).await;
         let of_operators = of_operators.unwrap().orders.remove(0);
         assert_eq!(of_operators.state, head.state(counts), "{row:?}");
         assert_eq!(of_operators.on_hold, counts.on_hold, "{row:?}");

@@ -16,7 +16,7 @@ use uuid::Uuid;
 use crate::{
     App,
     access::{Fields, Viewer, Visit},
-    format::{counted, number},
+    format::number,
     pages::{
         acts::{self, partner_of},
         lists::{self, Frame, Named as Chosen, Window},
@@ -145,20 +145,16 @@ pub(crate) async fn show(
         .run(async |connection| read(connection, query, times, PAGE).await)
         .await?;
     let older = found.older.and_then(|at| at.format(&Rfc3339).ok());
-    let list = Frame::new(PATH, query, found.chosen.nobody(), older.as_deref());
+    let list = Frame::new(
+        PATH,
+        query,
+        found.chosen.nobody(),
+        (older.as_deref(), found.back_to.map(|at| times.clock(at))),
+    );
     page(&Page {
         shell: Shell::new(&app, &visit.session, PATH, "Record of actions"),
         acts: acts::to_choose(),
-        foot: found.back_to.map_or_else(
-            || foot(found.actions.len()),
-            |at| {
-                let fit = number(found.actions.len());
-                format!(
-                    "Looked through the actions back to {}, {fit} fit.",
-                    times.clock(at)
-                )
-            },
-        ),
+        foot: list.foot(found.actions.len(), "", ("action", "actions")),
         rows: found
             .actions
             .into_iter()
@@ -166,13 +162,6 @@ pub(crate) async fn show(
             .collect(),
         list,
     })
-}
-
-fn foot(rows: usize) -> String {
-    match rows {
-        0 => "There are none.".to_owned(),
-        rows => format!("{}, newest first.", counted(rows, "action", "actions")),
-    }
 }
 
 /// The newest actions of these filters as CSV, in UTC.

@@ -3,11 +3,11 @@
 //!
 //! Of webhook URLs only the host is shown, because partners put secrets into the rest.
 
-use std::{borrow::Cow, time::Duration};
+use std::{borrow::Cow, cmp::Reverse, time::Duration};
 
 use axum::{extract::State, response::Response};
-use desk::operator::{self, endpoints::NotChanged};
-use domain::{EndpointId, EndpointKey, standing::EndpointState};
+use desk::operator::{self, endpoints::NotChanged, health::Report};
+use domain::{Command, EndpointId, EndpointKey, standing::EndpointState};
 use pg::{
     PgConnection,
     actions::{self, Changed},
@@ -25,11 +25,65 @@ use crate::{
     pages::forms::ReasonForm,
     problem::Problem,
     said,
+    times::{Times, When},
     view::{Given, Named, Once, Shell, local_path, page},
 };
 
 /// The shortest time between two tests of an endpoint, as partners have it.
 const BETWEEN_TESTS: Duration = Duration::from_secs(10);
+
+/// The endpoints that do not take their webhooks, or have some that were given up, as the overview and the
+/// list of webhooks show them.
+pub(crate) struct Failing {
+    pub(crate) rows: Vec<FailingRow>,
+    /// How many are not listed.
+    pub(crate) more: usize,
+    /// The list of webhooks; empty on that list.
+    pub(crate) more_at: &'static str,
+}
+
+pub(crate) struct FailingRow {
+    pub(crate) partner_id: String,
+    pub(crate) partner: String,
+    pub(crate) host: String,
+    pub(crate) state: Cow<'static, str>,
+    pub(crate) class: &'static str,
+    pub(crate) waiting: String,
+    pub(crate) exhausted: String,
+    pub(crate) since: When,
+}
+
+/// At most `most` of those of the newest look, the ones with the most waiting webhooks first.
+pub(crate) fn failing(report: &Report, times: &Times, most: usize) -> Failing {
+    let all = report.endpoints.iter();
+    let mut found: Vec<&Endpoint> = all
+        .filter(|one| one.state != EndpointState::Open || one.failures > 0 || one.exhausted > 0)
+        .filter(|one| one.pending > 0 || one.exhausted > 0 || one.state != EndpointState::NoUrl)
+        .collect();
+    found.sort_by_key(|one| Reverse(one.pending));
+    let more = found.len().saturating_sub(most);
+    let rows = found.into_iter().take(most);
+    let rows = rows.map(|one| FailingRow {
+        partner_id: one.partner_id.to_string(),
+        partner: one.name.clone(),
+        host: one.host(),
+        class: endpoint_class(one),
+        state: endpoint_state(one),
+        waiting: number(one.pending),
+        exhausted: number(one.exhausted),
+        since: since(one).map(|at| times.both(at)).unwrap_or_default(),
+    });
+    Failing {
+        rows: rows.collect(),
+        more,
+        more_at: "",
+    }
+}
+
+/// Since when an endpoint has not taken its webhooks.
+pub(crate) fn since(endpoint: &Endpoint) -> Option<OffsetDateTime> {
+    endpoint.failing_since.or(endpoint.exhausted_since)
+}
 
 /// How the state of an endpoint is coloured.
 pub(crate) fn endpoint_class(endpoint: &Endpoint) -> &'static str {
@@ -171,24 +225,8 @@ pub(crate) async fn pause(
     given: Given,
     act: Act<Support>,
 ) -> Result<Response, Problem> {
-    let endpoint = endpoint(&app, &given).await?;
-    let target = format!("endpoint {}", endpoint.id);
-    let action = act.action(
-        domain::Command::EndpointPause,
-        &target,
-        act.fields.reason()?,
-    );
-    let seen = act.fields.get("seen").or(Some(""));
-    app.database()
-        .run(async |connection| {
-            operator::endpoints::pause(connection, endpoint, seen, action).await
-        })
-        .await
-        .map_err(|error| not_changed(error, &given, &act))?;
-    Ok(act.done(
-        &app,
-        "The endpoint is paused: its webhooks wait until it is resumed.",
-    ))
+    let done = "The endpoint is paused: its webhooks wait until it is resumed.";
+    set_paused(&app, &given, &act, (true, done)).await
 }
 
 pub(crate) async fn resume(
@@ -196,24 +234,35 @@ pub(crate) async fn resume(
     given: Given,
     act: Act<Support>,
 ) -> Result<Response, Problem> {
-    let endpoint = endpoint(&app, &given).await?;
-    let target = format!("endpoint {}", endpoint.id);
-    let action = act.action(
-        domain::Command::EndpointResume,
-        &target,
-        act.fields.reason()?,
-    );
+    let done = "Webhooks are sent to the endpoint again, and those that wait within seconds.";
+    set_paused(&app, &given, &act, (false, done)).await
+}
+
+async fn set_paused(
+    app: &App,
+    given: &Given,
+    act: &Act<Support>,
+    (paused, done): (bool, &str),
+) -> Result<Response, Problem> {
+    let (endpoint, target) = endpoint(app, given).await?;
+    let command = if paused {
+        Command::EndpointPause
+    } else {
+        Command::EndpointResume
+    };
+    let action = act.action(command, &target, act.fields.reason()?);
     let seen = act.fields.get("seen").or(Some(""));
     app.database()
         .run(async |connection| {
-            operator::endpoints::resume(connection, endpoint, seen, action).await
+            if paused {
+                operator::endpoints::pause(connection, endpoint, seen, action).await
+            } else {
+                operator::endpoints::resume(connection, endpoint, seen, action).await
+            }
         })
         .await
-        .map_err(|error| not_changed(error, &given, &act))?;
-    Ok(act.done(
-        &app,
-        "Webhooks are sent to the endpoint again, and those that wait within seconds.",
-    ))
+        .map_err(|error| not_changed(error, given, act))?;
+    Ok(act.done(app, done))
 }
 
 /// Sends a test webhook, and leads to its page.
@@ -222,9 +271,8 @@ pub(crate) async fn test(
     given: Given,
     act: Act<Support>,
 ) -> Result<Response, Problem> {
-    let endpoint = endpoint(&app, &given).await?;
-    let target = format!("endpoint {}", endpoint.id);
-    let action = act.action(domain::Command::EndpointTest, &target, act.fields.reason()?);
+    let (endpoint, target) = endpoint(&app, &given).await?;
+    let action = act.action(Command::EndpointTest, &target, act.fields.reason()?);
     let mut refused = None;
     let sent = app
         .database()
@@ -263,9 +311,8 @@ pub(crate) async fn show_url(
     given: Given,
     act: Act<Operator>,
 ) -> Result<Response, Problem> {
-    let endpoint = endpoint(&app, &given).await?;
-    let target = format!("endpoint {}", endpoint.id);
-    let action = act.action(domain::Command::ShowUrl, &target, act.fields.reason()?);
+    let (endpoint, target) = endpoint(&app, &given).await?;
+    let action = act.action(Command::ShowUrl, &target, act.fields.reason()?);
     let read = async |connection: &mut PgConnection| {
         let all = endpoints::list(&mut *connection, Some(endpoint.partner_id)).await?;
         let id = endpoint.id.uuid();
@@ -300,11 +347,12 @@ fn not_changed(error: NotChanged, given: &Given, act: &Act<Support>) -> Problem 
     }
 }
 
-/// The endpoint that a form is about.
-async fn endpoint(app: &App, given: &Given) -> Result<EndpointKey, Problem> {
+/// The endpoint that a form is about, and how the record names it.
+async fn endpoint(app: &App, given: &Given) -> Result<(EndpointKey, String), Problem> {
     let id: EndpointId = given.id("an endpoint")?;
     let key = app
         .database()
         .run(async |connection| endpoints::key(connection, id).await);
-    key.await?.ok_or_else(|| given.missing("endpoint"))
+    let key = key.await?.ok_or_else(|| given.missing("endpoint"))?;
+    Ok((key, format!("endpoint {}", key.id)))
 }

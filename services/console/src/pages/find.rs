@@ -2,17 +2,12 @@
 //! once, and several become a list. If nothing is exactly that, partners and endpoints come near whose
 //! name or host has it as a part; htmx shows the same under the box while somebody types.
 
-use std::collections::BTreeSet;
-
 use askama::Template;
 use axum::{
     extract::State,
     response::{IntoResponse, Redirect, Response},
 };
-use desk::operator::{
-    health::Report,
-    search::{self, By, MOST},
-};
+use desk::operator::search::{self, By, MOST};
 use pg::PgConnection;
 
 use crate::{
@@ -58,51 +53,44 @@ struct Near {
 /// The most near hits of a page, and under the box.
 const NEAR: usize = 10;
 
-/// Partners and hosts that have a text as a part, in any case. They are those of the newest look, so this
-/// asks the database nothing.
-fn near(report: &Report, asked: &str) -> Vec<Near> {
+/// The place of a text in another one, in any case.
+fn part_of(text: &str, wanted: &str) -> Option<(String, String, String)> {
+    // Lower case may have other lengths, so a place in it is one of the text only if it is a boundary.
+    let wanted = wanted.to_lowercase();
+    let at = text.to_lowercase().find(&wanted)?;
+    let before = text.get(..at)?.to_owned();
+    let part = text.get(at..at + wanted.len())?.to_owned();
+    let after = text.get(at + wanted.len()..)?.to_owned();
+    Some((before, part, after))
+}
+
+/// Partners and hosts that have a text as a part, in any case.
+async fn near(app: &App, asked: &str) -> Result<Vec<Near>, Problem> {
     const SHORTEST: usize = 2;
-    let wanted = asked.trim().to_lowercase();
-    if wanted.chars().count() < SHORTEST {
-        return Vec::new();
+    let asked = asked.trim();
+    if asked.chars().count() < SHORTEST {
+        return Ok(Vec::new());
     }
-    let part = |text: &str| {
-        // Lower case may have other lengths, so a place in it is one of the text only if it is a boundary.
-        let at = text.to_lowercase().find(&wanted)?;
-        let before = text.get(..at)?.to_owned();
-        let part = text.get(at..at + wanted.len())?.to_owned();
-        let after = text.get(at + wanted.len()..)?.to_owned();
-        Some((before, part, after))
-    };
-    let mut found = Vec::new();
-    let mut seen = BTreeSet::new();
-    for endpoint in &report.endpoints {
-        let path = format!("/partners/{}", endpoint.partner_id);
-        if let Some((before, part, after)) = part(&endpoint.name)
-            && seen.insert(endpoint.partner_id)
-        {
-            found.push(Near {
-                path: path.clone(),
-                before,
-                part,
-                after,
-                why: "partner".to_owned(),
-            });
+    let most = i64::try_from(NEAR).unwrap_or(i64::MAX);
+    let find = async |connection: &mut PgConnection| search::near(connection, asked, most).await;
+    let found = app.database().run(find).await?;
+    let near = found.into_iter().map(|one| {
+        let why = match &one.host {
+            None => "partner".to_owned(),
+            Some(_) => format!("endpoint of {}", one.name),
+        };
+        let text = one.host.unwrap_or(one.name);
+        let (before, part, after) =
+            part_of(&text, asked).unwrap_or((text, String::new(), String::new()));
+        Near {
+            path: format!("/partners/{}", one.partner_id),
+            before,
+            part,
+            after,
+            why,
         }
-        if let Some((before, part, after)) = part(&endpoint.host()) {
-            let why = format!("endpoint of {}", endpoint.name);
-            found.push(Near {
-                path,
-                before,
-                part,
-                after,
-                why,
-            });
-        }
-    }
-    found.sort_by_cached_key(|one| (one.why != "partner", one.before.len(), one.after.clone()));
-    found.truncate(NEAR);
-    found
+    });
+    Ok(near.take(NEAR).collect())
 }
 
 /// The most orders under the box.
@@ -139,14 +127,9 @@ pub(crate) async fn hints(
     visit: Visit<Viewer>,
 ) -> Result<Response, Problem> {
     let asked = visit.query.get("q").unwrap_or_default();
-    let (look, _) = app.figures().look(app.database()).await?;
-    let orders = orders_near(&app, asked).await?;
-    page(&Hints {
-        near: near(&look.report, asked)
-            .into_iter()
-            .chain(orders)
-            .collect(),
-    })
+    let mut all = near(&app, asked).await?;
+    all.extend(orders_near(&app, asked).await?);
+    page(&Hints { near: all })
 }
 
 struct HitRow {
@@ -174,8 +157,7 @@ pub(crate) async fn show(
     }
     let nothing = found.hits.is_empty() && is_all;
     let near = if nothing {
-        let (look, _) = app.figures().look(app.database()).await?;
-        near(&look.report, asked)
+        near(&app, asked).await?
     } else {
         Vec::new()
     };

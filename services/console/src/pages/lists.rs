@@ -13,8 +13,8 @@ use time::{Duration, OffsetDateTime};
 
 use crate::{
     access::Fields,
-    format::{counted, utc},
-    times::Times,
+    format::{counted, number, utc},
+    times::{Times, When},
 };
 
 /// The rows of a page.
@@ -51,6 +51,8 @@ impl Window {
     }
 }
 
+/// The most names of partners that are listed if a filter does not say which one it means.
+const NAMES: i64 = 5;
 /// The most names of products that a filter offers while somebody types.
 pub(crate) const CHOICES: i64 = 300;
 
@@ -125,29 +127,21 @@ impl Named {
         if let Some(partner) = partners::show(&mut *connection, given).await? {
             return Ok(Self::One(partner.partner_id.into()));
         }
-        let wanted = given.to_lowercase();
-        let all = partners::list(connection).await?;
-        let whole: Vec<_> = all
-            .iter()
-            .filter(|one| one.name.to_lowercase() == wanted)
-            .collect();
-        let part: Vec<_> = all
-            .iter()
-            .filter(|one| one.name.to_lowercase().contains(&wanted))
-            .collect();
-        Ok(match (&whole[..], &part[..]) {
-            ([one], _) | ([], [one]) => Self::One(one.partner_id.into()),
-            ([], []) => Self::Nobody(format!("No partner has “{given}” in its name.")),
-            (several, more) => {
-                let several = if several.is_empty() { more } else { several };
-                let names: Vec<&str> = several
-                    .iter()
-                    .take(5)
-                    .map(|one| one.name.as_str())
-                    .collect();
+        let found = partners::named(connection, given, NAMES).await?;
+        let several = match (found.whole, found.part) {
+            (1, _) | (0, 1) => None,
+            (0, part) => Some(part),
+            (whole, _) => Some(whole),
+        };
+        Ok(match (several, found.some.first()) {
+            (_, None) => Self::Nobody(format!("No partner has “{given}” in its name.")),
+            (None, Some((id, _))) => Self::One(*id),
+            (Some(several), Some(_)) => {
+                let names = found.some.iter().map(|(_, name)| name.as_str());
+                let names: Vec<&str> = names.collect();
                 Self::Nobody(format!(
                     "{} partners fit “{given}”: {}. Write more of the name, or the partner’s id.",
-                    several.len(),
+                    number(several),
                     names.join(", ")
                 ))
             }
@@ -160,6 +154,8 @@ pub(crate) struct Tab {
     pub(crate) name: &'static str,
     pub(crate) path: String,
     pub(crate) current: bool,
+    /// How many there are, where that is known from few rows; `100+` if there are more.
+    pub(crate) count: Option<String>,
 }
 
 /// What a list has beside its rows.
@@ -177,15 +173,18 @@ pub(crate) struct Frame {
     pub(crate) newest: Option<String>,
     /// The page behind this one.
     pub(crate) older: Option<String>,
+    /// The time of the last row that was looked at, if fewer rows fit than a page has and there are more.
+    pub(crate) reached: Option<When>,
 }
 
 impl Frame {
-    /// The frame of the list at `path`. `older` is the place where it goes on.
+    /// The frame of the list at `path`. `older` is the place where it goes on, and `reached` the time of the
+    /// last row that was looked at, if it has not looked through all.
     pub(crate) fn new(
         path: &'static str,
         query: &Fields,
         nobody: Option<&str>,
-        older: Option<&str>,
+        (older, reached): (Option<&str>, Option<When>),
     ) -> Self {
         let since = query.get("since").unwrap_or_default();
         let time = |since| {
@@ -200,6 +199,7 @@ impl Frame {
             name,
             path: with(path, query, &time(key)),
             current: *key == since,
+            count: None,
         };
         let first = with(path, query, &[("before", "")]);
         Self {
@@ -210,6 +210,7 @@ impl Frame {
             newest: query.get("before").map(|_| first),
             older: older.map(|at| with(path, query, &[("before", at)])),
             query: query.clone(),
+            reached,
             path,
         }
     }
@@ -222,6 +223,7 @@ impl Frame {
             name,
             path: with(self.path, &self.query, &[("state", key), ("before", "")]),
             current: *key == now,
+            count: None,
         };
         all.iter().chain(states).map(tab).collect()
     }
@@ -231,23 +233,23 @@ impl Frame {
         self.query.get(name).unwrap_or_default()
     }
 
-    /// The foot of a page with this many rows: what they are, and whether there may be more. `span` is the
-    /// time of the rows, and `one` and `many` what they are called.
+    /// The foot of a page with this many rows: what they are, and how far the list has looked if it has not
+    /// looked through all. `span` is the time of the rows, and `one` and `many` what they are called.
     pub(crate) fn foot(&self, rows: usize, span: &str, (one, many): (&str, &str)) -> String {
-        match (rows, &self.older) {
-            (0, Some(_)) => {
-                format!("None of the {many} that were looked through fits. Look further.")
-            }
-            (0, None) => format!("No {one} fits."),
-            (rows, older) => format!(
-                "{}, {span}, newest first.{}",
-                counted(rows, one, many),
-                if rows < PAGE && older.is_some() {
-                    format!(" Further {many} were not looked through yet.")
-                } else {
-                    String::new()
+        match (rows, &self.reached) {
+            (rows, Some(reached)) => format!(
+                "Looked through the {many} back to {reached}; {}.",
+                match rows {
+                    0 => "none fits".to_owned(),
+                    1 => "1 fits".to_owned(),
+                    several => format!("{} fit", number(several)),
                 }
             ),
+            (0, None) => format!("No {one} fits."),
+            (rows, None) if span.is_empty() => {
+                format!("{}, newest first.", counted(rows, one, many))
+            }
+            (rows, None) => format!("{}, {span}, newest first.", counted(rows, one, many)),
         }
     }
 }

@@ -10,6 +10,7 @@ use askama::Template;
 use axum::{extract::State, response::Response};
 use desk::{
     operator::{
+        looking::Patience,
         options,
         order_list::{self, Contents, Filter, Listed},
         orders::{self, Undelivered},
@@ -156,7 +157,7 @@ async fn read(
     connection: &mut PgConnection,
     query: &Fields,
     times: &Times,
-    limit: usize,
+    (limit, patience): (usize, Patience),
 ) -> Result<Found, pg::Error> {
     let named = Named::find(&mut *connection, query.get("partner")).await?;
     let product = Named::product(&mut *connection, query.get("product")).await?;
@@ -178,9 +179,10 @@ async fn read(
         order_list::Page {
             orders: Vec::new(),
             next_cursor: None,
+            reached: None,
         }
     } else {
-        order_list::list(&mut *connection, &filter, before, limit).await?
+        order_list::list(&mut *connection, &filter, before, limit, patience).await?
     };
     let ids: Vec<Uuid> = page.orders.iter().map(|one| one.order_id.uuid()).collect();
     let undelivered = orders::undelivered(&mut *connection, &ids).await?;
@@ -203,7 +205,7 @@ pub(crate) async fn show(
     let times = &visit.session.times;
     let found = app
         .database()
-        .run(async |connection| read(connection, query, times, lists::PAGE).await)
+        .run(async |connection| read(connection, query, times, (lists::PAGE, Patience::Page)).await)
         .await?;
     let orders = &found.page.orders;
     let span = match (orders.first(), orders.last()) {
@@ -214,7 +216,15 @@ pub(crate) async fn show(
         _ => String::new(),
     };
     let next = found.page.next_cursor.map(|before| before.to_string());
-    let list = Frame::new(PATH, query, found.nobody.as_deref(), next.as_deref());
+    let list = Frame::new(
+        PATH,
+        query,
+        found.nobody.as_deref(),
+        (
+            next.as_deref(),
+            found.page.reached.map(|at| times.clock(at)),
+        ),
+    );
     page(&Page {
         shell: Shell::new(&app, &visit.session, PATH, "Orders"),
         tabs: list.tabs(&STATES.map(|(key, name, _)| (key, name))),
@@ -235,7 +245,7 @@ pub(crate) async fn csv(State(app): State<App>, visit: Visit<Viewer>) -> Result<
     let times = &visit.session.times;
     let found = app
         .database()
-        .run(async |connection| read(connection, query, times, lists::CSV).await)
+        .run(async |connection| read(connection, query, times, (lists::CSV, Patience::Whole)).await)
         .await?;
     let head = [
         "received_utc",

@@ -6,8 +6,6 @@
 //! htmx asks for the figures alone and puts them in place; without JavaScript the whole page asks for
 //! itself again.
 
-use std::{borrow::Cow, cmp::Reverse};
-
 use askama::Template;
 use axum::{extract::State, response::Response};
 use axum_htmx::HxRequest;
@@ -16,9 +14,7 @@ use desk::operator::health::{
     stages::{Life, Stage},
     waiting::{Backlog, Drain, Queue},
 };
-use domain::standing::EndpointState;
 use store::{
-    deliveries::endpoints::Endpoint,
     figures::{Count, Measure},
     providers::BreakerState,
 };
@@ -31,7 +27,7 @@ use crate::{
     looks::{Bars, Look, MINUTES, Range},
     pages::{
         acts::{self, partner_of},
-        endpoints::{endpoint_class, endpoint_state},
+        endpoints::{Failing, failing},
         issues::{Issue, issue},
     },
     pictures::{Chart, bars, lines},
@@ -40,8 +36,11 @@ use crate::{
     view::{Shell, page},
 };
 
-/// The most endpoints of the page.
+/// The most endpoints with failures of the page.
 const ENDPOINTS: usize = 20;
+/// The most findings of the page, the worst ones. Their number is in the verdict, and the page of what
+/// needs a person has all: the way of an order has to be in sight below them.
+const FINDINGS: usize = 10;
 
 #[derive(Template)]
 #[template(path = "overview.html")]
@@ -63,12 +62,12 @@ struct Figures {
     /// What the verdict means, in one sentence.
     sentence: String,
     issues: Vec<Issue>,
+    /// How many findings are not shown.
+    more_issues: usize,
     steps: Vec<StepView>,
     charts: Vec<Chart>,
     providers: Vec<ProviderView>,
-    endpoints: Vec<EndpointView>,
-    /// How many endpoints are not listed.
-    more_endpoints: usize,
+    failing: Failing,
     done: Vec<DoneView>,
 }
 
@@ -95,17 +94,6 @@ struct ProviderView {
     took: String,
     drain: String,
     balance: String,
-}
-
-struct EndpointView {
-    partner_id: String,
-    partner: String,
-    host: String,
-    state: Cow<'static, str>,
-    class: &'static str,
-    waiting: String,
-    exhausted: String,
-    since: When,
 }
 
 struct DoneView {
@@ -346,16 +334,6 @@ fn figures(
     paused: bool,
 ) -> Figures {
     let report = &look.report;
-    let failing: Vec<&Endpoint> = {
-        let mut found: Vec<&Endpoint> = report
-            .endpoints
-            .iter()
-            .filter(|one| one.state != EndpointState::Open || one.failures > 0 || one.exhausted > 0)
-            .filter(|one| one.pending > 0 || one.exhausted > 0 || one.state != EndpointState::NoUrl)
-            .collect();
-        found.sort_by_key(|one| Reverse(one.pending));
-        found
-    };
     let issues: Vec<Issue> = report
         .needed()
         .chain(report.mending())
@@ -376,19 +354,18 @@ fn figures(
         verdict: report.verdict().trim_end_matches('.').to_owned(),
         class,
         sentence: sentence(look),
-        issues,
+        more_issues: issues.len().saturating_sub(FINDINGS),
+        issues: issues.into_iter().take(FINDINGS).collect(),
         steps: [Step::Take, Step::Buy, Step::Get, Step::Send]
             .into_iter()
             .map(|one| step(one, look, times))
             .collect(),
         charts: charts(all, range, times),
         providers: providers_of(look, earlier),
-        more_endpoints: failing.len().saturating_sub(ENDPOINTS),
-        endpoints: failing
-            .into_iter()
-            .take(ENDPOINTS)
-            .map(|one| endpoint(one, times))
-            .collect(),
+        failing: Failing {
+            more_at: "/webhooks",
+            ..failing(report, times, ENDPOINTS)
+        },
         done: look
             .actions
             .iter()
@@ -453,26 +430,6 @@ fn providers_of(look: &Look, earlier: Option<&Look>) -> Vec<ProviderView> {
         }
     });
     rows.collect()
-}
-
-fn endpoint(endpoint: &Endpoint, times: &Times) -> EndpointView {
-    EndpointView {
-        partner_id: endpoint.partner_id.to_string(),
-        partner: endpoint.name.clone(),
-        host: endpoint.host(),
-        class: endpoint_class(endpoint),
-        state: endpoint_state(endpoint),
-        waiting: number(endpoint.pending),
-        exhausted: number(endpoint.exhausted),
-        since: since(endpoint)
-            .map(|since| times.both(since))
-            .unwrap_or_default(),
-    }
-}
-
-/// Since when an endpoint has not taken its webhooks.
-fn since(endpoint: &Endpoint) -> Option<time::OffsetDateTime> {
-    endpoint.failing_since.or(endpoint.exhausted_since)
 }
 
 pub(crate) async fn show(

@@ -1,7 +1,10 @@
 //! A partner: what is to be known of it, its endpoints and its newest orders. Its refused requests
 //! ([`super::refusals`]) and its keys and limits ([`super::partner_acts`]) have pages of their own.
 
-use std::{borrow::Cow, collections::BTreeMap};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, HashMap},
+};
 
 use accounts::partners::{self, Partner};
 use askama::Template;
@@ -9,26 +12,30 @@ use axum::{extract::State, response::Response};
 use desk::{
     operator::{
         self,
-        health::{Finding, Kind},
+        health::{Finding, Kind, Report, waiting::Queue},
         order_list,
-        partner_day::{self, Day},
+        partner_day::{self, Day, LastAnswers},
     },
-    self_service::{self, OrderPage, OrderState, Units},
+    self_service::{self, Channel, OrderPage, OrderState, Units},
 };
-use domain::PartnerId;
+use domain::{PartnerId, standing::EndpointState};
 use pg::PgConnection;
 use store::{
     deliveries::endpoints::{self, Endpoint},
     figures::{self, Count, Measure},
 };
 use time::OffsetDateTime;
+use uuid::Uuid;
 
 use crate::{
     App,
     access::{Role, Session, Viewer, Visit},
-    format::{counted, number, took},
+    format::{brief, counted, number, took},
     pages::{
-        endpoints::{endpoint_class, endpoint_form, endpoint_state, further_forms, next_test},
+        endpoints::{
+            endpoint_class, endpoint_form, endpoint_state, endpoint_words, further_forms,
+            next_test, since,
+        },
         forms::ReasonForm,
         issues::{Issue, issue},
         orders,
@@ -39,8 +46,8 @@ use crate::{
     view::{Given, Shell, page},
 };
 
-/// How many orders the page shows.
-const RECENT: u32 = 25;
+/// How many orders the page shows. The list of orders has the others.
+const RECENT: u32 = 10;
 /// The hours of the figures.
 const HOURS: i32 = 24;
 
@@ -56,6 +63,10 @@ struct Page {
     /// Whether the viewer may send webhooks again.
     may: bool,
     endpoints: Vec<EndpointRow>,
+    /// The state of its channel for notices, how that is coloured, and where it is.
+    channel: Option<(Cow<'static, str>, &'static str, String)>,
+    /// How long the oldest of its webhooks or purchases has waited.
+    oldest: String,
     orders: Vec<OrderRow>,
     recent: u32,
 }
@@ -105,6 +116,10 @@ struct EndpointRow {
     /// Which share of the tries of a day it has acknowledged, and how long it took.
     taken: String,
     took: String,
+    /// When it took a webhook last, when it did not, and what that failure was.
+    taken_at: When,
+    failed_at: When,
+    failure: String,
     state: Cow<'static, str>,
     class: &'static str,
     until: String,
@@ -183,12 +198,66 @@ pub(crate) async fn show(
             .iter()
             .map(|endpoint| {
                 let count = found.attempts.get(&endpoint.endpoint_id.to_string());
-                endpoint_row((endpoint, count), &visit.session, &back, now)
+                let last = found.answers.get(&endpoint.endpoint_id);
+                endpoint_row((endpoint, count, last), &visit.session, &back, now)
             })
             .collect(),
+        channel: found.channel.as_ref().map(channel),
+        oldest: oldest(&look.report, id, times),
         orders: found.orders,
         recent: RECENT,
     })
+}
+
+/// The channel for notices. Of a URL only the host is shown, as of those for webhooks.
+fn channel(channel: &Channel) -> (Cow<'static, str>, &'static str, String) {
+    let place = match channel.target.strip_prefix("mailto:") {
+        Some(address) => format!("e-mail to {address}"),
+        None => match url::Url::parse(&channel.target) {
+            Ok(url) => format!("webhooks to {}", url.host_str().unwrap_or("its host")),
+            Err(_) => "webhooks".to_owned(),
+        },
+    };
+    if channel.verified_at.is_none() {
+        return ("not verified yet".into(), "warn", place);
+    }
+    let is_well = channel.state == EndpointState::Open && channel.failures == 0;
+    if is_well {
+        ("verified".into(), "good", place)
+    } else {
+        (channel.state.told(endpoint_words), "warn", place)
+    }
+}
+
+/// How long the oldest webhook has been due, or the oldest purchase on hold has waited.
+fn oldest(report: &Report, id: PartnerId, times: &Times) -> String {
+    let webhooks = report
+        .waiting
+        .queues
+        .iter()
+        .filter_map(|(queue, backlog)| match queue {
+            Queue::Endpoint { partner_id, .. } if *partner_id == id.uuid() => Some(backlog.oldest),
+            _ => None,
+        });
+    let purchases = report
+        .findings
+        .iter()
+        .filter_map(|one| match &one.kind {
+            Kind::Parked { purchases, .. } => Some(purchases),
+            _ => None,
+        })
+        .flatten()
+        .filter(|one| one.partner_id == id)
+        .map(|one| {
+            let since = one.parked_at.unwrap_or(one.created_at);
+            (times.now - since).as_seconds_f64()
+        });
+    let oldest = webhooks.chain(purchases).fold(0.0, f64::max);
+    if oldest > 0.0 {
+        brief(time::Duration::seconds_f64(oldest))
+    } else {
+        "–".to_owned()
+    }
 }
 
 /// Whether a finding is about this partner.
@@ -210,6 +279,10 @@ struct Found {
     endpoints: Vec<Endpoint>,
     /// The tries of a day, by endpoint.
     attempts: BTreeMap<String, Count>,
+    /// The last answers, by endpoint.
+    answers: HashMap<Uuid, LastAnswers>,
+    /// Where it gets notices about its endpoints.
+    channel: Option<Channel>,
     day: Day,
     orders: Vec<OrderRow>,
 }
@@ -229,7 +302,7 @@ async fn read(
     };
     let orders = self_service::orders(&mut *connection, id, &newest).await?;
     store::orders::flush_seen(&mut *connection).await?;
-    let ids: Vec<uuid::Uuid> = orders
+    let ids: Vec<Uuid> = orders
         .iter()
         .map(|(head, _)| head.order_id.uuid())
         .collect();
@@ -242,6 +315,8 @@ async fn read(
     let attempts = figures::of_subjects(&mut *connection, Measure::Attempt, &subjects, HOURS);
     let attempts = attempts.await?;
     let day = partner_day::read(&mut *connection, id, times.now).await?;
+    let answers = partner_day::last_answers(&mut *connection, id).await?;
+    let channel = self_service::channel(&mut *connection, id).await?;
     let orders = orders.into_iter().map(|(head, units)| {
         let webhooks = undelivered.get(&head.order_id.uuid()).copied();
         let webhooks = webhooks.unwrap_or_default();
@@ -275,6 +350,8 @@ async fn read(
         partner,
         endpoints,
         attempts,
+        answers,
+        channel,
         day,
         orders: orders.collect(),
     }))
@@ -349,16 +426,15 @@ fn in_words(units: Units, is_refused: bool) -> String {
     format!("{total}: {}", parts.join(", "))
 }
 fn endpoint_row(
-    (endpoint, count): (&Endpoint, Option<&Count>),
+    (endpoint, count, last): (&Endpoint, Option<&Count>, Option<&LastAnswers>),
     session: &Session,
     back: &str,
     now: OffsetDateTime,
 ) -> EndpointRow {
-    let since = endpoint.failing_since.or(endpoint.exhausted_since);
     EndpointRow {
         host: endpoint.host(),
         id: endpoint.endpoint_id.to_string(),
-        since: since
+        since: since(endpoint)
             .map(|since| session.times.both(since))
             .unwrap_or_default(),
         taken: count.map_or_else(|| "none was sent".to_owned(), taken),
@@ -371,6 +447,17 @@ fn endpoint_row(
                     format!("{} · {}", seconds(half), seconds(most))
                 },
             ),
+        taken_at: last
+            .and_then(|last| last.taken_at)
+            .map(|at| session.times.both(at))
+            .unwrap_or_default(),
+        failed_at: last
+            .and_then(|last| last.failed_at)
+            .map(|at| session.times.both(at))
+            .unwrap_or_default(),
+        failure: last
+            .and_then(|last| last.failure.clone())
+            .unwrap_or_default(),
         class: endpoint_class(endpoint),
         state: endpoint_state(endpoint),
         until: next_test(endpoint, now).unwrap_or_default(),

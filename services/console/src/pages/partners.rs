@@ -3,11 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use accounts::partners::{self, Partner};
+use accounts::partners::{self, Wanted};
 use askama::Template;
 use axum::{extract::State, response::Response};
 use desk::operator::health::{Kind, Report};
-use domain::standing::EndpointState;
+use domain::{Environment, standing::EndpointState};
+use pg::PgConnection;
 use uuid::Uuid;
 
 use crate::{
@@ -26,7 +27,8 @@ use crate::{
 
 const PATH: &str = "/partners";
 /// The partners of a page.
-const PAGE: usize = 100;
+const PAGE: i64 = 100;
+
 /// Which partners are listed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Which {
@@ -120,32 +122,26 @@ pub(crate) async fn show(
     let which = tab.map(|(.., which)| *which);
     let state = tab.map_or("", |(key, ..)| *key);
     let (look, _) = app.figures().look(app.database()).await?;
-    let mut all = app.database().run(partners::list).await?;
     let mut health = health(&look.report);
-    let wanted = named.to_lowercase();
-    let has_problem = |partner: &Partner| {
-        let mine = health.get(&partner.partner_id);
-        mine.is_some_and(|mine| !mine.badges.is_empty())
+    let troubled = health.iter().filter(|(_, mine)| !mine.badges.is_empty());
+    let troubled: Vec<Uuid> = troubled.map(|(id, _)| *id).collect();
+    let wanted = Wanted {
+        named,
+        environment: match which {
+            Some(Which::Live) => Some(Environment::Live),
+            Some(Which::Sandbox) => Some(Environment::Sandbox),
+            _ => None,
+        },
+        only_disabled: which == Some(Which::Disabled),
+        among: (which == Some(Which::Problem)).then_some(&troubled),
     };
-    all.retain(|one| {
-        let is_named = wanted.is_empty()
-            || one.name.to_lowercase().contains(&wanted)
-            || one.partner_id.to_string() == wanted
-            || one.access_key == named;
-        is_named
-            && match which {
-                Some(Which::Problem) => has_problem(one),
-                Some(Which::Live) => one.environment != "sandbox",
-                Some(Which::Sandbox) => one.environment == "sandbox",
-                Some(Which::Disabled) => one.disabled_at.is_some(),
-                None => true,
-            }
-    });
-    all.sort_by_cached_key(|one| (!has_problem(one), one.name.to_lowercase()));
     let before = query.get("before").and_then(|from| from.parse().ok());
-    let from: usize = before.unwrap_or(0);
-    let number_of = all.len();
-    let rows = all.into_iter().skip(from).take(PAGE).map(|partner| {
+    let from: u32 = before.unwrap_or(0);
+    let read = async |connection: &mut PgConnection| {
+        partners::page(connection, &wanted, &troubled, (from.into(), PAGE)).await
+    };
+    let (found, number_of) = app.database().run(read).await?;
+    let rows = found.into_iter().map(|partner| {
         let mine = health.remove(&partner.partner_id).unwrap_or_default();
         let mut badges = mine.badges;
         let (standing, class) = standing(&partner);
@@ -170,9 +166,11 @@ pub(crate) async fn show(
         name,
         path: with(PATH, query, &[("state", key), ("before", "")]),
         current: key == state,
+        count: (key == "problem").then(|| number(troubled.len())),
     };
     let tabs = TABS.iter().map(|(key, name, _)| tab(*name, key));
-    let next = from + rows.len();
+    let from = i64::from(from);
+    let next = from + i64::try_from(rows.len()).unwrap_or_default();
     page(&Page {
         shell: Shell::new(&app, &visit.session, PATH, "Partners"),
         tabs: std::iter::once(tab("All", "")).chain(tabs).collect(),

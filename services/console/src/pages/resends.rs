@@ -9,6 +9,7 @@ use desk::operator::{
     words::noun,
 };
 use domain::{PartnerId, standing::DeliveryState};
+use pg::PgConnection;
 use store::deliveries::resends::{Counted, Wanted};
 use time::{Duration, OffsetDateTime, format_description::well_known::Rfc3339};
 use uuid::Uuid;
@@ -30,6 +31,11 @@ const LONGEST: Duration = Duration::days(365);
 const MOST: i64 = 50;
 /// The states that a filter may name. Without one it means all that were not delivered.
 const STATES: [DeliveryState; 2] = [DeliveryState::Exhausted, DeliveryState::Delivered];
+
+/// How long a preview counts before it is shown. Whoever needs the rest asks for it, and waits.
+const AT_ONCE: std::time::Duration = std::time::Duration::from_millis(40);
+/// So few partners are counted all the same.
+const FEW: usize = 10;
 
 #[derive(Template)]
 #[template(path = "resends.html")]
@@ -63,6 +69,8 @@ struct Preview {
     instead: Vec<String>,
     /// How many partners could not be looked at in time, if any.
     unseen: Option<String>,
+    /// The page that looks at those, too, if this one has not tried for long.
+    further: Option<String>,
     partner: String,
     state: &'static str,
     from: String,
@@ -201,10 +209,26 @@ pub(crate) async fn preview(
         since,
         until: Some(until),
     };
-    let found = app
-        .database()
-        .run(async |connection| resends::preview(connection, partner, &wanted).await)
-        .await?;
+    let count = async |connection: &mut PgConnection| {
+        if query.get("all").is_none() {
+            let quick =
+                resends::preview_within(&mut *connection, partner, &wanted, AT_ONCE).await?;
+            if quick.unseen == 0 || quick.unseen > FEW {
+                return Ok(quick);
+            }
+        }
+        resends::preview(connection, partner, &wanted).await
+    };
+    let found = app.database().run(count).await?;
+    let further = query.get("all").is_none().then(|| {
+        let asked = ["partner", "state", "since"].into_iter();
+        let asked = asked.filter_map(|name| Some((name, query.get(name)?)));
+        let query = url::form_urlencoded::Serializer::new(String::new())
+            .extend_pairs(asked)
+            .append_pair("all", "1")
+            .finish();
+        format!("/resends/preview?{query}")
+    });
     let how_many = |matching: Counted| {
         let least = if matching.all { "" } else { "at least " };
         format!("{least}{}", number(matching.number))
@@ -233,6 +257,7 @@ pub(crate) async fn preview(
         ),
         parts: parts.collect(),
         instead: found.waiting.iter().map(Waiting::told).collect(),
+        further,
         unseen: (found.unseen > 0).then(|| counted(found.unseen, "more partner", "more partners")),
         partner: partner.map_or_else(String::new, |id| id.to_string()),
         state: state.map_or("", <&str>::from),

@@ -1,13 +1,14 @@
 //! The list of webhooks, newest first, by partner, state and time: which ones do not arrive, and what the
 //! endpoint has answered last. It is the list of `esimctl delivery list`.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, collections::BTreeMap};
 
 use accounts::partners;
 use askama::Template;
 use axum::{extract::State, response::Response};
 use desk::operator::{
     delivery_list::{self, Cursor, Of},
+    looking::Patience,
     options,
 };
 use domain::{Stored, standing::DeliveryState};
@@ -23,7 +24,10 @@ use crate::{
     App,
     access::{Fields, Viewer, Visit},
     format::took,
-    pages::lists::{self, Frame, Named, Tab, Window, or_empty},
+    pages::{
+        endpoints::{Failing, failing},
+        lists::{self, Frame, Named, Tab, Window, or_empty},
+    },
     problem::Problem,
     times::{Times, When},
     view::{Shell, page},
@@ -38,10 +42,15 @@ const STATES: [(&str, &str); 4] = [
     ("delivered", "Delivered"),
 ];
 
+/// The most failing endpoints above the list.
+const FAILING: usize = 5;
+
 #[derive(Template)]
 #[template(path = "webhooks.html")]
 struct Page {
     shell: Shell,
+    /// The endpoints that do not take their webhooks, on the first page of the list.
+    failing: Option<Failing>,
     list: Frame,
     tabs: Vec<Tab>,
     providers: Vec<String>,
@@ -105,13 +114,15 @@ struct Found {
     providers: Vec<String>,
     products: Vec<String>,
     names: std::collections::HashMap<Uuid, String>,
+    /// How many webhooks of all partners wait for somebody, by the state in the address.
+    held: BTreeMap<&'static str, String>,
 }
 
 async fn read(
     connection: &mut PgConnection,
     query: &Fields,
     times: &Times,
-    limit: usize,
+    (limit, patience): (usize, Patience),
 ) -> Result<Found, pg::Error> {
     let named = Named::find(&mut *connection, query.get("partner")).await?;
     let product = Named::product(&mut *connection, query.get("product")).await?;
@@ -137,18 +148,34 @@ async fn read(
         delivery_list::Page {
             deliveries: Vec::new(),
             next_cursor: None,
+            reached: None,
         }
     } else {
-        delivery_list::list(&mut *connection, &filter, &of, before, limit).await?
+        delivery_list::list(&mut *connection, &filter, &of, before, limit, patience).await?
     };
     let views = page.deliveries.iter();
     let mut ids: Vec<Uuid> = views.map(|view| view.partner_id.uuid()).collect();
     ids.sort_unstable();
     ids.dedup();
     let names = partners::names(&mut *connection, &ids).await?;
+    // With a filter the numbers would be those of something else.
+    let is_filtered = [
+        "partner", "product", "provider", "endpoint", "since", "from", "until",
+    ]
+    .iter()
+    .any(|name| query.get(name).is_some());
+    let mut held = BTreeMap::new();
+    for state in [DeliveryState::Exhausted, DeliveryState::NoEndpoint] {
+        if !is_filtered {
+            let (number, is_all) = delivery_list::held_up(&mut *connection, state).await?;
+            let more = if is_all { "" } else { "+" };
+            held.insert(state.into(), format!("{number}{more}"));
+        }
+    }
     Ok(Found {
         nobody,
         page,
+        held,
         products: options::names(connection, lists::CHOICES).await?,
         providers: known.into_iter().map(|one| one.name).collect(),
         names,
@@ -197,14 +224,29 @@ pub(crate) async fn show(
     let times = &visit.session.times;
     let found = app
         .database()
-        .run(async |connection| read(connection, query, times, lists::PAGE).await)
+        .run(async |connection| read(connection, query, times, (lists::PAGE, Patience::Page)).await)
         .await?;
     let views = &found.page.deliveries;
     let next = found.page.next_cursor.map(|cursor| cursor.to_string());
-    let list = Frame::new(PATH, query, found.nobody.as_deref(), next.as_deref());
+    let list = Frame::new(
+        PATH,
+        query,
+        found.nobody.as_deref(),
+        (
+            next.as_deref(),
+            found.page.reached.map(|at| times.clock(at)),
+        ),
+    );
+    let (look, _) = app.figures().look(app.database()).await?;
+    let failing = failing(&look.report, times, FAILING);
+    let mut tabs = list.tabs(&STATES);
+    for (tab, (key, _)) in tabs.iter_mut().skip(1).zip(&STATES) {
+        tab.count = found.held.get(*key).cloned();
+    }
     page(&Page {
         shell: Shell::new(&app, &visit.session, PATH, "Webhooks"),
-        tabs: list.tabs(&STATES),
+        failing: (!failing.rows.is_empty() && list.newest.is_none()).then_some(failing),
+        tabs,
         foot: list.foot(
             views.len(),
             "by the time when they were ready",
@@ -226,7 +268,7 @@ pub(crate) async fn csv(State(app): State<App>, visit: Visit<Viewer>) -> Result<
     let times = &visit.session.times;
     let found = app
         .database()
-        .run(async |connection| read(connection, query, times, lists::CSV).await)
+        .run(async |connection| read(connection, query, times, (lists::CSV, Patience::Whole)).await)
         .await?;
     let head = [
         "webhook",

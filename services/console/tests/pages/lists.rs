@@ -293,6 +293,9 @@ async fn a_webhook_that_was_given_up_is_counted_on_every_page() {
     let mut browser = bench.sign_in("ana", Role::Viewer).await;
     for (path, told) in [
         ("/webhooks?state=exhausted", bench.topup.as_str()),
+        ("/webhooks", "Given up <small>1</small>"),
+        ("/webhooks", "<h2>Endpoints with failures</h2>"),
+        ("/partners", "With a problem <small>1</small>"),
         ("/needs", "used up its retries"),
         ("/partners", "1 webhook given up"),
         ("/orders", "ready, not delivered"),
@@ -300,8 +303,19 @@ async fn a_webhook_that_was_given_up_is_counted_on_every_page() {
         let page = text(&mut browser, path).await;
         assert!(page.contains(told), "no {told:?} at {path}: {page}");
     }
+    // With a filter the number would be that of other webhooks.
+    let filtered = text(&mut browser, "/webhooks?partner=acme").await;
+    assert!(!filtered.contains("Given up <small>"), "{filtered}");
     let page = text(&mut browser, &format!("/partners/{}", bench.partner)).await;
-    assert!(page.contains("ready, not delivered"), "{page}");
+    for part in [
+        "ready, not delivered",
+        " · status 500</dd>",
+        "<dt>Last taken</dt><dd>–</dd>",
+        "<dt>Oldest waits</dt>",
+        "It has set none, so tell it about its endpoints yourself.",
+    ] {
+        assert!(page.contains(part), "no {part:?} in {page}");
+    }
     bench.stop().await;
 }
 

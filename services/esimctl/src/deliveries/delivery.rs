@@ -13,6 +13,7 @@ use clap::{
 use desk::operator::{
     deliveries::{self, AttemptView},
     delivery_list::{self, Cursor, Of},
+    looking::Patience,
 };
 use domain::{DeliveryId, EndpointId, WebhookId, standing::DeliveryState};
 use pg::{PgConnection, config::MasterKeyConfig};
@@ -132,7 +133,15 @@ async fn list_all(asked: &List, console: &Console) -> anyhow::Result<()> {
         endpoint_id: asked.endpoint,
     };
     let limit = listing.limit.into();
-    let page = delivery_list::list(&mut connection, &filter, &of, asked.cursor, limit).await?;
+    let page = delivery_list::list(
+        &mut connection,
+        &filter,
+        &of,
+        asked.cursor,
+        limit,
+        Patience::Whole,
+    )
+    .await?;
     let next = page.next_cursor.map(|cursor| cursor.to_string());
     let none = "There are no such deliveries.";
     listing.print(console, &page, (&page.deliveries, next), none, row)

@@ -2,7 +2,10 @@
 
 use clap::{Args, ValueEnum};
 use desk::{
-    operator::order_list::{self, Filter, Listed},
+    operator::{
+        looking::Patience,
+        order_list::{self, Filter, Listed},
+    },
     self_service::OrderState,
 };
 use domain::OrderId;
@@ -78,7 +81,14 @@ pub async fn run(asked: &List, console: &Console) -> anyhow::Result<()> {
         until: listing.until,
     };
     let limit = listing.limit.into();
-    let page = order_list::list(&mut connection, &filter, asked.cursor, limit).await?;
+    let page = order_list::list(
+        &mut connection,
+        &filter,
+        asked.cursor,
+        limit,
+        Patience::Whole,
+    )
+    .await?;
     let next = page.next_cursor.map(|cursor| cursor.to_string());
     let none = "There are no such orders.";
     listing.print(console, &page, (&page.orders, next), none, row)

@@ -51,7 +51,7 @@ pub struct Report {
     pub stages: Vec<Life>,
     pub waiting: Waiting,
     pub breakers: Vec<ProviderBreaker>,
-    /// The endpoints of all partners.
+    /// The endpoints of which something is to be known, as [`endpoints::noted`] reads them.
     pub endpoints: Vec<Endpoint>,
     /// What is wrong, the worst first.
     pub findings: Vec<Finding>,
@@ -130,7 +130,7 @@ pub async fn examine(connection: &mut PgConnection, most: i64) -> Result<Report>
     slow::find(&mut *connection, waiting.at, &mut findings).await?;
     of_lanes(connection, &mut findings).await?;
     parked(connection, most, &backlogs, &mut findings).await?;
-    let endpoints = endpoints::list(&mut *connection, None).await?;
+    let endpoints = endpoints::noted(&mut *connection).await?;
     let paused = paused_since(&mut *connection, &endpoints).await?;
     for endpoint in &endpoints {
         of_endpoint(endpoint, &paused, &mut findings);

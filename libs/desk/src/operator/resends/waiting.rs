@@ -51,7 +51,11 @@ pub(super) async fn read(
     connection: &mut PgConnection,
     partner: Option<PartnerId>,
 ) -> Result<Vec<Waiting>> {
-    let all = endpoints::list(connection, partner).await?.into_iter();
+    let all = match partner {
+        Some(_) => endpoints::list(connection, partner).await?,
+        None => endpoints::noted(connection).await?,
+    };
+    let all = all.into_iter();
     let mut waiting: Vec<Waiting> = all
         .filter(|one| one.pending > 0 || one.exhausted > 0)
         .map(|one| Waiting {

@@ -1,5 +1,7 @@
 //! The endpoints of partners as operators see them, and the words for the state of an endpoint.
 
+use std::collections::HashMap;
+
 use domain::{PartnerId, Stored, standing::EndpointState};
 use pg::Result;
 use sqlx::PgConnection;
@@ -72,6 +74,9 @@ pub async fn list(
     connection: &mut PgConnection,
     partner_id: Option<PartnerId>,
 ) -> Result<Vec<Endpoint>> {
+    let Some(partner_id) = partner_id else {
+        return of_all(connection, false).await;
+    };
     let endpoints = with_state!(
         Endpoint,
         r#"SELECT e.endpoint_id, e.partner_id, p.name, e.url AS webhook_url, "#,
@@ -89,9 +94,81 @@ pub async fn list(
                   now() AS "read_at!"
            FROM partner_endpoints e
            JOIN partners p ON p.partner_id = e.partner_id
-           WHERE $1::uuid IS NULL OR e.partner_id = $1
+           WHERE e.partner_id = $1
            ORDER BY p.created_at, e.partner_id, e.nth"#,
-        partner_id.map(PartnerId::uuid),
+        partner_id.uuid(),
     );
     Ok(endpoints.fetch_all(connection).await?)
+}
+
+/// The endpoints of all partners of which something is to be known: that fail, are blocked or paused, or
+/// have webhooks that wait or were given up. Of ten thousand endpoints these are usually few, so every
+/// look at the whole system reads only them.
+pub async fn noted(connection: &mut PgConnection) -> Result<Vec<Endpoint>> {
+    of_all(connection, true).await
+}
+
+/// The webhooks of an endpoint.
+#[derive(Default)]
+struct Webhooks {
+    pending: i64,
+    exhausted: i64,
+    exhausted_since: Option<OffsetDateTime>,
+}
+
+/// Counts the webhooks of all endpoints together, because a look-up for each of ten thousand endpoints
+/// takes a second. The numbers are joined to the endpoints here, because PostgreSQL may compare each row
+/// with each while its statistics say that there are none.
+async fn of_all(connection: &mut PgConnection, only_noted: bool) -> Result<Vec<Endpoint>> {
+    let given_up = sqlx::query!(
+        r#"SELECT partner_id, lane, count(*) AS "webhooks!", min(at) AS since FROM held
+           WHERE state = 'exhausted' GROUP BY partner_id, lane"#,
+    );
+    let given_up = given_up.fetch_all(&mut *connection).await?;
+    let waiting = sqlx::query!(
+        r#"SELECT partner_id, lane, count(*) AS "webhooks!" FROM work
+           WHERE kind = 'deliver' AND provider = '' GROUP BY partner_id, lane"#,
+    );
+    let waiting = waiting.fetch_all(&mut *connection).await?;
+    // The lane of a partner's first endpoint is empty, and that of a further one is its id.
+    let endpoint = |lane: &str, partner_id: Uuid| lane.parse().unwrap_or(partner_id);
+    let mut webhooks: HashMap<Uuid, Webhooks> = HashMap::new();
+    for row in given_up {
+        let one = webhooks.entry(endpoint(&row.lane, row.partner_id));
+        let one = one.or_default();
+        one.exhausted = row.webhooks;
+        one.exhausted_since = row.since;
+    }
+    for row in waiting {
+        let one = webhooks.entry(endpoint(&row.lane, row.partner_id));
+        one.or_default().pending = row.webhooks;
+    }
+    let with_webhooks: Vec<Uuid> = webhooks.keys().copied().collect();
+    let endpoints = with_state!(
+        Endpoint,
+        r#"SELECT e.endpoint_id, e.partner_id, p.name, e.url AS webhook_url, "#,
+        r#" AS "state!",
+                  CASE WHEN e.unproven_since IS NULL OR e.failures > 0 THEN nullif(e.blocked_until, 'infinity') END
+                      AS blocked_until,
+                  e.failures, e.failing_since, 0::bigint AS "pending!", 0::bigint AS "exhausted!",
+                  NULL::timestamptz AS exhausted_since, now() AS "read_at!"
+           FROM partner_endpoints e
+           JOIN partners p ON p.partner_id = e.partner_id
+           WHERE NOT $1::boolean OR e.failures > 0 OR e.blocked_until IS NOT NULL OR e.endpoint_id = ANY ($2)
+           ORDER BY p.created_at, e.partner_id, e.nth"#,
+        only_noted,
+        &with_webhooks,
+    );
+    let mut endpoints = endpoints.fetch_all(connection).await?;
+    for endpoint in &mut endpoints {
+        let Webhooks {
+            pending,
+            exhausted,
+            exhausted_since,
+        } = webhooks.remove(&endpoint.endpoint_id).unwrap_or_default();
+        endpoint.pending = pending;
+        endpoint.exhausted = exhausted;
+        endpoint.exhausted_since = exhausted_since;
+    }
+    Ok(endpoints)
 }

@@ -1,0 +1,79 @@
+//! How far a list is looked through for rows that fit, because most filters have no index: each order would
+//! have to write it. A list reads rows by the index that it has, a look at a time, and leaves out what does
+//! not fit. It says how far it came, and where it goes on.
+
+use std::time::{Duration, Instant};
+
+/// Who waits for a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// Somebody in front of a page, which has to be there at once even if nothing fits.
+    Page,
+    /// A command or a file, which should be complete.
+    Whole,
+}
+
+/// After this time a page begins no further look. Together with the last one, and with what else the page
+/// reads, it stays below a tenth of a second.
+const AT_ONCE: Duration = Duration::from_millis(30);
+/// The most rows of a look. One of a page is small, because it is not interrupted. So many rows are always
+/// looked through, however slow that is.
+const MOST_OF_PAGE: usize = 300;
+const MOST: usize = 1_000;
+/// The most rows that are looked through.
+const ROWS: usize = 20_000;
+
+/// The looks of one list.
+pub(super) struct Looking {
+    began: Instant,
+    patience: Patience,
+    size: usize,
+    rows: usize,
+}
+
+impl Looking {
+    /// For a list of `limit` rows. If no filter leaves anything out, the first look finds them all.
+    pub(super) fn new(patience: Patience, limit: usize) -> Self {
+        Self {
+            began: Instant::now(),
+            patience,
+            size: limit.saturating_add(1),
+            rows: 0,
+        }
+    }
+
+    /// How many rows the next look reads; `None` if there should be none.
+    pub(super) fn next(&mut self) -> Option<usize> {
+        let has_looked = self.rows >= MOST_OF_PAGE;
+        let most = match self.patience {
+            Patience::Page if has_looked && self.began.elapsed() > AT_ONCE => return None,
+            Patience::Page => MOST_OF_PAGE,
+            Patience::Whole => MOST,
+        };
+        if self.rows >= ROWS {
+            return None;
+        }
+        let size = self.size.min(most);
+        self.size = size * 4;
+        self.rows += size;
+        Some(size)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_looks_through_some_rows_and_a_command_through_many() {
+        let looks = |patience, limit| {
+            let mut looking = Looking::new(patience, limit);
+            looking.began -= 2 * AT_ONCE;
+            std::iter::from_fn(|| looking.next()).collect::<Vec<usize>>()
+        };
+        assert_eq!(looks(Patience::Page, 25), [26, 104, 300]);
+        let whole = looks(Patience::Whole, 25);
+        assert_eq!(whole[..4], [26, 104, 416, 1_000]);
+        assert!((20_000..21_000).contains(&whole.iter().sum::<usize>()));
+    }
+}
