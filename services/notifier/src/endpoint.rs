@@ -4,7 +4,6 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex},
-    time::Instant,
 };
 
 use accounts::partners::endpoints;
@@ -13,6 +12,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use runtime::lock;
 use signing::webhook::Secret;
 use store::deliveries::{Delivery, Target, Validity};
+use time::OffsetDateTime;
 use url::Url;
 use vault::{Vault, VaultError};
 use webhooks::mail::is_mail;
@@ -61,7 +61,7 @@ struct Directory {
     prepared: HashMap<EndpointId, Arc<Endpoint>>,
     /// The version of the configuration in which all of `known` were read.
     version: Option<i64>,
-    known: HashMap<EndpointId, (Arc<Target>, Option<Instant>)>,
+    known: HashMap<EndpointId, (Arc<Target>, Option<OffsetDateTime>)>,
 }
 
 impl Endpoints {
@@ -91,12 +91,12 @@ impl Endpoints {
         lock(&self.0).version
     }
 
-    /// The target of an endpoint in this version of the configuration, if it is known.
-    pub fn known(&self, id: EndpointId, version: i64) -> Option<Arc<Target>> {
+    /// The target of an endpoint in this version of the configuration, if it is known and none of its
+    /// secrets has ended by `now`, the time of the database.
+    pub fn known(&self, id: EndpointId, version: i64, now: OffsetDateTime) -> Option<Arc<Target>> {
         let directory = lock(&self.0);
         let (target, until) = directory.known.get(&id)?;
-        let holds =
-            directory.version == Some(version) && until.is_none_or(|until| Instant::now() < until);
+        let holds = directory.version == Some(version) && until.is_none_or(|until| now < until);
         holds.then(|| Arc::clone(target))
     }
 

@@ -7,10 +7,7 @@
 //! endpoint that is blocked at that time, except for its probe and for tests. A delivery that it
 //! leaves out for this reason has due work afterwards, so it is sent as soon as the block ends.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
 use domain::{
     DeliveryId, EndpointId, EndpointKey, OptionId, OrderId, PartnerId, TopupId, WebhookId,
@@ -66,9 +63,8 @@ pub struct Validity {
     /// The version of the configuration in which it was read. In another version the endpoint may
     /// have another URL or other secrets, be blocked or paused, or be gone.
     pub version: i64,
-    /// When the old secret of a rotation ends; `None` if there is none. It is never later than in
-    /// the database.
-    pub until: Option<Instant>,
+    /// When the old secret of a rotation ends, by the clock of the database; `None` if there is none.
+    pub until: Option<OffsetDateTime>,
 }
 
 impl Delivery {
@@ -294,7 +290,7 @@ struct Row {
     fans_out: bool,
     version: i64,
     open: bool,
-    old_secret_ends_in: Option<f64>,
+    old_secret_until: Option<OffsetDateTime>,
     environment: String,
     url: Option<String>,
     host: Option<String>,
@@ -317,7 +313,6 @@ async fn read(
     ids: &[Uuid],
     youth: Option<Duration>,
 ) -> Result<Rows> {
-    let asked = Instant::now();
     let rows = sqlx::query_as!(
         Row,
         r#"SELECT d.delivery_id, d.partner_id, d.endpoint_id, d.kind, d.created_at, d.attempt, d.schedule_start,
@@ -346,10 +341,10 @@ async fn read(
                       AS "blocked!",
                   p.has_further_endpoints AND d.kind = 'topup.ready' AND d.endpoint_id IS NULL AND d.attempt = 0
                       AS "fans_out!",
-                  -- The trigger `endpoint_changed` raises it with each change of what is read here of the endpoint.
+                  -- The trigger `configuration_changed` raises it with each change of what is read here of the endpoint.
                   (SELECT version FROM system) AS "version!",
                   (n.endpoint_id IS NOT NULL AND n.blocked_until IS NULL AND NOT p.has_further_endpoints) AS "open!",
-                  extract(epoch FROM n.secret_ends[2] - now())::float8 AS old_secret_ends_in,
+                  CASE WHEN n.secret_ends[2] > now() THEN n.secret_ends[2] END AS old_secret_until,
                   p.environment, n.headers AS "headers?", n.url AS "url?", n.host AS "host?",
                   -- Those that have not ended; the newest one has no end.
                   coalesce(CASE WHEN n.secret_ends[2] > now() THEN n.secrets ELSE n.secrets[:1] END, '{}') AS "secrets!"
@@ -368,14 +363,11 @@ async fn read(
     );
     Ok(Rows {
         rows: rows.fetch_all(connection).await?,
-        asked,
     })
 }
 
 struct Rows {
     rows: Vec<Row>,
-    /// The moment before the statement.
-    asked: Instant,
 }
 
 impl Rows {
@@ -403,7 +395,7 @@ impl Rows {
             ..Claimed::default()
         };
         for row in self.rows {
-            let validity = row.validity(self.asked);
+            let validity = row.validity();
             let Some(delivery) = row.into_delivery(leased) else {
                 continue;
             };
@@ -423,11 +415,10 @@ impl Rows {
 
 impl Row {
     /// How long the target holds; `None` if it must not be used again.
-    fn validity(&self, asked: Instant) -> Option<Validity> {
-        let old_secret_ends_in = self.old_secret_ends_in.filter(|left| *left > 0.0);
-        self.open.then(|| Validity {
+    fn validity(&self) -> Option<Validity> {
+        self.open.then_some(Validity {
             version: self.version,
-            until: old_secret_ends_in.map(|left| asked + age(left)),
+            until: self.old_secret_until,
         })
     }
 

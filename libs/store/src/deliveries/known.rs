@@ -6,7 +6,7 @@
 //!
 //! Guarantee: no webhook goes to a URL that had changed, or is signed with a secret that had been
 //! replaced, when the statement began, and none to an endpoint that was blocked or paused then. Each
-//! such change raises the version of the configuration in its own transaction, by a trigger. The
+//! such change raises the version of the configuration in its own transaction, by a trigger at its commit. The
 //! statement compares that version in its own snapshot with the one in which the endpoints were read,
 //! and returns nothing if they differ. The endpoint is that of the partner in the delivery's row, so no
 //! message can choose it.
@@ -16,6 +16,7 @@ use std::{sync::Arc, time::Duration};
 use domain::{DeliveryId, EndpointId, EndpointKey, PartnerId};
 use pg::{Result, age, seconds, unsigned, uuids};
 use sqlx::PgConnection;
+use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::claim::{Content, Delivery, Esim, Target};
@@ -33,25 +34,28 @@ struct Row {
     iccid: String,
     profile: Vec<u8>,
     ready_age: f64,
+    now: OffsetDateTime,
 }
 
 /// Claims first attempts of ready units that are younger than `youth`, as [`claim`](super::claim())
 /// does with `Claim::Fresh`, if `known` knows the first endpoint of the partner in this `version` of the
-/// configuration. The other deliveries are not returned, and neither are those that any other
+/// configuration and at the time of the statement, which is that of the database: a clock of this process
+/// may stand still while its machine is suspended. The other deliveries are not returned, and neither are those that any other
 /// condition concerns; `claim` decides about them.
 pub async fn claim_known(
     connection: &mut PgConnection,
     ids: &[DeliveryId],
     youth: Duration,
     version: i64,
-    known: impl Fn(EndpointId) -> Option<Arc<Target>>,
+    known: impl Fn(EndpointId, OffsetDateTime) -> Option<Arc<Target>>,
 ) -> Result<Vec<Delivery>> {
     let rows = sqlx::query_as!(
         Row,
         r#"SELECT d.delivery_id, d.partner_id, d.schedule_start, d.topup_id AS "topup_id!", d.order_id AS "order_id!",
                   d.external_order_id AS "external_order_id!", d.option_id AS "option_id!", d.traceparent,
                   extract(epoch FROM now() - d.ordered_at)::float8 AS "age!", e.iccid AS "iccid!",
-                  e.profile AS "profile!", extract(epoch FROM now() - e.ready_at)::float8 AS "ready_age!"
+                  e.profile AS "profile!", extract(epoch FROM now() - e.ready_at)::float8 AS "ready_age!",
+                  now() AS "now!"
            FROM deliveries d
            JOIN esims e ON e.topup_id = d.topup_id
            WHERE d.delivery_id = ANY ($1)
@@ -69,7 +73,7 @@ pub async fn claim_known(
     let rows = rows.fetch_all(connection).await?.into_iter();
     let deliveries = rows.filter_map(|row| {
         let endpoint = EndpointKey::first(row.partner_id.into());
-        let target = known(endpoint.id)?;
+        let target = known(endpoint.id, row.now)?;
         row.into_delivery(endpoint, target)
     });
     Ok(deliveries.collect())

@@ -12,7 +12,7 @@ use testkit::wait;
 
 use crate::bench::{
     Bench, LEASE, PROVIDER, bought, bought_pending, disputed, execute, not_bought, order, order_of,
-    parked, part, placement, ready, rejected, unit,
+    parked, part, placement, ready, rejected, unit, unknown,
 };
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -478,4 +478,29 @@ async fn a_later_attempt_reads_what_a_new_provider_is_asked_for() {
         ),
         (2, "renamed")
     );
+}
+
+/// What an order writes for its first claim goes with whatever ends that claim's chance to be used.
+#[tokio::test]
+async fn nothing_is_kept_for_a_first_claim_that_can_no_longer_come() {
+    let bench = Bench::new().await;
+    let kept = async |id: PlacementId| -> bool {
+        let kept = "SELECT first_claim IS NOT NULL FROM placements WHERE placement_id::text = $1";
+        bench.value(kept, id).await
+    };
+    let parts = vec![part(PROVIDER, &[0]), part("another", &[1])];
+    let refused = bench.stored(order_of(parts)).await;
+    let untried = refused.placements[1].placement_id;
+    bench.claim(&[placement(&refused)]).await;
+    bench.settle(&[rejected(placement(&refused), 1)]).await;
+    assert!(kept(untried).await);
+    assert!(bench.refuse(&refused).await.is_some());
+    assert!(!kept(untried).await);
+    for outcome in [not_bought, unknown, rejected] {
+        let order = bench.placing(1).await;
+        let id = placement(&order);
+        assert!(kept(id).await);
+        bench.settle(&[outcome(id, 1)]).await;
+        assert!(!kept(id).await);
+    }
 }

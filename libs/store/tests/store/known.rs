@@ -1,13 +1,19 @@
 //! Endpoints that a notifier knows: which deliveries the lean claim returns, and which changes it sees.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{cell::Cell, collections::HashMap, sync::Arc, time::Duration};
 
-use accounts::partners::{self, Overlap, endpoints};
+use accounts::{
+    options,
+    partners::{self, Overlap, endpoints},
+};
 use domain::{DeliveryId, EndpointId, EndpointKey, PartnerId, TopupId};
 use signing::webhook::Secret;
 use store::deliveries::{self, Claim, Claimed, Target};
+use time::OffsetDateTime;
 
-use crate::bench::{Bench, VAULT, answered, bought, esim, fresh, ids, placement, ready, topups};
+use crate::bench::{
+    Bench, VAULT, answered, bought, esim, execute, fresh, ids, placement, ready, topups,
+};
 use crate::further::READY;
 
 const URL: &str = "https://partner.example/hook";
@@ -53,7 +59,7 @@ impl Bench {
     /// The deliveries that the lean claim returns.
     async fn known(&self, topups: &[TopupId], known: &Known) -> Vec<DeliveryId> {
         let version = known.version;
-        let target = |id| known.targets.get(&id).cloned();
+        let target = |id, _| known.targets.get(&id).cloned();
         let mut connection = self.connection().await;
         let ids = ids(topups);
         let claimed = deliveries::claim_known(&mut connection, &ids, YOUTH, version, target).await;
@@ -72,7 +78,7 @@ async fn the_lean_claim_reads_what_the_other_one_reads() {
     let read = bench.read_all(&all).await;
     let mut known = Known::of(&read).unwrap();
     known.targets.remove(&other.first_endpoint());
-    let target = |id| known.targets.get(&id).cloned();
+    let target = |id, _| known.targets.get(&id).cloned();
     let mut connection = bench.connection().await;
     let ids = ids(&all);
     let claimed = deliveries::claim_known(&mut connection, &ids, YOUTH, known.version, target);
@@ -213,4 +219,81 @@ async fn a_block_that_only_becomes_longer_raises_no_version() {
     let blocked = version().await;
     bench.set(block, partner).await;
     assert_eq!(version().await, blocked);
+}
+
+/// A catalogue of thousands of options takes seconds to write.
+#[tokio::test]
+async fn a_block_does_not_wait_for_a_long_change_of_the_catalogue_or_of_partners() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some(URL)).await;
+    let other = bench.partner(Some(URL)).await;
+    let read = bench.settled(partner, 1).await;
+    let known = Known::of(&bench.read_all(&read).await).unwrap();
+    let mut long = bench.pool.begin().await.unwrap();
+    let changes = format!(
+        "UPDATE options SET name = name || ' ';
+         UPDATE partners SET environment = 'live' WHERE partner_id = '{other}'"
+    );
+    execute(&mut long, &changes).await;
+    let block = format!(
+        "SET lock_timeout = '5s';
+         UPDATE partner_endpoints SET blocks = 1, blocked_until = now() + interval '1 hour' WHERE partner_id = '{partner}'"
+    );
+    execute(&mut *bench.connection().await, &block).await;
+    assert_eq!(bench.known(&read, &known).await, []);
+    // The long change is one change, however many rows it has, and it is seen, too.
+    let version = async || {
+        let mut connection = bench.connection().await;
+        options::newest_version(&mut connection).await.unwrap()
+    };
+    let before = version().await;
+    long.commit().await.unwrap();
+    assert_eq!(version().await, before + 1);
+}
+
+/// The secret that a rotation has replaced ends by the clock of the database. A clock of the notifier
+/// stands still while its machine is suspended.
+#[tokio::test]
+async fn the_end_of_a_replaced_secret_is_that_of_the_database() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some(URL)).await;
+    let secret = Secret::from_bytes(vec![8; 32]).unwrap();
+    let overlap = Overlap {
+        lasts: Duration::from_hours(1),
+        keep_old: false,
+    };
+    let first = EndpointKey::first(partner);
+    partners::rotate_secret(
+        &mut *bench.connection().await,
+        &VAULT,
+        first,
+        &secret,
+        overlap,
+    )
+    .await
+    .unwrap();
+    let read = bench.settled(partner, 1).await;
+    let claimed = bench.read_all(&read).await;
+    let (_, target, validity) = claimed.targets.first().unwrap();
+    assert_eq!(target.secrets.len(), 2);
+    let stored: OffsetDateTime = bench
+        .value(
+            "SELECT secret_ends[2] FROM partner_endpoints WHERE endpoint_id::text = $1",
+            partner,
+        )
+        .await;
+    assert_eq!(validity.until, Some(stored));
+    let mut connection = bench.connection().await;
+    let present: OffsetDateTime = sqlx::query_scalar("SELECT now()")
+        .fetch_one(&mut *connection)
+        .await
+        .unwrap();
+    let asked = Cell::new(None);
+    let known = |_, now| {
+        asked.set(Some(now));
+        None
+    };
+    let version = validity.version;
+    let none = deliveries::claim_known(&mut connection, &ids(&read), YOUTH, version, known).await;
+    assert!(none.unwrap().is_empty() && asked.get() >= Some(present));
 }

@@ -177,6 +177,8 @@ fn wrong_statement(
         "create or replace view ",
         "insert into ",
         "comment on ",
+        "create sequence ",
+        "select setval(",
         "revoke execute on function ",
         "language plpgsql",
     ];

@@ -244,8 +244,20 @@ async fn whoever_says_that_commits_were_lost_is_named_and_hides_no_later_loss() 
             .await
             .unwrap();
     }
-    // What was read of the configuration before counts as current no more.
+    // What was read of the configuration before counts as current no more, and no version of a row is
+    // given out twice.
     assert!(version().await >= before + 1_000_000);
+    bench
+        .sql(
+            "INSERT INTO options (option_id, name, provider, provider_option_id, environment, enabled)
+             VALUES (gen_random_uuid(), 'later', 'sandbox', 'later', 'sandbox', true)",
+        )
+        .await;
+    let row: i64 = sqlx::query_scalar("SELECT min(version) FROM options")
+        .fetch_one(&bench.pool)
+        .await
+        .unwrap();
+    assert!(row >= 1_000_000);
     let reason: String = sqlx::query_scalar(
         "SELECT reason FROM providers WHERE open_until = '9999-12-31 00:00:00+00'",
     )

@@ -18,7 +18,7 @@ use std::{
     collections::HashMap,
     num::NonZeroU32,
     sync::{Arc, PoisonError, RwLock, RwLockWriteGuard},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use accounts::{
@@ -29,7 +29,7 @@ use domain::{Environment, OptionId, PartnerId};
 use governor::{DefaultDirectRateLimiter, Quota};
 use pg::{Database, Error, PgConnection, schema::SchemaError};
 use pipeline::{pulse, streams::Nats};
-use runtime::{Shutdown, health::Readiness, outage};
+use runtime::{Shutdown, clock::Moment, health::Readiness, outage};
 use signing::SecretKey;
 use uuid::Uuid;
 use vault::Vault;
@@ -61,7 +61,7 @@ pub(crate) struct KnownPartner {
     /// Whether requests are denied unless their signature covers the query and the body.
     pub(crate) signed_body_required: bool,
     /// When this access key ends, if a rotation has replaced it; otherwise it has no end.
-    until: Option<Instant>,
+    until: Option<Moment>,
 }
 
 impl KnownPartner {
@@ -81,7 +81,7 @@ impl KnownPartner {
     }
 
     fn ended(&self) -> bool {
-        self.until.is_some_and(|until| until <= Instant::now())
+        self.until.is_some_and(Moment::has_passed)
     }
 }
 
@@ -124,9 +124,8 @@ impl Partners {
             for (access_key, partner) in &mut keys {
                 let before = self.by_access_key.get(access_key);
                 let before = before.and_then(|before| before.until);
-                if partner.until.is_some() {
-                    partner.until = partner.until.max(before);
-                }
+                let later = |until: Moment| before.map_or(until, |before| until.later(before));
+                partner.until = partner.until.map(later);
             }
         }
         for gone in access_keys.drain(..) {
@@ -216,7 +215,7 @@ impl Directory {
         if self.look_ups.check().is_err() {
             return Ok(None);
         }
-        let asked = Instant::now();
+        let asked = Moment::now();
         let looking = self
             .database
             .run(async |connection| partners::by_access_key(connection, access_key).await);
@@ -321,7 +320,7 @@ impl Directory {
     /// time counts from `asked`, the moment before the query, so that the key never ends too late.
     /// It ends too early by as much as the query took until PostgreSQL saw it, so [`Self::changes`]
     /// asks again after a slow query.
-    fn learn_partner(&self, credentials: &Credentials, asked: Instant) {
+    fn learn_partner(&self, credentials: &Credentials, asked: Moment) {
         if credentials.environment.is_none() {
             tracing::error!(
                 partner.id = %credentials.partner_id,
@@ -451,9 +450,9 @@ impl Directory {
             self.partners_mut().forget_ended();
             return Ok(());
         }
-        let asked = Instant::now();
+        let asked = Moment::now();
         let changed = partners::changed_since(connection, seen.partners).await?;
-        let is_precise = asked.elapsed() <= PRECISE || seen.read_again >= READ_AGAIN;
+        let is_precise = asked.monotonic.elapsed() <= PRECISE || seen.read_again >= READ_AGAIN;
         let mut newest = seen.partners;
         let mut any_ends = false;
         for credentials in changed {
@@ -495,7 +494,7 @@ mod tests {
         partners: &mut Partners,
         id: PartnerId,
         version: i64,
-        keys: &[(&str, Option<Instant>)],
+        keys: &[(&str, Option<Moment>)],
     ) {
         let keys = keys.iter().map(|(access_key, until)| {
             let partner = KnownPartner {
@@ -524,7 +523,7 @@ mod tests {
         let mut partners = Partners::default();
         let one = PartnerId::new();
         let other = PartnerId::new();
-        let later = Instant::now() + Duration::from_hours(1);
+        let later = Moment::now() + Duration::from_hours(1);
         learn(&mut partners, one, 1, &[("a", None)]);
         learn(&mut partners, other, 2, &[("b", None)]);
         learn(&mut partners, one, 3, &[("c", None), ("a", Some(later))]);
@@ -541,8 +540,8 @@ mod tests {
     fn the_end_of_an_old_key_becomes_more_precise_and_never_later_than_it_was_read() {
         let mut partners = Partners::default();
         let partner = PartnerId::new();
-        let end = Instant::now() + Duration::from_mins(1);
-        let early = end.checked_sub(Duration::from_secs(1)).unwrap();
+        let early = Moment::now() + Duration::from_mins(1);
+        let end = early + Duration::from_secs(1);
         for read in [early, end, early] {
             learn(
                 &mut partners,
@@ -561,7 +560,7 @@ mod tests {
     #[test]
     fn old_keys_end_by_the_clock() {
         let mut partners = Partners::default();
-        let now = Instant::now();
+        let now = Moment::now();
         learn(
             &mut partners,
             PartnerId::new(),

@@ -31,13 +31,13 @@ use std::{
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard},
     task::{Context, Poll},
-    time::Instant,
 };
 
 use axum::body::Body;
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use runtime::{
+    clock::Moment,
     listener::{Place, Watch},
     lock,
 };
@@ -58,7 +58,7 @@ pub(crate) struct Connection {
 /// An answer that has not left yet.
 struct BufferedAnswer {
     /// The time after which the answer is not sent. `None` if it must never be sent.
-    deadline: Option<Instant>,
+    deadline: Option<Moment>,
     left: oneshot::Sender<()>,
 }
 
@@ -84,11 +84,8 @@ impl Watch for Connection {
         if buffered.iter().any(|answer| answer.deadline.is_none()) {
             return Err(io::ErrorKind::ConnectionAborted.into());
         }
-        let is_late = |deadline| deadline <= Instant::now();
-        if buffered
-            .iter()
-            .any(|answer| answer.deadline.is_some_and(is_late))
-        {
+        let mut deadlines = buffered.iter().filter_map(|answer| answer.deadline);
+        if deadlines.any(Moment::has_passed) {
             tracing::warn!(
                 "the 201 of an order did not leave before its deadline, so the connection is closed; the order is \
                  stored, and the partner learns that when it repeats the request"
@@ -120,7 +117,7 @@ struct AnswerBody {
 pub(crate) fn answer_body(
     bytes: Bytes,
     connection: Arc<Connection>,
-    deadline: Instant,
+    deadline: Moment,
     left: oneshot::Sender<()>,
 ) -> Body {
     Body::new(AnswerBody {

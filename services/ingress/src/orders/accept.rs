@@ -42,7 +42,7 @@ use pipeline::{
     publish::JobRow,
     timing::ANSWER,
 };
-use runtime::Shutdown;
+use runtime::{Shutdown, clock::Moment};
 use serde::Serialize;
 use store::orders::{NewOrder, NewTopup, OrderStatus, Refusal, is_fenced};
 use tokio::sync::{Semaphore, oneshot};
@@ -78,7 +78,7 @@ const FRESH_IDS: usize = 3;
 pub(crate) struct Created {
     pub(crate) body: Bytes,
     /// The deadline: after it, the response is not sent.
-    pub(crate) deadline: Instant,
+    pub(crate) deadline: Moment,
     /// Signals that the response has left. Dropping it means that the response never will.
     pub(crate) left: oneshot::Sender<()>,
 }
@@ -133,10 +133,10 @@ struct Stored {
     /// The time from then until the order was stored.
     time_to_store: Duration,
     /// The moment before the INSERT was sent; see [`Inserted::sent`].
-    sent: Instant,
+    sent: Moment,
     /// When the order can no longer be answered. It is a moment before the `answer_by` that
     /// PostgreSQL has stored; see [`pipeline::timing`].
-    answer_deadline: Instant,
+    answer_deadline: Moment,
 }
 
 pub(crate) struct Inserted {
@@ -144,7 +144,7 @@ pub(crate) struct Inserted {
     stored: bool,
     /// The moment before the INSERT was sent, from which the time of the answer counts. PostgreSQL
     /// counts from a later moment, so this process always gives up first; see [`ANSWER`].
-    sent: Instant,
+    sent: Moment,
 }
 
 impl Writer for InsertOrders {
@@ -156,7 +156,7 @@ impl Writer for InsertOrders {
 
     async fn write(&self, orders: &[NewOrder]) -> Result<Vec<Inserted>, pg::Error> {
         let insert = async |connection: &mut PgConnection| {
-            let sent = Instant::now();
+            let sent = Moment::now();
             let stored = store::orders::insert(connection, orders).await?;
             Ok::<Vec<_>, pg::Error>(
                 stored
@@ -272,7 +272,9 @@ impl Orders {
             None => self.answer_then_publish(stored, admitted).await,
         }
         // From here on this process sends no answer of the order and does not refuse it.
-        self.handshake.departures.note(order_id, answer_deadline);
+        self.handshake
+            .departures
+            .note(order_id, answer_deadline.monotonic);
     }
 
     /// Answers an order whose answer waits for no verdict: it gets its 201 at once.
@@ -311,7 +313,9 @@ impl Orders {
         } = stored;
         // The jobs of an order that waits for verdicts are published already: the group commit does
         // it right after the commit ([`InsertOrders`]).
-        let verdicts = pending_answer.verdicts(sent + self.placement_wait).await;
+        let verdicts = pending_answer
+            .verdicts(sent.monotonic + self.placement_wait)
+            .await;
         // Without a verdict nobody knows what the order waited for after it was stored.
         admitted.took(
             began,
@@ -342,7 +346,7 @@ impl Orders {
                             .failed(&placement.provider, placement.topups.len());
                     }
                 }
-                pending_answer.expect_units(answer_deadline);
+                pending_answer.expect_units(answer_deadline.monotonic);
                 send_201_and_wait(&order, answer_deadline, answer).await;
                 // The 201 has left, or never will. Dropping `pending_answer` publishes the
                 // readiness events that were held for this order, so that no webhook precedes its
@@ -404,7 +408,7 @@ impl Orders {
         &self,
         order: &mut NewOrder,
         answer: &mut oneshot::Sender<Answer>,
-    ) -> Result<Option<Instant>, ApiError> {
+    ) -> Result<Option<Moment>, ApiError> {
         let give_up = Instant::now() + self.placement_wait + ANSWER;
         let mut duplicate_permit = None;
         loop {
@@ -546,7 +550,7 @@ fn refusal_errors(order_id: OrderId, refusals: &[Refusal]) -> Vec<Fault> {
 
 /// Hands the 201 to the handler. Returns when it has left, or when it never will: the partner has
 /// hung up, or the deadline has passed.
-async fn send_201_and_wait(order: &NewOrder, deadline: Instant, answer: oneshot::Sender<Answer>) {
+async fn send_201_and_wait(order: &NewOrder, deadline: Moment, answer: oneshot::Sender<Answer>) {
     let mut topups: Vec<&NewTopup> = topups(order).collect();
     topups.sort_unstable_by_key(|topup| topup.position);
     let products = topups
@@ -572,7 +576,7 @@ async fn send_201_and_wait(order: &NewOrder, deadline: Instant, answer: oneshot:
             .is_ok()
         {
             // After the deadline the connection sends nothing of the response any more.
-            let _ = tokio::time::timeout_at(deadline.into(), departure).await;
+            let _ = tokio::time::timeout_at(deadline.monotonic.into(), departure).await;
         }
     })
     .await;

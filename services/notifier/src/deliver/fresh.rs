@@ -19,7 +19,7 @@ impl Deliver {
     ) -> Result<Claimed, pg::Error> {
         let mut lean = Vec::new();
         if let Some(version) = self.endpoints.version() {
-            let known = |id| self.endpoints.known(id, version);
+            let known = |id, now| self.endpoints.known(id, version, now);
             lean = deliveries::claim_known(connection, ids, youth, version, known).await?;
         }
         let is_left = |id: &&DeliveryId| lean.iter().all(|delivery| delivery.id != **id);

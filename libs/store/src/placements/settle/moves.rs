@@ -115,6 +115,8 @@ impl Moves {
                        unknowns = CASE WHEN new.kind = 'unknown' THEN p.unknowns + 1 ELSE 0 END,
                        reason = CASE WHEN p.state = 'parked' THEN p.reason ELSE coalesce(new.reason, p.reason) END,
                        refusal_status = new.status, refusal_message = new.message,
+                       -- It was for the attempt that has ended.
+                       first_claim = NULL,
                        -- A rejected placement goes to the provider of the next pair, if there is one: then this
                        -- attempt has certainly bought nothing. In the same commit the old pair is noted.
                        provider = CASE WHEN new.kind = 'rejected' THEN coalesce(p.alternatives->0->>'provider', p.provider)

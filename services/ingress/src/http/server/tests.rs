@@ -1,8 +1,7 @@
-use std::time::Instant;
-
 use axum::routing::{get, post};
 use axum::{Extension, extract::Request, http::StatusCode, middleware};
 use clap::Parser;
+use runtime::clock::Moment;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{mpsc, oneshot};
 
@@ -40,7 +39,7 @@ async fn serve(deadline: Duration, settings: &[&str]) -> Served {
         move |Extension(connection): Extension<Arc<Connection>>| async move {
             let (left, departure) = oneshot::channel();
             departures.send(departure).unwrap();
-            answer_body(bytes, connection, Instant::now() + deadline, left)
+            answer_body(bytes, connection, Moment::now() + deadline, left)
         }
     };
     let refuse = |_: Request| async { (StatusCode::FORBIDDEN, "refused") };
