@@ -12,7 +12,7 @@
 //!   and the subjects. [`majority`] watches whether a stream can store messages, and [`access`]
 //!   holds the credentials.
 //! - Working: [`worker`] makes tickets from messages and from due work, and lets the stage work on
-//!   their rows. The tickets wait in queues for [`permits`], which bound how many rows a stage
+//!   their rows; [`lookout`] tells idle stages that rows are due. The tickets wait in queues for [`permits`], which bound how many rows a stage
 //!   works on at once, and share this number between lanes and partners. `pace` lowers the share
 //!   of partners whose attempts are slow.
 //! - Storing: [`group_commit`] writes many items with one statement.
@@ -25,6 +25,7 @@ pub mod batcher;
 pub mod effect;
 pub mod figures;
 pub mod group_commit;
+pub mod lookout;
 mod majority;
 pub mod metrics;
 pub mod owner;
@@ -44,4 +45,5 @@ pub use access::NatsAccess;
 pub use batcher::Batcher;
 pub use effect::{Effect, perform};
 pub use group_commit::GroupCommit;
+pub use lookout::Lookout;
 pub use streams::{Nats, NatsConfig};

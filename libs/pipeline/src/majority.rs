@@ -26,13 +26,13 @@ use async_nats::{
 };
 use opentelemetry::metrics::Gauge;
 use runtime::metrics::Instruments;
-use tokio::{
-    sync::watch::Sender,
-    time::{sleep, timeout},
-};
+use tokio::{sync::watch::Sender, time::timeout};
 
 /// The pause between two checks while NATS is up.
 const PERIOD: Duration = Duration::from_secs(1);
+/// The pause while the one server of a system without a cluster is up. It has no majority to lose, and
+/// the client notices at once if the connection breaks.
+const ALONE_PERIOD: Duration = Duration::from_secs(5);
 /// The pause while it is down, or may be. It is shorter, so that messages are used again soon.
 const DOWN_PERIOD: Duration = Duration::from_millis(250);
 /// How long a check waits for a response.
@@ -55,6 +55,25 @@ pub(crate) struct Watched {
     pub(crate) is_up: Sender<bool>,
 }
 
+/// Who stores the messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Servers {
+    /// A server without a cluster.
+    One,
+    Several,
+}
+
+impl Servers {
+    fn of(cluster: &ClusterInfo) -> Self {
+        let is_named = cluster.name.as_ref().is_some_and(|name| !name.is_empty());
+        if is_named || !cluster.replicas.is_empty() {
+            Self::Several
+        } else {
+            Self::One
+        }
+    }
+}
+
 /// Why messages cannot be stored.
 #[derive(Debug)]
 struct Fault {
@@ -63,7 +82,8 @@ struct Fault {
     lasted: Duration,
 }
 
-/// Checks JetStream once a second until the connection is dropped. Each change is logged once, and
+/// Checks JetStream once a second until the connection is dropped, and a server without a cluster every
+/// five seconds. Each change is logged once, and
 /// `esim_nats_up` shows the state.
 pub(crate) async fn watch(watched: Watched) {
     let gauge = nats_up();
@@ -81,11 +101,13 @@ pub(crate) async fn watch(watched: Watched) {
         // ago. A stage that reconnects to it must not take that for a majority, so it waits until
         // the server has heard from the others again.
         let silence = waiting.map_or(SILENCE, |waiting| SILENCE.min(waiting.elapsed()));
-        let fault = if is_connected {
-            watched.fault(silence).await
+        let state = if is_connected {
+            watched.state(silence).await
         } else {
-            None
+            Ok(Servers::Several)
         };
+        let is_alone = matches!(state, Ok(Servers::One));
+        let fault = state.err();
         since = fault.as_ref().map(|fault| {
             let from = began.checked_sub(fault.lasted).unwrap_or(began);
             since.map_or(from, |since| since.min(from))
@@ -115,32 +137,50 @@ pub(crate) async fn watch(watched: Watched) {
             );
         }
         let is_sound = up && fault.is_none();
-        sleep(if is_sound { PERIOD } else { DOWN_PERIOD }).await;
+        let pause = if !is_sound {
+            DOWN_PERIOD
+        } else if is_alone {
+            ALONE_PERIOD
+        } else {
+            PERIOD
+        };
+        // A connection that breaks ends the pause, so that it is checked again as soon as it is back.
+        let mut breaks = watched.is_up.subscribe();
+        let _ = timeout(pause, breaks.wait_for(|is_up| up && !is_up)).await;
     }
 }
 
 impl Watched {
-    /// Why JetStream cannot store the messages of one of the streams. `None` if it can.
-    /// A server that was not heard from for `silence` counts as gone.
-    async fn fault(&self, silence: Duration) -> Option<Fault> {
+    /// Whether one server or several store the messages. The error is why they cannot be stored in one
+    /// of the streams. A server that was not heard from for `silence` counts as gone.
+    async fn state(&self, silence: Duration) -> Result<Servers, Fault> {
         let [jobs, ready] = &self.streams;
         let (jobs, ready) =
-            tokio::join!(self.fault_of(jobs, silence), self.fault_of(ready, silence));
-        jobs.or(ready)
+            tokio::join!(self.state_of(jobs, silence), self.state_of(ready, silence));
+        Ok(match (jobs?, ready?) {
+            (Servers::One, Servers::One) => Servers::One,
+            _ => Servers::Several,
+        })
     }
 
-    async fn fault_of(&self, stream: &str, silence: Duration) -> Option<Fault> {
+    async fn state_of(&self, stream: &str, silence: Duration) -> Result<Servers, Fault> {
         match timeout(RESPONSE, self.context.get_stream(stream)).await {
             Ok(Ok(found)) => {
-                without_majority(stream, found.cached_info().cluster.as_ref()?, silence)
+                let Some(cluster) = &found.cached_info().cluster else {
+                    return Ok(Servers::One);
+                };
+                match without_majority(stream, cluster, silence) {
+                    Some(fault) => Err(fault),
+                    None => Ok(Servers::of(cluster)),
+                }
             }
             // Whoever publishes to the stream or pulls from it creates it.
-            Ok(Err(error)) if is_missing(&error) => None,
-            Ok(Err(error)) => Some(Fault {
+            Ok(Err(error)) if is_missing(&error) => Ok(Servers::Several),
+            Ok(Err(error)) => Err(Fault {
                 reason: format!("the state of {stream} cannot be read: {error}"),
                 lasted: Duration::ZERO,
             }),
-            Err(_) => Some(Fault {
+            Err(_) => Err(Fault {
                 reason: format!("no server responds about {stream}, so it has no leader"),
                 lasted: Duration::ZERO,
             }),
@@ -205,6 +245,16 @@ mod tests {
             })
             .collect();
         cluster
+    }
+
+    #[test]
+    fn a_server_is_alone_only_without_a_cluster() {
+        let mut alone = cluster(&[]);
+        assert_eq!(Servers::of(&alone), Servers::One);
+        assert_eq!(Servers::of(&cluster(&[SILENCE])), Servers::Several);
+        // A stream with one replica, of which another server of the cluster is the leader.
+        alone.name = Some("nats".into());
+        assert_eq!(Servers::of(&alone), Servers::Several);
     }
 
     #[test]

@@ -40,6 +40,7 @@ use domain::PartnerId;
 use rand::seq::SliceRandom;
 use runtime::{Shutdown, outage};
 use store::work::Look;
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span};
 
@@ -57,7 +58,8 @@ pub use crate::{
     queues::Class,
 };
 
-/// The pause between two looks at due work if the last one saw all lanes and nothing was due.
+/// The longest pause if the last look saw all lanes and nothing was due. Without a lookout the next
+/// look follows it.
 const LOOK_IDLE: Duration = Duration::from_millis(500);
 /// The pause between two looks while rows are due, or while lanes are left to look at.
 const LOOK_BUSY: Duration = Duration::from_millis(5);
@@ -87,6 +89,9 @@ pub struct Settings {
     pub lane: LaneStates,
     /// The provider of the rows, for metrics; `None` if the stage has no provider.
     pub provider: Option<String>,
+    /// Notified by a [`lookout`](crate::lookout) when a row is due. With `None`, an idle stage looks
+    /// for itself.
+    pub due: Option<Arc<Notify>>,
 }
 
 /// Starts the loops of a stage, which run until the soft stop: one pulls messages, one looks at due
@@ -99,6 +104,7 @@ pub fn start<S: Stage>(stage: Arc<S>, nats: &Nats, settings: Settings, shutdown:
         rows_per_queue: settings.limits.permits.div_ceil(2).min(LOOK_ROWS),
         metrics: RowMetrics::new(S::NAME, settings.provider),
         pulled: CancellationToken::new(),
+        due: settings.due,
         shutdown: shutdown.clone(),
     });
     match settings.source {
@@ -167,6 +173,8 @@ struct Worker<S: Stage> {
     metrics: RowMetrics,
     /// Cancelled once no more messages are pulled.
     pulled: CancellationToken,
+    /// See [`Settings::due`].
+    due: Option<Arc<Notify>>,
     shutdown: Shutdown,
 }
 
@@ -299,17 +307,16 @@ impl<S: Stage> Worker<S> {
     async fn looks(self: Arc<Self>) -> anyhow::Result<()> {
         let stop = self.shutdown.soft();
         let mut after = None;
-        let mut pause = LOOK_IDLE;
+        let mut is_idle = true;
         loop {
-            if stop
-                .run_until_cancelled(tokio::time::sleep(pause))
-                .await
-                .is_none()
-            {
+            let Some(may_be_due) = stop.run_until_cancelled(self.pause(is_idle)).await else {
                 return Ok(());
-            }
+            };
             // The state of a lane may have changed since the last ticket or permit.
             self.queues.grant();
+            if !may_be_due {
+                continue;
+            }
             let from_start = after.is_none();
             let found = match self.look(&mut after).await {
                 Ok(found) => found,
@@ -328,12 +335,7 @@ impl<S: Stage> Worker<S> {
             let saw_all = after.is_none();
             // A look that failed, or had no room for further tickets, also counts as one that found
             // nothing: the next one comes no sooner.
-            let nothing_due_anywhere = !found && from_start && saw_all;
-            pause = if nothing_due_anywhere {
-                LOOK_IDLE
-            } else {
-                LOOK_BUSY
-            };
+            is_idle = !found && from_start && saw_all;
             if found && saw_all {
                 // More rows of the same queues may be due, but a queue takes no further due tickets
                 // before it is drained. So the next look waits until one of them is.
@@ -342,6 +344,23 @@ impl<S: Stage> Worker<S> {
                     return Ok(());
                 }
             }
+        }
+    }
+
+    /// Waits until the next look. Returns whether a row may be due.
+    async fn pause(&self, is_idle: bool) -> bool {
+        if !is_idle {
+            tokio::time::sleep(LOOK_BUSY).await;
+            return true;
+        }
+        let idle = tokio::time::sleep(LOOK_IDLE);
+        let Some(due) = &self.due else {
+            idle.await;
+            return true;
+        };
+        tokio::select! {
+            () = due.notified() => true,
+            () = idle => false,
         }
     }
 

@@ -19,7 +19,7 @@ use std::time::Duration;
 pub use claim::{Claim, Claimed, ClaimedTopup, claim};
 use domain::{OrderId, PlacementId};
 pub(crate) use first::FirstClaim;
-use pg::{Error, Result, retry_conflicts};
+use pg::{Error, Result, retry_conflicts, seconds};
 pub use settle::{
     KnownColumns, Outcome, Progress, ReadyProfile, Settled, Settlement, Unit, settle,
 };
@@ -27,7 +27,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::{
-    sweep::{Fence, Swept},
+    sweep::{Fence, Swept, UNSWEPT},
     work::{self, DueWork, Found, Kind, Look},
 };
 
@@ -104,6 +104,20 @@ pub async fn defer(
         });
         Ok::<_, Error>(deferred.collect())
     })
+}
+
+/// Whether [`sweep`] may find a row, or has to note how far it has come.
+pub async fn may_sweep(connection: &mut PgConnection, lag: Duration) -> Result<bool> {
+    let query = sqlx::query_scalar!(
+        r#"SELECT up_to < now() - make_interval(secs => $1::float8 + $2)
+                  OR (SELECT true FROM placements p
+                      WHERE p.created_at > up_to AND p.created_at <= now() - make_interval(secs => $1)
+                      LIMIT 1) IS NOT NULL AS "may!"
+           FROM walks WHERE name = 'placements'"#,
+        seconds(lag),
+        UNSWEPT,
+    );
+    Ok(query.fetch_optional(connection).await?.unwrap_or(false))
 }
 
 /// Gives due work to each placement that has no outcome at the end of its first lease of `lag`. A

@@ -4,6 +4,8 @@
 //! announces it, and has no row in `work`. If that message is lost, or its reader dies, nobody else
 //! would know of the row. So once a second each stage reads the rows whose first lease has just
 //! ended, and inserts due work for each unfinished one. All others cost this one read and no write.
+//! It asks first whether there are any (`may_sweep`), because a sweep writes even if it finds nothing.
+//! To leave out a sweep is always safe: the next one reads a longer range.
 //!
 //! Guarantee: no row is missed, even if the transaction that created it commits very late.
 //! [`Fence`] explains how. [`crate::placements::sweep`] and [`crate::deliveries::sweep`] use it
@@ -18,6 +20,10 @@ use time::OffsetDateTime;
 /// The longest time range of one sweep, in seconds. It bounds the cost of the statement, even if
 /// the stage has been stopped for long and has much to catch up.
 const STRETCH: f64 = 10.0;
+
+/// The longest range without rows that no sweep has passed, in seconds. A sweep that finds nothing
+/// still writes, and so costs a flush, which an idle system need not pay each second.
+pub(crate) const UNSWEPT: f64 = 5.0;
 
 /// The result of a sweep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -75,6 +75,26 @@ impl Kind {
     }
 }
 
+/// Whether any row of each of these kinds is due, each for the provider at the same place.
+pub async fn are_due(
+    connection: &mut PgConnection,
+    kinds: &[Kind],
+    providers: &[String],
+) -> Result<Vec<bool>> {
+    let kinds: Vec<&str> = kinds.iter().map(|kind| kind.as_str()).collect();
+    let query = sqlx::query_scalar!(
+        // No EXISTS, because PostgreSQL could execute it by reading all of `work` into a hash.
+        r#"SELECT (SELECT true FROM work w
+                   WHERE w.kind = watched.kind AND w.provider = watched.provider AND w.at <= now()
+                   LIMIT 1) IS NOT NULL AS "due!"
+           FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS watched (kind, provider, nth)
+           ORDER BY watched.nth"#,
+        &kinds as &[&str],
+        providers,
+    );
+    Ok(query.fetch_all(connection).await?)
+}
+
 /// The statement of a look and what it returns. `gate` joins what decides about a pair, `until` is
 /// the time up to which its rows are due, and `most` how many of them are taken.
 macro_rules! look {

@@ -54,7 +54,7 @@ use serde_json::json;
 pub use self::{app::App, config::Config};
 
 /// How often the console looks whether the database responds, for its readiness.
-const LOOK: Duration = Duration::from_secs(1);
+const LOOK: Duration = Duration::from_secs(5);
 
 /// Serves the pages until the soft stop.
 pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {

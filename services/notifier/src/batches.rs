@@ -19,7 +19,7 @@ use std::{
 use domain::{EndpointKey, PartnerId};
 use pg::Database;
 use pipeline::{
-    Effect, perform,
+    Effect, Lookout, perform,
     worker::{self, Class, Limits, Permit, Stage, Ticket, Trigger},
 };
 use runtime::{Shutdown, outage};
@@ -92,7 +92,7 @@ impl Pauses {
 }
 
 /// The limits of [`Batches`]. No message announces its rows.
-pub fn worker_settings() -> worker::Settings {
+pub fn worker_settings(lookout: &Lookout) -> worker::Settings {
     worker::Settings {
         source: None,
         limits: Limits {
@@ -104,6 +104,7 @@ pub fn worker_settings() -> worker::Settings {
         },
         lane: worker::unlimited_lanes(),
         provider: None,
+        due: Some(lookout.watch(&Kind::BATCHES, "")),
     }
 }
 

@@ -55,7 +55,7 @@ use pg::{
     config::{MasterKeyConfig, PoolConfig},
 };
 use pipeline::{
-    Nats, NatsConfig, figures,
+    Lookout, Nats, NatsConfig, figures,
     metrics::{DueRows, Watched, watch as watch_streams},
     pulse,
     streams::{DEAD, READY, Source},
@@ -67,7 +67,11 @@ use runtime::{
     health::{self, Readiness},
 };
 use signing::qr::Keys as QrKeys;
-use store::deliveries::{self, endpoints::BlockPolicy, resends};
+use store::{
+    Swept,
+    deliveries::{self, endpoints::BlockPolicy, resends},
+    work::Kind,
+};
 use vault::Keyring;
 use webhooks::{
     config::{GuardConfig, QrConfig, SourceConfig, public_url},
@@ -273,7 +277,7 @@ impl Config {
     }
 
     /// Where the worker gets its messages, and how much it may have in flight.
-    fn worker_settings(&self, nats: &Nats) -> worker::Settings {
+    fn worker_settings(&self, nats: &Nats, lookout: &Lookout) -> worker::Settings {
         worker::Settings {
             source: Some(Source {
                 stream: READY,
@@ -289,6 +293,7 @@ impl Config {
             },
             lane: worker::unlimited_lanes(),
             provider: None,
+            due: Some(lookout.watch(&[Kind::Deliver], "")),
         }
     }
 
@@ -372,6 +377,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
             shutdown.clone(),
         ),
     );
+    let lookout = Lookout::start(database.clone(), &shutdown);
     let batches = Batches {
         database: database.clone(),
         metrics: Arc::clone(&metrics),
@@ -383,7 +389,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     worker::start(
         Arc::new(batches),
         &nats,
-        batches::worker_settings(),
+        batches::worker_settings(&lookout),
         &shutdown,
     );
     shutdown.spawn(
@@ -394,7 +400,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         "streams",
         watch_streams(nats.clone(), watched_streams(), shutdown.clone()),
     );
-    let work = config.worker_settings(&nats);
+    let work = config.worker_settings(&nats, &lookout);
     let admin_listen = config.admin_listen;
     let settings = config.delivery_settings(qr_keys);
     let stage = Deliver::new(
@@ -406,22 +412,31 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         &shutdown,
     );
     worker::start(Arc::new(stage), &nats, work, &shutdown);
-    let sweeping = worker::sweep::<Deliver, _>(shutdown.clone(), move || {
-        let database = database.clone();
-        async move {
-            let swept = database
-                .run(async |connection| deliveries::sweep(connection, deliver::FIRST_LEASE).await);
-            let swept = swept.await?;
-            Ok((swept.late, swept.more))
-        }
-    });
-    shutdown.spawn("sweep", sweeping);
+    shutdown.spawn("sweep", sweep(database, shutdown.clone()));
     tracing::info!(admin = %admin_listen, "notifier is running");
 
     stop.cancelled().await;
     let finished = shutdown.finished().await;
     nats.flush().await;
     finished
+}
+
+/// Makes deliveries due whose first lease ended without an outcome, until the soft stop.
+async fn sweep(database: Database, shutdown: Shutdown) -> anyhow::Result<()> {
+    let step = move || {
+        let database = database.clone();
+        async move {
+            let swept = database.run(async |connection| {
+                if !deliveries::may_sweep(connection, deliver::FIRST_LEASE).await? {
+                    return Ok(Swept::default());
+                }
+                deliveries::sweep(connection, deliver::FIRST_LEASE).await
+            });
+            let swept = swept.await?;
+            Ok((swept.late, swept.more))
+        }
+    };
+    worker::sweep::<Deliver, _>(shutdown, step).await
 }
 
 /// Updates the gauges of stored rows until the soft stop.

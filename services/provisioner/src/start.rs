@@ -8,7 +8,7 @@ use std::{sync::Arc, time::Instant};
 
 use pg::Database;
 use pipeline::{
-    Nats,
+    Lookout, Nats,
     metrics::{Watched as WatchedStream, watch as watch_streams},
     streams::{JOBS, Source},
     timing::PLACEMENT_FIRST_LEASE,
@@ -16,8 +16,10 @@ use pipeline::{
 };
 use runtime::Shutdown;
 use store::{
+    Swept,
     placements::{self, Activity},
     providers::BreakerLimits,
+    work::Kind,
 };
 use tokio::sync::Semaphore;
 use vault::Vault;
@@ -55,6 +57,7 @@ pub(crate) fn providers(
     shutdown: &Shutdown,
 ) -> Vec<Watched> {
     let settlements = Settlements::start(parts.database.clone(), shutdown);
+    let lookout = Lookout::start(parts.database.clone(), shutdown);
     let mut all = Vec::new();
     for Configured {
         name,
@@ -85,7 +88,7 @@ pub(crate) fn providers(
             lease: config.lease(),
             shutdown: shutdown.clone(),
         });
-        stages(config, &work, &parts.nats, shutdown);
+        stages(config, &work, &parts.nats, &lookout, shutdown);
     }
     all
 }
@@ -115,7 +118,13 @@ fn watched(config: &Config, name: &str, rate: Arc<Rate>, parts: &Parts) -> Watch
 /// Starts the three stages of a provider, its probes and its heartbeat. Look-ups and requests about
 /// eSIMs have stages of their own, because they must go on while purchases use all of their permits,
 /// and the other way round.
-fn stages(config: &Config, work: &Arc<ProviderWork>, nats: &Nats, shutdown: &Shutdown) {
+fn stages(
+    config: &Config,
+    work: &Arc<ProviderWork>,
+    nats: &Nats,
+    lookout: &Lookout,
+    shutdown: &Shutdown,
+) {
     let name = work.calls.name.clone();
     let breaker = Arc::clone(&work.calls.breaker);
     let limiters = Arc::clone(&work.calls.limiters);
@@ -126,9 +135,14 @@ fn stages(config: &Config, work: &Arc<ProviderWork>, nats: &Nats, shutdown: &Shu
         durable: durable(&name),
         subject: nats.job_subject(&name),
     };
-    for (activity, source, limits) in [
-        (Activity::Purchases, Some(jobs), purchases),
-        (Activity::LookUps, None, lookups),
+    for (activity, kinds, source, limits) in [
+        (
+            Activity::Purchases,
+            &Kind::PURCHASES[..],
+            Some(jobs),
+            purchases,
+        ),
+        (Activity::LookUps, &Kind::LOOKUPS[..], None, lookups),
     ] {
         let stage = ProviderStage {
             work: Arc::clone(work),
@@ -142,6 +156,7 @@ fn stages(config: &Config, work: &Arc<ProviderWork>, nats: &Nats, shutdown: &Shu
             limits,
             lane,
             provider: Some(name.clone()),
+            due: Some(lookout.watch(kinds, &name)),
         };
         worker::start(Arc::new(stage), nats, settings, shutdown);
     }
@@ -156,6 +171,7 @@ fn stages(config: &Config, work: &Arc<ProviderWork>, nats: &Nats, shutdown: &Shu
         },
         lane: lane_states(Arc::clone(&breaker), None),
         provider: Some(name.clone()),
+        due: Some(lookout.watch(&Kind::REQUESTS, &name)),
     };
     let stage = RequestStage {
         work: Arc::clone(work),
@@ -203,8 +219,12 @@ pub(crate) fn sweep(database: Database, shutdown: &Shutdown) {
     let step = move || {
         let database = database.clone();
         async move {
-            let swept = database
-                .run(async |connection| placements::sweep(connection, PLACEMENT_FIRST_LEASE).await);
+            let swept = database.run(async |connection| {
+                if !placements::may_sweep(connection, PLACEMENT_FIRST_LEASE).await? {
+                    return Ok(Swept::default());
+                }
+                placements::sweep(connection, PLACEMENT_FIRST_LEASE).await
+            });
             let swept = swept.await?;
             Ok((swept.late, swept.more))
         }

@@ -15,7 +15,7 @@ use serde::Deserialize;
 use serde_json::json;
 use store::work::{Found, Look};
 use testkit::{nats::OwnStreams, wait};
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 use uuid::Uuid;
 
 /// Far longer than any test step; a test that waits this long has failed.
@@ -86,6 +86,16 @@ impl Bench {
 
     /// Runs the stage with this number of permits on its own connection.
     pub async fn start(&self, rows: &Arc<Rows>, permits: usize) -> Running {
+        self.start_told(rows, permits, None).await
+    }
+
+    /// The same with what tells the stage that rows are due.
+    pub async fn start_told(
+        &self,
+        rows: &Arc<Rows>,
+        permits: usize,
+        due: Option<Arc<Notify>>,
+    ) -> Running {
         let limits = Limits {
             permits,
             per_lane: permits,
@@ -115,6 +125,7 @@ impl Bench {
             limits,
             lane,
             provider: None,
+            due,
         };
         let shutdown = Shutdown::new();
         let nats = connect(&self.config).await;

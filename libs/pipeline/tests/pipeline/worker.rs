@@ -1,9 +1,11 @@
 //! The loop of a stage in normal operation, and with faulty messages or a faulty database.
 
+use std::sync::Arc;
+
 use async_nats::{HeaderMap, jetstream};
 use bytes::Bytes;
 use pipeline::worker::Class;
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 
 use crate::bench::{Bench, DURABLE, Rows, until};
 
@@ -153,6 +155,21 @@ async fn unreadable_messages_are_put_aside_and_block_no_other() {
     let mut expected = unreadable;
     expected.sort_unstable();
     assert_eq!(kept, expected);
+    stage.stop().await;
+}
+
+#[tokio::test]
+async fn an_idle_stage_looks_whenever_it_is_told_that_rows_are_due() {
+    let bench = Bench::new().await;
+    let rows = Rows::new(0..0);
+    let due = Arc::new(Notify::new());
+    let stage = bench.start_told(&rows, 16, Some(Arc::clone(&due))).await;
+    for told in 1..4 {
+        rows.make_due(told * 10..told * 10 + 10);
+        due.notify_one();
+        rows.until_done(usize::try_from(told).unwrap() * 10).await;
+    }
+    assert!(rows.done().iter().all(|done| done.class == Class::Due));
     stage.stop().await;
 }
 

@@ -103,10 +103,13 @@ const SMALL: [(&str, &str); 3] = rows! {
 
 /// Statements that name no key. Each runs once for each cell: a loop of a stage, a gauge, or an
 /// operator's list.
-const PER_CELL: [(&str, &str); 40] = rows! {
+const PER_CELL: [(&str, &str); 43] = rows! {
     "FROM (SELECT topup_id, profile FROM esims WHERE topup_id < ':' ORDER BY topup_id DESC LIMIT 1000)"
         => "start: the newest profiles check the master key";
     "WITH RECURSIVE pair (lane, partner_id, nth)" => "the looks at due work";
+    "WITH ORDINALITY AS watched (kind, provider, nth)" => "the lookout: whether any row is due";
+    "FROM walks WHERE name = 'placements'" => "whether there is something to sweep";
+    "FROM walks WHERE name = 'deliveries'" => "whether there is something to sweep";
     "WITH RECURSIVE endpoint (lane, partner_id, nth)" => "the gauges of due deliveries";
     "WHERE created_at > $1 AND created_at <= $2 AND state" => "the sweeps";
     "UPDATE providers" => "a provider's probe needs due work";

@@ -5,7 +5,10 @@ use std::time::Duration;
 
 use domain::PartnerId;
 use sqlx::Connection;
-use store::{Swept, deliveries, placements, work};
+use store::{
+    Swept, deliveries, placements,
+    work::{self, Kind},
+};
 use testkit::wait::until;
 
 use crate::bench::{Bench, PROVIDER, bought, execute, ids, look, order, placement, ready, topups};
@@ -124,4 +127,50 @@ async fn after_a_long_stop_the_sweep_catches_up_in_stretches() {
     bench.age(12).await;
     let sweeps = bench.swept(2).await;
     assert!(sweeps > 10, "{sweeps}");
+}
+
+/// An idle system sweeps rarely, and so hardly writes. All of it is one transaction, in which the time
+/// stands still.
+#[tokio::test]
+async fn a_sweep_is_left_out_only_while_it_would_find_nothing() {
+    let bench = Bench::new().await;
+    let mut connection = bench.connection().await;
+    let mut transaction = connection.begin().await.unwrap();
+    let order = order(PartnerId::new(), 1);
+    store::orders::insert(&mut transaction, std::slice::from_ref(&order))
+        .await
+        .unwrap();
+    for (swept, created, placements_may, deliveries_may) in [
+        (11, 9, false, false),
+        (11, 10, true, false),
+        (11, 12, false, false),
+        (16, 17, true, true),
+    ] {
+        let times = format!(
+            "UPDATE walks SET up_to = now() - interval '{swept} s' WHERE name IN ('placements', 'deliveries');
+             UPDATE placements SET created_at = now() - interval '{created} s'"
+        );
+        execute(&mut transaction, &times).await;
+        let may = placements::may_sweep(&mut transaction, LAG).await.unwrap();
+        assert_eq!(may, placements_may, "{swept} {created}");
+        let may = deliveries::may_sweep(&mut transaction, LAG).await.unwrap();
+        assert_eq!(may, deliveries_may, "{swept} {created}");
+    }
+}
+
+#[tokio::test]
+async fn the_lookout_hears_of_each_kind_that_is_due() {
+    let bench = Bench::new().await;
+    let order = bench.stored(order(PartnerId::new(), 1)).await;
+    let mut connection = bench.connection().await;
+    placements::defer(&mut connection, &[placement(&order)])
+        .await
+        .unwrap();
+    let kinds = [Kind::BuyAgain, Kind::Buy, Kind::Buy, Kind::Deliver];
+    let providers = [PROVIDER, PROVIDER, "another", ""].map(str::to_owned);
+    let due = work::are_due(&mut connection, &kinds, &providers).await;
+    assert_eq!(due.unwrap(), [false, true, false, false]);
+    bench.due_in(&[placement(&order)], 60.0).await;
+    let due = work::are_due(&mut connection, &kinds, &providers).await;
+    assert_eq!(due.unwrap(), [false; 4]);
 }

@@ -1,0 +1,80 @@
+//! The lookout: one statement asks for all stages of a process whether any of their rows is due.
+//!
+//! A stage that has nothing to do would otherwise look for itself, and a process has two or three
+//! stages for each provider. Each statement of an idle process costs three wake-ups, in two processes
+//! and in their kernel.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use pg::Database;
+use runtime::{Shutdown, lock, outage};
+use store::work::{self, Kind};
+use tokio::sync::Notify;
+
+/// The time between two questions, and so how much later than its time the row of an idle stage is
+/// found.
+const PERIOD: Duration = Duration::from_millis(500);
+
+/// The lookout of a process.
+#[derive(Default)]
+pub struct Lookout(Mutex<Watched>);
+
+/// What the stages watch: the kinds of their rows, each with a provider.
+#[derive(Clone, Default)]
+struct Watched {
+    kinds: Vec<Kind>,
+    providers: Vec<String>,
+    stages: Vec<Arc<Notify>>,
+}
+
+impl Lookout {
+    /// Starts a lookout that asks until the soft stop.
+    pub fn start(database: Database, shutdown: &Shutdown) -> Arc<Self> {
+        let lookout = Arc::new(Self::default());
+        shutdown.spawn(
+            "lookout",
+            Arc::clone(&lookout).run(database, shutdown.clone()),
+        );
+        lookout
+    }
+
+    /// What a stage waits for, whose rows are of these kinds. The provider is empty for a stage that
+    /// has none.
+    pub fn watch(&self, kinds: &[Kind], provider: &str) -> Arc<Notify> {
+        let due = Arc::new(Notify::new());
+        let mut watched = lock(&self.0);
+        for kind in kinds {
+            watched.kinds.push(*kind);
+            watched.providers.push(provider.to_owned());
+            watched.stages.push(Arc::clone(&due));
+        }
+        due
+    }
+
+    async fn run(self: Arc<Self>, database: Database, shutdown: Shutdown) -> anyhow::Result<()> {
+        let mut ticks = shutdown.ticks(PERIOD);
+        while ticks.next().await {
+            let watched = lock(&self.0).clone();
+            let due = database.run(async |connection| {
+                work::are_due(connection, &watched.kinds, &watched.providers).await
+            });
+            match due.await {
+                Ok(due) => {
+                    let stages = watched.stages.iter().zip(due);
+                    for (stage, _) in stages.filter(|(_, is_due)| *is_due) {
+                        stage.notify_one();
+                    }
+                }
+                Err(error) => {
+                    if let Some(others) = outage::DATABASE.failed() {
+                        tracing::error!(%error, others, "cannot ask whether work is due; trying again");
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
