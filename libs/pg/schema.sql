@@ -264,6 +264,7 @@ TABLE options
     CONSTRAINT options_environment_check CHECK ((environment = ANY (ARRAY['sandbox'::text, 'live'::text])))
     CONSTRAINT options_pkey PRIMARY KEY (option_id)
     CREATE INDEX options_version ON public.options USING btree (version)
+    CREATE CONSTRAINT TRIGGER option_changed AFTER INSERT OR UPDATE ON public.options DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION configuration_changed()
     CREATE TRIGGER options_version BEFORE INSERT OR UPDATE ON public.options FOR EACH ROW EXECUTE FUNCTION next_configuration_version()
 
 TABLE orders
@@ -320,8 +321,8 @@ END) STORED
     CONSTRAINT partner_endpoints_secrets CHECK ((cardinality(secrets) = cardinality(secret_ends)))
     CREATE INDEX partner_endpoints_moving ON public.partner_endpoints USING btree (endpoint_id) WHERE (moving_since IS NOT NULL)
     CREATE UNIQUE INDEX partner_endpoints_partner ON public.partner_endpoints USING btree (partner_id, nth)
-    CREATE CONSTRAINT TRIGGER endpoint_changed AFTER UPDATE ON public.partner_endpoints DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (((((((old.url IS DISTINCT FROM new.url) OR (old.secrets IS DISTINCT FROM new.secrets)) OR (old.secret_ends IS DISTINCT FROM new.secret_ends)) OR (old.headers IS DISTINCT FROM new.headers)) OR (old.purpose IS DISTINCT FROM new.purpose)) OR ((old.blocked_until IS NULL) IS DISTINCT FROM (new.blocked_until IS NULL)))) EXECUTE FUNCTION endpoint_changed()
-    CREATE CONSTRAINT TRIGGER endpoint_deleted AFTER DELETE ON public.partner_endpoints DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION endpoint_changed()
+    CREATE CONSTRAINT TRIGGER endpoint_changed AFTER UPDATE ON public.partner_endpoints DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (((((((old.url IS DISTINCT FROM new.url) OR (old.secrets IS DISTINCT FROM new.secrets)) OR (old.secret_ends IS DISTINCT FROM new.secret_ends)) OR (old.headers IS DISTINCT FROM new.headers)) OR (old.purpose IS DISTINCT FROM new.purpose)) OR ((old.blocked_until IS NULL) IS DISTINCT FROM (new.blocked_until IS NULL)))) EXECUTE FUNCTION configuration_changed()
+    CREATE CONSTRAINT TRIGGER endpoint_deleted AFTER DELETE ON public.partner_endpoints DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION configuration_changed()
     CREATE TRIGGER channel_moved BEFORE UPDATE OF url ON public.partner_endpoints FOR EACH ROW WHEN (((old.purpose = 'notices'::text) AND (new.url IS DISTINCT FROM old.url))) EXECUTE FUNCTION channel_moved()
     CREATE TRIGGER endpoint_blocked AFTER UPDATE OF blocks ON public.partner_endpoints FOR EACH ROW WHEN (((new.blocks > 0) <> (old.blocks > 0))) EXECUTE FUNCTION endpoint_blocked()
     CREATE TRIGGER endpoint_blocked_at_once AFTER INSERT ON public.partner_endpoints FOR EACH ROW WHEN ((new.blocks > 0)) EXECUTE FUNCTION endpoint_blocked()
@@ -354,6 +355,7 @@ TABLE partners
     CONSTRAINT partners_old_access_key_key UNIQUE (old_access_key)
     CONSTRAINT partners_pkey PRIMARY KEY (partner_id)
     CREATE INDEX partners_version ON public.partners USING btree (version)
+    CREATE CONSTRAINT TRIGGER partner_changed AFTER INSERT OR UPDATE ON public.partners DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION configuration_changed()
     CREATE TRIGGER partner_created AFTER INSERT ON public.partners FOR EACH ROW EXECUTE FUNCTION first_endpoint()
     CREATE TRIGGER partners_version BEFORE INSERT OR UPDATE ON public.partners FOR EACH ROW EXECUTE FUNCTION next_configuration_version()
 
@@ -589,7 +591,7 @@ BEGIN
         WITH before AS MATERIALIZED (
             SELECT p.placement_id, p.state FROM placements p WHERE p.order_id = closed_order
         ), moved AS (
-            UPDATE placements p SET state = 'refused' FROM before
+            UPDATE placements p SET state = 'refused', first_claim = NULL FROM before
             WHERE p.placement_id = before.placement_id
             RETURNING p.placement_id, before.state, p.attempt, p.refusal_status, p.refusal_message
         ), done AS (
@@ -636,6 +638,7 @@ BEGIN
         open_until = never, version = (version + 1000000) % 9000000000000000000, changed_at = now(),
         failing_since = CASE WHEN open_until IS NULL THEN now() ELSE coalesce(failing_since, now()) END;
     UPDATE system SET version = version + 1000000;
+    PERFORM setval('configuration_versions', nextval('configuration_versions') + 1000000);
     IF opened > 0 THEN
         INSERT INTO operator_actions (action_id, operator, database_role, command, target, affected, reason)
         VALUES (gen_random_uuid(), session_user, session_user, 'commit fence', 'all providers', opened, why);
@@ -655,6 +658,22 @@ BEGIN
 END
 $function$
 
+CREATE OR REPLACE FUNCTION public.configuration_changed()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    -- Once is enough for a transaction that changes a thousand options. The setting ends with the transaction.
+    IF current_setting('esim.version_raised', true) IS DISTINCT FROM 'yes' THEN
+        UPDATE system SET version = version + 1;
+        PERFORM set_config('esim.version_raised', 'yes', true);
+    END IF;
+    RETURN NULL;
+END
+$function$
+
 CREATE OR REPLACE FUNCTION public.endpoint_blocked()
  RETURNS trigger
  LANGUAGE plpgsql
@@ -665,18 +684,6 @@ BEGIN
     INSERT INTO history (endpoint_id, kind, after)
     VALUES (NEW.endpoint_id, CASE WHEN NEW.blocks > 0 THEN 'blocked' ELSE 'unblocked' END,
             CASE WHEN NEW.blocks > 0 THEN jsonb_build_object('failures', NEW.failures) END);
-    RETURN NULL;
-END
-$function$
-
-CREATE OR REPLACE FUNCTION public.endpoint_changed()
- RETURNS trigger
- LANGUAGE plpgsql
- SECURITY DEFINER
- SET search_path TO 'public', 'pg_temp'
-AS $function$
-BEGIN
-    UPDATE system SET version = version + 1;
     RETURN NULL;
 END
 $function$
@@ -728,8 +735,23 @@ CREATE OR REPLACE FUNCTION public.next_configuration_version()
  LANGUAGE plpgsql
 AS $function$
 BEGIN
-    UPDATE system SET version = version + 1 RETURNING version INTO NEW.version;
+    -- This changes nothing and locks nothing. It fails for a role that may not raise the version: notifiers have a privilege
+    -- on partners only to lock their rows.
+    UPDATE system SET version = version WHERE false;
+    NEW.version := next_version_of_row();
     RETURN NEW;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION public.next_version_of_row()
+ RETURNS bigint
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    PERFORM pg_advisory_xact_lock('options'::regclass::bigint);
+    RETURN nextval('configuration_versions');
 END
 $function$
 

@@ -83,8 +83,7 @@ struct Fault {
 }
 
 /// Checks JetStream once a second until the connection is dropped, and a server without a cluster every
-/// five seconds. Each change is logged once, and
-/// `esim_nats_up` shows the state.
+/// five seconds. Each change is logged once, and `esim_nats_up` shows the state.
 pub(crate) async fn watch(watched: Watched) {
     let gauge = nats_up();
     let mut since: Option<Instant> = None;

@@ -423,6 +423,11 @@ impl Random {
     }
 }
 
+/// The sides whose stages work: the old cell, and the new one once it is active.
+fn working<'a>(a: &'a Bench, b: Option<&'a Bench>) -> impl Iterator<Item = &'a Bench> {
+    [Some(a), b].into_iter().flatten()
+}
+
 /// What else the stages do: they look for webhooks and claim them, walk for retention, and look for
 /// what to tell partners. Returns how many webhooks of foreign partners were claimed.
 async fn beside(side: &Bench, what: usize) -> usize {
@@ -493,8 +498,6 @@ async fn any_steps_beside_a_division_forget_nothing_and_claim_nothing_foreign() 
                 (true, false, true) => None,
                 _ => Some(&cell.a),
             };
-            let working = [Some(&cell.a), b.as_ref().filter(|_| active)];
-            let working = working.into_iter().flatten();
             match what {
                 0..=2 => {
                     let partner = if leaves { cell.leaving } else { cell.staying };
@@ -527,7 +530,7 @@ async fn any_steps_beside_a_division_forget_nothing_and_claim_nothing_foreign() 
                     }
                 }
                 6..=8 => {
-                    for side in working {
+                    for side in working(&cell.a, b.as_ref().filter(|_| active)) {
                         let mut connection = stage(side).await;
                         placements::sweep(&mut connection, NO_LEASE).await.unwrap();
                         deliveries::sweep(&mut connection, NO_LEASE).await.unwrap();
@@ -548,7 +551,7 @@ async fn any_steps_beside_a_division_forget_nothing_and_claim_nothing_foreign() 
                 }
                 10 if active => division::finish(&mut owner(&cell.a).await).await.unwrap(),
                 12..=14 => {
-                    for side in working {
+                    for side in working(&cell.a, b.as_ref().filter(|_| active)) {
                         let foreign = beside(side, what).await;
                         assert_eq!(foreign, 0, "seed {seed}, step {step}");
                     }
