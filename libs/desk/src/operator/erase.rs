@@ -97,8 +97,9 @@ pub async fn order(
          SELECT d.delivery_id FROM placed
          JOIN topups t ON t.placement_id = placed.placement_id
          JOIN esims e ON e.topup_id = t.topup_id
-         JOIN deliveries d ON d.delivery_id = ANY (
-             e.delivery_id || ARRAY (SELECT f.delivery_id FROM further_deliveries f WHERE f.topup_id = t.topup_id))
+         CROSS JOIN LATERAL unnest(
+             e.delivery_id || ARRAY (SELECT f.delivery_id FROM further_deliveries f WHERE f.topup_id = t.topup_id)) AS named (id)
+         JOIN deliveries d ON d.delivery_id = named.id
          ORDER BY d.delivery_id
          FOR UPDATE OF d",
         order_id.uuid()

@@ -205,10 +205,10 @@ async fn take_leases(
                -- The endpoint may have been blocked while the delivery waited for a permit. Such a
                -- delivery stays due; only a test is sent to a blocked endpoint.
                -- The lane of a delivery to a further endpoint is the id of this endpoint.
-               SELECT w.id, coalesce(nullif(w.lane, '')::uuid, w.partner_id) AS endpoint_id, w.at,
-                      e.blocked_until <= now() AS block_ended
+               SELECT w.id, k.endpoint_id, w.at, e.blocked_until <= now() AS block_ended
                FROM work w
-               LEFT JOIN partner_endpoints e ON e.endpoint_id = coalesce(nullif(w.lane, '')::uuid, w.partner_id)
+               CROSS JOIN LATERAL (SELECT coalesce(nullif(w.lane, '')::uuid, w.partner_id) AS endpoint_id OFFSET 0) k
+               LEFT JOIN partner_endpoints e ON e.endpoint_id = k.endpoint_id
                WHERE w.id = ANY ($1) AND w.at <= now()
                  AND (e.blocked_until IS NULL OR e.blocked_until <= now() OR w.at = '-infinity')
                FOR UPDATE OF w SKIP LOCKED
@@ -350,7 +350,7 @@ async fn read(
                   coalesce(CASE WHEN n.secret_ends[2] > now() THEN n.secrets ELSE n.secrets[:1] END, '{}') AS "secrets!"
            FROM deliveries d
            JOIN partners p ON p.partner_id = d.partner_id
-           LEFT JOIN partner_endpoints n ON n.endpoint_id = coalesce(d.endpoint_id, d.partner_id)
+           LEFT JOIN partner_endpoints n ON n.endpoint_id = CASE WHEN d.endpoint_id IS NULL THEN d.partner_id ELSE d.endpoint_id END
            LEFT JOIN orders o ON o.order_id = d.order_id
            LEFT JOIN topups t ON t.topup_id = d.topup_id
            LEFT JOIN esims e ON e.topup_id = d.topup_id

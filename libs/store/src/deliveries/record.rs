@@ -284,7 +284,7 @@ async fn record_acknowledged(
            WHERE d.delivery_id = new.delivery_id AND d.state = 'pending' AND d.attempt = 0
            RETURNING d.delivery_id, coalesce(d.endpoint_id, d.partner_id) AS "endpoint_id!",
                      (SELECT true FROM partner_endpoints e
-                      WHERE e.endpoint_id = coalesce(d.endpoint_id, d.partner_id) AND (e.failures > 0 OR e.blocked_until IS NOT NULL OR e.told IS NOT NULL)
+                      WHERE e.endpoint_id = CASE WHEN d.endpoint_id IS NULL THEN d.partner_id ELSE d.endpoint_id END AND (e.failures > 0 OR e.blocked_until IS NOT NULL OR e.told IS NOT NULL)
                      ) IS TRUE AS "endpoint_failing!""#,
         &columns.ids,
         &columns.at,

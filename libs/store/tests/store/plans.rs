@@ -84,8 +84,7 @@ const EMPTY_SINCE_17: [(&str, &str); 1] = rows! {
 };
 
 /// The same with every version.
-const EMPTY: [(&str, &str); 2] = rows! {
-    "ORDER BY d.delivery_id FOR UPDATE OF d" => "archive run, which finds nothing in a new system";
+const EMPTY: [(&str, &str); 1] = rows! {
     "WITH sent AS (\n" => "what became of the webhooks of orders that an operator looks at";
 };
 
@@ -517,7 +516,9 @@ async fn one_order_opens_few_tables() {
 }
 
 /// The membrane of a division is a filter on rows that an index has found: with it each statement
-/// opens the same indexes, and no statement lacks a right.
+/// reads the same tables by a key, and no statement lacks a right. A condition that computes the key
+/// by a function, or by `coalesce`, would read the table whole, because PostgreSQL evaluates it only
+/// for rows that the policy shows.
 #[tokio::test]
 async fn a_divided_cell_takes_the_same_plans() {
     let (_database, mut connection) = migrated().await;
@@ -544,22 +545,26 @@ async fn a_divided_cell_takes_the_same_plans() {
     for (statement, before) in all.iter().zip(before) {
         let after = plan(&mut connection, statement).await;
         filters += after.to_string().matches("esim.elsewhere").count();
-        let mut opened = [BTreeSet::new(), BTreeSet::new()];
-        scans(&before, &mut opened[0]);
-        scans(&after, &mut opened[1]);
-        if opened[0] != opened[1] {
-            changed.push(format!("{opened:?}:\n{}\n", statement.text));
+        let mut read = [BTreeSet::new(), BTreeSet::new()];
+        scans(&before, &mut read[0]);
+        scans(&after, &mut read[1]);
+        if read[0] != read[1] {
+            changed.push(format!("{read:?}:\n{}\n", statement.text));
         }
     }
     assert!(filters > 200, "only {filters} filters of the membrane");
     assert!(changed.is_empty(), "{}", changed.join("\n"));
 }
 
-/// Collects the indexes of a plan, and the tables that it reads whole.
+/// Collects the tables of a plan, and whether each is read by a key. The membrane may change which of
+/// two indexes that have the key is the cheaper one.
 fn scans(node: &Value, found: &mut BTreeSet<String>) {
-    found.extend(node["Index Name"].as_str().map(str::to_owned));
-    if node["Node Type"] == "Seq Scan" {
-        found.insert(format!("all of {}", node["Relation Name"]));
+    let table = node["Relation Name"].as_str().unwrap_or_default();
+    let is_keyed = ["Index Cond", "Recheck Cond", "TID Cond"]
+        .iter()
+        .any(|name| !node[*name].is_null());
+    if !table.is_empty() && node["Operation"].is_null() {
+        found.insert(format!("{}{table}", if is_keyed { "" } else { "all of " }));
     }
     for child in node["Plans"].as_array().into_iter().flatten() {
         scans(child, found);

@@ -31,10 +31,11 @@ macro_rules! of_delivery {
         concat!(
             "placements p JOIN topups t ON t.placement_id = p.placement_id
              LEFT JOIN esims e ON e.topup_id = t.topup_id
+             CROSS JOIN LATERAL unnest(ARRAY[e.delivery_id, md5('topup.failed ' || t.topup_id)::uuid]
+                 || ARRAY (SELECT f.delivery_id FROM further_deliveries f WHERE f.topup_id = t.topup_id)) AS named (id)
              JOIN ",
             $table,
-            " r ON r.delivery_id = ANY (ARRAY[e.delivery_id, md5('topup.failed ' || t.topup_id)::uuid]
-                 || ARRAY (SELECT f.delivery_id FROM further_deliveries f WHERE f.topup_id = t.topup_id))
+            " r ON r.delivery_id = named.id
              WHERE p.order_id"
         )
     };
@@ -158,7 +159,8 @@ pub(super) async fn finished(
                WHERE p.order_id = ANY ($1)
            ), webhook AS MATERIALIZED (
                SELECT unit.order_id, d.delivery_id, d.state FROM unit
-               JOIN deliveries d ON d.delivery_id = ANY (ARRAY[unit.delivery_id, unit.event_id] || unit.further)
+               CROSS JOIN LATERAL unnest(ARRAY[unit.delivery_id, unit.event_id] || unit.further) AS named (id)
+               JOIN deliveries d ON d.delivery_id = named.id
            ), open AS (
                SELECT order_id FROM unit
                WHERE placement NOT IN ('placed', 'failed', 'refused')
@@ -253,9 +255,10 @@ pub async fn copy(
         "SELECT d.delivery_id FROM placements p
          JOIN topups t ON t.placement_id = p.placement_id
          LEFT JOIN esims e ON e.topup_id = t.topup_id
-         JOIN deliveries d ON d.delivery_id = ANY (
+         CROSS JOIN LATERAL unnest(
              ARRAY[e.delivery_id, md5('topup.failed ' || t.topup_id)::uuid]
-             || ARRAY (SELECT f.delivery_id FROM further_deliveries f WHERE f.topup_id = t.topup_id))
+             || ARRAY (SELECT f.delivery_id FROM further_deliveries f WHERE f.topup_id = t.topup_id)) AS named (id)
+         JOIN deliveries d ON d.delivery_id = named.id
          WHERE p.order_id = ANY ($1) ORDER BY d.delivery_id FOR UPDATE OF d",
         &reserved,
     );

@@ -41,6 +41,29 @@ const FILLED: &str = "
     SELECT id, partner_id, 'topup.ready', topup_id, id, 'delivered', 1, at, 200, at, at FROM filled;
     ANALYZE";
 
+/// Stores finished orders, half of them of each partner, as if they had been bought before.
+async fn fill(cell: &Stack, shops: &[Shop; 2], orders: u64) -> Result<()> {
+    let mut database = cell.database.connect().await?;
+    sqlx::raw_sql("SET session_replication_role = replica; SET synchronous_commit = off")
+        .execute(&mut database)
+        .await?;
+    let filled = "CREATE TEMP TABLE filled AS
+        SELECT n, now() - interval '1 hour' - n * interval '2 s' AS at, md5('unit ' || n) AS unit,
+               ('01900000-0000-7000-8000-' || lpad(to_hex(n), 12, '0'))::uuid AS id,
+               '20240101000000' || lpad(n::text, 12, '0') AS topup_id,
+               (SELECT partner_id FROM partners WHERE access_key = ($2::text[])[n % 2 + 1]) AS partner_id
+        FROM generate_series(1, $1::bigint) n";
+    let keys = shops.each_ref().map(|shop| shop.partner.access_key.clone());
+    let orders = i64::try_from(orders)?;
+    sqlx::query(filled)
+        .bind(orders)
+        .bind(keys.as_slice())
+        .execute(&mut database)
+        .await?;
+    sqlx::raw_sql(FILLED).execute(&mut database).await?;
+    Ok(())
+}
+
 /// What happens after a step of the division, of which the command then dies.
 #[derive(Clone, Copy)]
 enum Fault {
@@ -63,8 +86,9 @@ struct Cells {
 }
 
 impl Cells {
-    /// Cell a, and the stages of cell b, which wait at a standby of its database.
-    async fn start() -> Result<Self> {
+    /// Cell a with two partners and `orders` finished orders, and the stages of cell b, which wait at a
+    /// standby of its database.
+    async fn start(orders: u64) -> Result<(Self, [Shop; 2])> {
         let dir = tempfile::tempdir()?;
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o711))?;
         let first = PostgresServer::start(dir.path()).await?;
@@ -73,6 +97,9 @@ impl Cells {
             .env(Stage::Provisioner, "SETTLE", SETTLE)
             .start()
             .await?;
+        a.set_faults(FAST).await?;
+        let shops = [Shop::open(&a).await?, Shop::open(&a).await?];
+        fill(&a, &shops, orders).await?;
         let standby = first.start_standby(dir.path()).await?;
         let mut b = Stack::builder()
             .database(&standby.url_of_copy(a.database.url())?)
@@ -91,35 +118,13 @@ impl Cells {
             { "name": "b", "database_url": b.database.url(), "backend": "ingress-b", "rate_shares": { "sandbox": 0.5 } },
         ]});
         std::fs::write(dir.path().join("cells.json"), file.to_string())?;
-        Ok(Self {
+        let cells = Self {
             a,
             b,
             servers: [first, standby].map(tokio::sync::Mutex::new),
             dir,
-        })
-    }
-
-    /// Stores finished orders, half of them of each partner, as if they had been bought before.
-    async fn fill(&self, shops: [&Shop; 2], orders: u64) -> Result<()> {
-        let mut database = self.a.database.connect().await?;
-        sqlx::raw_sql("SET session_replication_role = replica; SET synchronous_commit = off")
-            .execute(&mut database)
-            .await?;
-        let filled = "CREATE TEMP TABLE filled AS
-            SELECT n, now() - interval '1 hour' - n * interval '2 s' AS at, md5('unit ' || n) AS unit,
-                   ('01900000-0000-7000-8000-' || lpad(to_hex(n), 12, '0'))::uuid AS id,
-                   '20240101000000' || lpad(n::text, 12, '0') AS topup_id,
-                   (SELECT partner_id FROM partners WHERE access_key = ($2::text[])[n % 2 + 1]) AS partner_id
-            FROM generate_series(1, $1::bigint) n";
-        let keys = shops.map(|shop| shop.partner.access_key.clone());
-        let orders = i64::try_from(orders)?;
-        sqlx::query(filled)
-            .bind(orders)
-            .bind(keys.as_slice())
-            .execute(&mut database)
-            .await?;
-        sqlx::raw_sql(FILLED).execute(&mut database).await?;
-        Ok(())
+        };
+        Ok((cells, shops))
     }
 
     fn esimctl(&self, args: &[&str]) -> Command {
@@ -340,13 +345,7 @@ async fn divides(
     cancelled: bool,
     faults: &[(&str, Fault)],
 ) -> Result<()> {
-    let cells = Cells::start().await?;
-    cells.a.set_faults(FAST).await?;
-    let leaving = Shop::open(&cells.a).await?;
-    let staying = Shop::open(&cells.a).await?;
-    cells
-        .fill([&leaving, &staying], size("DIVIDED_STORED", 2_000))
-        .await?;
+    let (cells, [leaving, staying]) = Cells::start(size("DIVIDED_STORED", 2_000)).await?;
     let key = leaving.partner.access_key.clone();
     let loads = [Load::new(&cells, &leaving)?, Load::new(&cells, &staying)?];
     let operate = async {

@@ -47,7 +47,7 @@ pub async fn due(connection: &mut PgConnection, most: i64) -> Result<Vec<Queue>>
            SELECT coalesce(nullif(endpoint.lane, '')::uuid, endpoint.partner_id) AS "endpoint_id!",
                   endpoint.partner_id AS "partner_id!", p.environment = 'live' AS "is_live!",
                   EXISTS (SELECT FROM partner_endpoints e
-                          WHERE e.endpoint_id = coalesce(nullif(endpoint.lane, '')::uuid, endpoint.partner_id)
+                          WHERE e.endpoint_id = CASE endpoint.lane WHEN '' THEN endpoint.partner_id ELSE endpoint.lane::uuid END
                             AND e.blocked_until IS NOT NULL) AS "is_stopped!",
                   due.due AS "due!", due.overdue
            FROM endpoint
