@@ -157,7 +157,8 @@ impl Cells {
         )?)
     }
 
-    /// Begins to divide the cell, and kills the command as soon as it has told of this step.
+    /// Begins to divide the cell, and kills the command as soon as it has told of this step. It may also
+    /// end, because the one before had come further than this step when it was killed.
     async fn killed(&self, access_key: &str, step: &str) -> Result<()> {
         let mut child = self.esimctl(&divide(access_key)).spawn()?;
         let mut lines = BufReader::new(child.stderr.take().context("stderr")?).lines();
@@ -167,13 +168,20 @@ impl Cells {
                 let is_told = line.contains(step);
                 said.push(line);
                 if is_told {
-                    return Ok(());
+                    return Ok(true);
                 }
             }
-            bail!("the command ended before {step:?}: {said:?}")
+            let status = child.wait().await?;
+            ensure!(
+                status.success(),
+                "the command ended before {step:?}: {said:?}"
+            );
+            Ok(false)
         };
-        tokio::time::timeout(Duration::from_mins(2), told).await??;
-        child.kill().await?;
+        let is_running = tokio::time::timeout(Duration::from_mins(2), told).await??;
+        if is_running {
+            child.kill().await?;
+        }
         Ok(())
     }
 
