@@ -58,7 +58,7 @@ pub enum Told {
     Blocked,
 }
 
-/// The columns of the row that the transitions depend on. An endpoint without a row has the default.
+/// The columns of the row that the transitions depend on. The default is that of a new endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Health {
     pub gate: Gate,

@@ -47,8 +47,9 @@ impl EndpointKey {
         (!self.is_first()).then_some(self.id.uuid())
     }
 
-    /// The lane of its deliveries in `work` and `held`.
-    pub fn lane(self) -> String {
+    /// What the column `lane` of `work` and `held` says for its deliveries: which endpoint of the partner
+    /// it is. The lane that permits are counted by is the host instead.
+    pub fn work_lane(self) -> String {
         let id = (!self.is_first()).then(|| self.id.to_string());
         id.unwrap_or_default()
     }

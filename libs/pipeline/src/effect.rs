@@ -1,5 +1,5 @@
-//! Names every external effect of a stage, for example a commit, a purchase or a webhook, and runs
-//! it through one function, [`perform`]. If the crate is compiled with the feature `failpoints`,
+//! Names the external effects on an order's way, for example a commit, a purchase or a webhook, and runs
+//! each through one function, [`perform`]. If the crate is compiled with the feature `failpoints`,
 //! the crash tests can make a process die right before or right after each effect. They check that
 //! even then nothing is bought twice and nothing is lost. Without the feature, [`perform`] adds
 //! nothing.
@@ -20,9 +20,10 @@ pub enum Effect {
     Publish,
     /// The transaction that refuses an order as a whole.
     CommitRefusal,
-    /// The write of the response to the socket.
+    /// The 201 of an order: from the moment when the handler gets it until it has left the socket.
     Answer,
-    /// The send of reports (verdicts and readiness) to ingress.
+    /// The send of reports (verdicts and readiness) to ingress. Ingress sends its questions about early
+    /// cancellations with it, too, but is not killed there: a lost one costs the partner one repetition.
     Send,
 
     /// The claim of fresh tickets; it records the attempts of placements.

@@ -25,6 +25,7 @@ use tokio::{
     sync::{mpsc, oneshot},
     time::{Instant, timeout_at},
 };
+use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use crate::{batcher::next_batch, trace};
@@ -61,6 +62,11 @@ pub trait Writer: Send + Sync + 'static {
 
 /// How long an item that can wait waits for others.
 const LINGER: Duration = Duration::from_millis(25);
+/// The first pause before a failed write is tried again ([`GroupCommit::write_while`]). Each further one is
+/// twice as long.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// The longest such pause.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// As many items as this are worth a write of their own.
 const LINGER_ITEMS: usize = 32;
 
@@ -110,6 +116,32 @@ impl<W: Writer> GroupCommit<W> {
         self.write_unless(item, std::future::pending())
             .await?
             .ok_or(Closed)
+    }
+
+    /// Writes one item, and again for as long as `again` accepts the error, for example because the
+    /// database is away. A stop ends the pause between two writes, so that there is one last one.
+    pub async fn write_while(
+        &self,
+        item: &W::Item,
+        stop: &CancellationToken,
+        mut again: impl FnMut(&W::Error) -> bool,
+    ) -> Result<Result<W::Output, W::Error>, Closed>
+    where
+        W::Item: Clone,
+    {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let written = self.write(item.clone()).await?;
+            match written {
+                Err(error) if !stop.is_cancelled() && again(&error) => {}
+                written => return Ok(written),
+            }
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = stop.cancelled() => {}
+            }
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
     }
 
     /// Like [`GroupCommit::write`], but takes the item out of the queue if `given_up` ends before

@@ -51,8 +51,8 @@ pub struct Limits {
     pub permits: usize,
     /// Maximum number of rows of one lane in flight.
     pub per_lane: usize,
-    /// Maximum number of rows of one partner in flight.
-    pub per_partner: usize,
+    /// Maximum number of rows of one owner in flight: of a partner, or of an endpoint of a partner.
+    pub per_owner: usize,
     /// An attempt that takes at least this long is slow, and its partner gets a smaller share, so
     /// that many slow partners together leave room for the others. `None` gives all partners the
     /// same share, however long their attempts take.
@@ -228,7 +228,7 @@ impl Permits {
         let free_in_lane = lane_limit.saturating_sub(of_lane);
 
         let queue_has_room = of_queue < free;
-        let owner_has_room = of_owner < self.limits.per_partner.min(free * SHARED_BY_QUEUES);
+        let owner_has_room = of_owner < self.limits.per_owner.min(free * SHARED_BY_QUEUES);
         let lane_has_room =
             key.lane.is_empty() || (of_lane < free * SHARED_BY_QUEUES && of_queue < free_in_lane);
         queue_has_room && owner_has_room && lane_has_room
@@ -325,11 +325,11 @@ mod tests {
 
     use super::*;
 
-    fn permits(permits: usize, per_lane: usize, per_partner: usize) -> Arc<Permits> {
+    fn permits(permits: usize, per_lane: usize, per_owner: usize) -> Arc<Permits> {
         let limits = Limits {
             permits,
             per_lane,
-            per_partner,
+            per_owner,
             slow_attempt: None,
             slow: Duration::MAX,
         };
@@ -398,7 +398,7 @@ mod tests {
         let limits = Limits {
             permits: 8,
             per_lane: 8,
-            per_partner: 8,
+            per_owner: 8,
             slow_attempt: None,
             slow: Duration::MAX,
         };
@@ -441,7 +441,7 @@ mod tests {
         let limits = Limits {
             permits: 4,
             per_lane: 4,
-            per_partner: 4,
+            per_owner: 4,
             slow_attempt: None,
             slow: Duration::MAX,
         };
@@ -463,7 +463,7 @@ mod tests {
         let limits = Limits {
             permits: 512,
             per_lane: 256,
-            per_partner: 64,
+            per_owner: 64,
             slow_attempt: Some(slow),
             slow: Duration::MAX,
         };

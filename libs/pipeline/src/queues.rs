@@ -365,7 +365,7 @@ mod tests {
         Limits {
             permits,
             per_lane: permits,
-            per_partner: permits,
+            per_owner: permits,
             slow_attempt: None,
             slow: Duration::from_hours(1),
         }

@@ -1,5 +1,6 @@
 //! The worker of a stage: it turns messages and due work into running rows. The notifier calls
-//! [`start`] with its [`Stage`], and the provisioner with two stages for each provider.
+//! [`start`] with two [`Stage`]s (webhooks, and batches of rows), and the provisioner with three for
+//! each provider (purchases, look-ups, and requests about eSIMs).
 //!
 //! ```text
 //! message ──────────▶ ticket ─┐
@@ -38,7 +39,7 @@ use std::{
 
 use domain::PartnerId;
 use rand::seq::SliceRandom;
-use runtime::{Shutdown, outage};
+use runtime::{Shutdown, clock::Moment, outage};
 use store::work::Look;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -186,7 +187,7 @@ impl<S: Stage> Worker<S> {
         let mut ended = pin!(self.ended());
         loop {
             tokio::select! {
-                granted = self.queues.take_granted(class) => self.claim(class, granted).await,
+                granted = self.queues.take_granted(class) => self.claim_and_run(class, granted).await,
                 () = &mut ended => return Ok(()),
             }
         }
@@ -206,8 +207,8 @@ impl<S: Stage> Worker<S> {
 
     /// Claims the rows of these tickets in one statement, and starts a task for each row that needs
     /// work.
-    async fn claim(&self, class: Class, granted: Vec<Granted<QueuedTicket<S::Id>>>) {
-        let claim_began = Instant::now();
+    async fn claim_and_run(&self, class: Class, granted: Vec<Granted<QueuedTicket<S::Id>>>) {
+        let claim_began = Moment::now();
         let rows: Vec<S::Id> = granted
             .iter()
             .map(|granted| granted.ticket.id.clone())

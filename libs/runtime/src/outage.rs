@@ -67,6 +67,17 @@ impl Outage {
         self.failed_at(Instant::now())
     }
 
+    /// Decides in the same way whether to write the line of an error, and notes an outage only if the
+    /// error is one. What the database refuses says nothing about whether it works, so the end of such
+    /// errors must not be logged as the end of an outage.
+    pub fn line(&self, is_outage: bool) -> Option<u64> {
+        if is_outage {
+            self.failed()
+        } else {
+            self.lines.pass_at(Instant::now())
+        }
+    }
+
     fn failed_at(&self, at: Instant) -> Option<u64> {
         let passed = self.lines.pass_at(at);
         let mut now = lock(&self.now);
@@ -111,6 +122,15 @@ impl Outage {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_error_that_is_no_outage_has_no_end() {
+        let outage = Outage::of("the test");
+        assert_eq!(outage.line(false), Some(0));
+        assert_eq!(outage.worked_at(Instant::now() + QUIET * 2), None);
+        assert_eq!(outage.line(true), None, "one line each second, of both");
+        assert!(outage.worked_at(Instant::now() + QUIET * 2).is_some());
+    }
 
     #[test]
     fn an_outage_is_logged_once_per_second_and_its_end_once() {

@@ -1,6 +1,6 @@
 //! Orders: stored in batches, and refused or cancelled as a whole.
 //!
-//! Ingress calls these functions. [`insert`] stores orders through its group commit. [`refuse`]
+//! Ingress calls these functions, and `desk` calls [`flush_seen`]. [`insert`] stores orders through its group commit. [`refuse`]
 //! turns an order into a 422, [`status`] tells a repeated request whether the stored order may
 //! still be refused, and [`cancel`] serves self-service.
 //!
@@ -71,6 +71,11 @@ impl NewOrder {
             placements,
         }
     }
+
+    /// Whether its answer waits for verdicts of the provisioners.
+    pub fn awaits_verdicts(&self) -> bool {
+        self.answering.is_some()
+    }
 }
 
 /// The part of a new order that is bought from one provider.
@@ -134,7 +139,7 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
         .map(|order| seconds(order.answer_within))
         .collect();
     let answering: Vec<Option<Uuid>> = sorted.iter().map(|order| order.answering).collect();
-    let all_wait = answering.iter().all(Option::is_some);
+    let all_wait = orders.iter().all(NewOrder::awaits_verdicts);
 
     let (placements, topups) = parts(&sorted);
     // `stored` stores the orders whose external id is free. `new_placements` and `new_topups` store

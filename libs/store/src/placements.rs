@@ -60,7 +60,7 @@ pub async fn due(
 pub struct Deferred {
     pub placement_id: PlacementId,
     pub order_id: OrderId,
-    pub answering: Option<Uuid>,
+    pub report_to: Option<Uuid>,
 }
 
 /// Gives due work to placements of a job that cannot wait for a permit in this process, for example
@@ -100,7 +100,7 @@ pub async fn defer(
         let deferred = rows.into_iter().map(|row| Deferred {
             placement_id: row.placement_id.into(),
             order_id: row.order_id.into(),
-            answering: row.answering,
+            report_to: row.answering,
         });
         Ok::<_, Error>(deferred.collect())
     })

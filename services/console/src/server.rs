@@ -15,7 +15,7 @@ use axum::{
 };
 use runtime::{
     Shutdown, connection,
-    listener::{self, Connections, Leave, Place, Watched},
+    listener::{self, Connections, Place, Watched},
 };
 use tokio::net::{TcpListener, TcpStream};
 
@@ -54,16 +54,19 @@ pub(crate) async fn serve(
 /// Serves a connection until it ends, or until it has to leave because it is idle and nobody has
 /// signed in on it.
 async fn serve_one(router: Router, stream: TcpStream, place: Arc<Place>, stop: Shutdown) {
-    let mut socket = Watched::new(stream, Arc::clone(&place));
+    let socket = Watched::new(stream, Arc::clone(&place));
     let http = connection::http(HEAD_TIMEOUT);
     let service = connection::service(router);
-    let leave = tokio::select! {
-        () = connection::serve(&http, &mut socket, service, &stop, Duration::ZERO) => None,
-        leave = place.must_leave() => Some(leave),
-    };
-    if leave == Some(Leave::Idle) {
-        socket.refuse(TOO_MANY);
-    }
+    connection::serve_in_place(
+        &http,
+        socket,
+        service,
+        &stop,
+        Duration::ZERO,
+        &place,
+        TOO_MANY,
+    )
+    .await;
 }
 
 /// Keeps the place of a connection while a request of it is handled.

@@ -74,7 +74,7 @@ use crate::{
     http::{observe::Observer, refusals::Refusals, routes, server::Server},
     metrics::Metrics,
     orders::{
-        accept::{InsertOrders, Orders},
+        accept::{InsertAndAnnounce, Orders},
         check,
         create::CreateOrder,
         handshake::Handshake,
@@ -385,7 +385,7 @@ fn accept_orders(
     shutdown: &Shutdown,
 ) -> Arc<Orders> {
     Arc::new(Orders {
-        commit: InsertOrders::start(&parts.database, &jobs, shutdown),
+        commit: InsertAndAnnounce::start(&parts.database, &jobs, shutdown),
         database: parts.database.clone(),
         directory: Arc::clone(directory),
         handshake,

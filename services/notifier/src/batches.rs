@@ -98,7 +98,7 @@ pub fn worker_settings(lookout: &Lookout) -> worker::Settings {
         limits: Limits {
             permits: Kind::BATCHES.len() * AT_ONCE,
             per_lane: AT_ONCE,
-            per_partner: AT_ONCE,
+            per_owner: AT_ONCE,
             slow_attempt: None,
             slow: LEASE,
         },
@@ -163,7 +163,7 @@ impl Stage for Batches {
             recorded.await
         };
         if let Err(error) = done.await
-            && let Some(others) = outage::DATABASE.failed()
+            && let Some(others) = outage::DATABASE.line(error.is_transient())
         {
             tracing::error!(
                 %error,

@@ -34,7 +34,11 @@ use pipeline::{
     perform, trace,
     worker::{Class, Permit, Stage, Ticket, Trigger},
 };
-use runtime::{Shutdown, clock, outage};
+use runtime::{
+    Shutdown,
+    clock::{self, Moment},
+    outage,
+};
 use signing::code;
 use signing::webhook::Signers;
 use store::{
@@ -53,7 +57,7 @@ use vault::{Purpose, Vault};
 use webhooks::{body::Body, event, mail::EmailAddress, qr::QrUrls};
 
 use self::{
-    record::{Attempts, WithoutUrl, write},
+    record::{Attempts, WithoutUrl, until_recorded},
     spans::{passed_on, process_span, record_answer, request_span},
 };
 use crate::{
@@ -61,7 +65,7 @@ use crate::{
     mail::{self, Mail, Mailer},
     mail_text,
     metrics::Metrics,
-    outcome::{self, Failure, LogIds, Tried},
+    outcome::{self, Answered, Failure, LogIds, Tried},
     schedule::{Next, Schedule},
     webhook::{self, Sender, Unanswered},
 };
@@ -169,7 +173,7 @@ impl Deliver {
 
     /// Attempts a claimed delivery once and records the result. A delivery without a webhook URL is
     /// held instead, and one whose host has no free permit is deferred.
-    async fn deliver(&self, delivery: Delivery, claim_began: Instant, mut permit: Permit) {
+    async fn deliver(&self, delivery: Delivery, claim_began: Moment, mut permit: Permit) {
         let Some(endpoint) = self.endpoints.of(&delivery, &self.vault) else {
             let ids = LogIds::of(&delivery);
             tracing::debug!(
@@ -177,7 +181,7 @@ impl Deliver {
                 "not sent, because the partner has no webhook URL; held until one is set"
             );
             self.metrics.delivery("no_endpoint");
-            return write(&self.without_url, delivery.id, &self.stop).await;
+            return until_recorded(&self.without_url, delivery.id, &self.stop).await;
         };
         if !permit.move_to(&endpoint.host) {
             let ids = LogIds::of(&delivery);
@@ -190,12 +194,13 @@ impl Deliver {
         }
         let at = clock::now();
         let began = Instant::now();
-        let mut proves = false;
-        let tried = self.attempt(&delivery, &endpoint, at, &mut proves).await;
+        let tried = self.attempt(&delivery, &endpoint, at).await;
         let duration = began.elapsed();
         permit.attempted(duration);
 
-        let attempts_of_schedule = delivery.attempt.saturating_sub(delivery.schedule_start);
+        let attempts_of_schedule = delivery
+            .ended_attempts
+            .saturating_sub(delivery.schedule_start);
         let next = self.next_step(&delivery, &tried, attempts_of_schedule);
         let next_if_first = || self.next_step(&delivery, &tried, 0);
         // After a success the permit is released at once, because the next request need not wait
@@ -207,14 +212,14 @@ impl Deliver {
         } else {
             Some(permit)
         };
-        let response = tried.as_ref().ok().map(|(response, _)| *response);
+        let response = tried.as_ref().ok().map(|answered| answered.response);
         outcome::log(&delivery, response, tried.as_ref().err(), next);
         self.count(
             &delivery,
             outcome::class(&tried),
             next,
             duration,
-            claim_began.elapsed(),
+            claim_began.monotonic.elapsed(),
         );
         let attempted = Attempted {
             at,
@@ -222,17 +227,17 @@ impl Deliver {
             status: response.map(|response| response.status),
             class: outcome::class(&tried),
             detail: outcome::detail(&tried),
-            proves,
+            proves: tried.as_ref().is_ok_and(|answered| answered.proves),
             response_start: self.sealed_response_start(&delivery, &tried, next),
             result: outcome::result(&tried, next, next_if_first),
             id: delivery.id,
             endpoint_id: delivery.endpoint.id,
             is_event: matches!(delivery.content, Content::Event(_)),
             leased: delivery.leased,
-            attempt: delivery.attempt,
+            attempt: delivery.ended_attempts,
             schedule_start: delivery.schedule_start,
         };
-        write(&self.attempts, attempted, &self.stop).await;
+        until_recorded(&self.attempts, attempted, &self.stop).await;
         drop(kept_permit);
     }
 
@@ -243,7 +248,7 @@ impl Deliver {
         if matches!(tried, Err(Failure::Erased | Failure::NoChannel)) {
             return Next::Exhausted;
         }
-        let response = tried.as_ref().ok().map(|(response, _)| *response);
+        let response = tried.as_ref().ok().map(|answered| answered.response);
         if response.is_some_and(|reply| mail::refused_for_good(reply.status)) && is_mail(delivery) {
             return Next::Exhausted;
         }
@@ -271,7 +276,7 @@ impl Deliver {
                 .map(|_| ())
         };
         if let Err(error) = made_due
-            && let Some(others) = outage::DATABASE.failed()
+            && let Some(others) = outage::DATABASE.line(error.is_transient())
         {
             let ids = LogIds::of(delivery);
             tracing::error!(
@@ -312,7 +317,7 @@ impl Deliver {
             && delivery.schedule_start == 0
         {
             self.metrics.delivered_after(esim.age + since_claim);
-            if delivery.attempt == 0 {
+            if delivery.ended_attempts == 0 {
                 self.metrics
                     .delivered_at_once(&delivery.target.environment, esim.ready_age + since_claim);
             }
@@ -327,12 +332,12 @@ impl Deliver {
         tried: &Tried,
         next: Next,
     ) -> Option<Vec<u8>> {
-        let (_, beginning) = tried.as_ref().ok()?;
+        let beginning = &tried.as_ref().ok()?.beginning;
         // The response to a test is kept in any case, because the partner wants to see it.
         if (next == Next::Delivered && !is_test(delivery)) || beginning.is_empty() {
             return None;
         }
-        let purpose = Purpose::Response(delivery.id, delivery.attempt);
+        let purpose = Purpose::Response(delivery.id, delivery.ended_attempts);
         self.vault
             .seal(purpose, beginning)
             .inspect_err(|error| {
@@ -346,13 +351,11 @@ impl Deliver {
 
     /// Sends one request, signed with the current time. An error that is not the endpoint's, for
     /// example a profile that cannot be decrypted, is also an attempt: it is recorded and retried.
-    /// `proves` becomes true if the endpoint returns the code of a test.
     async fn attempt(
         &self,
         delivery: &Delivery,
         endpoint: &Endpoint,
         now: OffsetDateTime,
-        proves: &mut bool,
     ) -> Tried {
         let url = endpoint.url.as_ref().map_err(|error| *error)?;
         let content = self.content(delivery).await?;
@@ -364,7 +367,7 @@ impl Deliver {
             .secrets
             .as_ref()
             .map_err(|error| Failure::Secret(error.clone()))?;
-        let span = request_span(url, delivery.attempt);
+        let span = request_span(url, delivery.ended_attempts);
         let traceparent = trace::context_of(&span).or_else(|| passed_on(delivery));
         let own = endpoint
             .headers
@@ -391,10 +394,14 @@ impl Deliver {
             .await;
         record_answer(&span, &answer);
         let (response, beginning) = answer?;
-        *proves = matches!(response.status, 200..=299)
+        let proves = matches!(response.status, 200..=299)
             && matches!(content.as_ref(), Content::Event(event)
                 if event.subject.is_answered_by(&beginning));
-        Ok((response, beginning))
+        Ok(Answered {
+            response,
+            beginning,
+            proves,
+        })
     }
 
     /// The content as it is sent. The code of a test, and that which verifies a channel for notices,
@@ -465,7 +472,11 @@ impl Deliver {
             text: &mail_text::text(*kind, notice, &delivery.target.environment),
             at: now,
         };
-        Ok((mailer.send(&mail).await?, Vec::new()))
+        Ok(Answered {
+            response: mailer.send(&mail).await?,
+            beginning: Vec::new(),
+            proves: false,
+        })
     }
 
     /// Makes the body of the webhook. The second part is the kind of an event; it is `None` for the

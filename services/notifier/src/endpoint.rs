@@ -25,10 +25,7 @@ const KEPT: usize = 10_000;
 
 /// A prepared endpoint.
 pub struct Endpoint {
-    /// What it was made from. If a delivery brings another one, the partner has changed the endpoint,
-    /// and it is prepared again.
-    target: Arc<Target>,
-    /// The host, which is the lane of its deliveries.
+    /// The host: the lane by which permits are counted.
     pub host: Arc<str>,
     pub url: Result<Url, Unanswered>,
     /// The secrets that sign its webhooks, the newest first.
@@ -48,7 +45,7 @@ fn host_of<'a>(target: &'a Target, url: &str) -> &'a str {
     }
 }
 
-/// The endpoints by id: prepared ones, and those that the next claim need not read again.
+/// The endpoints by id, with what was read of them and what was prepared from it.
 ///
 /// It never serves an outdated endpoint. Each delivery brings its target: either the claim has just
 /// read it, or `store::deliveries::claim_known` has compared the version of the configuration in
@@ -58,31 +55,60 @@ pub struct Endpoints(Mutex<Directory>);
 
 #[derive(Default)]
 struct Directory {
-    prepared: HashMap<EndpointId, Arc<Endpoint>>,
-    /// The version of the configuration in which all of `known` were read.
+    endpoints: HashMap<EndpointId, Known>,
+    /// The newest version of the configuration in which an endpoint was read.
     version: Option<i64>,
-    known: HashMap<EndpointId, (Arc<Target>, Option<OffsetDateTime>)>,
+}
+
+/// What is known of an endpoint.
+struct Known {
+    target: Arc<Target>,
+    /// How long a claim may take the target from here; `None` if each claim has to read it.
+    validity: Option<Validity>,
+    /// Made from the target for its first webhook.
+    prepared: Option<Arc<Endpoint>>,
+}
+
+impl Directory {
+    /// The entry of an endpoint with this target. If it had another one, the partner has changed the
+    /// endpoint, and what was made from the old one is forgotten.
+    fn with(&mut self, id: EndpointId, target: &Arc<Target>) -> &mut Known {
+        if self.endpoints.len() >= KEPT {
+            self.endpoints.clear();
+        }
+        let new = || Known {
+            target: Arc::clone(target),
+            validity: None,
+            prepared: None,
+        };
+        let known = self.endpoints.entry(id).or_insert_with(new);
+        if known.target != *target {
+            *known = new();
+        }
+        known
+    }
 }
 
 impl Endpoints {
-    /// The host of an endpoint, which is the lane of its deliveries; empty if it is not known yet.
+    /// The host of an endpoint, which is the lane by which permits are counted; empty if it is not
+    /// known yet.
     pub fn host(&self, endpoint: EndpointKey) -> Arc<str> {
-        let known = lock(&self.0)
-            .prepared
-            .get(&endpoint.id)
-            .map(|endpoint| Arc::clone(&endpoint.host));
-        known.unwrap_or_else(|| "".into())
+        let directory = lock(&self.0);
+        let known = directory.endpoints.get(&endpoint.id);
+        let prepared = known.and_then(|known| known.prepared.as_ref());
+        prepared.map_or_else(|| "".into(), |endpoint| Arc::clone(&endpoint.host))
     }
 
     /// Remembers what a claim has read.
     pub fn learn(&self, targets: Vec<(EndpointId, Arc<Target>, Validity)>) {
         let mut directory = lock(&self.0);
         for (id, target, validity) in targets {
-            if directory.version != Some(validity.version) || directory.known.len() >= KEPT {
-                directory.known.clear();
-                directory.version = Some(validity.version);
+            // An older version means that the database was restored: its numbers come again.
+            if directory.version > Some(validity.version) {
+                directory.endpoints.clear();
             }
-            directory.known.insert(id, (target, validity.until));
+            directory.version = Some(validity.version);
+            directory.with(id, &target).validity = Some(validity);
         }
     }
 
@@ -95,9 +121,10 @@ impl Endpoints {
     /// secrets has ended by `now`, the time of the database.
     pub fn known(&self, id: EndpointId, version: i64, now: OffsetDateTime) -> Option<Arc<Target>> {
         let directory = lock(&self.0);
-        let (target, until) = directory.known.get(&id)?;
-        let holds = directory.version == Some(version) && until.is_none_or(|until| now < until);
-        holds.then(|| Arc::clone(target))
+        let known = directory.endpoints.get(&id)?;
+        let validity = known.validity?;
+        let holds = validity.version == version && validity.until.is_none_or(|until| now < until);
+        holds.then(|| Arc::clone(&known.target))
     }
 
     /// The endpoint of a delivery; `None` if the partner has no URL.
@@ -105,10 +132,9 @@ impl Endpoints {
         let target = &delivery.target;
         let url_text = target.url.as_deref()?;
         let key = delivery.endpoint;
-        if let Some(known) = lock(&self.0).prepared.get(&key.id)
-            && known.target == *target
-        {
-            return Some(Arc::clone(known));
+        let prepared = lock(&self.0).with(key.id, target).prepared.clone();
+        if prepared.is_some() {
+            return prepared;
         }
         let open = |sealed: &Vec<u8>| endpoints::open_secret(vault, key, sealed);
         let endpoint = Arc::new(Endpoint {
@@ -116,13 +142,8 @@ impl Endpoints {
             url: url_text.parse().map_err(|_| Unanswered::BadUrl),
             secrets: target.secrets.iter().map(open).collect(),
             headers: headers(delivery, vault),
-            target: Arc::clone(target),
         });
-        let mut directory = lock(&self.0);
-        if directory.prepared.len() >= KEPT {
-            directory.prepared.clear();
-        }
-        directory.prepared.insert(key.id, Arc::clone(&endpoint));
+        lock(&self.0).with(key.id, target).prepared = Some(Arc::clone(&endpoint));
         Some(endpoint)
     }
 }

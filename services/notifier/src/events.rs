@@ -43,7 +43,7 @@ pub async fn start(
                 break;
             }
             Err(error) => {
-                if let Some(others) = outage::DATABASE.failed() {
+                if let Some(others) = outage::DATABASE.line(error.is_transient()) {
                     tracing::error!(%error, others, "cannot begin the work on events and notices; trying again");
                 }
             }

@@ -19,7 +19,7 @@
 //! - [`deliver`] is the stage that the worker of [`pipeline::worker`] runs: it claims deliveries,
 //!   attempts each once, and records the results. [`pipeline::permits`] shares the requests in
 //!   flight between endpoints.
-//! - [`endpoint`] prepares and caches what all webhooks of one partner share, and `client` holds
+//! - [`endpoint`] prepares and caches what all webhooks to one endpoint share, and `client` holds
 //!   the connections to endpoints. [`webhooks::guard`] keeps webhooks out of private networks.
 //! - [`webhook`] sends one request and reads the response; [`mail`] sends the notices that go to
 //!   e-mail addresses, whose text `mail_text` makes. [`schedule`] decides what a response
@@ -287,7 +287,7 @@ impl Config {
             limits: Limits {
                 permits: self.delivery_concurrency.into(),
                 per_lane: self.host_concurrency.into(),
-                per_partner: self.endpoint_concurrency.into(),
+                per_owner: self.endpoint_concurrency.into(),
                 slow_attempt: Some(self.endpoint_slow),
                 slow: deliver::SLOW,
             },

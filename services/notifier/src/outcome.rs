@@ -57,13 +57,22 @@ pub(crate) enum Failure {
     NoRelay,
 }
 
-/// The result of an attempt: a response and the beginning of its body, or a failure.
-pub(crate) type Tried = Result<(EndpointResponse, Vec<u8>), Failure>;
+/// What an endpoint or a mail relay has answered.
+pub(crate) struct Answered {
+    pub(crate) response: EndpointResponse,
+    /// The beginning of the body.
+    pub(crate) beginning: Vec<u8>,
+    /// Whether it returned the code of a test, which proves that the partner reads at this endpoint.
+    pub(crate) proves: bool,
+}
+
+/// The result of an attempt.
+pub(crate) type Tried = Result<Answered, Failure>;
 
 /// The class of an attempt's result, for metrics and the database.
 pub(crate) fn class(tried: &Tried) -> &'static str {
     match tried {
-        Ok((response, _)) => match response.status {
+        Ok(answered) => match answered.response.status {
             200..=299 => "delivered",
             300..=399 => "status_3xx",
             410 => "gone",
@@ -111,7 +120,7 @@ pub(crate) fn result(
         return AttemptResult::Delivered;
     }
     let error = match tried {
-        Ok((response, _)) => format!("answered {}", response.status),
+        Ok(answered) => format!("answered {}", answered.response.status),
         Err(failure) => failure.to_string(),
     };
     AttemptResult::Failed {
@@ -133,7 +142,7 @@ pub(crate) fn log(
     let Delivery {
         partner_id,
         endpoint,
-        attempt,
+        ended_attempts: attempt,
         content,
         ..
     } = delivery;

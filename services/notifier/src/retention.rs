@@ -31,7 +31,7 @@ pub async fn run(database: Database, rate: u32, shutdown: Shutdown) -> anyhow::R
                 let step = match erased.await {
                     Ok(step) => step,
                     Err(error) => {
-                        if let Some(others) = outage::DATABASE.failed() {
+                        if let Some(others) = outage::DATABASE.line(error.is_transient()) {
                             tracing::error!(
                                 %error,
                                 others,

@@ -16,10 +16,7 @@
 //! the probe of a half-open breaker if no placement is due, because the requests would wait for ever
 //! otherwise.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
 use domain::{
     GiveBackState,
@@ -29,6 +26,7 @@ use pipeline::{
     Effect, perform,
     worker::{Class, Permit, Stage, Ticket, Trigger},
 };
+use runtime::clock::Moment;
 use store::{
     esim_requests::{self, Claimed, Open, Reason, Settlement, UsageFailure},
     work::{Found, Look},
@@ -91,7 +89,7 @@ impl ProviderWork {
         let found = self.due_requests(&look).await?;
         let rows: Vec<Uuid> = found.due.into_iter().map(|ticket| ticket.id).collect();
         // An attempt is sent within a time that counts from before the claim.
-        let claim_began = Instant::now();
+        let claim_began = Moment::now();
         for one in self.claim_requests(&rows, true).await? {
             let work = Arc::clone(self);
             self.shutdown.tracker().spawn(async move {
@@ -121,7 +119,7 @@ impl ProviderWork {
             .await
     }
 
-    async fn answer(&self, claimed: &Claimed, claim_began: Instant) {
+    async fn answer(&self, claimed: &Claimed, claim_began: Moment) {
         if let Err(error) = self.try_answer(claimed, claim_began).await {
             tracing::warn!(
                 topup.id = %claimed.topup_id,
@@ -133,7 +131,7 @@ impl ProviderWork {
         }
     }
 
-    async fn try_answer(&self, claimed: &Claimed, claim_began: Instant) -> Result<(), pg::Error> {
+    async fn try_answer(&self, claimed: &Claimed, claim_began: Moment) -> Result<(), pg::Error> {
         let capabilities = self.calls.provider.capabilities();
         if !capabilities.usage {
             if claimed.usage_asked {
@@ -233,7 +231,7 @@ impl ProviderWork {
         open: Open,
         status: Result<EsimStatus, Trouble>,
         esim: &DeliveredEsim,
-        claim_began: Instant,
+        claim_began: Moment,
     ) -> Result<(), pg::Error> {
         let is_late = open.asked_age >= self.park_after;
         match status.map(|status| (status.custody, status.reading.installed)) {

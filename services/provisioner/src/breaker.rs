@@ -269,7 +269,7 @@ impl Breaker {
             // Another process changed the row; the next read shows it.
             Ok(None) => {}
             Err(error) => {
-                if let Some(others) = outage::DATABASE.failed() {
+                if let Some(others) = outage::DATABASE.line(error.is_transient()) {
                     tracing::error!(
                         provider.name = self.provider,
                         %error,

@@ -218,7 +218,7 @@ async fn hear(
     match perform(Effect::CommitHint, hinted).await {
         Ok(moved) => counted(if moved { "hinted" } else { "ignored" }, StatusCode::OK),
         Err(error) => {
-            if let Some(others) = outage::DATABASE.failed() {
+            if let Some(others) = outage::DATABASE.line(error.is_transient()) {
                 tracing::error!(
                     provider.name = name,
                     %error,

@@ -11,6 +11,7 @@ use std::{
 };
 
 use pipeline::{Effect, perform};
+use runtime::clock::Moment;
 use tokio::time::timeout_at;
 
 use crate::{
@@ -49,13 +50,13 @@ impl Calls {
         lane: &Arc<str>,
         purchase: &Purchase,
     ) -> Option<Result<PurchaseAnswer, Trouble>> {
-        let turn = timeout_at(purchase.send_by.into(), self.rate.turn()).await;
-        if turn.is_err() || Instant::now() > purchase.send_by {
+        let turn = timeout_at(purchase.send_by.monotonic.into(), self.rate.turn()).await;
+        if turn.is_err() || purchase.send_by.has_passed() {
             return None;
         }
         let begun = self.limiters.begin(lane, Instant::now());
         let purchasing = perform(Effect::Purchase, self.provider.purchase(purchase));
-        let purchasing = within(purchase.send_by + self.timeout, purchasing);
+        let purchasing = within((purchase.send_by + self.timeout).monotonic, purchasing);
         let outcome = |answer: &PurchaseAnswer| match answer {
             PurchaseAnswer::Bought(_) => "bought",
             PurchaseAnswer::Rejected { .. } => "rejected",
@@ -162,16 +163,15 @@ impl Calls {
     pub async fn give_back(
         &self,
         esim: &DeliveredEsim,
-        send_by: Instant,
+        send_by: Moment,
     ) -> Option<Result<GiveBackAnswer, Trouble>> {
-        let turn = timeout_at(send_by.into(), self.rate.turn()).await;
-        let is_too_late = |send_by: Instant| Instant::now() > send_by;
-        if turn.is_err() || is_too_late(send_by) || !self.breaker.is_closed() {
+        let turn = timeout_at(send_by.monotonic.into(), self.rate.turn()).await;
+        if turn.is_err() || send_by.has_passed() || !self.breaker.is_closed() {
             return None;
         }
         let began = Instant::now();
         let giving_back = perform(Effect::GiveBack, self.provider.give_back(esim));
-        let answer = within(send_by + self.timeout, giving_back).await;
+        let answer = within((send_by + self.timeout).monotonic, giving_back).await;
         let outcome = match &answer {
             Ok(GiveBackAnswer::Returned) => "returned",
             Ok(GiveBackAnswer::Refused(_)) => "refused",
@@ -240,7 +240,7 @@ mod tests {
         config::{DatabaseConfig, PoolConfig},
         primary::DurabilityConfig,
     };
-    use store::providers::BreakerLimits;
+    use store::providers::{BreakerLimits, BreakerState, ProviderBreaker};
 
     use super::*;
     use crate::providers::{Capabilities, ProviderId};
@@ -298,7 +298,7 @@ mod tests {
             metrics.clone(),
         );
         let calls = Calls {
-            name,
+            name: name.clone(),
             provider: Arc::new(Untouched),
             rate: Arc::new(Rate::new(0, "replica".into())),
             breaker,
@@ -306,21 +306,43 @@ mod tests {
             metrics,
             timeout: Duration::from_secs(10),
         };
-        let send_by = Instant::now();
-        let purchase = Purchase {
-            placement_id: PlacementId::new(),
-            items: vec![("option".into(), 1)],
-            send_by,
+        let send_by = Moment::now();
+        let later = send_by + Duration::from_mins(1);
+        // The machine was suspended after the claim: only its wall clock has gone on.
+        let suspended = Moment {
+            wall: send_by.wall,
+            ..later
         };
-        assert!(calls.purchase(&"lane".into(), &purchase).await.is_none());
+        for send_by in [send_by, suspended] {
+            let purchase = Purchase {
+                placement_id: PlacementId::new(),
+                items: vec![("option".into(), 1)],
+                send_by,
+            };
+            assert!(calls.purchase(&"lane".into(), &purchase).await.is_none());
+        }
         let esim = DeliveredEsim {
             unit_id: ProviderId::parse("1".to_owned()).unwrap(),
             iccid: domain::Iccid::parse("8982123456789012345").unwrap(),
         };
-        assert!(calls.give_back(&esim, send_by).await.is_none());
         // The state of the breaker is not known yet, so it is not closed.
-        let later = Instant::now() + Duration::from_mins(1);
         assert!(calls.give_back(&esim, later).await.is_none());
+        calls.breaker.update(ProviderBreaker {
+            name,
+            state: BreakerState::Closed,
+            open_until: None,
+            reason: None,
+            openings: 0,
+            version: 1,
+            changed_at: runtime::clock::now(),
+            failing_since: None,
+            denied: false,
+            balance: None,
+            balance_at: None,
+        });
+        for send_by in [send_by, suspended] {
+            assert!(calls.give_back(&esim, send_by).await.is_none());
+        }
     }
 
     #[tokio::test(start_paused = true)]

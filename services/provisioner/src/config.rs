@@ -226,7 +226,7 @@ impl Config {
         Limits {
             permits,
             per_lane: permits,
-            per_partner: permits,
+            per_owner: permits,
             slow_attempt: None,
             slow: SLOW,
         }

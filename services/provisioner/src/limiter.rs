@@ -48,7 +48,7 @@ use std::{
 
 use pipeline::worker::LaneState;
 use runtime::lock;
-use store::provider_lanes::MOST_UNSETTLED;
+use store::provider_lanes::{HeldBackLane, MOST_UNSETTLED};
 
 pub use self::begun::{Begun, PurchaseResult};
 use self::{
@@ -68,20 +68,6 @@ const REPORTED_LANES: usize = 256;
 /// For how long no purchase must have begun, while as many are being sent as there are permits,
 /// before the process counts as stuck.
 const STUCK: Duration = Duration::from_secs(1);
-
-/// A lane whose purchases are held back.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LaneReport {
-    pub lane: String,
-    /// How many purchases may be in flight in this process.
-    pub max_in_flight: usize,
-    /// Attempts with an unknown outcome, in all replicas.
-    pub unsettled: usize,
-    /// Why the last purchase without an answer failed.
-    pub reason: String,
-    /// How long the lane has been held back.
-    pub held_for: Duration,
-}
 
 /// The limits of a provider's lanes in this process.
 pub struct LaneLimiters {
@@ -282,7 +268,7 @@ impl LaneLimiters {
     /// The lanes that are held back, now or a moment ago: those that fail, and those with as many
     /// unsettled attempts as a lane may have. Called once a second. Logs when a lane starts or
     /// stops being held back.
-    pub fn waiting(&self, now: Instant) -> Vec<LaneReport> {
+    pub fn waiting(&self, now: Instant) -> Vec<HeldBackLane> {
         let mut lanes = lock(&self.lanes);
         let mut reports = Vec::new();
         for (name, lane) in &mut lanes.by_name {
@@ -315,10 +301,10 @@ impl LaneLimiters {
                 lane.held_back = None;
                 continue;
             }
-            reports.push(LaneReport {
+            reports.push(HeldBackLane {
                 lane: name.to_string(),
-                max_in_flight: lane.limit,
-                unsettled: lane.unsettled,
+                max_in_flight: pg::signed(lane.limit),
+                unsettled: pg::signed(lane.unsettled),
                 reason: lane.last_failure.clone(),
                 held_for: now.saturating_duration_since(held_back.since),
             });
@@ -525,7 +511,7 @@ mod tests {
         let start = Instant::now();
         let limiters = limiters(start);
         buy(&limiters, "bad", PurchaseResult::NotSent("no route"), start);
-        let report = LaneReport {
+        let report = HeldBackLane {
             lane: "bad".into(),
             max_in_flight: 1,
             unsettled: 0,
@@ -537,7 +523,7 @@ mod tests {
         buy(&limiters, "bad", PurchaseResult::Answered, soon);
         assert_eq!(
             limiters.waiting(soon),
-            [LaneReport {
+            [HeldBackLane {
                 max_in_flight: 2,
                 held_for: Duration::from_secs(2),
                 ..report

@@ -291,7 +291,7 @@ impl Metrics {
             {
                 Ok(backlogs) => backlogs.iter().for_each(|backlog| self.backlog(backlog)),
                 Err(error) => {
-                    if let Some(others) = outage::DATABASE.failed() {
+                    if let Some(others) = outage::DATABASE.line(error.is_transient()) {
                         tracing::error!(
                             %error,
                             others,
@@ -304,7 +304,7 @@ impl Metrics {
             match database.run(server).await {
                 Ok(server) => self.server.show(&server),
                 Err(error) => {
-                    if let Some(others) = outage::DATABASE.failed() {
+                    if let Some(others) = outage::DATABASE.line(error.is_transient()) {
                         tracing::error!(
                             %error,
                             others,

@@ -98,7 +98,7 @@ pub struct ProviderWork {
     pub shutdown: Shutdown,
 }
 
-/// One of the two stages of a provider. One makes purchases, each with its first collect; the other
+/// One of the two stages for the purchases of a provider ([`crate::after_delivery`] has the third one). One makes purchases, each with its first collect; the other
 /// makes look-ups and later collects. Each has permits of its own, so that a flood of purchases
 /// cannot hold up the look-ups, nor the other way round. Jobs reach only the stage that buys.
 pub struct ProviderStage {
@@ -523,7 +523,7 @@ impl ProviderWork {
         late: Reason,
     ) {
         // The claim read the age of the order; the calls since then have taken time, too.
-        let since_order = claimed.age + trigger.claim_began.elapsed();
+        let since_order = claimed.age + trigger.claim_began.monotonic.elapsed();
         // Without NATS no readiness event can announce the deliveries. Then they get due work in
         // the same commit, which is due at `answer_by` if the order may still be answered.
         let announced = self.reporter.can_announce();

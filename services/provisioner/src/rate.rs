@@ -286,7 +286,7 @@ mod tests {
         let purchase = &Purchase {
             placement_id,
             items: vec![("P".into(), 1)],
-            send_by: std::time::Instant::now() + Duration::from_mins(1),
+            send_by: runtime::clock::Moment::now() + Duration::from_mins(1),
         };
         let find = async |provider: Arc<dyn Provider>| {
             // A list whose pages are always full has many of them.

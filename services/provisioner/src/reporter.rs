@@ -5,15 +5,15 @@
 //! never will, because a webhook must not precede its 201. While ingress may still answer the
 //! order, the event goes to that ingress process, which publishes it once the answer has left.
 //!
-//! The claim of a placement says which case it is ([`Claimed::answering`]). So this process
+//! The claim of a placement says which case it is ([`Claimed::report_to`]). So this process
 //! remembers nothing, and it does not matter which provisioner collects a profile:
 //!
-//! - `answering` names a process: ingress waits for verdicts of this order, and `answer_by` had not
+//! - `report_to` names a process: ingress waits for verdicts of this order, and `answer_by` had not
 //!   passed at the claim. If that process has died, the report is lost, and the sweep finds the
 //!   delivery after its first lease. If it has answered meanwhile, it publishes the event at once.
-//! - `answering` is null because `answer_by` has passed: ingress closes the connection instead of
+//! - `report_to` is null because `answer_by` has passed: ingress closes the connection instead of
 //!   answering.
-//! - `answering` is null because the answer waits for no verdict: ingress published the job after
+//! - `report_to` is null because the answer waits for no verdict: ingress published the job after
 //!   the 201. Without its job a placement is found after its first lease, which is longer than the
 //!   time until `answer_by` ([`pipeline::timing`] checks that).
 
@@ -61,7 +61,7 @@ impl Reporter {
     /// committed, because ingress answers 422 on the strength of what is stored. `provider_time` is
     /// how long the placement waited for its provider.
     pub fn verdict(&self, claimed: &Claimed, verdict: Verdict, provider_time: Duration) {
-        if let Some(ingress) = claimed.answering {
+        if let Some(ingress) = claimed.report_to {
             let report = VerdictReport {
                 order_id: claimed.order_id,
                 placement_id: claimed.placement_id,
@@ -78,10 +78,10 @@ impl Reporter {
         for Deferred {
             placement_id,
             order_id,
-            answering,
+            report_to,
         } in deferred
         {
-            if let Some(ingress) = answering {
+            if let Some(ingress) = report_to {
                 let report = VerdictReport {
                     order_id: *order_id,
                     placement_id: *placement_id,
@@ -105,7 +105,7 @@ impl Reporter {
                 partner_id: claimed.partner_id,
             };
             let traceparent = traceparent.clone();
-            match claimed.answering {
+            match claimed.report_to {
                 Some(ingress) => {
                     let ready = ReadyReport {
                         order_id: claimed.order_id,

@@ -166,7 +166,7 @@ fn stages(
         source: None,
         // A partner that asks about many eSIMs does not keep the others waiting.
         limits: Limits {
-            per_partner: requests.permits.div_ceil(2),
+            per_owner: requests.permits.div_ceil(2),
             ..requests
         },
         lane: lane_states(Arc::clone(&breaker), None),

@@ -18,12 +18,7 @@ use store::{
     providers::{self, ProviderBreaker},
 };
 
-use crate::{
-    breaker::Breaker,
-    limiter::{LaneLimiters, LaneReport},
-    metrics::Metrics,
-    rate::Rate,
-};
+use crate::{breaker::Breaker, limiter::LaneLimiters, metrics::Metrics, rate::Rate};
 
 const PERIOD: Duration = Duration::from_secs(1);
 /// A report that does not change is written again after this time, because operators ignore rows
@@ -79,9 +74,11 @@ impl Watched {
         if self.written.is_current(&waiting, now) {
             return Ok(());
         }
-        let lanes: Vec<_> = waiting.into_iter().map(held_back_lane).collect();
-        provider_lanes::report(connection, provider, instance, &lanes).await?;
-        self.written = Written { lanes, at: now };
+        provider_lanes::report(connection, provider, instance, &waiting).await?;
+        self.written = Written {
+            lanes: waiting,
+            at: now,
+        };
         Ok(())
     }
 }
@@ -89,34 +86,16 @@ impl Watched {
 impl Written {
     /// Whether the rows of the last report still show what operators should see. The duration is
     /// not compared, because it is derived from the row.
-    fn is_current(&self, waiting: &[LaneReport], now: Instant) -> bool {
-        let is_same = |(report, row): (&LaneReport, &HeldBackLane)| {
+    fn is_current(&self, waiting: &[HeldBackLane], now: Instant) -> bool {
+        let is_same = |(lane, row): (&HeldBackLane, &HeldBackLane)| {
             HeldBackLane {
                 held_for: row.held_for,
-                ..held_back_lane(report.clone())
+                ..lane.clone()
             } == *row
         };
         self.lanes.len() == waiting.len()
             && waiting.iter().zip(&self.lanes).all(is_same)
             && (waiting.is_empty() || now.saturating_duration_since(self.at) < REPORT_AGAIN)
-    }
-}
-
-fn held_back_lane(report: LaneReport) -> HeldBackLane {
-    let LaneReport {
-        lane,
-        max_in_flight,
-        unsettled,
-        reason,
-        held_for,
-    } = report;
-    let count = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
-    HeldBackLane {
-        lane,
-        max_in_flight: count(max_in_flight),
-        unsettled: count(unsettled),
-        reason,
-        held_for,
     }
 }
 
@@ -166,7 +145,7 @@ pub async fn watch(
             Ok::<_, pg::Error>(())
         });
         if let Err(error) = refreshed.await
-            && let Some(others) = outage::DATABASE.failed()
+            && let Some(others) = outage::DATABASE.line(error.is_transient())
         {
             tracing::error!(
                 %error,

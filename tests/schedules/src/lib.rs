@@ -34,6 +34,7 @@ extern crate self as store;
 extern crate self as tokio;
 
 pub mod batcher;
+pub mod clock;
 pub mod effect;
 pub mod group_commit;
 pub mod lifecycle;

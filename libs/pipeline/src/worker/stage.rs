@@ -1,12 +1,9 @@
 //! What a stage implements for the worker, and what the worker passes to it. The provisioner and
 //! the notifier implement [`Stage`]; the other types are its arguments and results.
 
-use std::{
-    hash::Hash,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{hash::Hash, sync::Arc, time::Duration};
 
+use runtime::clock::Moment;
 use serde::de::DeserializeOwned;
 use store::work::{DueWork, Found, Look};
 
@@ -113,5 +110,5 @@ pub struct Trigger {
     /// partner or the stage may have in flight.
     pub permit_wait: Duration,
     /// When this process began the claim, which is never later than the commit of the claim.
-    pub claim_began: Instant,
+    pub claim_began: Moment,
 }

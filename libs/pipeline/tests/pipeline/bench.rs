@@ -99,7 +99,7 @@ impl Bench {
         let limits = Limits {
             permits,
             per_lane: permits,
-            per_partner: permits,
+            per_owner: permits,
             slow_attempt: None,
             slow: PATIENCE,
         };
@@ -503,7 +503,7 @@ impl Stage for Rows {
         }
         self.running.fetch_sub(1, Ordering::SeqCst);
         let mut state = self.state.lock().unwrap();
-        let early = trigger.claim_began <= state.claimed[&row];
+        let early = trigger.claim_began.monotonic <= state.claimed[&row];
         state.done.push(Done {
             row,
             class: trigger.class,

@@ -37,7 +37,7 @@ pub struct Delivery {
     pub leased: bool,
     pub target: Arc<Target>,
     /// The number of ended attempts.
-    pub attempt: u32,
+    pub ended_attempts: u32,
     /// The number of attempts before the current schedule; a resend starts a new schedule.
     pub schedule_start: u32,
     pub content: Content,
@@ -121,7 +121,7 @@ pub enum Claim {
 
 /// The result of a claim.
 #[derive(Clone, Debug, Default)]
-pub struct Claimed {
+pub struct ClaimResult {
     /// The deliveries to attempt now.
     pub deliveries: Vec<Delivery>,
     /// Deliveries to first endpoints whose partner has further endpoints, which may want the same
@@ -146,7 +146,7 @@ pub async fn claim(
     connection: &mut PgConnection,
     ids: &[DeliveryId],
     claim: Claim,
-) -> Result<Claimed> {
+) -> Result<ClaimResult> {
     let ids = uuids(ids);
     match claim {
         Claim::Fresh { youth } => {
@@ -161,7 +161,7 @@ pub async fn claim(
         Claim::Due { lease } => {
             let leased = take_leases(connection, &ids, lease).await?;
             if leased.is_empty() {
-                return Ok(Claimed::default());
+                return Ok(ClaimResult::default());
             }
             let mut rows = read(connection, &leased, None).await?;
             if rows.rows.len() < leased.len() {
@@ -389,10 +389,10 @@ impl Rows {
         pointless.map(|row| row.delivery_id).collect()
     }
 
-    fn claimed(self, leased: bool, to_fan_out: Vec<DeliveryId>) -> Claimed {
-        let mut claimed = Claimed {
+    fn claimed(self, leased: bool, to_fan_out: Vec<DeliveryId>) -> ClaimResult {
+        let mut claimed = ClaimResult {
             to_fan_out,
-            ..Claimed::default()
+            ..ClaimResult::default()
         };
         for row in self.rows {
             let validity = row.validity();
@@ -452,7 +452,7 @@ impl Row {
                 secrets: self.secrets,
                 environment: self.environment,
             }),
-            attempt: unsigned(self.attempt),
+            ended_attempts: unsigned(self.attempt),
             schedule_start: unsigned(self.schedule_start),
             content,
         })

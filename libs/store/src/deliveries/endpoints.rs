@@ -356,7 +356,7 @@ async fn release_held(
            SELECT count(*) AS "count!" FROM released"#,
         endpoint.partner_id.uuid(),
         i64::from(limit),
-        endpoint.lane(),
+        endpoint.work_lane(),
     );
     Ok(count(query.fetch_one(connection).await?))
 }
@@ -382,7 +382,7 @@ async fn make_retries_due(
         seconds(LONGEST_LEASE),
         since,
         i64::from(limit),
-        endpoint.lane(),
+        endpoint.work_lane(),
     );
     Ok(statement.execute(connection).await?.rows_affected())
 }

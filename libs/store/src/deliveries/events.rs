@@ -224,7 +224,7 @@ pub async fn test(
         id.uuid(),
         partner_id.uuid(),
         endpoint.column(),
-        endpoint.lane(),
+        endpoint.work_lane(),
     );
     statement.execute(&mut *transaction).await?;
     transaction.commit().await?;

@@ -87,7 +87,7 @@ impl Row {
             endpoint,
             leased: false,
             target,
-            attempt: 0,
+            ended_attempts: 0,
             schedule_start: unsigned(self.schedule_start),
             content: Content::Esim(Esim {
                 topup_id: self.topup_id.parse().ok()?,

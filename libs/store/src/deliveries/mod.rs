@@ -37,7 +37,7 @@ use pg::{Error, Result, retry_conflicts, seconds, uuids};
 use sqlx::PgConnection;
 
 pub use self::{
-    claim::{Claim, Claimed, Content, Delivery, Esim, Target, Validity, claim},
+    claim::{Claim, ClaimResult, Content, Delivery, Esim, Target, Validity, claim},
     fan_out::fan_out,
     known::claim_known,
     record::{AttemptResult, Attempted, record},

@@ -72,9 +72,9 @@ pub struct Claimed {
     /// meaning only if `was` is `placing`: from `accepted` it is always true, because the call is
     /// the one that this claim allows, and later states have an outcome.
     pub call_may_be_in_flight: bool,
-    /// The ingress process that may still answer the order, until its `answer_by`. `None` if the
-    /// order has been answered or will never be, or if its job was published after its answer.
-    pub answering: Option<Uuid>,
+    /// The ingress process that verdicts and readiness events go to, because it may still answer the
+    /// order. `None` after `answer_by`, and if its job was published after its answer.
+    pub report_to: Option<Uuid>,
     /// W3C trace context of the POST.
     pub traceparent: Option<String>,
     /// The provider's own id of the purchase, if a settlement has recorded one. `None` for a
@@ -148,7 +148,8 @@ pub async fn claim(
         .map(|placement| placement.uuid())
         .collect();
     let probe = which == Claim::Probe;
-    let is_due = which != Claim::Fresh;
+    let fresh = which == Claim::Fresh;
+    let is_due = !fresh;
     if is_due {
         ids = take_leases(connection, provider, &ids, lease, probe).await?;
         if ids.is_empty() {
@@ -163,7 +164,7 @@ pub async fn claim(
     let mut claimed = Vec::with_capacity(placements.len());
     let mut unread = Vec::new();
     for row in begun {
-        match row.claimed(which == Claim::Fresh) {
+        match row.claimed(fresh) {
             Ok(work) => claimed.push(work),
             Err(attempt) => unread.push(attempt),
         }
@@ -187,7 +188,7 @@ pub async fn claim(
             }
         }
     }
-    for work in group(rows, which == Claim::Fresh) {
+    for work in group(rows, fresh) {
         match work {
             Ok(work) => claimed.push(work),
             Err(unreadable) => {
@@ -325,7 +326,7 @@ impl Begun {
             placed_age: None,
             unknowns: 0,
             call_may_be_in_flight: true,
-            answering: first.answering_at(age),
+            report_to: first.answering_at(age),
             external_order_id: first.external_order_id,
             traceparent: first.traceparent,
             reference: None,
@@ -464,7 +465,7 @@ fn placement(row: &Row, fresh: bool) -> Result<Claimed> {
         placed_age: row.placed_age.map(age),
         unknowns: unsigned(row.unknowns),
         call_may_be_in_flight: row.call_may_be_in_flight,
-        answering: row.answering,
+        report_to: row.answering,
         traceparent: row.traceparent.clone(),
         reference: row.reference.clone(),
         topups: Vec::new(),

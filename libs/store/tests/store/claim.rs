@@ -254,10 +254,10 @@ async fn a_deferred_placement_names_the_ingress_that_answers_it() {
     let mut connection = bench.connection().await;
     let mut deferred = placements::defer(&mut connection, &all).await.unwrap();
     deferred.sort_by_key(|one| one.placement_id != all[0]);
-    let expected = |order: &NewOrder, answering| Deferred {
+    let expected = |order: &NewOrder, report_to| Deferred {
         placement_id: placement(order),
         order_id: order.order_id,
-        answering,
+        report_to,
     };
     assert_eq!(
         deferred,
@@ -289,7 +289,7 @@ async fn a_claim_returns_what_a_provisioner_needs() {
     );
     assert_eq!(fresh.traceparent, new.traceparent);
     assert_eq!(
-        (fresh.placed_age, fresh.answering, fresh.fresh),
+        (fresh.placed_age, fresh.report_to, fresh.fresh),
         (None, new.answering, true)
     );
     assert!(fresh.attempt_age < Duration::from_secs(5) && fresh.age < Duration::from_secs(5));
@@ -331,7 +331,7 @@ async fn a_claim_returns_what_a_provisioner_needs() {
         );
     }
     assert_eq!(
-        (later.answering, later.fresh),
+        (later.report_to, later.fresh),
         (None, false),
         "the order is certainly answered"
     );
@@ -424,7 +424,7 @@ async fn the_first_claim_reads_the_same_from_the_row_as_from_the_tables() {
         let order = bench.stored(order).await;
         let id = placement(&order);
         let row = bench.claim(&[id]).await.remove(0);
-        assert_eq!(row.answering, order.answering.filter(|_| !answered));
+        assert_eq!(row.report_to, order.answering.filter(|_| !answered));
         assert_eq!(row.external_order_id, order.external_order_id);
         assert_eq!(row.topups.len(), units);
         // The same placement again, as if it had not been claimed.

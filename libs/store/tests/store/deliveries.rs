@@ -156,7 +156,7 @@ async fn a_delivery_comes_with_all_that_its_webhook_needs() {
     );
     assert_eq!(content.iccid, iccid(topup).as_str());
     assert_eq!(content.profile, b"sealed");
-    assert_eq!((one.target.url.as_deref(), one.attempt), (URL, 0));
+    assert_eq!((one.target.url.as_deref(), one.ended_attempts), (URL, 0));
     assert_eq!(content.external_order_id, content.order_id.to_string());
     assert!(content.age < Duration::from_secs(10));
 }

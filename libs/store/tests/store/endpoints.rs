@@ -171,7 +171,7 @@ async fn an_endpoint_is_blocked_then_probed_by_one() {
             .record(&[failed(
                 partner,
                 &esim(&probes[0]).topup_id,
-                probes[0].attempt,
+                probes[0].ended_attempts,
             )])
             .await;
         assert_eq!(

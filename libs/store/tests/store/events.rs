@@ -97,7 +97,7 @@ impl Bench {
             endpoint_id: delivery.endpoint.id,
             is_event: matches!(delivery.content, Content::Event(_)),
             leased: delivery.leased,
-            ..attempted(delivery.id, delivery.attempt, result)
+            ..attempted(delivery.id, delivery.ended_attempts, result)
         };
         self.record(&[attempted]).await;
     }
@@ -368,7 +368,7 @@ async fn an_event_is_retried_held_and_forgotten_like_a_webhook() {
     assert_eq!(bench.events_of(partner).await, (1, 0));
     assert_eq!(bench.set_url(partner, Some(URL)).await, Some(1));
     let due = bench.all_due().await.remove(0);
-    assert_eq!(due.attempt, 1);
+    assert_eq!(due.ended_attempts, 1);
     bench.attempt(&due, AttemptResult::Delivered).await;
     bench.attempt(&due, failure(None)).await;
     let seen = bench.event(due.id).await.unwrap();
@@ -417,7 +417,7 @@ async fn an_event_is_sent_again_unless_it_is_void() {
             bench.all_due().await.remove(0)
         };
         assert_eq!(
-            (sent.attempt, sent.schedule_start),
+            (sent.ended_attempts, sent.schedule_start),
             (attempts - 1, attempts - 1)
         );
         bench.attempt(&sent, result).await;

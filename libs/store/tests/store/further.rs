@@ -13,7 +13,7 @@ use sqlx::AssertSqlSafe;
 use store::deliveries::endpoints;
 use store::deliveries::events::{Tested, test};
 use store::deliveries::{
-    self, AttemptResult, Attempted, Claim, Claimed, Content, Delivery, batches,
+    self, AttemptResult, Attempted, Claim, ClaimResult, Content, Delivery, batches,
 };
 use uuid::Uuid;
 use vault::Vault;
@@ -57,13 +57,13 @@ impl Bench {
             .unwrap()
     }
 
-    async fn fresh(&self, topups: &[TopupId]) -> Claimed {
+    async fn fresh(&self, topups: &[TopupId]) -> ClaimResult {
         deliveries::claim(&mut *self.connection().await, &ids(topups), YOUTH)
             .await
             .unwrap()
     }
 
-    async fn fan_out(&self, claimed: &Claimed) -> u64 {
+    async fn fan_out(&self, claimed: &ClaimResult) -> u64 {
         deliveries::fan_out(&mut *self.connection().await, &claimed.to_fan_out)
             .await
             .unwrap()
@@ -78,7 +78,7 @@ impl Bench {
             endpoint_id: delivery.endpoint.id,
             is_event: matches!(delivery.content, Content::Event(_)),
             leased: delivery.leased,
-            ..attempted(delivery.id, delivery.attempt, result)
+            ..attempted(delivery.id, delivery.ended_attempts, result)
         };
         self.record(&[attempted]).await;
     }
@@ -273,7 +273,7 @@ async fn a_blocked_endpoint_never_stops_another_one_of_the_same_partner() {
 /// One more attempt than two deliveries have, so that the failures suffice for a block.
 fn three_times(due: &[Delivery]) -> Vec<Delivery> {
     let again = Delivery {
-        attempt: due[0].attempt + 1,
+        ended_attempts: due[0].ended_attempts + 1,
         ..due[0].clone()
     };
     vec![due[0].clone(), due[1].clone(), again]

@@ -8,7 +8,7 @@ use accounts::{
 };
 use domain::{DeliveryId, EndpointId, EndpointKey, PartnerId, TopupId};
 use signing::webhook::Secret;
-use store::deliveries::{self, Claim, Claimed, Target};
+use store::deliveries::{self, Claim, ClaimResult, Target};
 use time::OffsetDateTime;
 
 use crate::bench::{
@@ -26,7 +26,7 @@ struct Known {
 }
 
 impl Known {
-    fn of(claimed: &Claimed) -> Option<Self> {
+    fn of(claimed: &ClaimResult) -> Option<Self> {
         let (.., validity) = claimed.targets.first()?;
         let targets = claimed.targets.iter();
         let targets = targets.map(|(id, target, _)| (*id, Arc::clone(target)));
@@ -49,7 +49,7 @@ impl Bench {
         topups(&order)
     }
 
-    async fn read_all(&self, topups: &[TopupId]) -> Claimed {
+    async fn read_all(&self, topups: &[TopupId]) -> ClaimResult {
         let claim = Claim::Fresh { youth: YOUTH };
         deliveries::claim(&mut *self.connection().await, &ids(topups), claim)
             .await

@@ -486,7 +486,11 @@ async fn removing_a_channel_makes_no_room_for_codes() {
             let failed = Attempted {
                 endpoint_id: due.endpoint.id,
                 is_event: true,
-                ..attempted(due.id, due.attempt, failure(Some(Duration::from_secs(5))))
+                ..attempted(
+                    due.id,
+                    due.ended_attempts,
+                    failure(Some(Duration::from_secs(5))),
+                )
             };
             bench.record_by(&POLICY, &[failed]).await;
         }

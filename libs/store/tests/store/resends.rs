@@ -251,7 +251,7 @@ async fn a_resend_sends_what_was_missed_at_the_pace_of_the_endpoint() {
             } else {
                 AttemptResult::Delivered
             };
-            attempted(delivery.id, delivery.attempt, result)
+            attempted(delivery.id, delivery.ended_attempts, result)
         });
         let ended: Vec<Attempted> = ended.collect();
         bench.record(&ended).await;

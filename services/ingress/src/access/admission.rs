@@ -365,12 +365,12 @@ pub(crate) struct Admitted {
 }
 
 impl Admitted {
-    /// Admits the units of the order, after its body is parsed. From here on the permit counts the
+    /// Counts the order and its units against the partner's rates, after its body is parsed. From here on the permit counts the
     /// memory of the units instead of that of the body, because the body is dropped as soon as it
     /// is parsed.
     ///
     /// Returns what is left of the partner's orders per second.
-    pub(crate) fn units(&mut self, units: NonZeroU32) -> Result<Left, ApiError> {
+    pub(crate) fn count_order(&mut self, units: NonZeroU32) -> Result<Left, ApiError> {
         let left = self.rates.order(units)?;
         self.memory
             .resize(u64::from(units.get()) * UNIT)

@@ -10,7 +10,7 @@
 //! - A key that a rotation replaced is denied after its end, by the clock of this process.
 //! - While the database is away, the cache stays valid. Orders then fail when they are stored.
 //!
-//! [`super::authentication`] asks for partners, [`crate::orders::accept`] for options. The module
+//! [`super::authentication`] asks for partners, [`crate::orders::check`] for options. The module
 //! relies on the version that the database gives to each change: a reader that remembers the newest
 //! version it has seen finds everything that came later. It does not rely on NATS.
 

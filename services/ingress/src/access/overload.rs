@@ -83,7 +83,7 @@ impl Overload {
         }
     }
 
-    /// Notes that an order, admitted at `admitted`, took `delay` without the provider's time, and
+    /// Notes that an order, whose task began at `admitted`, took `delay` without the provider's time, and
     /// that `in_flight` orders are in flight now. Returns the new limit if it changes.
     pub(super) fn observe(
         &mut self,

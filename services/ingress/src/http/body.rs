@@ -1,7 +1,7 @@
 //! Reads the body of a request: within the largest size and the longest time of [`LimitsConfig`].
 //!
 //! Create-order and the self-service requests with a body call it. Create-order calls the two steps
-//! one by one: [`content_length`] says how much memory the body may take, so that the order can be
+//! one by one: [`most_bytes`] says how much memory the body may take, so that the order can be
 //! admitted before [`read_stream`] takes that memory.
 //!
 //! It relies on hyper, which has checked that `Content-Length` is a number, and never passes on
@@ -25,17 +25,14 @@ pub(crate) async fn read(
     headers: &HeaderMap,
     body: Body,
 ) -> Result<Bytes, ApiError> {
-    content_length(limits, headers)?;
+    most_bytes(limits, headers)?;
     read_stream(limits, body).await
 }
 
 /// The maximum number of bytes that the body may have according to its headers: `Content-Length`,
 /// or the largest one if the body is chunked and its length is unknown. A body that is too long by its
 /// `Content-Length`, or encoded, is refused before it is read.
-pub(crate) fn content_length(
-    limits: &LimitsConfig,
-    headers: &HeaderMap,
-) -> Result<usize, ApiError> {
+pub(crate) fn most_bytes(limits: &LimitsConfig, headers: &HeaderMap) -> Result<usize, ApiError> {
     let max_body = size(limits.max_body);
     let length = match headers.get(header::CONTENT_LENGTH) {
         None if headers.contains_key(header::TRANSFER_ENCODING) => max_body,
@@ -66,7 +63,7 @@ fn is_encoded(headers: &HeaderMap) -> bool {
     })
 }
 
-/// Reads a body whose [`content_length`] is within the limit.
+/// Reads a body whose [`most_bytes`] is within the limit.
 pub(crate) async fn read_stream(limits: &LimitsConfig, body: Body) -> Result<Bytes, ApiError> {
     let max_body = size(limits.max_body);
     let mut pieces = body.into_data_stream();

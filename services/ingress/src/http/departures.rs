@@ -80,19 +80,17 @@ impl Departures {
         }
         let (sender, reply) = oneshot::channel();
         lock(&self.asked).entry(order_id).or_default().push(sender);
+        let mut asked = Asked {
+            departures: self,
+            order_id,
+            reply,
+        };
         let question = Departure::V1 {
             order_id,
             ingress: self.ingress_id,
         };
         self.nats.ask_departure(&question).await;
-        let replied = tokio::time::timeout(ASK, reply).await;
-        let mut asked = lock(&self.asked);
-        if let Some(waiting) = asked.get_mut(&order_id) {
-            waiting.retain(|one| !one.is_closed());
-            if waiting.is_empty() {
-                asked.remove(&order_id);
-            }
-        }
+        let replied = tokio::time::timeout(ASK, &mut asked.reply).await;
         matches!(replied, Ok(Ok(())))
     }
 
@@ -125,5 +123,26 @@ impl Departures {
             Ok(())
         };
         tokio::try_join!(questions, received, replying).map(|_| ())
+    }
+}
+
+/// A question that waits for its reply. Dropping it forgets it, also if its partner has hung up
+/// meanwhile and nobody replies.
+struct Asked<'a> {
+    departures: &'a Departures,
+    order_id: OrderId,
+    reply: oneshot::Receiver<()>,
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        self.reply.close();
+        let mut asked = lock(&self.departures.asked);
+        if let Some(waiting) = asked.get_mut(&self.order_id) {
+            waiting.retain(|one| !one.is_closed());
+            if waiting.is_empty() {
+                asked.remove(&self.order_id);
+            }
+        }
     }
 }

@@ -164,11 +164,10 @@ impl Observer {
             return;
         }
         // During an outage of the database every request gets a 500, so these lines are limited.
-        let line = match cause {
-            Some(cause) if cause.is_outage => outage::DATABASE.failed(),
-            _ => Some(0),
+        let is_outage = cause.as_ref().is_some_and(|cause| cause.is_outage);
+        let Some(others) = outage::DATABASE.line(is_outage) else {
+            return;
         };
-        let Some(others) = line else { return };
         tracing::error!(
             error = cause.as_ref().map(|cause| &*cause.text),
             partner.id = partner.map(field::display),

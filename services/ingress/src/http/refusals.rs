@@ -179,7 +179,7 @@ impl Refusals {
                         for refusal in &refusals {
                             lost.lost(refusal);
                         }
-                        if let Some(others) = outage::DATABASE.failed() {
+                        if let Some(others) = outage::DATABASE.line(error.is_transient()) {
                             tracing::warn!(
                                 %error,
                                 others,

@@ -34,7 +34,7 @@ use http_body::{Body as _, Frame, SizeHint};
 use hyper::{body::Incoming, service::service_fn};
 use runtime::{
     Shutdown, connection,
-    listener::{self, Connections, Leave, Place, Watched},
+    listener::{self, Connections, Place, Watched},
     lock,
 };
 use tokio::net::{TcpListener, TcpStream};
@@ -82,25 +82,28 @@ impl Server {
     /// Serves until the soft stop. Then it accepts no more connections and finishes the requests in
     /// flight.
     pub(crate) async fn serve(self: Arc<Self>, listener: TcpListener) -> anyhow::Result<()> {
-        let serve_one = |stream, peer, place| Arc::clone(&self).connection(stream, peer, place);
+        let serve_one = |stream, peer, place| Arc::clone(&self).serve_one(stream, peer, place);
         listener::accept_bounded(listener, &self.shutdown, &self.connections, serve_one).await
     }
 
     /// Serves a connection until it ends, or until it has to leave because it is idle and nobody
     /// has authenticated on it.
-    async fn connection(self: Arc<Self>, stream: TcpStream, peer: SocketAddr, place: Arc<Place>) {
+    async fn serve_one(self: Arc<Self>, stream: TcpStream, peer: SocketAddr, place: Arc<Place>) {
         let connection = Connection::new(peer, Arc::clone(&place));
-        let mut socket = Watched::new(stream, Arc::clone(&connection));
+        let socket = Watched::new(stream, Arc::clone(&connection));
         let service = service_fn(|request| self.handle(Arc::clone(&connection), request));
         let mut http = connection::http(self.limits.head_timeout);
         http.max_buf_size(size(self.limits.max_head));
-        let leave = tokio::select! {
-            () = connection::serve(&http, &mut socket, service, &self.shutdown, LAST_REQUEST) => None,
-            leave = place.must_leave() => Some(leave),
-        };
-        if leave == Some(Leave::Idle) {
-            socket.refuse(TOO_MANY);
-        }
+        connection::serve_in_place(
+            &http,
+            socket,
+            service,
+            &self.shutdown,
+            LAST_REQUEST,
+            &place,
+            TOO_MANY,
+        )
+        .await;
     }
 
     async fn handle(

@@ -80,14 +80,14 @@ pub(crate) struct Created {
     /// The deadline: after it, the response is not sent.
     pub(crate) deadline: Moment,
     /// Signals that the response has left. Dropping it means that the response never will.
-    pub(crate) left: oneshot::Sender<()>,
+    pub(crate) departed: oneshot::Sender<()>,
 }
 
 pub(crate) type Answer = Result<Created, ApiError>;
 
 pub(crate) struct Orders {
     pub(crate) database: Database,
-    pub(crate) commit: GroupCommit<InsertOrders>,
+    pub(crate) commit: GroupCommit<InsertAndAnnounce>,
     pub(crate) directory: Arc<Directory>,
     pub(crate) handshake: Arc<Handshake>,
     pub(crate) jobs: Batcher<JobRow>,
@@ -106,12 +106,12 @@ pub(crate) struct Orders {
 /// The group commit of orders. One statement stores a batch; then the jobs of those orders whose
 /// answers wait for verdicts are published, because every millisecond until then is part of the
 /// answer's time.
-pub(crate) struct InsertOrders {
+pub(crate) struct InsertAndAnnounce {
     database: Database,
     jobs: Batcher<JobRow>,
 }
 
-impl InsertOrders {
+impl InsertAndAnnounce {
     pub(crate) fn start(
         database: &Database,
         jobs: &Batcher<JobRow>,
@@ -147,7 +147,7 @@ pub(crate) struct Inserted {
     sent: Moment,
 }
 
-impl Writer for InsertOrders {
+impl Writer for InsertAndAnnounce {
     const NAME: &'static str = "commit-orders";
     const STATEMENT: (&'static str, &'static str) = ("INSERT", "orders");
     type Item = NewOrder;
@@ -168,9 +168,8 @@ impl Writer for InsertOrders {
         let inserted = perform(Effect::CommitOrders, self.database.run(insert)).await?;
         // An order whose answer waits for no verdict gets its 201 first; see `answer_then_publish`,
         // which publishes its jobs afterwards.
-        let awaited = |(order, inserted): &(&NewOrder, &Inserted)| {
-            order.answering.is_some() && inserted.stored
-        };
+        let awaited =
+            |(order, inserted): &(&NewOrder, &Inserted)| order.awaits_verdicts() && inserted.stored;
         for (order, _) in orders.iter().zip(&inserted).filter(awaited) {
             publish(&self.jobs, order);
         }
@@ -234,15 +233,14 @@ impl Orders {
         let began = Instant::now();
         // The provisioners' heartbeats say whether a verdict can be expected. The answer's time is
         // longer then, and `answering` tells provisioners where to send their reports.
-        let awaits_verdicts =
-            !self.placement_wait.is_zero() && self.handshake.expects_verdicts(&order.placements);
-        if awaits_verdicts {
+        if !self.placement_wait.is_zero() && self.handshake.expects_verdicts(&order.placements) {
             order.answering = Some(self.handshake.ingress_id());
             order.answer_within += self.placement_wait;
         }
         // The handshake must know the order before the commit, because reports can arrive right
         // after it.
-        let pending_answer = awaits_verdicts.then(|| self.handshake.expect_reports(&order));
+        let awaited = order.awaits_verdicts();
+        let pending_answer = awaited.then(|| self.handshake.expect_reports(&order));
         let sent = match self.store_unless_taken(&mut order, &mut answer).await {
             Ok(Some(sent)) => sent,
             Ok(None) => {
@@ -312,7 +310,7 @@ impl Orders {
             answer_deadline,
         } = stored;
         // The jobs of an order that waits for verdicts are published already: the group commit does
-        // it right after the commit ([`InsertOrders`]).
+        // it right after the commit ([`InsertAndAnnounce`]).
         let verdicts = pending_answer
             .verdicts(sent.monotonic + self.placement_wait)
             .await;
@@ -328,14 +326,7 @@ impl Orders {
             self.metrics
                 .verdict(verdicts.get(&placement.placement_id).copied());
         }
-        // Usually the verdict is *placed*. Then neither of these steps asks PostgreSQL, and the order
-        // gets its 201.
-        let refused =
-            match decide::refuse_unless_carried_out(&self.database, &order, &verdicts).await {
-                Ok(None) => decide::flush_unless_placed(&self.database, &order, &verdicts).await,
-                refused => refused.map_err(ApiError::internal),
-            };
-        match refused {
+        match decide::refusals_or_flush(&self.database, &order, &verdicts).await {
             Ok(None) => {
                 let units = topups(&order).count();
                 self.metrics.order(OrderResult::Accepted, units);
@@ -565,13 +556,13 @@ async fn send_201_and_wait(order: &NewOrder, deadline: Moment, answer: oneshot::
     let Ok(body) = serde_json::to_vec(&CreatedOrder { products }) else {
         return;
     };
-    let (left, departure) = oneshot::channel();
+    let (departed, departure) = oneshot::channel();
     perform(Effect::Answer, async {
         if answer
             .send(Ok(Created {
                 body: body.into(),
                 deadline,
-                left,
+                departed,
             }))
             .is_ok()
         {

@@ -118,8 +118,7 @@ impl Orders {
                 continue;
             };
             // Orders of a sandbox partner go only to the sandbox, which knows the options of other
-            // providers by our option id.
-            // They never go on to another one.
+            // providers by our option id, and they never go on to another provider.
             let sandbox = partner.environment == Environment::Sandbox;
             let (provider, provider_option_id) = if sandbox && option.provider != SANDBOX {
                 (SANDBOX, option.option_id.to_string())

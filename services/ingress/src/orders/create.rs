@@ -63,7 +63,7 @@ struct Notes {
     external_order_id: Option<String>,
     /// What is left of the partner's orders per second. Before the order is counted, and if it never
     /// is because of its own errors, it is what is left of its requests.
-    left: Option<Left>,
+    rate_left: Option<Left>,
 }
 
 /// Create an order
@@ -100,10 +100,10 @@ pub(crate) async fn create_order(
             // Only an order of a sandbox account can ask for one.
             let mishap = app.mishaps.wanted(partner, &received.draft, Instant::now());
             is_mishap = mishap.is_some();
-            let answer = answer(&app, partner, parts.uri.path(), received, &connection);
+            let responding = respond(&app, partner, parts.uri.path(), received, &connection);
             match mishap {
-                None => answer.await,
-                Some(mishap) => mishap.instead_of(answer, &connection).await,
+                None => responding.await,
+                Some(mishap) => mishap.instead_of(responding, &connection).await,
             }
         }
         Err(error) => {
@@ -111,8 +111,8 @@ pub(crate) async fn create_order(
             error.into_response()
         }
     };
-    if let Some(left) = notes.left {
-        error::show_left(&mut response, left);
+    if let Some(rate_left) = notes.rate_left {
+        error::show_left(&mut response, rate_left);
     }
     // A failure that a sandbox partner has asked for is none of ours.
     if !is_mishap {
@@ -131,15 +131,15 @@ pub(crate) async fn create_order(
     response
 }
 
-/// The answer to an order that was read and admitted.
-async fn answer(
+/// The response to an order that was read and admitted.
+async fn respond(
     app: &CreateOrder,
     partner: &KnownPartner,
-    orders: &str,
+    orders_path: &str,
     received: Received,
     connection: &Arc<Connection>,
 ) -> Response {
-    let location = location(orders, received.draft.external_order_id.as_deref());
+    let location = location(orders_path, received.draft.external_order_id.as_deref());
     let created = create(app, partner, received, Arc::clone(connection)).await;
     let is_stored = match &created {
         Ok(_) => true,
@@ -163,9 +163,9 @@ async fn receive(
     body: Body,
     notes: &mut Notes,
 ) -> Result<Received, ApiError> {
-    notes.left = Some(app.gate.admission.request(&signed.partner)?);
-    let length = body::content_length(&app.gate.limits, headers)?;
-    let mut admitted = app.gate.admission.order(&signed.partner, length as u64)?;
+    notes.rate_left = Some(app.gate.admission.request(&signed.partner)?);
+    let most = body::most_bytes(&app.gate.limits, headers)?;
+    let mut admitted = app.gate.admission.order(&signed.partner, most as u64)?;
     let body = body::read_stream(&app.gate.limits, body).await?;
     app.gate.authenticator.body(signed, &body)?;
     let max = OrderSize {
@@ -183,7 +183,7 @@ async fn receive(
     // and units per second that the partner may send.
     let units = draft.units().filter(|_| draft.errors.is_empty());
     if let Some(units) = units {
-        notes.left = Some(admitted.units(units)?);
+        notes.rate_left = Some(admitted.count_order(units)?);
     }
     Ok(Received { draft, admitted })
 }
@@ -204,7 +204,7 @@ async fn create(
     let Created {
         body,
         deadline,
-        left,
+        departed,
     } = answered.map_err(ApiError::Internal)??;
     let headers = [(
         header::CONTENT_TYPE,
@@ -213,19 +213,19 @@ async fn create(
     Ok((
         StatusCode::CREATED,
         headers,
-        answer_body(body, connection, deadline, left),
+        answer_body(body, connection, deadline, departed),
     )
         .into_response())
 }
 
 /// The path at which an order is looked up, below the path that it was posted to. A partner that uses the short form
 /// of the prefix thus gets the short form back.
-fn location(orders: &str, external_order_id: Option<&str>) -> Option<HeaderValue> {
+fn location(orders_path: &str, external_order_id: Option<&str>) -> Option<HeaderValue> {
     let id = external_order_id?;
     let path = match id {
         // Clients and proxies remove these segments from a path, in every encoding.
-        "." | ".." => format!("{orders}?external_order_id={id}"),
-        _ => format!("{orders}/{}", webhooks::body::encoded(id)),
+        "." | ".." => format!("{orders_path}?external_order_id={id}"),
+        _ => format!("{orders_path}/{}", webhooks::body::encoded(id)),
     };
     HeaderValue::try_from(path).ok()
 }

@@ -9,12 +9,27 @@ use store::orders::{NewOrder, Refusal, flush_order, refuse};
 
 use crate::http::error::ApiError;
 
+/// Returns why the order is refused, or `None` if it is certain that it stands and is on disk, so that
+/// it may get its 201. Usually the verdict is *placed*, and then neither step asks PostgreSQL.
+pub(super) async fn refusals_or_flush(
+    database: &Database,
+    order: &NewOrder,
+    verdicts: &HashMap<PlacementId, Verdict>,
+) -> Result<Option<Vec<Refusal>>, ApiError> {
+    let refused = refuse_unless_carried_out(database, order, verdicts).await;
+    if let Some(refusals) = refused.map_err(ApiError::internal)? {
+        return Ok(Some(refusals));
+    }
+    flush_unless_placed(database, order, verdicts).await?;
+    Ok(None)
+}
+
 /// Refuses the order if no verdict says that it is carried out, and PostgreSQL confirms that no
 /// placement is bought or may be. Returns why, or `None` if the order stands.
 ///
 /// The verdicts alone decide nothing here: they only make this process ask PostgreSQL, which refuses
 /// all placements or none. Without any verdict, nothing suggests that the provider refused.
-pub(super) async fn refuse_unless_carried_out(
+async fn refuse_unless_carried_out(
     database: &Database,
     order: &NewOrder,
     verdicts: &HashMap<PlacementId, Verdict>,
@@ -30,18 +45,18 @@ pub(super) async fn refuse_unless_carried_out(
 /// Makes sure before a 201 that the order is on disk. *Placed* says that it is, because the claim
 /// before the purchase was flushed and is behind the order in the log. No other verdict says so,
 /// and the order may be gone, if PostgreSQL has crashed since it was stored.
-pub(super) async fn flush_unless_placed(
+async fn flush_unless_placed(
     database: &Database,
     order: &NewOrder,
     verdicts: &HashMap<PlacementId, Verdict>,
-) -> Result<Option<Vec<Refusal>>, ApiError> {
+) -> Result<(), ApiError> {
     if verdicts.values().any(|verdict| *verdict == Verdict::Placed) {
-        return Ok(None);
+        return Ok(());
     }
     let id = order.order_id;
     let flush = async |connection: &mut PgConnection| flush_order(connection, id).await;
     if database.run(flush).await.map_err(ApiError::internal)? {
-        return Ok(None);
+        return Ok(());
     }
     Err(ApiError::internal(anyhow::anyhow!(
         "PostgreSQL crashed before the order was on disk, so nothing of it is stored or bought"

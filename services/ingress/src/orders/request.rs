@@ -2,7 +2,7 @@
 //! response names all of them and the partner can correct them at once.
 //!
 //! Guarantees: a [`Draft`] without errors has an external id, at least one item, and no more items
-//! and units than allowed. Whether its options exist is checked later, by [`super::accept`], which
+//! and units than allowed. Whether its options exist is checked later, by [`super::check`], which
 //! knows the catalogue.
 //!
 //! Called by [`super::create`]. It does no I/O. The values of a JSON object are parsed one by one

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use domain::DeliveryId;
 use pg::PgConnection;
-use store::deliveries::{self, Claim, Claimed};
+use store::deliveries::{self, Claim, ClaimResult};
 
 use super::Deliver;
 
@@ -16,7 +16,7 @@ impl Deliver {
         connection: &mut PgConnection,
         ids: &[DeliveryId],
         youth: Duration,
-    ) -> Result<Claimed, pg::Error> {
+    ) -> Result<ClaimResult, pg::Error> {
         let mut lean = Vec::new();
         if let Some(version) = self.endpoints.version() {
             let known = |id, now| self.endpoints.known(id, version, now);
@@ -24,7 +24,7 @@ impl Deliver {
         }
         let is_left = |id: &&DeliveryId| lean.iter().all(|delivery| delivery.id != **id);
         let left: Vec<DeliveryId> = ids.iter().filter(is_left).copied().collect();
-        let mut claimed = Claimed::default();
+        let mut claimed = ClaimResult::default();
         if !left.is_empty() {
             claimed = deliveries::claim(connection, &left, Claim::Fresh { youth }).await?;
         }

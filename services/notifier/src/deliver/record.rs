@@ -1,8 +1,8 @@
 //! The group commits of the stage: one records ended attempts, and one holds deliveries that have
-//! no endpoint. [`write`] is the only way to use them; the head of the parent module says
+//! no endpoint. [`until_recorded`] is the only way to use them; the head of the parent module says
 //! what it guarantees.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use domain::DeliveryId;
 use pg::{Database, PgConnection};
@@ -30,43 +30,35 @@ const BATCH: usize = 512;
 /// and the endpoint is not blocked for it. The other deliveries of the batch are not affected,
 /// because the group commit then writes each item by itself. An operator sees the error below
 /// for each of these attempts and can pause the endpoint until the cause is removed.
-pub(super) async fn write<W>(commit: &GroupCommit<W>, item: W::Item, stop: &CancellationToken)
-where
+pub(super) async fn until_recorded<W>(
+    commit: &GroupCommit<W>,
+    item: W::Item,
+    stop: &CancellationToken,
+) where
     W: Writer<Error = pg::Error>,
     W::Item: Clone,
 {
-    let mut pause = Duration::from_millis(100);
-    loop {
-        match commit.write(item.clone()).await {
-            Ok(Err(error)) if error.is_transient() && !stop.is_cancelled() => {}
-            Ok(Err(error)) => {
-                return tracing::error!(
-                    %error,
-                    "cannot record the outcome of a delivery; it is claimed again when its \
-                     lease, or its first lease, ends"
-                );
-            }
-            Err(Closed) => {
-                return tracing::error!(
-                    "cannot record the outcome of a delivery, because the writer has failed \
-                     and the process stops; another process claims it when its lease, or its \
-                     first lease, ends"
-                );
-            }
-            Ok(Ok(_)) => return,
-        }
-        tokio::select! {
-            () = tokio::time::sleep(pause) => {}
-            // After a stop there is one last try.
-            () = stop.cancelled() => {}
-        }
-        pause = (pause * 2).min(Duration::from_secs(5));
+    // What the database refuses for another reason would be refused again.
+    match commit
+        .write_while(&item, stop, pg::Error::is_transient)
+        .await
+    {
+        Ok(Ok(_)) => {}
+        Ok(Err(error)) => tracing::error!(
+            %error,
+            "cannot record the outcome of a delivery; it is claimed again when its lease, or its \
+             first lease, ends"
+        ),
+        Err(Closed) => tracing::error!(
+            "cannot record the outcome of a delivery, because the writer has failed and the process \
+             stops; another process claims it when its lease, or its first lease, ends"
+        ),
     }
 }
 
 /// Logs that a batch was not recorded. Of the failures of one outage, one is logged each second.
 fn log_failure(error: &pg::Error, items: usize, what: &'static str) {
-    if let Some(others) = outage::DATABASE.failed() {
+    if let Some(others) = outage::DATABASE.line(error.is_transient()) {
         tracing::error!(
             %error,
             others,

@@ -18,7 +18,7 @@ use crate::{outcome::LogIds, schedule::EndpointResponse, webhook::Unanswered};
 /// first attempt of a topup, and otherwise a new one.
 pub(super) fn passed_on(delivery: &Delivery) -> Option<String> {
     if let Content::Esim(esim) = &delivery.content
-        && delivery.attempt == 0
+        && delivery.ended_attempts == 0
     {
         return esim.traceparent.clone();
     }
@@ -74,7 +74,7 @@ pub(super) fn process_span(delivery: &Delivery, trigger: &Trigger) -> Span {
     let span = if trigger.class == Class::Fresh {
         messaging_span!(INFO, "process", "consumer", "process", READY;
             topup.id = ids.topup, event.id = ids.event, partner.id = %delivery.partner_id,
-            order.id = order_id, attempt = delivery.attempt,
+            order.id = order_id, attempt = delivery.ended_attempts,
         )
     } else {
         // No message caused this work, because the delivery was due.
@@ -82,14 +82,14 @@ pub(super) fn process_span(delivery: &Delivery, trigger: &Trigger) -> Span {
             parent: None,
             "due delivery",
             otel.kind = "internal", topup.id = ids.topup, event.id = ids.event, order.id = order_id,
-            partner.id = %delivery.partner_id, attempt = delivery.attempt,
+            partner.id = %delivery.partner_id, attempt = delivery.ended_attempts,
         )
     };
     trace::follow(
         &span,
         trigger.traceparent.as_deref(),
         esim.and_then(|esim| esim.traceparent.as_deref()),
-        delivery.attempt == 0,
+        delivery.ended_attempts == 0,
     );
     span
 }

@@ -6,10 +6,7 @@
 //! probe at a time to all processes together ([`Breaker::probe`](crate::breaker::Breaker::probe)),
 //! so probes need no other bound. Apart from that, a probe is processed like any due placement.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
 use domain::{PartnerId, PlacementId};
 use pipeline::{
@@ -18,7 +15,7 @@ use pipeline::{
     perform,
     worker::{Class, Trigger},
 };
-use runtime::outage;
+use runtime::{clock::Moment, outage};
 use store::{
     placements::{Activity, Claim},
     work::Look,
@@ -87,7 +84,7 @@ impl ProviderWork {
         let Some(candidate) = candidate else {
             return self.probe_with_request().await;
         };
-        let claim_began = Instant::now();
+        let claim_began = Moment::now();
         for claimed in perform(Effect::ClaimDue, self.claim(&[candidate], Claim::Probe)).await? {
             let trigger = Trigger {
                 class: Class::Due,

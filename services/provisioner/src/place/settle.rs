@@ -218,73 +218,71 @@ impl ProviderWork {
             outcome,
             known_columns,
         };
-        let mut wait = Duration::from_millis(100);
-        let mut failed_writes = 0;
         loop {
-            let error = match self.settlements.write(settlement.clone()).await {
+            let mut failed_writes = 0;
+            let written = self
+                .settlements
+                .write_while(&settlement, &self.shutdown.soft(), |error| {
+                    failed_writes += u32::from(!error.is_transient());
+                    let again = !error.is_about_data() && failed_writes < MAX_FAILED_WRITES;
+                    if again && let Some(others) = outage::DATABASE.line(error.is_transient()) {
+                        tracing::error!(
+                            placement.id = %claimed.placement_id,
+                            %error,
+                            others,
+                            "outcome not recorded yet; it is kept in memory and tried again"
+                        );
+                    }
+                    again
+                })
+                .await;
+            let error = match written {
                 Ok(Ok(settled)) => {
-                    self.report(claimed, &settlement.outcome, &settled);
+                    self.log_effect(claimed, &settlement.outcome, &settled);
                     self.count(claimed, &settlement.outcome, &settled);
                     return settled;
                 }
                 Ok(Err(error)) => error,
                 Err(pipeline::group_commit::Closed) => return Settled::default(),
             };
-            if error.is_about_data() && !matches!(settlement.outcome, Outcome::Disputed { .. }) {
-                // That it is bought is certain, and is recorded before the dispute about the rest.
-                if let Outcome::Bought { reference, .. } = &settlement.outcome {
-                    let bought = Settlement {
-                        outcome: Outcome::Bought {
-                            reference: reference.clone(),
-                            units: Vec::new(),
-                            collect_in: Some(Duration::from_mins(1)),
-                            park: None,
-                            announced: true,
-                        },
-                        known_columns: None,
-                        ..settlement.clone()
-                    };
-                    // If this fails, too, the dispute is recorded without it.
-                    let _ = self.settlements.write(bought).await;
-                }
-                let reason = dispute(error.constraint());
+            if !error.is_about_data() || matches!(settlement.outcome, Outcome::Disputed { .. }) {
                 tracing::error!(
                     placement.id = %claimed.placement_id,
                     %error,
-                    "an outcome cannot be stored, so the placement is parked for an operator"
-                );
-                self.alarm(claimed, &reason);
-                settlement.outcome = Outcome::Disputed { reason };
-                continue;
-            }
-            failed_writes += u32::from(!error.is_transient());
-            if failed_writes >= MAX_FAILED_WRITES {
-                tracing::error!(
-                    placement.id = %claimed.placement_id,
-                    %error,
-                    "outcome not recorded after several tries; the placement is looked up when its \
-                     lease, or its first lease, ends"
+                    "outcome not recorded; the placement is looked up when its lease, or its first lease, \
+                     ends"
                 );
                 return Settled::default();
             }
-            if let Some(others) = outage::DATABASE.failed() {
-                tracing::error!(
-                    placement.id = %claimed.placement_id,
-                    %error,
-                    others,
-                    "outcome not recorded yet; it is kept in memory and tried again"
-                );
+            // That it is bought is certain, and is recorded before the dispute about the rest.
+            if let Outcome::Bought { reference, .. } = &settlement.outcome {
+                let bought = Settlement {
+                    outcome: Outcome::Bought {
+                        reference: reference.clone(),
+                        units: Vec::new(),
+                        collect_in: Some(Duration::from_mins(1)),
+                        park: None,
+                        announced: true,
+                    },
+                    known_columns: None,
+                    ..settlement.clone()
+                };
+                // If this fails, too, the dispute is recorded without it.
+                let _ = self.settlements.write(bought).await;
             }
-            if self.shutdown.is_stopping() {
-                return Settled::default();
-            }
-            tokio::time::sleep(wait).await;
-            wait = (wait * 2).min(Duration::from_secs(2));
+            let reason = dispute(error.constraint());
+            tracing::error!(
+                placement.id = %claimed.placement_id,
+                %error,
+                "an outcome cannot be stored, so the placement is parked for an operator"
+            );
+            self.alarm(claimed, &reason);
+            settlement.outcome = Outcome::Disputed { reason };
         }
     }
 
     /// Logs what is remarkable about the effect of a settlement.
-    fn report(&self, claimed: &Claimed, outcome: &Outcome, settled: &Settled) {
+    fn log_effect(&self, claimed: &Claimed, outcome: &Outcome, settled: &Settled) {
         let placement = claimed.placement_id;
         let order = claimed.order_id;
         if settled.unexpected {
@@ -359,7 +357,7 @@ impl ProviderWork {
         }
         if settled.moved {
             let undecided =
-                matches!(outcome, Outcome::Rejected { .. }) && claimed.answering.is_some();
+                matches!(outcome, Outcome::Rejected { .. }) && claimed.report_to.is_some();
             self.calls
                 .metrics
                 .failed(&self.calls.name, failed, !undecided);

@@ -5,13 +5,11 @@
 //! [`Trouble::Unknown`]. That costs one look-up. A wrong guess costs more: a purchase that is taken
 //! for a failure is bought again, and a failure that is taken for a rejection loses the order.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
 use domain::{ActivationCode, Iccid, InvalidProfile, PlacementId, Reason, reason::Code};
 use futures_util::{FutureExt, future::BoxFuture};
+use runtime::clock::Moment;
 use signing::Token;
 use store::esim_requests::Reading;
 
@@ -105,7 +103,7 @@ pub struct Purchase {
     pub items: Vec<(String, usize)>,
     /// The time until which it may be sent. An adapter that needs other calls before it, for example
     /// for a token, checks the time again after them.
-    pub send_by: Instant,
+    pub send_by: Moment,
 }
 
 /// A purchase that the provider is asked about.

@@ -2,16 +2,14 @@
 //! them is taken for a request that was not sent, and a rejection is only what the protocol says
 //! exactly: both would buy again or refuse what is bought.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
 use domain::PlacementId;
 use provisioner::providers::{
     Accounts, Bought, FindAnswer, Limits, Paced, Provider, ProviderId, ProviderUnit, Purchase,
     PurchaseAnswer, Sought, Trouble, UnitState,
 };
+use runtime::clock::Moment;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
@@ -310,7 +308,7 @@ pub fn asked(placement_id: PlacementId, reference: Option<&str>) -> (Purchase, S
     let purchase = Purchase {
         placement_id,
         items: vec![("P".into(), 2)],
-        send_by: Instant::now() + Duration::from_mins(1),
+        send_by: Moment::now() + Duration::from_mins(1),
     };
     let sought = Sought {
         placement_id,
@@ -364,7 +362,7 @@ async fn no_response_is_taken_for_what_it_is_not() {
     let purchase = Purchase {
         placement_id: PlacementId::new(),
         items: vec![("option".into(), 1)],
-        send_by: Instant::now() + Duration::from_mins(1),
+        send_by: Moment::now() + Duration::from_mins(1),
     };
     let sought = Sought {
         placement_id: purchase.placement_id,

@@ -74,7 +74,7 @@ async fn a_purchase_is_found_among_those_of_a_busy_account() {
         let purchase = Purchase {
             placement_id: PlacementId::new(),
             items: vec![(provider_option("ready"), 950)],
-            send_by: std::time::Instant::now() + Duration::from_mins(1),
+            send_by: runtime::clock::Moment::now() + Duration::from_mins(1),
         };
         let answer = account.purchase(&purchase).await;
         assert!(

@@ -150,7 +150,7 @@ fn begin(shutdown: &Shutdown) -> (Arc<Rows>, mpsc::UnboundedSender<String>) {
         limits: Limits {
             permits: PERMITS,
             per_lane: PERMITS,
-            per_partner: PERMITS,
+            per_owner: PERMITS,
             slow_attempt: None,
             slow: std::time::Duration::MAX,
         },

@@ -29,7 +29,7 @@ fn limits(permits: usize) -> Limits {
     Limits {
         permits,
         per_lane: permits,
-        per_partner: permits,
+        per_owner: permits,
         slow_attempt: None,
         slow: std::time::Duration::MAX,
     }

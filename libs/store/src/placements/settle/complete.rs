@@ -39,6 +39,8 @@ pub(super) async fn settle(
     }
     let mut remaining = Vec::new();
     for (index, settlement) in settlements.iter().enumerate() {
+        // Another settlement of the same placement in this batch must not take its deliveries, so the
+        // placement's id alone does not decide.
         let change = if is_complete_and_fresh(settlement) {
             changes.remove(&settlement.placement_id)
         } else {

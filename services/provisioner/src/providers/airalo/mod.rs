@@ -16,7 +16,7 @@ mod prices;
 mod token;
 mod wire;
 
-use std::{collections::HashMap, sync::Arc, time::Instant};
+use std::{collections::HashMap, sync::Arc};
 
 use domain::PlacementId;
 use futures_util::{FutureExt, future::BoxFuture};
@@ -24,6 +24,7 @@ use reqwest::{
     Method, StatusCode,
     header::{self, HeaderMap, HeaderValue},
 };
+use runtime::clock::Moment;
 use time::{UtcOffset, format_description::StaticFormatDescription, macros::format_description};
 use tokio::time::timeout_at;
 use url::form_urlencoded;
@@ -357,7 +358,7 @@ impl Airalo {
     async fn too_dear(
         &self,
         terms: &Terms<'_>,
-        send_by: Instant,
+        send_by: Moment,
     ) -> Result<Option<String>, Trouble> {
         let Some(most) = terms.most else {
             return Ok(None);
@@ -365,7 +366,7 @@ impl Airalo {
         let price = self
             .prices
             .of(terms.product, async || self.all_prices().await);
-        let price = timeout_at(send_by.into(), price).await;
+        let price = timeout_at(send_by.monotonic.into(), price).await;
         let price = price.map_err(|_| {
             Trouble::NotSent("the provider's prices were not read in time".to_owned())
         })??;
@@ -394,7 +395,7 @@ impl Airalo {
         }
         // The time is checked after the token was got, because that may take a call of its own.
         let token = self.tokens.get(&self.http).await?;
-        if Instant::now() > purchase.send_by {
+        if purchase.send_by.has_passed() {
             return Err(Trouble::NotSent(
                 "its time was over before it could be sent".into(),
             ));

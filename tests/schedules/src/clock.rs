@@ -1,0 +1,1 @@
+../../../libs/runtime/src/clock.rs
