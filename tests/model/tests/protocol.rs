@@ -1,7 +1,7 @@
 //! Checks that every promise holds in every state, and that every safeguard and every assumption is
 //! necessary for it.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, fmt::Debug};
 
 use clap::ValueEnum;
 use domain::{
@@ -9,7 +9,7 @@ use domain::{
     placement::{Event, Placement},
 };
 use model::{
-    Assumption, Promise, Protocol, Report, Safeguard, Settings, State, check, crash, cut,
+    Assumption, Promise, Protocol, Report, Safeguard, Settings, State, check, crash, cut, explore,
     give_back, webhooks,
 };
 use stateright::Model;
@@ -248,40 +248,40 @@ fn no_way_goes_round_in_circles() {
     }
 }
 
+/// The complete protocol of a smaller model keeps every promise and reaches every end.
+fn holds_and_reaches_all<Promise: Debug>(report: &explore::Report<Promise>) {
+    assert!(report.counterexample.is_none(), "{report:#?}");
+    let none = Vec::<&str>::new();
+    assert_eq!(report.unreached, none, "the model is too small");
+}
+
+/// Without this safeguard a smaller model breaks this promise.
+fn breaks_promise<Promise: Debug + PartialEq>(
+    report: explore::Report<Promise>,
+    expected: Promise,
+    safeguard: &impl Debug,
+) {
+    let broken = report.counterexample.map(|(promise, _)| promise);
+    let states = report.states;
+    assert_eq!(broken, Some(expected), "{safeguard:?}, {states} states");
+}
+
 #[test]
 fn a_give_back_is_certain_or_parked() {
-    let report = give_back::check(&[]);
-    assert!(report.counterexample.is_none(), "{report:#?}");
-    assert_eq!(
-        report.unreached,
-        Vec::<&str>::new(),
-        "the model is too small"
-    );
+    holds_and_reaches_all(&give_back::check(&[]));
 }
 
 #[test]
 fn without_any_one_safeguard_a_give_back_is_called_refused_that_happens() {
     for safeguard in give_back::Safeguard::value_variants() {
         let report = give_back::check(&[*safeguard]);
-        let broken = report.counterexample.map(|(promise, _)| promise);
-        assert_eq!(
-            broken,
-            Some(give_back::Promise::RefusedStays),
-            "{safeguard:?}, {} states",
-            report.states
-        );
+        breaks_promise(report, give_back::Promise::RefusedStays, safeguard);
     }
 }
 
 #[test]
 fn every_webhook_reaches_its_endpoint_or_its_retries_end() {
-    let report = webhooks::check(&[]);
-    assert!(report.counterexample.is_none(), "{report:#?}");
-    assert_eq!(
-        report.unreached,
-        Vec::<&str>::new(),
-        "the model is too small"
-    );
+    holds_and_reaches_all(&webhooks::check(&[]));
 }
 
 #[test]
@@ -297,26 +297,13 @@ fn without_any_one_safeguard_a_promise_of_the_webhooks_breaks() {
             Safeguard::CurrentAcknowledgement => Promise::DeliveredIsTrue,
             Safeguard::EndpointBlock => Promise::OneProbe,
         };
-        let report = webhooks::check(&[*safeguard]);
-        let broken = report.counterexample.map(|(promise, _)| promise);
-        assert_eq!(
-            broken,
-            Some(expected),
-            "{safeguard:?}, {} states",
-            report.states
-        );
+        breaks_promise(webhooks::check(&[*safeguard]), expected, safeguard);
     }
 }
 
 #[test]
 fn a_crash_of_postgresql_loses_nothing_that_anybody_was_told_of() {
-    let report = crash::check(&[]);
-    assert!(report.counterexample.is_none(), "{report:#?}");
-    assert_eq!(
-        report.unreached,
-        Vec::<&str>::new(),
-        "the model is too small"
-    );
+    holds_and_reaches_all(&crash::check(&[]));
 }
 
 #[test]
@@ -330,26 +317,13 @@ fn without_any_one_safeguard_a_crash_of_postgresql_breaks_a_promise() {
             Safeguard::FlushSettlement => Promise::NothingLost,
             Safeguard::SameUnits => Promise::ToldTheSame,
         };
-        let report = crash::check(&[*safeguard]);
-        let broken = report.counterexample.map(|(promise, _)| promise);
-        assert_eq!(
-            broken,
-            Some(expected),
-            "{safeguard:?}, {} states",
-            report.states
-        );
+        breaks_promise(crash::check(&[*safeguard]), expected, safeguard);
     }
 }
 
 #[test]
 fn a_cell_divides_without_a_loss_and_buys_nothing_twice() {
-    let report = cut::check(&[]);
-    assert!(report.counterexample.is_none(), "{report:#?}");
-    assert_eq!(
-        report.unreached,
-        Vec::<&str>::new(),
-        "the model is too small"
-    );
+    holds_and_reaches_all(&cut::check(&[]));
 }
 
 #[test]
@@ -362,13 +336,6 @@ fn without_any_one_safeguard_a_division_breaks_a_promise() {
                 Promise::NothingLost
             }
         };
-        let report = cut::check(&[*safeguard]);
-        let broken = report.counterexample.map(|(promise, _)| promise);
-        assert_eq!(
-            broken,
-            Some(expected),
-            "{safeguard:?}, {} states",
-            report.states
-        );
+        breaks_promise(cut::check(&[*safeguard]), expected, safeguard);
     }
 }
