@@ -23,6 +23,7 @@ GRANT UPDATE (state, reason) ON topups TO esim_ingress;
 GRANT SELECT (name) ON partners TO esim_ingress;
 GRANT SELECT ON esims, deliveries, work, held, delivery_attempts, partner_units TO esim_ingress;
 GRANT UPDATE (access_key, secret_key, old_access_key, old_secret_key, old_keys_until) ON partners TO esim_ingress;
+GRANT UPDATE (version) ON system TO esim_ingress;
 GRANT SELECT (has_further_endpoints), UPDATE (has_further_endpoints) ON partners TO esim_ingress;
 GRANT SELECT, DELETE,
     INSERT (endpoint_id, partner_id, nth, purpose, url, secrets, secret_ends, events, headers, created_at),

@@ -7,6 +7,7 @@ GRANT SELECT ON system, partners, options, orders, placements, topups, work, hel
 GRANT SELECT (topup_id, provider, provider_unit_id, iccid, ready_at, delivery_id, erased_at, returned_at) ON esims
     TO esim_operator;
 
+GRANT UPDATE (version) ON system TO esim_operator;
 GRANT INSERT ON partners, options, operator_actions TO esim_operator;
 GRANT UPDATE (name, environment, access_key, secret_key, old_access_key, old_secret_key, old_keys_until,
               disabled_at, max_in_flight,
