@@ -131,6 +131,8 @@ fn after_an_unknown_outcome_another_provider_would_sell_it_twice() {
 fn a_late_ticket_would_buy_from_the_provider_before() {
     let settings = Settings {
         without: vec![Safeguard::RoutedClaim],
+        // The one that the first provider rejects, the late one, and the one that buys again.
+        attempts: 3,
         ..routed()
     };
     let promise = breaks(&settings);

@@ -121,7 +121,7 @@ async fn a_resend_is_cancelled_once() {
 enum Twice {
     /// Once: the second form is refused, because what it is about has changed.
     Once,
-    /// It only shows something. Each look is recorded.
+    /// It only shows something, or asks a provider. Each time is recorded.
     Shows,
     /// It changes nothing that is recorded.
     Free,
@@ -194,7 +194,7 @@ fn found(bench: &Bench, route: &str, settling: &str, resend: &str) -> Found {
         "/sign-out" => act("/", &[], Free, &[]),
         "/zone" => act("/zone", &[("zone", "Asia/Tokyo")], Free, &[]),
         "/purchases/settle" => act(settling, &[], Once, &[]),
-        "/purchases/ask" => act(settling, &[], Once, ON_HOLD),
+        "/purchases/ask" => act(settling, &[], Shows, ON_HOLD),
         "/purchases/compare" => act(settling, &[("list", "order;number")], Free, ON_HOLD),
         "/placements/{id}/resolve" => act(settling, &[("found", "not-bought")], Once, ON_HOLD),
         "/give-backs/{id}/resolve" => act(&order, &[("found", "not-returned")], Once, GIVE_BACK),
