@@ -28,15 +28,16 @@ use std::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
+use runtime::clock::Moment;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 pub use self::{server::DurabilityConfig, unfit::Unfit};
 use self::{
-    server::{Asking, Server},
+    server::{Server, ahead},
     unfit::LARGEST_SKEW_AT_START,
 };
 use crate::{Error, Result};
@@ -85,7 +86,7 @@ struct Known {
     /// promotion.
     timeline: Option<u32>,
     /// When the server last responded. `None` before the first connection.
-    heard_at: Option<Instant>,
+    heard_at: Option<Moment>,
     /// Why nothing may run, if the last pulse found the server unfit.
     unfit: Option<Unfit>,
     /// The number of the last pulse that was sent, whatever became of it.
@@ -154,7 +155,7 @@ impl Primary {
     /// Whether the server was silent for so long that another one may have taken its place.
     pub(crate) fn is_silent(&self) -> bool {
         let heard_at = self.known().heard_at;
-        heard_at.is_none_or(|heard_at| heard_at.elapsed() > SILENCE)
+        heard_at.is_none_or(|heard_at| (heard_at + SILENCE).has_passed())
     }
 
     /// Notes that a connection to a server on this timeline has responded. Returns whether the
@@ -163,7 +164,7 @@ impl Primary {
         if self.is_replaced(timeline) || self.is_silent() {
             return false;
         }
-        self.known().heard_at = Some(Instant::now());
+        self.known().heard_at = Some(Moment::now());
         true
     }
 
@@ -181,7 +182,7 @@ impl Primary {
         }
         let mut known = self.known();
         known.timeline = Some(timeline);
-        known.heard_at = Some(Instant::now());
+        known.heard_at = Some(Moment::now());
         if before.timeline.is_some_and(|before| before < timeline) {
             tracing::warn!(
                 timeline,
@@ -280,7 +281,7 @@ impl Primary {
         number: i64,
         acknowledged: i64,
     ) -> Result<Beat> {
-        let asking = Asking::begin();
+        let asked = Moment::now();
         let query = sqlx::query!(
             r#"WITH server AS MATERIALIZED (
                    -- The first eight digits of the name of a WAL file are the timeline.
@@ -321,7 +322,7 @@ impl Primary {
                 timeline: row.timeline.try_into().ok(),
                 synchronous_commit: row.synchronous_commit,
                 standby_names: row.standby_names,
-                clock_ahead: asking.ahead(row.clock),
+                clock_ahead: ahead(asked, row.clock),
                 has_pulses: true,
                 cell: row.cell,
                 cut: row.cut,
@@ -567,11 +568,23 @@ mod tests {
         let primary = Primary::new("test", DurabilityConfig::default());
         assert!(!primary.is_believed(3), "nothing was examined yet");
         primary.known().timeline = Some(3);
-        primary.known().heard_at = Some(Instant::now());
+        primary.known().heard_at = Some(Moment::now());
         assert!(primary.is_believed(3));
-        primary.known().heard_at = Instant::now().checked_sub(SILENCE + Duration::from_millis(1));
-        assert!(primary.is_silent() && !primary.is_believed(3));
-        primary.known().heard_at = Some(Instant::now());
+        let heard_at = Moment::now();
+        let frozen = Moment {
+            monotonic: heard_at.monotonic.checked_sub(SILENCE).unwrap(),
+            ..heard_at
+        };
+        // Our machine was suspended, and only its wall clock has gone on.
+        let suspended = Moment {
+            wall: heard_at.wall - SILENCE,
+            ..heard_at
+        };
+        for silent in [frozen, suspended] {
+            primary.known().heard_at = Some(silent);
+            assert!(primary.is_silent() && !primary.is_believed(3));
+        }
+        primary.known().heard_at = Some(Moment::now());
         primary.known().timeline = Some(4);
         assert!(!primary.is_believed(3) && primary.is_replaced(3));
     }

@@ -12,7 +12,12 @@ use std::{
 
 use desk::operator::health::{Finding, Kind};
 use pg::Database;
-use runtime::{Shutdown, clock, health::Readiness, outage};
+use runtime::{
+    Shutdown,
+    clock::{self, Moment},
+    health::Readiness,
+    outage,
+};
 use serde_json::json;
 use time::OffsetDateTime;
 use tokio::time::timeout;
@@ -37,11 +42,11 @@ pub async fn run(
 ) -> anyhow::Result<()> {
     let metrics = PulseMetrics::new();
     let mut ticks = shutdown.ticks(PERIOD);
-    let mut looked_at = Instant::now();
+    let mut looked_at = Moment::now();
     let mut away_since = None;
     while ticks.next().await {
-        if looked_at.elapsed() > LOOK_AGAIN {
-            looked_at = Instant::now();
+        if (looked_at + LOOK_AGAIN).has_passed() {
+            looked_at = Moment::now();
             if let Err(error) = database.look_again().await {
                 tracing::debug!(%error, "cannot look where new connections to PostgreSQL lead");
             }

@@ -25,14 +25,14 @@ use crate::placements::FirstClaim;
 
 /// The check of the table `orders` that refuses those of partners that have moved to another cell.
 /// `tools::cells` adds it.
-pub const FENCE: &str = "orders_of_moved_partners";
+pub const FREEZE: &str = "orders_of_moved_partners";
 
 /// Whether an order was refused because its partner lives in another cell, or is about to. After a
 /// division the policy that hides the partner's rows refuses it before the check does, with the SQLSTATE of
 /// a missing privilege. A stage otherwise never gets that for an order, because its start looks at its
 /// privileges.
-pub fn is_fenced(error: &pg::Error) -> bool {
-    error.constraint() == Some(FENCE) || error.is_denied()
+pub fn is_frozen(error: &pg::Error) -> bool {
+    error.constraint() == Some(FREEZE) || error.is_denied()
 }
 
 #[derive(Clone, Debug)]
@@ -392,8 +392,10 @@ pub enum Refusal {
 /// Refuses an order for ingress, which then answers with 422. Applies
 /// [`domain::placement::Event::Refuse`] to all placements of the order at once, judged by their
 /// stored states: at least one was rejected or not sent, none is bought, and no attempt is open.
-/// Either all placements move and the order is refused, or nothing changes and the result is
-/// `None`.
+/// Either all placements move and the order is refused, or nothing changes and the result is `None`: a
+/// placement is bought or may be, none was tried, or the order is gone or too late. Who gets `None` may
+/// still send no 201 without [`flush_order`], which fails for an order that is gone, and the connection
+/// sends none after `answer_by`.
 pub async fn refuse(
     connection: &mut PgConnection,
     order_id: OrderId,

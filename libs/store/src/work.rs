@@ -22,7 +22,15 @@ use uuid::Uuid;
 
 pub use self::look::{DueWork, Found, Look};
 
-/// What a stage must do for a row of `work`.
+/// What a stage must do for a row of `work`. Its columns `id` and `lane` mean, by kind:
+///
+/// | kind | `id` | `lane` |
+/// |---|---|---|
+/// | `buy`, `buy_again`, `find`, `collect`, `look_again` | the placement | what fails together at the provider ([`domain::lane`]) |
+/// | `usage`, `give_back` | derived from the kind and the topup id | the topup id |
+/// | `deliver` | the delivery | the id of a further endpoint; empty for the first one |
+/// | `erase` | derived from the topup id | the topup id |
+/// | `moved`, `resend`, `notices` | the endpoint, the resend, one id for all partners | the name of the kind |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum Kind {

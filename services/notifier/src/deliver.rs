@@ -202,7 +202,7 @@ impl Deliver {
             .ended_attempts
             .saturating_sub(delivery.schedule_start);
         let next = self.next_step(&delivery, &tried, attempts_of_schedule);
-        let next_if_first = || self.next_step(&delivery, &tried, 0);
+        let next_if_resent = || self.next_step(&delivery, &tried, 0);
         // After a success the permit is released at once, because the next request need not wait
         // for the record. After a failure it is kept until the failure is recorded: the record may
         // block the endpoint, and then no further delivery should start.
@@ -229,7 +229,7 @@ impl Deliver {
             detail: outcome::detail(&tried),
             proves: tried.as_ref().is_ok_and(|answered| answered.proves),
             response_start: self.sealed_response_start(&delivery, &tried, next),
-            result: outcome::result(&tried, next, next_if_first),
+            result: outcome::result(&tried, next, next_if_resent),
             id: delivery.id,
             endpoint_id: delivery.endpoint.id,
             is_event: matches!(delivery.content, Content::Event(_)),

@@ -105,12 +105,12 @@ pub(crate) fn detail(tried: &Tried) -> Option<String> {
 }
 
 /// The result as it is recorded. Only what went wrong at the endpoint counts towards blocking it.
-/// `next_if_first` is what it leads to if the schedule was begun anew while the attempt was in
+/// `next_if_resent` is what it leads to if the schedule was begun anew while the attempt was in
 /// flight, which only a failure asks.
 pub(crate) fn result(
     tried: &Tried,
     next: Next,
-    next_if_first: impl FnOnce() -> Next,
+    next_if_resent: impl FnOnce() -> Next,
 ) -> AttemptResult {
     let wait = |next| match next {
         Next::Retry(wait) => Some(wait),
@@ -126,7 +126,7 @@ pub(crate) fn result(
     AttemptResult::Failed {
         error,
         retry_in: wait(next),
-        retry_if_first: wait(next_if_first()),
+        retry_if_resent: wait(next_if_resent()),
         endpoint: matches!(tried, Ok(_) | Err(Failure::Unanswered(_))),
     }
 }

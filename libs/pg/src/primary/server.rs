@@ -1,9 +1,9 @@
 //! A PostgreSQL server as it describes itself, and what the operator demands of it.
 
-use std::time::{Instant, SystemTime};
-
 use clap::Args;
+use runtime::clock::Moment;
 use sqlx::{AssertSqlSafe, PgConnection, Row};
+use time::OffsetDateTime;
 
 use super::unfit::Unfit;
 use crate::Result;
@@ -73,11 +73,11 @@ const CELL: &str = "SELECT cell, (cut->>'timeline')::bigint AS cut FROM system";
 
 impl Server {
     pub(super) async fn read(connection: &mut PgConnection) -> Result<Self> {
-        let asking = Asking::begin();
+        let asked = Moment::now();
         let query = AssertSqlSafe(format!("SELECT {SERVER}"));
         let row = sqlx::raw_sql(query).fetch_one(&mut *connection).await?;
         let timeline: Option<String> = row.try_get("timeline")?;
-        let clock_ahead = asking.ahead(row.try_get("clock")?);
+        let clock_ahead = ahead(asked, row.try_get("clock")?);
         let (cell, cut) = if row.try_get("has_cells")? {
             let row = sqlx::raw_sql(CELL).fetch_one(connection).await?;
             (row.try_get("cell")?, row.try_get("cut")?)
@@ -131,39 +131,19 @@ impl Server {
     }
 }
 
-/// A question to the server, whose clock is compared with ours.
-pub(super) struct Asking {
-    began: Instant,
-    at: SystemTime,
-}
-
-impl Asking {
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "our clock is compared with the server's, and no rule depends on the time"
-    )]
-    pub(super) fn begin() -> Self {
-        Self {
-            began: Instant::now(),
-            at: SystemTime::now(),
-        }
-    }
-
-    /// How far the server's `clock`, in seconds of Unix time, is ahead of ours, now that the response
-    /// is there. The server looked at its clock at some moment between the question and the response,
-    /// which may be far apart, because a commit may wait for a standby. So only what lies outside of
-    /// this time counts.
-    pub(super) fn ahead(&self, clock: f64) -> f64 {
-        let asked = self.at.duration_since(SystemTime::UNIX_EPOCH);
-        let asked = asked.unwrap_or_default();
-        let answered = asked + self.began.elapsed();
-        clock - clock.clamp(asked.as_secs_f64(), answered.as_secs_f64())
-    }
+/// How far the server's `clock`, in seconds of Unix time, is ahead of ours, now that the response to what
+/// was `asked` is there. The server looked at its clock at some moment between the question and the
+/// response, which may be far apart, because a commit may wait for a standby. So only what lies outside of
+/// this time counts.
+pub(super) fn ahead(asked: Moment, clock: f64) -> f64 {
+    let at = (asked.wall - OffsetDateTime::UNIX_EPOCH).as_seconds_f64();
+    let answered = at + asked.monotonic.elapsed().as_secs_f64();
+    clock - clock.clamp(at, answered)
 }
 
 #[cfg(test)]
 pub(super) mod tests {
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     use super::*;
 
@@ -182,16 +162,15 @@ pub(super) mod tests {
 
     #[test]
     fn only_a_clock_outside_of_the_round_trip_is_wrong() {
-        let at = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000);
         let took = Duration::from_secs(100);
-        let asking = Asking {
-            began: Instant::now().checked_sub(took).unwrap(),
-            at,
+        let asked = Moment {
+            monotonic: Instant::now().checked_sub(took).unwrap(),
+            wall: OffsetDateTime::UNIX_EPOCH + Duration::from_secs(1_000),
         };
-        for (clock, ahead) in [(990.0, -10.0), (1_000.0, 0.0), (1_050.0, 0.0)] {
-            assert!((asking.ahead(clock) - ahead).abs() < 0.1, "{clock}");
+        for (clock, expected) in [(990.0, -10.0), (1_000.0, 0.0), (1_050.0, 0.0)] {
+            assert!((ahead(asked, clock) - expected).abs() < 0.1, "{clock}");
         }
-        let late = asking.ahead(1_400.0);
+        let late = ahead(asked, 1_400.0);
         assert!((200.0..=300.0).contains(&late), "{late}");
     }
 

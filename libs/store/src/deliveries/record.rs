@@ -66,7 +66,7 @@ pub enum AttemptResult {
         /// The delay if this attempt turns out to be the first of its schedule, because the partner had
         /// the webhook sent again while it was in flight (`desk::self_service::send_again`); `None` if
         /// nothing is tried again in any case.
-        retry_if_first: Option<Duration>,
+        retry_if_resent: Option<Duration>,
         /// Whether the endpoint failed; false if the webhook could not be built.
         endpoint: bool,
     },
@@ -410,17 +410,17 @@ impl Columns {
     fn of(attempts: &[&Attempted]) -> Self {
         let mut columns = Self::default();
         for attempted in attempts {
-            let (state, error, retry_in, retry_if_first) = match &attempted.result {
+            let (state, error, retry_in, retry_if_resent) = match &attempted.result {
                 AttemptResult::Delivered => ("delivered", None, None, None),
                 AttemptResult::Failed {
                     error,
                     retry_in,
-                    retry_if_first,
+                    retry_if_resent,
                     ..
                 } => {
                     let goes_on = retry_in.is_some();
                     let state = if goes_on { "pending" } else { "exhausted" };
-                    (state, Some(error), *retry_in, *retry_if_first)
+                    (state, Some(error), *retry_in, *retry_if_resent)
                 }
             };
             columns.ids.push(attempted.id.uuid());
@@ -441,7 +441,7 @@ impl Columns {
             columns
                 .schedule_starts
                 .push(signed(attempted.schedule_start));
-            columns.retries_if_first.push(retry_if_first.map(seconds));
+            columns.retries_if_first.push(retry_if_resent.map(seconds));
             columns.events.push(attempted.is_event);
         }
         columns

@@ -244,7 +244,8 @@ async fn take_leases(
 }
 
 /// Records an attempt of each of these placements that is still `accepted`. This is the only
-/// statement that allows a purchase.
+/// statement that allows a purchase. Its commit is flushed, unlike those of orders that wait for a verdict:
+/// their 201 rests on this flush, which comes later in the log (safeguard `flush-claim`).
 ///
 /// - `free` locks the placements that may be bought, if the breaker allows it. Under its row lock
 ///   the statement sees the newest state, so if two processes claim the same placement, one of them

@@ -97,7 +97,7 @@ pub fn failure(retry_in: Option<Duration>) -> AttemptResult {
     AttemptResult::Failed {
         error: "status 500".into(),
         retry_in,
-        retry_if_first: Some(Duration::from_hours(1)),
+        retry_if_resent: Some(Duration::from_hours(1)),
         endpoint: true,
     }
 }

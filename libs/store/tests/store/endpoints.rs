@@ -120,7 +120,7 @@ async fn an_endpoint_is_blocked_then_probed_by_one() {
         let result = AttemptResult::Failed {
             error: "not built".into(),
             retry_in: Some(Duration::ZERO),
-            retry_if_first: Some(Duration::ZERO),
+            retry_if_resent: Some(Duration::ZERO),
             endpoint: false,
         };
         of(partner, topup, 0, result)

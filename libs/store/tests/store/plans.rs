@@ -548,7 +548,8 @@ async fn a_divided_cell_takes_the_same_plans() {
         let mut read = [BTreeSet::new(), BTreeSet::new()];
         scans(&before, &mut read[0]);
         scans(&after, &mut read[1]);
-        if read[0] != read[1] {
+        let mut now_whole = read[1].difference(&read[0]);
+        if now_whole.any(|table| table.starts_with("all of ")) {
             changed.push(format!("{read:?}:\n{}\n", statement.text));
         }
     }

@@ -39,7 +39,7 @@ use sqlx::{FromRow, PgConnection};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::membrane::{self, TABLES, fence_orders, locked, run};
+use super::membrane::{self, TABLES, locked, refuse_orders, run};
 pub use super::refusal::NotDivided;
 
 /// The largest difference between the clocks of the two servers, in seconds. It shortens the
@@ -72,13 +72,15 @@ pub async fn state(connection: &mut PgConnection) -> Result<State> {
     Ok(query.fetch_one(connection).await?)
 }
 
-/// Prepares the session of a command.
+/// Prepares the session of a command. It sees the rows that the membrane hides, because a division that was
+/// interrupted after the fence goes on, or is cancelled, with partners that are hidden.
 pub async fn begin(connection: &mut PgConnection) -> Result<()> {
     run(
         connection,
         "SET statement_timeout = '60s'; SET idle_in_transaction_session_timeout = '60s'; SET TimeZone = 'UTC'",
     )
-    .await
+    .await?;
+    run(connection, membrane::SEE).await
 }
 
 /// Refuses while something is under way that a division would break.
@@ -185,8 +187,12 @@ pub async fn freeze(
         let mark = sqlx::query(
             "UPDATE partners SET moved_to = $1 WHERE partner_id = ANY ($2) AND moved_to IS NULL",
         );
-        mark.bind(to).bind(partners).execute(&mut *source).await?;
-        fence_orders(source).await?;
+        let marked = mark.bind(to).bind(partners).execute(&mut *source).await?;
+        if count(i64::try_from(marked.rows_affected()).unwrap_or(i64::MAX)) != partners.len() as u64
+        {
+            return Err(NotDivided::LeftAlready(from.to_owned()));
+        }
+        refuse_orders(source).await?;
         let changed = Changed::created(json!({ "to": to, "partners": partners }));
         actions::record(source, action, pg::signed(partners.len()).into(), changed).await?;
         Ok(())
@@ -215,7 +221,7 @@ pub async fn fence(source: &mut PgConnection) -> Result<(), NotDivided> {
              WHERE cut IS NOT NULL AND NOT cut ? 'walks'",
         );
         saved.execute(&mut *source).await?;
-        membrane::raise(source).await?;
+        membrane::redraw(source).await?;
         Ok(())
     })
     .await
@@ -268,7 +274,7 @@ pub async fn activate(
                 run(target, statements).await?;
                 empty_endpoints(target).await?;
                 put_walks_back(target).await?;
-                membrane::raise(target).await?;
+                membrane::redraw(target).await?;
             }
             _ => {
                 return Err(NotDivided::NotFor {
@@ -321,7 +327,7 @@ pub async fn cancel(source: &mut PgConnection, action: Action<'_>) -> Result<(),
         );
         let thawed = thawed.execute(&mut *source).await?.rows_affected();
         run(source, "UPDATE system SET cut = NULL").await?;
-        membrane::raise(source).await?;
+        membrane::redraw(source).await?;
         let thawed = i64::try_from(thawed).unwrap_or(i64::MAX);
         actions::record(source, action, thawed, Changed::nothing()).await?;
         Ok(())

@@ -6,14 +6,14 @@
 //! locks of that commit wait for claims and settlements that run: each of them is either before it,
 //! or finds no row.
 //!
-//! The check [`FENCE`] on the orders refuses new ones of these partners. It is there from the freeze
+//! The check [`FREEZE`] on the orders refuses new ones of these partners. It is there from the freeze
 //! on, before the membrane, and also refuses an order of an ingress that was stalled for long.
 
 use std::time::Duration;
 
 use pg::Result;
 use sqlx::{AssertSqlSafe, PgConnection};
-use store::orders::FENCE;
+use store::orders::FREEZE;
 
 use super::refusal::NotDivided;
 
@@ -103,13 +103,13 @@ pub(super) async fn locked<T>(
 /// Lets the check of the orders refuse those of all partners with `moved_to`, and no others, in the
 /// transaction of the caller. Rows that are refused or erased pass, because the answers and erasures
 /// of older orders go on. `NOT VALID` leaves the rows that are there unread.
-pub(super) async fn fence_orders(connection: &mut PgConnection) -> Result<()> {
+pub(super) async fn refuse_orders(connection: &mut PgConnection) -> Result<()> {
     let statement = format!(
         "DO $$ DECLARE ids text; BEGIN
              SELECT string_agg(quote_literal(partner_id), ',' ORDER BY partner_id) INTO ids FROM partners WHERE moved_to IS NOT NULL;
-             ALTER TABLE orders DROP CONSTRAINT IF EXISTS {FENCE};
+             ALTER TABLE orders DROP CONSTRAINT IF EXISTS {FREEZE};
              IF ids IS NOT NULL THEN
-                 EXECUTE format('ALTER TABLE orders ADD CONSTRAINT {FENCE} CHECK (partner_id <> ALL (ARRAY[%s]::uuid[])
+                 EXECUTE format('ALTER TABLE orders ADD CONSTRAINT {FREEZE} CHECK (partner_id <> ALL (ARRAY[%s]::uuid[])
                      OR refused_at IS NOT NULL OR erased_at IS NOT NULL) NOT VALID', ids);
              END IF;
          END $$"
@@ -119,8 +119,8 @@ pub(super) async fn fence_orders(connection: &mut PgConnection) -> Result<()> {
 
 /// Hides the rows of all partners with `moved_to`, and of no others, in the transaction of the caller,
 /// which holds the locks. Without such a partner nothing is hidden any more.
-pub(super) async fn raise(connection: &mut PgConnection) -> Result<()> {
-    fence_orders(connection).await?;
+pub(super) async fn redraw(connection: &mut PgConnection) -> Result<()> {
+    refuse_orders(connection).await?;
     lower(connection).await?;
     // A table without policies of its own shows nothing without a permissive one. FORCE, because the
     // triggers and the programs of a system without roles run as the owner. A row of a resend of

@@ -36,6 +36,10 @@ pub enum NotDivided {
          `esimctl cell divide` says what is missing"
     )]
     NotFor { name: String, found: String },
+    #[error(
+        "one of these partners has left cell {0} already: name partners that it serves (`esimctl partner list` shows where each one lives)"
+    )]
+    LeftAlready(String),
     #[error("cell {0} is activated and serves its partners, so the division cannot be taken back")]
     Activated(String),
     #[error(

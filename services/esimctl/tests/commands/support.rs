@@ -271,7 +271,7 @@ pub async fn record(
         result: AttemptResult::Failed {
             error: "status".to_owned(),
             retry_in,
-            retry_if_first: retry_in,
+            retry_if_resent: retry_in,
             endpoint: true,
         },
     };

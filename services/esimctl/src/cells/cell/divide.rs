@@ -383,7 +383,8 @@ async fn cancel(
     division::cancel(&mut source, action).await?;
     if let Some(mut target) = standby {
         let replayed = until(SOON, "the replay of this in the standby", async || {
-            Ok(division::state(&mut target).await?.to.is_none())
+            let copy = division::state(&mut target).await?;
+            Ok(copy.to.is_none() && copy.cell.as_deref() != Some(&asked.to))
         });
         ensure!(
             replayed.await.is_ok(),
