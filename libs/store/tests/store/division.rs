@@ -365,6 +365,12 @@ async fn a_divided_cell_divides_again() {
     division::finish(&mut owner(&cell.a).await).await.unwrap();
     let mut connection = owner(&cell.a).await;
     let second = ("a", "c");
+    // One that has left lives in b, and two cells must not serve it.
+    let one_has_left = [cell.leaving.uuid(), cell.staying.uuid()];
+    let refused = division::freeze(&mut connection, second, &one_has_left, ACTION).await;
+    assert!(matches!(refused, Err(NotDivided::LeftAlready(_))));
+    let state = division::state(&mut connection).await.unwrap();
+    assert_eq!(state.to, None, "nothing has changed");
     let partners: [Uuid; 1] = [cell.staying.uuid()];
     division::freeze(&mut connection, second, &partners, ACTION)
         .await
@@ -378,6 +384,23 @@ async fn a_divided_cell_divides_again() {
         .unwrap();
     assert_eq!(claim(&c, &both, Claim::Fresh).await, [both[1]]);
     assert_eq!(claim(&b, &both, Claim::Fresh).await, [both[0]]);
+}
+
+/// An owner that is no superuser is bound by the policies, too. It must find the partners that leave all the
+/// same, to continue or to cancel after the fence.
+#[tokio::test]
+async fn who_divides_sees_what_the_membrane_hides() {
+    let cell = Cell::new().await;
+    cell.fence().await;
+    let mut connection = stage(&cell.a).await;
+    let leaving = cell.leaving.to_string();
+    let found = async |connection: &mut PgConnection| {
+        let shown = accounts::partners::show(connection, &leaving).await;
+        shown.unwrap().is_some()
+    };
+    assert!(!found(&mut connection).await);
+    division::begin(&mut connection).await.unwrap();
+    assert!(found(&mut connection).await);
 }
 
 /// An archive run that has not ended would go on in both cells, into one folder.
