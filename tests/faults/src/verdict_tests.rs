@@ -279,7 +279,7 @@ fn recovery_counts_from_the_end_to_an_order_that_was_sent_later() {
 }
 
 #[test]
-fn a_history_that_the_model_does_not_allow_makes_the_run_red() {
+fn a_history_that_the_model_does_not_allow_is_told() {
     let compared = |evidence: &Evidence| {
         let mut verdict = judge(evidence);
         compare(evidence, &mut verdict);
