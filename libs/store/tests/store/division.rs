@@ -154,15 +154,17 @@ async fn each_side_sees_its_own_partners_only_from_one_commit_on() {
     let cell = Cell::new().await;
     let [leaves, stays] = cell.orders().await;
     let both = [placement(&leaves), placement(&stays)];
-    cell.fence().await;
+    cell.freeze().await;
+    // From then on no order of the partner is stored, also by an ingress that knows nothing of it.
+    let refused = orders::insert(&mut stage(&cell.a).await, &[answered(cell.leaving, 1)]).await;
+    assert!(orders::is_frozen(&refused.unwrap_err()));
+    division::fence(&mut owner(&cell.a).await).await.unwrap();
     // Nobody acts for the partner in the old cell, by name or by a look.
     assert_eq!(claim(&cell.a, &both, Claim::Fresh).await, [both[1]]);
     let units = topups(&leaves).iter().map(ready).collect();
     let late = [bought(both[0], 1, units, true)];
-    let settled = placements::settle(&mut stage(&cell.a).await, &late)
-        .await
-        .unwrap();
-    assert!(!settled[0].moved);
+    let settled = placements::settle(&mut stage(&cell.a).await, &late).await;
+    assert!(!settled.unwrap()[0].moved);
     let refused = orders::insert(&mut stage(&cell.a).await, &[answered(cell.leaving, 1)]).await;
     assert!(orders::is_frozen(&refused.unwrap_err()));
 
@@ -173,8 +175,7 @@ async fn each_side_sees_its_own_partners_only_from_one_commit_on() {
     ));
     assert_eq!(activate(&b).await.unwrap(), 1);
     assert_eq!(claim(&b, &both, Claim::Fresh).await, [both[0]]);
-    let late = [answered(cell.staying, 1)];
-    let refused = orders::insert(&mut stage(&b).await, &late).await;
+    let refused = orders::insert(&mut stage(&b).await, &[answered(cell.staying, 1)]).await;
     assert!(orders::is_frozen(&refused.unwrap_err()));
     b.stored(answered(cell.leaving, 1)).await;
     division::finish(&mut owner(&cell.a).await).await.unwrap();
