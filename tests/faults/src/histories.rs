@@ -2,9 +2,9 @@
 //! are the changes of the rows, which the run's database notes ([`crate::stored::observe`]), answers
 //! and webhooks as the partners saw them, and the provider's ledger.
 //!
-//! A history that the model does not allow is told even if it broke no promise: an attempt that was
-//! recorded after its purchase, for example, is one response away from a second purchase. It does not
-//! make the run red, because the model may also lack a step of the services; docs/reliability.md has one.
+//! A history that the model does not allow makes the run red even if it broke no promise: an attempt
+//! that was recorded after its purchase, for example, is one response away from a second purchase. If
+//! the services are right, the model lacks a step of theirs and must get it.
 
 use crate::book::Settled;
 use crate::stored::{StoredChange, StoredOrder, StoredPlacement, StoredUnit};

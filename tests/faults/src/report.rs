@@ -2,7 +2,7 @@
 
 use crate::book::{Arrival, Asked, Settled};
 use crate::inject::Happened;
-use crate::verdict::{Broken, Counts, Verdict};
+use crate::verdict::{Counts, Verdict};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::{self, Display, Formatter};
@@ -116,11 +116,7 @@ impl Display for Report {
             self.took_seconds, self.healed_after_seconds
         )?;
         for (broken, ids) in &self.verdict.broken {
-            let heading = match broken {
-                Broken::ImpossibleInTheModel => "LOOK AT",
-                _ => "BROKEN",
-            };
-            writeln!(formatter, "\n{heading}: {} ({})", broken.text(), ids.len())?;
+            writeln!(formatter, "\nBROKEN: {} ({})", broken.text(), ids.len())?;
             for id in ids.iter().take(SHOWN) {
                 writeln!(formatter, "  {id}")?;
             }

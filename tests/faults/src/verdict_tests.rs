@@ -279,7 +279,7 @@ fn recovery_counts_from_the_end_to_an_order_that_was_sent_later() {
 }
 
 #[test]
-fn a_history_that_the_model_does_not_allow_is_told() {
+fn a_history_that_the_model_does_not_allow_is_red() {
     let compared = |evidence: &Evidence| {
         let mut verdict = judge(evidence);
         compare(evidence, &mut verdict);
@@ -295,9 +295,10 @@ fn a_history_that_the_model_does_not_allow_is_told() {
     let mut evidence = good();
     evidence.stored.changes[1].at = 101.4;
     evidence.stored.changes[2].at = 101.5;
-    let broken = compared(&evidence).broken;
+    let verdict = compared(&evidence);
+    assert!(!verdict.green());
     assert_eq!(
-        broken.keys().collect::<Vec<_>>(),
+        verdict.broken.keys().collect::<Vec<_>>(),
         [&Broken::ImpossibleInTheModel]
     );
 }

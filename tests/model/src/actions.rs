@@ -72,8 +72,9 @@ pub enum Action {
     Show(usize),
     /// A purchase never arrives. Its sender may notice that.
     Vanish { request: usize, noticed: bool },
-    /// A provisioner stops waiting for the provider's response.
-    TimeOut(usize),
+    /// A provisioner stops waiting for the provider's response. `recorded`: it records the unknown
+    /// outcome, which makes the row due at once; else it dies or fails before that.
+    TimeOut { by: usize, recorded: bool },
     /// A provisioner records an outcome. `announces`: it is connected to NATS, so it will send the
     /// readiness event of a unit that becomes ready.
     Record { by: usize, announces: bool },
@@ -210,7 +211,10 @@ impl Protocol {
                     actions.push(Action::Send(by));
                 }
             }
-            Work::Sent(_) => actions.push(Action::TimeOut(by)),
+            Work::Sent(_) => {
+                let times_out = |recorded| Action::TimeOut { by, recorded };
+                actions.extend([true, false].map(times_out));
+            }
             Work::Settling(_, outcome) => {
                 actions.push(Action::Record {
                     by,

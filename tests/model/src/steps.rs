@@ -70,9 +70,9 @@ impl Protocol {
             Action::StartClock(by)
             | Action::Send(by)
             | Action::Abandon(by)
-            | Action::TimeOut(by)
             | Action::Announce(by)
             | Action::CrashProvisioner(by) => self.provisioner_step(state, by, action),
+            Action::TimeOut { by, recorded } => self.time_out(state, by, recorded),
             Action::Record { by, announces } => self.record(state, by, announces),
             Action::TakeReport(index) => {
                 let holds = state.is_pending() && self.has(Safeguard::HeldReadiness);
@@ -177,7 +177,7 @@ impl Protocol {
                     old: false,
                 });
             }
-            (Action::TimeOut(_), Work::Sent(_)) | (Action::Abandon(_), _) => *work = Work::Idle,
+            (Action::Abandon(_), _) => *work = Work::Idle,
             (Action::Announce(_), Work::Announcing(job)) => {
                 *work = Work::Idle;
                 let row = &mut state.rows[job.row];
@@ -192,6 +192,20 @@ impl Protocol {
                 state.faults -= 1;
             }
             _ => {}
+        }
+    }
+
+    /// The outcome of an attempt stays unknown. Its record is no step of its own: a process that waits
+    /// between the two is one that waits for the response a little longer.
+    fn time_out(&self, state: &mut State, by: usize, recorded: bool) {
+        let Work::Sent(job) = std::mem::replace(&mut state.provisioners[by], Work::Idle) else {
+            return;
+        };
+        let row = &mut state.rows[job.row];
+        if recorded && let Some(placement) = self.after(row.placement, Event::Unknown(job.attempt))
+        {
+            row.placement = placement;
+            row.turn = Turn::Due;
         }
     }
 
@@ -349,8 +363,16 @@ impl Protocol {
                 row.shown = false;
                 return;
             }
-            // This result only changes the time of the next look-up.
-            Found::Nothing | Found::Unknown => return,
+            // Both change the time of the next look-up. After an unknown result no other provider is
+            // asked any more; after "no such purchase" that was so already.
+            Found::Nothing => return,
+            Found::Unknown => {
+                let unknown = Event::Unknown(row.placement.attempt);
+                if let Some(placement) = self.after(row.placement, unknown) {
+                    state.rows[index].placement = placement;
+                }
+                return;
+            }
         };
         if found == Found::Nothing && row.shown {
             state.faults -= 1;

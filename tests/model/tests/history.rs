@@ -130,6 +130,48 @@ fn what_may_happen_is_allowed() {
     assert_eq!(judge((facts, parked)), Judged::Allowed);
 }
 
+/// An order whose answer waits for no verdict. Its jobs are published after the 201.
+fn unawaited() -> (Vec<Seen>, End) {
+    let missing = Seen::Row(Row {
+        state: Placing,
+        attempt: 1,
+        missing: true,
+        early: false,
+    });
+    let facts = vec![
+        Seen::Accepted { waits: false },
+        Seen::Created,
+        row(Placing, 1),
+        missing,
+        Seen::AnswerBy,
+        row(Parked, 1),
+    ];
+    let end = End {
+        placement: Parked,
+        attempt: 1,
+        delivered: false,
+        without_profile: false,
+    };
+    (facts, end)
+}
+
+/// An attempt whose unknown outcome is recorded is looked up after two seconds, which is before
+/// `answer_by` if the order was bought at once.
+#[test]
+fn an_unknown_outcome_that_is_recorded_makes_the_row_due_before_answer_by() {
+    let (facts, end) = unawaited();
+    let facts = (0..).zip(facts).map(|(at, seen)| fact(seen, at)).collect();
+    assert_eq!(judge((facts, end)), Judged::Allowed);
+}
+
+#[test]
+fn a_claim_before_the_answer_of_an_order_that_waits_for_nothing_lacks_the_first_lease() {
+    let (mut facts, end) = unawaited();
+    facts.swap(1, 2);
+    let facts = (0..).zip(facts).map(|(at, seen)| fact(seen, at)).collect();
+    names("first-lease", (facts, end));
+}
+
 #[test]
 fn a_second_purchase_is_impossible() {
     let (mut facts, end) = good();
