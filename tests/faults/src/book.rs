@@ -12,6 +12,8 @@ pub struct Asked {
     pub partner: usize,
     pub hung_up: bool,
     pub requests: usize,
+    /// Equal requests were sent at the same time, which are orders of their own in this book.
+    pub has_twins: bool,
     /// The number of requests without a definite result, which got no complete answer or a 5xx.
     pub unanswered: u32,
     pub settled: Option<Settled>,

@@ -20,6 +20,10 @@ const LONGEST_WAIT: Duration = Duration::from_secs(2);
 
 pub struct Clients {
     pub seed: u64,
+    /// The options of every order; empty for those of its plan.
+    pub items: Vec<&'static str>,
+    /// The number of equal requests that are sent at once for each order.
+    pub at_once: u8,
     pub epoch: Instant,
     pub book: Arc<Book>,
     pub ingresses: Vec<String>,
@@ -30,9 +34,19 @@ pub struct Clients {
 }
 
 impl Clients {
-    /// Places one order and repeats it until the result is definite or the deadline passes.
+    /// Places one order, perhaps several times at once.
     pub async fn order(&self, number: u64) {
-        let plan = orders::plan(self.seed, number);
+        let requests = (0..self.at_once).map(|twin| self.ask(number, twin.into()));
+        futures_util::future::join_all(requests).await;
+    }
+
+    /// Places one order and repeats it until the result is definite or the deadline passes. Twins
+    /// begin at different processes.
+    async fn ask(&self, number: u64, twin: usize) {
+        let mut plan = orders::plan(self.seed, number);
+        if !self.items.is_empty() {
+            plan.items = self.items.iter().map(|name| (*name, 1)).collect();
+        }
         let external_order_id = format!("fault-{}-{number}", self.seed);
         let items = plan.items.iter();
         let items: Vec<_> = items
@@ -44,11 +58,12 @@ impl Clients {
             external_order_id,
             partner: plan.partner,
             hung_up: plan.hang_up.is_some(),
+            has_twins: self.at_once > 1,
             ..Asked::default()
         };
         while asked.settled.is_none() && self.epoch.elapsed() < self.deadline {
             let first = asked.requests == 0;
-            let ingress = (plan.ingress + asked.requests) % self.ingresses.len();
+            let ingress = (plan.ingress + twin + asked.requests) % self.ingresses.len();
             asked.requests += 1;
             let sent = if first { sent } else { self.epoch.elapsed() };
             let hang_up = plan.hang_up.filter(|_| first);

@@ -282,7 +282,9 @@ fn answers(evidence: &Evidence) -> HashMap<&str, Fact> {
             // One placement that is bought decides an order of several.
             (Seen::Taken, Some((order, 1))) => Some(order),
             // A 422 after a request without an answer may be of an order that was never stored.
-            (Seen::Refused, Some((order, _))) if asked.unanswered == 0 => Some(order),
+            (Seen::Refused, Some((order, _))) if asked.unanswered == 0 && !asked.has_twins => {
+                Some(order)
+            }
             _ => None,
         };
         if let Some(order_id) = order_id {

@@ -29,8 +29,9 @@ mod verdict;
 mod verdict_tests;
 mod world;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::Parser;
+use orders::OPTIONS;
 use report::Report;
 use schedule::Terms;
 use std::pin::pin;
@@ -39,10 +40,11 @@ use std::sync::Arc;
 use std::time::Duration;
 use stored::OnTheWay;
 use testkit::progress::Progress;
+use testkit::stack::Stage;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use verdict::Broken;
-use world::World;
+use world::{Load, Setting, World};
 
 /// How long the system may take to come to rest after the last fault, in addition to `PARK_AFTER`.
 const REST: Duration = Duration::from_mins(3);
@@ -65,7 +67,8 @@ const PROGRESS: Duration = Duration::from_secs(5);
   tests/faults/run --no-duplicate-detection          the promise rests on look-ups alone
   tests/faults/run --cluster --minutes 10            primaries and majorities are lost, too
   tests/faults/run --cluster --asynchronous          … and so are the last commits of each primary
-  tests/faults/run --provider airalo                 the protocol of another provider"
+  tests/faults/run --provider airalo                 the protocol of another provider
+  tests/faults/run --items refused,slow --only 'provisioner killed'   one thing, again and again"
 )]
 #[expect(
     clippy::struct_excessive_bools,
@@ -113,6 +116,21 @@ struct Settings {
     /// SETTLE of the provisioners [default: 8s, or 20s if the run takes at least 10 minutes]
     #[arg(long, value_parser = interval)]
     settle: Option<Duration>,
+    /// Play only faults whose kind has this text in its name, such as `NATS` or `ingress stalled`.
+    /// Can be given several times [default: every kind]
+    #[arg(long, value_name = "KIND")]
+    only: Vec<String>,
+    /// Let every order have these options of the sandbox, such as `refused,slow` [default: a mix of
+    /// all]
+    #[arg(long, value_delimiter = ',', value_parser = option)]
+    items: Vec<&'static str>,
+    /// Number of equal requests that a client sends at once for each order
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=20))]
+    at_once: u8,
+    /// Set a variable of every process of a stage, such as `ingress:PLACEMENT_WAIT=0s`. Can be given
+    /// several times
+    #[arg(long, value_name = "STAGE:NAME=VALUE", value_parser = setting)]
+    set: Vec<Setting>,
     /// Print the report as JSON
     #[arg(long)]
     json: bool,
@@ -131,6 +149,25 @@ fn provider(text: &str) -> Result<&'static str, String> {
     known.ok_or_else(|| format!("it must be one of {}", NAMES.join(", ")))
 }
 
+fn option(text: &str) -> Result<&'static str, String> {
+    let names = OPTIONS.map(|(name, _)| name);
+    let known = names.into_iter().find(|name| *name == text);
+    known.ok_or_else(|| format!("it must be one of {}", names.join(", ")))
+}
+
+fn setting(text: &str) -> Result<Setting, String> {
+    let parts = text
+        .split_once(':')
+        .and_then(|(stage, rest)| Some((stage, rest.split_once('=')?)));
+    let (stage, (name, value)) = parts.ok_or("it must have the form STAGE:NAME=VALUE")?;
+    let stage = Stage::ALL.into_iter().find(|one| one.name() == stage);
+    Ok(Setting {
+        stage: stage.ok_or("there is no such stage")?,
+        name: name.into(),
+        value: value.into(),
+    })
+}
+
 fn interval(text: &str) -> Result<Duration, String> {
     let duration = humantime::parse_duration(text).map_err(|error| error.to_string())?;
     (duration >= Duration::from_millis(500))
@@ -141,6 +178,7 @@ fn interval(text: &str) -> Result<Duration, String> {
 /// The settings with every default filled in.
 struct Run {
     terms: Terms,
+    load: Load,
     park_after: Duration,
     orders: u64,
     orders_per_second: f64,
@@ -172,7 +210,7 @@ impl Run {
         };
         let detection = if detects_duplicates { "" } else { "no-" };
         let command = format!(
-            "tests/faults/run --seed {seed} --minutes {} --orders-per-second {} --fault-every {} --settle {} --{detection}duplicate-detection{}{provider}",
+            "tests/faults/run --seed {seed} --minutes {} --orders-per-second {} --fault-every {} --settle {} --{detection}duplicate-detection{}{provider}{}",
             settings.minutes,
             settings.orders_per_second,
             humantime::format_duration(settings.fault_every),
@@ -185,6 +223,7 @@ impl Run {
             .into_iter()
             .filter_map(|(is_set, option)| is_set.then_some(option))
             .collect::<String>(),
+            provoking(settings),
         );
         Self {
             terms: Terms {
@@ -197,6 +236,12 @@ impl Run {
                 is_asynchronous: settings.asynchronous,
                 is_fenced: !settings.without_fence,
                 provider: settings.provider,
+                only: settings.only.clone(),
+            },
+            load: Load {
+                items: settings.items.clone(),
+                at_once: settings.at_once,
+                settings: settings.set.clone(),
             },
             park_after,
             orders: (length.as_secs_f64() * settings.orders_per_second).ceil() as u64,
@@ -205,6 +250,17 @@ impl Run {
             json: settings.json,
         }
     }
+}
+
+/// The options of the command line that provoke something special.
+fn provoking(settings: &Settings) -> String {
+    let only = settings.only.iter().map(|kind| format!(" --only '{kind}'"));
+    let items = (!settings.items.is_empty()).then(|| settings.items.join(","));
+    let items = items.map(|items| format!(" --items {items}"));
+    let at_once = (settings.at_once > 1).then(|| format!(" --at-once {}", settings.at_once));
+    let set = settings.set.iter();
+    let set = set.map(|one| format!(" --set {}:{}={}", one.stage.name(), one.name, one.value));
+    only.chain(items).chain(at_once).chain(set).collect()
 }
 
 fn main() -> ExitCode {
@@ -243,7 +299,12 @@ async fn stopped() -> std::io::Result<()> {
 
 async fn carry_out(run: &Run) -> Result<ExitCode> {
     eprintln!("seed {}: {}", run.terms.seed, run.command);
-    let world = World::start(&run.terms, run.park_after)
+    let has_faults = !schedule::schedule(&run.terms).is_empty();
+    ensure!(
+        has_faults,
+        "no kind of fault has this text of --only in its name"
+    );
+    let world = World::start(&run.terms, &run.load, run.park_after)
         .await
         .context("starting the system")?;
     let (report, kept) = watched(run, world).await?;

@@ -76,7 +76,7 @@ pub struct Planned {
     pub lasts: Duration,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 #[expect(
     clippy::struct_excessive_bools,
     reason = "each one is a setting that any other may go with"
@@ -100,6 +100,8 @@ pub struct Terms {
     pub is_fenced: bool,
     /// The provider that the sandbox plays.
     pub provider: &'static str,
+    /// Only faults are planned whose kind has one of these texts in its name; any if there is none.
+    pub only: Vec<String>,
 }
 
 impl Planned {
@@ -182,6 +184,19 @@ struct Card {
     fault: fn(Duration) -> Fault,
     strength: Option<RangeInclusive<Duration>>,
     lasts: Option<RangeInclusive<Duration>>,
+}
+
+impl Card {
+    /// Whether its kind has this text in its name.
+    fn is(&self, text: &str) -> bool {
+        let planned = Planned {
+            at: Duration::ZERO,
+            target: self.targets[0],
+            fault: (self.fault)(Duration::ZERO),
+            lasts: Duration::ZERO,
+        };
+        planned.kind().contains(text)
+    }
 }
 
 /// Makes a card whose fault has no strength.
@@ -293,6 +308,7 @@ fn deck(terms: &Terms) -> Vec<Card> {
         .flatten()
         .chain(others)
         .chain(of_cluster.into_iter().filter(|_| terms.is_cluster))
+        .filter(|card| terms.only.is_empty() || terms.only.iter().any(|text| card.is(text)))
         .collect()
 }
 
@@ -360,7 +376,29 @@ mod tests {
             is_asynchronous: false,
             is_fenced: true,
             provider: "sandbox",
+            only: Vec::new(),
         }
+    }
+
+    #[test]
+    fn only_the_faults_that_are_asked_for_are_planned() {
+        let terms = Terms {
+            only: vec!["NATS".into(), "ingress stalled".into()],
+            ..terms(7, true)
+        };
+        let kinds: BTreeSet<String> = schedule(&terms).iter().map(Planned::kind).collect();
+        let expected = [
+            "NATS killed",
+            "NATS killed and wiped",
+            "NATS stalled",
+            "ingress stalled",
+        ];
+        assert_eq!(kinds, BTreeSet::from(expected.map(str::to_owned)));
+        let none = Terms {
+            only: vec!["nothing".into()],
+            ..terms
+        };
+        assert_eq!(schedule(&none), Vec::new());
     }
 
     #[test]

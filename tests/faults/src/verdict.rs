@@ -241,6 +241,8 @@ fn answers(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
         let key = (evidence.partners[asked.partner].as_str(), id.as_str());
         let orders = index.orders.get(&key).map_or(&[][..], Vec::as_slice);
         let standing = || orders.iter().any(|order| !index.is_refused(order));
+        // Nobody but this one request can have stored an order with this id.
+        let is_only = asked.unanswered == 0 && !asked.has_twins;
         match &asked.settled {
             None => {
                 counts.never_settled += 1;
@@ -270,7 +272,7 @@ fn answers(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
                 counts.unanswered_then_taken += 1;
                 if orders.is_empty() && evidence.may_be_forgotten(asked) {
                     counts.answers_forgotten += 1;
-                } else if orders.is_empty() || asked.unanswered == 0 {
+                } else if orders.is_empty() || is_only {
                     verdict.add(Broken::AnsweredButNotStored, format!("{id} already taken"));
                 } else if !standing() {
                     verdict.add(Broken::TakenThenRefused, id);
@@ -279,9 +281,9 @@ fn answers(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
             Some(Settled::Refused) => {
                 counts.answered_4xx += 1;
                 // An earlier unanswered request may have been stored after all.
-                if asked.unanswered == 0 && standing() && evidence.may_be_forgotten(asked) {
+                if is_only && standing() && evidence.may_be_forgotten(asked) {
                     counts.answers_forgotten += 1;
-                } else if asked.unanswered == 0 && standing() {
+                } else if is_only && standing() {
                     let text = format!("{id} stands although it was answered 422");
                     verdict.add(Broken::BoughtThoughRefused, text);
                 }

@@ -29,6 +29,24 @@ const LATER: usize = 24;
 /// How long clients may go on after the end of the faults until they must have a definite answer.
 const CLIENTS: Duration = Duration::from_secs(90);
 
+/// What a run is asked to do beyond its faults.
+#[derive(Clone, Debug)]
+pub struct Load {
+    /// The options of every order; empty for a mix.
+    pub items: Vec<&'static str>,
+    /// The number of equal requests that a client sends at once.
+    pub at_once: u8,
+    pub settings: Vec<Setting>,
+}
+
+/// A variable of every process of a stage.
+#[derive(Clone, Debug)]
+pub struct Setting {
+    pub stage: Stage,
+    pub name: String,
+    pub value: String,
+}
+
 /// The whole world of a run. Its fields are dropped in this order, so processes end before the
 /// servers that they use.
 pub struct World {
@@ -50,7 +68,7 @@ pub struct World {
 
 impl World {
     /// Starts everything. The times of the run count from the moment when all parts are ready.
-    pub async fn start(terms: &Terms, park_after: Duration) -> Result<Self> {
+    pub async fn start(terms: &Terms, load: &Load, park_after: Duration) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("faults-").tempdir()?;
         // The user that PostgreSQL runs as must be able to enter the folder.
         std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o711))?;
@@ -65,6 +83,7 @@ impl World {
         let ports = postgres.ports();
         let stack = start_stack(
             terms,
+            load,
             park_after,
             &database_url,
             &ports,
@@ -112,6 +131,8 @@ impl World {
         )?);
         let clients = Arc::new(Clients {
             seed: terms.seed,
+            items: load.items.clone(),
+            at_once: load.at_once,
             epoch,
             book: Arc::clone(&book),
             ingresses,
@@ -266,6 +287,7 @@ async fn take_fence_out(stack: &Stack) -> Result<()> {
 /// Starts the stack on this `PostgreSQL`. Without `nats_url` it gets a nats-server of its own.
 async fn start_stack(
     terms: &Terms,
+    load: &Load,
     park_after: Duration,
     database_server: &str,
     database_ports: &BTreeMap<Stage, u16>,
@@ -321,6 +343,9 @@ async fn start_stack(
     ];
     for (stage, name, value) in settings {
         builder = builder.env(stage, name, &value);
+    }
+    for one in &load.settings {
+        builder = builder.env(one.stage, &one.name, &one.value);
     }
     builder.start().await
 }
