@@ -1,5 +1,5 @@
-//! The check of a small model, and its properties: [`crate::give_back`], [`crate::webhooks`],
-//! [`crate::crash`] and [`crate::cut`].
+//! The check of a small model, and its properties: [`crate::routes`], [`crate::webhooks`],
+//! [`crate::resend`], [`crate::give_back`], [`crate::crash`] and [`crate::cut`].
 
 use std::{collections::BTreeMap, fmt::Debug, hash::Hash};
 

@@ -3,16 +3,17 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use model::{Settings, check, crash, cut, explore, give_back, webhooks};
+use model::{Settings, check, crash, cut, explore, give_back, resend, routes, webhooks};
 
 /// Check the protocol of the pipeline in every state that it can reach
 ///
 /// The checker explores every interleaving of ingress, two provisioners, a notifier and a provider,
 /// with lost, repeated and reordered messages, and with crashes and stalls at any step.
 ///
-/// With `--webhooks` it explores the webhooks of ready eSIMs instead, with `--give-back` the give-back
-/// of a delivered one, with `--crash` what a crash of PostgreSQL may lose, and with `--cut` how a cell
-/// divides.
+/// With `--webhooks` it explores the webhooks of ready eSIMs instead, with `--resend` many of them that
+/// are sent again, with `--routes` a purchase that arrives after its placement went to another provider,
+/// with `--give-back` the give-back of a delivered eSIM, with `--crash` what a crash of PostgreSQL may
+/// lose, and with `--cut` how a cell divides.
 ///
 /// The exit status is 0 if every promise holds in every state. It is 1 if one is broken; then the
 /// shortest counterexample that was found is printed. It is 2 for an invalid argument.
@@ -40,6 +41,18 @@ struct Arguments {
     /// Check the cut by which a cell divides instead of a purchase
     #[arg(long, conflicts_with_all = ["without", "broken", "placements", "faults", "attempts", "give_back", "webhooks", "crash"])]
     cut: bool,
+    /// Check a purchase that arrives after its placement went to another provider
+    #[arg(long, conflicts_with_all = ["without", "broken", "placements", "faults", "attempts", "give_back", "webhooks", "crash", "cut"])]
+    routes: bool,
+    /// Check many webhooks that are sent again beside their retries
+    #[arg(long, conflicts_with_all = ["without", "broken", "placements", "faults", "attempts", "give_back", "webhooks", "crash", "cut", "routes"])]
+    resend: bool,
+    /// Switch off a safeguard of the routing. Can be given several times
+    #[arg(long, value_name = "SAFEGUARD", requires = "routes")]
+    routes_without: Vec<routes::Safeguard>,
+    /// Switch off a safeguard of a resend. Can be given several times
+    #[arg(long, value_name = "SAFEGUARD", requires = "resend")]
+    resend_without: Vec<resend::Safeguard>,
     /// Switch off a safeguard of the cut. Can be given several times
     #[arg(long, value_name = "SAFEGUARD", requires = "cut")]
     cut_without: Vec<cut::Safeguard>,
@@ -71,6 +84,14 @@ fn main() -> ExitCode {
     if arguments.cut {
         let report = cut::check(&arguments.cut_without);
         return print_small(report, cut::Promise::name);
+    }
+    if arguments.routes {
+        let report = routes::check(&arguments.routes_without);
+        return print_small(report, routes::Promise::name);
+    }
+    if arguments.resend {
+        let report = resend::check(&arguments.resend_without);
+        return print_small(report, resend::Promise::name);
     }
     let report = check(&arguments.settings);
     if arguments.pairs {

@@ -10,7 +10,7 @@ use domain::{
 };
 use model::{
     Assumption, Promise, Protocol, Report, Safeguard, Settings, State, check, crash, cut, explore,
-    give_back, webhooks,
+    give_back, resend, routes, webhooks,
 };
 use stateright::Model;
 
@@ -339,5 +339,36 @@ fn without_any_one_safeguard_a_division_breaks_a_promise() {
             }
         };
         breaks_promise(cut::check(&[*safeguard]), expected, safeguard);
+    }
+}
+
+#[test]
+fn a_purchase_after_its_placement_went_to_another_provider_is_kept_once_it_is_heard_of() {
+    holds_and_reaches_all(&routes::check(&[]));
+}
+
+#[test]
+fn without_any_one_safeguard_a_late_purchase_is_forgotten() {
+    for safeguard in routes::Safeguard::value_variants() {
+        let report = routes::check(&[*safeguard]);
+        breaks_promise(report, routes::Promise::HeardIsKept, safeguard);
+    }
+}
+
+#[test]
+fn a_resend_sends_what_was_missed_once_and_ends() {
+    holds_and_reaches_all(&resend::check(&[]));
+}
+
+#[test]
+fn without_any_one_safeguard_a_promise_of_a_resend_breaks() {
+    use resend::{Promise, Safeguard};
+    for safeguard in Safeguard::value_variants() {
+        let expected = match safeguard {
+            Safeguard::RedeliveryEnd => Promise::EachOnce,
+            Safeguard::RedeliveryPace => Promise::Pace,
+            Safeguard::RedeliverySurvives => Promise::NoneMissed,
+        };
+        breaks_promise(resend::check(&[*safeguard]), expected, safeguard);
     }
 }
