@@ -428,6 +428,9 @@ fn out_of_memory(bound: Bound) -> ApiError {
 
 #[cfg(test)]
 mod tests {
+    use axum::response::IntoResponse;
+    use domain::Environment;
+
     use super::*;
 
     /// Takes permits until one is refused.
@@ -532,5 +535,35 @@ mod tests {
         only.resize(1).unwrap();
         let mut second = limit.acquire(partner, 1, None).unwrap();
         assert_eq!(second.resize(9), Err(Bound::Share));
+    }
+
+    #[derive(clap::Parser)]
+    struct Program {
+        #[command(flatten)]
+        limits: LimitsConfig,
+    }
+
+    /// Each request that listens stays open for a while, so their number is bounded: that of one account by a
+    /// 429, and that of all accounts by a 503.
+    #[test]
+    fn of_requests_that_listen_there_are_128_and_four_of_an_account() {
+        let program: Program = clap::Parser::parse_from(["program"]);
+        let admission = Admission::new(&program.limits, 100);
+        let listen = |partner: &KnownPartner| admission.listener(partner);
+        let refused = |partner: &KnownPartner| {
+            let response = listen(partner).err().unwrap().into_response();
+            assert!(response.headers().contains_key("retry-after"));
+            response.status().as_u16()
+        };
+        let account = || KnownPartner::example(Environment::Sandbox);
+        let one = account();
+        let of_one: Vec<_> = (0..4).map(|_| listen(&one).ok().unwrap()).collect();
+        assert_eq!(refused(&one), 429);
+        let mut of_others: Vec<_> = (4..128).map(|_| listen(&account()).ok().unwrap()).collect();
+        assert_eq!((of_one.len(), of_others.len()), (4, 124));
+        assert_eq!(refused(&account()), 503);
+        // Whoever ends makes room.
+        of_others.pop();
+        listen(&account()).ok().unwrap();
     }
 }
