@@ -95,10 +95,35 @@ pub async fn run(asked: &Apply, console: &Console) -> anyhow::Result<()> {
     let nothing = || format!("nothing was changed by {name}");
     let wanted = partner_file::parse(&text, asked.http).with_context(nothing)?;
     let mut connection = console.connect().await?;
+    let mut conflicts = 0;
+    loop {
+        match apply(asked, console, (&mut connection, &wanted), &nothing).await {
+            // PostgreSQL ends one of two transactions that wait for each other, for example of two files that name
+            // the same accounts in another order. It has changed nothing then, and the other one goes on.
+            Err(error) if is_conflict(&error) && conflicts < pg::CONFLICTS => conflicts += 1,
+            ended => return ended,
+        }
+    }
+}
+
+/// Whether an error ended the transaction because of a conflict with another one.
+fn is_conflict(error: &anyhow::Error) -> bool {
+    let causes = error.chain();
+    let mut causes = causes.filter_map(|cause| cause.downcast_ref::<pg::Error>());
+    causes.any(pg::Error::is_conflict)
+}
+
+/// Applies the file in one transaction.
+async fn apply(
+    asked: &Apply,
+    console: &Console,
+    (connection, wanted): (&mut PgConnection, &[Wanted]),
+    nothing: &impl Fn() -> String,
+) -> anyhow::Result<()> {
     let mut transaction = connection.begin().await?;
     let mut plan = Plan::default();
     let mut steps = Vec::new();
-    let stored = locked(&mut transaction, &wanted)
+    let stored = locked(&mut transaction, wanted)
         .await
         .with_context(nothing)?;
     for (wanted, partner) in wanted.iter().zip(&stored) {
@@ -142,7 +167,7 @@ pub async fn run(asked: &Apply, console: &Console) -> anyhow::Result<()> {
         let id = act.carry_out(wanted, partner.as_ref(), steps).await?;
         planned.id = Some(id.to_string());
     }
-    alone(&mut transaction, &wanted, &steps)
+    alone(&mut transaction, wanted, &steps)
         .await
         .with_context(nothing)?;
     let kept = keep(asked, &secrets)?;

@@ -335,3 +335,61 @@ async fn options_are_applied_from_yaml_with_a_plan_and_a_record() {
     );
     assert_eq!(commands(&operator).await, ["option apply", "option apply"]);
 }
+
+/// Another transaction has locked the second account of the file and wants the first one. PostgreSQL ends
+/// the command's transaction, which is then made again.
+#[tokio::test]
+async fn a_file_that_loses_a_deadlock_is_applied_all_the_same() {
+    let operator = Operator::new().await;
+    apply(&operator, &[], TWO).await.says("2 created");
+    let listed = operator.json(&["partner", "list"]).await;
+    let id = |name: &str| {
+        let mut all = listed.as_array().unwrap().iter();
+        let one = all.find(|one| one["name"] == name).unwrap();
+        text(one, "partner_id").parse::<uuid::Uuid>().unwrap()
+    };
+    let lock = "SELECT FROM partners WHERE partner_id = $1 FOR UPDATE";
+    let mut other = operator.database.connect().await.unwrap();
+    let mut other = sqlx::Connection::begin(&mut other).await.unwrap();
+    // Only the command looks for a deadlock while it waits, so it is the one that loses it.
+    for sql in [
+        "SET LOCAL deadlock_timeout = '1h'",
+        "SET LOCAL lock_timeout = '1min'",
+    ] {
+        sqlx::query(sql).execute(&mut *other).await.unwrap();
+    }
+    let held = sqlx::query(lock).bind(id("Beta"));
+    held.execute(&mut *other).await.unwrap();
+
+    let limits = "
+partners:
+  - {name: Acme, environment: sandbox, limits: {orders_per_second: 7}}
+  - {name: Beta, environment: live, limits: {orders_per_second: 8}}
+";
+    let mut watch = operator.database.connect().await.unwrap();
+    let others = async {
+        let waits = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')";
+        testkit::wait::soon(
+            "the command that waits for the second account",
+            async || {
+                let waits: bool = sqlx::query_scalar(waits).fetch_one(&mut watch).await?;
+                Ok(waits.then_some(()))
+            },
+        )
+        .await;
+        let wanted = sqlx::query(lock).bind(id("Acme"));
+        wanted.execute(&mut *other).await.unwrap();
+        other.rollback().await.unwrap();
+    };
+    let (applied, ()) = tokio::join!(apply(&operator, &[], limits), others);
+    applied.says("0 created, 2 changed");
+    let partners = operator.json(&["partner", "list"]).await;
+    let mut set: Vec<i64> = partners
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|one| one["orders_per_second"].as_i64())
+        .collect();
+    set.sort_unstable();
+    assert_eq!(set, [7, 8], "{partners}");
+}
