@@ -337,9 +337,10 @@ def refused(walk, page, partner):
     walk.problems.append(f"the page of the partner lacks the refused request {request_id}")
 
 
-def every_path(order, esim, partner):
+def every_path(order, esim, webhook, partner):
     """The name and the path of each page."""
     return {
+        "webhook": webhook,
         "overview": "/", "week": "/?range=7d", "needs": "/needs", "orders": "/orders",
         "orders-filtered": "/orders?state=ready&since=24h&partner=nobody", "order": order, "esim": esim,
         "webhooks": "/webhooks", "webhooks-given-up": "/webhooks?state=exhausted", "partners": "/partners",
@@ -510,6 +511,7 @@ def main(program, axe, *options):
             return
         order, partner = pages(page)
         esim = page.locator("a[href^='/esims/']").first.get_attribute("href")
+        webhook = page.locator("a[href^='/webhooks/']").first.get_attribute("href")
         search(walk, page, order)
         refused(walk, page, partner)
         support(walk, program, order, esim, partner)
@@ -520,7 +522,7 @@ def main(program, axe, *options):
         folder = pathlib.Path(options[1]) if options[:1] == ("--pictures",) else None
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
-        paths = every_path(order, esim, partner)
+        paths = every_path(order, esim, webhook, partner)
         every_page(walk, name, paths, folder)
         without_script(walk, name, order, paths)
         browser.close()

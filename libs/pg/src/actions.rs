@@ -9,7 +9,7 @@ use sqlx::{PgConnection, Postgres, Transaction};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use uuid::Uuid;
 
-use crate::Result;
+use crate::{Result, rfc3339};
 
 /// The operator that is recorded for changes that partners make themselves. No operator may have this
 /// name, because such records have a term of their own and stand apart from those of operators.
@@ -282,6 +282,15 @@ pub async fn last(
     );
     let rows = query.fetch_all(connection).await?.into_iter();
     Ok(rows.map(|row| (row.of, row.at)).collect())
+}
+
+/// When a command was recorded last for this id, which is the second word of its targets, as a text that the
+/// form of a page carries along. If it is another one when the form is sent, the command was carried out
+/// meanwhile, perhaps by the same form.
+pub async fn mark(connection: &mut PgConnection, id: &str, command: Command) -> Result<String> {
+    let found = last(connection, &[id.to_owned()], command).await?;
+    let at = found.into_values().next();
+    Ok(at.map_or_else(|| "never".to_owned(), rfc3339))
 }
 
 /// Whether none of these commands was recorded for any of these ids, which are the second words of

@@ -129,6 +129,8 @@ pub(crate) type ByProvider = BTreeMap<String, Bars>;
 struct Looks {
     newest: Option<Arc<Look>>,
     earlier: Option<Arc<Look>>,
+    /// How many acts there were when the newest one began.
+    acts: u64,
 }
 
 /// The looks that all viewers share.
@@ -138,6 +140,8 @@ pub(crate) struct Shared {
     providers: Mutex<Option<(Instant, Arc<ByProvider>)>>,
     /// How many things need a person; [`UNKNOWN`] before the first look.
     needs: AtomicU64,
+    /// How many acts this console has carried out. What they have changed is not in a look from before.
+    acts: AtomicU64,
 }
 
 const UNKNOWN: u64 = u64::MAX;
@@ -149,13 +153,19 @@ impl Default for Shared {
             charts: Mutex::default(),
             providers: Mutex::default(),
             needs: AtomicU64::new(UNKNOWN),
+            acts: AtomicU64::new(0),
         }
     }
 }
 
 impl Shared {
+    /// Notes that an act has changed something, so that the next page does not show what was before it.
+    pub(crate) fn acted(&self) {
+        self.acts.fetch_add(1, Ordering::AcqRel);
+    }
+
     /// The newest look and the one that it is compared with. It is taken again if it is not fresh any
-    /// more; viewers that ask meanwhile wait for the same one.
+    /// more, or if somebody has acted since; viewers that ask meanwhile wait for the same one.
     pub(crate) async fn look(
         &self,
         database: &Database,
@@ -169,7 +179,9 @@ impl Shared {
         fresh: Duration,
     ) -> Result<(Arc<Look>, Option<Arc<Look>>), pg::Error> {
         let mut looks = self.looks.lock().await;
-        let is_fresh = |look: &&Arc<Look>| look.at.elapsed() < fresh;
+        let acts = self.acts.load(Ordering::Acquire);
+        let is_of_now = looks.acts == acts;
+        let is_fresh = |look: &&Arc<Look>| is_of_now && look.at.elapsed() < fresh;
         let newest = if let Some(fresh) = looks.newest.as_ref().filter(is_fresh) {
             Arc::clone(fresh)
         } else {
@@ -178,6 +190,7 @@ impl Shared {
             let needed = u64::try_from(needed).unwrap_or(UNKNOWN);
             self.needs.store(needed, Ordering::Relaxed);
             let before = looks.newest.replace(Arc::clone(&look));
+            looks.acts = acts;
             let is_old = |look: &Arc<Look>| look.at.elapsed() > COMPARED;
             if looks.earlier.as_ref().is_none_or(is_old) {
                 looks.earlier = before;

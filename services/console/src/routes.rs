@@ -82,11 +82,7 @@ fn of_partners() -> Vec<Route> {
             operator,
             post(pages::account::enable),
         ),
-        page(
-            "/partners/{id}/access",
-            viewer,
-            get(pages::partner_acts::access),
-        ),
+        page("/partners/{id}/access", viewer, get(pages::keys::show)),
         page("/partners/{id}/refused", viewer, get(pages::refusals::show)),
         page(
             "/partners/{id}/webhook-url",

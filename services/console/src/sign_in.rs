@@ -32,6 +32,8 @@ struct SignIn {
     problem: Option<String>,
     token: String,
     back: String,
+    /// The name that was typed, if the form was sent before.
+    name: String,
     /// Whether accounts sign in with their passwords.
     passwords: bool,
     /// The host of the OpenID provider, if there is one.
@@ -45,6 +47,7 @@ impl SignIn {
             problem,
             token: form_token(secret),
             back,
+            name: String::new(),
             passwords: app.settings().passwords,
             provider: app.provider().map(|provider| provider.host().to_owned()),
         }
@@ -137,7 +140,10 @@ pub(crate) async fn sign_in(State(app): State<App>, outside: Outside) -> Result<
         Ok(cookie) => Ok(signed_in(cookie, &back)),
         Err(problem) => {
             let refused = refused(&app, problem)?;
-            let page = SignIn::new(&app, &outside.secret, back, Some(refused.sentence));
+            let page = SignIn {
+                name: name.to_owned(),
+                ..SignIn::new(&app, &outside.secret, back, Some(refused.sentence))
+            };
             let mut response = with_status(refused.status, &page)?;
             if let Some(wait) = refused.wait {
                 let wait = HeaderValue::from(wait.as_secs().max(1));

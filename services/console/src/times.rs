@@ -170,6 +170,11 @@ impl Times {
         ))
     }
 
+    /// In words that are no element, for texts of forms: `28 Nov 15:05 (Berlin, UTC+1)`.
+    pub(crate) fn written(&self, at: OffsetDateTime) -> String {
+        format!("{} ({})", self.axis(at, true), self.label())
+    }
+
     /// A time of day without its day, for the axis of a chart.
     pub(crate) fn axis(&self, at: OffsetDateTime, with_day: bool) -> String {
         let form = if with_day { "%-d %b %H:%M" } else { "%H:%M" };

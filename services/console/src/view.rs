@@ -21,6 +21,7 @@ use crate::{
     format::number,
     problem::{Problem, Told},
     session::Session,
+    times::When,
 };
 
 /// The pages of the navigation: their names, their paths, and whether there is a gap before them.
@@ -50,6 +51,8 @@ pub(crate) struct Shell {
     pub(crate) query: String,
     /// What the last action led to.
     pub(crate) said: Option<String>,
+    /// When the page was made, which those say that refresh themselves.
+    pub(crate) read: When,
 }
 
 pub(crate) struct Who {
@@ -87,6 +90,7 @@ impl Shell {
             here,
             needs: app.figures().needs().map(number),
             said: session.said().map(str::to_owned),
+            read: session.times.clock(session.times.now),
             ..Self::outside(app, title)
         }
     }
@@ -111,6 +115,7 @@ impl Shell {
             needs: None,
             query: String::new(),
             said: None,
+            read: When::default(),
         }
     }
 
@@ -214,6 +219,8 @@ pub(crate) fn with_status(
 #[template(path = "problem.html")]
 struct ProblemPage {
     shell: Shell,
+    /// What was asked for.
+    path: String,
     told: Told,
 }
 
@@ -261,7 +268,14 @@ pub(crate) async fn framed(
     } else {
         let session = session.await;
         let shell = Shell::of_problem(app, session.as_ref(), &told.title);
-        with_status(status, &ProblemPage { shell, told })
+        with_status(
+            status,
+            &ProblemPage {
+                shell,
+                path: asked.path,
+                told,
+            },
+        )
     };
     let (mut parts, empty) = response.into_parts();
     if again && !asked.by_htmx {

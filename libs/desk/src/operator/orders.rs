@@ -58,6 +58,8 @@ pub struct OrderView {
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct FurtherWebhook {
     pub topup_id: String,
+    #[serde(skip)]
+    pub delivery_id: Uuid,
     pub endpoint_id: Uuid,
     /// Whether webhooks to it are sent now.
     pub endpoint: Stored<EndpointState>,
@@ -81,6 +83,7 @@ pub struct FurtherWebhook {
 /// A webhook of a unit, as it is told: to which endpoint it goes, and how it stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sent<'a> {
+    pub delivery_id: Option<Uuid>,
     /// None is the first endpoint.
     pub endpoint_id: Option<Uuid>,
     pub standing: Standing,
@@ -192,6 +195,9 @@ pub struct TopupView {
     pub ready_at: Option<OffsetDateTime>,
     #[serde(with = "time::serde::rfc3339::option")]
     pub erased_at: Option<OffsetDateTime>,
+    /// The id of its delivery to the first endpoint.
+    #[serde(skip)]
+    pub delivery_id: Option<Uuid>,
     /// The state of its delivery; none before the unit is ready.
     pub delivery: MaybeStored<DeliveryState>,
     /// The number of attempts of its delivery that have ended.
@@ -279,6 +285,7 @@ impl OrderView {
         if unit.delivery.0.is_some() {
             let webhook = self.endpoint.known().and_then(|state| unit.webhook(state));
             sent.push(Sent {
+                delivery_id: unit.delivery_id,
                 endpoint_id: None,
                 standing: stands(webhook),
                 attempts: unit.delivery_attempts.unwrap_or_default(),
@@ -290,6 +297,7 @@ impl OrderView {
             });
         }
         sent.extend(self.further(unit).map(|one| Sent {
+            delivery_id: Some(one.delivery_id),
             endpoint_id: Some(one.endpoint_id),
             standing: stands(one.webhook()),
             attempts: one.attempts,
@@ -311,7 +319,7 @@ const MOST_FURTHER: i64 = 10_000;
 async fn further(connection: &mut PgConnection, order_id: Uuid) -> Result<Vec<FurtherWebhook>> {
     let query = with_state!(
         FurtherWebhook,
-        r#"SELECT t.topup_id, d.endpoint_id AS "endpoint_id!", d.state, d.attempt AS attempts, d.status, d.error,
+        r#"SELECT t.topup_id, d.delivery_id, d.endpoint_id AS "endpoint_id!", d.state, d.attempt AS attempts, d.status, d.error,
                   d.delivered_at, (SELECT nullif(w.at, '-infinity') FROM work w WHERE w.id = d.delivery_id) AS "due_at?",
                   -- The attempt that delivered it was kept when it was sent again.
                   coalesce(d.state <> 'delivered'
@@ -420,7 +428,8 @@ pub async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<Ord
                           AS "delivered_before!",
                       t.provider_option_id, o.name AS "option_name?", e.returned_at AS "returned_at?",
                       r.give_back AS "give_back?", r.attempt AS "give_back_attempt?", r.reason AS "give_back_reason?", r.message AS "give_back_message?",
-                      r.give_back_asked_at AS "give_back_asked_at?", r.ended_at AS "give_back_ended_at?"
+                      r.give_back_asked_at AS "give_back_asked_at?", r.ended_at AS "give_back_ended_at?",
+                      e.delivery_id AS "delivery_id?"
                FROM placements p
                JOIN topups t ON t.placement_id = p.placement_id
                LEFT JOIN esims e ON e.topup_id = t.topup_id

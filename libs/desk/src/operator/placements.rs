@@ -174,17 +174,23 @@ async fn newest(
 }
 
 /// Asks the provider which of these purchases on hold it has. Returns how many are asked for; `None` if
-/// none of them is on hold any more. The answers are those of [`asked::answers`].
+/// none of them is on hold any more, or if the provider was asked since the page was made whose form has
+/// the [mark](actions::mark) `seen`. The answers are those of [`asked::answers`].
 pub async fn ask(
     connection: &mut PgConnection,
     placements: &[PlacementId],
+    (provider, seen): (&str, &str),
     action: Action<'_>,
 ) -> Result<Option<usize>> {
+    let command = action.command;
     let ask = async |transaction: &mut PgConnection| {
-        let asked = asked::ask(transaction, placements).await?;
+        // This waits for whoever asks for the same purchases at this moment, so the look at the record
+        // comes after it.
+        let asked = asked::ask(&mut *transaction, placements).await?;
+        let as_seen = actions::mark(transaction, provider, command).await? == seen;
         let ids: Vec<String> = asked.iter().map(PlacementId::to_string).collect();
         let changed = Changed::created(serde_json::json!({ "asked": ids }));
-        Ok((!ids.is_empty()).then_some((ids.len(), changed)))
+        Ok((as_seen && !ids.is_empty()).then_some((ids.len(), changed)))
     };
     actions::recorded(connection, action, ask).await
 }

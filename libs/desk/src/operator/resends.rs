@@ -102,6 +102,8 @@ pub struct Resend {
 pub enum NotStarted {
     #[error("nothing matches, or the partners that match have a running resend already")]
     Nothing,
+    #[error("a resend was started by the same form already")]
+    Already,
     #[error(
         "{0} partners that may have webhooks to send again could not be looked at in time, so it would be incomplete: \
          choose a state that fewer webhooks have, a shorter time, or one partner after the other"
@@ -198,19 +200,23 @@ pub async fn preview_within(
     })
 }
 
-/// Starts a resend of all webhooks that match, of one partner or of all.
+/// Starts a resend of all webhooks that match, of one partner or of all. `id` is what it will be called: a
+/// form that is sent again, perhaps after its resend was cancelled, names one that is there.
 pub async fn start(
     connection: &mut PgConnection,
+    id: Uuid,
     partner: Option<PartnerId>,
     wanted: &Wanted,
     action: Action<'_>,
 ) -> Result<Resend, NotStarted> {
+    if find(&mut *connection, id).await?.is_some() {
+        return Err(NotStarted::Already);
+    }
     let preview = preview(connection, partner, wanted).await?;
     if preview.unseen > 0 {
         return Err(NotStarted::TooMany(preview.unseen));
     }
     let mut transaction = connection.begin().await?;
-    let id = Uuid::now_v7();
     let asked = Asked {
         action: &action,
         part_of: Some(id),

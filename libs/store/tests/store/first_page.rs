@@ -115,8 +115,11 @@ async fn purchases_on_hold_are_asked_about_and_stay_there_unless_they_are_found(
     let ids = orders.each_ref().map(placement);
     bench.settle(&[parked(ids[0], 1), parked(ids[1], 1)]).await;
     let mut console = bench.as_role("console").await;
-    let asked = operated::ask(&mut console, &ids, action()).await.unwrap();
-    assert_eq!(asked, Some(2), "the third one is not on hold");
+    let seen = ("sandbox", "never");
+    let asked = operated::ask(&mut console, &ids, seen, action()).await;
+    assert_eq!(asked.unwrap(), Some(2), "the third one is not on hold");
+    let again = operated::ask(&mut console, &ids, seen, action()).await;
+    assert_eq!(again.unwrap(), None, "the form has asked already");
     let changed = bench.changed().await.1;
     assert_eq!(changed["asked"].as_array().unwrap().len(), 2, "{changed}");
     let mut claimed = bench.claim_as(PROVIDER, &ids[..2], Claim::Due).await;

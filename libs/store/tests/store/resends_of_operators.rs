@@ -70,13 +70,16 @@ async fn a_resend_sends_what_matches_at_several_partners_and_can_be_cancelled() 
         actor: Actor::console("ana", "192.0.2.1"),
         ..action(domain::Command::ResendStart)
     };
-    let started = asked::start(&mut console, None, &wanted, start)
+    let id = Uuid::now_v7();
+    let started = asked::start(&mut console, id, None, &wanted, start)
         .await
         .unwrap();
     assert_eq!((started.parts, started.skipped, started.resent), (2, 1, 0));
     assert!(started.ended_at.is_none());
-    let again = asked::start(&mut console, None, &wanted, start).await;
+    let again = asked::start(&mut console, Uuid::now_v7(), None, &wanted, start).await;
     assert!(matches!(again, Err(NotStarted::Nothing)));
+    let again = asked::start(&mut console, id, None, &wanted, start).await;
+    assert!(matches!(again, Err(NotStarted::Already)));
 
     let found = asked::find(&mut console, started.resend_id)
         .await

@@ -196,6 +196,7 @@ fn order(state: UnitState, reason: Option<Code>) -> OrderView {
             topup_id: "20260129120000000000000000".into(),
             option_id: Uuid::nil(),
             option_name: None,
+            delivery_id: None,
             provider_option_id: "jp".into(),
             placement_id: Uuid::nil(),
             state: Stored::Known(state),
@@ -262,6 +263,7 @@ fn with_second(mut order: OrderView, case: Case) -> OrderView {
     let (delivered_at, due_at, until) = when(case);
     order.further.push(FurtherWebhook {
         topup_id: order.topups[0].topup_id.clone(),
+        delivery_id: Uuid::nil(),
         endpoint_id: SECOND,
         endpoint: Stored::Known(case.5),
         endpoint_until: until,

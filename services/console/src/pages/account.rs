@@ -4,27 +4,24 @@
 use accounts::partners::{self, Partner};
 use axum::{extract::State, response::Response};
 use domain::{Command, PartnerId};
-use pg::{
-    PgConnection,
-    actions::{self, Changed},
-};
+use pg::{PgConnection, actions::Changed};
 use serde_json::json;
 
 use crate::{
     App,
     access::{Act, Operator, Role, Session},
-    pages::forms::ReasonForm,
+    pages::{forms::ReasonForm, partner_acts::changed},
     problem::Problem,
     view::Given,
 };
 
-/// What a form has seen.
-fn seen(is_disabled: bool) -> &'static str {
-    if is_disabled { "disabled" } else { "enabled" }
-}
-
-/// The act that the account of a partner offers to this session.
-pub(crate) fn form(partner: &Partner, session: &Session) -> Option<ReasonForm> {
+/// The act that the account of a partner offers to this session. `seen` is when it was read, and `lately`
+/// says what it has ordered until then.
+pub(crate) fn form(
+    partner: &Partner,
+    (seen, lately): (&str, &str),
+    session: &Session,
+) -> Option<ReasonForm> {
     // A partner that has moved is disabled or enabled in its new cell.
     if !session.may(Role::Operator) || partner.moved_to.is_some() || !partner.has_secret_key {
         return None;
@@ -44,9 +41,10 @@ pub(crate) fn form(partner: &Partner, session: &Session) -> Option<ReasonForm> {
         }
     } else {
         ReasonForm {
-            consequence: "From now on each request of this partner is refused with a 401, whichever key it has. Orders that \
-                          were answered go on, and their webhooks are still sent."
-                .to_owned(),
+            consequence: format!(
+                "From now on each request of this partner is refused with a 401, whichever key it has. Orders that were answered \
+                 go on, and their webhooks are still sent. {lately}"
+            ),
             grave: true,
             ..ReasonForm::new(
                 session,
@@ -56,7 +54,7 @@ pub(crate) fn form(partner: &Partner, session: &Session) -> Option<ReasonForm> {
         }
     };
     Some(ReasonForm {
-        seen: seen(is_disabled).to_owned(),
+        seen: seen.to_owned(),
         back: format!("/partners/{id}"),
         ..form
     })
@@ -83,37 +81,42 @@ pub(crate) async fn enable(
     Ok(act.done(&app, "The partner is enabled: it may order again."))
 }
 
+/// An account that was disabled or enabled since the form was made stays as it is, even if it is in the
+/// same state again.
 async fn set(app: &App, given: &Given, act: &Act<Operator>, disabled: bool) -> Result<(), Problem> {
     let id: PartnerId = given.id("a partner")?;
-    let target = format!("partner {id}");
     let command = if disabled {
         Command::PartnerDisable
     } else {
         Command::PartnerEnable
     };
-    let action = act.action(command, &target, act.fields.reason()?);
-    let stale = act.fields.get("seen") != Some(seen(!disabled));
-    let change = async |connection: &mut PgConnection| {
-        let Some(before) = partners::show(&mut *connection, &id.to_string()).await? else {
+    let set = async |transaction: &mut PgConnection| {
+        let before = partners::show(&mut *transaction, &id.to_string()).await?;
+        if before.is_none_or(|before| before.disabled_at.is_some() == disabled) {
             return Ok(None);
-        };
-        if stale || before.disabled_at.is_some() == disabled {
-            return Ok(Some(false));
         }
-        let set = async |transaction: &mut PgConnection| {
-            partners::set_disabled(transaction, id, disabled).await?;
-            let changed = Changed::between(
-                json!({ "disabled": !disabled }),
-                json!({ "disabled": disabled }),
-            );
-            Ok(Some(((), changed)))
-        };
-        let done = actions::recorded(connection, action, set).await?;
-        Ok::<_, pg::Error>(Some(done.is_some()))
+        partners::set_disabled(transaction, id, disabled).await?;
+        let difference = Changed::between(
+            json!({ "disabled": !disabled }),
+            json!({ "disabled": disabled }),
+        );
+        Ok(Some(((), difference)))
     };
-    match app.database().run(change).await? {
-        None => Err(given.missing("partner")),
-        Some(false) => Err(act.changed(&format!("the partner is {} now", seen(disabled)))),
-        Some(true) => Ok(()),
+    let of = (
+        command,
+        &[Command::PartnerDisable, Command::PartnerEnable][..],
+    );
+    if changed(app, act, id, of, set).await?.is_some() {
+        return Ok(());
     }
+    let show =
+        async |connection: &mut PgConnection| partners::show(connection, &id.to_string()).await;
+    let now = app.database().run(show).await?;
+    let now = now.ok_or_else(|| given.missing("partner"))?;
+    let is = if now.disabled_at.is_some() {
+        "disabled"
+    } else {
+        "enabled"
+    };
+    Err(act.changed(&format!("the partner is {is} now")))
 }

@@ -2,12 +2,12 @@
 //! without JavaScript, and its form leads back to the page that it belongs to.
 
 use askama::Template;
-use axum::response::Response;
+use axum::{http::StatusCode, response::Response};
 
 use crate::{
     access::Session,
     problem::Problem,
-    view::{Shell, page},
+    view::{Shell, page, with_status},
 };
 
 #[derive(Template)]
@@ -16,6 +16,8 @@ pub(crate) struct ActPage {
     pub(crate) shell: Shell,
     /// The pages above this one: their paths and names.
     pub(crate) crumbs: Vec<(String, String)>,
+    /// What this page does, as the last of these.
+    pub(crate) what: String,
     pub(crate) title: String,
     /// What it does, a paragraph each.
     pub(crate) says: Vec<String>,
@@ -27,6 +29,8 @@ pub(crate) struct ActPage {
     pub(crate) seen: String,
     pub(crate) back: String,
     pub(crate) fields: Vec<Field>,
+    /// The reason, if the form was sent before and could not be carried out.
+    pub(crate) reason: String,
     pub(crate) button: &'static str,
     pub(crate) grave: bool,
 }
@@ -39,6 +43,8 @@ pub(crate) enum Field {
         kind: &'static str,
         value: String,
         hint: String,
+        /// What is wrong with the value that was sent.
+        wrong: Option<String>,
     },
     Picks {
         legend: &'static str,
@@ -62,6 +68,7 @@ impl ActPage {
             title: shell.title.clone(),
             shell,
             crumbs: Vec::new(),
+            what: String::new(),
             says: Vec::new(),
             command: None,
             path: String::new(),
@@ -69,6 +76,7 @@ impl ActPage {
             seen: String::new(),
             back,
             fields: Vec::new(),
+            reason: String::new(),
             button: "",
             grave: false,
         }
@@ -76,5 +84,11 @@ impl ActPage {
 
     pub(crate) fn show(&self) -> Result<Response, Problem> {
         page(self)
+    }
+
+    /// The page again, after a form with a value that makes no sense: with everything that was typed, and
+    /// with what is wrong beside its field.
+    pub(crate) fn again(&self) -> Result<Response, Problem> {
+        with_status(StatusCode::UNPROCESSABLE_ENTITY, self)
     }
 }

@@ -29,7 +29,14 @@ use crate::{
 const PATH: &str = "/actions";
 /// The actions of a page.
 const PAGE: usize = 50;
-/// How many actions are looked through for those of a partner or of a command, which no index finds.
+/// The ways by which somebody acts, as they are recorded and as the filter calls them.
+const WAYS: [(&str, &str); 3] = [
+    ("console", "this console"),
+    ("esimctl", "esimctl"),
+    (API, "requests of partners"),
+];
+const API: &str = "api";
+/// How many actions are looked through for those of a partner, a command or a way, which no index finds.
 const LOOKED_THROUGH: usize = 5_000;
 
 #[derive(Template)]
@@ -39,6 +46,7 @@ struct Page {
     list: Frame,
     /// The acts to choose from: the name of a command, and what it does in the words of people.
     acts: Vec<(&'static str, &'static str)>,
+    ways: [(&'static str, &'static str); 3],
     rows: Vec<Row>,
     /// What the rows are, and how far the list has looked, if it has not looked through all actions.
     foot: String,
@@ -54,6 +62,8 @@ struct Row {
     target: String,
     /// The partner that the target names.
     partner: Option<Named>,
+    /// The page of what the target names, if that is no partner, and what it is called there.
+    page: Option<(String, String)>,
     /// How many webhooks it made due; empty if it was not about webhooks.
     webhooks: String,
     /// Whether it found nothing to change.
@@ -88,14 +98,18 @@ async fn read(
     let window = Window::of(query, times);
     let before = query.get("before");
     let before = before.and_then(|before| OffsetDateTime::parse(before, &Rfc3339).ok());
+    let via = query.get("via");
     let filter = Filter {
         since: window.since,
         until: before.or(window.until),
-        operator: query.get("by").filter(|who| !who.is_empty()),
+        // What partners have changed by requests of their own is listed for them only.
+        operator: query
+            .get("by")
+            .or((via == Some(API)).then_some(actions::PARTNER)),
     };
     let partner = chosen.id();
     let command = query.get("what").and_then(|name| name.parse().ok());
-    let is_looked_through = partner.is_some() || command.is_some();
+    let is_looked_through = partner.is_some() || command.is_some() || via.is_some();
     let looked = if is_looked_through {
         LOOKED_THROUGH
     } else {
@@ -116,7 +130,8 @@ async fn read(
     let mut older = found.last().filter(|_| is_full).map(|one| one.at);
     found.retain(|one| {
         let is_its = partner.is_none() || partner_of(&one.target) == partner;
-        is_its && command.is_none_or(|command| acts::is_same(&one.command, command))
+        let is_by_way = via.is_none() || one.via.as_deref() == via;
+        is_its && is_by_way && command.is_none_or(|command| acts::is_same(&one.command, command))
     });
     if found.len() > limit {
         found.truncate(limit);
@@ -154,6 +169,7 @@ pub(crate) async fn show(
     page(&Page {
         shell: Shell::new(&app, &visit.session, PATH, "Record of actions"),
         acts: acts::to_choose(),
+        ways: WAYS,
         foot: list.foot(found.actions.len(), "", ("action", "actions")),
         rows: found
             .actions
@@ -196,6 +212,23 @@ pub(crate) async fn csv(State(app): State<App>, visit: Visit<Viewer>) -> Result<
     ))
 }
 
+/// The page of what a target such as `topup 2026…` names, and what it is called there.
+fn page_of(target: &str) -> Option<(String, String)> {
+    let (kind, rest) = target.split_once(' ')?;
+    let id = rest.split(' ').next()?;
+    let (path, name) = match kind {
+        "order" => (format!("/orders/{id}"), "an order"),
+        "topup" => (format!("/esims/{id}"), "an eSIM"),
+        "resend" => (format!("/resends/{id}"), "a resend"),
+        "placement" => (format!("/find?q={id}"), "a purchase"),
+        "delivery" => (format!("/find?q={id}"), "a webhook"),
+        "provider" => (format!("/providers#{id}"), id),
+        _ => return None,
+    };
+    let is_plain = |one: char| one.is_ascii_alphanumeric() || "-_.".contains(one);
+    id.chars().all(is_plain).then(|| (path, name.to_owned()))
+}
+
 fn row(action: Recorded, names: &HashMap<Uuid, String>, times: &Times) -> Row {
     let nothing = action.changed_nothing();
     let parts = [("before", &action.before), ("after", &action.after)];
@@ -222,8 +255,40 @@ fn row(action: Recorded, names: &HashMap<Uuid, String>, times: &Times) -> Row {
         done: acts::done(&action.command).to_owned(),
         what: action.command.to_string(),
         partner: named,
+        page: page_of(&action.target),
         target: action.target,
         nothing,
         reason: action.reason,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_action_was_about_leads_to_its_page() {
+        let id = "20240000000000000000000009";
+        for (target, page) in [
+            (
+                format!("topup {id}"),
+                Some((format!("/esims/{id}"), "an eSIM")),
+            ),
+            (
+                "provider sandbox".to_owned(),
+                Some(("/providers#sandbox".to_owned(), "sandbox")),
+            ),
+            (
+                "delivery 1 of partner 2".to_owned(),
+                Some(("/find?q=1".to_owned(), "a webhook")),
+            ),
+            ("operator ana".to_owned(), None),
+            ("resend".to_owned(), None),
+            ("provider \"><b>".to_owned(), None),
+            ("order a/../b".to_owned(), None),
+        ] {
+            let page = page.map(|(path, name)| (path, name.to_owned()));
+            assert_eq!(page_of(&target), page, "{target}");
+        }
     }
 }

@@ -89,13 +89,19 @@ fn megabytes(bytes: u64) -> String {
 }
 
 /// What this session may ask for of an eSIM.
-fn forms(id: &TopupId, asked: &Requests, session: &Session, is_ready: bool) -> Vec<ReasonForm> {
+fn forms(
+    id: &TopupId,
+    (asked, mark): (&Requests, &str),
+    session: &Session,
+    is_ready: bool,
+) -> Vec<ReasonForm> {
     let back = format!("/esims/{id}");
     let usage = (session.may(Role::Support) && is_ready && !asked.usage_open).then(|| ReasonForm {
         consequence:
             "Its provider is asked how much data was used. The answer is here some seconds later."
                 .to_owned(),
         back: back.clone(),
+        seen: mark.to_owned(),
         ..ReasonForm::new(
             session,
             "Ask for its data use",
@@ -139,11 +145,12 @@ pub(crate) async fn show(
         let partner = partners::show(&mut *connection, &order.partner_id.to_string()).await?;
         let of = order.partner_id.into();
         let endpoints = endpoints::list(&mut *connection, Some(of)).await?;
-        let asked = esims::requests(connection, of, &id).await?;
-        Ok::<_, pg::Error>(asked.map(|asked| (order, partner, endpoints, asked)))
+        let asked = esims::requests(&mut *connection, of, &id).await?;
+        let mark = actions::mark(connection, id.as_str(), Command::AskUsage).await?;
+        Ok::<_, pg::Error>(asked.map(|asked| (order, partner, endpoints, (asked, mark))))
     };
     let found = app.database().run(read).await?;
-    let (order, partner, endpoints, asked) = found.ok_or_else(|| given.missing("eSIM"))?;
+    let (order, partner, endpoints, (asked, mark)) = found.ok_or_else(|| given.missing("eSIM"))?;
     let unit = order.topups.iter().find(|one| one.topup_id == id.as_str());
     let unit = unit.ok_or_else(|| given.missing("eSIM"))?;
     let session = &visit.session;
@@ -166,7 +173,7 @@ pub(crate) async fn show(
         live: asked.usage_open,
         forms: forms(
             &id,
-            &asked,
+            (&asked, &mark),
             session,
             unit.ready_at.is_some() && unit.erased_at.is_none(),
         ),
@@ -204,8 +211,12 @@ pub(crate) async fn ask_usage(
                 return Ok(None);
             };
             esims::ask_usage(&mut *transaction, partner, &id).await?;
-            let after = esims::requests(transaction, partner, &id).await?;
-            let is_new = !before.usage_open && after.is_some_and(|after| after.usage_open);
+            let after = esims::requests(&mut *transaction, partner, &id).await?;
+            // This comes after the statement that waits for whoever asks at this moment.
+            let mark = actions::mark(transaction, id.as_str(), Command::AskUsage).await?;
+            let as_seen = act.fields.get("seen") == Some(mark.as_str());
+            let is_new =
+                as_seen && !before.usage_open && after.is_some_and(|after| after.usage_open);
             let changed = Changed::created(json!({ "asked": true }));
             Ok(is_new.then_some(((), changed)))
         };
@@ -214,7 +225,7 @@ pub(crate) async fn ask_usage(
     app.database().run(ask).await?.ok_or_else(|| {
         act.not_done(
             "Nothing was asked",
-            "The eSIM is not ready, was erased, or its data use was asked for already and the answer is awaited.",
+            "The eSIM is not ready or was erased, or its data use was asked for since the page was shown, perhaps by this form.",
         )
     })?;
     Ok(act.done(

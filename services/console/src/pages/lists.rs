@@ -256,9 +256,9 @@ impl Frame {
 
 /// The query of this page with some fields set to other values; an empty value takes a field away.
 pub(crate) fn with(path: &str, query: &Fields, changes: &[(&str, &str)]) -> String {
-    const KEPT: [&str; 11] = [
-        "by", "what", "partner", "state", "product", "provider", "endpoint", "since", "from",
-        "until", "before",
+    const KEPT: [&str; 12] = [
+        "by", "what", "via", "partner", "state", "product", "provider", "endpoint", "since",
+        "from", "until", "before",
     ];
     let mut pairs = url::form_urlencoded::Serializer::new(String::new());
     for name in KEPT {

@@ -12,6 +12,7 @@ pub(crate) mod figures;
 pub(crate) mod find;
 pub(crate) mod forms;
 mod issues;
+pub(crate) mod keys;
 pub(crate) mod lists;
 pub(crate) mod needs;
 pub(crate) mod order;

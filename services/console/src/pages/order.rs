@@ -101,6 +101,10 @@ struct PlacementRow {
     /// The providers that have rejected it, and those that may follow or may have it.
     route: Option<String>,
     parked: bool,
+    /// What its form offers. Nothing is delivered for an order that was answered with 422, and what has an
+    /// eSIM already would be bought twice.
+    may_be_bought: bool,
+    may_be_retried: bool,
     /// The further providers that a person may find to have it.
     others: Vec<String>,
     /// The state and attempt that the page shows, which the action compares.
@@ -136,6 +140,8 @@ pub(super) struct UnitRow {
 
 /// The webhook of an eSIM to one endpoint.
 pub(super) struct SentRow {
+    /// Its page, which has the answer to each try.
+    pub(super) path: Option<String>,
     pub(super) host: String,
     pub(super) state: &'static str,
     pub(super) class: &'static str,
@@ -162,6 +168,7 @@ fn sent(
         let status = one.status.map(|status| format!("status {status}"));
         let answer = one.error.map(str::to_owned).or(status);
         SentRow {
+            path: one.delivery_id.map(|id| format!("/webhooks/{id}")),
             host: its.map_or_else(|| "a removed endpoint".to_owned(), Endpoint::host),
             state: one.standing.label(),
             class: track::class(one.standing),
@@ -231,7 +238,11 @@ pub(crate) async fn show(
                 counted(more, "more step", "more steps")
             )
         }),
-        placements: order.placements.iter().map(placement_row).collect(),
+        placements: order
+            .placements
+            .iter()
+            .map(|one| placement_row(&order, one))
+            .collect(),
         may_resolve: session.may(Role::Operator),
         units: order
             .topups
@@ -271,8 +282,15 @@ fn trace(app: &App, order: &OrderView) -> Option<Trace> {
     })
 }
 
-fn placement_row(placement: &PlacementView) -> PlacementRow {
+fn placement_row(order: &OrderView, placement: &PlacementView) -> PlacementRow {
+    let mut units = order.topups.iter();
+    let has_units = units.any(|unit| {
+        let is_its = unit.placement_id == placement.placement_id;
+        is_its && (unit.iccid.is_some() || unit.ready_at.is_some())
+    });
     PlacementRow {
+        may_be_bought: !order.refused,
+        may_be_retried: !order.refused && !has_units,
         id: placement.placement_id.to_string(),
         provider: placement.provider.clone(),
         lane: placement.lane.clone(),

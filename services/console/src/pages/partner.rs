@@ -1,5 +1,5 @@
 //! A partner: what is to be known of it, its endpoints and its newest orders. Its refused requests
-//! ([`super::refusals`]) and its keys and limits ([`super::partner_acts`]) have pages of their own.
+//! ([`super::refusals`]) and its keys and limits ([`super::keys`]) have pages of their own.
 
 use std::{
     borrow::Cow,
@@ -60,8 +60,6 @@ struct Page {
     class: &'static str,
     issues: Vec<Issue>,
     day: DayView,
-    /// Whether the viewer may send webhooks again.
-    may: bool,
     endpoints: Vec<EndpointRow>,
     /// The state of its channel for notices, how that is coloured, and where it is.
     channel: Option<(Cow<'static, str>, &'static str, String)>,
@@ -80,10 +78,12 @@ pub(crate) struct Head {
     pub(crate) class: &'static str,
     /// The page that it is.
     pub(crate) tab: &'static str,
+    /// Whether the viewer may send its webhooks again.
+    pub(crate) may: bool,
 }
 
 impl Head {
-    pub(crate) fn new(partner: &Partner, tab: &'static str) -> Self {
+    pub(crate) fn new(partner: &Partner, tab: &'static str, session: &Session) -> Self {
         let (state, class) = standing(partner);
         Self {
             id: partner.partner_id.to_string(),
@@ -92,6 +92,7 @@ impl Head {
             state,
             class,
             tab,
+            may: session.may(Role::Operator),
         }
     }
 }
@@ -176,7 +177,7 @@ pub(crate) async fn show(
     let failing = failing.count();
     page(&Page {
         shell: Shell::new(&app, &visit.session, "/partners", &found.partner.name),
-        head: Head::new(&found.partner, "health"),
+        head: Head::new(&found.partner, "health", &visit.session),
         verdict: match issues.len() {
             0 if failing > 0 => "An endpoint fails, and is tried again by itself".to_owned(),
             0 => "Nothing keeps its orders back".to_owned(),
@@ -192,7 +193,6 @@ pub(crate) async fn show(
         },
         issues,
         day: day(&found, times),
-        may: visit.session.may(Role::Operator),
         endpoints: found
             .endpoints
             .iter()

@@ -6,9 +6,11 @@
 //! nothing, so a form that is sent twice acts once.
 
 use accounts::partners::{self, Limit, NewLimits, Partner};
-use askama::Template;
 use axum::{extract::State, response::Response};
-use desk::operator::endpoints::{seen_at, set_url as set_url_of};
+use desk::operator::{
+    endpoints::{seen_at, set_url as set_url_of},
+    partner_day,
+};
 use domain::{Command, Environment, PartnerId};
 use pg::{
     PgConnection,
@@ -16,21 +18,18 @@ use pg::{
 };
 use serde_json::json;
 use store::deliveries::endpoints;
-use time::OffsetDateTime;
 use webhooks::{guard, url::WebhookUrl};
 
 use crate::{
     App,
-    access::{Act, Operator, Role, Session, Support, Viewer, Visit},
-    format::{number, utc},
+    access::{Act, Fields, Operator, Role, Session, Support, Visit},
+    format::{counted, number},
     pages::{
-        account,
         act::{ActPage, Field},
         forms::ReasonForm,
-        partner::Head,
     },
     problem::Problem,
-    view::{Given, Shell, page},
+    view::{Given, Shell},
 };
 
 /// What changes the webhook URL and the limits: an operator's commands and the partner's own.
@@ -43,7 +42,7 @@ const MOST_LIMIT: u32 = 1_000_000;
 pub(super) struct Read {
     pub(super) partner: Partner,
     /// When it was read, as forms carry it along.
-    seen: String,
+    pub(super) seen: String,
     /// How many webhooks wait for its first endpoint.
     waiting: i64,
 }
@@ -82,6 +81,7 @@ pub(super) fn act_page(
             ("/partners".to_owned(), "Partners".to_owned()),
             (format!("/partners/{id}"), name.clone()),
         ],
+        what: what.to_owned(),
         path: format!("/partners/{id}/{path}"),
         seen: read.seen.clone(),
         ..ActPage::new(shell, session, back)
@@ -94,6 +94,16 @@ pub(crate) async fn url(
     visit: Visit<Operator>,
 ) -> Result<Response, Problem> {
     let read = read(&app, &given).await?;
+    url_page(&app, &visit.session, &read, (String::new(), None)).show()
+}
+
+/// The page that sets the URL, with the value of its field and what is wrong with it.
+fn url_page(
+    app: &App,
+    session: &Session,
+    read: &Read,
+    (value, wrong): (String, Option<String>),
+) -> ActPage {
     let now = match &read.partner.webhook_url {
         None => "It has none.".to_owned(),
         Some(url) => format!("It is {} now.", masked(url)),
@@ -102,26 +112,20 @@ pub(crate) async fn url(
         "The webhooks that wait ({}) are sent to the new URL at once, and a block of the endpoint ends; a pause stays.",
         number(read.waiting)
     );
-    let base = act_page(
-        &app,
-        &visit.session,
-        &read,
-        "Set the webhook URL",
-        "webhook-url",
-    );
+    let base = act_page(app, session, read, "Set the webhook URL", "webhook-url");
     ActPage {
         says: vec![now, effect],
         fields: vec![Field::Text {
             label: "URL",
             name: "url",
             kind: "url",
-            value: String::new(),
+            value,
             hint: "Empty: it gets none, and its webhooks wait until one is set.".to_owned(),
+            wrong,
         }],
         button: "Set the URL",
         ..base
     }
-    .show()
 }
 
 /// A URL of which only the scheme, the host and the port are shown, because partners put secrets into the
@@ -144,21 +148,17 @@ pub(crate) async fn set_url(
     given: Given,
     act: Act<Operator>,
 ) -> Result<Response, Problem> {
-    let url = act.fields.get("url");
-    let url: Option<WebhookUrl> = url
-        .map(str::parse)
-        .transpose()
-        .map_err(|error| Problem::Invalid(format!("The URL cannot be set: {error}.")))?;
     let read = read(&app, &given).await?;
-    let environment: Option<Environment> = read.partner.environment.parse().ok();
+    let typed = act.fields.get("url");
+    let url = match checked(&read.partner, typed) {
+        Ok(url) => url,
+        Err(wrong) => {
+            let typed = typed.unwrap_or_default().to_owned();
+            let page = url_page(&app, &act.session, &read, (typed, Some(wrong)));
+            return sent_before(page, &act).again();
+        }
+    };
     let parsed = url.as_ref().and_then(WebhookUrl::parsed);
-    if let (Some(url), Some(environment)) = (&parsed, environment)
-        && guard::check_scheme(url, environment, false).is_err()
-    {
-        return Err(Problem::Invalid(
-            "The URL has to begin with https://, because the webhooks of a live partner carry activation codes.".into(),
-        ));
-    }
     let id: PartnerId = read.partner.partner_id.into();
     let host = |url: Option<&url::Url>| url.and_then(|url| Some(url.host_str()?.to_owned()));
     let old = read.partner.webhook_url.as_ref();
@@ -182,6 +182,34 @@ pub(crate) async fn set_url(
         None => "The partner has no URL any more: its webhooks wait until one is set.",
     };
     Ok(act.done(&app, text))
+}
+
+/// The URL that was typed, or what is wrong with it.
+fn checked(partner: &Partner, typed: Option<&str>) -> Result<Option<WebhookUrl>, String> {
+    let Some(typed) = typed else {
+        return Ok(None);
+    };
+    let url = typed
+        .parse::<WebhookUrl>()
+        .map_err(|error| format!("The URL cannot be set: {error}."))?;
+    let environment: Option<Environment> = partner.environment.parse().ok();
+    match (url.parsed(), environment) {
+        (Some(parsed), Some(environment))
+            if guard::check_scheme(&parsed, environment, false).is_err() =>
+        {
+            Err("It has to begin with https://, because the webhooks of a live partner carry activation codes.".to_owned())
+        }
+        _ => Ok(Some(url)),
+    }
+}
+
+/// A page of an act with what a form has carried along: what its own page had shown, and the reason.
+fn sent_before(page: ActPage, act: &Act<Operator>) -> ActPage {
+    ActPage {
+        seen: act.fields.get("seen").unwrap_or_default().to_owned(),
+        reason: act.fields.get("reason").unwrap_or_default().to_owned(),
+        ..page
+    }
 }
 
 /// Makes a change of a partner with its record, if the partner is as the page has shown it. `None` says
@@ -211,7 +239,7 @@ pub(super) async fn changed<T, R>(
 }
 
 /// The limits of a partner: the field, its name, and what is set.
-fn limits_of(partner: &Partner) -> [(&'static str, &'static str, Option<i32>); 4] {
+pub(super) fn limits_of(partner: &Partner) -> [(&'static str, &'static str, Option<i32>); 4] {
     [
         (
             "requests_per_second",
@@ -238,13 +266,22 @@ pub(crate) async fn limits(
     visit: Visit<Operator>,
 ) -> Result<Response, Problem> {
     let read = read(&app, &given).await?;
-    let base = act_page(&app, &visit.session, &read, "Change the limits", "limits");
-    let fields = limits_of(&read.partner).map(|(name, label, set)| Field::Text {
-        label,
-        name,
-        kind: "text",
-        value: set.map_or_else(String::new, |set| set.to_string()),
-        hint: "Empty: as for all partners.".to_owned(),
+    limits_page(&app, &visit.session, &read, None).show()
+}
+
+/// The page that sets the limits: as they are set, or as a form has sent them, of which one makes no sense.
+fn limits_page(app: &App, session: &Session, read: &Read, sent: Option<&Fields>) -> ActPage {
+    let base = act_page(app, session, read, "Change the limits", "limits");
+    let fields = limits_of(&read.partner).map(|(name, label, set)| {
+        let set = set.map_or_else(String::new, |set| set.to_string());
+        Field::Text {
+            label,
+            name,
+            kind: "text",
+            value: sent.map_or(set, |sent| sent.get(name).unwrap_or_default().to_owned()),
+            hint: "Empty: as for all partners.".to_owned(),
+            wrong: sent.and_then(|sent| limit(sent, name).err()),
+        }
     });
     ActPage {
         says: vec![
@@ -256,7 +293,29 @@ pub(crate) async fn limits(
         button: "Set the limits",
         ..base
     }
-    .show()
+}
+
+/// A limit that a form has sent, or what is wrong with it.
+fn limit(sent: &Fields, name: &str) -> Result<Limit, String> {
+    match sent.get(name) {
+        None => Ok(Limit::Default),
+        Some(text) => match text.parse() {
+            Ok(most @ 1..=MOST_LIMIT) => Ok(Limit::Own(most)),
+            _ => Err(format!(
+                "A limit is a whole number from 1 to {MOST_LIMIT}, or empty."
+            )),
+        },
+    }
+}
+
+/// The limits that a form has sent, or what is wrong with one of them.
+fn limits_sent(sent: &Fields) -> Result<NewLimits, String> {
+    Ok(NewLimits {
+        max_in_flight: limit(sent, "max_in_flight")?,
+        requests_per_second: limit(sent, "requests_per_second")?,
+        orders_per_second: limit(sent, "orders_per_second")?,
+        units_per_second: limit(sent, "units_per_second")?,
+    })
 }
 
 pub(crate) async fn set_limits(
@@ -264,20 +323,10 @@ pub(crate) async fn set_limits(
     given: Given,
     act: Act<Operator>,
 ) -> Result<Response, Problem> {
-    let limit = |name: &str| match act.fields.get(name) {
-        None => Ok(Limit::Default),
-        Some(text) => match text.parse() {
-            Ok(most @ 1..=MOST_LIMIT) => Ok(Limit::Own(most)),
-            _ => Err(Problem::Invalid(format!(
-                "A limit is a whole number from 1 to {MOST_LIMIT}, or empty."
-            ))),
-        },
-    };
-    let new = NewLimits {
-        max_in_flight: limit("max_in_flight")?,
-        requests_per_second: limit("requests_per_second")?,
-        orders_per_second: limit("orders_per_second")?,
-        units_per_second: limit("units_per_second")?,
+    let Ok(new) = limits_sent(&act.fields) else {
+        let read = read(&app, &given).await?;
+        let page = limits_page(&app, &act.session, &read, Some(&act.fields));
+        return sent_before(page, &act).again();
     };
     let id: PartnerId = given.id("a partner")?;
     let shown = |partner: &Partner| {
@@ -326,52 +375,18 @@ pub(crate) async fn told(
     Ok(act.done(&app, "Nobody else has to tell the partner for 24 hours."))
 }
 
-#[derive(Template)]
-#[template(path = "access.html")]
-struct AccessPage {
-    shell: Shell,
-    head: Head,
-    access_key: String,
-    old_keys: String,
-    old_secret: String,
-    limits: Vec<(&'static str, String)>,
-    events: String,
-    may: bool,
-    account: Option<ReasonForm>,
-}
-
-/// The keys and limits of a partner, and the acts on them.
-pub(crate) async fn access(
-    State(app): State<App>,
-    given: Given,
-    visit: Visit<Viewer>,
-) -> Result<Response, Problem> {
-    let read = read(&app, &given).await?;
-    let partner = &read.partner;
-    let now = visit.session.times.now;
-    let ends = |until: Option<OffsetDateTime>| match until {
-        Some(until) if until > now => format!("valid until {} UTC", utc(until)),
-        Some(until) => format!("ended {} UTC", utc(until)),
-        None => "none".to_owned(),
-    };
-    page(&AccessPage {
-        shell: Shell::new(&app, &visit.session, "/partners", &partner.name),
-        head: Head::new(partner, "access"),
-        access_key: partner.access_key.clone(),
-        old_keys: ends(partner.old_keys_until),
-        old_secret: ends(partner.old_webhook_secret_until),
-        limits: limits_of(partner)
-            .map(|(_, label, set)| (label, set.map_or_else(|| "as for all".to_owned(), number)))
-            .into(),
-        events: if partner.webhook_events.is_empty() {
-            "none".to_owned()
-        } else {
-            partner.webhook_events.join(", ")
-        },
-        may: visit.session.may(Role::Operator)
-            && partner.has_secret_key
-            && partner.moved_to.is_none(),
-        account: account::form(partner, &visit.session),
+/// How much a partner has ordered lately, which is what stops if its keys end.
+pub(super) async fn lately(app: &App, id: PartnerId) -> Result<String, Problem> {
+    let now = runtime::clock::now();
+    let read = async |connection: &mut PgConnection| partner_day::read(connection, id, now).await;
+    let day = app.database().run(read).await?;
+    let least = if day.is_part() { "at least " } else { "" };
+    Ok(match day.orders() {
+        0 => "It has sent no order in the last 24 hours.".to_owned(),
+        orders => format!(
+            "It has sent {least}{} in the last 24 hours.",
+            counted(orders, "order", "orders")
+        ),
     })
 }
 

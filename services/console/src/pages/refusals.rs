@@ -153,7 +153,7 @@ pub(crate) async fn show(
     page(&Page {
         shell: Shell::new(&app, &visit.session, "/partners", &partner.name),
         causes: causes(&path, refused, chosen, &visit.session.times),
-        head: Head::new(&partner, "refused"),
+        head: Head::new(&partner, "refused", &visit.session),
         access_key: partner.access_key,
         most: READ,
     })

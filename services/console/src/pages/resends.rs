@@ -71,6 +71,8 @@ struct Preview {
     unseen: Option<String>,
     /// The page that looks at those, too, if this one has not tried for long.
     further: Option<String>,
+    /// What the resend will be called, so that the form starts one only.
+    id: Uuid,
     partner: String,
     state: &'static str,
     from: String,
@@ -259,6 +261,7 @@ pub(crate) async fn preview(
         instead: found.waiting.iter().map(Waiting::told).collect(),
         further,
         unseen: (found.unseen > 0).then(|| counted(found.unseen, "more partner", "more partners")),
+        id: Uuid::now_v7(),
         partner: partner.map_or_else(String::new, |id| id.to_string()),
         state: state.map_or("", <&str>::from),
         from: moment(since),
@@ -290,11 +293,13 @@ pub(crate) async fn start(State(app): State<App>, act: Act<Operator>) -> Result<
     let fields = &act.fields;
     let action = act.action(domain::Command::ResendStart, "resend", fields.reason()?);
     let partner = partner(fields)?;
+    let no_preview =
+        || Problem::Invalid("begin with a preview, which names the range of time".into());
+    let id = fields.get("id").and_then(|id| id.parse().ok());
+    let id: Uuid = id.ok_or_else(no_preview)?;
     let moment = |name: &str| {
         let at = OffsetDateTime::parse(fields.get(name).unwrap_or_default(), &Rfc3339);
-        at.map_err(|_| {
-            Problem::Invalid("begin with a preview, which names the range of time".into())
-        })
+        at.map_err(|_| no_preview())
     };
     let since = moment("from")?;
     let until = moment("until")?;
@@ -306,7 +311,7 @@ pub(crate) async fn start(State(app): State<App>, act: Act<Operator>) -> Result<
     };
     let started = app
         .database()
-        .run(async |connection| resends::start(connection, partner, &wanted, action).await)
+        .run(async |connection| resends::start(connection, id, partner, &wanted, action).await)
         .await
         .map_err(|error| match error {
             NotStarted::Store(error) => error.into(),
@@ -315,6 +320,10 @@ pub(crate) async fn start(State(app): State<App>, act: Act<Operator>) -> Result<
                 format!(
                     "No resend was started: {nothing}. If you have sent the form twice, the first one has started it."
                 ),
+            ),
+            already @ NotStarted::Already => act.not_done(
+                "It was started already",
+                format!("No resend was started: {already}. Send again lists it."),
             ),
             many @ NotStarted::TooMany(_) => act.not_done(
                 "The resend would be incomplete",

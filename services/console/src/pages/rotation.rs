@@ -22,7 +22,7 @@ use crate::{
     format::utc,
     pages::{
         act::{ActPage, Field, Pick},
-        partner_acts::{act_page, changed, read},
+        partner_acts::{act_page, changed, lately, read},
     },
     problem::Problem,
     view::{Given, Named, Once, Shell, page},
@@ -59,15 +59,19 @@ impl Replaced {
         }
     }
 
-    /// What becomes of the partner's requests or webhooks if the old ones end at once.
-    fn at_once(self) -> &'static str {
+    /// What becomes of the partner's requests or webhooks if the old ones end at once. `lately` says what it
+    /// has ordered until now.
+    fn at_once(self, lately: &str) -> String {
         match self {
             Self::Keys => {
-                "At once every request with the old keys gets a 401: its orders stop until it has the new ones."
+                format!(
+                    "At once every request with the old keys gets a 401: its orders stop until it has the new ones. {lately}"
+                )
             }
             Self::Secret => {
                 "At once only the new secret signs: a partner that does not have it yet refuses its webhooks, which are \
                  then tried again."
+                    .to_owned()
             }
         }
     }
@@ -121,8 +125,9 @@ async fn rotation(
         .show();
     }
     let old = what.old_until(&read.partner);
-    let now = runtime::clock::now();
-    let until = |lasts: time::Duration| format!("Until {} UTC.", utc(now + lasts));
+    let times = &visit.session.times;
+    let until = |lasts: time::Duration| format!("Until {}.", times.written(times.now + lasts));
+    let lately = lately(app, read.partner.partner_id.into()).await?;
     let usual =
         "The usual way: the partner takes the new ones over, and nothing is refused meanwhile.";
     let pick = |value, label: &str, hint: String, grave, checked| Pick {
@@ -135,7 +140,7 @@ async fn rotation(
     let at_once = pick(
         "0",
         "Not at all: they are in wrong hands",
-        what.at_once().to_owned(),
+        what.at_once(&lately),
         true,
         false,
     );
@@ -163,8 +168,8 @@ async fn rotation(
     )];
     says.extend(old.map(|old| {
         format!(
-            "The {words} were changed not long ago: the old ones are valid until {} UTC, beside the new ones.",
-            utc(old)
+            "The {words} were changed not long ago: the old ones are valid until {}, beside the new ones.",
+            times.written(old)
         )
     }));
     ActPage {
@@ -226,7 +231,11 @@ fn once(
     secrets: Vec<Named>,
 ) -> Result<Response, Problem> {
     let old = match until {
-        Some(until) => format!("The old ones stay valid until {} UTC.", utc(until)),
+        Some(until) => format!(
+            "The old ones stay valid until {}, which is {} UTC.",
+            act.session.times.written(until),
+            utc(until)
+        ),
         None => "The old ones are not valid any more.".to_owned(),
     };
     page(&Once {

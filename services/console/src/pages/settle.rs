@@ -16,7 +16,10 @@ use desk::operator::{
     words::noun,
 };
 use domain::{Command, PlacementId, PlacementState, placement::Resolution};
-use pg::{PgConnection, actions::Mode};
+use pg::{
+    PgConnection,
+    actions::{self, Mode},
+};
 use store::placements::asked::{self, Answer};
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -43,6 +46,8 @@ struct Page {
     cause: String,
     /// The address of this page.
     here: String,
+    /// When the provider was asked last, as the form that asks it carries along.
+    seen: String,
     /// From when to when the purchases were ordered, which the list has to cover.
     from: String,
     until: String,
@@ -72,6 +77,9 @@ struct Row {
     says: String,
     /// Since when, or why.
     detail: String,
+    /// Whether its provider has confirmed it once. Then it is not offered to be bought again here, where a
+    /// line of many is looked at for a moment; the page of its order offers what fits.
+    bought: bool,
     seen: String,
 }
 
@@ -186,6 +194,7 @@ fn row(one: &Listed, list: Option<&str>, answer: Option<&Answer>, times: &Times)
         class,
         says,
         detail,
+        bought: one.bought,
         seen: placements::parking(one.attempt, &one.reason),
     }
 }
@@ -247,6 +256,12 @@ async fn shown(
         }
         (None, None) => None,
     };
+    let seen = app
+        .database()
+        .run(async |connection| {
+            actions::mark(connection, &provider, Command::ProviderReconcile).await
+        })
+        .await?;
     let at = |of: Option<OffsetDateTime>| of.map(utc).unwrap_or_default();
     let title = format!(
         "What became of {}?",
@@ -256,6 +271,7 @@ async fn shown(
         shell: Shell::new(app, session, "/needs", title),
         token: session.form_token(),
         not_asked: not_asked(app, &provider).await?,
+        seen,
         from: at(found.iter().map(|one| one.created_at).min()),
         until: at(found
             .iter()
@@ -298,14 +314,17 @@ pub(crate) async fn ask(State(app): State<App>, act: Act<Operator>) -> Result<Re
     let ids: Vec<PlacementId> = found.iter().map(|one| one.placement_id).collect();
     let target = format!("provider {provider}");
     let action = act.action(Command::ProviderReconcile, &target, reason);
+    let seen = act.fields.get("seen").unwrap_or_default();
     let asked = app
         .database()
-        .run(async |connection| placements::ask(connection, &ids, action).await)
+        .run(async |connection| placements::ask(connection, &ids, (&provider, seen), action).await)
         .await?;
     let asked = asked.ok_or_else(|| {
         act.not_done(
             "Nothing was asked",
-            "None of these purchases can be looked up now. See the pages of their orders.",
+            format!(
+                "{provider} was asked since the page was shown, perhaps by this form, and the page has its answers; or none of                  these purchases can be looked up now, and the pages of their orders say why."
+            ),
         )
     })?;
     let text = not_asked(&app, &provider).await?.unwrap_or_else(|| {

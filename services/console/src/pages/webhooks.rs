@@ -61,6 +61,7 @@ struct Page {
 }
 
 struct Row {
+    id: String,
     topup: String,
     path: String,
     order: String,
@@ -186,6 +187,7 @@ fn row(view: &View, found: &std::collections::HashMap<Uuid, String>, times: &Tim
     let (state, class) = state(&view.state);
     let topup = view.topup_id.clone().unwrap_or_default();
     Row {
+        id: view.delivery_id.to_string(),
         path: view.order_id.map_or_else(
             || format!("/find?q={topup}"),
             |order| format!("/orders/{order}"),

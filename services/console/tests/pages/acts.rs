@@ -74,6 +74,11 @@ async fn new_keys_are_shown_once_and_old_ones_work_for_the_overlap() {
     let page = answer.text().await.unwrap();
     let key: String = one(&mut connection, "SELECT access_key FROM partners").await;
     assert!(page.contains(&key) && page.contains("Secret key"), "{page}");
+    let changing = text(&mut browser, &path).await;
+    assert!(
+        changing.contains("It has sent 2 orders in the last 24 hours."),
+        "{changing}"
+    );
     let sealed: Vec<u8> = one(&mut connection, "SELECT secret_key FROM partners").await;
     vault()
         .open(Purpose::SecretKey(bench.partner), &sealed)
@@ -144,7 +149,17 @@ async fn the_webhook_url_is_set_and_only_its_host_is_recorded() {
         ("reason", "x"),
         ("url", "ftp://x.example"),
     ];
-    assert_eq!(browser.post(&path, &form).await.status(), 422);
+    // What was typed is kept, and the page says what is wrong with it.
+    let answer = browser.post(&path, &form).await;
+    assert_eq!(answer.status(), 422);
+    let page = answer.text().await.unwrap();
+    for part in [
+        "name=\"url\" value=\"ftp://x.example\" aria-invalid=\"true\" aria-describedby=\"wrong-url\"",
+        "id=\"wrong-url\">The URL cannot be set",
+        "name=\"reason\" value=\"x\"",
+    ] {
+        assert!(page.contains(part), "no {part:?} in {page}");
+    }
     let new = "https://new.example.com/also-secret";
     let answer = twice(&mut browser, (&path, &path), &[("url", new)]).await;
     assert_eq!(answer.status(), 303, "{}", answer.text().await.unwrap());
@@ -235,7 +250,11 @@ async fn limits_are_set_and_taken_back() {
             ("reason", "x"),
             ("orders_per_second", bad),
         ];
-        assert_eq!(browser.post(&path, &form).await.status(), 422, "{bad}");
+        let answer = browser.post(&path, &form).await;
+        assert_eq!(answer.status(), 422, "{bad}");
+        let page = answer.text().await.unwrap();
+        assert!(page.contains(&format!("value=\"{bad}\"")), "{page}");
+        assert_eq!(page.matches("aria-invalid").count(), 1, "{page}");
     }
     let sql = "SELECT orders_per_second FROM partners";
     let answer = twice(&mut browser, (&path, &path), &[("orders_per_second", "20")]).await;

@@ -3,7 +3,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
-use console::access::Role;
+use console::{access::Role, routes::routes};
+use reqwest::Method;
+use testkit::settings::MASTER_KEY;
+use uuid::Uuid;
 
 use crate::support::{Bench, Browser};
 
@@ -93,6 +96,10 @@ async fn one_form_disables_a_partner_once() {
     let enabling = seen(&mut browser, &page, &enable).await;
     assert_eq!(send(&mut browser, &enable, &enabling).await.0, 303);
     assert_eq!(send(&mut browser, &enable, &enabling).await.0, 409);
+    // The partner is enabled, as the first form has seen it, and that form has acted already.
+    let (status, told) = send(&mut browser, &disable, &form).await;
+    assert_eq!(status, 409);
+    assert!(told.contains("is enabled now"), "{told}");
     assert_eq!(
         bench.recorded().await,
         ["ana partner disable", "ana partner enable"]
@@ -111,4 +118,309 @@ async fn a_resend_is_cancelled_once() {
     assert!(page.contains("was cancelled already"), "{page}");
     assert_eq!(bench.recorded().await, ["ana resend cancel"]);
     bench.stop().await;
+}
+
+/// Between the two, the first one has come to its end, so that what it is about is as it was before.
+#[tokio::test]
+async fn one_form_asks_a_provider_once() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut connection = bench.database.connect().await.unwrap();
+    let page = format!("/esims/{}", bench.topup);
+    let usage = format!("{page}/usage");
+    let form = seen(&mut browser, &page, &usage).await;
+    assert_eq!(send(&mut browser, &usage, &form).await.0, 303);
+    for sql in [
+        "UPDATE esim_requests SET usage_asked_at = NULL, read_at = now(), data_used = 1, data_total = 2",
+        "DELETE FROM work WHERE kind = 'usage'",
+    ] {
+        sqlx::query(sql).execute(&mut connection).await.unwrap();
+    }
+    assert_eq!(send(&mut browser, &usage, &form).await.0, 409);
+    let form = seen(&mut browser, &page, &usage).await;
+    assert_eq!(send(&mut browser, &usage, &form).await.0, 303);
+
+    let settling = settling(&mut browser).await;
+    let shown = browser.get(&settling).await.text().await.unwrap();
+    let mut form = hidden(&shown, "/purchases/ask");
+    form.push(("reason".to_owned(), "a test".to_owned()));
+    assert_eq!(post(&mut browser, "/purchases/ask", &form).await.0, 303);
+    // The provider has not got it, so it is on hold as before.
+    sqlx::query("DELETE FROM work WHERE kind = 'look_again'")
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    let (status, told, _) = post(&mut browser, "/purchases/ask", &form).await;
+    assert_eq!(status, 409, "{told}");
+    assert_eq!(
+        bench.recorded().await,
+        [
+            "ana topup usage",
+            "ana topup usage",
+            "ana provider reconcile"
+        ]
+    );
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn one_preview_starts_one_resend_even_if_that_was_cancelled() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let preview = "/resends/preview?state=exhausted&since=1h";
+    let shown = browser.get(preview).await.text().await.unwrap();
+    let mut form = hidden(&shown, "/resends");
+    form.push(("reason".to_owned(), "a test".to_owned()));
+    let (status, told, to) = post(&mut browser, "/resends", &form).await;
+    assert_eq!(status, 303, "{told}");
+    let cancel = format!("{to}/cancel");
+    let cancelling = seen(&mut browser, &to, &cancel).await;
+    assert_eq!(send(&mut browser, &cancel, &cancelling).await.0, 303);
+    let mut connection = bench.database.connect().await.unwrap();
+    sqlx::query("UPDATE resends SET ended_at = now()")
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    let (status, told, _) = post(&mut browser, "/resends", &form).await;
+    assert_eq!(status, 409, "{told}");
+    assert!(told.contains("by the same form"), "{told}");
+    assert_eq!(
+        bench.recorded().await,
+        ["ana resend start", "ana resend cancel"]
+    );
+    bench.stop().await;
+}
+
+/// Somebody who has acted is led to a page that shows what the act has changed, and not a look from before.
+#[tokio::test]
+async fn the_page_after_an_act_shows_what_it_has_changed() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let (stop, resume) = ("/providers/sandbox/open", "/providers/sandbox/close");
+    for _ in 0..3 {
+        for path in [stop, resume] {
+            let form = seen(&mut browser, "/providers", path).await;
+            assert_eq!(send(&mut browser, path, &form).await.0, 303);
+        }
+    }
+    bench.stop().await;
+}
+
+/// The page that settles purchases on hold, as Needs a person leads to it.
+async fn settling(browser: &mut Browser) -> String {
+    let needs = browser.get("/needs").await.text().await.unwrap();
+    let (_, link) = needs.split_once("href=\"/purchases/settle?").unwrap();
+    let query = link.split('"').next().unwrap().replace("&#38;", "&");
+    format!("/purchases/settle?{query}")
+}
+
+/// How often an act may be carried out if its form is sent twice.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Twice {
+    /// Once: the second form is refused, because what it is about has changed.
+    Once,
+    /// It only shows something. Each time is recorded.
+    Shows,
+    /// It changes nothing that is recorded.
+    Free,
+}
+
+/// What somebody fills in beside the reason.
+type Filled = &'static [(&'static str, &'static str)];
+
+/// The statements that make what an act is about.
+type Before = &'static [&'static str];
+
+/// An act as somebody finds it.
+struct Found {
+    /// The page with its form.
+    page: String,
+    action: String,
+    fields: Filled,
+    twice: Twice,
+    /// Makes what the act is about, because another act may have ended it.
+    before: Before,
+}
+
+/// A purchase on hold, and no other one for its cause.
+const ON_HOLD: Before = &[
+    "UPDATE placements SET state = 'parked', attempt = attempt + 1, reason = 'outcome_unknown: no answer', placed_at = NULL
+     WHERE placement_id IN (SELECT placement_id FROM topups WHERE topup_id NOT IN (SELECT topup_id FROM esims WHERE ready_at IS NOT NULL))",
+    "DELETE FROM work WHERE kind <> 'deliver'",
+    "UPDATE topups SET state = 'pending' WHERE topup_id NOT IN (SELECT topup_id FROM esims WHERE ready_at IS NOT NULL)",
+    "INSERT INTO held (id, state, provider, partner_id)
+     SELECT placement_id, 'parked', provider, partner_id FROM placements WHERE state = 'parked' ON CONFLICT DO NOTHING",
+];
+/// A webhook that was given up.
+const GIVEN_UP: Before = &[
+    "UPDATE resends SET ended_at = now() WHERE ended_at IS NULL",
+    "UPDATE deliveries SET state = 'exhausted', attempt = attempt + 1, attempted_at = now() WHERE kind = 'topup.ready'",
+    "DELETE FROM work WHERE kind = 'deliver'",
+    "INSERT INTO held (id, state, provider, partner_id)
+     SELECT delivery_id, 'exhausted', '', partner_id FROM deliveries WHERE kind = 'topup.ready' ON CONFLICT DO NOTHING",
+];
+/// An eSIM about which nobody has asked its provider.
+const NOTHING_ASKED: Before = &[
+    "DELETE FROM esim_requests",
+    "DELETE FROM work WHERE kind <> 'deliver'",
+];
+/// A give-back of which nobody knows what became of it.
+const GIVE_BACK: Before = &[
+    "INSERT INTO esim_requests (topup_id, partner_id, provider, give_back, give_back_asked_at, attempt, reason, message, ended_at)
+     SELECT topup_id, partner_id, 'sandbox', 'parked', now(), 1, 'unknown', 'timeout', now()
+     FROM deliveries WHERE kind = 'topup.ready'",
+];
+
+/// Where the form of a route is found. A new route of an act belongs here, too.
+fn found(bench: &Bench, route: &str, settling: &str, resend: &str) -> Found {
+    use Twice::{Free, Once, Shows};
+    let id = resend.rsplit('/').next().and_then(|id| id.parse().ok());
+    let action = crate::path(bench, id.unwrap_or_default(), route);
+    let partner = format!("/partners/{}", bench.partner);
+    let access = format!("{partner}/access");
+    let order = format!("/orders/{}", bench.order);
+    let esim = format!("/esims/{}", bench.topup);
+    let preview = "/resends/preview?state=exhausted&since=1h";
+    let act = |page: &str, fields: Filled, twice: Twice, before: Before| Found {
+        page: page.to_owned(),
+        action: action.clone(),
+        fields,
+        twice,
+        before,
+    };
+    match route {
+        "/sign-out" => act("/", &[], Free, &[]),
+        "/zone" => act("/zone", &[("zone", "Asia/Tokyo")], Free, &[]),
+        "/purchases/settle" => act(settling, &[], Once, &[]),
+        "/purchases/ask" => act(settling, &[], Once, ON_HOLD),
+        "/purchases/compare" => act(settling, &[("list", "order;number")], Free, ON_HOLD),
+        "/placements/{id}/resolve" => act(settling, &[("found", "not-bought")], Once, ON_HOLD),
+        "/give-backs/{id}/resolve" => act(&order, &[("found", "not-returned")], Once, GIVE_BACK),
+        "/deliveries/{id}/resend" => act(&order, &[], Once, GIVEN_UP),
+        "/topups/{id}/code" => act(&order, &[], Shows, &[]),
+        "/esims/{id}/usage" | "/esims/{id}/give-back" => act(&esim, &[], Once, NOTHING_ASKED),
+        "/providers/{name}/open" => act("/providers", &[("for", "1h")], Once, &[]),
+        // Buying was stopped by the act before, which the page shows at once.
+        "/providers/{name}/close" => act("/providers", &[], Once, &[]),
+        "/resends" => act(preview, &[], Once, GIVEN_UP),
+        "/resends/{id}/cancel" => act(resend, &[], Once, &[]),
+        "/partners/{id}/disable" | "/partners/{id}/enable" => act(&access, &[], Once, &[]),
+        "/partners/{id}/webhook-url" => {
+            act(&action, &[("url", "https://new.example.com/")], Once, &[])
+        }
+        "/partners/{id}/keys" | "/partners/{id}/webhook-secret" => {
+            act(&action, &[("overlap", "24h")], Once, &[])
+        }
+        "/partners/{id}/limits" => act(&action, &[("orders_per_second", "20")], Once, &[]),
+        "/partners/{id}/told" => act("/needs", &[], Once, GIVEN_UP),
+        "/endpoints/{id}/test" | "/endpoints/{id}/pause" | "/endpoints/{id}/resume" => {
+            act(&partner, &[], Once, &[])
+        }
+        "/endpoints/{id}/show-url" => act(&partner, &[], Shows, &[]),
+        other => panic!("say here where the form of {other} is, and what sending it twice does"),
+    }
+}
+
+/// The hidden fields of a form.
+fn hidden(page: &str, action: &str) -> Vec<(String, String)> {
+    let (_, form) = page
+        .split_once(&format!("action=\"{action}\""))
+        .unwrap_or_else(|| panic!("no form for {action} in {page}"));
+    let (form, _) = form.split_once("</form>").unwrap();
+    let fields = form.split("<input type=\"hidden\" name=\"").skip(1);
+    fields
+        .map(|field| {
+            let (name, rest) = field.split_once("\" value=\"").unwrap();
+            let value = rest.split('"').next().unwrap();
+            let value = value.replace("&#34;", "\"").replace("&#38;", "&");
+            (name.to_owned(), value)
+        })
+        .collect()
+}
+
+/// Every act of the console, from the list of its routes, so that a new one cannot be forgotten: its form
+/// is found on its page and sent twice. The second one is refused, and only one is in the record.
+#[tokio::test]
+async fn every_act_sent_twice_is_carried_out_once() {
+    let bench = Bench::start_with(&[
+        ("CONSOLE_ACTIVATION_CODES", "true"),
+        ("MASTER_KEY_PROFILES", MASTER_KEY),
+        ("MASTER_KEY_PARTNERS", MASTER_KEY),
+        ("MASTER_KEY_WEBHOOKS", MASTER_KEY),
+    ])
+    .await;
+    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut connection = bench.database.connect().await.unwrap();
+    let (last, rest): (Vec<_>, Vec<_>) = routes()
+        .into_iter()
+        .filter(|route| route.method == Method::POST && route.needs.is_some())
+        .partition(|route| route.path == "/sign-out");
+    let settling = settling(&mut browser).await;
+    let parked_order: Uuid =
+        sqlx::query_scalar("SELECT order_id FROM placements WHERE placement_id = $1")
+            .bind(bench.parked.uuid())
+            .fetch_one(&mut connection)
+            .await
+            .unwrap();
+    let mut resend = String::new();
+    for route in rest.iter().chain(&last) {
+        let mut found = found(&bench, route.path, &settling, &resend);
+        for sql in found.before {
+            sqlx::query(*sql).execute(&mut connection).await.unwrap();
+        }
+        if route.path == "/placements/{id}/resolve" {
+            found.page = format!("/orders/{parked_order}");
+        }
+        let mut shown = browser.get(&found.page).await.text().await.unwrap();
+        if route.path == "/purchases/settle" {
+            // Nothing is settled before a list was compared.
+            let mut form = hidden(&shown, "/purchases/compare");
+            form.push(("list".to_owned(), "order;number".to_owned()));
+            shown = post(&mut browser, "/purchases/compare", &form).await.1;
+        }
+        let mut form = hidden(&shown, &found.action);
+        form.push(("reason".to_owned(), "a test".to_owned()));
+        let more = found.fields.iter();
+        form.extend(more.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
+        if route.path == "/purchases/settle" {
+            form.push((bench.parked.to_string(), "not-bought".to_owned()));
+        }
+        let recorded = bench.recorded().await.len();
+        let (first, text, to) = post(&mut browser, &found.action, &form).await;
+        let what = format!("{}: {first} {to} {text}", found.action);
+        assert!(matches!(first, 200 | 303), "{what}");
+        if route.path == "/resends" {
+            resend = to;
+        }
+        let (second, text, _) = post(&mut browser, &found.action, &form).await;
+        let what = format!("{}: {second} {text}", found.action);
+        let refused = match found.twice {
+            Twice::Once => matches!(second, 404 | 409),
+            Twice::Shows | Twice::Free => matches!(second, 200 | 303),
+        };
+        assert!(refused, "{what}");
+        let recorded = bench.recorded().await.len() - recorded;
+        let expected = match found.twice {
+            Twice::Once => 1,
+            Twice::Shows => 2,
+            Twice::Free => 0,
+        };
+        assert_eq!(recorded, expected, "{what}");
+    }
+    bench.stop().await;
+}
+
+async fn post(
+    browser: &mut Browser,
+    path: &str,
+    form: &[(String, String)],
+) -> (u16, String, String) {
+    let form: Vec<(&str, &str)> = form
+        .iter()
+        .map(|(name, value)| (name.as_str(), value.as_str()))
+        .collect();
+    let answer = browser.post(path, &form).await;
+    let to = answer.headers().get("location");
+    let to = to.map_or("", |to| to.to_str().unwrap()).to_owned();
+    (answer.status().as_u16(), answer.text().await.unwrap(), to)
 }

@@ -296,6 +296,7 @@ async fn a_database_that_is_away_is_named_with_what_to_do() {
         "<h1>The console cannot read its database</h1>",
         "nothing is bought twice by that",
         "<code class=\"cmd\">esimctl doctor</code>",
+        "href=\"/\">Try again now</a>",
     ] {
         assert!(page.contains(part), "no {part:?} in {page}");
     }

@@ -230,6 +230,24 @@ async fn the_record_is_listed_by_act() {
         let csv = text(&mut browser, &format!("/actions.csv?what={what}")).await;
         assert_eq!(csv.lines().count(), rows + 1, "{csv}");
     }
+    for (filters, rows) in [("via=console", 3), ("via=esimctl", 0), ("via=api", 0)] {
+        let page = text(&mut browser, &format!("/actions?{filters}&by=ana")).await;
+        let found = page.matches("href=\"/providers#sandbox\"").count();
+        assert_eq!(found, rows, "{filters}: {page}");
+    }
+    sqlx::query(
+        "INSERT INTO operator_actions (action_id, operator, command, target, affected, reason, via)
+         VALUES (gen_random_uuid(), 'partner', 'topup give-back', 'topup 20240000000000000000000009', 1, 'its request', 'api')",
+    )
+    .execute(&mut connection)
+    .await
+    .unwrap();
+    let page = text(&mut browser, "/actions?via=api").await;
+    let link = "<a href=\"/esims/20240000000000000000000009\">an eSIM</a>";
+    assert!(
+        page.contains(link) && !page.contains("/providers#"),
+        "{page}"
+    );
     let page = text(&mut browser, "/actions?what=provider%20close").await;
     assert!(
         page.contains("selected>let a provider buy again<"),
@@ -248,6 +266,19 @@ async fn webhooks_are_listed_by_state_and_as_csv() {
     let mut browser = bench.sign_in("ana", Role::Viewer).await;
     let given_up = text(&mut browser, "/webhooks?state=exhausted&partner=acme").await;
     assert!(given_up.contains(bench.topup.as_str()), "{given_up}");
+    // The page with the answer to each try is one click from the list and from the order.
+    for page in [
+        given_up,
+        text(&mut browser, &format!("/orders/{}", bench.order)).await,
+    ] {
+        let (_, link) = page.split_once("<a href=\"/webhooks/").unwrap();
+        let id = link.split('"').next().unwrap();
+        let webhook = text(&mut browser, &format!("/webhooks/{id}")).await;
+        assert!(
+            webhook.contains("What the endpoint has answered"),
+            "{webhook}"
+        );
+    }
     let delivered = text(&mut browser, "/webhooks?state=delivered").await;
     assert!(delivered.contains("No webhook fits."), "{delivered}");
     let csv = text(&mut browser, "/webhooks.csv?state=exhausted").await;

@@ -158,6 +158,10 @@ async fn a_link_sets_the_password_once_and_a_wrong_password_opens_nothing() {
     let page = page.text().await.unwrap();
     let token = token_of(&page);
     assert!(page.contains("value=\"/needs\""), "{page}");
+    let form = [("token", &*token), ("name", "ana"), ("password", "wrong")];
+    let wrong = browser.post("/sign-in", &form).await;
+    let wrong = wrong.text().await.unwrap();
+    assert!(wrong.contains("name=\"name\" value=\"ana\""), "{wrong}");
     let mut attempt = async |name: &str, password: &str, back: &str| {
         let form = [
             ("token", token.as_str()),

@@ -160,8 +160,10 @@ async fn the_provider_is_asked_for_purchases_on_hold_and_only_what_is_certainly_
     }
     let cause = value(&page, "cause");
     let token = browser.token.clone();
+    let seen = value(&page, "seen");
     let form = [
         ("token", token.as_str()),
+        ("seen", &seen),
         ("provider", "sandbox"),
         ("cause", &cause),
         ("reason", "a test"),
@@ -190,5 +192,46 @@ async fn the_provider_is_asked_for_purchases_on_hold_and_only_what_is_certainly_
     assert_eq!(page.matches("value=\"retry\"").count(), 1, "{page}");
     assert!(!page.contains("value=\"bought\""), "{page}");
     assert_eq!(bench.recorded().await, ["ana provider reconcile"]);
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn what_an_operator_may_not_say_of_a_purchase_is_not_offered() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut connection = bench.database.connect().await.unwrap();
+    let order: Uuid = sqlx::query_scalar("SELECT order_id FROM placements WHERE placement_id = $1")
+        .bind(bench.parked.uuid())
+        .fetch_one(&mut connection)
+        .await
+        .unwrap();
+    let page = format!("/orders/{order}");
+    let mut offered = async |expected: &[&str]| {
+        let shown = text(&mut browser, &page).await;
+        let all = ["bought", "not-bought", "retry"];
+        let found: Vec<&str> = all
+            .into_iter()
+            .filter(|one| shown.contains(&format!("name=\"found\" value=\"{one}\"")))
+            .collect();
+        assert_eq!(found, expected, "{shown}");
+    };
+    offered(&["bought", "not-bought", "retry"]).await;
+    // The provider has named a unit, so another purchase would be a second one.
+    sqlx::query(
+        "INSERT INTO esims (topup_id, provider, provider_unit_id, iccid)
+         SELECT topup_id, 'sandbox', 'unit-9', '8981000000000000009' FROM topups WHERE placement_id = $1",
+    )
+    .bind(bench.parked.uuid())
+    .execute(&mut connection)
+    .await
+    .unwrap();
+    offered(&["bought", "not-bought"]).await;
+    // Nothing may be delivered for an order that was answered with 422.
+    sqlx::query("UPDATE orders SET refused_at = now() WHERE order_id = $1")
+        .bind(order)
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    offered(&["not-bought"]).await;
     bench.stop().await;
 }

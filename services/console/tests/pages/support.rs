@@ -158,7 +158,14 @@ impl Bench {
             since: clock::now() - PATIENCE * 60,
             until: None,
         };
-        let started = resends::start(&mut connection, None, &wanted, action("a test")).await;
+        let started = resends::start(
+            &mut connection,
+            Uuid::now_v7(),
+            None,
+            &wanted,
+            action("a test"),
+        )
+        .await;
         started.unwrap().resend_id
     }
 

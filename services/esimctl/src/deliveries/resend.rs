@@ -190,10 +190,10 @@ async fn start(
     }
     asked.confirm.ask(&describe(&preview))?;
     let action = asked.confirm.action(domain::Command::ResendStart, "resend");
-    let started = resends::start(connection, partner, &wanted, action).await;
+    let started = resends::start(connection, Uuid::now_v7(), partner, &wanted, action).await;
     let started = started.map_err(|error| match error {
         NotStarted::Store(error) => error.into(),
-        error @ (NotStarted::Nothing | NotStarted::TooMany(_)) => {
+        error @ (NotStarted::Nothing | NotStarted::Already | NotStarted::TooMany(_)) => {
             anyhow!("no resend was started: {error}")
         }
     })?;
