@@ -349,9 +349,13 @@ async fn a_file_that_loses_a_deadlock_is_applied_all_the_same() {
         text(one, "partner_id").parse::<uuid::Uuid>().unwrap()
     };
     let lock = "SELECT FROM partners WHERE partner_id = $1 FOR UPDATE";
+    // Only the command looks for a deadlock while it waits, so it is the one that loses it. It looks once, after
+    // some seconds, in which this test makes one.
+    let mut watch = operator.database.connect().await.unwrap();
+    let patient = "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET deadlock_timeout = ''5s''', current_database()); END $$";
+    sqlx::query(patient).execute(&mut watch).await.unwrap();
     let mut other = operator.database.connect().await.unwrap();
     let mut other = sqlx::Connection::begin(&mut other).await.unwrap();
-    // Only the command looks for a deadlock while it waits, so it is the one that loses it.
     for sql in [
         "SET LOCAL deadlock_timeout = '1h'",
         "SET LOCAL lock_timeout = '1min'",
@@ -366,7 +370,6 @@ partners:
   - {name: Acme, environment: sandbox, limits: {orders_per_second: 7}}
   - {name: Beta, environment: live, limits: {orders_per_second: 8}}
 ";
-    let mut watch = operator.database.connect().await.unwrap();
     let others = async {
         let waits = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')";
         testkit::wait::soon(
