@@ -365,17 +365,17 @@ pub(crate) struct Admitted {
 }
 
 impl Admitted {
-    /// Counts the order and its units against the partner's rates, after its body is parsed. From here on the permit counts the
-    /// memory of the units instead of that of the body, because the body is dropped as soon as it
-    /// is parsed.
+    /// Counts the order and its units against the partner's rates, after its body is parsed. From
+    /// here on the permit counts the memory of the units instead of that of the body, because the
+    /// body is dropped as soon as it is parsed. The rates come last, because they are not given
+    /// back, and an order that is refused for lack of memory should use up none of them.
     ///
     /// Returns what is left of the partner's orders per second.
     pub(crate) fn count_order(&mut self, units: NonZeroU32) -> Result<Left, ApiError> {
-        let left = self.rates.order(units)?;
         self.memory
             .resize(u64::from(units.get()) * UNIT)
             .map_err(out_of_memory)?;
-        Ok(left)
+        self.rates.order(units)
     }
 }
 

@@ -1,7 +1,8 @@
 //! The rate limits of each partner: requests, orders, units and questions about eSIMs per second.
 //!
 //! Guarantees: each limit allows a burst of one second's worth, and a request beyond it gets a 429
-//! that says when to come back. The state of a partner that has sent nothing for a minute may be
+//! that says when to come back. A request that one of its limits refuses uses nothing of the others
+//! that are asked for it together, so that whoever obeys the 429 is not held up by it. The state of a partner that has sent nothing for a minute may be
 //! dropped once it would be allowed a full burst again anyway, so that being forgotten gives nobody more.
 //!
 //! Called by [`super::admission`]. Relies on the limits in the [`directory`](super::directory),
@@ -11,18 +12,12 @@
 use std::{
     collections::HashMap,
     num::NonZeroU32,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, MutexGuard},
     time::{Duration, Instant},
 };
 
 use accounts::partners::Limits;
 use domain::{Environment, PartnerId};
-use governor::{
-    Quota, RateLimiter,
-    clock::{Clock, DefaultClock},
-    middleware::StateInformationMiddleware,
-    state::{InMemoryState, NotKeyed},
-};
 use runtime::lock;
 
 pub(crate) use crate::http::error::Left;
@@ -82,11 +77,26 @@ struct Rate {
     bound: &'static str,
     per_second: NonZeroU32,
     burst: NonZeroU32,
-    limiter: Limiter,
+    /// When the whole burst is possible again. Each use moves this time on by as long as its count
+    /// takes at the rate, and it may lie ahead by one burst at most.
+    full_at: Mutex<Instant>,
 }
 
-/// A limiter that says how much is left of its burst.
-type Limiter = RateLimiter<NotKeyed, InMemoryState, DefaultClock, StateInformationMiddleware>;
+/// What a [`Rate`] allows. It is used up only by [`Allowed::take`]. Until then the rate stays locked,
+/// so nobody else can use it up meanwhile.
+struct Allowed<'a> {
+    full_at: MutexGuard<'a, Instant>,
+    /// The time that the use moves `full_at` to.
+    then_full_at: Instant,
+    left: Left,
+}
+
+impl Allowed<'_> {
+    fn take(mut self) -> Left {
+        *self.full_at = self.then_full_at;
+        self.left
+    }
+}
 
 impl Rates {
     /// Creates the rate limits. `max_units` is the maximum number of units of one order; an order that
@@ -172,6 +182,15 @@ impl PartnerRates {
         self.requests.check(NonZeroU32::MIN)
     }
 
+    /// Counts an order and its units. Returns what is left of the rate of orders. An order that one
+    /// of the two refuses uses nothing of the other.
+    pub(crate) fn order(&self, units: NonZeroU32) -> Result<Left, ApiError> {
+        let now = Instant::now();
+        let order = self.orders.ask(NonZeroU32::MIN, now)?;
+        self.units.ask(units, now)?.take();
+        Ok(order.take())
+    }
+
     /// Counts a question to a provider about a delivered eSIM.
     pub(crate) fn esim_request(&self) -> Result<Left, ApiError> {
         self.esim_requests.check(NonZeroU32::MIN)
@@ -202,13 +221,6 @@ impl PartnerRates {
             units: self.units.per_second.get(),
         }
     }
-
-    /// Counts an order and its units. Returns what is left of the rate of orders.
-    pub(crate) fn order(&self, units: NonZeroU32) -> Result<Left, ApiError> {
-        let left = self.orders.check(NonZeroU32::MIN)?;
-        self.units.check(units)?;
-        Ok(left)
-    }
 }
 
 impl Rate {
@@ -218,48 +230,131 @@ impl Rate {
         let burst = NonZeroU32::new(least)
             .unwrap_or(NonZeroU32::MIN)
             .max(per_second);
-        let limiter =
-            RateLimiter::direct(Quota::per_second(per_second).allow_burst(burst)).with_middleware();
         Self {
             what,
             bound,
             per_second,
             burst,
-            limiter,
+            full_at: Mutex::new(Instant::now()),
         }
     }
 
+    /// Uses up `count` of the rate, or says when to come back.
     fn check(&self, count: NonZeroU32) -> Result<Left, ApiError> {
-        let wait = match self.limiter.check_n(count) {
-            Ok(Ok(state)) => {
-                let remaining = state.remaining_burst_capacity();
-                let used = self.burst.get().saturating_sub(remaining);
-                return Ok(Left {
-                    limit: self.per_second.get(),
-                    remaining,
-                    reset: used.div_ceil(self.per_second.get()),
-                });
-            }
-            Ok(Err(until)) => until.wait_time_from(DefaultClock::default().now()),
-            // This is more than a burst, which could never pass. It does not happen, because an
-            // order has at most `units_per_order` units and the burst is at least that large.
-            Err(_) => Duration::from_secs(1),
+        Ok(self.ask(count, Instant::now())?.take())
+    }
+
+    /// Whether the rate allows `count` more. Nothing is used up before [`Allowed::take`].
+    fn ask(&self, count: NonZeroU32, now: Instant) -> Result<Allowed<'_>, ApiError> {
+        let full_at = lock(&self.full_at);
+        let then_full_at = (*full_at).max(now) + self.time_of(count);
+        let ahead = then_full_at.saturating_duration_since(now);
+        // An order has at most `units_per_order` units, and the burst is at least that large, so
+        // every count passes once the whole burst is possible again.
+        let wait = ahead.saturating_sub(self.time_of(self.burst));
+        if wait > Duration::ZERO {
+            return Err(self.limited(wait));
+        }
+        // Of a use that is partly over, the rest counts as one, so `remaining` promises too little
+        // rather than too much.
+        let used = ahead.as_nanos() * u128::from(self.per_second.get());
+        let used = u32::try_from(used.div_ceil(Duration::from_secs(1).as_nanos()));
+        let used = used.unwrap_or(u32::MAX).min(self.burst.get());
+        let left = Left {
+            limit: self.per_second.get(),
+            remaining: self.burst.get() - used,
+            reset: used.div_ceil(self.per_second.get()),
         };
+        Ok(Allowed {
+            full_at,
+            then_full_at,
+            left,
+        })
+    }
+
+    /// How long `count` takes at this rate.
+    fn time_of(&self, count: NonZeroU32) -> Duration {
+        Duration::from_secs(count.get().into()) / self.per_second.get()
+    }
+
+    fn limited(&self, wait: Duration) -> ApiError {
         let limit = self.per_second.get();
         let message = Code::RateLimited.message_with(format_args!("{limit} {}", self.what));
-        Err(ApiError::Limited(Limited {
+        ApiError::Limited(Limited {
             code: Code::RateLimited,
             bound: self.bound,
             message,
             limit,
             wait,
-        }))
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser as _;
+
     use super::*;
+
+    #[derive(clap::Parser)]
+    struct Settings {
+        #[command(flatten)]
+        limits: LimitsConfig,
+    }
+
+    fn limits() -> LimitsConfig {
+        Settings::parse_from(["ingress"]).limits
+    }
+
+    #[test]
+    fn an_order_that_one_limit_refuses_uses_nothing_of_the_other() {
+        let rates = Rates::new(&limits(), 10).rates(
+            Limits {
+                orders_per_second: Some(2),
+                units_per_second: Some(10),
+                ..Limits::default()
+            },
+            10,
+        );
+        let units = |count| NonZeroU32::new(count).unwrap();
+        let remaining = |refused: Result<Left, ApiError>| refused.map(|left| left.remaining).ok();
+        assert_eq!(remaining(rates.order(units(10))), Some(1));
+        // The units are used up, so this order is refused, and one order stays possible.
+        assert_eq!(remaining(rates.order(units(10))), None);
+        assert_eq!(remaining(rates.orders.check(NonZeroU32::MIN)), Some(0));
+        // Now the orders are used up, and the units come back as if nobody had asked for any.
+        let later = Instant::now() + Duration::from_secs(1);
+        assert!(rates.order(NonZeroU32::MIN).is_err());
+        let left = rates.units.ask(units(10), later).unwrap().left;
+        assert_eq!(left.remaining, 0);
+    }
+
+    #[test]
+    fn a_rate_comes_back_as_it_says() {
+        let rate = Rate::new(
+            "orders",
+            "orders_per_second",
+            NonZeroU32::new(3).unwrap(),
+            1,
+        );
+        let began = Instant::now() + Duration::from_secs(1);
+        let take = |after: Duration| {
+            let allowed = rate.ask(NonZeroU32::MIN, began + after);
+            allowed.map(|allowed| allowed.take().remaining).ok()
+        };
+        let [at_once, third] = [Duration::ZERO, Duration::from_secs(1) / 3];
+        assert_eq!(
+            [(); 4].map(|()| take(at_once)),
+            [Some(2), Some(1), Some(0), None]
+        );
+        assert_eq!([(); 2].map(|()| take(third)), [Some(0), None]);
+        // After a long pause no more than one burst is possible.
+        let long = Duration::from_secs(100);
+        assert_eq!(
+            [(); 4].map(|()| take(long)),
+            [Some(2), Some(1), Some(0), None]
+        );
+    }
 
     #[test]
     fn a_rate_has_a_burst_of_one_second_and_says_when_to_come_back() {
