@@ -24,6 +24,7 @@ pub mod listener;
 mod locks;
 mod manual;
 pub mod metrics;
+pub mod moment;
 pub mod outage;
 mod process;
 mod removed;

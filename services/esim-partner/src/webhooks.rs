@@ -8,7 +8,10 @@ use std::time::Duration;
 
 use anyhow::ensure;
 use clap::{Args, Subcommand, ValueEnum};
-use runtime::terminal::{print, printable, say};
+use runtime::{
+    moment::past,
+    terminal::{print, printable, say},
+};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
@@ -112,19 +115,6 @@ pub(crate) struct Redeliver {
     /// Without it, all that your endpoint did not acknowledge: `exhausted` and `pending` ones.
     #[arg(long)]
     state: Option<State>,
-}
-
-/// Reads a time such as `2026-11-22T10:00:00Z`, or an age such as `2h`, which counts back from now.
-fn past(text: &str) -> Result<OffsetDateTime, String> {
-    if let Ok(at) = OffsetDateTime::parse(text, &Rfc3339) {
-        return Ok(at);
-    }
-    let age = runtime::config::duration(text).ok();
-    let age = age.and_then(|age| time::Duration::try_from(age).ok());
-    age.and_then(|age| runtime::clock::now().checked_sub(age))
-        .ok_or_else(|| {
-            "it is neither a time nor an age: write it like `2026-11-22T10:00:00Z` or `2h`".into()
-        })
 }
 
 #[derive(Deserialize)]
@@ -307,6 +297,34 @@ mod tests {
             line.ends_with("last status_5xx status 500 next 2026-01-02T00:00:00Z"),
             "{line}"
         );
-        assert!(past("2h").is_ok() && past("soon").is_err());
+    }
+
+    /// It is a slip, and without an error the list would be empty, as if nothing had been sent.
+    #[test]
+    fn a_time_in_the_future_is_refused() {
+        use clap::Parser;
+
+        #[derive(Parser)]
+        struct Listing {
+            #[command(flatten)]
+            list: List,
+        }
+        #[derive(Parser)]
+        struct Redelivering {
+            #[command(flatten)]
+            redeliver: Redeliver,
+        }
+        let future = "2999-11-22T10:00:00Z";
+        let listing = Listing::try_parse_from(["", "--since", future]).map(|args| args.list.json);
+        let error = listing.unwrap_err().to_string();
+        assert!(error.contains("it is in the future"), "{error}");
+        let again = Redelivering::try_parse_from(["", "--since", "2h", "--until", future]);
+        let error = again
+            .map(|args| args.redeliver.since)
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("it is in the future"), "{error}");
+        let listing = Listing::try_parse_from(["", "--since", "2h"]);
+        assert!(listing.is_ok_and(|args| args.list.since.is_some()));
     }
 }

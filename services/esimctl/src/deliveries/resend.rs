@@ -12,6 +12,7 @@ use desk::operator::{
 };
 use domain::{WebhookId, standing::DeliveryState};
 use pg::{PgConnection, actions::Mode};
+use runtime::moment::past;
 use serde_json::json;
 use store::deliveries::resends::{Counted, Filter, Resent, Wanted};
 use time::OffsetDateTime;
@@ -22,7 +23,7 @@ use crate::{
     console::{Console, NotFound, list},
     delivery,
     lookup::find_id,
-    moment::{check_range, past},
+    moment::check_range,
     output::{Row, cells, or_dash, properties, utc},
 };
 

@@ -4,6 +4,7 @@ use clap::{Args, builder::NonEmptyStringValueParser};
 use desk::operator::options;
 use domain::{OptionId, PartnerId};
 use pg::PgConnection;
+use runtime::moment::past;
 use serde::Serialize;
 use time::OffsetDateTime;
 
@@ -11,7 +12,7 @@ use crate::{
     console::{self, Console},
     csv,
     lookup::find_id,
-    moment::{check_range, past},
+    moment::check_range,
     option::one,
     output::Row,
 };

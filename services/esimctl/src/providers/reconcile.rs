@@ -8,11 +8,12 @@ use std::collections::{HashMap, HashSet};
 
 use clap::Args;
 use provisioner::providers::{Sold, Span};
+use runtime::moment::past;
 use serde_json::json;
 use time::{Duration, OffsetDateTime};
 use tools::ledger::{Complete, Loader, Purchase};
 
-use crate::{console::Console, ledger as findings, moment::past, provider_lists::Source};
+use crate::{console::Console, ledger as findings, provider_lists::Source};
 
 pub const EXAMPLES: &str = "Examples:
   esimctl provider reconcile airalo --since 24h

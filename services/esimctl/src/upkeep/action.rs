@@ -5,11 +5,12 @@
 
 use clap::{Args, Subcommand};
 use pg::actions::{self, Filter, Recorded};
+use runtime::moment::past;
 use time::OffsetDateTime;
 
 use crate::{
     console::Console,
-    moment::{check_range, past},
+    moment::check_range,
     output::{Row, cells, or_dash, utc},
 };
 
