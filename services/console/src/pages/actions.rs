@@ -163,8 +163,10 @@ pub(crate) async fn show(
     let list = Frame::new(
         PATH,
         query,
+        times,
         found.chosen.nobody(),
-        (older.as_deref(), found.back_to.map(|at| times.clock(at))),
+        older,
+        found.back_to,
     );
     page(&Page {
         shell: Shell::new(&app, &visit.session, PATH, "Record of actions"),

@@ -183,8 +183,10 @@ impl Frame {
     pub(crate) fn new(
         path: &'static str,
         query: &Fields,
+        times: &Times,
         nobody: Option<&str>,
-        (older, reached): (Option<&str>, Option<When>),
+        older: Option<impl ToString>,
+        reached: Option<OffsetDateTime>,
     ) -> Self {
         let since = query.get("since").unwrap_or_default();
         let time = |since| {
@@ -208,9 +210,9 @@ impl Frame {
             csv: with(&format!("{path}.csv"), query, &[("before", "")]),
             nobody: nobody.map(str::to_owned),
             newest: query.get("before").map(|_| first),
-            older: older.map(|at| with(path, query, &[("before", at)])),
+            older: older.map(|at| with(path, query, &[("before", &at.to_string())])),
             query: query.clone(),
-            reached,
+            reached: reached.map(|at| times.clock(at)),
             path,
         }
     }

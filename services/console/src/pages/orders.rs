@@ -215,15 +215,13 @@ pub(crate) async fn show(
         }
         _ => String::new(),
     };
-    let next = found.page.next_cursor.map(|before| before.to_string());
     let list = Frame::new(
         PATH,
         query,
+        times,
         found.nobody.as_deref(),
-        (
-            next.as_deref(),
-            found.page.reached.map(|at| times.clock(at)),
-        ),
+        found.page.next_cursor.as_ref(),
+        found.page.reached,
     );
     page(&Page {
         shell: Shell::new(&app, &visit.session, PATH, "Orders"),

@@ -229,15 +229,13 @@ pub(crate) async fn show(
         .run(async |connection| read(connection, query, times, (lists::PAGE, Patience::Page)).await)
         .await?;
     let views = &found.page.deliveries;
-    let next = found.page.next_cursor.map(|cursor| cursor.to_string());
     let list = Frame::new(
         PATH,
         query,
+        times,
         found.nobody.as_deref(),
-        (
-            next.as_deref(),
-            found.page.reached.map(|at| times.clock(at)),
-        ),
+        found.page.next_cursor.as_ref(),
+        found.page.reached,
     );
     let (look, _) = app.figures().look(app.database()).await?;
     let failing = failing(&look.report, times, FAILING);
