@@ -98,7 +98,7 @@ pub enum Event {
     NotReturned {
         attempt: u32,
         /// The look began after the settling delay, so the call cannot be carried out any more.
-        settled: bool,
+        after_settling_delay: bool,
     },
     /// The outcome of this attempt stayed unknown for too long.
     Park(u32),
@@ -142,8 +142,14 @@ impl GiveBack {
                 to(Refused)
             }
             (Sending, Event::NotSent(attempt)) if current(attempt) => to(Asked),
-            (Sending, Event::NotReturned { attempt, settled }) if current(attempt) => {
-                if self.not_returned && settled {
+            (
+                Sending,
+                Event::NotReturned {
+                    attempt,
+                    after_settling_delay,
+                },
+            ) if current(attempt) => {
+                if self.not_returned && after_settling_delay {
                     to(Asked)
                 } else if self.not_returned {
                     Err(Ignored)
@@ -187,9 +193,9 @@ mod tests {
     #[test]
     fn what_may_be_on_its_way_is_not_refused_because_of_a_look() {
         assert_eq!(SENDING.after(Event::Refuse), Err(Ignored));
-        let look = |settled| Event::NotReturned {
+        let look = |after_settling_delay| Event::NotReturned {
             attempt: 2,
-            settled,
+            after_settling_delay,
         };
         let once = SENDING.after(look(true)).unwrap();
         assert_eq!((once.state, once.not_returned), (SENDING.state, true));
@@ -206,7 +212,7 @@ mod tests {
             Event::Park(1),
             Event::NotReturned {
                 attempt: 1,
-                settled: true,
+                after_settling_delay: true,
             },
         ] {
             assert_eq!(SENDING.after(event), Err(Ignored), "{event:?}");

@@ -76,7 +76,7 @@ pub enum Event {
         /// The attempt that was looked up.
         attempt: u32,
         /// The look-up began after the settling delay, so the purchase cannot arrive any more.
-        settled: bool,
+        after_settling_delay: bool,
     },
     /// Ingress answers the order with 422, or the order is cancelled. Only a placement that
     /// certainly bought nothing can be refused.
@@ -160,8 +160,14 @@ impl Placement {
                 alternatives: 0,
                 ..self
             }),
-            (Placing, Event::NotFound { attempt, settled }) if current(attempt) => {
-                let state = if settled && self.not_found {
+            (
+                Placing,
+                Event::NotFound {
+                    attempt,
+                    after_settling_delay,
+                },
+            ) if current(attempt) => {
+                let state = if after_settling_delay && self.not_found {
                     Accepted
                 } else {
                     Placing
@@ -253,15 +259,15 @@ mod tests {
     }
 
     #[test]
-    fn only_the_second_settled_not_found_allows_another_attempt() {
-        let [unsettled, settled] = [false, true].map(|settled| Event::NotFound {
+    fn only_the_second_not_found_after_the_settling_delay_allows_another_attempt() {
+        let [early, late] = [false, true].map(|after_settling_delay| Event::NotFound {
             attempt: 1,
-            settled,
+            after_settling_delay,
         });
-        let once = placing(1).after(settled).unwrap();
+        let once = placing(1).after(late).unwrap();
         assert_eq!(once.state, Placing);
-        assert_eq!(once.after(unsettled).unwrap().state, Placing);
-        assert_eq!(once.after(settled).unwrap().state, Accepted);
+        assert_eq!(once.after(early).unwrap().state, Placing);
+        assert_eq!(once.after(late).unwrap().state, Accepted);
     }
 
     #[test]
@@ -356,8 +362,12 @@ mod tests {
             attempt.clone().prop_map(Event::Bought),
             attempt.clone().prop_map(Event::Rejected),
             attempt.clone().prop_map(Event::NotBought),
-            (attempt.clone(), any::<bool>())
-                .prop_map(|(attempt, settled)| Event::NotFound { attempt, settled }),
+            (attempt.clone(), any::<bool>()).prop_map(|(attempt, after_settling_delay)| {
+                Event::NotFound {
+                    attempt,
+                    after_settling_delay,
+                }
+            }),
             attempt.clone().prop_map(Event::Park),
             attempt.clone().prop_map(Event::Dispute),
             Just(Event::Refuse),

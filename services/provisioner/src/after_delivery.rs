@@ -201,7 +201,7 @@ impl ProviderWork {
         status: Result<EsimStatus, Trouble>,
     ) -> Result<(), pg::Error> {
         let attempt = open.now.attempt;
-        let settled = open.attempt_age >= self.settle_delay;
+        let after_settling_delay = open.attempt_age >= self.settle_delay;
         let again_in = pause(open.attempt_age);
         match status.map(|status| (status.custody, status.reading.installed)) {
             Ok((Custody::Returned, _)) => self.returned(claimed).await,
@@ -211,7 +211,10 @@ impl ProviderWork {
             }
             Ok(_) => {
                 let left = self.settle_delay.saturating_sub(open.attempt_age);
-                let event = Event::NotReturned { attempt, settled };
+                let event = Event::NotReturned {
+                    attempt,
+                    after_settling_delay,
+                };
                 self.go_on(claimed, Some(event), left.max(AGAIN_LEAST))
                     .await
             }

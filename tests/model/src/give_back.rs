@@ -217,7 +217,7 @@ impl Protocol {
             (_, Saw::Installed) => Event::Installed(attempt),
             (_, Saw::Kept | Saw::Returnable) => Event::NotReturned {
                 attempt,
-                settled: settled || !self.has(Safeguard::GiveBackSettled),
+                after_settling_delay: settled || !self.has(Safeguard::GiveBackSettled),
             },
         };
         Self::record(state, event);

@@ -198,7 +198,7 @@ impl Protocol {
             Heard::NotFound if attempt >= ATTEMPTS => Event::Park(attempt),
             Heard::NotFound => Event::NotFound {
                 attempt,
-                settled: true,
+                after_settling_delay: true,
             },
             Heard::Unknown => Event::Unknown(attempt),
         };

@@ -424,7 +424,10 @@ impl Protocol {
                 Event::Park(attempt)
             }
             Settlement::NotSent | Settlement::Busy => Event::NotBought(attempt),
-            Settlement::NotFound { settled } => Event::NotFound { attempt, settled },
+            Settlement::NotFound { settled } => Event::NotFound {
+                attempt,
+                after_settling_delay: settled,
+            },
             Settlement::Hopeless => Event::Park(attempt),
         };
         if let Some(mut placement) = self.after(row.placement, event) {

@@ -216,7 +216,10 @@ async fn each_statement_moves_a_give_back_as_the_machine_does() {
             Event::NotSent(attempt),
             Event::Park(attempt),
         ]);
-        let look = |settled| Event::NotReturned { attempt, settled };
+        let look = |after_settling_delay| Event::NotReturned {
+            attempt,
+            after_settling_delay,
+        };
         events.extend([look(false), look(true)]);
     }
     for state in STATES {

@@ -111,11 +111,11 @@ fn events() -> Vec<Event> {
             Event::NotBought(attempt),
             Event::NotFound {
                 attempt,
-                settled: false,
+                after_settling_delay: false,
             },
             Event::NotFound {
                 attempt,
-                settled: true,
+                after_settling_delay: true,
             },
             Event::Park(attempt),
             Event::Dispute(attempt),
@@ -205,7 +205,10 @@ impl Bench {
             Event::Bought(attempt) => bought_pending(id, attempt),
             Event::Rejected(attempt) => rejected(id, attempt),
             Event::NotBought(attempt) => not_bought(id, attempt),
-            Event::NotFound { attempt, settled } => not_found(id, attempt, settled),
+            Event::NotFound {
+                attempt,
+                after_settling_delay,
+            } => not_found(id, attempt, after_settling_delay),
             Event::Unknown(attempt) => unknown(id, attempt),
             Event::Park(attempt) => parked(id, attempt),
             Event::Dispute(attempt) => disputed(id, attempt),
