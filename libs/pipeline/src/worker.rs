@@ -40,7 +40,7 @@ use std::{
 use domain::PartnerId;
 use rand::seq::SliceRandom;
 use runtime::{Shutdown, clock::Moment, outage};
-use store::work::Look;
+use store::work::{Found, Look};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span};
@@ -59,13 +59,13 @@ pub use crate::{
     queues::Class,
 };
 
-/// The longest pause if the last look saw all lanes and nothing was due. Without a lookout the next
-/// look follows it.
+/// The longest pause if the last walk saw all lanes and nothing was due. Without a lookout the next
+/// walk follows it.
 const LOOK_IDLE: Duration = Duration::from_millis(500);
 /// The pause between two looks while rows are due, or while lanes are left to look at.
 const LOOK_BUSY: Duration = Duration::from_millis(5);
-/// The longest time that a look at due work waits until a queue is drained. Meanwhile rows of
-/// queues without tickets may become due, and only the next look finds them.
+/// The longest time that a walk over due work waits until a queue is drained. Meanwhile rows of
+/// queues without tickets may become due, and only the next walk finds them.
 const DRAINED_WITHIN: Duration = Duration::from_millis(500);
 /// The most due rows that one look returns.
 const LOOK_ROWS: usize = 256;
@@ -303,23 +303,55 @@ impl<S: Stage> Worker<S> {
         }
     }
 
-    /// Looks at due work until the soft stop. If there are many lanes, several looks together walk
-    /// over all of them once.
+    /// Walks over the due work until the soft stop.
     async fn looks(self: Arc<Self>) -> anyhow::Result<()> {
         let stop = self.shutdown.soft();
-        let mut after = None;
-        let mut is_idle = true;
-        loop {
-            let Some(may_be_due) = stop.run_until_cancelled(self.pause(is_idle)).await else {
-                return Ok(());
-            };
+        while stop.run_until_cancelled(self.until_due()).await.is_some() {
+            while self.walk(&stop).await {
+                // More rows of the same queues may be due, but a queue takes no further due tickets
+                // before it is drained. So the next walk waits until one of them is.
+                let pause = async {
+                    let _ = tokio::time::timeout(DRAINED_WITHIN, self.queues.drained()).await;
+                    tokio::time::sleep(LOOK_BUSY).await;
+                };
+                if stop.run_until_cancelled(pause).await.is_none() {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until a row may be due.
+    async fn until_due(&self) {
+        let Some(due) = &self.due else {
+            return tokio::time::sleep(LOOK_IDLE).await;
+        };
+        while tokio::time::timeout(LOOK_IDLE, due.notified())
+            .await
+            .is_err()
+        {
             // The state of a lane may have changed since the last ticket or permit.
             self.queues.grant();
-            if !may_be_due {
-                continue;
+        }
+    }
+
+    /// Looks once at all lanes with due work, and queues tickets for what is due. If there are many
+    /// lanes, that takes several looks. Returns whether any row was due.
+    ///
+    /// A walk that fails, or that has no room for a single ticket, counts as one that found nothing:
+    /// the next one comes no sooner.
+    async fn walk(&self, stop: &CancellationToken) -> bool {
+        let mut any_due = false;
+        let mut after = None;
+        loop {
+            // The state of a lane may have changed since the last ticket or permit.
+            self.queues.grant();
+            let limit = self.queues.room(Class::Due).min(LOOK_ROWS);
+            if limit == 0 {
+                return any_due;
             }
-            let from_start = after.is_none();
-            let found = match self.look(&mut after).await {
+            let found = match self.look(limit, after).await {
                 Ok(found) => found,
                 Err(error) => {
                     if let Some(others) = outage::DATABASE.failed() {
@@ -329,61 +361,40 @@ impl<S: Stage> Worker<S> {
                             "cannot look at due work; trying again"
                         );
                     }
-                    after = None;
-                    false
+                    return false;
                 }
             };
-            let saw_all = after.is_none();
-            // A look that failed, or had no room for further tickets, also counts as one that found
-            // nothing: the next one comes no sooner.
-            is_idle = !found && from_start && saw_all;
-            if found && saw_all {
-                // More rows of the same queues may be due, but a queue takes no further due tickets
-                // before it is drained. So the next look waits until one of them is.
-                let drained = tokio::time::timeout(DRAINED_WITHIN, self.queues.drained());
-                if stop.run_until_cancelled(drained).await.is_none() {
-                    return Ok(());
-                }
+            any_due |= !found.due.is_empty();
+            self.offer(found.due);
+            after = found.after;
+            if after.is_none() {
+                return any_due;
+            }
+            let pause = tokio::time::sleep(LOOK_BUSY);
+            if stop.run_until_cancelled(pause).await.is_none() {
+                return false;
             }
         }
     }
 
-    /// Waits until the next look. Returns whether a row may be due.
-    async fn pause(&self, is_idle: bool) -> bool {
-        if !is_idle {
-            tokio::time::sleep(LOOK_BUSY).await;
-            return true;
-        }
-        let idle = tokio::time::sleep(LOOK_IDLE);
-        let Some(due) = &self.due else {
-            idle.await;
-            return true;
+    /// Looks for at most `limit` due rows, from the lane and partner behind `after` on.
+    async fn look(
+        &self,
+        limit: usize,
+        after: Option<(String, PartnerId)>,
+    ) -> anyhow::Result<Found<Ticket<S::Id>>> {
+        let look = Look {
+            limit,
+            rows_per_queue: self.rows_per_queue,
+            after,
+            skip: Vec::new(),
         };
-        tokio::select! {
-            () = due.notified() => true,
-            () = idle => false,
-        }
+        self.stage.due(look).await
     }
 
-    /// Looks for due rows, and queues tickets for them. Returns whether any row was due.
-    async fn look(&self, after: &mut Option<(String, PartnerId)>) -> anyhow::Result<bool> {
-        let limit = self.queues.room(Class::Due).min(LOOK_ROWS);
-        if limit == 0 {
-            *after = None;
-            return Ok(false);
-        }
-        let found = self
-            .stage
-            .due(Look {
-                limit,
-                rows_per_queue: self.rows_per_queue,
-                after: after.take(),
-                skip: Vec::new(),
-            })
-            .await?;
-        *after = found.after;
-        let any = !found.due.is_empty();
-        let tickets = shuffled_within_queues(found.due).into_iter();
+    /// Queues tickets of due rows.
+    fn offer(&self, due: Vec<Ticket<S::Id>>) {
+        let tickets = shuffled_within_queues(due).into_iter();
         self.queues.offer_due(tickets.map(|ticket| {
             (
                 ticket.key(),
@@ -393,7 +404,6 @@ impl<S: Stage> Worker<S> {
                 },
             )
         }));
-        Ok(any)
     }
 }
 
