@@ -11,6 +11,7 @@ whether by `use` or by a path in the code. It fails, with one line for each faul
 - code compares or takes apart a text that is meant for people: a field or column named reason, message,
   command, detail or text. A state that a program reads is a code (decision 35);
 - a field named state holds a text instead of an enum, so that any text could stand there;
+- docs/architecture.md names a file that is not there, or, beside it in a table, a function that it has not;
 - a fault that house.toml lists as known is gone. So that list can only shrink.
 
 A re-export (`pub use`) is no arrow: whoever names the item through it has an arrow to the file that
@@ -253,6 +254,21 @@ def runs_down(mine, theirs):
     return mine == theirs or theirs[0] < mine[0]
 
 
+def path_in_the_code(root):
+    """What docs/architecture.md names and the code does not have."""
+    page = root / "docs/architecture.md"
+    for line in page.read_text().splitlines() if page.exists() else []:
+        named = re.findall(r"`([\w./-]+)`", line)
+        files = [name for name in named if name.endswith(".rs")]
+        missing = [name for name in files if not (root / name).exists()]
+        yield from (f"docs/architecture.md names a file that is not there: {name}" for name in missing)
+        code = "".join((root / name).read_text() for name in files if name not in missing)
+        if files and not missing and line.startswith("|"):
+            for name in named:
+                if name not in files and not re.search(rf"\bfn {re.escape(name)}\b", code):
+                    yield f"docs/architecture.md names the function {name}, which {' and '.join(files)} has not"
+
+
 def check(root):
     """The faults, as lines."""
     root = Path(root)
@@ -347,7 +363,7 @@ def check(root):
             faults.append(f"{kind}: {one}{line}")
         for one in sorted(listed - found):
             faults.append(f"house.toml lists what is gone: {one}")
-    return faults
+    return faults + list(path_in_the_code(root))
 
 
 if __name__ == "__main__":

@@ -120,6 +120,16 @@ class House(unittest.TestCase):
         for field in ("state: Stored<State>", "/// state: String\n    stated: String"):
             self.assertEqual(self.faults({"libs/roof/src/low.rs": f"pub struct Low {{\n    {field},\n}}\n"}), [])
 
+    def test_what_the_architecture_names(self):
+        row = "| a step | `libs/roof/src/left.rs` | `left` |\n"
+        self.assertEqual(self.faults({"docs/architecture.md": row}), [])
+        for page, fault in (
+            (row.replace("left.rs", "gone.rs"), "a file that is not there: libs/roof/src/gone.rs"),
+            ("It is in `libs/roof/src/gone.rs`.", "a file that is not there: libs/roof/src/gone.rs"),
+            (row.replace("`left`", "`gone`"), "the function gone, which libs/roof/src/left.rs has not"),
+        ):
+            self.finds({"docs/architecture.md": page}, fault)
+
     def test_what_is_known_must_exist(self):
         known = '\n[known]\narrows = ["libs/roof/src/low.rs -> libs/roof/src/right.rs"]\ncircles = ["libs/ground/src/a.rs -> libs/ground/src/b.rs"]\n'
         faults = self.faults({}, FLOORS + known)
