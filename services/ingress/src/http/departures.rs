@@ -12,6 +12,11 @@
 //!
 //! What is remembered is bounded by the orders of the last seconds, and a question costs one message
 //! for each early cancellation, which the limits of self-service bound.
+//!
+//! The module [`handshake`](crate::orders::handshake) remembers answered orders, too, but other ones
+//! and for another purpose: only those that waited for verdicts and still miss units, with all that
+//! has arrived for them, until the last unit arrives. Here it is each order, with nothing but its
+//! deadline, for some seconds longer. One memory of both would have to keep everything for all of them.
 
 use std::{
     collections::HashMap,

@@ -208,10 +208,10 @@ impl Orders {
         order: NewOrder,
         admitted: Admitted,
     ) -> oneshot::Receiver<Answer> {
-        let (sender, answer) = oneshot::channel();
+        let (answer, answered) = oneshot::channel();
         let orders = Arc::clone(self);
         let task = async move {
-            orders.store_and_answer(order, sender, &admitted).await;
+            orders.store_and_answer(order, answer, &admitted).await;
             drop(admitted);
         };
         // The task continues the trace of the request. It is no part of the request's span, because
@@ -219,7 +219,7 @@ impl Orders {
         self.shutdown
             .tracker()
             .spawn(task.with_context(Span::current().context()));
-        answer
+        answered
     }
 
     /// Stores an order and sends its answer to the handler. After the commit it takes one of the two

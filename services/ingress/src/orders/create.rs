@@ -131,28 +131,6 @@ pub(crate) async fn create_order(
     response
 }
 
-/// The response to an order that was read and admitted.
-async fn respond(
-    app: &CreateOrder,
-    partner: &KnownPartner,
-    orders_path: &str,
-    received: Received,
-    connection: &Arc<Connection>,
-) -> Response {
-    let location = location(orders_path, received.draft.external_order_id.as_deref());
-    let created = create(app, partner, received, Arc::clone(connection)).await;
-    let is_stored = match &created {
-        Ok(_) => true,
-        Err(ApiError::Unprocessable(faults)) => check::names_taken(faults),
-        Err(_) => false,
-    };
-    let mut response = created.unwrap_or_else(ApiError::into_response);
-    if let Some(location) = location.filter(|_| is_stored) {
-        response.headers_mut().insert(header::LOCATION, location);
-    }
-    response
-}
-
 /// Admits an order, reads its body and parses it. Each step is cheaper than the next one, so that a
 /// request that will be refused costs as little as possible. Notes the external id once it is known,
 /// for the record of a refused order, and what is left of the partner's rate.
@@ -186,6 +164,28 @@ async fn receive(
         notes.rate_left = Some(admitted.count_order(units)?);
     }
     Ok(Received { draft, admitted })
+}
+
+/// The response to an order that was read and admitted.
+async fn respond(
+    app: &CreateOrder,
+    partner: &KnownPartner,
+    orders_path: &str,
+    received: Received,
+    connection: &Arc<Connection>,
+) -> Response {
+    let location = location(orders_path, received.draft.external_order_id.as_deref());
+    let created = create(app, partner, received, Arc::clone(connection)).await;
+    let is_stored = match &created {
+        Ok(_) => true,
+        Err(ApiError::Unprocessable(faults)) => check::names_taken(faults),
+        Err(_) => false,
+    };
+    let mut response = created.unwrap_or_else(ApiError::into_response);
+    if let Some(location) = location.filter(|_| is_stored) {
+        response.headers_mut().insert(header::LOCATION, location);
+    }
+    response
 }
 
 /// Checks the order against the catalogue, has it stored, and makes its 201. Every result is
