@@ -90,7 +90,6 @@ TABLE esim_requests
     topup_id text COLLATE "C" NOT NULL
     partner_id uuid NOT NULL
     provider text NOT NULL
-    at timestamp with time zone
     usage_asked_at timestamp with time zone
     installed boolean
     data_used bigint
@@ -107,7 +106,7 @@ TABLE esim_requests
     reason text
     message text
     ended_at timestamp with time zone
-    CONSTRAINT esim_requests_bounds CHECK (((LEAST(at, usage_asked_at, ends_at, read_at, usage_failed_at, give_back_asked_at, attempted_at, not_returned_at, ended_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(at, usage_asked_at, ends_at, read_at, usage_failed_at, give_back_asked_at, attempted_at, not_returned_at, ended_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(topup_id), octet_length(provider), octet_length(usage_failure), octet_length(give_back), octet_length(reason), octet_length(message)) <= 100000))) NOT VALID
+    CONSTRAINT esim_requests_bounds CHECK (((LEAST(usage_asked_at, ends_at, read_at, usage_failed_at, give_back_asked_at, attempted_at, not_returned_at, ended_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(usage_asked_at, ends_at, read_at, usage_failed_at, give_back_asked_at, attempted_at, not_returned_at, ended_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(topup_id), octet_length(provider), octet_length(usage_failure), octet_length(give_back), octet_length(reason), octet_length(message)) <= 100000))) NOT VALID
     CONSTRAINT esim_requests_pkey PRIMARY KEY (topup_id)
     CREATE INDEX esim_requests_parked ON public.esim_requests USING btree (provider, ended_at) WHERE (give_back = 'parked'::text)
 
@@ -715,6 +714,12 @@ BEGIN
     RETURN NULL;
 END
 $function$
+
+CREATE OR REPLACE FUNCTION public.kind_of_work(state text, attempt integer)
+ RETURNS text
+ LANGUAGE sql
+ IMMUTABLE PARALLEL SAFE
+RETURN CASE state WHEN 'accepted'::text THEN CASE WHEN (attempt = 0) THEN 'buy'::text ELSE 'buy_again'::text END WHEN 'placing'::text THEN 'find'::text ELSE 'collect'::text END
 
 CREATE OR REPLACE FUNCTION public.mark_returned(returned_topup text)
  RETURNS boolean

@@ -1,9 +1,7 @@
 //! The catalogue: the options that partners may order.
 //!
 //! `esimctl option apply` and `esimctl catalogue pull` write it. Ingress keeps it in memory, with the changes that
-//! [`changed_since`] returns, and asks for unknown options with [`by_ids`]. The version of each
-//! change comes from one locked row (see the migration of `system`), so a reader
-//! that polls by version misses no change.
+//! [`changed_since`] returns, and asks for unknown options with [`by_ids`].
 
 use domain::{
     Environment, OptionId,
@@ -123,7 +121,7 @@ impl StandardColumns {
 }
 
 /// Reads the options that match a condition, without details and standard fields, each with the
-/// version of its last change.
+/// row version of its last change.
 macro_rules! options {
     ($connection:expr, $condition:literal $(, $argument:expr)?) => {
         sqlx::query!(
@@ -137,7 +135,7 @@ macro_rules! options {
         .into_iter()
         .map(|row| Changed {
             option_id: row.option_id.into(),
-            version: row.version,
+            row_version: row.version,
             option: alternatives(&row.alternatives).and_then(|alternatives| {
                 Ok(ProductOption {
                     option_id: row.option_id.into(),
@@ -156,11 +154,12 @@ macro_rules! options {
     };
 }
 
-/// An option as it is stored, with the version of its last change.
+/// An option as it is stored.
 #[derive(Debug)]
 pub struct Changed {
     pub option_id: OptionId,
-    pub version: i64,
+    /// The row version of its last change, for [`changed_since`].
+    pub row_version: i64,
     /// An error if the row cannot be read, which concerns this option only.
     pub option: Result<ProductOption>,
 }
@@ -233,7 +232,7 @@ pub async fn all(connection: &mut PgConnection) -> Result<Vec<Changed>> {
         };
         Changed {
             option_id: row.option_id.into(),
-            version: row.version,
+            row_version: row.version,
             option: option(),
         }
     });
@@ -254,16 +253,23 @@ pub fn readable(stored: Vec<Changed>) -> (Vec<ProductOption>, Vec<String>) {
     (readable, unreadable)
 }
 
-/// The version of the newest change of partners and options. While it stays, nobody has to ask for
-/// changes.
-pub async fn newest_version(connection: &mut PgConnection) -> Result<i64> {
+/// The configuration version: one number, which every transaction raises that changes a partner, an
+/// option or an endpoint. While it stays, nothing of these has changed, so nobody has to read them
+/// again. What has changed is told by the row versions of partners and options, which are other
+/// numbers: see [`changed_since`] and [`crate::partners::changed_since`].
+pub async fn configuration_version(connection: &mut PgConnection) -> Result<i64> {
     let query = sqlx::query_scalar!("SELECT version FROM system");
     Ok(query.fetch_one(connection).await?)
 }
 
-/// The options that changed after `version`, without details, each with the version of its change.
-pub async fn changed_since(connection: &mut PgConnection, version: i64) -> Result<Vec<Changed>> {
-    Ok(options!(connection, "WHERE version > $1", version))
+/// The options that changed after this row version, without details. Each change of an option gets
+/// the next row version, and changes become visible in this order. So whoever remembers the greatest
+/// one that it has seen misses no change.
+pub async fn changed_since(
+    connection: &mut PgConnection,
+    row_version: i64,
+) -> Result<Vec<Changed>> {
+    Ok(options!(connection, "WHERE version > $1", row_version))
 }
 
 /// The options with these ids, without details.

@@ -123,8 +123,8 @@ pub struct Credentials {
     pub limits: Limits,
     /// Requests that do not sign their query and body are denied.
     pub signed_body_required: bool,
-    /// The configuration version of the last change, for [`changed_since`].
-    pub version: i64,
+    /// The row version of the last change, for [`changed_since`].
+    pub row_version: i64,
 }
 
 #[derive(Clone, Debug)]
@@ -485,18 +485,19 @@ macro_rules! credentials {
                     units_per_second: row.units_per_second.map(unsigned),
                 },
                 signed_body_required: row.signed_body_required,
-                version: row.version,
+                row_version: row.version,
             })
         })
     };
 }
 
-/// The credentials of partners that changed after `version`.
+/// The credentials of partners that changed after this row version. Each change of a partner gets the
+/// next one, as it does for [options](crate::options::changed_since).
 pub async fn changed_since(
     connection: &mut PgConnection,
-    version: i64,
+    row_version: i64,
 ) -> Result<Vec<Credentials>> {
-    credentials!(connection, "version > $1", version).collect()
+    credentials!(connection, "version > $1", row_version).collect()
 }
 
 /// The credentials of the partner with this access key, current or old and still valid.

@@ -12,9 +12,10 @@ use vault::Vault;
 
 use crate::partners;
 
-/// Waits until the database responds, makes the checks of [`check_all`], and commits the first
-/// pulse, twice a second. An error that waiting cannot remove, such as an old schema, is returned at once. This function has
-/// no time limit: the caller drops it when the process stops.
+/// Waits until the database responds, which it tries twice a second, makes the checks of [`check_all`],
+/// and commits the first pulse. Every stage begins with it. An error that waiting cannot remove, such
+/// as an old schema, is returned at once. This function has no time limit: the caller drops it when
+/// the process stops.
 pub async fn wait(database: &Database, vault: &Vault) -> Result<(), SchemaError> {
     loop {
         let checking = async {
@@ -37,7 +38,7 @@ pub async fn wait(database: &Database, vault: &Vault) -> Result<(), SchemaError>
 
 /// Checks the settings of the session, the version of the schema, and that the master keys open the
 /// stored secrets.
-pub async fn check_all(connection: &mut PgConnection, vault: &Vault) -> Result<(), SchemaError> {
+async fn check_all(connection: &mut PgConnection, vault: &Vault) -> Result<(), SchemaError> {
     check(connection).await?;
     match partners::check_master_key(connection, vault).await {
         Err(Error::Vault(wrong)) => Err(SchemaError::MasterKey(wrong)),

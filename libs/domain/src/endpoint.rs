@@ -28,15 +28,18 @@ use time::OffsetDateTime;
 
 use crate::DeliveryId;
 
-/// When an endpoint is blocked, and for how long.
+/// When an endpoint is blocked, and for how long, and how often its partner is told of its health.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Policy {
-    /// How many failures in a row block an endpoint; at least 1.
+pub struct BlockPolicy {
+    /// How many failures in a row block an endpoint; 0 disables blocks, and then no failure counts.
     pub failures: u32,
     /// The duration of the first block. It doubles after each failed probe.
     pub first: Duration,
     /// The upper limit of that duration.
     pub longest: Duration,
+    /// How many notices about its endpoints a partner gets within 24 hours. Those beyond it are left
+    /// out, and the health is the same.
+    pub notices_per_day: u32,
 }
 
 /// Whether webhooks are sent.
@@ -117,7 +120,7 @@ impl Health {
         self,
         event: Event,
         now: OffsetDateTime,
-        policy: Policy,
+        policy: BlockPolicy,
     ) -> (Self, Option<Notice>) {
         match event {
             Event::Failed { attempts, probe } => self.failed(attempts, probe, now, policy),
@@ -134,9 +137,10 @@ impl Health {
         attempts: u32,
         probe: bool,
         now: OffsetDateTime,
-        policy: Policy,
+        policy: BlockPolicy,
     ) -> (Self, Option<Notice>) {
         let counts = match self.gate {
+            _ if policy.failures == 0 => false,
             Gate::Open => true,
             Gate::BlockedUntil(_) => probe,
             Gate::Paused { .. } => false,
@@ -243,7 +247,7 @@ impl Health {
     }
 }
 
-impl Policy {
+impl BlockPolicy {
     /// How long an endpoint is blocked that was blocked `blocks` times before. The exponent is
     /// bounded, because larger powers of two are no longer than `longest` anyway.
     fn block(self, blocks: u32) -> Duration {
@@ -261,11 +265,26 @@ mod tests {
     use super::*;
 
     const NOW: OffsetDateTime = datetime!(2026-11-26 12:00 UTC);
-    const POLICY: Policy = Policy {
+    const POLICY: BlockPolicy = BlockPolicy {
         failures: 4,
         first: Duration::from_secs(5),
         longest: Duration::from_mins(5),
+        notices_per_day: 20,
     };
+
+    #[test]
+    fn without_blocks_no_failure_counts() {
+        let policy = BlockPolicy {
+            failures: 0,
+            ..POLICY
+        };
+        let failed = Event::Failed {
+            attempts: 100,
+            probe: false,
+        };
+        let health = Health::default();
+        assert_eq!(health.after(failed, NOW, policy), (health, None));
+    }
 
     fn event() -> impl Strategy<Value = Event> {
         prop_oneof![

@@ -19,15 +19,15 @@ use std::time::Duration;
 pub use claim::{Claim, Claimed, ClaimedTopup, claim};
 use domain::{OrderId, PlacementId};
 pub(crate) use first::FirstClaim;
-use pg::{Error, Result, retry_conflicts, seconds};
+use pg::{Error, Result, retry_conflicts};
 pub use settle::{
-    KnownColumns, Outcome, Progress, ReadyProfile, Settled, Settlement, Unit, settle,
+    KnownColumns, Outcome, Progress, ReadyProfile, Settled, Settlement, Statements, Unit, settle,
 };
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::{
-    sweep::{Fence, Swept, UNSWEPT},
+    sweep::{Fence, Swept, may_sweep},
     work::{self, DueWork, Found, Kind, Look},
 };
 
@@ -40,6 +40,16 @@ pub enum Activity {
     LookUps,
 }
 
+impl Activity {
+    /// The kinds of work that belong to it, in the order in which they are done.
+    pub fn kinds(self) -> &'static [Kind] {
+        match self {
+            Self::Purchases => &Kind::PURCHASES,
+            Self::LookUps => &Kind::LOOKUPS,
+        }
+    }
+}
+
 /// Looks for the due work of a provider that belongs to `activity`. Changes nothing.
 pub async fn due(
     connection: &mut PgConnection,
@@ -47,11 +57,7 @@ pub async fn due(
     activity: Activity,
     look: &Look,
 ) -> Result<Found<DueWork<PlacementId>>> {
-    let kinds: &[Kind] = match activity {
-        Activity::Purchases => &Kind::PURCHASES,
-        Activity::LookUps => &Kind::LOOKUPS,
-    };
-    work::due(connection, kinds, provider, look).await
+    work::due(connection, activity.kinds(), provider, look).await
 }
 
 /// A placement that was deferred, and the ingress process that may still answer its order. That
@@ -81,8 +87,7 @@ pub async fn defer(
         let query = sqlx::query!(
             r#"WITH deferred AS (
                    INSERT INTO work (id, kind, provider, lane, partner_id, at)
-                   SELECT placement_id, CASE WHEN attempt = 0 THEN 'buy' ELSE 'buy_again' END,
-                          provider, lane, partner_id, now()
+                   SELECT placement_id, kind_of_work(state, attempt), provider, lane, partner_id, now()
                    FROM placements
                    WHERE placement_id = ANY ($1) AND state = 'accepted'
                    ORDER BY placement_id
@@ -106,32 +111,19 @@ pub async fn defer(
     })
 }
 
-/// Whether [`sweep`] may find a row, or has to note how far it has come.
-pub async fn may_sweep(connection: &mut PgConnection, lag: Duration) -> Result<bool> {
-    let query = sqlx::query_scalar!(
-        r#"SELECT up_to < now() - make_interval(secs => $1::float8 + $2)
-                  OR (SELECT true FROM placements p
-                      WHERE p.created_at > up_to AND p.created_at <= now() - make_interval(secs => $1)
-                      LIMIT 1) IS NOT NULL AS "may!"
-           FROM walks WHERE name = 'placements'"#,
-        seconds(lag),
-        UNSWEPT,
-    );
-    Ok(query.fetch_optional(connection).await?.unwrap_or(false))
-}
-
 /// Gives due work to each placement that has no outcome at the end of its first lease of `lag`. A
 /// placement whose attempt was recorded is looked up, because its outcome is unknown; any other one
 /// is bought.
 pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept> {
+    if !may_sweep!(&mut *connection, lag, "placements") {
+        return Ok(Swept::default());
+    }
     let Some(mut fence) = Fence::take(connection, "placements", lag).await? else {
         return Ok(Swept::default());
     };
     let statement = sqlx::query!(
         "INSERT INTO work (id, kind, provider, lane, partner_id, at)
-         SELECT placement_id,
-                CASE WHEN state = 'placing' THEN 'find' WHEN attempt = 0 THEN 'buy' ELSE 'buy_again' END,
-                provider, lane, partner_id, now()
+         SELECT placement_id, kind_of_work(state, attempt), provider, lane, partner_id, now()
          FROM placements
          WHERE created_at > $1 AND created_at <= $2 AND state IN ('accepted', 'placing')
          ON CONFLICT DO NOTHING",

@@ -4,8 +4,8 @@
 //! announces it, and has no row in `work`. If that message is lost, or its reader dies, nobody else
 //! would know of the row. So once a second each stage reads the rows whose first lease has just
 //! ended, and inserts due work for each unfinished one. All others cost this one read and no write.
-//! It asks first whether there are any (`may_sweep`), because a sweep writes even if it finds nothing.
-//! To leave out a sweep is always safe: the next one reads a longer range.
+//! It asks first whether there are any ([`may_sweep`]), because a sweep writes even if it finds
+//! nothing. To leave out a sweep is always safe: the next one reads a longer range.
 //!
 //! Guarantee: no row is missed, even if the transaction that created it commits very late.
 //! [`Fence`] explains how. [`crate::placements::sweep`] and [`crate::deliveries::sweep`] use it
@@ -24,6 +24,24 @@ const STRETCH: f64 = 10.0;
 /// The longest range without rows that no sweep has passed, in seconds. A sweep that finds nothing
 /// still writes, and so costs a flush, which an idle system need not pay each second.
 pub(crate) const UNSWEPT: f64 = 5.0;
+
+/// Whether a sweep of this table may find a row that is older than its first lease, or has to note how
+/// far it has come because of [`UNSWEPT`]. The row of a table in `walks` has the table's name.
+macro_rules! may_sweep {
+    ($connection:expr, $lag:expr, $table:literal) => {{
+        let query = sqlx::query_scalar!(
+            r#"SELECT up_to < now() - make_interval(secs => $1::float8 + $2)
+                      OR (SELECT true FROM "# + $table + r#" r
+                          WHERE r.created_at > up_to AND r.created_at <= now() - make_interval(secs => $1)
+                          LIMIT 1) IS NOT NULL AS "may!"
+               FROM walks WHERE name = '"# + $table + r#"'"#,
+            pg::seconds($lag),
+            crate::sweep::UNSWEPT,
+        );
+        query.fetch_optional($connection).await?.unwrap_or(false)
+    }};
+}
+pub(crate) use may_sweep;
 
 /// The result of a sweep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

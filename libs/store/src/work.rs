@@ -31,6 +31,9 @@ pub use self::look::{DueWork, Found, Look};
 /// | `deliver` | the delivery | the id of a further endpoint; empty for the first one |
 /// | `erase` | derived from the topup id | the topup id |
 /// | `moved`, `resend`, `notices` | the endpoint, the resend, one id for all partners | the name of the kind |
+///
+/// Which of `buy`, `buy_again`, `find` and `collect` is next for a placement follows from its state and
+/// its attempts, by the function `kind_of_work` of the database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum Kind {
@@ -74,6 +77,8 @@ impl Kind {
     /// about the use, too, so it comes first.
     pub const REQUESTS: [Self; 2] = [Self::GiveBack, Self::Usage];
 
+    /// The kinds of webhooks.
+    pub const WEBHOOKS: [Self; 1] = [Self::Deliver];
     /// The kinds that the notifier does in batches. The `lane` of each is its name.
     pub const BATCHES: [Self; 3] = [Self::Moved, Self::Resend, Self::Notices];
 
@@ -216,7 +221,7 @@ pub async fn due_deliveries(
 ) -> Result<Found<DueWork<DeliveryId>>> {
     look!(
         connection,
-        [Kind::Deliver],
+        Kind::WEBHOOKS,
         "",
         look,
         "CROSS JOIN LATERAL (SELECT coalesce(nullif(pair.lane, '')::uuid, pair.partner_id) AS endpoint_id OFFSET 0) k

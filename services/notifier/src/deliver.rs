@@ -26,7 +26,7 @@ use std::{
 };
 
 use accounts::profile::Profile;
-use domain::{DeliveryId, EndpointKey, event::Kind};
+use domain::{DeliveryId, EndpointKey, endpoint::BlockPolicy, event::Kind};
 use pg::{Database, PgConnection};
 use pipeline::{
     Effect, GroupCommit,
@@ -44,7 +44,6 @@ use signing::webhook::Signers;
 use store::{
     deliveries::{
         self, Attempted, Claim, Content, Delivery,
-        endpoints::BlockPolicy,
         events::{Event, Subject},
         notices::{self, Notice},
     },
@@ -170,7 +169,82 @@ impl Deliver {
         perform(Effect::CommitFanOut, self.database.run(create)).await?;
         Ok(())
     }
+}
 
+impl Stage for Deliver {
+    const NAME: &'static str = "notifier";
+    const KIND: &'static str = "ready";
+    const CLAIM_STATEMENT: (&'static str, &'static str) = ("SELECT", "deliveries");
+    type Message = TopupReady;
+    type Id = DeliveryId;
+    type Work = Delivery;
+
+    fn tickets_of(&self, message: TopupReady) -> Vec<Ticket<DeliveryId>> {
+        let TopupReady::V1 { deliveries } = message;
+        deliveries
+            .into_iter()
+            .map(|ready| self.ticket(ready.delivery_id, EndpointKey::first(ready.partner_id)))
+            .collect()
+    }
+
+    async fn defer(&self, ids: &[DeliveryId]) -> anyhow::Result<()> {
+        let to_fan_out = self
+            .database
+            .run(async |connection| deliveries::defer(connection, ids).await)
+            .await?;
+        Ok(self.fan_out(&to_fan_out).await?)
+    }
+
+    async fn due(&self, look: Look) -> anyhow::Result<Found<Ticket<DeliveryId>>> {
+        let found = self
+            .database
+            .run(async |connection| work::due_deliveries(connection, &look).await)
+            .await?;
+        Ok(found.map(|due| self.ticket(due.id, EndpointKey::of_work(due.partner_id, &due.lane))))
+    }
+
+    async fn claim(
+        &self,
+        ids: &[DeliveryId],
+        class: Class,
+    ) -> anyhow::Result<Vec<(DeliveryId, Delivery)>> {
+        let lease = lease(self.settings.timeout);
+        let claimed = match class {
+            // A fresh delivery takes no lease, so a whole attempt must fit into the rest of its first
+            // lease, in which no other process looks for it. An older one is left to the sweep,
+            // which gives it due work when its first lease ends.
+            Class::Fresh => {
+                let youth = FIRST_LEASE.saturating_sub(lease);
+                let claiming = async |connection: &mut PgConnection| {
+                    self.claim_fresh(connection, ids, youth).await
+                };
+                self.database.run(claiming).await?
+            }
+            Class::Due => {
+                let claim = Claim::Due { lease };
+                self.database
+                    .run(async |connection| deliveries::claim(connection, ids, claim).await)
+                    .await?
+            }
+        };
+        self.endpoints.learn(claimed.targets);
+        self.fan_out(&claimed.to_fan_out).await?;
+        Ok(claimed
+            .deliveries
+            .into_iter()
+            .map(|delivery| (delivery.id, delivery))
+            .collect())
+    }
+
+    async fn run(self: Arc<Self>, delivery: Delivery, trigger: Trigger, permit: Permit) {
+        let span = process_span(&delivery, &trigger);
+        self.deliver(delivery, trigger.claim_began, permit)
+            .instrument(span)
+            .await;
+    }
+}
+
+impl Deliver {
     /// Attempts a claimed delivery once and records the result. A delivery without a webhook URL is
     /// held instead, and one whose host has no free permit is deferred.
     async fn deliver(&self, delivery: Delivery, claim_began: Moment, mut permit: Permit) {
@@ -505,79 +579,6 @@ impl Deliver {
             }
         };
         Ok((body.map_err(|_| Failure::Unwritable)?, kind))
-    }
-}
-
-impl Stage for Deliver {
-    const NAME: &'static str = "notifier";
-    const KIND: &'static str = "ready";
-    const CLAIM_STATEMENT: (&'static str, &'static str) = ("SELECT", "deliveries");
-    type Message = TopupReady;
-    type Id = DeliveryId;
-    type Work = Delivery;
-
-    fn tickets_of(&self, message: TopupReady) -> Vec<Ticket<DeliveryId>> {
-        let TopupReady::V1 { deliveries } = message;
-        deliveries
-            .into_iter()
-            .map(|ready| self.ticket(ready.delivery_id, EndpointKey::first(ready.partner_id)))
-            .collect()
-    }
-
-    async fn defer(&self, ids: &[DeliveryId]) -> anyhow::Result<()> {
-        let to_fan_out = self
-            .database
-            .run(async |connection| deliveries::defer(connection, ids).await)
-            .await?;
-        Ok(self.fan_out(&to_fan_out).await?)
-    }
-
-    async fn due(&self, look: Look) -> anyhow::Result<Found<Ticket<DeliveryId>>> {
-        let found = self
-            .database
-            .run(async |connection| work::due_deliveries(connection, &look).await)
-            .await?;
-        Ok(found.map(|due| self.ticket(due.id, EndpointKey::of_work(due.partner_id, &due.lane))))
-    }
-
-    async fn claim(
-        &self,
-        ids: &[DeliveryId],
-        class: Class,
-    ) -> anyhow::Result<Vec<(DeliveryId, Delivery)>> {
-        let lease = lease(self.settings.timeout);
-        let claimed = match class {
-            // A fresh delivery takes no lease, so a whole attempt must fit into the rest of its first
-            // lease, in which no other process looks for it. An older one is left to the sweep,
-            // which gives it due work when its first lease ends.
-            Class::Fresh => {
-                let youth = FIRST_LEASE.saturating_sub(lease);
-                let claiming = async |connection: &mut PgConnection| {
-                    self.claim_fresh(connection, ids, youth).await
-                };
-                self.database.run(claiming).await?
-            }
-            Class::Due => {
-                let claim = Claim::Due { lease };
-                self.database
-                    .run(async |connection| deliveries::claim(connection, ids, claim).await)
-                    .await?
-            }
-        };
-        self.endpoints.learn(claimed.targets);
-        self.fan_out(&claimed.to_fan_out).await?;
-        Ok(claimed
-            .deliveries
-            .into_iter()
-            .map(|delivery| (delivery.id, delivery))
-            .collect())
-    }
-
-    async fn run(self: Arc<Self>, delivery: Delivery, trigger: Trigger, permit: Permit) {
-        let span = process_span(&delivery, &trigger);
-        self.deliver(delivery, trigger.claim_began, permit)
-            .instrument(span)
-            .await;
     }
 }
 

@@ -48,16 +48,16 @@ fn host_of<'a>(target: &'a Target, url: &str) -> &'a str {
 /// The endpoints by id, with what was read of them and what was prepared from it.
 ///
 /// It never serves an outdated endpoint. Each delivery brings its target: either the claim has just
-/// read it, or `store::deliveries::claim_known` has compared the version of the configuration in
-/// which it was read.
+/// read it, or `store::deliveries::claim_known` has compared the configuration version at which it
+/// was read.
 #[derive(Default)]
-pub struct Endpoints(Mutex<Directory>);
+pub struct Endpoints(Mutex<Cache>);
 
 #[derive(Default)]
-struct Directory {
+struct Cache {
     endpoints: HashMap<EndpointId, Known>,
-    /// The newest version of the configuration in which an endpoint was read.
-    version: Option<i64>,
+    /// The newest configuration version at which an endpoint was read.
+    configuration_version: Option<i64>,
 }
 
 /// What is known of an endpoint.
@@ -69,7 +69,7 @@ struct Known {
     prepared: Option<Arc<Endpoint>>,
 }
 
-impl Directory {
+impl Cache {
     /// The entry of an endpoint with this target. If it had another one, the partner has changed the
     /// endpoint, and what was made from the old one is forgotten.
     fn with(&mut self, id: EndpointId, target: &Arc<Target>) -> &mut Known {
@@ -93,37 +93,43 @@ impl Endpoints {
     /// The host of an endpoint, which is the lane by which permits are counted; empty if it is not
     /// known yet.
     pub fn host(&self, endpoint: EndpointKey) -> Arc<str> {
-        let directory = lock(&self.0);
-        let known = directory.endpoints.get(&endpoint.id);
+        let cache = lock(&self.0);
+        let known = cache.endpoints.get(&endpoint.id);
         let prepared = known.and_then(|known| known.prepared.as_ref());
         prepared.map_or_else(|| "".into(), |endpoint| Arc::clone(&endpoint.host))
     }
 
     /// Remembers what a claim has read.
     pub fn learn(&self, targets: Vec<(EndpointId, Arc<Target>, Validity)>) {
-        let mut directory = lock(&self.0);
+        let mut cache = lock(&self.0);
         for (id, target, validity) in targets {
             // An older version means that the database was restored: its numbers come again.
-            if directory.version > Some(validity.version) {
-                directory.endpoints.clear();
+            if cache.configuration_version > Some(validity.configuration_version) {
+                cache.endpoints.clear();
             }
-            directory.version = Some(validity.version);
-            directory.with(id, &target).validity = Some(validity);
+            cache.configuration_version = Some(validity.configuration_version);
+            cache.with(id, &target).validity = Some(validity);
         }
     }
 
-    /// The version of the configuration in which endpoints are known, if any are.
-    pub fn version(&self) -> Option<i64> {
-        lock(&self.0).version
+    /// The configuration version at which endpoints are known, if any are.
+    pub fn configuration_version(&self) -> Option<i64> {
+        lock(&self.0).configuration_version
     }
 
-    /// The target of an endpoint in this version of the configuration, if it is known and none of its
-    /// secrets has ended by `now`, the time of the database.
-    pub fn known(&self, id: EndpointId, version: i64, now: OffsetDateTime) -> Option<Arc<Target>> {
-        let directory = lock(&self.0);
-        let known = directory.endpoints.get(&id)?;
+    /// The target of an endpoint at this configuration version, if it is known and none of its secrets
+    /// has ended by `now`, the time of the database.
+    pub fn known(
+        &self,
+        id: EndpointId,
+        configuration_version: i64,
+        now: OffsetDateTime,
+    ) -> Option<Arc<Target>> {
+        let cache = lock(&self.0);
+        let known = cache.endpoints.get(&id)?;
         let validity = known.validity?;
-        let holds = validity.version == version && validity.until.is_none_or(|until| now < until);
+        let holds = validity.configuration_version == configuration_version
+            && validity.until.is_none_or(|until| now < until);
         holds.then(|| Arc::clone(&known.target))
     }
 

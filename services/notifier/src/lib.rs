@@ -50,6 +50,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use clap::Parser;
 use desk::operator::health::webhooks as waiting;
+use domain::endpoint::BlockPolicy;
 use pg::{
     Database,
     config::{MasterKeyConfig, PoolConfig},
@@ -68,8 +69,7 @@ use runtime::{
 };
 use signing::qr::Keys as QrKeys;
 use store::{
-    Swept,
-    deliveries::{self, endpoints::BlockPolicy, resends},
+    deliveries::{self, resends},
     work::Kind,
 };
 use vault::Keyring;
@@ -293,7 +293,7 @@ impl Config {
             },
             lane: worker::unlimited_lanes(),
             provider: None,
-            due: Some(lookout.watch(&[Kind::Deliver], "")),
+            due: Some(lookout.watch(&Kind::WEBHOOKS, "")),
         }
     }
 
@@ -400,7 +400,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         "streams",
         watch_streams(nats.clone(), watched_streams(), shutdown.clone()),
     );
-    let work = config.worker_settings(&nats, &lookout);
+    let worker_settings = config.worker_settings(&nats, &lookout);
     let admin_listen = config.admin_listen;
     let settings = config.delivery_settings(qr_keys);
     let stage = Deliver::new(
@@ -411,7 +411,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         metrics,
         &shutdown,
     );
-    worker::start(Arc::new(stage), &nats, work, &shutdown);
+    worker::start(Arc::new(stage), &nats, worker_settings, &shutdown);
     shutdown.spawn("sweep", sweep(database, shutdown.clone()));
     tracing::info!(admin = %admin_listen, "notifier is running");
 
@@ -426,13 +426,9 @@ async fn sweep(database: Database, shutdown: Shutdown) -> anyhow::Result<()> {
     let step = move || {
         let database = database.clone();
         async move {
-            let swept = database.run(async |connection| {
-                if !deliveries::may_sweep(connection, deliver::FIRST_LEASE).await? {
-                    return Ok(Swept::default());
-                }
-                deliveries::sweep(connection, deliver::FIRST_LEASE).await
-            });
-            let swept = swept.await?;
+            let swept = database
+                .run(async |connection| deliveries::sweep(connection, deliver::FIRST_LEASE).await)
+                .await?;
             Ok((swept.late, swept.more))
         }
     };

@@ -16,7 +16,6 @@ use pipeline::{
 };
 use runtime::Shutdown;
 use store::{
-    Swept,
     placements::{self, Activity},
     providers::BreakerLimits,
     work::Kind,
@@ -135,14 +134,9 @@ fn stages(
         durable: durable(&name),
         subject: nats.job_subject(&name),
     };
-    for (activity, kinds, source, limits) in [
-        (
-            Activity::Purchases,
-            &Kind::PURCHASES[..],
-            Some(jobs),
-            purchases,
-        ),
-        (Activity::LookUps, &Kind::LOOKUPS[..], None, lookups),
+    for (activity, source, limits) in [
+        (Activity::Purchases, Some(jobs), purchases),
+        (Activity::LookUps, None, lookups),
     ] {
         let stage = ProviderStage {
             work: Arc::clone(work),
@@ -156,7 +150,7 @@ fn stages(
             limits,
             lane,
             provider: Some(name.clone()),
-            due: Some(lookout.watch(kinds, &name)),
+            due: Some(lookout.watch(activity.kinds(), &name)),
         };
         worker::start(Arc::new(stage), nats, settings, shutdown);
     }
@@ -219,13 +213,9 @@ pub(crate) fn sweep(database: Database, shutdown: &Shutdown) {
     let step = move || {
         let database = database.clone();
         async move {
-            let swept = database.run(async |connection| {
-                if !placements::may_sweep(connection, PLACEMENT_FIRST_LEASE).await? {
-                    return Ok(Swept::default());
-                }
-                placements::sweep(connection, PLACEMENT_FIRST_LEASE).await
-            });
-            let swept = swept.await?;
+            let swept = database
+                .run(async |connection| placements::sweep(connection, PLACEMENT_FIRST_LEASE).await)
+                .await?;
             Ok((swept.late, swept.more))
         }
     };

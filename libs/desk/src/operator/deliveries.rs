@@ -118,10 +118,10 @@ pub struct Resendable {
     pub state: Stored<DeliveryState>,
     /// Whether the endpoint has a URL now.
     pub(crate) has_url: bool,
-    /// It makes no sense to send it again: the profile of the topup was erased, the endpoint was
-    /// deleted, or the event is a test, is no longer wanted, or reports a failed topup that got
-    /// ready or whose order was refused or cancelled.
-    pub pointless: bool,
+    /// Nothing is left to send again: the profile of the topup was erased, the endpoint was deleted,
+    /// or the event is a test or the code of a channel, which are sent once, or has become pointless,
+    /// as the claim of deliveries understands it (`store::deliveries::claim`).
+    pub gone: bool,
     /// It is due soon anyway, or an attempt is in flight.
     pub(crate) due: bool,
     /// The seconds since the last attempt; before the first one, since the delivery was stored.
@@ -138,7 +138,7 @@ pub async fn resendable(
     let read = sqlx::query_as!(
         Resendable,
         r#"SELECT d.state, n.url IS NOT NULL AS "has_url!",
-                  -- For events, the same conditions as in the claim (`deliveries::claim`).
+                  -- For other events, the condition `pointless` of the claim (`deliveries::claim`).
                   n.endpoint_id IS NULL
                   OR CASE d.kind
                       WHEN 'topup.ready' THEN e.erased_at IS NOT NULL
@@ -147,7 +147,7 @@ pub async fn resendable(
                       ELSE d.kind NOT LIKE 'notice.%' AND d.kind <> ALL (n.events)
                            OR (d.kind = 'topup.failed'
                                AND (t.state = 'failed' AND o.refused_at IS NULL AND e.ready_at IS NULL) IS NOT TRUE)
-                  END AS "pointless!",
+                  END AS "gone!",
                   -- Without work, or with work that is due within the longest lease, an attempt may be
                   -- in flight.
                   d.state = 'pending'

@@ -457,10 +457,10 @@ pub async fn resolve(
                  -- The operator has looked at this provider only, so no other one may be asked.
                  alternatives = NULL
              WHERE p.placement_id = $1
-             RETURNING p.placement_id, p.provider, p.lane, p.partner_id
+             RETURNING p.placement_id, p.state, p.attempt, p.provider, p.lane, p.partner_id
          ), due AS (
              INSERT INTO work AS w (id, kind, provider, lane, partner_id, at)
-             SELECT placement_id, CASE WHEN $3 THEN 'collect' ELSE 'buy_again' END, provider, lane, partner_id, now()
+             SELECT placement_id, kind_of_work(state, attempt), provider, lane, partner_id, now()
              FROM settled WHERE $4
              ON CONFLICT (id) DO UPDATE
              SET kind = excluded.kind, at = excluded.at, provider = excluded.provider, lane = excluded.lane

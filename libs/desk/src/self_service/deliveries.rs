@@ -187,7 +187,7 @@ pub enum SentAgain {
     /// The last attempt is younger than the interval; this much time is left.
     TooSoon(Duration),
     NotReady,
-    /// The profile was erased, or the event is [pointless](deliveries::Resendable::pointless).
+    /// The profile was erased, or the event is [gone](deliveries::Resendable::gone).
     Gone,
     NoEndpoint,
     Unknown,
@@ -302,7 +302,7 @@ async fn restart(
 /// Why a delivery is not made due; `None` if it can be.
 fn without_resend(delivery: &Resendable, interval: Duration) -> Option<SentAgain> {
     let age = age(delivery.age);
-    if delivery.pointless {
+    if delivery.gone {
         Some(SentAgain::Gone)
     } else if !delivery.has_url || delivery.state == DeliveryState::NoEndpoint {
         Some(SentAgain::NoEndpoint)

@@ -208,7 +208,7 @@ pub async fn webhooks(
                   l.refusal_status, l.refusal_message,
                   coalesce(d.kind = 'topup.failed' AND o.answer_by > now() AND o.refused_at IS NULL, false)
                       AS "undecided!",
-                  -- The same conditions as in the claim of deliveries.
+                  -- The condition `pointless` of the claim of deliveries, for the kinds that are listed.
                   d.kind <> 'topup.ready'
                       AND (d.kind <> ALL (n.events)
                            OR (d.kind = 'topup.failed'

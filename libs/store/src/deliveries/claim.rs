@@ -60,9 +60,10 @@ pub struct Target {
 /// How long a target holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Validity {
-    /// The version of the configuration in which it was read. In another version the endpoint may
-    /// have another URL or other secrets, be blocked or paused, or be gone.
-    pub version: i64,
+    /// The [configuration version](accounts::options::configuration_version) at which it was read. At
+    /// another one the endpoint may have another URL or other secrets, be blocked or paused, or be
+    /// gone.
+    pub configuration_version: i64,
     /// When the old secret of a rotation ends, by the clock of the database; `None` if there is none.
     pub until: Option<OffsetDateTime>,
 }
@@ -288,8 +289,8 @@ struct Row {
     pointless: bool,
     blocked: bool,
     fans_out: bool,
-    version: i64,
-    open: bool,
+    configuration_version: i64,
+    reusable: bool,
     old_secret_until: Option<OffsetDateTime>,
     environment: String,
     url: Option<String>,
@@ -304,10 +305,12 @@ struct Row {
 ///
 /// Every delivery belongs to a partner. All other tables are joined from the left, because an
 /// endpoint may have been deleted, and only some kinds of deliveries have an order, a topup or an eSIM.
-/// `pointless` says
-/// whether a delivery need not be sent any more, `blocked` whether its endpoint is blocked for it,
-/// for which the block may have begun after the delivery was queued, and `fans_out` whether further
-/// endpoints may want the same topup.
+/// Some columns are answers to a question:
+///
+/// - `pointless`: the delivery need not be sent any more.
+/// - `blocked`: its endpoint is blocked for it. The block may have begun after the delivery was queued.
+/// - `fans_out`: further endpoints may want the same topup.
+/// - `reusable`: the [lean claim](super::claim_known()) may use the endpoint as it is read here.
 async fn read(
     connection: &mut PgConnection,
     ids: &[Uuid],
@@ -322,9 +325,10 @@ async fn read(
                   e.iccid, e.profile, e.erased_at IS NOT NULL AS "erased!",
                   extract(epoch FROM now() - e.ready_at)::float8 AS ready_age,
                   l.refusal_status, l.refusal_message,
-                  -- The same conditions as in `operator::deliveries::resendable`: the endpoint was
-                  -- deleted or no longer wants the event, its order was refused or its topup is ready
-                  -- after all, or a test or a code for notices could not be sent in time.
+                  -- The endpoint was deleted or no longer wants the event, its order was refused or its
+                  -- topup is ready after all, or a test or a code for notices could not be sent in time.
+                  -- `desk::operator::deliveries::resendable` and `desk::self_service::webhooks` repeat
+                  -- parts of this condition.
                   n.endpoint_id IS NULL
                   OR CASE d.kind
                       WHEN 'topup.ready' THEN false
@@ -342,8 +346,9 @@ async fn read(
                   p.has_further_endpoints AND d.kind = 'topup.ready' AND d.endpoint_id IS NULL AND d.attempt = 0
                       AS "fans_out!",
                   -- The trigger `configuration_changed` raises it with each change of what is read here of the endpoint.
-                  (SELECT version FROM system) AS "version!",
-                  (n.endpoint_id IS NOT NULL AND n.blocked_until IS NULL AND NOT p.has_further_endpoints) AS "open!",
+                  (SELECT version FROM system) AS "configuration_version!",
+                  (n.endpoint_id IS NOT NULL AND n.blocked_until IS NULL AND NOT p.has_further_endpoints)
+                      AS "reusable!",
                   CASE WHEN n.secret_ends[2] > now() THEN n.secret_ends[2] END AS old_secret_until,
                   p.environment, n.headers AS "headers?", n.url AS "url?", n.host AS "host?",
                   -- Those that have not ended; the newest one has no end.
@@ -416,8 +421,8 @@ impl Rows {
 impl Row {
     /// How long the target holds; `None` if it must not be used again.
     fn validity(&self) -> Option<Validity> {
-        self.open.then_some(Validity {
-            version: self.version,
+        self.reusable.then_some(Validity {
+            configuration_version: self.configuration_version,
             until: self.old_secret_until,
         })
     }

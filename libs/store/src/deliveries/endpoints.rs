@@ -24,7 +24,7 @@ mod proof;
 use std::{collections::BTreeMap, time::Duration};
 
 use accounts::partners::endpoints::PACE;
-use domain::{EndpointId, EndpointKey, event::Kind};
+use domain::{EndpointId, EndpointKey, endpoint::BlockPolicy, event::Kind};
 use pg::{Result, count, seconds, signed};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
@@ -37,19 +37,6 @@ use super::notices::{Change, Notice};
 /// The longest lease of a delivery. Work that is due later than this is not leased but waits for a
 /// retry, so it may be made due without disturbing an attempt in flight.
 pub const LONGEST_LEASE: Duration = Duration::from_secs(30);
-
-/// When an endpoint is blocked, and for how long.
-#[derive(Clone, Copy, Debug)]
-pub struct BlockPolicy {
-    /// How many failures in a row block an endpoint; 0 disables blocks.
-    pub failures: u32,
-    /// The duration of the first block. It doubles after each failed probe.
-    pub first: Duration,
-    /// The upper limit of that duration.
-    pub longest: Duration,
-    /// How many notices about its endpoints a partner gets within 24 hours.
-    pub notices_per_day: u32,
-}
 
 /// Forgets the failures of endpoints that have acknowledged something, and ends their blocks. A
 /// pause stays, because only who has set it, or an operator, ends it. Endpoints without failures are not written.

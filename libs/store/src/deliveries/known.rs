@@ -38,15 +38,15 @@ struct Row {
 }
 
 /// Claims first attempts of ready units that are younger than `youth`, as [`claim`](super::claim())
-/// does with `Claim::Fresh`, if `known` knows the first endpoint of the partner in this `version` of the
-/// configuration and at the time of the statement, which is that of the database: a clock of this process
+/// does with `Claim::Fresh`, if `known` knows the first endpoint of the partner at this configuration
+/// version and at the time of the statement, which is that of the database: a clock of this process
 /// may stand still while its machine is suspended. The other deliveries are not returned, and neither are those that any other
 /// condition concerns; `claim` decides about them.
 pub async fn claim_known(
     connection: &mut PgConnection,
     ids: &[DeliveryId],
     youth: Duration,
-    version: i64,
+    configuration_version: i64,
     known: impl Fn(EndpointId, OffsetDateTime) -> Option<Arc<Target>>,
 ) -> Result<Vec<Delivery>> {
     let rows = sqlx::query_as!(
@@ -67,7 +67,7 @@ pub async fn claim_known(
              AND d.ordered_at IS NOT NULL AND e.ready_at IS NOT NULL AND e.iccid IS NOT NULL
              AND e.profile IS NOT NULL"#,
         &uuids(ids),
-        version,
+        configuration_version,
         seconds(youth),
     );
     let rows = rows.fetch_all(connection).await?.into_iter();

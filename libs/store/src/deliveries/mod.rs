@@ -33,7 +33,7 @@ pub mod walk;
 use std::time::Duration;
 
 use domain::DeliveryId;
-use pg::{Error, Result, retry_conflicts, seconds, uuids};
+use pg::{Error, Result, retry_conflicts, uuids};
 use sqlx::PgConnection;
 
 pub use self::{
@@ -44,7 +44,7 @@ pub use self::{
     view::View,
     walk::Position,
 };
-use crate::sweep::{Fence, Swept, UNSWEPT};
+use crate::sweep::{Fence, Swept, may_sweep};
 
 /// Gives due work to pending deliveries that cannot wait for a permit in this process. A delivery
 /// that already has a row in `work` keeps it. The ids are sorted, so that two processes that defer
@@ -93,25 +93,14 @@ pub async fn put_back(connection: &mut PgConnection, ids: &[DeliveryId]) -> Resu
     })
 }
 
-/// Whether [`sweep`] may find a row, or has to note how far it has come.
-pub async fn may_sweep(connection: &mut PgConnection, lag: Duration) -> Result<bool> {
-    let query = sqlx::query_scalar!(
-        r#"SELECT up_to < now() - make_interval(secs => $1::float8 + $2)
-                  OR (SELECT true FROM deliveries d
-                      WHERE d.created_at > up_to AND d.created_at <= now() - make_interval(secs => $1)
-                      LIMIT 1) IS NOT NULL AS "may!"
-           FROM walks WHERE name = 'deliveries'"#,
-        seconds(lag),
-        UNSWEPT,
-    );
-    Ok(query.fetch_optional(connection).await?.unwrap_or(false))
-}
-
 /// Gives due work to each delivery that has no outcome at the end of its first lease of `lag`. It
 /// also fans out those that no claim has fanned out, whatever their state. This is what guarantees
 /// that a further endpoint gets each topup that it wants, even if the process that claimed the
 /// delivery died.
 pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept> {
+    if !may_sweep!(&mut *connection, lag, "deliveries") {
+        return Ok(Swept::default());
+    }
     let Some(mut fence) = Fence::take(connection, "deliveries", lag).await? else {
         return Ok(Swept::default());
     };

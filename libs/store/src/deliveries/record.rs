@@ -11,14 +11,14 @@ use std::{
     time::Duration,
 };
 
-use domain::{DeliveryId, EndpointId, WebhookId, event::Kind};
+use domain::{DeliveryId, EndpointId, WebhookId, endpoint::BlockPolicy, event::Kind};
 use pg::{Error, Result, retry_conflicts, seconds, signed};
 use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
-    endpoints::{self, BlockPolicy, Failed},
+    endpoints::{self, Failed},
     notices::{self, Change, Made, Notice},
 };
 

@@ -21,7 +21,7 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{FirstClaim, Outcome, Settlement, settle};
+use super::{FirstClaim, Outcome, Settlement, Statements, settle};
 
 /// How placements are claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,42 +149,40 @@ pub async fn claim(
         .collect();
     let probe = which == Claim::Probe;
     let fresh = which == Claim::Fresh;
-    let is_due = !fresh;
-    if is_due {
+    if !fresh {
         ids = take_leases(connection, provider, &ids, lease, probe).await?;
         if ids.is_empty() {
             return Ok(Vec::new());
         }
     }
     let begun = retry_conflicts!(begin_attempts(&mut *connection, provider, &ids, probe))?;
-    if is_due {
+    if !fresh {
         let begun: HashSet<Uuid> = begun.iter().map(|row| row.placement_id).collect();
         ids.retain(|id| !begun.contains(id));
     }
     let mut claimed = Vec::with_capacity(placements.len());
-    let mut unread = Vec::new();
+    let mut unread: Vec<Unread> = Vec::new();
     for row in begun {
         match row.claimed(fresh) {
             Ok(work) => claimed.push(work),
-            Err(attempt) => unread.push(attempt),
+            Err(begun) => unread.push(begun),
         }
+    }
+    if !fresh {
+        unread.extend(ids.into_iter().map(Unread::leased));
     }
     let mut rows = Vec::new();
     if !unread.is_empty() {
-        match retry_conflicts!(read_begun(&mut *connection, &unread)) {
+        // An error must not lose the attempts that were recorded above, because only this process
+        // may send them.
+        match retry_conflicts!(read(&mut *connection, provider, &unread)) {
             Ok(read) => rows = read,
             Err(error) => {
-                tracing::warn!(%error, "cannot read placements whose attempts are recorded; they are looked up later");
-            }
-        }
-    }
-    if is_due && !ids.is_empty() {
-        // An error must not lose the attempts that were recorded above, because only this
-        // process may send them.
-        match read_others(connection, provider, &ids).await {
-            Ok(others) => rows.extend(others),
-            Err(error) => {
-                tracing::warn!(%error, "cannot read placements to look up; they are due again when their leases end");
+                tracing::warn!(
+                    %error,
+                    "cannot read claimed placements; they are looked at again when their leases, or their first \
+                     leases, end"
+                );
             }
         }
     }
@@ -198,7 +196,7 @@ pub async fn claim(
             }
         }
     }
-    if is_due {
+    if !fresh {
         // Here, too, an error must not lose the attempts.
         if let Err(error) = put_off(connection, &mut claimed, lease).await {
             tracing::warn!(%error, "cannot put off placements that are in flight or finished");
@@ -298,12 +296,14 @@ struct Begun {
 }
 
 impl Begun {
-    /// The claimed placement. The error is its id with the attempt: the order and its units have to be
-    /// read.
-    fn claimed(self, fresh: bool) -> std::result::Result<Claimed, (Uuid, i32)> {
+    /// The claimed placement. The error is what has to be read, because its row does not say it.
+    fn claimed(self, fresh: bool) -> std::result::Result<Claimed, Unread> {
         let first = self.first_claim.as_deref().and_then(FirstClaim::parse);
         let Some(first) = first else {
-            return Err((self.placement_id, self.attempt));
+            return Err(Unread {
+                placement_id: self.placement_id,
+                begun: Some(self.attempt),
+            });
         };
         let age = age(self.age);
         let topup = |(topup_id, option_id, provider_option_id)| ClaimedTopup {
@@ -336,46 +336,45 @@ impl Begun {
     }
 }
 
-/// Reads what the purchase needs of placements whose attempts this process has recorded, and whose
-/// rows do not say it. `answering` is null once `answer_by` has passed, because from then on ingress
-/// does not answer the order any more. The columns that are constant, such as the age of the attempt,
-/// follow from the attempt being new.
-/// An attempt that another process has settled since is left out: it is not this process' to send.
-async fn read_begun(connection: &mut PgConnection, begun: &[(Uuid, i32)]) -> Result<Vec<Row>> {
-    let (placements, attempts): (Vec<Uuid>, Vec<i32>) = begun.iter().copied().unzip();
-    let rows = sqlx::query_as!(
-        Row,
-        r#"SELECT p.placement_id, p.order_id, p.partner_id, o.external_order_id, o.created_at AS ordered_at, p.lane,
-                  'accepted' AS "was!", p.attempt, 0::float8 AS "attempt_age!",
-                  extract(epoch FROM now() - p.created_at)::float8 AS "age!", NULL::float8 AS placed_age,
-                  0 AS "unknowns!", true AS "call_may_be_in_flight!",
-                  CASE WHEN o.answer_by > now() THEN o.answering END AS answering, o.traceparent,
-                  NULL::text AS reference, t.position, t.topup_id, t.option_id, t.provider_option_id,
-                  NULL::text AS provider_unit_id, t.state
-           FROM unnest($1::uuid[], $2::int[]) AS begun (placement_id, attempt)
-           JOIN placements p ON p.placement_id = begun.placement_id
-           JOIN orders o ON o.order_id = p.order_id
-           JOIN topups t ON t.placement_id = p.placement_id
-           WHERE p.state = 'placing' AND p.attempt = begun.attempt"#,
-        &placements,
-        &attempts,
-    );
-    Ok(rows.fetch_all(connection).await?)
+/// A claimed placement of which this process knows no more than this.
+struct Unread {
+    placement_id: Uuid,
+    /// The attempt that this process has recorded; `None` if the placement is leased for a look-up or a
+    /// collect.
+    begun: Option<i32>,
 }
 
-/// Reads leased placements that are not `accepted`, for a look-up or a collect. It changes nothing.
+impl Unread {
+    fn leased(placement_id: Uuid) -> Self {
+        Self {
+            placement_id,
+            begun: None,
+        }
+    }
+}
+
+/// Reads claimed placements with their orders and units. It changes nothing.
 ///
-/// `esims` has a row for each unit that the provider has named. A unit with `ready_at` has its
-/// profile, and counts as ready whatever its topup says.
-async fn read_others(
+/// - One whose attempt this process has recorded is read as it was before that, `accepted`. It is left
+///   out if another process has settled the attempt since, because then it is not this process' to
+///   send.
+/// - One that is leased is left out if it has become `accepted`, or has gone to another provider: then
+///   its next claim buys it.
+/// - `answering` is null once `answer_by` has passed, because from then on ingress does not answer the
+///   order any more.
+/// - `esims` has a row for each unit that the provider has named. A unit with `ready_at` has its
+///   profile, and counts as ready whatever its topup says.
+async fn read(
     connection: &mut PgConnection,
     provider: &str,
-    placements: &[Uuid],
+    unread: &[Unread],
 ) -> Result<Vec<Row>> {
+    let placements: Vec<Uuid> = unread.iter().map(|one| one.placement_id).collect();
+    let begun: Vec<Option<i32>> = unread.iter().map(|one| one.begun).collect();
     let rows = sqlx::query_as!(
         Row,
         r#"SELECT p.placement_id, p.order_id, p.partner_id, o.external_order_id, o.created_at AS ordered_at, p.lane,
-                  p.state AS "was!", p.attempt,
+                  CASE WHEN unread.begun IS NULL THEN p.state ELSE 'accepted' END AS "was!", p.attempt,
                   coalesce(extract(epoch FROM now() - p.attempted_at), 0)::float8 AS "attempt_age!",
                   extract(epoch FROM now() - p.created_at)::float8 AS "age!",
                   extract(epoch FROM now() - p.placed_at)::float8 AS placed_age, p.unknowns,
@@ -384,12 +383,15 @@ async fn read_others(
                   p.provider_reference AS reference, t.position, t.topup_id, t.option_id, t.provider_option_id,
                   e.provider_unit_id AS "provider_unit_id?",
                   CASE WHEN e.ready_at IS NULL THEN t.state ELSE 'ready' END AS "state!"
-           FROM placements p
+           FROM unnest($1::uuid[], $2::int[]) AS unread (placement_id, begun)
+           JOIN placements p ON p.placement_id = unread.placement_id
            JOIN orders o ON o.order_id = p.order_id
            JOIN topups t ON t.placement_id = p.placement_id
            LEFT JOIN esims e ON e.topup_id = t.topup_id
-           WHERE p.placement_id = ANY ($1) AND p.provider = $2 AND p.state <> 'accepted'"#,
-        placements,
+           WHERE CASE WHEN unread.begun IS NULL THEN p.provider = $3 AND p.state <> 'accepted'
+                      ELSE p.state = 'placing' AND p.attempt = unread.begun END"#,
+        &placements,
+        &begun as &[Option<i32>],
         provider,
     );
     Ok(rows.fetch_all(connection).await?)
@@ -422,7 +424,7 @@ impl Unreadable {
             outcome: Outcome::Disputed {
                 reason: Reason::with(Code::RowUnreadable, error.to_string()),
             },
-            known_columns: None,
+            statements: Statements::General,
         };
         settle(connection, &[parked]).await?;
         Ok(())

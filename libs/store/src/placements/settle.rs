@@ -27,7 +27,9 @@ use pg::{Result, retry_conflicts, seconds, signed};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-pub use self::outcome::{KnownColumns, Outcome, Progress, ReadyProfile, Settled, Settlement, Unit};
+pub use self::outcome::{
+    KnownColumns, Outcome, Progress, ReadyProfile, Settled, Settlement, Statements, Unit,
+};
 use self::{moves::Moves, outcome::Changes};
 use crate::history::{self, Note};
 

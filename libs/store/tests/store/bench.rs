@@ -23,7 +23,7 @@ use store::deliveries::{self, Content, Delivery, Esim};
 use store::orders::{self, NewOrder, NewPlacement, NewTopup};
 use store::placements::{
     self, Activity, Claim, Claimed, KnownColumns, Outcome, Progress, ReadyProfile, Settled,
-    Settlement, Unit,
+    Settlement, Statements, Unit,
 };
 use store::work::{self, Look};
 use testkit::database::Database;
@@ -427,7 +427,7 @@ pub fn settlement(placement_id: PlacementId, attempt: u32, outcome: Outcome) -> 
         placement_id,
         attempt,
         outcome,
-        known_columns: None,
+        statements: Statements::General,
     }
 }
 
@@ -436,7 +436,7 @@ pub fn settlement(placement_id: PlacementId, attempt: u32, outcome: Outcome) -> 
 pub fn fresh(order: &NewOrder, mut settlement: Settlement) -> Settlement {
     let units = order.placements.iter().flat_map(|part| &part.topups);
     let options = units.map(|unit| (unit.topup_id.clone(), unit.option_id));
-    settlement.known_columns = Some(KnownColumns {
+    settlement.statements = Statements::Lean(KnownColumns {
         order_id: order.order_id,
         partner_id: order.partner_id,
         provider: PROVIDER.to_owned(),

@@ -45,19 +45,21 @@ struct Follower {
 impl Follower {
     async fn follow(&mut self, bench: &Bench) {
         let mut connection = bench.connection().await;
-        let newest = options::newest_version(&mut connection).await.unwrap();
+        let newest = options::configuration_version(&mut connection)
+            .await
+            .unwrap();
         if newest == self.version {
             return;
         }
         self.version = newest;
         let changed = partners::changed_since(&mut connection, self.partners_seen).await;
         for partner in changed.unwrap() {
-            self.partners_seen = self.partners_seen.max(partner.version);
+            self.partners_seen = self.partners_seen.max(partner.row_version);
             self.disabled.insert(partner.partner_id, partner.disabled);
         }
         let changed = options::changed_since(&mut connection, self.options_seen).await;
         for changed in changed.unwrap() {
-            self.options_seen = self.options_seen.max(changed.version);
+            self.options_seen = self.options_seen.max(changed.row_version);
             let option = changed.option.unwrap();
             self.names.insert(option.option_id.uuid(), option.name);
         }
@@ -240,7 +242,7 @@ async fn importing_the_same_option_again_changes_nothing() {
     let mut connection = bench.connection().await;
     let mut option = option("ready");
     assert!(options::import(&mut connection, &option).await.unwrap());
-    let seen = options::changed_since(&mut connection, 0).await.unwrap()[0].version;
+    let seen = options::changed_since(&mut connection, 0).await.unwrap()[0].row_version;
     assert!(!options::import(&mut connection, &option).await.unwrap());
     assert!(
         options::changed_since(&mut connection, seen)
@@ -251,7 +253,7 @@ async fn importing_the_same_option_again_changes_nothing() {
     option.enabled = false;
     assert!(options::import(&mut connection, &option).await.unwrap());
     let changed = options::changed_since(&mut connection, seen).await.unwrap();
-    assert!(!changed[0].option.as_ref().unwrap().enabled && changed[0].version > seen);
+    assert!(!changed[0].option.as_ref().unwrap().enabled && changed[0].row_version > seen);
     let by_id = options::by_ids(&mut connection, &[option.option_id.uuid(), Uuid::nil()]).await;
     assert_eq!(by_id.unwrap().len(), 1);
 }

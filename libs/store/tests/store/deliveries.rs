@@ -5,12 +5,9 @@
 use std::{collections::HashSet, pin::pin, time::Duration};
 
 use desk::operator::endpoints::set_url;
-use domain::{DeliveryId, EndpointId, EndpointKey, PartnerId, TopupId};
+use domain::{DeliveryId, EndpointId, EndpointKey, PartnerId, TopupId, endpoint::BlockPolicy};
 use sqlx::PgConnection;
-use store::deliveries::{
-    self, AttemptResult, Attempted, Claim, Delivery,
-    endpoints::{self, BlockPolicy},
-};
+use store::deliveries::{self, AttemptResult, Attempted, Claim, Delivery, endpoints};
 use store::work;
 use testkit::wait;
 

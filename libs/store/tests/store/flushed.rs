@@ -11,7 +11,7 @@ use pg::schema;
 use sqlx::{Connection, PgConnection};
 use store::{
     orders::{self, NewOrder},
-    placements::{self, Claim, Settlement, Unit},
+    placements::{self, Claim, Settlement, Statements, Unit},
     providers,
 };
 use tempfile::TempDir;
@@ -286,7 +286,9 @@ async fn purchase(connection: &mut PgConnection, comes_again: bool) -> Settlemen
     assert_eq!(claimed.unwrap()[0].attempt, 1);
     let units: Vec<Unit> = topups(&order).iter().map(ready).collect();
     let mut settlement = fresh(&order, bought(id, 1, units, true));
-    let known = settlement.known_columns.as_mut().unwrap();
+    let Statements::Lean(known) = &mut settlement.statements else {
+        panic!("the lean statement may record it");
+    };
     known.comes_again = comes_again;
     settlement
 }
@@ -328,7 +330,7 @@ async fn a_settlement_that_a_look_up_brings_again_may_be_lost_and_keeps_its_atte
         assert_eq!((state.as_str(), left), ("placing", None));
         // As a look-up settles it.
         let again = Settlement {
-            known_columns: None,
+            statements: Statements::General,
             ..settlement
         };
         settle(&mut connection, &[again]).await;

@@ -6,21 +6,22 @@ use std::time::Duration;
 use accounts::partners::endpoints::Change;
 use desk::self_service;
 use domain::EndpointKey;
-use domain::endpoint::{Event, Gate, Health, Notice, Policy, Told};
+use domain::endpoint::{BlockPolicy, Event, Gate, Health, Notice, Told};
 use domain::event::Kind;
 use domain::{DeliveryId, PartnerId, TopupId};
 use sqlx::Row;
-use store::deliveries::endpoints::{self, BlockPolicy};
+use store::deliveries::endpoints;
 use store::deliveries::{self, AttemptResult, Attempted, Claim};
 use time::OffsetDateTime;
 
 use crate::bench::{Bench, delivery_id};
 use crate::deliveries::{attempted, failure};
 
-const POLICY: Policy = Policy {
+const POLICY: BlockPolicy = BlockPolicy {
     failures: 4,
     first: Duration::from_secs(100),
     longest: Duration::from_secs(1000),
+    notices_per_day: u32::MAX,
 };
 const LEASE: Duration = Duration::from_secs(20);
 const HOUR: Duration = Duration::from_hours(1);
@@ -156,12 +157,6 @@ impl Bench {
             endpoint_id: first.id,
             ..attempted(id, 99, result)
         };
-        let policy = BlockPolicy {
-            failures: POLICY.failures,
-            first: POLICY.first,
-            longest: POLICY.longest,
-            notices_per_day: u32::MAX,
-        };
         let batch: Vec<Attempted> = match event {
             // They are of deliveries that do not exist, or are not due for this attempt, so nothing but
             // the endpoint changes.
@@ -222,7 +217,7 @@ impl Bench {
                 return Vec::new();
             }
         };
-        let made = deliveries::record(&mut connection, &batch, &policy)
+        let made = deliveries::record(&mut connection, &batch, &POLICY)
             .await
             .unwrap();
         made.notices.into_iter().map(|(kind, _)| kind).collect()

@@ -9,7 +9,7 @@ use desk::operator::{
 };
 use domain::{PartnerId, Reason, placement::Resolution, reason::Code};
 use store::history::{self, Noted};
-use store::placements::{Outcome, Progress, Settlement, Unit};
+use store::placements::{Outcome, Progress, Settlement, Statements, Unit};
 use store::providers::{self, BreakerLimits};
 
 use crate::bench::{Bench, applied, bought, order, placement, ready, topups};
@@ -37,7 +37,7 @@ fn settled(order: &store::orders::NewOrder, attempt: u32, outcome: Outcome) -> S
         placement_id: placement(order),
         attempt,
         outcome,
-        known_columns: None,
+        statements: Statements::General,
     }
 }
 

@@ -31,7 +31,7 @@ impl Known {
         let targets = claimed.targets.iter();
         let targets = targets.map(|(id, target, _)| (*id, Arc::clone(target)));
         Some(Self {
-            version: validity.version,
+            version: validity.configuration_version,
             targets: targets.collect(),
         })
     }
@@ -244,7 +244,9 @@ async fn a_block_does_not_wait_for_a_long_change_of_the_catalogue_or_of_partners
     // The long change is one change, however many rows it has, and it is seen, too.
     let version = async || {
         let mut connection = bench.connection().await;
-        options::newest_version(&mut connection).await.unwrap()
+        options::configuration_version(&mut connection)
+            .await
+            .unwrap()
     };
     let before = version().await;
     long.commit().await.unwrap();
@@ -293,7 +295,7 @@ async fn the_end_of_a_replaced_secret_is_that_of_the_database() {
         asked.set(Some(now));
         None
     };
-    let version = validity.version;
+    let version = validity.configuration_version;
     let none = deliveries::claim_known(&mut connection, &ids(&read), YOUTH, version, known).await;
     assert!(none.unwrap().is_empty() && asked.get() >= Some(present));
 }

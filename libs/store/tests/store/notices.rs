@@ -4,10 +4,9 @@
 use std::time::Duration;
 
 use desk::self_service::{self, SetChannel, Verification, VerificationLimits};
-use domain::{DeliveryId, EndpointId, PartnerId, TopupId, event::Kind};
+use domain::{DeliveryId, EndpointId, PartnerId, TopupId, endpoint::BlockPolicy, event::Kind};
 use signing::{code, webhook};
 use sqlx::{Connection, PgConnection};
-use store::deliveries::endpoints::BlockPolicy;
 use store::deliveries::events::Subject;
 use store::deliveries::notices::{self, Made, Notice};
 use store::deliveries::{self, AttemptResult, Attempted, Content, Delivery};

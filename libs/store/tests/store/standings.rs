@@ -515,7 +515,7 @@ async fn look_ups_lists_events_and_operators_see_one_state_of_the_same_rows() {
         assert_eq!(of_operators.on_hold, counts.on_hold, "{row:?}");
 
         let event = deliveries::resendable(&mut connection, event.into()).await;
-        let is_true = !event.unwrap().unwrap().pointless;
+        let is_true = !event.unwrap().unwrap().gone;
         assert_eq!(is_true, shown == Shown::Failed, "{row:?}");
 
         let order = orders::read(&mut connection, &[head.order_id.uuid()]).await;

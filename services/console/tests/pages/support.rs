@@ -26,7 +26,7 @@ use signing::{SecretKey, webhook::Secret};
 use store::{
     deliveries::resends::Wanted,
     orders::{self, NewOrder, NewPlacement, NewTopup},
-    placements::{self, Claim, Outcome, Progress, ReadyProfile, Settlement, Unit},
+    placements::{self, Claim, Outcome, Progress, ReadyProfile, Settlement, Statements, Unit},
     providers,
 };
 use testkit::{database::Database, ports, settings::MASTER_KEY, wait};
@@ -344,7 +344,7 @@ async fn store_order(
             park: None,
             announced: true,
         },
-        known_columns: None,
+        statements: Statements::General,
     };
     placements::settle(connection, &[settlement]).await.unwrap();
     // As if its retries had ended.

@@ -284,7 +284,7 @@ pub async fn check_resend(
     let Some(delivery) = deliveries::resendable(connection, id).await? else {
         return Ok(());
     };
-    if delivery.pointless {
+    if delivery.gone {
         match webhook_id {
             WebhookId::Topup(_) => {
                 bail!(

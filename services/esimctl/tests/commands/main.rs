@@ -27,7 +27,9 @@ use ::accounts::{
 use domain::{ActivationCode, Iccid, PartnerId};
 use serde_json::{Value, json};
 use store::deliveries as stored;
-use store::placements::{self, Claim, Outcome, Progress, ReadyProfile, Settlement, Unit};
+use store::placements::{
+    self, Claim, Outcome, Progress, ReadyProfile, Settlement, Statements, Unit,
+};
 use tokio::io::{AsyncBufReadExt, BufReader, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 use url::Url;
@@ -143,7 +145,7 @@ async fn make_unit_ready(connection: &mut pg::PgConnection, order: &Order, numbe
         placement_id: order.placement,
         attempt,
         outcome,
-        known_columns: None,
+        statements: Statements::General,
     };
     let settled = placements::settle(connection, &[settlement]).await.unwrap();
     assert_eq!(settled[0].ready, [order.delivery]);

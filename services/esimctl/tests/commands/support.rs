@@ -9,10 +9,11 @@
 
 use std::{process::Stdio, sync::LazyLock, time::Duration};
 
-use domain::{DeliveryId, OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds};
+use domain::{
+    DeliveryId, OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds, endpoint::BlockPolicy,
+};
 use pg::PgConnection;
 use serde_json::Value;
-use store::deliveries::endpoints::BlockPolicy;
 use store::deliveries::{self, AttemptResult, Attempted};
 use store::orders::{self, NewOrder, NewPlacement, NewTopup};
 use testkit::database::Database;

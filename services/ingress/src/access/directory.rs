@@ -11,8 +11,10 @@
 //! - While the database is away, the cache stays valid. Orders then fail when they are stored.
 //!
 //! [`super::authentication`] asks for partners, [`crate::orders::check`] for options. The module
-//! relies on the version that the database gives to each change: a reader that remembers the newest
-//! version it has seen finds everything that came later. It does not rely on NATS.
+//! relies on two kinds of numbers of the database. While the configuration version stays
+//! ([`options::configuration_version`]), nothing has changed. Otherwise the row versions tell which
+//! partners and options have: a reader that remembers the greatest one it has seen finds everything
+//! that came later ([`options::changed_since`]). It does not rely on NATS.
 
 use std::{
     collections::HashMap,
@@ -22,12 +24,12 @@ use std::{
 };
 
 use accounts::{
-    options::ProductOption,
+    options::{self, Changed, ProductOption},
     partners::{self, Credentials, Keys, Limits},
 };
 use domain::{Environment, OptionId, PartnerId};
 use governor::{DefaultDirectRateLimiter, Quota};
-use pg::{Database, Error, PgConnection, schema::SchemaError};
+use pg::{Database, Error, PgConnection};
 use pipeline::{pulse, streams::Nats};
 use runtime::{Shutdown, clock::Moment, health::Readiness, outage};
 use signing::SecretKey;
@@ -98,29 +100,29 @@ pub(crate) enum Key {
 #[derive(Default)]
 struct Partners {
     by_access_key: HashMap<String, Arc<KnownPartner>>,
-    /// The newest known version of each partner, and the access keys that it has in this version.
+    /// The newest known row version of each partner, and the access keys that it has in it.
     known: HashMap<PartnerId, (i64, Vec<String>)>,
     /// The access keys that a rotation has replaced. They are dropped when they have ended.
     ending: Vec<String>,
 }
 
 impl Partners {
-    /// Replaces the keys of a partner, unless a newer version is known. A look-up that was slower
+    /// Replaces the keys of a partner, unless a newer row version is known. A look-up that was slower
     /// than the refresh would otherwise bring back old keys.
     ///
-    /// If this version is known already, a replaced key ends at the later of the two times. Both are
+    /// If this row version is known already, a replaced key ends at the later of the two times. Both are
     /// at most the true one, so the later one is closer to it.
     fn learn(
         &mut self,
         partner_id: PartnerId,
-        version: i64,
+        row_version: i64,
         mut keys: Vec<(String, KnownPartner)>,
     ) {
         let (known, access_keys) = self.known.entry(partner_id).or_default();
-        if version < *known {
+        if row_version < *known {
             return;
         }
-        if version == *known {
+        if row_version == *known {
             for (access_key, partner) in &mut keys {
                 let before = self.by_access_key.get(access_key);
                 let before = before.and_then(|before| before.until);
@@ -131,7 +133,7 @@ impl Partners {
         for gone in access_keys.drain(..) {
             self.by_access_key.remove(&gone);
         }
-        *known = version;
+        *known = row_version;
         for (access_key, partner) in keys {
             access_keys.push(access_key.clone());
             if partner.until.is_some() {
@@ -169,16 +171,28 @@ pub(crate) struct Directory {
     looking: tokio::sync::Mutex<()>,
 }
 
-/// How much of the database has been read: the newest versions, and whether the schema was checked.
+/// What of the database the cache holds.
 #[derive(Default)]
 struct Seen {
-    schema: bool,
-    /// The version of the newest change when everything was read last.
-    version: Option<i64>,
+    /// The configuration version when everything was read last.
+    configuration_version: Option<i64>,
+    /// The greatest row version of the partners that were read.
     partners: i64,
+    /// The greatest row version of the options that were read.
     options: i64,
     /// How often the partners were read again because of [`PRECISE`].
     read_again: u8,
+}
+
+/// What has changed in the database since [`Seen`].
+struct Changes {
+    configuration_version: i64,
+    partners: Vec<Credentials>,
+    options: Vec<Changed>,
+    /// The moment before the partners were read, from which the ends of their keys count.
+    asked: Moment,
+    /// How long that read took.
+    took: Duration,
 }
 
 impl Directory {
@@ -305,7 +319,7 @@ impl Directory {
         if self.look_ups.check().is_ok() {
             let found = self
                 .database
-                .run(async |connection| accounts::options::by_ids(connection, &missing).await);
+                .run(async |connection| options::by_ids(connection, &missing).await);
             for found in found.await? {
                 // One that cannot be read was logged when its change was read.
                 if let Ok(option) = found.option {
@@ -318,8 +332,8 @@ impl Directory {
 
     /// Caches the keys of a partner. The database says how long a replaced key remains valid. This
     /// time counts from `asked`, the moment before the query, so that the key never ends too late.
-    /// It ends too early by as much as the query took until PostgreSQL saw it, so [`Self::changes`]
-    /// asks again after a slow query.
+    /// It ends too early by as much as the query took until PostgreSQL saw it, so [`Self::learn`]
+    /// has the partners read again after a slow query.
     fn learn_partner(&self, credentials: &Credentials, asked: Moment) {
         if credentials.environment.is_none() {
             tracing::error!(
@@ -349,7 +363,7 @@ impl Directory {
         };
         let keys = credentials.keys.iter().map(partner).collect();
         self.partners_mut()
-            .learn(credentials.partner_id, credentials.version, keys);
+            .learn(credentials.partner_id, credentials.row_version, keys);
     }
 
     fn open(&self, partner_id: PartnerId, sealed: Option<&[u8]>) -> Key {
@@ -385,9 +399,10 @@ impl Directory {
         option
     }
 
-    /// Reads the changes from the database until the soft stop. It also checks the schema once,
-    /// when the database is first reached; a wrong schema, or a database that must not be used, is
-    /// an error that ends the process. After that, the pulse keeps the readiness up to date.
+    /// Keeps the cache up to date until the soft stop. A wrong schema, or a database that must not be
+    /// used, is an error that ends the process. Once the cache is filled, the pulse begins, which keeps
+    /// the readiness up to date: before that, requests of known partners could be denied, because the
+    /// look-ups have a limit.
     pub(crate) async fn refresh(
         self: Arc<Self>,
         nats: Nats,
@@ -395,27 +410,29 @@ impl Directory {
         shutdown: Shutdown,
     ) -> anyhow::Result<()> {
         let stop = shutdown.soft();
+        let checking = accounts::start::wait(&self.database, &self.vault);
+        match stop.run_until_cancelled(checking).await {
+            None => return Ok(()),
+            Some(checked) => checked?,
+        }
+        let pulse = pulse::run(self.database.clone(), nats, ready, shutdown.clone());
+        let mut not_pulsing = Some(pulse);
         let mut seen = Seen::default();
-        let mut not_pulsing = Some(ready);
         loop {
-            let changes =
-                async |connection: &mut PgConnection| self.changes(connection, &mut seen).await;
-            match self.database.run(changes).await {
-                Ok(()) => {
-                    if let Some(ready) = not_pulsing.take() {
-                        let pulse = pulse::run(
-                            self.database.clone(),
-                            nats.clone(),
-                            ready,
-                            shutdown.clone(),
-                        );
+            let reading = async |connection: &mut PgConnection| changes(connection, &seen).await;
+            let read = self.database.run(reading).await;
+            match read {
+                Ok(changes) => {
+                    if let Some(changes) = changes {
+                        self.learn(changes, &mut seen);
+                    }
+                    // Ended keys are dropped only while the database responds. A request with a key
+                    // that is not cached needs a look-up, so without the database it would get a 500
+                    // instead of a 401.
+                    self.partners_mut().forget_ended();
+                    if let Some(pulse) = not_pulsing.take() {
                         shutdown.spawn("pulse", pulse);
                     }
-                }
-                // A server that became unfit later may become fit again, for example when its
-                // standby is back.
-                Err(wrong) if not_pulsing.is_some() && !matches!(wrong, SchemaError::Store(_)) => {
-                    return Err(wrong.into());
                 }
                 Err(error) => {
                     if let Some(others) = outage::DATABASE.failed() {
@@ -435,50 +452,52 @@ impl Directory {
         }
     }
 
-    async fn changes(
-        &self,
-        connection: &mut PgConnection,
-        seen: &mut Seen,
-    ) -> Result<(), SchemaError> {
-        if !seen.schema {
-            accounts::start::check_all(connection, &self.vault).await?;
-            seen.schema = true;
-        }
-        // One small read while nothing has changed, which is nearly always.
-        let version = accounts::options::newest_version(connection).await?;
-        if seen.version == Some(version) && seen.read_again == 0 {
-            self.partners_mut().forget_ended();
-            return Ok(());
-        }
-        let asked = Moment::now();
-        let changed = partners::changed_since(connection, seen.partners).await?;
-        let is_precise = asked.monotonic.elapsed() <= PRECISE || seen.read_again >= READ_AGAIN;
-        let mut newest = seen.partners;
+    /// Brings changes into the cache, and notes in `seen` how far it is now.
+    fn learn(&self, changes: Changes, seen: &mut Seen) {
+        let mut greatest = seen.partners;
         let mut any_ends = false;
-        for credentials in changed {
-            newest = newest.max(credentials.version);
+        for credentials in &changes.partners {
+            greatest = greatest.max(credentials.row_version);
             any_ends |= credentials.keys.iter().any(|keys| keys.ends_in.is_some());
-            self.learn_partner(&credentials, asked);
+            self.learn_partner(credentials, changes.asked);
         }
-        if any_ends && !is_precise {
+        if any_ends && changes.took > PRECISE && seen.read_again < READ_AGAIN {
+            // `seen.partners` stays, so that the next read brings the same partners once more.
             seen.read_again += 1;
         } else {
-            seen.partners = newest;
+            seen.partners = greatest;
             seen.read_again = 0;
         }
-        for changed in accounts::options::changed_since(connection, seen.options).await? {
-            seen.options = seen.options.max(changed.version);
+        for changed in changes.options {
+            seen.options = seen.options.max(changed.row_version);
             match changed.option {
                 Ok(option) => drop(self.learn_option(option)),
                 Err(error) => self.set_aside(changed.option_id, &error),
             }
         }
-        seen.version = Some(version);
-        // Ended keys are dropped only while the database responds. A request with a key that is not
-        // cached needs a look-up, so without the database it would get a 500 instead of a 401.
-        self.partners_mut().forget_ended();
-        Ok(())
+        seen.configuration_version = Some(changes.configuration_version);
     }
+}
+
+/// Reads what has changed since `seen`; `None` if nothing has. Changes nothing itself.
+async fn changes(connection: &mut PgConnection, seen: &Seen) -> Result<Option<Changes>, Error> {
+    // One small read while nothing has changed, which is nearly always. It comes first, so that what
+    // changes during the further reads is read again.
+    let configuration_version = options::configuration_version(connection).await?;
+    if seen.configuration_version == Some(configuration_version) && seen.read_again == 0 {
+        return Ok(None);
+    }
+    let asked = Moment::now();
+    let partners = partners::changed_since(connection, seen.partners).await?;
+    let took = asked.monotonic.elapsed();
+    let options = options::changed_since(connection, seen.options).await?;
+    Ok(Some(Changes {
+        configuration_version,
+        partners,
+        options,
+        asked,
+        took,
+    }))
 }
 
 /// The partner, unless the access key that was asked for has ended.
@@ -493,7 +512,7 @@ mod tests {
     fn learn(
         partners: &mut Partners,
         id: PartnerId,
-        version: i64,
+        row_version: i64,
         keys: &[(&str, Option<Moment>)],
     ) {
         let keys = keys.iter().map(|(access_key, until)| {
@@ -509,7 +528,7 @@ mod tests {
             };
             ((*access_key).to_owned(), partner)
         });
-        partners.learn(id, version, keys.collect());
+        partners.learn(id, row_version, keys.collect());
     }
 
     fn known(partners: &Partners) -> Vec<&str> {

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use domain::DeliveryId;
+use domain::{DeliveryId, endpoint::BlockPolicy};
 use pg::{Database, PgConnection};
 use pipeline::{
     Effect, GroupCommit,
@@ -12,7 +12,7 @@ use pipeline::{
     perform,
 };
 use runtime::{Shutdown, outage};
-use store::deliveries::{self, Attempted, endpoints::BlockPolicy};
+use store::deliveries::{self, Attempted};
 use tokio_util::sync::CancellationToken;
 
 use crate::metrics::Metrics;

@@ -18,7 +18,9 @@ use signing::{SecretKey, webhook::Secret};
 use sqlx::Connection;
 use store::deliveries::endpoints;
 use store::orders::{self, NewOrder, NewPlacement, NewTopup};
-use store::placements::{self, Claim, Outcome, Progress, ReadyProfile, Settlement, Unit};
+use store::placements::{
+    self, Claim, Outcome, Progress, ReadyProfile, Settlement, Statements, Unit,
+};
 use testkit::{database::Database, nats::OwnStreams, receiver::Receiver, wait};
 use tokio::task::JoinHandle;
 use uuid::Uuid;
@@ -324,7 +326,7 @@ impl Bench {
             placement_id,
             attempt: claimed[0].attempt,
             outcome,
-            known_columns: None,
+            statements: Statements::General,
         };
         let settled = placements::settle(&mut connection, &[settlement])
             .await

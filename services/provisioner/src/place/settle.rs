@@ -14,7 +14,8 @@ use pg::{Database, PgConnection};
 use pipeline::{Effect, GroupCommit, group_commit::Writer, perform};
 use runtime::{Shutdown, outage};
 use store::placements::{
-    self, Claimed, KnownColumns, Outcome, Progress, ReadyProfile, Settled, Settlement, Unit,
+    self, Claimed, KnownColumns, Outcome, Progress, ReadyProfile, Settled, Settlement, Statements,
+    Unit,
 };
 
 use super::ProviderWork;
@@ -198,25 +199,16 @@ impl ProviderWork {
         outcome: Outcome,
         comes_again: bool,
     ) -> Settled {
-        let known_columns = claimed.fresh.then(|| KnownColumns {
-            order_id: claimed.order_id,
-            partner_id: claimed.partner_id,
-            provider: self.calls.name.clone(),
-            external_order_id: claimed.external_order_id.clone(),
-            ordered_at: claimed.ordered_at,
-            traceparent: claimed.traceparent.clone(),
-            options: claimed
-                .topups
-                .iter()
-                .map(|topup| (topup.topup_id.clone(), topup.option_id))
-                .collect(),
-            comes_again,
-        });
+        let statements = if claimed.fresh {
+            Statements::Lean(self.known_columns(claimed, comes_again))
+        } else {
+            Statements::General
+        };
         let mut settlement = Settlement {
             placement_id: claimed.placement_id,
             attempt: claimed.attempt,
             outcome,
-            known_columns,
+            statements,
         };
         loop {
             let mut failed_writes = 0;
@@ -264,7 +256,7 @@ impl ProviderWork {
                         park: None,
                         announced: true,
                     },
-                    known_columns: None,
+                    statements: Statements::General,
                     ..settlement.clone()
                 };
                 // If this fails, too, the dispute is recorded without it.
@@ -278,6 +270,23 @@ impl ProviderWork {
             );
             self.alarm(claimed, &reason);
             settlement.outcome = Outcome::Disputed { reason };
+        }
+    }
+
+    fn known_columns(&self, claimed: &Claimed, comes_again: bool) -> KnownColumns {
+        KnownColumns {
+            order_id: claimed.order_id,
+            partner_id: claimed.partner_id,
+            provider: self.calls.name.clone(),
+            external_order_id: claimed.external_order_id.clone(),
+            ordered_at: claimed.ordered_at,
+            traceparent: claimed.traceparent.clone(),
+            options: claimed
+                .topups
+                .iter()
+                .map(|topup| (topup.topup_id.clone(), topup.option_id))
+                .collect(),
+            comes_again,
         }
     }
 

@@ -4,17 +4,18 @@ use std::time::Duration;
 
 use domain::{
     DeliveryId,
-    endpoint::{Event, Gate, Health, Policy},
+    endpoint::{BlockPolicy, Event, Gate, Health},
 };
 use time::{OffsetDateTime, macros::datetime};
 
 /// The attempts of a schedule.
 pub(super) const SCHEDULE: u8 = 2;
 pub(super) const NOW: OffsetDateTime = datetime!(2026-01-01 00:00 UTC);
-pub(super) const POLICY: Policy = Policy {
+pub(super) const POLICY: BlockPolicy = BlockPolicy {
     failures: 1,
     first: Duration::from_secs(5),
     longest: Duration::from_secs(5),
+    notices_per_day: 1,
 };
 /// The delivery of the first topup to the first endpoint, from which the one to the second is made.
 pub(super) const FIRST: usize = 0;

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use domain::{PartnerId, Stored, standing::EndpointState};
+use domain::{EndpointKey, PartnerId, Stored, standing::EndpointState};
 use pg::Result;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
@@ -130,8 +130,8 @@ async fn of_all(connection: &mut PgConnection, only_noted: bool) -> Result<Vec<E
            WHERE kind = 'deliver' AND provider = '' GROUP BY partner_id, lane"#,
     );
     let waiting = waiting.fetch_all(&mut *connection).await?;
-    // The lane of a partner's first endpoint is empty, and that of a further one is its id.
-    let endpoint = |lane: &str, partner_id: Uuid| lane.parse().unwrap_or(partner_id);
+    let endpoint =
+        |lane: &str, partner_id: Uuid| EndpointKey::of_work(partner_id.into(), lane).id.uuid();
     let mut webhooks: HashMap<Uuid, Webhooks> = HashMap::new();
     for row in given_up {
         let one = webhooks.entry(endpoint(&row.lane, row.partner_id));

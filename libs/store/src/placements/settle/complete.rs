@@ -23,7 +23,7 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::outcome::{Outcome, Progress, Settled, Settlement};
+use super::outcome::{Outcome, Progress, Settled, Settlement, Statements};
 
 /// Records the common outcomes of a batch and notes their effects in `settled`. Returns the indices
 /// of the settlements that are left for the general statements.
@@ -75,7 +75,7 @@ fn is_complete_and_fresh(settlement: &Settlement) -> bool {
     else {
         return false;
     };
-    settlement.known_columns.is_some()
+    matches!(settlement.statements, Statements::Lean(_))
         && units
             .iter()
             .all(|unit| matches!(unit.progress, Progress::Ready(_)))
@@ -113,8 +113,8 @@ impl CompletePurchases {
             .iter()
             .filter(|settlement| is_complete_and_fresh(settlement))
         {
-            let (Outcome::Bought { units, .. }, Some(known)) =
-                (&settlement.outcome, &settlement.known_columns)
+            let (Outcome::Bought { units, .. }, Statements::Lean(known)) =
+                (&settlement.outcome, &settlement.statements)
             else {
                 continue;
             };

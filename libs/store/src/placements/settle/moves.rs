@@ -170,9 +170,8 @@ impl Moves {
                ), later AS (
                    -- The next attempt, look-up or collect.
                    INSERT INTO work AS w (id, kind, provider, lane, partner_id, at)
-                   SELECT placement_id,
-                          CASE state WHEN 'accepted' THEN 'buy_again' WHEN 'placing' THEN 'find' ELSE 'collect' END,
-                          provider, lane, partner_id, now() + make_interval(secs => due_in)
+                   SELECT placement_id, kind_of_work(state, attempt), provider, lane, partner_id,
+                          now() + make_interval(secs => due_in)
                    FROM moved WHERE due_in IS NOT NULL
                    ON CONFLICT (id) DO UPDATE
                    SET kind = excluded.kind, at = excluded.at, provider = excluded.provider, lane = excluded.lane

@@ -12,11 +12,19 @@ pub struct Settlement {
     pub placement_id: PlacementId,
     pub attempt: u32,
     pub outcome: Outcome,
-    /// `Some` if the placement was claimed fresh. Then the lean statement may record its purchase:
-    /// it need not read these columns, and the units have no eSIM yet. Such a placement usually has
-    /// no row in `work`. If one is left over, for example after a late job, it does no harm,
-    /// because the claim that finds it deletes it.
-    pub known_columns: Option<KnownColumns>,
+    pub statements: Statements,
+}
+
+/// Which statements may record a settlement.
+#[derive(Clone, Debug)]
+pub enum Statements {
+    /// The general ones, which record any outcome of any placement.
+    General,
+    /// Also the lean one, if the outcome is a complete purchase, because the placement was claimed
+    /// fresh. So what the lean statement would have to read is known, and the units have no eSIM yet.
+    /// Such a placement usually has no row in `work`. If one is left over, for example after a late
+    /// job, it does no harm, because the claim that finds it deletes it.
+    Lean(KnownColumns),
 }
 
 /// The columns of a freshly claimed placement that its eSIMs and deliveries repeat.
