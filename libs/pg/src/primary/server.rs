@@ -2,7 +2,7 @@
 
 use clap::Args;
 use runtime::clock::Moment;
-use sqlx::{AssertSqlSafe, PgConnection, Row};
+use sqlx::{AssertSqlSafe, PgConnection, Row, postgres::PgRow};
 use time::OffsetDateTime;
 
 use super::unfit::Unfit;
@@ -59,39 +59,41 @@ pub(super) struct Server {
     pub(super) cut: Option<i64>,
 }
 
-/// The columns that [`Server::read`] reads. This is not a prepared statement, because through a pooler
-/// another session may already use its name.
-const SERVER: &str = "\
+/// What [`Server::read`] asks. This is not a prepared statement, because through a pooler another
+/// session may already use its name.
+const SERVER: &str = "SELECT \
     CASE WHEN pg_is_in_recovery() THEN NULL ELSE left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END AS timeline, \
     current_setting('synchronous_commit') AS synchronous_commit, \
     current_setting('synchronous_standby_names') AS standby_names, \
     extract(epoch FROM clock_timestamp())::float8 AS clock, \
     to_regclass('pulses') IS NOT NULL AS has_pulses, \
-    EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass('system') AND attname = 'cut') AS has_cells";
-/// What [`Server::read`] reads of the cell, which an older schema does not have.
-const CELL: &str = "SELECT cell, (cut->>'timeline')::bigint AS cut FROM system";
+    found.cell, (found.cut->>'timeline')::bigint AS cut FROM ";
+/// The row of the cell. Both names inside are those of `older` in a schema whose table `system` does
+/// not have these columns yet.
+const CELL: &str = "(SELECT NULL::text AS cell, NULL::jsonb AS cut) older LEFT JOIN LATERAL (SELECT cell, cut FROM system) found ON true";
+/// The same for a schema without that table.
+const NO_CELL: &str = "(SELECT NULL::text AS cell, NULL::jsonb AS cut) found";
 
 impl Server {
+    /// One statement, because each new connection waits for it.
     pub(super) async fn read(connection: &mut PgConnection) -> Result<Self> {
         let asked = Moment::now();
-        let query = AssertSqlSafe(format!("SELECT {SERVER}"));
-        let row = sqlx::raw_sql(query).fetch_one(&mut *connection).await?;
+        let mut found = ask(connection, CELL).await;
+        // 42P01: there is no such table.
+        if found.as_ref().is_err_and(|error| error.is_of(&["42P01"])) {
+            found = ask(connection, NO_CELL).await;
+        }
+        let row = found?;
         let timeline: Option<String> = row.try_get("timeline")?;
         let clock_ahead = ahead(asked, row.try_get("clock")?);
-        let (cell, cut) = if row.try_get("has_cells")? {
-            let row = sqlx::raw_sql(CELL).fetch_one(connection).await?;
-            (row.try_get("cell")?, row.try_get("cut")?)
-        } else {
-            (None, None)
-        };
         Ok(Self {
             timeline: timeline.and_then(|digits| u32::from_str_radix(&digits, 16).ok()),
             synchronous_commit: row.try_get("synchronous_commit")?,
             standby_names: row.try_get("standby_names")?,
             clock_ahead,
             has_pulses: row.try_get("has_pulses")?,
-            cell,
-            cut,
+            cell: row.try_get("cell")?,
+            cut: row.try_get("cut")?,
         })
     }
 
@@ -129,6 +131,11 @@ impl Server {
         }
         Ok(())
     }
+}
+
+async fn ask(connection: &mut PgConnection, cell: &str) -> Result<PgRow> {
+    let query = AssertSqlSafe(format!("{SERVER}{cell}"));
+    Ok(sqlx::raw_sql(query).fetch_one(connection).await?)
 }
 
 /// How far the server's `clock`, in seconds of Unix time, is ahead of ours, now that the response to what
