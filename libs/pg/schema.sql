@@ -755,6 +755,9 @@ CREATE OR REPLACE FUNCTION public.next_version_of_row()
  SET search_path TO 'public', 'pg_temp'
 AS $function$
 BEGIN
+    IF pg_trigger_depth() = 0 THEN
+        RAISE EXCEPTION 'only a trigger takes the version of a row' USING ERRCODE = 'insufficient_privilege';
+    END IF;
     PERFORM pg_advisory_xact_lock('options'::regclass::bigint);
     RETURN nextval('configuration_versions');
 END

@@ -135,7 +135,7 @@ const STILL: [(&str, &[(&str, &str)]); 5] = testkit::rows! {
     ];
 };
 /// What no stage may do.
-const ANYBODY: [&str; 7] = [
+const ANYBODY: [&str; 8] = [
     "CREATE TABLE mine ()",
     "DROP TABLE orders",
     "ALTER TABLE work DISABLE ROW LEVEL SECURITY",
@@ -143,6 +143,7 @@ const ANYBODY: [&str; 7] = [
     "DELETE FROM _sqlx_migrations",
     "COPY partners TO PROGRAM 'cat'",
     "SET ROLE esim_operator",
+    "SELECT next_version_of_row()",
 ];
 
 #[tokio::test]
