@@ -23,7 +23,7 @@ const MANY: usize = 10_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pace {
     /// No attempt has ended yet, and none takes long.
-    Unproven,
+    Unknown,
     /// The last attempt that ended was quick, and it ended a moment ago if others are in flight.
     Quick,
     /// The last attempt that ended was slow, or attempts are in flight and none has ended for long.
@@ -80,7 +80,7 @@ impl Paces {
     /// The pace of a partner, if attempts are slow that take at least `slow`.
     pub(crate) fn of(&self, owner: Owner, slow: Duration, now: Instant) -> Pace {
         let Some(known) = self.owners.get(&owner) else {
-            return Pace::Unproven;
+            return Pace::Unknown;
         };
         if known.in_flight && now.saturating_duration_since(known.progress) >= slow {
             return Pace::Slow;
@@ -88,7 +88,7 @@ impl Paces {
         match known.last_was_slow {
             Some(true) => Pace::Slow,
             Some(false) => Pace::Quick,
-            None => Pace::Unproven,
+            None => Pace::Unknown,
         }
     }
 }
@@ -112,9 +112,9 @@ mod tests {
         let slow = Duration::from_secs(3);
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        assert_eq!(paces.of(partner, slow, start), Pace::Unproven);
+        assert_eq!(paces.of(partner, slow, start), Pace::Unknown);
         paces.begin(partner, start);
-        assert_eq!(paces.of(partner, slow, at(2)), Pace::Unproven);
+        assert_eq!(paces.of(partner, slow, at(2)), Pace::Unknown);
         assert_eq!(paces.of(partner, slow, at(3)), Pace::Slow);
         paces.attempted(partner, true, at(4));
         assert_eq!(paces.of(partner, slow, at(5)), Pace::Slow);
@@ -124,6 +124,6 @@ mod tests {
         paces.end(partner);
         assert_eq!(paces.of(partner, slow, at(60)), Pace::Quick);
         paces.begin(partner, at(1_000));
-        assert_eq!(paces.of(partner, slow, at(1_001)), Pace::Unproven);
+        assert_eq!(paces.of(partner, slow, at(1_001)), Pace::Unknown);
     }
 }

@@ -40,9 +40,9 @@ use crate::{
 const SHARED_BY_QUEUES: usize = 3;
 
 /// A partner whose attempts are slow, or not known yet, holds at most this part of the permits.
-const UNPROVEN_PART: usize = 64;
+const NOT_QUICK_PART: usize = 64;
 /// The number of permits that such a partner may hold in any case, if the other limits allow it.
-const UNPROVEN_LEAST: usize = 8;
+const NOT_QUICK_LEAST: usize = 8;
 
 /// How much a stage may work on at once.
 #[derive(Clone, Copy, Debug)]
@@ -245,11 +245,11 @@ impl Permits {
         if own == Pace::Quick {
             return true;
         }
-        let unproven = (self.limits.permits / UNPROVEN_PART).max(UNPROVEN_LEAST);
-        if in_use.of_owner(key.owner) >= unproven {
+        let most = (self.limits.permits / NOT_QUICK_PART).max(NOT_QUICK_LEAST);
+        if in_use.of_owner(key.owner) >= most {
             return false;
         }
-        if own == Pace::Unproven {
+        if own == Pace::Unknown {
             return true;
         }
         let mut of_slow = 0;

@@ -160,14 +160,14 @@ pub(crate) async fn show(
 }
 
 pub(crate) fn refused_row(one: Refused, times: &Times) -> RefusedRow {
-    let unproven =
-        (one.kind == refused::Kind::Unsigned.as_str()).then(|| unproven(&one.reason).to_owned());
+    let unsigned =
+        (one.kind == refused::Kind::Unsigned.as_str()).then(|| unsigned(&one.reason).to_owned());
     let limit = (!one.errors.starts_with(&one.reason)).then(|| format!("limit: {}", one.reason));
     let unrecorded = (one.unrecorded > 0).then(|| {
         let number = number(one.unrecorded);
         format!("{number} more of this kind right before it were not kept")
     });
-    let notes: Vec<String> = [unproven, limit, unrecorded]
+    let notes: Vec<String> = [unsigned, limit, unrecorded]
         .into_iter()
         .flatten()
         .collect();
@@ -186,7 +186,7 @@ pub(crate) fn refused_row(one: Refused, times: &Times) -> RefusedRow {
 
 /// What is known of a request that does not prove its sender, from the first error that it had. The
 /// signature is looked at last, so most of them say nothing about it.
-fn unproven(reason: &str) -> &'static str {
+fn unsigned(reason: &str) -> &'static str {
     match reason {
         "signature_invalid" => "the signature was not valid, so anybody may have sent it",
         // The key is one that we know, because other requests are not kept.

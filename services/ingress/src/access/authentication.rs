@@ -156,7 +156,7 @@ impl Authenticator {
             // The key is looked up only to note whose request it is, so the cache must do.
             let known = access_key.to_str().ok();
             let known = known.and_then(|access_key| self.directory.cached(access_key));
-            *sender = known.map(|partner| Sender::unproven(partner.id));
+            *sender = known.map(|partner| Sender::unsigned(partner.id));
             return Err(self.denied(Code::TimestampInvalid));
         };
 
@@ -171,7 +171,7 @@ impl Authenticator {
             .partner(access_key)
             .await
             .map_err(ApiError::internal)?;
-        *sender = partner.as_ref().map(|partner| Sender::unproven(partner.id));
+        *sender = partner.as_ref().map(|partner| Sender::unsigned(partner.id));
         let partner = partner
             .filter(|partner| !partner.disabled)
             .ok_or_else(unknown)?;

@@ -57,7 +57,7 @@ pub(crate) struct Sender {
 
 impl Sender {
     /// The partner of an access key, while the signature is not verified.
-    pub(crate) fn unproven(partner: PartnerId) -> Self {
+    pub(crate) fn unsigned(partner: PartnerId) -> Self {
         Self {
             partner,
             signed: false,
