@@ -85,6 +85,39 @@ pub struct OneCell {
     confirm: Confirm,
 }
 
+/// How far a division has come. Each run takes the steps that are left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Reached {
+    NotBegun,
+    Frozen,
+    Fenced,
+    Activated,
+}
+
+impl Reached {
+    /// What the databases of the old cell and of the new one, which is called `to`, say.
+    fn of(old: &State, new: &State, to: &str) -> Self {
+        if new.cell.as_deref() == Some(to) {
+            Self::Activated
+        } else if old.to.is_none() {
+            Self::NotBegun
+        } else if old.is_fenced {
+            Self::Fenced
+        } else {
+            Self::Frozen
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::NotBegun => "not begun",
+            Self::Frozen => "frozen",
+            Self::Fenced => "fenced",
+            Self::Activated => "activated",
+        }
+    }
+}
+
 /// Shows on standard error what was done, and keeps how long each step took.
 struct Steps {
     began: Instant,
@@ -197,16 +230,16 @@ pub(super) async fn run(asked: &Divide, console: &Console) -> anyhow::Result<()>
     let mut target = connect(console, to).await?;
     let copy = division::state(&mut target).await?;
     let names = (from.name.as_str(), to.name.as_str());
-    let is_active = copy.cell.as_deref() == Some(names.1);
-    if before.to.is_none() {
+    let reached = Reached::of(&before, &copy, names.1);
+    if reached == Reached::Activated && before.to.is_none() {
         ensure!(
-            !is_active || have_left,
+            have_left,
             "cell {} is activated already; a partner goes into a new cell only, not into one that exists",
             names.1
         );
-        if !is_active {
-            division::check(&mut source, &mut target, names).await?;
-        }
+    }
+    if reached == Reached::NotBegun {
+        division::check(&mut source, &mut target, names).await?;
     }
     let orders = purge::orders(&mut source, &partners).await?;
     let preview = format!(
@@ -216,14 +249,7 @@ pub(super) async fn run(asked: &Divide, console: &Console) -> anyhow::Result<()>
         names.1
     );
     if asked.confirm.dry_run {
-        let state = match (&before.to, before.is_fenced, is_active) {
-            (_, _, true) => "activated",
-            (None, ..) => "not begun",
-            (_, true, _) => "fenced",
-            (_, false, _) => "frozen",
-        };
-        let shown =
-            json!({ "dry_run": true, "state": state, "partners": partners, "orders": orders });
+        let shown = json!({ "dry_run": true, "state": reached.name(), "partners": partners, "orders": orders });
         return console.print(&shown, || preview);
     }
     asked.confirm.ask(&preview)?;
@@ -232,8 +258,7 @@ pub(super) async fn run(asked: &Divide, console: &Console) -> anyhow::Result<()>
         target,
         names,
         partners,
-        before,
-        is_active,
+        reached,
     };
     let (partners, steps, frozen) = division.carry_out(asked).await?;
     let shown = json!({ "from": names.0, "to": names.1, "partners": partners, "orders": orders,
@@ -255,10 +280,8 @@ struct Division<'a> {
     /// Of the old and of the new cell.
     names: (&'a str, &'a str),
     partners: Vec<Uuid>,
-    /// What the old cell says of it before this run.
-    before: State,
-    /// Whether the new cell is activated already.
-    is_active: bool,
+    /// How far earlier runs have come.
+    reached: Reached,
 }
 
 impl Division<'_> {
@@ -270,17 +293,16 @@ impl Division<'_> {
             mut target,
             names,
             partners,
-            before,
-            is_active,
+            reached,
         } = self;
         let what = format!("cell {} to {}", names.0, names.1);
         let action = asked.confirm.action(domain::Command::CellDivide, &what);
         let mut steps = Steps::new();
-        if before.to.is_none() && !is_active {
+        if reached < Reached::Frozen {
             division::freeze(&mut source, names, &partners, action).await?;
             steps.done("freeze", "the partners are frozen: their requests get 503");
         }
-        if !before.is_fenced && !is_active {
+        if reached < Reached::Fenced {
             until(SOON, "the end of the last answers", async || {
                 Ok(division::unanswered(&mut source, &partners).await? == 0)
             })
@@ -289,7 +311,7 @@ impl Division<'_> {
             division::fence(&mut source).await?;
             steps.done("fence", "the old cell does nothing for them any more");
         }
-        if !is_active {
+        if reached < Reached::Activated {
             promote(&mut target, names.1, &mut steps).await?;
             let action = asked.confirm.action(domain::Command::CellActivate, &what);
             division::activate(&mut target, names.1, action).await?;
@@ -444,10 +466,15 @@ pub(super) async fn activate(asked: &OneCell, console: &Console) -> anyhow::Resu
     }
     let what = format!("cell {}", cell.name);
     let action = asked.confirm.action(domain::Command::CellActivate, &what);
+    let began = Instant::now();
     let served = division::activate(&mut target, &cell.name, action).await?;
-    let shown = json!({ "cell": cell.name, "partners": served });
+    let seconds = began.elapsed().as_secs_f64();
+    let shown = json!({ "cell": cell.name, "partners": served, "seconds": seconds });
     console.print(&shown, || {
-        format!("the database is cell {}, with {served} partners", cell.name)
+        format!(
+            "the database is cell {}, with {served} partners, after {seconds:.1} s",
+            cell.name
+        )
     })
 }
 
