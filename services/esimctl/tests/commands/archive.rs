@@ -315,6 +315,29 @@ impl Archiver {
     }
 }
 
+/// A division that was interrupted does not hold the lock of archive runs. The new cell would inherit an
+/// archive that is not complete, and be refused because of it.
+#[tokio::test]
+async fn no_run_begins_while_the_cell_divides() {
+    let mut archiver = Archiver::new().await;
+    archiver.order("o-1", 1).await;
+    let divides = "UPDATE system SET cell = 'a', cut = '{\"from\": \"a\", \"to\": \"b\", \"partners\": []}'";
+    sqlx::query(divides)
+        .execute(&mut archiver.connection)
+        .await
+        .unwrap();
+    let refused = archiver.operator.run(&archiver.run()).await;
+    refused.fails(1, "`esimctl cell divide`");
+    let begun = archiver.number("SELECT count(*) FROM archives").await;
+    assert_eq!(begun, 0);
+    sqlx::query("UPDATE system SET cut = NULL")
+        .execute(&mut archiver.connection)
+        .await
+        .unwrap();
+    let run = archiver.operator.json(&archiver.run()).await;
+    assert_eq!(run["orders"], 1);
+}
+
 /// A run is killed while a batch is on disk and not committed, and again between two batches. Then
 /// it ends, and every order is in the archive once.
 #[tokio::test]

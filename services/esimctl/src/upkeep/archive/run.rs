@@ -14,14 +14,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use clap::Args;
 use pg::{PgConnection, schema};
 use runtime::terminal::{progress, say};
 use serde_json::json;
 use sqlx::Connection;
 use time::OffsetDateTime;
-use tools::archive::{self, Archive, Copied, GRACE};
+use tools::{
+    archive::{self, Archive, Copied, GRACE},
+    cells::division,
+};
 use url::Url;
 use uuid::Uuid;
 
@@ -142,6 +145,13 @@ pub async fn run(asked: &Run, console: &Console) -> anyhow::Result<()> {
         archive::lock(&mut connection).await?,
         "another `esimctl archive run` is at work on this database; wait until it ends"
     );
+    // A division that was interrupted holds the lock no longer.
+    if let Some(cell) = division::state(&mut connection).await?.to {
+        bail!(
+            "this cell divides, and cell {cell} would inherit an archive that is not complete, and go on with it in the same folder: \
+             end the division first, with the same `esimctl cell divide`"
+        );
+    }
     let interrupted = archive::unfinished(&mut connection).await?;
     let after = interrupted
         .as_ref()
