@@ -66,7 +66,7 @@ fn accepted_ago(partner_id: PartnerId, days: i64) -> NewOrder {
 
 impl Bench {
     /// A delivered order with attempts and an encrypted response.
-    async fn delivered(&self, partner: PartnerId, external_id: &str, days: i64) -> NewOrder {
+    pub async fn delivered(&self, partner: PartnerId, external_id: &str, days: i64) -> NewOrder {
         let new = NewOrder {
             external_order_id: external_id.to_owned(),
             traceparent: Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".into()),
@@ -113,7 +113,7 @@ impl Bench {
 
     /// An archive of orders that are older than a year, with the external ids of the first `limit`
     /// orders reserved.
-    async fn reserved(&self, limit: u32) -> Archive {
+    pub async fn reserved(&self, limit: u32) -> Archive {
         let mut connection = self.connection().await;
         let folder = |number| format!("/srv/archive-{number}");
         let begun = archive::begin(&mut connection, folder, Uuid::nil(), ago(365), ACTION);
@@ -125,20 +125,20 @@ impl Bench {
     }
 
     /// The same, and the grace of the reservations has passed.
-    async fn ripe(&self, limit: u32) -> Archive {
+    pub async fn ripe(&self, limit: u32) -> Archive {
         let archive = self.reserved(limit).await;
         self.ripen().await;
         archive
     }
 
     /// Lets the grace of all reservations pass.
-    async fn ripen(&self) {
+    pub async fn ripen(&self) {
         self.sql("UPDATE archived_orders SET archived_at = archived_at - interval '21 seconds'")
             .await;
     }
 
     /// Moves these orders, and returns what was copied.
-    async fn moved(&self, archive: &mut Archive, orders: &[NewOrder]) -> Copied {
+    pub async fn moved(&self, archive: &mut Archive, orders: &[NewOrder]) -> Copied {
         let ids: Vec<Uuid> = orders.iter().map(|order| order.order_id.uuid()).collect();
         let mut connection = self.connection().await;
         let mut transaction = connection.begin().await.unwrap();
@@ -154,7 +154,7 @@ impl Bench {
         copied
     }
 
-    async fn restored(&self, archive: &Archive, copied: &Copied) -> Result<(), NotRestored> {
+    pub async fn restored(&self, archive: &Archive, copied: &Copied) -> Result<(), NotRestored> {
         let parts: Vec<Part> = copied.parts.iter().map(without_order).collect();
         let mut connection = self.connection().await;
         let mut transaction = connection.begin().await.unwrap();

@@ -1,7 +1,9 @@
 //! The cut by which a cell divides, on two databases. The second one is a copy of the first, as a
 //! standby that is promoted after the fence.
 //!
-//! The statements of the stages run in a role that the policies bind, as those of the stages.
+//! The statements of the stages run in a role that the policies bind, as those of the stages. [`conditions`] has what must hold besides the order of the steps.
+
+mod conditions;
 
 use std::time::Duration;
 
@@ -329,29 +331,24 @@ async fn no_stage_works_in_a_copy_before_its_activation_nor_in_another_cell() {
     ));
 }
 
-/// An insert of a hidden row would fail for all partners, so the statements that look for partners
-/// leave those out that live elsewhere.
+/// A program reads its server before it knows that the schema is too old for it, which it says then.
 #[tokio::test]
-async fn nothing_is_told_to_a_partner_that_lives_elsewhere() {
-    let cell = Cell::new().await;
-    cell.a
-        .set_events(cell.leaving, &[domain::event::Kind::KeyExpiring])
-        .await;
-    cell.a
-        .sql("UPDATE partners SET old_keys_until = now() + interval '1 hour'")
-        .await;
-    cell.fence().await;
-    let mut connection = stage(&cell.a).await;
-    let notice = Duration::from_hours(6);
-    let made = deliveries::events::expiring(&mut connection, notice).await;
-    assert_eq!(made.unwrap(), 0);
-    deliveries::notices::keys_expire(&mut connection, notice)
-        .await
-        .unwrap();
-    let addresses = ["192.0.2.1".to_owned()];
-    deliveries::notices::source_addresses(&mut connection, &addresses)
-        .await
-        .unwrap();
+async fn a_server_is_read_in_a_schema_without_cells() {
+    let bench = Bench::empty().await;
+    for schema in [
+        "SELECT 1",
+        "CREATE TABLE system (version bigint)",
+        "INSERT INTO system VALUES (1)",
+    ] {
+        bench.sql(schema).await;
+        let database = config(bench.database.url()).open("test").unwrap();
+        let answer: pg::Result<i32> = database
+            .run(async |connection| {
+                Ok(sqlx::query_scalar("SELECT 1").fetch_one(connection).await?)
+            })
+            .await;
+        assert_eq!(answer.unwrap(), 1, "{schema}");
+    }
 }
 
 /// A cell divides again: what is foreign already stays hidden.
@@ -398,18 +395,6 @@ async fn who_divides_sees_what_the_membrane_hides() {
     division::begin(&mut connection).await.unwrap();
     let seen = accounts::partners::show(&mut connection, &leaving).await;
     assert!(seen.unwrap().is_some());
-}
-
-/// An archive run that has not ended would go on in both cells, into one folder.
-#[tokio::test]
-async fn an_archive_run_that_has_not_ended_refuses_the_activation() {
-    let cell = Cell::new().await;
-    cell.fence().await;
-    let b = copy(&cell.a).await;
-    b.sql("INSERT INTO archives (archive, folder, ordered_before, reserved_to, moved_to) VALUES (1, 'f', now(), gen_random_uuid(), gen_random_uuid())").await;
-    assert!(matches!(activate(&b).await, Err(NotDivided::Archive(_))));
-    b.sql("UPDATE archives SET completed_at = now()").await;
-    activate(&b).await.unwrap();
 }
 
 /// Each table that names a partner is hidden by the membrane, or has a reason.
