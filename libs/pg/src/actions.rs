@@ -156,6 +156,8 @@ pub async fn recorded<T>(
 ) -> Result<Option<T>> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
     let Some((result, changed)) = change(&mut transaction).await? else {
+        // Now, because what it has locked would otherwise stay locked until the connection is used again.
+        transaction.rollback().await?;
         return Ok(None);
     };
     commit(transaction, action, 1, changed).await?;
