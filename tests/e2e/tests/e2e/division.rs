@@ -1,359 +1,62 @@
 //! A cell divides while its partners order. The new cell is a real streaming standby, whose stages
 //! run before the cut. Both cells buy from one sandbox, whose ledger shows whether anything was
 //! bought twice.
+//!
+//! - [`cells`]: the two cells, and what happens to their servers and to the command.
+//! - [`load`]: the clients of a partner.
+//! - [`stalls`]: processes that stand still during a division.
 
-use crate::shop::{Shop, bought_once, fresh, size};
-use anyhow::{Context, Result, bail, ensure};
-use serde_json::{Value, json};
-use std::collections::{BTreeMap, BTreeSet};
-use std::os::unix::fs::PermissionsExt;
-use std::process::Stdio;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
-use testkit::client::{Answer, Client};
-use testkit::postgres::PostgresServer;
-use testkit::stack::{Stack, Stage, Stored};
-use testkit::{bin_dir, wait};
-use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio::process::Command;
+mod cells;
+mod load;
+mod stalls;
 
-/// Longer than the slowest purchase of the sandbox in this test.
-const SETTLE: &str = "21s";
-/// How long the client waits before it repeats a request that got a 503.
-const AGAIN: Duration = Duration::from_millis(50);
+use crate::shop::{Shop, bought_once, size};
+use anyhow::{Context, Result, ensure};
+use cells::{Cells, FAST, Fault, Owner, SETTLE, SLOW, cancel, divide};
+use load::{Load, code};
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use testkit::stack::Stored;
+use testkit::wait;
+
 /// How much later than a webhook its answer may be noticed here, although it was sent before.
 const NOTICED: Duration = Duration::from_millis(500);
-const SLOW: &str = r#"{"detect_duplicates": false, "latency_ms": 2000, "silent_rate": 0.3, "not_found_lag_ms": 6000}"#;
-const FAST: &str = r#"{"detect_duplicates": false}"#;
 
-/// The parts of the orders in `filled`.
-const FILLED: &str = "
-    INSERT INTO orders (order_id, partner_id, external_order_id, answer_by, created_at)
-    SELECT id, partner_id, 'filled-' || n, at, at FROM filled;
-    INSERT INTO placements (placement_id, order_id, partner_id, provider, lane, state, attempt, attempted_at, placed_at, created_at)
-    SELECT id, id, partner_id, 'sandbox', 'ready', 'placed', 1, at, at, at FROM filled;
-    INSERT INTO topups (topup_id, placement_id, position, option_id, provider_option_id)
-    SELECT topup_id, id, 0, (SELECT min(option_id::text)::uuid FROM options), 'ready' FROM filled;
-    INSERT INTO esims (topup_id, provider, provider_unit_id, iccid, profile, ready_at, delivery_id, code_digest)
-    SELECT topup_id, 'sandbox', unit, '88' || lpad(n::text, 17, '0'), decode(repeat(unit, 11), 'hex'), at, id, decode(unit, 'hex') FROM filled;
-    INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id, state, attempt, attempted_at, status, delivered_at, created_at)
-    SELECT id, partner_id, 'topup.ready', topup_id, id, 'delivered', 1, at, 200, at, at FROM filled;
-    ANALYZE";
-
-/// Stores finished orders, half of them of each partner, as if they had been bought before.
-async fn fill(cell: &Stack, shops: &[Shop; 2], orders: u64) -> Result<()> {
-    let mut database = cell.database.connect().await?;
-    sqlx::raw_sql("SET session_replication_role = replica; SET synchronous_commit = off")
-        .execute(&mut database)
-        .await?;
-    let filled = "CREATE TEMP TABLE filled AS
-        SELECT n, now() - interval '1 hour' - n * interval '2 s' AS at, md5('unit ' || n) AS unit,
-               ('01900000-0000-7000-8000-' || lpad(to_hex(n), 12, '0'))::uuid AS id,
-               '20240101000000' || lpad(n::text, 12, '0') AS topup_id,
-               (SELECT partner_id FROM partners WHERE access_key = ($2::text[])[n % 2 + 1]) AS partner_id
-        FROM generate_series(1, $1::bigint) n";
-    let keys = shops.each_ref().map(|shop| shop.partner.access_key.clone());
-    let orders = i64::try_from(orders)?;
-    sqlx::query(filled)
-        .bind(orders)
-        .bind(keys.as_slice())
-        .execute(&mut database)
-        .await?;
-    sqlx::raw_sql(FILLED).execute(&mut database).await?;
-    Ok(())
-}
-
-/// What happens after a step of the division, of which the command then dies.
-#[derive(Clone, Copy)]
-enum Fault {
-    /// Nothing else.
-    Command,
-    /// The standby replays nothing any more, so that the command does not come to the promotion.
-    Paused,
-    /// The server of this cell is killed, and starts again.
-    Server(usize),
-    /// The server of the old cell is killed, and starts again only when the new one is active.
-    OldLost,
-}
-
-struct Cells {
-    a: Stack,
-    b: Stack,
-    /// The servers of both. They end after the stacks.
-    servers: [tokio::sync::Mutex<PostgresServer>; 2],
-    dir: tempfile::TempDir,
-}
-
-impl Cells {
-    /// Cell a with two partners and `orders` finished orders, and the stages of cell b, which wait at a
-    /// standby of its database.
-    async fn start(orders: u64) -> Result<(Self, [Shop; 2])> {
-        let dir = tempfile::tempdir()?;
-        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o711))?;
-        let first = PostgresServer::start(dir.path()).await?;
-        let a = Stack::builder()
-            .database_server(first.url())
-            .env(Stage::Provisioner, "SETTLE", SETTLE)
-            .start()
-            .await?;
-        a.set_faults(FAST).await?;
-        let shops = [Shop::open(&a).await?, Shop::open(&a).await?];
-        fill(&a, &shops, orders).await?;
-        let standby = first.start_standby(dir.path()).await?;
-        let mut b = Stack::builder()
-            .database(&standby.url_of_copy(a.database.url())?)
-            .env(Stage::Provisioner, "SETTLE", SETTLE)
-            .env(Stage::Provisioner, "SANDBOX_URL", &a.sandbox_url)
-            .without(Stage::Sandbox);
-        for stage in Stage::OURS {
-            b = b.env(stage, "CELL", "b").without(stage);
-        }
-        let mut b = b.start().await?;
-        for stage in Stage::OURS {
-            b.process(stage)?.spawn()?;
-        }
-        let file = json!({ "provider_rates": { "sandbox": 100 }, "cells": [
-            { "name": "a", "database_url": a.database.url(), "backend": "ingress-a", "rate_shares": { "sandbox": 0.5 } },
-            { "name": "b", "database_url": b.database.url(), "backend": "ingress-b", "rate_shares": { "sandbox": 0.5 } },
-        ]});
-        std::fs::write(dir.path().join("cells.json"), file.to_string())?;
-        let cells = Self {
-            a,
-            b,
-            servers: [first, standby].map(tokio::sync::Mutex::new),
-            dir,
-        };
-        Ok((cells, shops))
-    }
-
-    fn esimctl(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(bin_dir().join("esimctl"));
-        command
-            .args(args)
-            .arg("--json")
-            .env("ESIM_CELLS", self.dir.path().join("cells.json"))
-            .env_remove("DATABASE_URL")
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .kill_on_drop(true);
-        command
-    }
-
-    /// Runs a command, and returns the last line of its output.
-    async fn run(&self, args: &[&str]) -> Result<Value> {
-        let output = self.esimctl(args).output().await?;
-        let said = String::from_utf8_lossy(&output.stdout);
-        ensure!(
-            output.status.success(),
-            "esimctl {}: {}: {said} {}",
-            args.join(" "),
-            output.status,
-            String::from_utf8_lossy(&output.stderr)
-        );
-        Ok(serde_json::from_str(
-            said.lines().last().context("no output")?,
-        )?)
-    }
-
-    /// Begins to divide the cell, and kills the command as soon as it has told of this step. It may also
-    /// end, because the one before had come further than this step when it was killed.
-    async fn killed(&self, access_key: &str, step: &str) -> Result<()> {
-        let mut child = self.esimctl(&divide(access_key)).spawn()?;
-        let mut lines = BufReader::new(child.stderr.take().context("stderr")?).lines();
-        let mut said = Vec::new();
-        let told = async {
-            while let Some(line) = lines.next_line().await? {
-                let is_told = line.contains(step);
-                said.push(line);
-                if is_told {
-                    return Ok(true);
-                }
-            }
-            let status = child.wait().await?;
-            ensure!(
-                status.success(),
-                "the command ended before {step:?}: {said:?}"
-            );
-            Ok(false)
-        };
-        let is_running = tokio::time::timeout(Duration::from_mins(2), told).await??;
-        if is_running {
-            child.kill().await?;
-        }
-        Ok(())
-    }
-
-    /// The topups of a partner in each cell.
-    async fn stored(&self, access_key: &str) -> Result<[Vec<Stored>; 2]> {
-        let mut a = self.a.stored().await?;
-        let mut b = self.b.stored().await?;
-        for stored in [&mut a, &mut b] {
-            stored.retain(|one| one.access_key == access_key);
-        }
-        Ok([a, b])
-    }
-}
-
-impl Cells {
-    /// Lets the standby replay again, until it has the fence.
-    async fn replay_the_fence(&self) -> Result<()> {
-        let standby = self.servers[1].lock().await;
-        standby.sql("SELECT pg_wal_replay_resume()").await?;
-        let fenced = "SELECT count(*) FROM system WHERE cut ? 'walks'";
-        let replayed = async || Ok((self.b.count(fenced).await? > 0).then_some(()));
-        wait::until(Duration::from_mins(1), "the fence in the standby", replayed).await
-    }
-
-    async fn suffer(&self, fault: Fault) -> Result<()> {
-        match fault {
-            Fault::Command => {}
-            Fault::Paused => {
-                let standby = self.servers[1].lock().await;
-                standby.sql("SELECT pg_wal_replay_pause()").await?;
-            }
-            Fault::Server(cell) => {
-                let mut server = self.servers[cell].lock().await;
-                server.stop_immediately().await?;
-                server.start_again().await?;
-            }
-            Fault::OldLost => {
-                self.replay_the_fence().await?;
-                let mut old = self.servers[0].lock().await;
-                old.stop_immediately().await?;
-                self.servers[1].lock().await.promote().await?;
-                let activate = ["cell", "activate", "b", "--reason", "test", "--yes"];
-                self.run(&activate).await?;
-                old.start_again().await?;
-            }
-        }
-        Ok(())
-    }
-}
-
-/// The arguments that divide the cell.
-fn divide(access_key: &str) -> [&str; 9] {
-    [
-        "cell",
-        "divide",
-        "b",
-        "--from-cell",
-        "a",
-        access_key,
-        "--reason",
-        "test",
-        "--yes",
-    ]
-}
-
-/// The clients of one partner: each orders one unit after the other, and repeats each order until the
-/// answer is definite.
-struct Load {
-    clients: [Client; 2],
-    options: [String; 2],
-    /// The cell to which the proxy sends the partner.
-    cell: AtomicUsize,
-    stop: AtomicBool,
-    moving: AtomicUsize,
-    last: Mutex<Instant>,
-    longest_gap: Mutex<Duration>,
-    /// When the 201 of each topup was read.
-    answered: Mutex<BTreeMap<String, Instant>>,
-}
-
-impl Load {
-    fn new(cells: &Cells, shop: &Shop) -> Result<Self> {
-        Ok(Self {
-            clients: [
-                cells.a.client(&shop.partner)?,
-                cells.b.client(&shop.partner)?,
-            ],
-            options: [
-                cells.a.option("ready")?.to_owned(),
-                cells.a.option("delayed")?.to_owned(),
-            ],
-            cell: AtomicUsize::new(0),
-            stop: AtomicBool::new(false),
-            moving: AtomicUsize::new(0),
-            last: Mutex::new(Instant::now()),
-            longest_gap: Mutex::default(),
-            answered: Mutex::default(),
-        })
-    }
-
-    fn success(&self) {
-        let mut last = self.last.lock().unwrap();
-        let mut longest = self.longest_gap.lock().unwrap();
-        *longest = longest.max(last.elapsed());
-        *last = Instant::now();
-    }
-
-    /// Orders until the load is stopped. Returns the external ids of all orders that were answered
-    /// with success, or with a 422 that says that they are stored.
-    async fn order(&self, worker: usize) -> Result<Vec<String>> {
-        let mut stored = Vec::new();
-        for number in 0.. {
-            if self.stop.load(Ordering::Relaxed) {
-                break;
-            }
-            let id = fresh(&format!("divide-{worker}"));
-            let option = &self.options[number % 2];
-            loop {
-                let client = &self.clients[self.cell.load(Ordering::Relaxed)];
-                let Ok(answer) = client.order(&id, &[(option, 1)]).await else {
-                    tokio::time::sleep(AGAIN).await;
-                    continue;
-                };
-                let taken = String::from_utf8_lossy(&answer.body).contains("already been taken");
-                match answer.status {
-                    201 => {
-                        let read = Instant::now();
-                        let mut answered = self.answered.lock().unwrap();
-                        for product in answer.products()? {
-                            answered.insert(product.topup_id, read);
-                        }
-                        break;
-                    }
-                    422 if taken => break,
-                    status @ (429 | 500 | 503) => {
-                        if status == 503 && code(&answer) == "partner_moving" {
-                            self.moving.fetch_add(1, Ordering::Relaxed);
-                        }
-                        tokio::time::sleep(AGAIN).await;
-                    }
-                    status => bail!("{status} {}", String::from_utf8_lossy(&answer.body)),
-                }
-            }
-            self.success();
-            stored.push(id);
-        }
-        Ok(stored)
-    }
-
-    /// All workers, until the load is stopped.
-    async fn run(&self, workers: usize) -> Result<BTreeSet<String>> {
-        let lanes = (0..workers).map(|worker| self.order(worker));
-        let lanes = futures_util::future::try_join_all(lanes).await?;
-        Ok(lanes.into_iter().flatten().collect())
-    }
-}
-
-/// The code of an error.
-fn code(answer: &Answer) -> &str {
-    let code = answer.headers.get("x-service-error");
-    code.and_then(|code| code.to_str().ok()).unwrap_or_default()
-}
-
-/// Divides a cell with `before` orders of each of two partners under load, and compares what the
-/// clients, both databases, the endpoints and the sandbox say.
-async fn divides(
+/// What is special about a division.
+struct Case<'a> {
+    owner: Owner,
+    /// The number of finished orders, of which one step of a purge deletes 500.
+    stored: u64,
+    /// The number of orders that each partner makes before the division.
     before: usize,
     workers: usize,
+    /// It is interrupted and taken back first.
     cancelled: bool,
-    faults: &[(&str, Fault)],
-) -> Result<()> {
-    let (cells, [leaving, staying]) = Cells::start(size("DIVIDED_STORED", 2_000)).await?;
+    /// What happens after which step.
+    faults: &'a [(&'a str, Fault)],
+}
+
+impl Default for Case<'_> {
+    fn default() -> Self {
+        Self {
+            owner: Owner::Superuser,
+            stored: 2_000,
+            before: 40,
+            workers: 4,
+            cancelled: false,
+            faults: &[],
+        }
+    }
+}
+
+/// Divides a cell with two partners under load, and compares what the clients, both databases, the
+/// endpoints and the sandbox say.
+async fn divides(case: Case<'_>) -> Result<()> {
+    let Case {
+        before, workers, ..
+    } = case;
+    let (cells, [leaving, staying]) = Cells::start(case.stored, case.owner, SETTLE).await?;
     let key = leaving.partner.access_key.clone();
     let loads = [Load::new(&cells, &leaving)?, Load::new(&cells, &staying)?];
     let operate = async {
@@ -368,14 +71,13 @@ async fn divides(
         )
         .await?;
         cells.a.set_faults(SLOW).await?;
-        if cancelled {
+        cells.refused(&cancel(&key), "does not divide").await?;
+        if case.cancelled {
             cells.killed(&key, "frozen").await?;
-            cells.suffer(Fault::Paused).await?;
+            cells.suffer(&key, Fault::Paused).await?;
             cells.killed(&key, "the old cell does nothing").await?;
             cells.replay_the_fence().await?;
-            let mut cancel = divide(&key).to_vec();
-            cancel.push("--cancel");
-            cells.run(&cancel).await?;
+            cells.run(&cancel(&key)).await?;
             let again = cells.stored(&key).await?[0].len();
             let more = async || Ok((cells.stored(&key).await?[0].len() > again).then_some(()));
             wait::until(
@@ -385,9 +87,9 @@ async fn divides(
             )
             .await?;
         }
-        for (step, fault) in faults {
+        for (step, fault) in case.faults {
             cells.killed(&key, step).await?;
-            cells.suffer(*fault).await?;
+            cells.suffer(&key, *fault).await?;
         }
         let divided = cells.run(&divide(&key)).await?;
         println!("{divided}");
@@ -425,6 +127,9 @@ async fn divides(
         [(&leaving, &loads[0], &left), (&staying, &loads[1], &stayed)],
     )
     .await?;
+    if case.stored > 0 {
+        cells.kill_a_purge("a").await?;
+    }
     purged(&cells).await
 }
 
@@ -549,23 +254,36 @@ async fn purged(cells: &Cells) -> Result<()> {
 #[tokio::test]
 async fn a_cell_divides_under_load() {
     let number = |size: u64| usize::try_from(size).unwrap();
-    let before = number(size("DIVIDED_ORDERS", 60));
-    let workers = number(size("DIVIDED_IN_FLIGHT", 6));
-    divides(before, workers, false, &[]).await.unwrap();
+    let case = Case {
+        stored: size("DIVIDED_STORED", 2_000),
+        before: number(size("DIVIDED_ORDERS", 60)),
+        workers: number(size("DIVIDED_IN_FLIGHT", 6)),
+        ..Case::default()
+    };
+    divides(case).await.unwrap();
 }
 
+/// The owner of the tables is no superuser here, so the policies bind the command, too, and somebody
+/// else promotes the server.
 #[tokio::test]
 async fn a_division_goes_on_after_each_death_of_its_command_and_is_cancelled() {
     let kills = [
-        "frozen",
-        "answers have left",
-        "the old cell does nothing",
-        "the standby has all",
-        "is a primary",
-        "the new cell serves",
+        ("frozen", Fault::Command),
+        ("answers have left", Fault::Command),
+        ("the old cell does nothing", Fault::Command),
+        ("the standby has all", Fault::Command),
+        ("promote the database of cell b now", Fault::Promoted),
+        ("is a primary", Fault::Command),
+        ("the new cell serves", Fault::Command),
     ];
-    let kills = kills.map(|step| (step, Fault::Command));
-    divides(40, 4, true, &kills).await.unwrap();
+    let case = Case {
+        owner: Owner::Bound,
+        stored: 0,
+        cancelled: true,
+        faults: &kills,
+        ..Case::default()
+    };
+    divides(case).await.unwrap();
 }
 
 #[tokio::test]
@@ -576,7 +294,11 @@ async fn a_division_goes_on_after_each_death_of_a_server() {
         ("is a primary", Fault::Server(0)),
         ("the new cell serves", Fault::Server(1)),
     ];
-    divides(40, 4, false, &deaths).await.unwrap();
+    let case = Case {
+        faults: &deaths,
+        ..Case::default()
+    };
+    divides(case).await.unwrap();
 }
 
 /// The new cell needs nothing of the old one after the fence. When the old one comes back, it finds
@@ -587,5 +309,9 @@ async fn a_division_goes_on_without_the_old_cell() {
         ("frozen", Fault::Paused),
         ("the old cell does nothing", Fault::OldLost),
     ];
-    divides(40, 4, false, &lost).await.unwrap();
+    let case = Case {
+        faults: &lost,
+        ..Case::default()
+    };
+    divides(case).await.unwrap();
 }

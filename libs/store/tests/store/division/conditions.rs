@@ -1,13 +1,14 @@
 //! What must hold when a cell divides, one condition at a time. Each has an entry in
 //! `tests/safeguards`, which removes it and demands that its test here fails.
 
-use std::{os::unix::fs::PermissionsExt, time::Duration};
+use std::{os::unix::fs::PermissionsExt, path::PathBuf, time::Duration};
 
 use domain::event::Kind;
 use pg::schema;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, postgres::PgConnectOptions};
 use store::deliveries::{events, notices};
 use testkit::{database::Database, postgres::PostgresServer, wait};
+use tokio::process::Command;
 use tools::{
     archive::NotRestored,
     cells::{
@@ -224,6 +225,47 @@ async fn what_is_archived_comes_back_only_after_the_purge() {
     division::finish(&mut owner(&cell.a).await).await.unwrap();
     purge_all(&cell.a).await;
     cell.a.restored(&archive, &copied).await.unwrap();
+}
+
+/// Dumps the tables as an owner who is no superuser.
+async fn dump(bench: &Bench) -> Result<(), String> {
+    let programs = PathBuf::from(std::env::var("PG_BIN").unwrap());
+    let dumped = Command::new(programs.join("pg_dump"))
+        .arg(format!("--dbname={}", bench.database.url()))
+        .args(["--role=esim_bound", "--schema=public", "--format=custom"])
+        .output()
+        .await
+        .unwrap();
+    if dumped.status.success() {
+        Ok(())
+    } else {
+        Err(String::from_utf8_lossy(&dumped.stderr).into_owned())
+    }
+}
+
+/// A dump by the owner of the tables would lack the hidden rows, so PostgreSQL refuses it, and names the
+/// policies. After the purge there are none.
+#[tokio::test]
+async fn a_dump_by_the_owner_names_the_policies_until_the_purge() {
+    let cell = Cell::new().await;
+    drop(stage(&cell.a).await);
+    cell.a
+        .sql(
+            "DO $$ DECLARE t regclass; BEGIN
+                 FOR t IN SELECT oid FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'v') LOOP
+                     EXECUTE format('ALTER TABLE %s OWNER TO esim_bound', t);
+                 END LOOP;
+             END $$;
+             GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO esim_bound",
+        )
+        .await;
+    dump(&cell.a).await.unwrap();
+    cell.fence().await;
+    let refused = dump(&cell.a).await.unwrap_err();
+    assert!(refused.contains("row-level security"), "{refused}");
+    division::finish(&mut owner(&cell.a).await).await.unwrap();
+    purge_all(&cell.a).await;
+    dump(&cell.a).await.unwrap();
 }
 
 /// PostgreSQL cancels an autovacuum for a waiting session only after `deadlock_timeout`, a second. A
