@@ -321,7 +321,8 @@ impl Archiver {
 async fn no_run_begins_while_the_cell_divides() {
     let mut archiver = Archiver::new().await;
     archiver.order("o-1", 1).await;
-    let divides = "UPDATE system SET cell = 'a', cut = '{\"from\": \"a\", \"to\": \"b\", \"partners\": []}'";
+    let divides =
+        "UPDATE system SET cell = 'a', cut = '{\"from\": \"a\", \"to\": \"b\", \"partners\": []}'";
     sqlx::query(divides)
         .execute(&mut archiver.connection)
         .await
