@@ -367,8 +367,9 @@ def every_page(walk, name, paths, folder):
             context.close()
 
 
-def without_script(walk, name, order, paths):
-    """The pages say the same without JavaScript, and a form works: that of the zone, which every page then follows."""
+def without_script(walk, name, order, partner, paths):
+    """The pages say the same without JavaScript, and forms work: those of acts, and that of the zone, which every page then
+    follows."""
     context = walk.context(java_script_enabled=False)
     page = sign_in(context, name)
     for title, path in paths.items():
@@ -378,6 +379,12 @@ def without_script(walk, name, order, paths):
     page.goto(BASE + order)
     if page.locator("ol.story li").count() == 0:
         walk.problems.append("without JavaScript the order has no steps")
+    for what in ("pause", "resume"):
+        page.goto(BASE + partner)
+        act(page, what)
+    page.goto(BASE + partner + "/limits")
+    page.fill("input[name=orders_per_second]", "21")
+    send(page, page.locator(f"form[action='{partner}/limits']"))
     page.goto(BASE + "/zone?back=" + order)
     page.select_option("select[name=zone]", "Asia/Tokyo")
     page.get_by_role("button", name="Use it").click()
@@ -524,7 +531,7 @@ def main(program, axe, *options):
             folder.mkdir(parents=True, exist_ok=True)
         paths = every_path(order, esim, webhook, partner)
         every_page(walk, name, paths, folder)
-        without_script(walk, name, order, paths)
+        without_script(walk, name, order, partner, paths)
         browser.close()
     if walk.problems:
         sys.exit("\n".join(dict.fromkeys(walk.problems)))
