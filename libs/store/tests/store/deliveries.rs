@@ -17,7 +17,7 @@ const URL: Option<&str> = Some("https://partner.example/hook");
 /// A whole attempt of a younger delivery ends within the first lease.
 const YOUTH: Duration = Duration::from_secs(10);
 /// Blocks at the third failure.
-const BLOCK_POLICY: BlockPolicy = BlockPolicy {
+pub const BLOCK_POLICY: BlockPolicy = BlockPolicy {
     failures: 3,
     first: Duration::from_secs(10),
     longest: Duration::from_secs(35),

@@ -1,14 +1,17 @@
 //! The cut by which a cell divides, on two databases. The second one is a copy of the first, as a
 //! standby that is promoted after the fence.
 //!
-//! The statements of the stages run in a role that the policies bind, as those of the stages. [`conditions`] has what must hold besides the order of the steps.
+//! The statements of the stages run in a role that the policies bind, as those of the stages.
+//!
+//! - [`conditions`]: what must hold besides the order of the steps.
+//! - [`steps`]: random steps of all that happens meanwhile.
 
 mod conditions;
+mod steps;
 
 use std::time::Duration;
 
-use desk::retention::{self, Class};
-use domain::{DeliveryId, PartnerId, PlacementId};
+use domain::{PartnerId, PlacementId};
 use pg::{
     actions::{Action, Actor},
     primary::{DurabilityConfig, Unfit},
@@ -413,173 +416,4 @@ async fn every_table_with_a_partner_is_hidden_or_has_a_reason() {
     known.extend(membrane::VISIBLE.iter().map(|(table, _)| *table));
     known.sort_unstable();
     assert_eq!(tables, known);
-}
-
-/// Numbers that look random, and are the same in each run.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
-        usize::try_from(self.0 >> 33).unwrap() % limit
-    }
-}
-
-/// The sides whose stages work: the old cell, and the new one once it is active.
-fn working<'a>(a: &'a Bench, b: Option<&'a Bench>) -> impl Iterator<Item = &'a Bench> {
-    [Some(a), b].into_iter().flatten()
-}
-
-/// What else the stages do: they look for webhooks and claim them, walk for retention, and look for
-/// what to tell partners. Returns how many webhooks of foreign partners were claimed.
-async fn beside(side: &Bench, what: usize) -> usize {
-    let mut connection = stage(side).await;
-    match what {
-        12 => {
-            let ids: Vec<Uuid> = sqlx::query_scalar("SELECT delivery_id FROM deliveries")
-                .fetch_all(&mut owner_that_sees(side).await)
-                .await
-                .unwrap();
-            let ids: Vec<DeliveryId> = ids.into_iter().map(DeliveryId::from).collect();
-            let due = deliveries::Claim::Due { lease: LEASE };
-            let claimed = deliveries::claim(&mut connection, &ids, due).await.unwrap();
-            let claimed: Vec<Uuid> = claimed.deliveries.iter().map(|one| one.id.uuid()).collect();
-            let foreign = "SELECT count(*) FROM deliveries JOIN partners USING (partner_id) WHERE moved_to IS NOT NULL AND delivery_id = ANY ($1)";
-            let foreign: i64 = sqlx::query_scalar(foreign)
-                .bind(claimed)
-                .fetch_one(&mut owner_that_sees(side).await)
-                .await
-                .unwrap();
-            usize::try_from(foreign).unwrap()
-        }
-        13 => {
-            for class in Class::ALL {
-                retention::step(&mut connection, class, 10).await.unwrap();
-            }
-            0
-        }
-        _ => {
-            let notice = Duration::from_hours(6);
-            deliveries::events::expiring(&mut connection, notice)
-                .await
-                .unwrap();
-            deliveries::notices::keys_expire(&mut connection, notice)
-                .await
-                .unwrap();
-            0
-        }
-    }
-}
-
-/// One step of a purge, if the cell does not divide any more.
-async fn purge_some(side: &Bench) {
-    if let Ok(foreign) = purge::foreign(&mut owner(side).await).await {
-        let mut connection = owner_that_sees(side).await;
-        purge::step(&mut connection, foreign[0]).await.unwrap();
-        purge::end(&mut connection).await.unwrap();
-    }
-}
-
-/// Orders, claims, settlements, sweeps and what else the stages do, between any two steps of a division
-/// and of the purge after it. Some divisions are taken back. Nothing is forgotten in the database that
-/// serves a partner, and nobody claims what is foreign.
-#[tokio::test]
-async fn any_steps_beside_a_division_forget_nothing_and_claim_nothing_foreign() {
-    for seed in 0..5 {
-        let mut random = Random(seed);
-        let cell = Cell::new().await;
-        let mut b: Option<Bench> = None;
-        let mut placed: Vec<(NewOrder, bool)> = Vec::new();
-        let (mut frozen, mut fenced, mut active) = (false, false, false);
-        for step in 0..50 {
-            let what = random.below(20);
-            let leaves = random.below(2) == 0;
-            // Where the stages that serve the partner work now, if any do.
-            let home = match (leaves, active, frozen) {
-                (true, true, _) => b.as_ref(),
-                (true, false, true) => None,
-                _ => Some(&cell.a),
-            };
-            match what {
-                0..=2 => {
-                    let partner = if leaves { cell.leaving } else { cell.staying };
-                    if let Some(home) = home {
-                        placed.push((home.stored(answered(partner, 1)).await, leaves));
-                    }
-                }
-                3..=5 if !placed.is_empty() => {
-                    // Each side is told of any order, as by an old message.
-                    let (order, of_leaving) = &placed[random.below(placed.len())];
-                    let side = match &b {
-                        Some(b) if active && random.below(2) == 0 => b,
-                        _ => &cell.a,
-                    };
-                    let id = placement(order);
-                    let claimed = claim(side, &[id], Claim::Fresh).await;
-                    let is_b = !std::ptr::eq(side, &raw const cell.a);
-                    let own = if *of_leaving {
-                        is_b == active && (is_b || !fenced)
-                    } else {
-                        !is_b
-                    };
-                    assert!(own || claimed.is_empty(), "seed {seed}, step {step}");
-                    if claimed == [id] && random.below(2) == 0 {
-                        let units = topups(order).iter().map(ready).collect();
-                        let settlement = [bought(id, 1, units, true)];
-                        placements::settle(&mut stage(side).await, &settlement)
-                            .await
-                            .unwrap();
-                    }
-                }
-                6..=8 => {
-                    for side in working(&cell.a, b.as_ref().filter(|_| active)) {
-                        let mut connection = stage(side).await;
-                        placements::sweep(&mut connection, NO_LEASE).await.unwrap();
-                        deliveries::sweep(&mut connection, NO_LEASE).await.unwrap();
-                    }
-                }
-                9 | 16..=19 if !frozen => {
-                    cell.freeze().await;
-                    frozen = true;
-                }
-                9 | 16..=19 if !fenced => {
-                    division::fence(&mut owner(&cell.a).await).await.unwrap();
-                    fenced = true;
-                }
-                9 | 16..=19 if b.is_none() => b = Some(copy(&cell.a).await),
-                9 | 16..=19 if !active => {
-                    activate(b.as_ref().unwrap()).await.unwrap();
-                    active = true;
-                }
-                10 if active => division::finish(&mut owner(&cell.a).await).await.unwrap(),
-                12..=14 => {
-                    for side in working(&cell.a, b.as_ref().filter(|_| active)) {
-                        let foreign = beside(side, what).await;
-                        // Until the fence the old cell goes on for those that leave.
-                        let still_here = !fenced && std::ptr::eq(side, &raw const cell.a);
-                        assert!(foreign == 0 || still_here, "seed {seed}, step {step}");
-                    }
-                }
-                15 if active => {
-                    for side in [&cell.a, b.as_ref().unwrap()] {
-                        purge_some(side).await;
-                    }
-                }
-                11 if frozen && !active && random.below(3) == 0 => {
-                    division::cancel(&mut owner(&cell.a).await, ACTION)
-                        .await
-                        .unwrap();
-                    (frozen, fenced, b) = (false, false, None);
-                }
-                _ => {}
-            }
-            for side in working(&cell.a, b.as_ref().filter(|_| active)) {
-                let forgotten = count(side, FORGOTTEN).await;
-                assert_eq!(forgotten, 0, "seed {seed}, step {step}");
-            }
-        }
-    }
 }
