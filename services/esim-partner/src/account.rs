@@ -205,6 +205,15 @@ impl Account {
         })
     }
 
+    /// Checks that requests can be sent, so that a setting that is missing is no failed request, which
+    /// commands would repeat.
+    pub(crate) fn ensure_complete(&self) -> anyhow::Result<()> {
+        for name in ["BASE_URL", "ACCESS_KEY", "SECRET_KEY"] {
+            self.setting(name)?;
+        }
+        Ok(())
+    }
+
     /// The secret that signs the account's webhooks.
     pub(crate) fn webhook_secret(&self) -> anyhow::Result<Secret> {
         Secret::parse(self.setting("WEBHOOK_SECRET")?).context("WEBHOOK_SECRET")

@@ -350,6 +350,10 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
         Command::Account(command) => command,
     };
     let account = Account::read(&config.account)?;
+    // `certify` sends nothing to the service.
+    if !matches!(command, AccountCommand::Certify(_)) {
+        account.ensure_complete()?;
+    }
     let answer = match command {
         AccountCommand::Certify(certify) => return certify.run(&account).await,
         AccountCommand::Mcp(mcp) => return mcp.run(account).await.map(|()| true),
@@ -412,14 +416,14 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
     if !answer.is_success() {
         say(format_args!("esim-partner: {}", answer.summary()));
     }
-    let of_event = matches!(
+    let of_topup = matches!(
         command,
         AccountCommand::Redeliver {
-            id: WebhookId::Event(_),
+            id: WebhookId::Topup(_),
             ..
         }
     );
-    if answer.codes.contains("webhook_url_missing") && !of_event {
+    if answer.codes.contains("webhook_url_missing") && of_topup {
         say(
             "The account has no webhook URL to send to. To send the webhook from this machine instead, add --forward-to http://localhost:3000/hook",
         );

@@ -275,3 +275,21 @@ fn a_wrong_setting_is_named() {
         "{text}"
     );
 }
+
+/// Whoever has set too little gets to know what is missing. Nothing was sent, so nothing is repeated, and
+/// no order is in doubt.
+#[test]
+fn without_a_setting_nothing_is_sent_and_no_order_is_in_doubt() {
+    for missing in ["BASE_URL", "ACCESS_KEY", "SECRET_KEY"] {
+        let mut command = command("http://127.0.0.1:9", &["order", "A-1", TOPUP]);
+        // An empty value is as good as none, and keeps the environment as the source of the keys.
+        let output = command.env(missing, "").output().unwrap();
+        let text = said(&output);
+        assert!(!output.status.success(), "{text}");
+        assert!(text.contains(&format!("{missing} is not set")), "{text}");
+        assert!(
+            !text.contains("repeat") && !text.contains("unknown"),
+            "{text}"
+        );
+    }
+}
