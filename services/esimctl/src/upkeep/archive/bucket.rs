@@ -30,6 +30,7 @@ use object_store::{
     local::LocalFileSystem,
     path::Path as Key,
 };
+use rustix::fs::Mode;
 use tempfile::TempDir;
 use tokio::io::AsyncWriteExt;
 use tools::archive::TABLES;
@@ -110,8 +111,8 @@ pub fn url(text: &str) -> Result<Url, String> {
             | ObjectStoreScheme::MicrosoftAzure,
             _,
         )) => Ok(url),
-        _ => Err("it is no bucket that this program knows; write it like `s3://bucket/archives`, `gs://bucket/archives` or \
-                  `az://container/archives`"
+        _ => Err("it is no bucket that this program knows; write it like `s3://bucket/archives`, `gs://bucket/archives`, \
+                  `az://container/archives` or `file:///srv/copies`"
             .into()),
     }
 }
@@ -144,7 +145,12 @@ impl Bucket {
                 .with_http_connector(Connector)
                 .build()
                 .map(|store| Arc::new(store) as _),
-            _ => Ok(Arc::new(LocalFileSystem::new())),
+            _ => {
+                // Archives may hold profiles, so only their owner reads them, as those of `--to`. The
+                // library has no setting for it.
+                rustix::process::umask(Mode::RWXG | Mode::RWXO);
+                Ok(Arc::new(LocalFileSystem::new()))
+            }
         };
         Ok(Self {
             url: url.clone(),

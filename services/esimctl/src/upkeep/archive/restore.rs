@@ -40,7 +40,7 @@ pub const SHOW_EXAMPLES: &str = "Examples:
 
 The command never shows activation codes.
 
-A bucket is `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`. Its keys come from the environment, under the
+A bucket is `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`, or a folder, `file:///PATH`. Its keys come from the environment, under the
 names that the tools of these clouds have: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, and AWS_ENDPOINT for another
 service that speaks S3 (with AWS_ALLOW_HTTP=true if it has no TLS), GOOGLE_SERVICE_ACCOUNT, AZURE_STORAGE_ACCOUNT_NAME and
 AZURE_STORAGE_ACCOUNT_KEY; or from the machine's own identity there. Files from a bucket are first copied into TMPDIR, which

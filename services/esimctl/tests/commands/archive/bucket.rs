@@ -1,6 +1,6 @@
 //! Archives in a bucket, at a server that speaks S3 and checks each signature.
 
-use std::{fs, net::TcpListener, process::Stdio};
+use std::{fs, net::TcpListener, os::unix::fs::MetadataExt, process::Stdio};
 
 use serde_json::{Value, json};
 use testkit::wait;
@@ -139,6 +139,10 @@ async fn a_bucket_may_be_a_folder_and_holds_one_archive_of_a_number() {
     let run = [&archiver.run()[..], &["--copy-to", &url]].concat();
     let operator = &archiver.operator;
     operator.run(&run).await.says("1 archives were copied");
+    for path in ["archive-1", "archive-1/manifest.json"] {
+        let mode = fs::metadata(copies.path().join(path)).unwrap().mode();
+        assert_eq!(mode & 0o077, 0, "others may read {path}");
+    }
     let verify = ["archive", "list", "--verify", &url];
     operator.run(&verify).await.says("archive-1");
     fs::write(copies.path().join("archive-1/manifest.json"), "{}").unwrap();
