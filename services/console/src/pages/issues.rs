@@ -17,8 +17,6 @@ pub(crate) struct Issue {
     /// The page that shows it, or on which it is ended.
     pub(crate) page: Option<String>,
     pub(crate) see: String,
-    /// Whether nobody has to do anything.
-    pub(crate) mends: bool,
 }
 
 /// A finding as the pages show it.
@@ -30,7 +28,6 @@ pub(crate) fn issue(one: &Finding, times: &Times) -> Issue {
             (true, Severity::Warning) => "warn",
             (true, Severity::Fault) => "bad",
         },
-        mends: !told.needs_person,
         what: told.what,
         since: told.since.map(|at| times.clock(at)).unwrap_or_default(),
         ago: told.since.map(|at| times.ago(at)).unwrap_or_default(),

@@ -10,7 +10,7 @@ use askama::Template;
 use axum::{extract::State, response::Response};
 use axum_htmx::HxRequest;
 use desk::operator::health::{
-    Kind,
+    Kind, Report,
     stages::{Life, Stage},
     waiting::{Backlog, Drain, Queue},
 };
@@ -203,6 +203,7 @@ fn step(step: Step, look: &Look, times: &Times) -> StepView {
             "wait",
             vec![
                 ("Oldest waits", oldest(age)),
+                ("Held back by endpoints", number(held_back(report))),
                 ("Order to webhook", halves(count(Measure::Delivered))),
                 ("Not taken at once", failed(count(Measure::Attempt))),
             ],
@@ -251,6 +252,17 @@ fn step(step: Step, look: &Look, times: &Times) -> StepView {
     }
 }
 
+/// How many webhooks wait for an endpoint that is blocked or paused. They are no backlog of the notifier.
+fn held_back(report: &Report) -> u64 {
+    let waiting = report.findings.iter().filter_map(|one| match &one.kind {
+        Kind::Blocked { endpoint } | Kind::Paused { endpoint } => {
+            u64::try_from(endpoint.pending).ok()
+        }
+        _ => None,
+    });
+    waiting.sum()
+}
+
 /// How many processes of a stage run.
 fn processes(life: &Life) -> String {
     let name = life.stage.as_str();
@@ -288,7 +300,9 @@ fn sentence(look: &Look) -> String {
     .into_iter()
     .flatten()
     .collect();
-    if waits.is_empty() {
+    if waits.is_empty() && held_back(report) > 0 {
+        format!("{taken}. Only webhooks wait whose endpoints fail or are paused.")
+    } else if waits.is_empty() {
         format!("{taken}, and nothing waits.")
     } else {
         let wait = if purchases + webhooks == 1 {

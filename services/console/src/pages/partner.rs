@@ -179,12 +179,17 @@ pub(crate) async fn show(
         shell: Shell::new(&app, &visit.session, "/partners", &found.partner.name),
         head: Head::new(&found.partner, "health", &visit.session),
         verdict: match issues.len() {
+            // The order of the arms is that of their weight for the partner.
+            _ if found.partner.disabled_at.is_some() => {
+                "It is disabled: each of its requests gets a 401".to_owned()
+            }
             0 if failing > 0 => "An endpoint fails, and is tried again by itself".to_owned(),
             0 => "Nothing keeps its orders back".to_owned(),
             1 => "1 thing is to be known of it".to_owned(),
             several => format!("{several} things are to be known of it"),
         },
-        class: if issues.iter().any(|one| one.class == "bad") {
+        class: if found.partner.disabled_at.is_some() || issues.iter().any(|one| one.class == "bad")
+        {
             "bad"
         } else if issues.is_empty() && failing == 0 {
             "good"

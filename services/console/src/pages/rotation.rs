@@ -113,7 +113,8 @@ async fn rotation(
         return ActPage {
             says: vec![format!(
                 "New {words} have to be sealed with master keys that this console does not have (MASTER_KEY_PARTNERS and MASTER_KEY_WEBHOOKS). \
-                 Somebody with a shell makes them; with --overlap 0 the old ones end at once:"
+                 Somebody with a shell makes them by this command. If the old ones have leaked, disable the partner until then, and add \
+                 --overlap 0, so that the old ones end at once:"
             )],
             command: Some(format!(
                 "esimctl partner rotate {} {command}",

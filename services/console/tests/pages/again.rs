@@ -93,6 +93,8 @@ async fn one_form_disables_a_partner_once() {
     let (status, told) = send(&mut browser, &disable, &form).await;
     assert_eq!(status, 409);
     assert!(told.contains("is disabled now"), "{told}");
+    let shown = browser.get(&partner).await.text().await.unwrap();
+    assert!(shown.contains("each of its requests gets a 401"), "{shown}");
     let enabling = seen(&mut browser, &page, &enable).await;
     assert_eq!(send(&mut browser, &enable, &enabling).await.0, 303);
     assert_eq!(send(&mut browser, &enable, &enabling).await.0, 409);

@@ -148,6 +148,12 @@ async fn support_is_led_to_what_it_may_do_and_offered_nothing_that_would_be_refu
         "{page}"
     );
     assert!(page.contains("it only gets an occasional test"), "{page}");
+    // The overview does not say that nothing waits.
+    let page = text(&mut support, "/").await;
+    assert!(
+        page.contains("<dt>Held back by endpoints</dt><dd>1</dd>"),
+        "{page}"
+    );
     bench.stop().await;
 }
 
