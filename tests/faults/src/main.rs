@@ -47,7 +47,10 @@ use verdict::Broken;
 use world::{Load, Setting, World};
 
 /// How long the system may take to come to rest after the last fault, in addition to `PARK_AFTER`.
-const REST: Duration = Duration::from_mins(3);
+///
+/// The longest way is that of a `rate-limited` order whose sandbox was restarted last: it has forgotten the
+/// attempts, so three more are needed, which may be two minutes apart.
+const REST: Duration = Duration::from_mins(7);
 const PROGRESS: Duration = Duration::from_secs(5);
 
 /// Send orders through the pipeline while faults occur, and check that nothing is bought twice and
