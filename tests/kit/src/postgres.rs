@@ -1,6 +1,7 @@
 //! A `PostgreSQL` server for one test, which may stop it in any way and start it again. The shared
 //! server cannot be used for that, because other tests need it.
 
+mod cut;
 mod standby;
 
 use crate::process::{output, send};

@@ -5,8 +5,15 @@
 //! too. Ingress itself flushes once a second by its pulse, so a single round proves little, and each
 //! way gets several.
 
-use std::{collections::BTreeSet, os::unix::fs::PermissionsExt, path::Path, time::Duration};
+use std::{
+    collections::BTreeSet,
+    os::unix::fs::PermissionsExt,
+    path::Path,
+    sync::{Mutex, atomic::AtomicBool, atomic::Ordering},
+    time::Duration,
+};
 
+use sqlx::Connection;
 use testkit::postgres::PostgresServer;
 use testkit::stack::{Stack, Stage};
 use testkit::wait;
@@ -238,4 +245,93 @@ async fn a_webhook_whose_settlement_a_crash_has_lost_is_repeated_as_it_was() {
     }
     assert!(repeated > 0, "{lost} settlements were lost");
     bought_once(&stack.ledger().await.unwrap()).unwrap();
+}
+
+/// How many partners' connections order at once while the log is cut.
+const ORDERING: usize = 6;
+/// How often the log is cut, and after how many further answers.
+const CUTS: usize = 3;
+const ANSWERS: usize = 40;
+
+/// A position of the log, and what somebody was told of before it was flushed.
+struct Cut {
+    position: String,
+    answered: Vec<String>,
+    bought: Vec<String>,
+}
+
+/// A crash keeps a part of the log from its beginning, which has everything that was flushed. So what was
+/// answered or bought before a moment must be in the log up to the position that was flushed at that
+/// moment, whatever followed. Three servers are made from such parts of one log, whose end falls between
+/// two records of orders that are under way.
+#[tokio::test]
+async fn what_was_answered_or_bought_is_in_each_part_of_the_log_that_a_crash_may_leave() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = lazy_server(folder.path()).await;
+    let builder = Stack::builder().database_server(server.url());
+    let stack = builder.start().await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    verdicts_come(&stack, &shop.client).await.unwrap();
+    let base = server.base(folder.path()).await.unwrap();
+    let option = stack.option("ready").unwrap();
+    let answered = Mutex::new(Vec::new());
+    let done = AtomicBool::new(false);
+    let ordering = async || {
+        while !done.load(Ordering::Relaxed) {
+            let id = fresh("cut");
+            shop.buy(&id, option, 1).await.unwrap();
+            answered.lock().unwrap().push(id);
+        }
+    };
+    let cutting = async || {
+        let mut cuts = Vec::new();
+        for cut in 1..=CUTS {
+            wait::until(SOON, "further answers", async || {
+                Ok((answered.lock().unwrap().len() >= cut * ANSWERS).then_some(()))
+            })
+            .await
+            .unwrap();
+            let answered = answered.lock().unwrap().clone();
+            let ledger = stack.ledger().await.unwrap();
+            let position = server.flushed().await.unwrap();
+            cuts.push(Cut {
+                position,
+                answered,
+                bought: ledger
+                    .orders
+                    .into_iter()
+                    .map(|order| order.order_id)
+                    .collect(),
+            });
+        }
+        // Each position must lie before the end of the log.
+        let len = answered.lock().unwrap().len();
+        wait::until(SOON, "answers after the last cut", async || {
+            Ok((answered.lock().unwrap().len() > len + ORDERING).then_some(()))
+        })
+        .await
+        .unwrap();
+        done.store(true, Ordering::Relaxed);
+        cuts
+    };
+    let orders = futures_util::future::join_all((0..ORDERING).map(|_| ordering()));
+    let (cuts, _) = tokio::join!(cutting(), orders);
+    for told in cuts {
+        let cut = base.cut(&server, folder.path(), &told.position);
+        let cut = cut.await.unwrap();
+        let url = cut.url_of_copy(stack.database.url()).unwrap();
+        let mut connection = sqlx::PgConnection::connect(&url).await.unwrap();
+        let stored = "SELECT external_order_id FROM orders";
+        let attempted = "SELECT placement_id::text FROM placements WHERE attempt > 0";
+        for (what, query, told) in [
+            ("answered", stored, &told.answered),
+            ("bought", attempted, &told.bought),
+        ] {
+            let kept = sqlx::query_scalar(query).fetch_all(&mut connection);
+            let kept: Vec<String> = kept.await.unwrap();
+            let lost: Vec<_> = told.iter().filter(|one| !kept.contains(one)).collect();
+            assert!(told.len() >= ANSWERS, "{} {what}", told.len());
+            assert!(lost.is_empty(), "{what} and lost by a crash: {lost:?}");
+        }
+    }
 }
