@@ -7,6 +7,7 @@
 //! the services are right, the model lacks a step of theirs and must get it.
 
 use crate::book::Settled;
+use crate::orders::ROUTED;
 use crate::stored::{StoredChange, StoredOrder, StoredPlacement, StoredUnit};
 use crate::verdict::{Broken, Evidence, SAME_MOMENT, Verdict};
 use domain::PlacementState;
@@ -153,7 +154,9 @@ impl<'a> Facts<'a> {
             delivered: unit.delivery.as_deref() == Some("delivered"),
             without_profile: is_bought && unit.state != "ready",
         };
-        Some(History::new(facts, end, self.evidence.detects_duplicates))
+        let providers = if unit.option == ROUTED { 2 } else { 1 };
+        let history = History::new(facts, end, self.evidence.detects_duplicates);
+        Some(history.of_providers(providers))
     }
 
     /// The changes of the placement that matter to the model, with their times, without the first
@@ -163,6 +166,7 @@ impl<'a> Facts<'a> {
             Row {
                 state: PlacementState::Accepted,
                 attempt: 0,
+                provider: 0,
                 missing: false,
                 early: false,
             },
@@ -187,10 +191,13 @@ impl<'a> Facts<'a> {
             let row = Row {
                 state,
                 attempt: u32::try_from(change.attempt).ok()?,
+                // There are two at most.
+                provider: u8::from(change.provider != changes[0].provider),
                 missing: change.missing && state == PlacementState::Placing,
                 early: is_by_look_up && is_young && state == PlacementState::Accepted,
             };
-            if (row.state, row.attempt, row.missing) != (last.state, last.attempt, last.missing) {
+            let early = last.early;
+            if (Row { early, ..row }) != last {
                 rows.push((row, change.at));
             }
         }
@@ -205,7 +212,8 @@ impl<'a> Facts<'a> {
             .min()
             .zip(kept_from)
             .is_some_and(|(at, from)| *at < from);
-        if dropped > 0 && !is_bought_before {
+        let is_routed = rows.iter().any(|(row, _)| row.provider > 0);
+        if dropped > 0 && !is_bought_before && !is_routed {
             rows.drain(..first_kept);
             for (row, _) in &mut rows {
                 row.attempt -= dropped;

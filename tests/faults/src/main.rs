@@ -31,7 +31,7 @@ mod world;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use orders::OPTIONS;
+use orders::{OPTIONS, ROUTED};
 use report::Report;
 use schedule::Terms;
 use std::pin::pin;
@@ -124,7 +124,7 @@ struct Settings {
     #[arg(long, value_name = "KIND")]
     only: Vec<String>,
     /// Let every order have these options of the sandbox, such as `refused,slow` [default: a mix of
-    /// all]
+    /// all]. `routed` is sold out at the sandbox and comes from the provider of `--provider`
     #[arg(long, value_delimiter = ',', value_parser = option)]
     items: Vec<&'static str>,
     /// Number of equal requests that a client sends at once for each order
@@ -153,8 +153,12 @@ fn provider(text: &str) -> Result<&'static str, String> {
 }
 
 fn option(text: &str) -> Result<&'static str, String> {
-    let names = OPTIONS.map(|(name, _)| name);
-    let known = names.into_iter().find(|name| *name == text);
+    let names: Vec<_> = OPTIONS
+        .iter()
+        .map(|(name, _)| *name)
+        .chain([ROUTED])
+        .collect();
+    let known = names.iter().copied().find(|name| *name == text);
     known.ok_or_else(|| format!("it must be one of {}", names.join(", ")))
 }
 
@@ -302,6 +306,11 @@ async fn stopped() -> std::io::Result<()> {
 
 async fn carry_out(run: &Run) -> Result<ExitCode> {
     eprintln!("seed {}: {}", run.terms.seed, run.command);
+    let is_routed = run.load.items.contains(&ROUTED);
+    ensure!(
+        !is_routed || run.terms.provider != "sandbox",
+        "the option `routed` needs --provider airalo or esim-access"
+    );
     let has_faults = !schedule::schedule(&run.terms).is_empty();
     ensure!(
         has_faults,

@@ -22,6 +22,9 @@ pub const OPTIONS: [(&str, u32); 12] = [
 ];
 /// The option whose profiles never arrive, so its placements must be parked.
 pub const NEVER_READY: &str = "never-ready";
+/// The option of `--items` that the sandbox has sold out and the provider of the run sells. It is not
+/// among [`OPTIONS`].
+pub const ROUTED: &str = "routed";
 /// The share of clients that hang up before they read a response.
 const HANG_UP: f64 = 0.1;
 /// The share of orders over two options.

@@ -47,6 +47,7 @@ pub struct StoredChange {
     pub topup_id: Option<String>,
     pub state: String,
     pub attempt: i32,
+    pub provider: String,
     /// A look-up has found no purchase since the attempt.
     pub missing: bool,
     /// Whether it was recorded as bought, and whether that was unexpected.
@@ -101,7 +102,7 @@ impl Stored {
         .fetch_all(&mut *connection)
         .await?;
         let changes = sqlx::query_as(
-            "SELECT extract(epoch FROM at)::float8 AS at, placement_id::text, topup_id, state, attempt, missing, placed,
+            "SELECT extract(epoch FROM at)::float8 AS at, placement_id::text, topup_id, state, attempt, provider, missing, placed,
                     disputed, extract(epoch FROM attempted_at)::float8 AS attempted, reason
              FROM observed.changes ORDER BY id",
         )
@@ -130,11 +131,11 @@ pub async fn observe(connection: &mut PgConnection) -> Result<()> {
          CREATE TABLE observed.changes (
              id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, at timestamptz NOT NULL DEFAULT clock_timestamp(),
              placement_id uuid, topup_id text, state text NOT NULL, attempt integer NOT NULL,
-             missing boolean NOT NULL, placed boolean NOT NULL, disputed boolean NOT NULL, attempted_at timestamptz, reason text);
+             provider text NOT NULL DEFAULT '', missing boolean NOT NULL, placed boolean NOT NULL, disputed boolean NOT NULL, attempted_at timestamptz, reason text);
          CREATE FUNCTION observed.placement() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
          BEGIN
-             INSERT INTO observed.changes (placement_id, state, attempt, missing, placed, disputed, attempted_at, reason)
-             VALUES (NEW.placement_id, NEW.state, NEW.attempt, NEW.not_found_at IS NOT NULL, NEW.placed_at IS NOT NULL,
+             INSERT INTO observed.changes (placement_id, state, attempt, provider, missing, placed, disputed, attempted_at, reason)
+             VALUES (NEW.placement_id, NEW.state, NEW.attempt, NEW.provider, NEW.not_found_at IS NOT NULL, NEW.placed_at IS NOT NULL,
                      NEW.disputed, NEW.attempted_at, NEW.reason);
              RETURN NULL;
          END $$;

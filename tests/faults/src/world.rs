@@ -4,13 +4,13 @@ use crate::book::{Arrival, Book, lock};
 use crate::client::Clients;
 use crate::endpoints;
 use crate::inject::Victims;
-use crate::orders::{Behaviour, OPTIONS, PARTNERS};
+use crate::orders::{Behaviour, OPTIONS, PARTNERS, ROUTED};
 use crate::schedule::{REPLICAS, Terms};
 use crate::servers::{DATABASE_TIMEOUT, Nats, Postgres};
 use crate::stored::{self, OnTheWay, Stored};
 use crate::verdict::{Evidence, Loss};
 use anyhow::Result;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
@@ -28,6 +28,9 @@ const LATER: usize = 24;
 
 /// How long clients may go on after the end of the faults until they must have a definite answer.
 const CLIENTS: Duration = Duration::from_secs(90);
+
+/// The id of [`ROUTED`].
+const ROUTED_ID: &str = "01990000-0000-7000-8000-000000000001";
 
 /// What a run is asked to do beyond its faults.
 #[derive(Clone, Debug)]
@@ -119,6 +122,10 @@ impl World {
         let mut options = BTreeMap::new();
         for (name, _) in OPTIONS {
             options.insert(name, stack.option(name)?.to_owned());
+        }
+        if load.items.contains(&ROUTED) {
+            import_routed(&stack, terms.provider).await?;
+            options.insert(ROUTED, ROUTED_ID.to_owned());
         }
         let ingresses = stack.base_urls();
         let postgres = Arc::new(Mutex::new(postgres));
@@ -272,6 +279,22 @@ and afterwards: kill %1; rm -r {logs} {folder}",
             esimctl = testkit::bin_dir().join("esimctl").display(),
         ))
     }
+}
+
+/// Imports the option that two providers sell.
+async fn import_routed(stack: &Stack, provider: &str) -> Result<()> {
+    let of = async |name| stack.esimctl.option_of(provider, name).await;
+    // The sandbox knows its options by the same ids in all protocols. At Airalo a price follows.
+    let sold_out = of("out-of-stock").await?.provider_option_id;
+    let sold_out = sold_out.split('@').next().unwrap_or_default();
+    let option = json!({
+        "option_id": ROUTED_ID, "name": ROUTED, "environment": stack.environment,
+        "provider": "sandbox", "provider_option_id": sold_out,
+        "alternatives": [{"provider": provider, "provider_option_id": of("ready").await?.provider_option_id}],
+    });
+    let catalogue = json!({ "options": [option] }).to_string();
+    stack.esimctl.import(catalogue).await?;
+    Ok(())
 }
 
 /// Makes the commit fence do nothing: the stages notice that commits were lost, and buy on.

@@ -8,6 +8,7 @@ const fn row(state: PlacementState, attempt: u32) -> Seen {
     Seen::Row(Row {
         state,
         attempt,
+        provider: 0,
         missing: false,
         early: false,
     })
@@ -81,6 +82,7 @@ fn what_may_happen_is_allowed() {
         Seen::Row(Row {
             state: Placing,
             attempt,
+            provider: 0,
             missing: true,
             early: false,
         })
@@ -135,6 +137,7 @@ fn unawaited() -> (Vec<Seen>, End) {
     let missing = Seen::Row(Row {
         state: Placing,
         attempt: 1,
+        provider: 0,
         missing: true,
         early: false,
     });
@@ -204,6 +207,7 @@ fn an_attempt_that_two_early_look_ups_end_lacks_settle() {
         Seen::Row(Row {
             state: Accepted,
             attempt: 1,
+            provider: 0,
             missing: false,
             early,
         })
@@ -211,6 +215,7 @@ fn an_attempt_that_two_early_look_ups_end_lacks_settle() {
     let missing = Seen::Row(Row {
         state: Placing,
         attempt: 1,
+        provider: 0,
         missing: true,
         early: false,
     });
@@ -302,4 +307,48 @@ fn an_order_that_is_forgotten_is_no_end() {
 fn a_record_without_or_before_an_acknowledgement_lacks_the_recorded_delivery() {
     names("recorded-delivery", without(&[Seen::Acknowledged]));
     names("recorded-delivery", moved(Seen::Acknowledged, 8));
+}
+
+/// A rejection leads to the next provider, but not after an outcome that was unknown.
+#[test]
+fn a_placement_goes_to_the_next_provider_only_while_no_outcome_was_unknown() {
+    let at = |state, attempt, provider, missing| {
+        Seen::Row(Row {
+            state,
+            attempt,
+            provider,
+            missing,
+            early: false,
+        })
+    };
+    let end = End {
+        placement: Placed,
+        attempt: 3,
+        delivered: true,
+        without_profile: false,
+    };
+    let judged = |first: &[Seen]| {
+        let attempt = if first.len() > 2 { 3 } else { 2 };
+        let rest = [
+            at(Placing, attempt, 1, false),
+            Seen::Bought,
+            at(Placed, attempt, 1, false),
+            Seen::Acknowledged,
+            Seen::Delivered,
+        ];
+        let begin = [Seen::Accepted { waits: true }, Seen::AnswerBy];
+        let facts = begin.iter().chain(first).chain(&rest).copied();
+        let facts = (0..).zip(facts).map(|(at, seen)| fact(seen, at)).collect();
+        History::new(facts, End { attempt, ..end }, false).of_providers(2)
+    };
+    let rejected = [at(Placing, 1, 0, false), at(Accepted, 1, 1, false)];
+    assert_eq!(judged(&rejected).judge(), Judged::Allowed);
+    let unknown = [
+        at(Placing, 1, 0, false),
+        at(Placing, 1, 0, true),
+        at(Accepted, 1, 0, false),
+        at(Placing, 2, 0, false),
+        at(Accepted, 2, 1, false),
+    ];
+    assert_eq!(judged(&unknown).judge(), Judged::Impossible);
 }

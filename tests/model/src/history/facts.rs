@@ -43,6 +43,8 @@ pub struct Row {
     pub state: PlacementState,
     /// The number of its last attempt.
     pub attempt: u32,
+    /// Which of its providers it is bought from, from 0.
+    pub provider: u8,
     /// It is being placed, and a look-up has found no purchase since the attempt.
     pub missing: bool,
     /// Look-ups let its attempt end before SETTLE had passed.
@@ -77,6 +79,8 @@ pub struct History {
     /// For each fact, which others precede it, as a set of bits.
     before: Vec<u32>,
     pub(super) end: End,
+    /// The number of providers that sell it, in order of preference.
+    pub(super) providers: u8,
     pub(super) detects_duplicates: bool,
 }
 
@@ -99,8 +103,15 @@ impl History {
             seen: facts.into_iter().map(|fact| fact.seen).collect(),
             before,
             end,
+            providers: 1,
             detects_duplicates,
         }
+    }
+
+    /// The same of an option that so many providers sell.
+    #[must_use]
+    pub fn of_providers(self, providers: u8) -> Self {
+        Self { providers, ..self }
     }
 
     /// Every fact.
@@ -174,6 +185,9 @@ impl Display for Row {
             "the row became {state} at attempt {}",
             self.attempt
         )?;
+        if self.provider > 0 {
+            formatter.write_str(" at the next provider")?;
+        }
         if self.missing {
             formatter.write_str(", which no look-up had found")?;
         }

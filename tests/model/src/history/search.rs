@@ -51,6 +51,7 @@ impl<'a> Search<'a> {
             // One more than there were, because the model parks a placement after its last one.
             attempts: history.end.attempt + 1,
             faults: FAULTS + u8::from(history.seen.contains(&Seen::Posted)),
+            providers: history.providers,
             detects_duplicates: history.detects_duplicates,
             without: without.into_iter().collect(),
             broken: if history.detects_duplicates {
@@ -235,6 +236,7 @@ fn row(row: &crate::state::Row) -> Row {
     Row {
         state: row.placement.state,
         attempt: row.placement.attempt,
+        provider: row.provider,
         missing: row.placement.not_found && row.placement.state == PlacementState::Placing,
         early: false,
     }
