@@ -119,7 +119,8 @@ pub async fn record(
     }
     let others: Vec<&Attempted> = attempts
         .iter()
-        .filter(|attempted| !recorded.contains(&attempted.id.uuid()))
+        // Another attempt of the same delivery may be in the batch, because its event came twice.
+        .filter(|attempted| !(attempted.is_plain() && recorded.contains(&attempted.id.uuid())))
         .collect();
     if !others.is_empty() {
         made += retry_conflicts!(record_others(&mut *connection, &others, policy))?;

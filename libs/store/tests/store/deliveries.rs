@@ -387,7 +387,7 @@ async fn an_acknowledged_first_attempt_is_recorded_and_what_is_left_of_it_goes_l
 async fn an_attempt_is_recorded_once() {
     let bench = Bench::new().await;
     let partner = bench.partner(URL).await;
-    let topups = bench.deliveries(partner, 2, false).await;
+    let topups = bench.deliveries(partner, 3, false).await;
     let one = &topups[0];
     let other = &topups[1];
     let batch = [failed(one, 0, Some(300)), delivered(other, 0)];
@@ -411,6 +411,12 @@ async fn an_attempt_is_recorded_once() {
     );
     bench.record(&[failed(one, 1, Some(5))]).await;
     assert_eq!(bench.summary(one).await, ("pending".into(), 2, Some(5)));
+    // An event that came twice may be acknowledged once and fail once, in one batch.
+    let mut plain = delivered(&topups[2], 0);
+    plain.leased = false;
+    bench.record(&[plain, failed(&topups[2], 0, None)]).await;
+    let kept = "SELECT class FROM delivery_attempts JOIN deliveries USING (delivery_id) WHERE topup_id = $1";
+    assert_eq!(bench.value::<String>(kept, &topups[2]).await, "status_5xx");
 }
 
 #[tokio::test]
