@@ -63,7 +63,8 @@ use crate::{
     },
 };
 
-/// The maximum number of orders in one commit.
+/// The maximum number of orders in one commit, which bounds how long its transaction holds locks. Larger ones
+/// cost as much for each item.
 const BATCH: usize = 256;
 /// The first pause before an undecided order with the same external id is read again. Each further
 /// pause is twice as long.
@@ -416,11 +417,20 @@ impl Orders {
                 if decided {
                     return Ok(None);
                 }
+                // It may be another order each time: of several equal requests one after the other is
+                // refused.
+                if Instant::now() >= give_up {
+                    return Err(UNDECIDED_ORDER);
+                }
                 if duplicate_permit.is_none() {
                     duplicate_permit =
                         Some(self.duplicates.try_acquire().map_err(|_| UNDECIDED_ORDER)?);
                 }
-                tokio::time::sleep(pause.min(undecided_for)).await;
+                tokio::select! {
+                    () = tokio::time::sleep(pause.min(undecided_for)) => {}
+                    // Nobody reads the answer, and others wait for this place.
+                    () = answer.closed() => return Err(UNDECIDED_ORDER),
+                }
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
             if Instant::now() >= give_up {

@@ -6,9 +6,10 @@ use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use testkit::client::{Answer, Client};
 use testkit::stack::{Stack, Stage};
+use testkit::wait;
 
 const CREATES: usize = 16;
 const ROUNDS: usize = 20;
@@ -115,4 +116,40 @@ async fn of_sixteen_simultaneous_creates_one_wins() {
         stack.ledger().await.unwrap().units,
         u64::try_from(2 * ROUNDS).unwrap()
     );
+}
+
+/// While a request waits for an earlier order, that order may be refused, and another one may take its
+/// place, again and again. Here one order stays undecided instead, which looks the same from outside.
+#[tokio::test]
+async fn a_repeated_create_waits_for_as_long_as_one_order_takes() {
+    let builder = Stack::builder().env(Stage::Ingress, "PLACEMENT_WAIT", "1s");
+    let mut stack = builder.start().await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    verdicts_come(&stack, &shop.client).await.unwrap();
+    stack.process(Stage::Provisioner).unwrap().pause().unwrap();
+    let items = [(stack.option("ready").unwrap(), 1)];
+    let id = fresh("undecided");
+    let mut connection = stack.database.connect().await.unwrap();
+    let mut undecided = async || {
+        let until = "UPDATE orders SET answer_by = now() + interval '1 minute' WHERE external_order_id = $1";
+        let until = sqlx::query(until).bind(&id).execute(&mut connection).await;
+        until.unwrap().rows_affected() == 1
+    };
+    let first = shop.client.order(&id, &items);
+    let repeated = async {
+        wait::soon("the first order to be stored", async || {
+            Ok(undecided().await.then_some(()))
+        })
+        .await;
+        let began = Instant::now();
+        let answer = shop.client.order(&id, &items).await.unwrap();
+        (answer, began.elapsed())
+    };
+    let (_, (answer, waited)) = tokio::join!(first, repeated);
+    assert_eq!(
+        counted(&[answer]),
+        BTreeMap::from([(UNDECIDED.to_owned(), 1)])
+    );
+    assert!(waited < Duration::from_secs(20), "{waited:?}");
+    stack.process(Stage::Provisioner).unwrap().resume().unwrap();
 }
