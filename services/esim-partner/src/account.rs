@@ -161,11 +161,12 @@ impl Account {
             None if config.profile.is_none() && has_keys => environment()?,
             None => {
                 let file = config.file()?;
-                let absent = config.profile.is_none() && !file.exists();
-                if absent {
-                    BTreeMap::new()
-                } else {
-                    profile::read(&file)?
+                match &config.profile {
+                    None if !file.exists() => BTreeMap::new(),
+                    Some(name) if !file.exists() => anyhow::bail!(
+                        "no keys are stored under the name {name}: run `esim-partner --profile {name} login`"
+                    ),
+                    _ => profile::read(&file)?,
                 }
             }
         };

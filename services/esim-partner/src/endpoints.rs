@@ -229,7 +229,12 @@ impl Endpoints {
             .map(|path| SecretFile::create(path))
             .transpose()?;
         let body = body.map(Value::Object);
-        let sent = account.send(method, &path, "", body.as_ref()).await;
+        let mut sent = account.send(method, &path, "", body.as_ref()).await;
+        let is_first = |answer: &Answer| answer.codes.contains("first_endpoint");
+        if matches!(self, Self::Set { .. }) && sent.as_ref().is_ok_and(is_first) {
+            // What `endpoints list` shows first has an address of its own in the API.
+            sent = account.send("PUT", "/webhook", "", body.as_ref()).await;
+        }
         match (sent, file) {
             (Ok(mut answer), Some(file)) => {
                 file.store(&mut answer)?;

@@ -146,7 +146,7 @@ async fn keys_are_checked_before_they_are_stored_for_the_user_alone() {
         .failure(&["--profile", "live", "options"])
         .await
         .unwrap();
-    assert!(shown.contains("live.env"), "{shown}");
+    assert!(shown.contains("--profile live login"), "{shown}");
     // A file that others can read works, with a warning.
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
     std::fs::write(&file, stored).unwrap();
@@ -301,6 +301,16 @@ async fn outcomes_are_triggered_in_the_sandbox_only_and_logged() {
         .as_str()
         .unwrap();
     assert!(!log.contains(code), "the log holds an activation code");
+
+    // An event is made once the first endpoint asks for it.
+    let unwanted = tool.failure(&["trigger", "key.expiring"]).await.unwrap();
+    assert!(unwanted.contains("event_not_wanted"), "{unwanted}");
+    let listed = tool.json(&["endpoints", "list"]).await.unwrap();
+    let first = listed["endpoints"][0]["endpoint_id"].as_str().unwrap();
+    let set = ["endpoints", "set", first, "--event", "topup.ready"];
+    let set = [&set[..], &["--event", "key.expiring"]].concat();
+    tool.json(&set).await.unwrap();
+    tool.json(&["trigger", "key.expiring"]).await.unwrap();
 
     let live = stack.create_partner("live", None).await.unwrap();
     let live = Tool::login(&stack.base_url, &live).await.unwrap();
