@@ -11,6 +11,9 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use url::Url;
 
+/// An absolute path, because other programs are those of `PostgreSQL`.
+const CP: &str = "/bin/cp";
+
 /// A copy of a server's data, from which [`Base::cut`] replays the server's log.
 #[derive(Debug)]
 pub struct Base {
@@ -68,7 +71,8 @@ impl Base {
             user: User::unprivileged().await?,
             child: None,
         };
-        let mut copy = cut.command("cp");
+        // The owner of the data copies them, so that the server may read its copy.
+        let mut copy = cut.command(CP);
         copy.arg("--archive").arg(&self.folder).arg(cut.data());
         succeeds(copy).await?;
         let settings = cut.data().join("postgresql.auto.conf");
@@ -79,8 +83,11 @@ impl Base {
         writeln!(text, "recovery_target_inclusive = off")?;
         writeln!(text, "recovery_target_action = promote")?;
         append(&settings, &text)?;
-        let mut signal = cut.command("touch");
-        signal.arg(cut.data().join("recovery.signal"));
+        let mut signal = cut.command(CP);
+        signal.args([
+            "/dev/null".as_ref(),
+            cut.data().join("recovery.signal").as_os_str(),
+        ]);
         succeeds(signal).await?;
         cut.start_again().await?;
         let mut connection = PgConnection::connect(&cut.url).await?;
