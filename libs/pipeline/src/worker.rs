@@ -69,7 +69,8 @@ const LOOK_BUSY: Duration = Duration::from_millis(5);
 const DRAINED_WITHIN: Duration = Duration::from_millis(500);
 /// The most due rows that one look returns.
 const LOOK_ROWS: usize = 256;
-/// How long a claim that fails is retried. After that its rows are left to a later look or sweep.
+/// How long a claim that fails is retried. After that its rows are left to a later look or sweep. Due rows
+/// whose leases the failed claim has already taken are found by no retry, and wait until the leases end.
 const CLAIM_RETRIED_FOR: Duration = Duration::from_secs(5);
 /// The pause before a claim is retried.
 const CLAIM_AGAIN: Duration = Duration::from_millis(200);

@@ -143,8 +143,8 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
 
     let (placements, topups) = parts(&sorted);
     // `stored` stores the orders whose external id is free. `new_placements` and `new_topups` store
-    // the parts of these orders only. The parameters of the orders come last, so that a new column
-    // of `orders` adds one parameter at the end and the others keep their numbers.
+    // the parts of these orders only. PostgreSQL runs a part of a WITH that nothing reads only if it
+    // writes, so `stored` joins `without_flush`, whose effect is the setting.
     let stored: Vec<Uuid> = retry_conflicts!(async {
         let query = sqlx::query_scalar!(
             r#"WITH without_flush AS MATERIALIZED (

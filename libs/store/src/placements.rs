@@ -27,7 +27,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::{
-    sweep::{Fence, Swept, may_sweep},
+    sweep::{Swept, SweptRange, may_sweep},
     work::{self, DueWork, Found, Kind, Look},
 };
 
@@ -118,7 +118,7 @@ pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept
     if !may_sweep!(&mut *connection, lag, "placements") {
         return Ok(Swept::default());
     }
-    let Some(mut fence) = Fence::take(connection, "placements", lag).await? else {
+    let Some(mut range) = SweptRange::take(connection, "placements", lag).await? else {
         return Ok(Swept::default());
     };
     let statement = sqlx::query!(
@@ -127,12 +127,12 @@ pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept
          FROM placements
          WHERE created_at > $1 AND created_at <= $2 AND state IN ('accepted', 'placing')
          ON CONFLICT DO NOTHING",
-        fence.from,
-        fence.until,
+        range.from,
+        range.until,
     );
     let late = statement
-        .execute(&mut *fence.transaction)
+        .execute(&mut *range.transaction)
         .await?
         .rows_affected();
-    fence.done(late).await
+    range.done(late).await
 }

@@ -8,7 +8,7 @@
 //! nothing. To leave out a sweep is always safe: the next one reads a longer range.
 //!
 //! Guarantee: no row is missed, even if the transaction that created it commits very late.
-//! [`Fence`] explains how. [`crate::placements::sweep`] and [`crate::deliveries::sweep`] use it
+//! [`SweptRange`] explains how. [`crate::placements::sweep`] and [`crate::deliveries::sweep`] use it
 //! with the statement of their stage.
 
 use std::time::Duration;
@@ -75,9 +75,9 @@ pub struct Swept {
 /// One gap remains: a transaction gets its id only when it first writes, so one that began before T
 /// might have no id yet when the fence is noted. That cannot happen, because T is at least one
 /// first lease ago and no statement may take that long; see `LONGEST_STATEMENT` in `config.rs`.
-pub(crate) struct Fence<'a> {
+pub(crate) struct SweptRange<'a> {
     pub(crate) transaction: Transaction<'a, Postgres>,
-    stage: &'static str,
+    table: &'static str,
     /// The start of the range, exclusive.
     pub(crate) from: OffsetDateTime,
     /// The end of the range, inclusive.
@@ -91,12 +91,12 @@ pub(crate) struct Fence<'a> {
     more: bool,
 }
 
-impl<'a> Fence<'a> {
-    /// Takes the range of `stage` for rows that are older than their first lease of `lag`. Returns
+impl<'a> SweptRange<'a> {
+    /// Takes the range of `table` for rows that are older than their first lease of `lag`. Returns
     /// `None` if another process sweeps now, or if no row is old enough.
     pub(crate) async fn take(
         connection: &'a mut PgConnection,
-        stage: &'static str,
+        table: &'static str,
         lag: Duration,
     ) -> Result<Option<Self>> {
         let mut transaction = connection.begin().await?;
@@ -123,7 +123,7 @@ impl<'a> Fence<'a> {
                ) range
                WHERE name = $1 AND up_to < now() - make_interval(secs => $2)
                FOR UPDATE OF walks SKIP LOCKED"#,
-            stage,
+            table,
             seconds(lag),
             STRETCH,
         );
@@ -133,7 +133,7 @@ impl<'a> Fence<'a> {
             let renew = passed.is_some() || row.fence_at.is_none();
             Self {
                 transaction,
-                stage,
+                table,
                 from: row.up_to,
                 until: row.until,
                 next: passed.map_or(row.up_to, |at| at.min(row.until)),
@@ -152,7 +152,7 @@ impl<'a> Fence<'a> {
                  fence_at = CASE WHEN $4 THEN $3 ELSE fence_at END,
                  fence_xid = CASE WHEN $4 THEN pg_snapshot_xmax(pg_current_snapshot()) ELSE fence_xid END
              WHERE name = $1",
-            self.stage,
+            self.table,
             self.next,
             self.until,
             self.renew,

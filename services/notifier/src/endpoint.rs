@@ -103,7 +103,8 @@ impl Endpoints {
     pub fn learn(&self, targets: Vec<(EndpointId, Arc<Target>, Validity)>) {
         let mut cache = lock(&self.0);
         for (id, target, validity) in targets {
-            // An older version means that the database was restored: its numbers come again.
+            // An older version comes from the slower one of two claims, or means that the database was
+            // restored, whose numbers come again.
             if cache.configuration_version > Some(validity.configuration_version) {
                 cache.endpoints.clear();
             }

@@ -1,9 +1,9 @@
-//! The calls to a provider. Each call waits for its turn under the rate limit, is measured, and is
-//! reported to the breaker. The results of purchases and look-ups are also reported to the limits
-//! of the lanes.
+//! The calls to a provider. Each call waits for its turn under the rate limit and is measured. The calls
+//! of orders are also reported to the breaker, because they show whether purchases work; those about
+//! the balance and about delivered eSIMs do not open it. The results of purchases and look-ups are
+//! reported to the limits of the lanes, too.
 //!
-//! [`crate::place`] makes all of its calls through [`Calls`], so that no call to a provider escapes
-//! the rate limit or the breaker's count.
+//! All calls to a provider go through [`Calls`], so that none escapes the rate limit.
 
 use std::{
     sync::Arc,
@@ -122,17 +122,8 @@ impl Calls {
     /// closes the breaker.
     pub async fn balance(&self) -> Result<Balance, Trouble> {
         self.rate.turn().await;
-        let began = Instant::now();
-        let answer = within(self.longest(), self.provider.balance()).await;
-        let outcome = answer.as_ref().map_or_else(Trouble::class, |_| "answered");
-        self.metrics.call(
-            &self.name,
-            "balance",
-            outcome,
-            began.elapsed(),
-            answer.is_err(),
-        );
-        answer
+        let balance = within(self.longest(), self.provider.balance());
+        self.timed("balance", balance, |_| "answered").await
     }
 
     /// Asks what became of a delivered eSIM. Its turn comes behind the calls of orders. Like
@@ -140,19 +131,11 @@ impl Calls {
     pub async fn status(&self, esim: &DeliveredEsim) -> Result<EsimStatus, Trouble> {
         self.rate.turn_behind().await;
         let breaker_version = self.breaker.version_at_begin();
-        let began = Instant::now();
-        let answer = within(self.longest(), self.provider.status(esim)).await;
+        let status = within(self.longest(), self.provider.status(esim));
+        let answer = self.timed("status", status, |_| "answered").await;
         if matches!(answer, Ok(_) | Err(Trouble::Busy { .. })) {
             self.breaker.answered_probe(breaker_version).await;
         }
-        let outcome = answer.as_ref().map_or_else(Trouble::class, |_| "answered");
-        self.metrics.call(
-            &self.name,
-            "status",
-            outcome,
-            began.elapsed(),
-            answer.is_err(),
-        );
         answer
     }
 
@@ -169,26 +152,32 @@ impl Calls {
         if turn.is_err() || send_by.has_passed() || !self.breaker.is_closed() {
             return None;
         }
-        let began = Instant::now();
         let giving_back = perform(Effect::GiveBack, self.provider.give_back(esim));
-        let answer = within((send_by + self.timeout).monotonic, giving_back).await;
-        let outcome = match &answer {
-            Ok(GiveBackAnswer::Returned) => "returned",
-            Ok(GiveBackAnswer::Refused(_)) => "refused",
-            Err(trouble) => trouble.class(),
-        };
-        self.metrics.call(
-            &self.name,
-            "give_back",
-            outcome,
-            began.elapsed(),
-            answer.is_err(),
-        );
-        Some(answer)
+        let giving_back = within((send_by + self.timeout).monotonic, giving_back);
+        let given_back = self.timed("give_back", giving_back, |answer| match answer {
+            GiveBackAnswer::Returned => "returned",
+            GiveBackAnswer::Refused(_) => "refused",
+        });
+        Some(given_back.await)
     }
 
-    /// Awaits a call, and reports its duration and its result to the metrics and the breaker.
-    /// `lane` is that of a purchase; other calls have none.
+    /// Awaits a call, and reports its duration and its result to the metrics.
+    async fn timed<T>(
+        &self,
+        call: &'static str,
+        calling: impl Future<Output = Result<T, Trouble>>,
+        outcome: fn(&T) -> &'static str,
+    ) -> Result<T, Trouble> {
+        let began = Instant::now();
+        let answer = calling.await;
+        let outcome = answer.as_ref().map_or_else(Trouble::class, outcome);
+        self.metrics
+            .call(&self.name, call, outcome, began.elapsed(), answer.is_err());
+        answer
+    }
+
+    /// Awaits a call of an order, and reports it to the metrics and the breaker. `lane` is that of a
+    /// purchase; other calls have none.
     async fn measure<T>(
         &self,
         call: &'static str,
@@ -197,14 +186,7 @@ impl Calls {
         outcome: fn(&T) -> &'static str,
     ) -> Result<T, Trouble> {
         let breaker_version = self.breaker.version_at_begin();
-        let began = Instant::now();
-        let answer = calling.await;
-        let outcome = match &answer {
-            Ok(answer) => outcome(answer),
-            Err(trouble) => trouble.class(),
-        };
-        self.metrics
-            .call(&self.name, call, outcome, began.elapsed(), answer.is_err());
+        let answer = self.timed(call, calling, outcome).await;
         match &answer {
             // A provider that says that it is busy has responded, so it does not count as failing.
             Ok(_) | Err(Trouble::Busy { .. }) => self.breaker.answered(breaker_version).await,

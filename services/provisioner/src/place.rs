@@ -1,5 +1,5 @@
-//! The stage of the provisioner: it buys placements, looks up attempts whose outcome is unknown,
-//! and collects profiles.
+//! The first stage of the provisioner's worker: it buys placements, looks up attempts whose outcome is
+//! unknown, and collects profiles.
 //!
 //! The worker of [`pipeline::worker`] calls it with claimed placements. What it does with one
 //! depends on the state from which the placement was claimed, see [`domain::placement`]:
@@ -255,7 +255,7 @@ impl ProviderWork {
             );
             // Only this process may send the attempt, and it will not, so nothing is bought. A
             // look-up finds that out by itself, unless the provider's look-ups prove no absence.
-            if self.proves_no_absence() {
+            if self.cannot_prove_absence() {
                 let abandoned = Outcome::NotBought {
                     retry_in: placement::next_attempt(claimed.attempt),
                     reason: Reason::with(Code::NotSent, "it was recorded too long ago"),
@@ -400,7 +400,7 @@ impl ProviderWork {
                     .settle_delay
                     .saturating_sub(claimed.attempt_age)
                     .max(Duration::from_secs(1));
-                if self.proves_no_absence() {
+                if self.cannot_prove_absence() {
                     self.not_found_by_search(claimed)
                 } else if after_settling_delay && claimed.attempt >= MAX_ATTEMPTS {
                     let said = format!("not found after each of {} attempts", claimed.attempt);
@@ -427,7 +427,7 @@ impl ProviderWork {
     }
 
     /// Whether a look-up that finds no purchase says nothing for certain at this provider.
-    fn proves_no_absence(&self) -> bool {
+    fn cannot_prove_absence(&self) -> bool {
         self.calls.provider.capabilities().look_up == LookUp::Search
     }
 

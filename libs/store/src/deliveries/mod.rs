@@ -44,7 +44,7 @@ pub use self::{
     view::View,
     walk::Position,
 };
-use crate::sweep::{Fence, Swept, may_sweep};
+use crate::sweep::{Swept, SweptRange, may_sweep};
 
 /// Gives due work to pending deliveries that cannot wait for a permit in this process. A delivery
 /// that already has a row in `work` keeps it. The ids are sorted, so that two processes that defer
@@ -101,7 +101,7 @@ pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept
     if !may_sweep!(&mut *connection, lag, "deliveries") {
         return Ok(Swept::default());
     }
-    let Some(mut fence) = Fence::take(connection, "deliveries", lag).await? else {
+    let Some(mut range) = SweptRange::take(connection, "deliveries", lag).await? else {
         return Ok(Swept::default());
     };
     let statement = sqlx::query!(
@@ -110,15 +110,15 @@ pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept
          FROM deliveries
          WHERE created_at > $1 AND created_at <= $2 AND state = 'pending'
          ON CONFLICT DO NOTHING",
-        fence.from,
-        fence.until,
+        range.from,
+        range.until,
     );
     let late = statement
-        .execute(&mut *fence.transaction)
+        .execute(&mut *range.transaction)
         .await?
         .rows_affected();
-    fan_out::sweep(&mut fence.transaction, fence.from, fence.until).await?;
-    fence.done(late).await
+    fan_out::sweep(&mut range.transaction, range.from, range.until).await?;
+    range.done(late).await
 }
 
 /// Moves pending deliveries to endpoints without a URL to the state `no_endpoint`, in which

@@ -7,7 +7,7 @@
 //! orders end, both approach 333. A request that is refused here has stored nothing.
 //!
 //! Create-order calls [`Admission::order`] after the signature is checked and before the body is
-//! read, and [`Admitted::units`] once the units are known. Self-service calls
+//! read, and [`Admitted::count_order`] once the units are known. Self-service calls
 //! [`Admission::self_service`], which lets a request wait a moment for its turn, or
 //! [`Admission::listener`] for long polls. Each limit holds for
 //! one process. The module relies on permits being dropped when the request ends, and on

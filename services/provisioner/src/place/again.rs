@@ -44,7 +44,7 @@ impl ProviderWork {
             // A search proves no absence, so the operator has to look into the provider's portal.
             Ok(FindAnswer::NotFound) => {
                 let worth = self
-                    .proves_no_absence()
+                    .cannot_prove_absence()
                     .then(|| Code::SearchProvesNothing.into());
                 (HistoryKind::NotFound, worth)
             }
