@@ -107,7 +107,7 @@ impl<'a> Facts<'a> {
         units.filter_map(|unit| Some((unit, self.history(unit)?)))
     }
 
-    /// The history of a unit; `None` if its rows cannot be read.
+    /// The history of a unit; `None` if its rows cannot be read, or if a crash has lost a part of it.
     fn history(&self, unit: &StoredUnit) -> Option<History> {
         let placement = self.placements.get(unit.placement_id.as_str())?;
         let order = self.orders.get(unit.order_id.as_str())?;
@@ -136,6 +136,9 @@ impl<'a> Facts<'a> {
         };
         // Of webhooks that are repeated, the first one tells whether its time was right.
         let acknowledged = first(true);
+        if self.settlement_was_lost(&rows, webhooks) {
+            return None;
+        }
         let failed = first(false).filter(|at| acknowledged.is_none_or(|first| *at < first));
         facts.extend(failed.map(|at| around(Seen::Posted, at)));
         facts.extend(acknowledged.map(|at| around(Seen::Acknowledged, at)));
@@ -220,6 +223,25 @@ impl<'a> Facts<'a> {
             }
         }
         Some(rows)
+    }
+
+    /// Whether the row was settled once more after a crash of the database. A purchase that a look-up finds
+    /// again is settled without a flush, so a crash may lose the settlement after its webhook has arrived.
+    /// The change that the database noted is lost with it, and the model's database loses nothing.
+    fn settlement_was_lost(&self, rows: &[(Row, f64)], webhooks: &[(Duration, bool)]) -> bool {
+        let mut placed = rows
+            .iter()
+            .filter(|(row, _)| row.state == PlacementState::Placed);
+        let Some((_, placed)) = placed.next() else {
+            return false;
+        };
+        let placed = self.since(*placed);
+        let posted = webhooks.iter().map(|(at, _)| *at).min();
+        posted.is_some_and(|posted| {
+            let mut crashes = self.evidence.crashes.iter();
+            posted < placed
+                && crashes.any(|crash| posted <= *crash + SAME_MOMENT && *crash < placed)
+        })
     }
 
     /// That the purchase at this time was sent so long after its attempt was recorded that it should

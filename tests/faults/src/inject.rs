@@ -31,6 +31,8 @@ pub struct Happened {
     pub until: Duration,
     /// Whether a provisioner or the provider stood still.
     pub stalls_purchases: bool,
+    /// Whether what the database has not flushed may be lost.
+    pub crashes_database: bool,
 }
 
 pub struct Victims {
@@ -97,6 +99,7 @@ impl Victims {
                         from,
                         until,
                         stalls_purchases: planned.stalls_purchases(),
+                        crashes_database: planned.crashes_database(),
                     });
                 }
                 Err(error) => self.trouble(&format!("{kind}: {error:#}")),

@@ -147,6 +147,11 @@ impl Planned {
         self.fault == Fault::Stalled && buys.contains(&stage)
     }
 
+    /// Whether what the database has not flushed may be lost.
+    pub fn crashes_database(&self) -> bool {
+        self.fault == Fault::StoppedImmediately
+    }
+
     fn end(&self) -> Duration {
         self.at + self.lasts
     }

@@ -32,6 +32,8 @@ pub struct Evidence {
     pub settle: Duration,
     /// When provisioners or the provider stood still.
     pub stalls: Vec<(Duration, Duration)>,
+    /// When the database crashed.
+    pub crashes: Vec<Duration>,
     pub stored: Stored,
     /// The ids of the partners, by their index.
     pub partners: Vec<String>,

@@ -92,6 +92,7 @@ fn good() -> Evidence {
         detects_duplicates: false,
         settle: Duration::from_secs(8),
         stalls: Vec::new(),
+        crashes: Vec::new(),
         stored: Stored {
             orders: vec![order],
             placements: vec![placement],
@@ -259,6 +260,7 @@ fn recovery_counts_from_the_end_to_an_order_that_was_sent_later() {
         from: Duration::ZERO,
         until: Duration::from_secs(until),
         stalls_purchases: false,
+        crashes_database: false,
     };
     let asked = [("a", 9), ("b", 11), ("c", 30)].map(|(topup, sent)| asked(topup, sent, &[topup]));
     // Topup a was ordered before the first fault ended, so its webhook does not show that the
@@ -301,4 +303,14 @@ fn a_history_that_the_model_does_not_allow_is_red() {
         verdict.broken.keys().collect::<Vec<_>>(),
         [&Broken::ImpossibleInTheModel]
     );
+    // A webhook cannot come before the settlement, unless a crash has lost the first one.
+    let mut evidence = good();
+    for change in &mut evidence.stored.changes[2..] {
+        change.at += 2.0;
+    }
+    assert!(!compared(&evidence).green());
+    evidence.crashes = vec![Duration::from_millis(2_500)];
+    let verdict = compared(&evidence);
+    assert!(verdict.green(), "{:?}", verdict.broken);
+    assert_eq!(verdict.counts.histories, 0);
 }

@@ -232,6 +232,7 @@ impl World {
             detects_duplicates: self.detects_duplicates,
             settle: self.settle,
             stalls: self.stalls(),
+            crashes: self.crashes(),
             stored: Stored::read(&mut self.stack.database.connect().await?, &names).await?,
             partners: partners.map(|one| one.partner_id.clone()).collect(),
         })
@@ -242,6 +243,12 @@ impl World {
         let happened = self.victims.happened().into_iter();
         let stalls = happened.filter(|one| one.stalls_purchases);
         stalls.map(|one| (one.from, one.until)).collect()
+    }
+
+    fn crashes(&self) -> Vec<Duration> {
+        let happened = self.victims.happened().into_iter();
+        let crashes = happened.filter(|one| one.crashes_database);
+        crashes.map(|one| one.from).collect()
     }
 
     /// When each purchase was made, from the ledger as a real provider would export it.
