@@ -514,7 +514,7 @@ def main(program, axe, *options):
         page = context.new_page()
         set_up(walk, page, made["link"])
         if options[:1] == ("--measure",):
-            measure(program, browser, name, options[1])
+            measure(program, browser, name, int(options[1]))
             return
         order, partner = pages(page)
         esim = page.locator("a[href^='/esims/']").first.get_attribute("href")
