@@ -231,8 +231,12 @@ impl Endpoints {
         let body = body.map(Value::Object);
         let mut sent = account.send(method, &path, "", body.as_ref()).await;
         let is_first = |answer: &Answer| answer.codes.contains("first_endpoint");
-        if matches!(self, Self::Set { .. }) && sent.as_ref().is_ok_and(is_first) {
-            // What `endpoints list` shows first has an address of its own in the API.
+        let has_headers = body
+            .as_ref()
+            .is_some_and(|body| body.get("headers").is_some());
+        let sets = matches!(self, Self::Set { .. }) && !has_headers;
+        if sets && sent.as_ref().is_ok_and(is_first) {
+            // What `endpoints list` shows first has an address of its own in the API, and no headers.
             sent = account.send("PUT", "/webhook", "", body.as_ref()).await;
         }
         match (sent, file) {

@@ -145,8 +145,9 @@ pub(crate) async fn show(
         let partner = partners::show(&mut *connection, &order.partner_id.to_string()).await?;
         let of = order.partner_id.into();
         let endpoints = endpoints::list(&mut *connection, Some(of)).await?;
-        let asked = esims::requests(&mut *connection, of, &id).await?;
-        let mark = actions::mark(connection, id.as_str(), Command::AskUsage).await?;
+        // First, so that an act between the two makes the form one of before it.
+        let mark = actions::mark(&mut *connection, id.as_str(), Command::AskUsage).await?;
+        let asked = esims::requests(connection, of, &id).await?;
         Ok::<_, pg::Error>(asked.map(|asked| (order, partner, endpoints, (asked, mark))))
     };
     let found = app.database().run(read).await?;

@@ -323,7 +323,8 @@ pub(crate) async fn ask(State(app): State<App>, act: Act<Operator>) -> Result<Re
         act.not_done(
             "Nothing was asked",
             format!(
-                "{provider} was asked since the page was shown, perhaps by this form, and the page has its answers; or none of                  these purchases can be looked up now, and the pages of their orders say why."
+                "{provider} was asked since the page was shown, perhaps by this form, and the page has its answers; or none of \
+                 these purchases can be looked up now, and the pages of their orders say why."
             ),
         )
     })?;

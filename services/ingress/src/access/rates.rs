@@ -185,7 +185,10 @@ impl PartnerRates {
     /// Counts an order and its units. Returns what is left of the rate of orders. An order that one
     /// of the two refuses uses nothing of the other.
     pub(crate) fn order(&self, units: NonZeroU32) -> Result<Left, ApiError> {
-        let now = Instant::now();
+        self.order_at(units, Instant::now())
+    }
+
+    fn order_at(&self, units: NonZeroU32, now: Instant) -> Result<Left, ApiError> {
         let order = self.orders.ask(NonZeroU32::MIN, now)?;
         self.units.ask(units, now)?.take();
         Ok(order.take())
@@ -318,13 +321,15 @@ mod tests {
         );
         let units = |count| NonZeroU32::new(count).unwrap();
         let remaining = |refused: Result<Left, ApiError>| refused.map(|left| left.remaining).ok();
-        assert_eq!(remaining(rates.order(units(10))), Some(1));
+        let now = Instant::now();
+        assert_eq!(remaining(rates.order_at(units(10), now)), Some(1));
         // The units are used up, so this order is refused, and one order stays possible.
-        assert_eq!(remaining(rates.order(units(10))), None);
-        assert_eq!(remaining(rates.orders.check(NonZeroU32::MIN)), Some(0));
+        assert_eq!(remaining(rates.order_at(units(10), now)), None);
+        let one = rates.orders.ask(NonZeroU32::MIN, now).map(Allowed::take);
+        assert_eq!(remaining(one), Some(0));
         // Now the orders are used up, and the units come back as if nobody had asked for any.
-        let later = Instant::now() + Duration::from_secs(1);
-        assert!(rates.order(NonZeroU32::MIN).is_err());
+        let later = now + Duration::from_secs(1);
+        assert!(rates.order_at(NonZeroU32::MIN, now).is_err());
         let left = rates.units.ask(units(10), later).unwrap().left;
         assert_eq!(left.remaining, 0);
     }
