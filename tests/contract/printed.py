@@ -284,10 +284,9 @@ def guide() -> None:
 
     third.run(take("set -a; . ~/.config/esim-partner/default.env; set +a"))
     third.run(take("docs/examples/esim.py webhook http://127.0.0.1:3000/", ("3000", port)))
-    listed = json.loads(own.run("esimctl partner list --json"))
-    partners = listed if isinstance(listed, list) else listed["partners"]
-    me = next(one for one in partners if one["name"] == "Me")
-    own.run(f"esimctl partner set {me.get('partner_id') or me['id']} --events key.expiring")
+    first = re.search(r'"endpoint_id": ?"([^"]+)"', third.run(take("esim-partner endpoints list")))[1]
+    wanted = "esim-partner endpoints set ENDPOINT_ID --event topup.ready --event key.expiring"
+    third.run(take(wanted, ("ENDPOINT_ID", first)))
     made = third.run(take("esim-partner trigger key.expiring"))
     event_id = (re.search(r"evt_\w+", made) or endpoint.shows(r"evt_\w+"))[0]
     endpoint.shows(f"event key.expiring {event_id}")
