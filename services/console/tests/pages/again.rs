@@ -198,7 +198,8 @@ async fn one_preview_starts_one_resend_even_if_that_was_cancelled() {
 async fn the_page_after_an_act_shows_what_it_has_changed() {
     let bench = Bench::start().await;
     let mut browser = bench.sign_in("ana", Role::Operator).await;
-    let (stop, resume) = ("/providers/sandbox/open", "/providers/sandbox/close");
+    let stop = "/providers/sandbox/open";
+    let resume = "/providers/sandbox/close";
     for _ in 0..3 {
         for path in [stop, resume] {
             let form = seen(&mut browser, "/providers", path).await;
