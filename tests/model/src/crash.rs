@@ -9,7 +9,7 @@
 use clap::ValueEnum;
 use stateright::{Model, Property};
 
-use crate::explore::{Condition, Report, explore, properties};
+use crate::explore::{Condition, Promised, SmallModel, properties};
 
 /// The crashes of PostgreSQL, and the times that a provisioner dies, in one run.
 const FAULTS: u8 = 2;
@@ -50,28 +50,6 @@ pub enum Promise {
     ToldTheSame,
     /// In every final state a stored order is delivered.
     NothingLost,
-}
-
-impl Promise {
-    const ALL: [Self; 6] = [
-        Self::BoughtIsKnown,
-        Self::BoughtOnce,
-        Self::AnswerStands,
-        Self::ShownStands,
-        Self::ToldTheSame,
-        Self::NothingLost,
-    ];
-
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::AnswerStands => "an order that was answered with 201 is stored",
-            Self::ShownStands => "an order that was shown is stored",
-            Self::BoughtIsKnown => "what was bought belongs to a stored order",
-            Self::BoughtOnce => "nothing is bought twice",
-            Self::ToldTheSame => "each webhook of a unit says the same",
-            Self::NothingLost => "a stored order is delivered",
-        }
-    }
 }
 
 /// A commit in the log.
@@ -192,22 +170,72 @@ pub struct Protocol {
     without: Vec<Safeguard>,
 }
 
-const ENDS: [(&str, Condition<Protocol>); 5] = [
-    ("an order is lost that nobody was told of", |_, state| {
-        state.ingress == Ingress::Failed && state.log.is_empty()
-    }),
-    ("an order is answered and delivered", |_, state| {
-        state.ingress == Ingress::Answered && state.has(Commit::Delivered)
-    }),
-    (
-        "a settlement is lost after the webhook, and repeated",
-        |_, state| state.told.len() == 2 && state.has(Commit::Delivered),
-    ),
-    ("an order is answered late and flushed", |_, state| {
-        state.ingress == Ingress::Answered && !state.placed && state.log == [(Commit::Order, true)]
-    }),
-    ("a second attempt is made", |_, state| state.attempts() == 2),
-];
+impl SmallModel for Protocol {
+    type Safeguard = Safeguard;
+    type Promise = Promise;
+    const PROMISES: &'static [Promised<Self>] = &[
+        Promised {
+            promise: Promise::BoughtIsKnown,
+            name: "what was bought belongs to a stored order",
+            is_kept: |_, state| {
+                state.bought == 0 || (state.has(Commit::Order) && state.attempts() > 0)
+            },
+        },
+        Promised {
+            promise: Promise::BoughtOnce,
+            name: "nothing is bought twice",
+            is_kept: |_, state| state.bought <= 1,
+        },
+        Promised {
+            promise: Promise::AnswerStands,
+            name: "an order that was answered with 201 is stored",
+            is_kept: |_, state| state.ingress != Ingress::Answered || state.has(Commit::Order),
+        },
+        Promised {
+            promise: Promise::ShownStands,
+            name: "an order that was shown is stored",
+            is_kept: |_, state| !state.shown || state.has(Commit::Order),
+        },
+        Promised {
+            promise: Promise::ToldTheSame,
+            name: "each webhook of a unit says the same",
+            is_kept: |_, state| state.told.windows(2).all(|pair| pair[0] == pair[1]),
+        },
+        Promised {
+            promise: Promise::NothingLost,
+            name: "a stored order is delivered",
+            is_kept: |protocol, state| {
+                let is_delivered = state.has(Commit::Delivered);
+                // An operator looks at what is parked, but what the partner was told must come true.
+                let is_parked = state.has(Commit::Parked) && state.told.is_empty();
+                let is_gone = !state.has(Commit::Order);
+                is_delivered || is_parked || is_gone || protocol.goes_on(state)
+            },
+        },
+    ];
+    const ENDS: &'static [(&'static str, Condition<Self>)] = &[
+        ("an order is lost that nobody was told of", |_, state| {
+            state.ingress == Ingress::Failed && state.log.is_empty()
+        }),
+        ("an order is answered and delivered", |_, state| {
+            state.ingress == Ingress::Answered && state.has(Commit::Delivered)
+        }),
+        (
+            "a settlement is lost after the webhook, and repeated",
+            |_, state| state.told.len() == 2 && state.has(Commit::Delivered),
+        ),
+        ("an order is answered late and flushed", |_, state| {
+            state.ingress == Ingress::Answered
+                && !state.placed
+                && state.log == [(Commit::Order, true)]
+        }),
+        ("a second attempt is made", |_, state| state.attempts() == 2),
+    ];
+
+    fn without(without: Vec<Safeguard>) -> Self {
+        Self { without }
+    }
+}
 
 impl Protocol {
     fn has(&self, safeguard: Safeguard) -> bool {
@@ -393,30 +421,6 @@ impl Model for Protocol {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        let promises: [Condition<Self>; 6] = [
-            |_, state| state.bought == 0 || (state.has(Commit::Order) && state.attempts() > 0),
-            |_, state| state.bought <= 1,
-            |_, state| state.ingress != Ingress::Answered || state.has(Commit::Order),
-            |_, state| !state.shown || state.has(Commit::Order),
-            |_, state| state.told.windows(2).all(|pair| pair[0] == pair[1]),
-            |protocol, state| {
-                let is_delivered = state.has(Commit::Delivered);
-                // An operator looks at what is parked, but what the partner was told must come true.
-                let is_parked = state.has(Commit::Parked) && state.told.is_empty();
-                let is_gone = !state.has(Commit::Order);
-                is_delivered || is_parked || is_gone || protocol.goes_on(state)
-            },
-        ];
-        let promises = Promise::ALL.map(Promise::name).into_iter().zip(promises);
-        properties(promises, ENDS)
+        properties()
     }
-}
-
-/// Explores every state, or stops as soon as it finds a broken promise.
-pub fn check(without: &[Safeguard]) -> Report<Promise> {
-    let protocol = Protocol {
-        without: without.to_vec(),
-    };
-    let promises = Promise::ALL.map(|promise| (promise, promise.name()));
-    explore(protocol, promises, ENDS.map(|(name, _)| name))
 }

@@ -13,7 +13,7 @@
 use clap::ValueEnum;
 use stateright::{Model, Property};
 
-use crate::explore::{Condition, Report, explore, properties};
+use crate::explore::{Condition, Promised, SmallModel, properties};
 
 /// The deaths of provisioners, lost messages and cancelled divisions in one run.
 const FAULTS: u8 = 2;
@@ -39,17 +39,6 @@ pub enum Promise {
     BoughtOnce,
     /// In every final state the cell that serves the partner has its order as bought.
     NothingLost,
-}
-
-impl Promise {
-    const ALL: [Self; 2] = [Self::BoughtOnce, Self::NothingLost];
-
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::BoughtOnce => "nothing is bought twice",
-            Self::NothingLost => "a stored order is bought for its partner",
-        }
-    }
 }
 
 /// How far a placement is.
@@ -156,36 +145,57 @@ pub struct Protocol {
     without: Vec<Safeguard>,
 }
 
-const ENDS: [(&str, Condition<Protocol>); 5] = [
-    (
-        "a purchase in flight is found by the new cell",
-        |_, state| {
-            let is_found = matches!(state.copy, Copy::Active(copy) if copy.row == Row::Placed);
-            is_found && state.taken_along && state.old.row == Row::Placing
+impl SmallModel for Protocol {
+    type Safeguard = Safeguard;
+    type Promise = Promise;
+    const PROMISES: &'static [Promised<Self>] = &[
+        Promised {
+            promise: Promise::BoughtOnce,
+            name: "nothing is bought twice",
+            is_kept: |_, state| state.bought <= 1,
         },
-    ),
-    (
-        "an order without an attempt is bought by the new cell",
-        |_, state| {
-            let is_bought = matches!(state.copy, Copy::Active(copy) if copy.row == Row::Placed);
-            is_bought && state.old.row == Row::Accepted
+        Promised {
+            promise: Promise::NothingLost,
+            name: "a stored order is bought for its partner",
+            is_kept: |protocol, state| Self::is_served(state) || protocol.goes_on(state),
         },
-    ),
-    ("the old cell is lost, and the new one buys", |_, state| {
-        state.lost && matches!(state.copy, Copy::Active(copy) if copy.row == Row::Placed)
-    }),
-    (
-        "a division is taken back, and the old cell buys",
-        |_, state| state.cancelled && state.leaves && state.old.row == Row::Placed,
-    ),
-    (
-        "a partner that stays is served after the division",
-        |_, state| {
-            let is_active = matches!(state.copy, Copy::Active(copy) if copy.row == Row::Accepted);
-            is_active && !state.leaves && state.old.row == Row::Placed
-        },
-    ),
-];
+    ];
+    const ENDS: &'static [(&'static str, Condition<Self>)] = &[
+        (
+            "a purchase in flight is found by the new cell",
+            |_, state| {
+                let is_found = matches!(state.copy, Copy::Active(copy) if copy.row == Row::Placed);
+                is_found && state.taken_along && state.old.row == Row::Placing
+            },
+        ),
+        (
+            "an order without an attempt is bought by the new cell",
+            |_, state| {
+                let is_bought = matches!(state.copy, Copy::Active(copy) if copy.row == Row::Placed);
+                is_bought && state.old.row == Row::Accepted
+            },
+        ),
+        ("the old cell is lost, and the new one buys", |_, state| {
+            state.lost && matches!(state.copy, Copy::Active(copy) if copy.row == Row::Placed)
+        }),
+        (
+            "a division is taken back, and the old cell buys",
+            |_, state| state.cancelled && state.leaves && state.old.row == Row::Placed,
+        ),
+        (
+            "a partner that stays is served after the division",
+            |_, state| {
+                let is_active =
+                    matches!(state.copy, Copy::Active(copy) if copy.row == Row::Accepted);
+                is_active && !state.leaves && state.old.row == Row::Placed
+            },
+        ),
+    ];
+
+    fn without(without: Vec<Safeguard>) -> Self {
+        Self { without }
+    }
+}
 
 impl Protocol {
     fn has(&self, safeguard: Safeguard) -> bool {
@@ -438,22 +448,6 @@ impl Model for Protocol {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        let promises: [Condition<Self>; 2] = [
-            |_, state| state.bought <= 1,
-            |protocol, state| Self::is_served(state) || protocol.goes_on(state),
-        ];
-        properties(
-            Promise::ALL.map(Promise::name).into_iter().zip(promises),
-            ENDS,
-        )
+        properties()
     }
-}
-
-/// Explores every state, or stops as soon as it finds a broken promise.
-pub fn check(without: &[Safeguard]) -> Report<Promise> {
-    let protocol = Protocol {
-        without: without.to_vec(),
-    };
-    let promises = Promise::ALL.map(|promise| (promise, promise.name()));
-    explore(protocol, promises, ENDS.map(|(name, _)| name))
 }

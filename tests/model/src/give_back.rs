@@ -14,7 +14,7 @@ use domain::{
 };
 use stateright::{Model, Property};
 
-use crate::explore::{Condition, Report, explore, properties};
+use crate::explore::{Condition, Promised, SmallModel, properties};
 
 /// The age of an attempt when its settling delay is over, in ticks.
 const SETTLED: u8 = 2;
@@ -45,18 +45,6 @@ pub enum Promise {
     ReturnedIsTrue,
     /// In every final state the give-back is done, refused or parked.
     Ends,
-}
-
-impl Promise {
-    const ALL: [Self; 3] = [Self::RefusedStays, Self::ReturnedIsTrue, Self::Ends];
-
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::RefusedStays => "what is refused is not given back",
-            Self::ReturnedIsTrue => "what is called given back is",
-            Self::Ends => "every give-back ends",
-        }
-    }
 }
 
 /// What a look at the eSIM shows.
@@ -148,23 +136,48 @@ pub struct Protocol {
     pub without: Vec<Safeguard>,
 }
 
-const ENDS: [(&str, Condition<Protocol>); 5] = [
-    ("an eSIM is given back", |_, state| {
-        state.row.state == GiveBackState::Returned
-    }),
-    ("a second attempt gives it back", |_, state| {
-        state.row.state == GiveBackState::Returned && state.row.attempt == 2
-    }),
-    ("an installed eSIM is refused", |_, state| {
-        state.row.state == GiveBackState::Refused && state.installed
-    }),
-    ("an attempt is refused after it was sent", |_, state| {
-        state.row.state == GiveBackState::Refused && state.row.attempt > 0
-    }),
-    ("a give-back is parked", |_, state| {
-        state.row.state == GiveBackState::Parked
-    }),
-];
+impl SmallModel for Protocol {
+    type Safeguard = Safeguard;
+    type Promise = Promise;
+    const PROMISES: &'static [Promised<Self>] = &[
+        Promised {
+            promise: Promise::RefusedStays,
+            name: "what is refused is not given back",
+            is_kept: |_, state| !(state.row.state == GiveBackState::Refused && state.returned),
+        },
+        Promised {
+            promise: Promise::ReturnedIsTrue,
+            name: "what is called given back is",
+            is_kept: |_, state| state.row.state != GiveBackState::Returned || state.returned,
+        },
+        Promised {
+            promise: Promise::Ends,
+            name: "every give-back ends",
+            is_kept: |protocol, state| state.row.state.is_over() || protocol.goes_on(state),
+        },
+    ];
+    const ENDS: &'static [(&'static str, Condition<Self>)] = &[
+        ("an eSIM is given back", |_, state| {
+            state.row.state == GiveBackState::Returned
+        }),
+        ("a second attempt gives it back", |_, state| {
+            state.row.state == GiveBackState::Returned && state.row.attempt == 2
+        }),
+        ("an installed eSIM is refused", |_, state| {
+            state.row.state == GiveBackState::Refused && state.installed
+        }),
+        ("an attempt is refused after it was sent", |_, state| {
+            state.row.state == GiveBackState::Refused && state.row.attempt > 0
+        }),
+        ("a give-back is parked", |_, state| {
+            state.row.state == GiveBackState::Parked
+        }),
+    ];
+
+    fn without(without: Vec<Safeguard>) -> Self {
+        Self { without }
+    }
+}
 
 impl Protocol {
     fn has(&self, safeguard: Safeguard) -> bool {
@@ -386,21 +399,6 @@ impl Model for Protocol {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        let promises: [Condition<Self>; 3] = [
-            |_, state| !(state.row.state == GiveBackState::Refused && state.returned),
-            |_, state| state.row.state != GiveBackState::Returned || state.returned,
-            |protocol, state| state.row.state.is_over() || protocol.goes_on(state),
-        ];
-        let promises = Promise::ALL.map(Promise::name).into_iter().zip(promises);
-        properties(promises, ENDS)
+        properties()
     }
-}
-
-/// Explores every state, or stops as soon as it finds a broken promise.
-pub fn check(without: &[Safeguard]) -> Report<Promise> {
-    let protocol = Protocol {
-        without: without.to_vec(),
-    };
-    let promises = Promise::ALL.map(|promise| (promise, promise.name()));
-    explore(protocol, promises, ENDS.map(|(name, _)| name))
 }

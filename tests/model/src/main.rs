@@ -3,7 +3,11 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use model::{Settings, check, crash, cut, explore, give_back, resend, routes, webhooks};
+use model::{
+    Settings, check, crash, cut,
+    explore::{self, SmallModel},
+    give_back, resend, routes, webhooks,
+};
 
 /// Check the protocol of the pipeline in every state that it can reach
 ///
@@ -70,28 +74,22 @@ struct Arguments {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     if arguments.give_back {
-        let report = give_back::check(&arguments.give_back_without);
-        return print_small(report, give_back::Promise::name);
+        return print_small::<give_back::Protocol>(&arguments.give_back_without);
     }
     if arguments.webhooks {
-        let report = webhooks::check(&arguments.webhooks_without);
-        return print_small(report, webhooks::Promise::name);
+        return print_small::<webhooks::Protocol>(&arguments.webhooks_without);
     }
     if arguments.crash {
-        let report = crash::check(&arguments.crash_without);
-        return print_small(report, crash::Promise::name);
+        return print_small::<crash::Protocol>(&arguments.crash_without);
     }
     if arguments.cut {
-        let report = cut::check(&arguments.cut_without);
-        return print_small(report, cut::Promise::name);
+        return print_small::<cut::Protocol>(&arguments.cut_without);
     }
     if arguments.routes {
-        let report = routes::check(&arguments.routes_without);
-        return print_small(report, routes::Promise::name);
+        return print_small::<routes::Protocol>(&arguments.routes_without);
     }
     if arguments.resend {
-        let report = resend::check(&arguments.resend_without);
-        return print_small(report, resend::Promise::name);
+        return print_small::<resend::Protocol>(&arguments.resend_without);
     }
     let report = check(&arguments.settings);
     if arguments.pairs {
@@ -111,12 +109,10 @@ fn main() -> ExitCode {
     print(report.states, report.unreached, found)
 }
 
-fn print_small<Promise>(
-    report: explore::Report<Promise>,
-    name: fn(Promise) -> &'static str,
-) -> ExitCode {
+fn print_small<Protocol: SmallModel>(without: &[Protocol::Safeguard]) -> ExitCode {
+    let report = explore::check::<Protocol>(without);
     let broken = report.counterexample;
-    let broken = broken.map(|(promise, steps)| (name(promise), steps));
+    let broken = broken.map(|broken| (broken.name, broken.steps));
     print(report.states, report.unreached, broken)
 }
 

@@ -10,7 +10,7 @@
 use clap::ValueEnum;
 use stateright::{Model, Property};
 
-use crate::explore::{Condition, Report, explore, properties};
+use crate::explore::{Condition, Promised, SmallModel, properties};
 
 /// How many deliveries of the endpoint a resend lets be due at a time (`most_due`).
 const MOST_DUE: usize = 1;
@@ -41,19 +41,6 @@ pub enum Promise {
     Pace,
     /// It ends.
     Ends,
-}
-
-impl Promise {
-    const ALL: [Self; 4] = [Self::EachOnce, Self::NoneMissed, Self::Pace, Self::Ends];
-
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::EachOnce => "a resend sends nothing twice",
-            Self::NoneMissed => "a resend that has ended has missed nothing",
-            Self::Pace => "a resend keeps to the pace of its endpoint",
-            Self::Ends => "every resend ends",
-        }
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -113,21 +100,54 @@ pub struct Protocol {
     pub without: Vec<Safeguard>,
 }
 
-const ENDS: [(&str, Condition<Protocol>); 3] = [
-    ("everything is delivered", |_, state| {
-        let delivered = |one: &Delivery| one.standing == Standing::Delivered;
-        state.phase == Phase::Ended && state.deliveries.iter().all(delivered)
-    }),
-    ("the retries of a resent one end again", |_, state| {
-        let again = |one: &Delivery| {
-            one.resent == 1 && matches!(one.standing, Standing::Exhausted(at) if at > ASKED)
-        };
-        state.phase == Phase::Ended && state.deliveries.iter().any(again)
-    }),
-    ("a retry of its own comes before the resend", |_, state| {
-        state.phase == Phase::Ended && state.deliveries[2].resent == 0
-    }),
-];
+impl SmallModel for Protocol {
+    type Safeguard = Safeguard;
+    type Promise = Promise;
+    const PROMISES: &'static [Promised<Self>] = &[
+        Promised {
+            promise: Promise::EachOnce,
+            name: "a resend sends nothing twice",
+            is_kept: |_, state| state.deliveries.iter().all(|one| one.resent <= 1),
+        },
+        Promised {
+            promise: Promise::NoneMissed,
+            name: "a resend that has ended has missed nothing",
+            is_kept: |_, state| {
+                let missed = |one: &Delivery| one.attempted_at < ASKED;
+                state.phase != Phase::Ended || !state.deliveries.iter().any(missed)
+            },
+        },
+        Promised {
+            promise: Promise::Pace,
+            name: "a resend keeps to the pace of its endpoint",
+            is_kept: |_, state| !state.overrun,
+        },
+        Promised {
+            promise: Promise::Ends,
+            name: "every resend ends",
+            is_kept: |protocol, state| state.phase == Phase::Ended || protocol.goes_on(state),
+        },
+    ];
+    const ENDS: &'static [(&'static str, Condition<Self>)] = &[
+        ("everything is delivered", |_, state| {
+            let delivered = |one: &Delivery| one.standing == Standing::Delivered;
+            state.phase == Phase::Ended && state.deliveries.iter().all(delivered)
+        }),
+        ("the retries of a resent one end again", |_, state| {
+            let again = |one: &Delivery| {
+                one.resent == 1 && matches!(one.standing, Standing::Exhausted(at) if at > ASKED)
+            };
+            state.phase == Phase::Ended && state.deliveries.iter().any(again)
+        }),
+        ("a retry of its own comes before the resend", |_, state| {
+            state.phase == Phase::Ended && state.deliveries[2].resent == 0
+        }),
+    ];
+
+    fn without(without: Vec<Safeguard>) -> Self {
+        Self { without }
+    }
+}
 
 impl Protocol {
     fn has(&self, safeguard: Safeguard) -> bool {
@@ -269,25 +289,6 @@ impl Model for Protocol {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        let promises: [Condition<Self>; 4] = [
-            |_, state| state.deliveries.iter().all(|one| one.resent <= 1),
-            |_, state| {
-                let missed = |one: &Delivery| one.attempted_at < ASKED;
-                state.phase != Phase::Ended || !state.deliveries.iter().any(missed)
-            },
-            |_, state| !state.overrun,
-            |protocol, state| state.phase == Phase::Ended || protocol.goes_on(state),
-        ];
-        let promises = Promise::ALL.map(Promise::name).into_iter().zip(promises);
-        properties(promises, ENDS)
+        properties()
     }
-}
-
-/// Explores every state, or stops as soon as it finds a broken promise.
-pub fn check(without: &[Safeguard]) -> Report<Promise> {
-    let protocol = Protocol {
-        without: without.to_vec(),
-    };
-    let promises = Promise::ALL.map(|promise| (promise, promise.name()));
-    explore(protocol, promises, ENDS.map(|(name, _)| name))
 }

@@ -14,7 +14,7 @@ use domain::{
 };
 use stateright::{Model, Property};
 
-use crate::explore::{Condition, Report, explore, properties};
+use crate::explore::{Condition, Promised, SmallModel, properties};
 
 /// The attempts of a placement. After the last one nothing is bought any more.
 const ATTEMPTS: u32 = 3;
@@ -40,18 +40,6 @@ pub enum Promise {
     BuysNoMore,
     /// In every final state the placement is placed, failed or parked.
     Ends,
-}
-
-impl Promise {
-    const ALL: [Self; 3] = [Self::HeardIsKept, Self::BuysNoMore, Self::Ends];
-
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::HeardIsKept => "a purchase that was heard of is delivered or parked",
-            Self::BuysNoMore => "nothing is bought once a purchase was recorded",
-            Self::Ends => "every placement ends",
-        }
-    }
 }
 
 /// What a provisioner is doing.
@@ -129,25 +117,65 @@ pub struct Protocol {
     pub without: Vec<Safeguard>,
 }
 
-const ENDS: [(&str, Condition<Protocol>); 5] = [
-    ("the second provider sells it", |_, state| {
-        state.row.state == PlacementState::Placed && state.unit == Some(1)
-    }),
-    ("both reject it", |_, state| {
-        state.row.state == PlacementState::Failed
-    }),
-    (
-        "a purchase at the first provider stops the second one",
-        |_, state| state.row.disputed && state.sold == [true, false],
-    ),
-    ("both have sold it, and an operator is told", |_, state| {
-        state.row.disputed && state.heard == [true, true]
-    }),
-    (
-        "both have sold it, and nobody hears of the first",
-        |_, state| state.row.state == PlacementState::Placed && state.sold == [true, true],
-    ),
-];
+impl SmallModel for Protocol {
+    type Safeguard = Safeguard;
+    type Promise = Promise;
+    const PROMISES: &'static [Promised<Self>] = &[
+        Promised {
+            promise: Promise::HeardIsKept,
+            name: "a purchase that was heard of is delivered or parked",
+            is_kept: |_, state| {
+                let kept = |provider: usize| {
+                    !state.heard[provider]
+                        || state.row.state == PlacementState::Parked
+                        || (state.row.state == PlacementState::Placed
+                            && state.unit == Some(provider))
+                };
+                kept(0) && kept(1)
+            },
+        },
+        Promised {
+            promise: Promise::BuysNoMore,
+            name: "nothing is bought once a purchase was recorded",
+            is_kept: |_, state| !state.bought_on,
+        },
+        Promised {
+            promise: Promise::Ends,
+            name: "every placement ends",
+            is_kept: |protocol, state| {
+                let is_over = match state.row.state {
+                    PlacementState::Accepted => state.row.attempt >= ATTEMPTS,
+                    PlacementState::Placing => false,
+                    _ => true,
+                };
+                is_over || protocol.goes_on(state)
+            },
+        },
+    ];
+    const ENDS: &'static [(&'static str, Condition<Self>)] = &[
+        ("the second provider sells it", |_, state| {
+            state.row.state == PlacementState::Placed && state.unit == Some(1)
+        }),
+        ("both reject it", |_, state| {
+            state.row.state == PlacementState::Failed
+        }),
+        (
+            "a purchase at the first provider stops the second one",
+            |_, state| state.row.disputed && state.sold == [true, false],
+        ),
+        ("both have sold it, and an operator is told", |_, state| {
+            state.row.disputed && state.heard == [true, true]
+        }),
+        (
+            "both have sold it, and nobody hears of the first",
+            |_, state| state.row.state == PlacementState::Placed && state.sold == [true, true],
+        ),
+    ];
+
+    fn without(without: Vec<Safeguard>) -> Self {
+        Self { without }
+    }
+}
 
 impl Protocol {
     fn has(&self, safeguard: Safeguard) -> bool {
@@ -348,36 +376,6 @@ impl Model for Protocol {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        let promises: [Condition<Self>; 3] = [
-            |_, state| {
-                let kept = |provider: usize| {
-                    !state.heard[provider]
-                        || state.row.state == PlacementState::Parked
-                        || (state.row.state == PlacementState::Placed
-                            && state.unit == Some(provider))
-                };
-                kept(0) && kept(1)
-            },
-            |_, state| !state.bought_on,
-            |protocol, state| {
-                let is_over = match state.row.state {
-                    PlacementState::Accepted => state.row.attempt >= ATTEMPTS,
-                    PlacementState::Placing => false,
-                    _ => true,
-                };
-                is_over || protocol.goes_on(state)
-            },
-        ];
-        let promises = Promise::ALL.map(Promise::name).into_iter().zip(promises);
-        properties(promises, ENDS)
+        properties()
     }
-}
-
-/// Explores every state, or stops as soon as it finds a broken promise.
-pub fn check(without: &[Safeguard]) -> Report<Promise> {
-    let protocol = Protocol {
-        without: without.to_vec(),
-    };
-    let promises = Promise::ALL.map(|promise| (promise, promise.name()));
-    explore(protocol, promises, ENDS.map(|(name, _)| name))
 }

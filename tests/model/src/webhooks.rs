@@ -20,7 +20,7 @@ use self::state::{
     Attempt, Block, DeliveryState, ENDPOINTS, Endpoint, FIRST, FURTHER, NOW, Notifier, POLICY, Row,
     SCHEDULE, Work,
 };
-use crate::explore::{Condition, Report, explore, properties};
+use crate::explore::{Condition, Promised, SmallModel, properties};
 
 /// A rule of the deliveries, without which a promise breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum)]
@@ -57,26 +57,6 @@ pub enum Promise {
     DeliveredIsTrue,
     /// A blocked endpoint gets no webhook but its probe.
     OneProbe,
-}
-
-impl Promise {
-    const ALL: [Self; 5] = [
-        Self::NothingForgotten,
-        Self::WholeSchedule,
-        Self::AcknowledgedCounts,
-        Self::DeliveredIsTrue,
-        Self::OneProbe,
-    ];
-
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::NothingForgotten => "each endpoint gets what it wants, or its retries end",
-            Self::WholeSchedule => "retries end only after a whole schedule",
-            Self::AcknowledgedCounts => "what is acknowledged is delivered",
-            Self::DeliveredIsTrue => "what is called delivered was acknowledged",
-            Self::OneProbe => "a blocked endpoint gets nothing but its probe",
-        }
-    }
 }
 
 /// One step. Notifiers and deliveries are named by their index.
@@ -117,32 +97,82 @@ pub struct Protocol {
     pub without: Vec<Safeguard>,
 }
 
-const ENDS: [(&str, Condition<Protocol>); 5] = [
-    ("everything is delivered", |_, state| {
-        let delivered = |row: &Row| row.state == DeliveryState::Delivered;
-        state.rows.iter().all(delivered)
-    }),
-    ("retries end", |_, state| {
-        let exhausted = |row: &Row| row.state == DeliveryState::Exhausted;
-        state.rows.iter().any(exhausted)
-    }),
-    ("a probe ends a block", |_, state| {
-        // Failures are forgotten only by an acknowledgement.
-        let first = &state.endpoints[0];
-        first.block == Block::None && first.failures == 0 && state.rows[FIRST].attempt > 2
-    }),
-    (
-        "the second endpoint is served while the first is blocked",
-        |_, state| {
-            state.endpoints[0].block != Block::None
-                && state.rows[FURTHER].state == DeliveryState::Delivered
+impl SmallModel for Protocol {
+    type Safeguard = Safeguard;
+    type Promise = Promise;
+    const PROMISES: &'static [Promised<Self>] = &[
+        Promised {
+            promise: Promise::NothingForgotten,
+            name: "each endpoint gets what it wants, or its retries end",
+            is_kept: |protocol, state| {
+                let waits =
+                    |row: &Row| matches!(row.state, DeliveryState::Unborn | DeliveryState::Pending);
+                !state.rows.iter().any(waits) || protocol.goes_on(state)
+            },
         },
-    ),
-    ("what was sent again is delivered", |_, state| {
-        let again = |row: &Row| row.state == DeliveryState::Delivered && row.schedule_start > 0;
-        state.rows.iter().any(again)
-    }),
-];
+        Promised {
+            promise: Promise::WholeSchedule,
+            name: "retries end only after a whole schedule",
+            is_kept: |_, state| {
+                let early =
+                    |row: &Row| row.state == DeliveryState::Exhausted && row.failed < SCHEDULE;
+                !state.rows.iter().any(early)
+            },
+        },
+        Promised {
+            promise: Promise::AcknowledgedCounts,
+            name: "what is acknowledged is delivered",
+            is_kept: |protocol, state| {
+                let lost = |row: &Row| row.acknowledged && row.state == DeliveryState::Exhausted;
+                !state.rows.iter().any(lost) || protocol.goes_on(state)
+            },
+        },
+        Promised {
+            promise: Promise::DeliveredIsTrue,
+            name: "what is called delivered was acknowledged",
+            is_kept: |_, state| {
+                let false_one =
+                    |row: &Row| row.state == DeliveryState::Delivered && !row.acknowledged;
+                !state.rows.iter().any(false_one)
+            },
+        },
+        Promised {
+            promise: Promise::OneProbe,
+            name: "a blocked endpoint gets nothing but its probe",
+            is_kept: |_, state| !state.overrun,
+        },
+    ];
+    const ENDS: &'static [(&'static str, Condition<Self>)] = &[
+        ("everything is delivered", |_, state| {
+            let delivered = |row: &Row| row.state == DeliveryState::Delivered;
+            state.rows.iter().all(delivered)
+        }),
+        ("retries end", |_, state| {
+            let exhausted = |row: &Row| row.state == DeliveryState::Exhausted;
+            state.rows.iter().any(exhausted)
+        }),
+        ("a probe ends a block", |_, state| {
+            // Failures are forgotten only by an acknowledgement.
+            let first = &state.endpoints[0];
+            first.block == Block::None && first.failures == 0 && state.rows[FIRST].attempt > 2
+        }),
+        (
+            "the second endpoint is served while the first is blocked",
+            |_, state| {
+                state.endpoints[0].block != Block::None
+                    && state.rows[FURTHER].state == DeliveryState::Delivered
+            },
+        ),
+        ("what was sent again is delivered", |_, state| {
+            let again = |row: &Row| row.state == DeliveryState::Delivered && row.schedule_start > 0;
+            state.rows.iter().any(again)
+        }),
+    ];
+
+    fn without(without: Vec<Safeguard>) -> Self {
+        Self { without }
+    }
+}
 
 impl Protocol {
     fn has(&self, safeguard: Safeguard) -> bool {
@@ -455,41 +485,9 @@ impl Model for Protocol {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        let promises: [Condition<Self>; 5] = [
-            |protocol, state| {
-                let waits =
-                    |row: &Row| matches!(row.state, DeliveryState::Unborn | DeliveryState::Pending);
-                !state.rows.iter().any(waits) || protocol.goes_on(state)
-            },
-            |_, state| {
-                let early =
-                    |row: &Row| row.state == DeliveryState::Exhausted && row.failed < SCHEDULE;
-                !state.rows.iter().any(early)
-            },
-            |protocol, state| {
-                let lost = |row: &Row| row.acknowledged && row.state == DeliveryState::Exhausted;
-                !state.rows.iter().any(lost) || protocol.goes_on(state)
-            },
-            |_, state| {
-                let false_one =
-                    |row: &Row| row.state == DeliveryState::Delivered && !row.acknowledged;
-                !state.rows.iter().any(false_one)
-            },
-            |_, state| !state.overrun,
-        ];
-        let promises = Promise::ALL.map(Promise::name).into_iter().zip(promises);
-        properties(promises, ENDS)
+        properties()
     }
 }
 
 /// The most faults of one history: crashes, failures of an endpoint, and lost answers of the database.
 const FAULTS: u8 = 2;
-
-/// Explores every state, or stops as soon as it finds a broken promise.
-pub fn check(without: &[Safeguard]) -> Report<Promise> {
-    let protocol = Protocol {
-        without: without.to_vec(),
-    };
-    let promises = Promise::ALL.map(|promise| (promise, promise.name()));
-    explore(protocol, promises, ENDS.map(|(name, _)| name))
-}

@@ -263,27 +263,27 @@ fn breaks_promise<Promise: Debug + PartialEq>(
     expected: Promise,
     safeguard: &impl Debug,
 ) {
-    let broken = report.counterexample.map(|(promise, _)| promise);
+    let broken = report.counterexample.map(|broken| broken.promise);
     let states = report.states;
     assert_eq!(broken, Some(expected), "{safeguard:?}, {states} states");
 }
 
 #[test]
 fn a_give_back_is_certain_or_parked() {
-    holds_and_reaches_all(&give_back::check(&[]));
+    holds_and_reaches_all(&explore::check::<give_back::Protocol>(&[]));
 }
 
 #[test]
 fn without_any_one_safeguard_a_give_back_is_called_refused_that_happens() {
     for safeguard in give_back::Safeguard::value_variants() {
-        let report = give_back::check(&[*safeguard]);
+        let report = explore::check::<give_back::Protocol>(&[*safeguard]);
         breaks_promise(report, give_back::Promise::RefusedStays, safeguard);
     }
 }
 
 #[test]
 fn every_webhook_reaches_its_endpoint_or_its_retries_end() {
-    holds_and_reaches_all(&webhooks::check(&[]));
+    holds_and_reaches_all(&explore::check::<webhooks::Protocol>(&[]));
 }
 
 #[test]
@@ -299,13 +299,17 @@ fn without_any_one_safeguard_a_promise_of_the_webhooks_breaks() {
             Safeguard::CurrentAcknowledgement => Promise::DeliveredIsTrue,
             Safeguard::EndpointBlock => Promise::OneProbe,
         };
-        breaks_promise(webhooks::check(&[*safeguard]), expected, safeguard);
+        breaks_promise(
+            explore::check::<webhooks::Protocol>(&[*safeguard]),
+            expected,
+            safeguard,
+        );
     }
 }
 
 #[test]
 fn a_crash_of_postgresql_loses_nothing_that_anybody_was_told_of() {
-    holds_and_reaches_all(&crash::check(&[]));
+    holds_and_reaches_all(&explore::check::<crash::Protocol>(&[]));
 }
 
 #[test]
@@ -319,13 +323,17 @@ fn without_any_one_safeguard_a_crash_of_postgresql_breaks_a_promise() {
             Safeguard::FlushSettlement => Promise::NothingLost,
             Safeguard::SameUnits => Promise::ToldTheSame,
         };
-        breaks_promise(crash::check(&[*safeguard]), expected, safeguard);
+        breaks_promise(
+            explore::check::<crash::Protocol>(&[*safeguard]),
+            expected,
+            safeguard,
+        );
     }
 }
 
 #[test]
 fn a_cell_divides_without_a_loss_and_buys_nothing_twice() {
-    holds_and_reaches_all(&cut::check(&[]));
+    holds_and_reaches_all(&explore::check::<cut::Protocol>(&[]));
 }
 
 #[test]
@@ -338,26 +346,30 @@ fn without_any_one_safeguard_a_division_breaks_a_promise() {
                 Promise::NothingLost
             }
         };
-        breaks_promise(cut::check(&[*safeguard]), expected, safeguard);
+        breaks_promise(
+            explore::check::<cut::Protocol>(&[*safeguard]),
+            expected,
+            safeguard,
+        );
     }
 }
 
 #[test]
 fn a_purchase_after_its_placement_went_to_another_provider_is_kept_once_it_is_heard_of() {
-    holds_and_reaches_all(&routes::check(&[]));
+    holds_and_reaches_all(&explore::check::<routes::Protocol>(&[]));
 }
 
 #[test]
 fn without_any_one_safeguard_a_late_purchase_is_forgotten() {
     for safeguard in routes::Safeguard::value_variants() {
-        let report = routes::check(&[*safeguard]);
+        let report = explore::check::<routes::Protocol>(&[*safeguard]);
         breaks_promise(report, routes::Promise::HeardIsKept, safeguard);
     }
 }
 
 #[test]
 fn a_resend_sends_what_was_missed_once_and_ends() {
-    holds_and_reaches_all(&resend::check(&[]));
+    holds_and_reaches_all(&explore::check::<resend::Protocol>(&[]));
 }
 
 #[test]
@@ -369,6 +381,10 @@ fn without_any_one_safeguard_a_promise_of_a_resend_breaks() {
             Safeguard::RedeliveryPace => Promise::Pace,
             Safeguard::RedeliverySurvives => Promise::NoneMissed,
         };
-        breaks_promise(resend::check(&[*safeguard]), expected, safeguard);
+        breaks_promise(
+            explore::check::<resend::Protocol>(&[*safeguard]),
+            expected,
+            safeguard,
+        );
     }
 }
