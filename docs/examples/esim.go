@@ -15,7 +15,6 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -44,16 +43,40 @@ func mac(key []byte, text []byte) []byte {
 	return hash.Sum(nil)
 }
 
+// setting reads an environment variable. If it is missing, the program ends with one line that says so.
+func setting(name string) string {
+	value := os.Getenv(name)
+	if value == "" {
+		fail(2, name+" is not set: set this environment variable to the value that we gave you")
+	}
+	return value
+}
+
+// keyIn reads the key in an environment variable. What is no key ends the program, because its signatures would only look
+// forged.
+func keyIn(name, prefix string) []byte {
+	value := setting(name)
+	key, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(value, prefix))
+	if !strings.HasPrefix(value, prefix) || err != nil || len(key) == 0 {
+		form := "Base64 text"
+		if prefix != "" {
+			form = prefix + " and " + form
+		}
+		fail(2, name+" is not "+form+": use it exactly as you got it")
+	}
+	return key
+}
+
 // signed sends a signed request. The path must be percent-encoded already. The signature also covers the body, because
 // the text that is signed contains the body's SHA-256, which is sent in X-Service-Content-SHA256.
 func signed(method, path string, body any) answer {
-	timestamp := strconv.FormatInt(time.Now().Unix(), 10)
-	accessKey := os.Getenv("ACCESS_KEY")
-	key, err := base64.StdEncoding.DecodeString(os.Getenv("SECRET_KEY"))
-	if err != nil {
-		return answer{body: []byte("SECRET_KEY: " + err.Error())}
+	base, accessKey, key := setting("BASE_URL"), setting("ACCESS_KEY"), keyIn("SECRET_KEY", "")
+	if !strings.HasPrefix(base, "http://") && !strings.HasPrefix(base, "https://") {
+		fail(2, "BASE_URL does not begin with http:// or https://")
 	}
+	timestamp := strconv.FormatInt(time.Now().Unix(), 10)
 	var content []byte
+	var err error
 	if body != nil {
 		content, err = json.Marshal(body)
 		if err != nil {
@@ -63,8 +86,7 @@ func signed(method, path string, body any) answer {
 	hash := sha256.Sum256(content)
 	digest := hex.EncodeToString(hash[:])
 	text := strings.Join([]string{method, path, timestamp, accessKey, digest}, "\n")
-	base := strings.TrimSuffix(os.Getenv("BASE_URL"), "/")
-	request, err := http.NewRequest(method, base+path, bytes.NewReader(content))
+	request, err := http.NewRequest(method, strings.TrimSuffix(base, "/")+path, bytes.NewReader(content))
 	if err != nil {
 		return answer{body: []byte(err.Error())}
 	}
@@ -118,16 +140,6 @@ func order(externalOrderID, optionID string, qty int) answer {
 	}
 }
 
-// webhookKey reads the key of the webhook secret. It is read at the start, so that a wrong secret does not look like
-// forged webhooks.
-func webhookKey(secret string) ([]byte, error) {
-	key, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(secret, "whsec_"))
-	if !strings.HasPrefix(secret, "whsec_") || err != nil || len(key) == 0 {
-		return nil, errors.New("WEBHOOK_SECRET is not whsec_ and Base64 text")
-	}
-	return key, nil
-}
-
 // isOurs tells whether one of the signatures is made with our secret, and the timestamp is at most five minutes old.
 func isOurs(key []byte, header http.Header, body []byte) bool {
 	timestamp := header.Get("webhook-timestamp")
@@ -149,18 +161,18 @@ func receive(port string) error {
 	// The same webhook can arrive twice, with the same webhook-id. A real shop keeps these ids in its database.
 	var lock sync.Mutex
 	seen := map[string]bool{}
-	key, err := webhookKey(os.Getenv("WEBHOOK_SECRET"))
-	if err != nil {
-		return err
-	}
+	key := keyIn("WEBHOOK_SECRET", "whsec_")
 	return http.ListenAndServe("127.0.0.1:"+port, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		// Our webhooks have less than 64 KiB, so nobody can fill the memory.
 		body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 65536))
-		var esim struct {
+		var content struct {
 			TopupID         string `json:"topup_id"`
 			ExternalOrderID string `json:"external_order_id"`
+			Data            struct {
+				Challenge string `json:"challenge"`
+			} `json:"data"`
 		}
-		if err != nil || !isOurs(key, r.Header, body) || json.Unmarshal(body, &esim) != nil {
+		if err != nil || !isOurs(key, r.Header, body) || json.Unmarshal(body, &content) != nil {
 			// After an answer other than 2xx the webhook is sent again, so none is lost while the secret changes.
 			w.WriteHeader(http.StatusUnauthorized)
 			return
@@ -176,8 +188,12 @@ func receive(port string) error {
 				// Only a further event has a webhook-type; the webhook of an eSIM has none.
 				fmt.Println("event", kind, id)
 			} else {
-				fmt.Println("ready", esim.ExternalOrderID, esim.TopupID)
+				fmt.Println("ready", content.ExternalOrderID, content.TopupID)
 			}
+		}
+		if kind == "webhook.test" {
+			// A host that a sandbox account has chosen proves by this answer that it wants our webhooks.
+			_ = json.NewEncoder(w).Encode(map[string]string{"challenge": content.Data.Challenge})
 		}
 	}))
 }
@@ -212,6 +228,9 @@ func main() {
 		answer = signed("PUT", api+"/webhook", map[string]any{"url": arguments[1]})
 	case "receive":
 		fail(1, receive(arguments[1]).Error())
+	}
+	if answer.status == 0 {
+		fail(1, "no answer that can be read: "+string(answer.body))
 	}
 	fmt.Println(string(answer.body))
 	if answer.status < 200 || answer.status > 299 {

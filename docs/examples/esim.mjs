@@ -13,27 +13,54 @@ import { createServer } from "node:http";
 const API = "/api/v1/api_partner";
 const env = process.env;
 
-/** Sends a signed request and returns the status, the error code and the JSON of the answer. */
+/** Ends the program with one line. */
+function fail(line, status = 2) {
+  console.error(line);
+  process.exit(status);
+}
+
+/** An environment variable. If it is missing, the program ends with one line that says so. */
+const setting = (name) => env[name] || fail(`${name} is not set: set this environment variable to the value that we gave you`);
+
+/** The key in an environment variable. What is no key ends the program, because its signatures would only look forged. */
+function keyIn(name, prefix = "") {
+  const value = setting(name);
+  const text = value.startsWith(prefix) ? value.slice(prefix.length) : "";
+  const key = Buffer.from(text, "base64");
+  if (key.length > 0 && key.toString("base64") === text) return key;
+  return fail(`${name} is not ${prefix && `${prefix} and `}Base64 text: use it exactly as you got it`);
+}
+
+/**
+ * Sends a signed request and returns the status, the error code and the JSON of the answer. Status 0 means that there
+ * was no answer, or none that can be read, such as the page of a proxy.
+ */
 async function signed(method, path, body) {
+  const [baseUrl, accessKey, key] = [setting("BASE_URL"), setting("ACCESS_KEY"), keyIn("SECRET_KEY")];
+  if (!/^https?:\/\//.test(baseUrl)) fail("BASE_URL does not begin with http:// or https://");
   const timestamp = String(Math.floor(Date.now() / 1000));
   const content = body ? JSON.stringify(body) : "";
   const digest = createHash("sha256").update(content).digest("hex");
-  const text = [method, path, timestamp, env.ACCESS_KEY, digest].join("\n");
-  const signature = createHmac("sha256", Buffer.from(env.SECRET_KEY, "base64")).update(text).digest("hex");
-  const answer = await fetch(env.BASE_URL.replace(/\/$/, "") + path, {
-    method,
-    body: content || undefined,
-    headers: {
-      "X-Service-Access-Key": env.ACCESS_KEY,
-      "X-Service-Timestamp": timestamp,
-      "X-Service-Content-SHA256": digest,
-      "X-Service-Signature": signature,
-      "Content-Type": "application/json",
-    },
-    signal: AbortSignal.timeout(30_000),
-  });
-  const code = answer.headers.get("X-Service-Error") ?? "";
-  return { status: answer.status, code, json: await answer.json() };
+  const text = [method, path, timestamp, accessKey, digest].join("\n");
+  const signature = createHmac("sha256", key).update(text).digest("hex");
+  try {
+    const answer = await fetch(baseUrl.replace(/\/$/, "") + path, {
+      method,
+      body: content || undefined,
+      headers: {
+        "X-Service-Access-Key": accessKey,
+        "X-Service-Timestamp": timestamp,
+        "X-Service-Content-SHA256": digest,
+        "X-Service-Signature": signature,
+        "Content-Type": "application/json",
+      },
+      signal: AbortSignal.timeout(30_000),
+    });
+    const code = answer.headers.get("X-Service-Error") ?? "";
+    return { status: answer.status, code, json: await answer.json() };
+  } catch (error) {
+    return { status: 0, code: "", json: { error: String(error.cause?.code ?? error) } };
+  }
 }
 
 const show = (externalOrderId) => signed("GET", `${API}/orders/${encodeURIComponent(externalOrderId)}`);
@@ -46,11 +73,7 @@ const show = (externalOrderId) => signed("GET", `${API}/orders/${encodeURICompon
 async function order(externalOrderId, optionId, qty) {
   const body = { external_order_id: externalOrderId, products: [{ option_id: optionId, qty: Number(qty) }] };
   for (const wait of [1000, 2000, 4000, 8000, null]) {
-    const answer = await signed("POST", `${API}/orders`, body).catch((error) => ({
-      status: 0,
-      code: "",
-      json: { error: String(error) },
-    }));
+    const answer = await signed("POST", `${API}/orders`, body);
     const isTaken = answer.code.includes("external_order_id_taken");
     if (isTaken) {
       // An earlier request stored this order, so nothing more is ordered. This shows what became of it.
@@ -62,15 +85,6 @@ async function order(externalOrderId, optionId, qty) {
     if (isFinal || wait === null) return answer;
     await new Promise((resolve) => setTimeout(resolve, wait));
   }
-}
-
-/** The key of the webhook secret. It is read at the start, so that a wrong secret does not look like forged webhooks. */
-function webhookKey(secret = "") {
-  const [, text = ""] = /^whsec_([A-Za-z0-9+/]+={0,2})$/.exec(secret) ?? [];
-  const key = Buffer.from(text, "base64");
-  if (key.length > 0 && key.toString("base64") === text) return key;
-  console.error("WEBHOOK_SECRET is not whsec_ and Base64 text");
-  process.exit(2);
 }
 
 /** Whether one of the signatures is made with our secret, and the timestamp is at most five minutes old. */
@@ -87,8 +101,8 @@ function isOurs(key, headers, body) {
 function receive(port) {
   // The same webhook can arrive twice, with the same webhook-id. A real shop keeps these ids in its database.
   const seen = new Set();
-  const key = webhookKey(env.WEBHOOK_SECRET);
-  createServer((request, response) => {
+  const key = keyIn("WEBHOOK_SECRET", "whsec_");
+  const server = createServer((request, response) => {
     const chunks = [];
     let size = 0;
     request.on("data", (chunk) => {
@@ -111,29 +125,32 @@ function receive(port) {
         if (kind) console.log("event", kind, id);
         else console.log("ready", content.external_order_id, content.topup_id);
       }
-      response.writeHead(200).end();
+      // A host that a sandbox account has chosen proves by this answer that it wants our webhooks.
+      const { challenge } = kind === "webhook.test" ? content.data : {};
+      response.writeHead(200).end(challenge && JSON.stringify({ challenge }));
     });
-  }).listen(Number(port), "127.0.0.1");
+  });
+  server.on("error", (error) => fail(`cannot listen at port ${port}: ${error.message}`, 1));
+  server.listen(Number(port), "127.0.0.1");
 }
 
 const [command, ...rest] = process.argv.slice(2);
 const commands = {
-  order: () => order(...rest),
-  show: () => show(rest[0]),
-  redeliver: () => signed("POST", `${API}/topups/${rest[0]}/redeliver`),
+  order: (externalOrderId, optionId, qty) => order(externalOrderId, optionId, qty),
+  show: (externalOrderId) => show(externalOrderId),
+  redeliver: (topupId) => signed("POST", `${API}/topups/${topupId}/redeliver`),
   options: () => signed("GET", `${API}/options`),
-  webhook: () => signed("PUT", `${API}/webhook`, { url: rest[0] }),
+  webhook: (url) => signed("PUT", `${API}/webhook`, { url }),
+  receive: (port) => receive(port),
 };
-if (command === "receive") {
-  receive(rest[0]);
-} else if (commands[command]) {
-  const { status, code, json } = await commands[command]();
+const numbers = { order: rest[2], receive: rest[0] };
+const run = Object.hasOwn(commands, command ?? "") && commands[command];
+if (run.length !== rest.length || !/^[0-9]+$/.test(numbers[command] ?? "0"))
+  fail("usage: esim.mjs order|show|redeliver|options|webhook|receive …; see the head of this file");
+const answer = await run(...rest);
+if (answer) {
+  const { status, code, json } = answer;
+  if (status === 0) fail(`no answer that can be read: ${json.error}`, 1);
   console.log(JSON.stringify(json));
-  if (status < 200 || status > 299) {
-    console.error(`HTTP status ${status} ${code}`);
-    process.exit(1);
-  }
-} else {
-  console.error("usage: esim.mjs order|show|redeliver|options|webhook|receive …; see the head of this file");
-  process.exit(2);
+  if (status < 200 || status > 299) fail(`HTTP status ${status} ${code}`, 1);
 }

@@ -15,6 +15,28 @@ declare(strict_types=1);
 
 const API = '/api/v1/api_partner';
 
+/** Ends the program with one line. */
+function fail(string $line, int $status = 2): never
+{
+    file_put_contents('php://stderr', "$line\n");
+    exit($status);
+}
+
+/** An environment variable. If it is missing, the program ends with one line that says so. */
+function setting(string $name): string
+{
+    return getenv($name) ?: fail("$name is not set: set this environment variable to the value that we gave you");
+}
+
+/** The key in an environment variable. What is no key ends the program, because its signatures would only look forged. */
+function key_in(string $name, string $prefix = ''): string
+{
+    $text = setting($name);
+    $key = str_starts_with($text, $prefix) ? base64_decode(substr($text, strlen($prefix)), true) : '';
+    $form = ($prefix === '' ? '' : "$prefix and ") . 'Base64 text';
+    return $key ?: fail("$name is not $form: use it exactly as you got it");
+}
+
 /**
  * Sends a signed request and returns the status (0 if there was no answer), the error code and the body. The path must
  * be percent-encoded already. The signature also covers the body, because the text that is signed contains the body's
@@ -22,12 +44,15 @@ const API = '/api/v1/api_partner';
  */
 function signed(string $method, string $path, ?array $body = null): array
 {
+    [$baseUrl, $accessKey, $key] = [setting('BASE_URL'), setting('ACCESS_KEY'), key_in('SECRET_KEY')];
+    if (!preg_match('#^https?://#', $baseUrl)) {
+        fail('BASE_URL does not begin with http:// or https://');
+    }
     $timestamp = (string) time();
-    $accessKey = getenv('ACCESS_KEY');
     $content = $body === null ? '' : json_encode($body, JSON_THROW_ON_ERROR);
     $digest = hash('sha256', $content);
     $text = implode("\n", [$method, $path, $timestamp, $accessKey, $digest]);
-    $signature = hash_hmac('sha256', $text, base64_decode(getenv('SECRET_KEY'), true));
+    $signature = hash_hmac('sha256', $text, $key);
     $context = stream_context_create(['http' => [
         'method' => $method,
         'header' => [
@@ -43,9 +68,9 @@ function signed(string $method, string $path, ?array $body = null): array
         'follow_location' => 0,
         'ignore_errors' => true,
     ]]);
-    $answer = @file_get_contents(rtrim(getenv('BASE_URL'), '/') . $path, false, $context);
+    $answer = @file_get_contents(rtrim($baseUrl, '/') . $path, false, $context);
     if ($answer === false) {
-        return [0, '', json_encode(['error' => error_get_last()['message'] ?? 'no answer'])];
+        return [0, '', error_get_last()['message'] ?? ''];
     }
     $status = (int) explode(' ', $http_response_header[0])[1];
     $code = '';
@@ -89,13 +114,6 @@ function order(string $externalOrderId, string $optionId, int $qty): array
     }
 }
 
-/** The key of the webhook secret, or an empty text if that is none. */
-function webhook_key(): string
-{
-    $secret = (string) getenv('WEBHOOK_SECRET');
-    return str_starts_with($secret, 'whsec_') ? (string) base64_decode(substr($secret, 6), true) : '';
-}
-
 /** Whether one of the signatures is made with our secret, and the timestamp is at most five minutes old. */
 function is_ours(string $key, string $body): bool
 {
@@ -117,12 +135,9 @@ function is_ours(string $key, string $body): bool
 function webhook(): void
 {
     $body = file_get_contents('php://input');
-    if (webhook_key() === '') {
-        // A mistake in the settings, and no forged webhook.
-        http_response_code(500);
-        return;
-    }
-    if (!is_ours(webhook_key(), $body)) {
+    // A secret that is none ends this with a 500, because it is a mistake in the settings, and no forged webhook.
+    http_response_code(500);
+    if (!is_ours(key_in('WEBHOOK_SECRET', 'whsec_'), $body)) {
         // After an answer other than 2xx the webhook is sent again, so none is lost while the secret changes.
         http_response_code(401);
         return;
@@ -140,19 +155,20 @@ function webhook(): void
         file_put_contents('php://stdout', "$line\n");
     }
     http_response_code(200);
+    if ($kind === 'webhook.test') {
+        // A host that a sandbox account has chosen proves by this answer that it wants our webhooks.
+        echo json_encode(['challenge' => $content['data']['challenge'] ?? null]);
+    }
 }
 
 function receive(string $port): never
 {
-    if (webhook_key() === '') {
-        fwrite(STDERR, "WEBHOOK_SECRET is not whsec_ and Base64 text\n");
-        exit(2);
-    }
+    key_in('WEBHOOK_SECRET', 'whsec_');
     $seen = sys_get_temp_dir() . '/esim-' . bin2hex(random_bytes(8));
     mkdir($seen, 0700);
     $environment = ['SEEN' => $seen] + getenv();
     pcntl_exec(PHP_BINARY, ['-S', "127.0.0.1:$port", __FILE__], $environment);
-    exit(1);
+    fail("cannot start PHP's web server", 1);
 }
 
 if (PHP_SAPI !== 'cli') {
@@ -160,22 +176,21 @@ if (PHP_SAPI !== 'cli') {
     return;
 }
 $arguments = array_slice($argv, 1);
-$answer = match ([$arguments[0] ?? '', count($arguments)]) {
+$number = ['order' => $arguments[3] ?? '', 'receive' => $arguments[1] ?? ''][$arguments[0] ?? ''] ?? '0';
+$answer = match (ctype_digit($number) ? [$arguments[0] ?? '', count($arguments)] : null) {
     ['order', 4] => order($arguments[1], $arguments[2], (int) $arguments[3]),
     ['show', 2] => show($arguments[1]),
     ['redeliver', 2] => signed('POST', API . '/topups/' . rawurlencode($arguments[1]) . '/redeliver'),
     ['options', 1] => signed('GET', API . '/options'),
     ['webhook', 2] => signed('PUT', API . '/webhook', ['url' => $arguments[1]]),
     ['receive', 2] => receive($arguments[1]),
-    default => null,
+    default => fail('usage: esim.php order|show|redeliver|options|webhook|receive …; see the head of this file'),
 };
-if ($answer === null) {
-    fwrite(STDERR, "usage: esim.php order|show|redeliver|options|webhook|receive …; see the head of this file\n");
-    exit(2);
-}
 [$status, $code, $body] = $answer;
+if ($status === 0) {
+    fail("no answer that can be read: $body", 1);
+}
 echo $body, "\n";
 if ($status < 200 || $status > 299) {
-    fwrite(STDERR, "HTTP status $status $code\n");
-    exit(1);
+    fail("HTTP status $status $code", 1);
 }

@@ -25,16 +25,35 @@ import urllib.request
 API = "/api/v1/api_partner"
 
 
+def setting(name):
+    """An environment variable. If it is missing, the program ends with one line that says so."""
+    return os.environ.get(name) or sys.exit(f"{name} is not set: set this environment variable to the value that we gave you")
+
+
+def key_in(name, prefix=""):
+    """The key in an environment variable. What is no key ends the program, because its signatures would only look forged."""
+    text = setting(name)
+    try:
+        key = base64.b64decode(text.removeprefix(prefix), validate=True)
+    except ValueError:
+        key = b""
+    if not key or not text.startswith(prefix):
+        sys.exit(f"{name} is not {prefix and prefix + ' and '}Base64 text: use it exactly as you got it")
+    return key
+
+
 def signed(method, path, body=None):
-    """Sends a signed request and returns the status, the headers and the JSON of the answer."""
+    """Sends a signed request and returns the status, the headers and the JSON of the answer. Status 0 means that there was
+    no answer, or none that can be read, such as the page of a proxy."""
+    base_url, access_key, key = setting("BASE_URL"), setting("ACCESS_KEY"), key_in("SECRET_KEY")
+    if not base_url.startswith(("http://", "https://")):
+        sys.exit("BASE_URL does not begin with http:// or https://")
     timestamp = str(int(time.time()))
-    access_key = os.environ["ACCESS_KEY"]
     content = b"" if body is None else json.dumps(body).encode()
     digest = hashlib.sha256(content).hexdigest()
     text = "\n".join([method, path, timestamp, access_key, digest])
-    key = base64.b64decode(os.environ["SECRET_KEY"])
     request = urllib.request.Request(
-        os.environ["BASE_URL"].rstrip("/") + path,
+        base_url.rstrip("/") + path,
         method=method,
         data=content or None,
         headers={
@@ -46,10 +65,13 @@ def signed(method, path, body=None):
         },
     )
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return answer.status, answer.headers, json.load(answer)
-    except urllib.error.HTTPError as error:
-        return error.code, error.headers, json.loads(error.read() or b"null")
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return answer.status, answer.headers, json.load(answer)
+        except urllib.error.HTTPError as error:
+            return error.code, error.headers, json.loads(error.read() or b"null")
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return 0, {}, {"error": str(error)}
 
 
 def order(external_order_id, option_id, qty):
@@ -60,11 +82,7 @@ def order(external_order_id, option_id, qty):
     """
     body = {"external_order_id": external_order_id, "products": [{"option_id": option_id, "qty": qty}]}
     for wait in [1, 2, 4, 8, None]:
-        try:
-            status, headers, answer = signed("POST", API + "/orders", body)
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            # There was no answer, or none that can be read, such as the page of a proxy.
-            status, headers, answer = 0, {}, {"error": str(error)}
+        status, headers, answer = signed("POST", API + "/orders", body)
         if "external_order_id_taken" in (headers.get("X-Service-Error") or ""):
             # An earlier request stored this order, so nothing more is ordered. This shows what became of it.
             shown = show(external_order_id)
@@ -80,14 +98,6 @@ def order(external_order_id, option_id, qty):
 
 def show(external_order_id):
     return signed("GET", f"{API}/orders/{urllib.parse.quote(external_order_id, safe='')}")
-
-
-def webhook_key():
-    """The key of the webhook secret. It is read at the start, so that a wrong secret does not look like forged webhooks."""
-    secret = os.environ["WEBHOOK_SECRET"]
-    if not secret.startswith("whsec_"):
-        sys.exit("WEBHOOK_SECRET does not begin with whsec_")
-    return base64.b64decode(secret.removeprefix("whsec_"), validate=True)
 
 
 def is_ours(key, headers, body):
@@ -115,6 +125,7 @@ class Receiver(http.server.BaseHTTPRequestHandler):
         # Our webhooks have less than 64 KiB, so nobody can fill the memory.
         is_read = length.isascii() and length.isdigit() and len(length) <= 5
         body = self.rfile.read(int(length)) if is_read else b""
+        answer = b""
         if not is_read or not is_ours(self.server.key, self.headers, body):
             # After an answer other than 2xx the webhook is sent again, so none is lost while the secret changes.
             self.send_response(401)
@@ -130,17 +141,34 @@ class Receiver(http.server.BaseHTTPRequestHandler):
                     print("event", kind, webhook_id, flush=True)
                 else:
                     print("ready", content["external_order_id"], content["topup_id"], flush=True)
+            if kind == "webhook.test":
+                # A host that a sandbox account has chosen proves by this answer that it wants our webhooks.
+                answer = json.dumps({"challenge": content["data"].get("challenge")}).encode()
             self.send_response(200)
-        self.send_header("Content-Length", "0")
+        self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
+        self.wfile.write(answer)
 
     def log_message(self, *_):
         pass
 
 
+def receive(port):
+    key = key_in("WEBHOOK_SECRET", "whsec_")
+    try:
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Receiver)
+    except (OSError, OverflowError) as error:
+        sys.exit(f"cannot listen at port {port}: {error}")
+    server.key = key
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        sys.exit()
+
+
 def main(arguments):
     match arguments:
-        case ["order", external_order_id, option_id, qty]:
+        case ["order", external_order_id, option_id, qty] if qty.isdecimal():
             status, headers, answer = order(external_order_id, option_id, int(qty))
         case ["show", external_order_id]:
             status, headers, answer = show(external_order_id)
@@ -150,12 +178,12 @@ def main(arguments):
             status, headers, answer = signed("GET", API + "/options")
         case ["webhook", url]:
             status, headers, answer = signed("PUT", API + "/webhook", {"url": url})
-        case ["receive", port]:
-            server = http.server.ThreadingHTTPServer(("127.0.0.1", int(port)), Receiver)
-            server.key = webhook_key()
-            server.serve_forever()
+        case ["receive", port] if port.isdecimal():
+            receive(int(port))
         case _:
             sys.exit(__doc__)
+    if status == 0:
+        sys.exit(f"no answer that can be read: {answer['error']}")
     print(json.dumps(answer))
     if not 200 <= status < 300:
         sys.exit(f"HTTP status {status} {headers.get('X-Service-Error') or ''}")

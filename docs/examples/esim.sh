@@ -15,10 +15,24 @@ set -eu
 
 api=/api/v1/api_partner
 
+# fail LINE: ends the program with one line.
+fail() {
+  echo "$1" >&2
+  exit 2
+}
+
 # signed METHOD PATH [BODY]: sends a signed request. The signature covers the body by its SHA-256.
 signed() {
+  for name in BASE_URL ACCESS_KEY SECRET_KEY; do
+    eval "[ -n \"\${$name-}\" ]" || fail "$name is not set: set this environment variable to the value that we gave you"
+  done
+  case $BASE_URL in
+    http://* | https://*) ;;
+    *) fail "BASE_URL does not begin with http:// or https://" ;;
+  esac
   timestamp=$(date +%s)
   key=$(printf %s "$SECRET_KEY" | openssl base64 -d -A | od -An -v -tx1 | tr -d ' \n')
+  [ -n "$key" ] || fail "SECRET_KEY is not Base64 text: use it exactly as you got it"
   digest=$(printf %s "${3-}" | openssl dgst -sha256 | sed 's/^.* //')
   signature=$(printf '%s\n%s\n%s\n%s\n%s' "$1" "$2" "$timestamp" "$ACCESS_KEY" "$digest" |
     openssl dgst -sha256 -mac HMAC -macopt "hexkey:$key" | sed 's/^.* //')
@@ -46,15 +60,19 @@ signed() {
   esac
 }
 
-case ${1-} in
-  order)
+arguments=${1-}/$#
+case $arguments/${4-} in
+  order/4/*[!0-9]* | order/4/) arguments=wrong ;;
+esac
+case $arguments in
+  order/4)
     body=$(printf '{"external_order_id":"%s","products":[{"option_id":"%s","qty":%s}]}' "$2" "$3" "$4")
     signed POST "$api/orders" "$body"
     ;;
-  show) signed GET "$api/orders/$2" ;;
-  redeliver) signed POST "$api/topups/$2/redeliver" ;;
-  options) signed GET "$api/options" ;;
-  webhook) signed PUT "$api/webhook" "$(printf '{"url":"%s"}' "$2")" ;;
+  show/2) signed GET "$api/orders/$2" ;;
+  redeliver/2) signed POST "$api/topups/$2/redeliver" ;;
+  options/1) signed GET "$api/options" ;;
+  webhook/2) signed PUT "$api/webhook" "$(printf '{"url":"%s"}' "$2")" ;;
   *)
     sed -n '2,/^set/s/^# \{0,1\}//p' "$0" >&2
     exit 2

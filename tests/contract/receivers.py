@@ -1,8 +1,8 @@
 """receivers.py FOLDER: whatever is sent to the guide's webhook receivers, they answer 4xx and go on.
 
 Anybody can send anything to a webhook endpoint. So a receiver that fails at a strange signature could be made to answer
-500, or to end. Afterwards each one acknowledges a webhook with a valid signature. Languages that this machine lacks are
-left out, and the last line names them.
+500, or to end. Afterwards each one acknowledges a webhook with a valid signature, and returns the challenge of a test,
+which a host has to do to prove itself. Languages that this machine lacks are left out, and the last line names them.
 """
 
 import base64
@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import hmac
 import http.client
+import json
 import os
 import pathlib
 import shutil
@@ -21,6 +22,7 @@ import time
 
 SECRET = "whsec_" + base64.b64encode(b"k" * 24).decode()
 BODY = b'{"topup_id": "20000101000000000000000001", "external_order_id": "certify-1"}'
+TEST = b'{"type":"webhook.test","timestamp":"2026-01-31T12:00:00Z","data":{"challenge":"7KQM-2XWB-9TRA"}}'
 RECEIVERS = {"esim.py": ["python3"], "esim.mjs": ["node"], "esim.php": ["php"], "esim.go": ["go", "run"]}
 WAIT = 60
 
@@ -30,11 +32,13 @@ def signature(webhook_id: bytes, timestamp: bytes, body: bytes) -> bytes:
     return b"v1," + base64.b64encode(mac.digest())
 
 
-def sent(port: int, webhook_id: bytes, timestamp: bytes, signatures: bytes, body: bytes = BODY) -> int | None:
-    """The status of the answer; None if the connection ended without one."""
+def answered(
+    port: int, webhook_id: bytes, timestamp: bytes, signatures: bytes, body: bytes = BODY, *further: bytes
+) -> tuple[int | None, bytes]:
+    """The status and the body of the answer; None if the connection ended without one."""
     head = [
         b"POST / HTTP/1.1", b"Host: localhost", b"Connection: close", b"Content-Length: %d" % len(body),
-        b"webhook-id: " + webhook_id, b"webhook-timestamp: " + timestamp, b"webhook-signature: " + signatures,
+        b"webhook-id: " + webhook_id, b"webhook-timestamp: " + timestamp, b"webhook-signature: " + signatures, *further,
     ]  # fmt: skip
     with socket.create_connection(("127.0.0.1", port), timeout=WAIT) as connection:
         try:
@@ -44,9 +48,13 @@ def sent(port: int, webhook_id: bytes, timestamp: bytes, signatures: bytes, body
         try:
             answer = http.client.HTTPResponse(connection)
             answer.begin()
+            return answer.status, answer.read()
         except (OSError, http.client.HTTPException):
-            return None
-        return answer.status
+            return None, b""
+
+
+def sent(port: int, webhook_id: bytes, timestamp: bytes, signatures: bytes, body: bytes = BODY) -> int | None:
+    return answered(port, webhook_id, timestamp, signatures, body)[0]
 
 
 def hostile(port: int) -> None:
@@ -80,7 +88,9 @@ def checked(file: str, command: list[str], folder: pathlib.Path) -> None:
             time.sleep(0.05)
         hostile(port)
         now = b"%d" % time.time()
-        assert sent(port, b"evt_2", now, b"v1,\xe4 " + signature(b"evt_2", now, BODY)) == 200, file
+        assert answered(port, b"evt_2", now, b"v1,\xe4 " + signature(b"evt_2", now, BODY)) == (200, b""), file
+        status, answer = answered(port, b"evt_3", now, signature(b"evt_3", now, TEST), TEST, b"webhook-type: webhook.test")
+        assert (status, json.loads(answer)) == (200, {"challenge": "7KQM-2XWB-9TRA"}), (file, answer)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(receiver.pid, signal.SIGTERM)
@@ -91,7 +101,7 @@ left_out = []
 for name, interpreter in RECEIVERS.items():
     if shutil.which(interpreter[0]):
         checked(name, interpreter, pathlib.Path(sys.argv[1]))
-        print(f"{name} refuses what is no webhook, and goes on", flush=True)
+        print(f"{name} refuses what is no webhook, goes on, and returns a challenge", flush=True)
     else:
         left_out.append(name)
 print("left out, because their language is not here:", ", ".join(left_out) or "none")
