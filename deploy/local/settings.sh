@@ -180,17 +180,68 @@ ports_held() {
   printf '%s' "$HELD"
 }
 
-# `check_free NAME…`: fails with a list of all needed ports that other programs use.
+# `unusable PORT…` prints those on which no server can listen. Besides those where one listens already, these are the ports
+# of outgoing connections, also for a minute after their end. So the ports are bound, as the servers do it.
+unusable() {
+  if command -v python3 >/dev/null; then
+    python3 - "$@" <<'PYTHON'
+import socket, sys
+
+for port in sys.argv[1:]:
+    with socket.socket() as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind(("127.0.0.1", int(port)))
+            tried.listen()
+        except OSError:
+            print(port)
+PYTHON
+  else
+    local port
+    for port; do ! answers "$port" || printf '%s\n' "$port"; done
+  fi
+}
+
+# `holder_of PORT`: what holds it, as far as /proc tells, which only Linux has.
+holder_of() {
+  local port=$1 rows state inode process pid
+  rows=$(awk -v port="$(printf ':%04X' "$port")" 'substr($2, length($2) - 4) == port { print $4, $10 }' /proc/net/tcp{,6} 2>/dev/null) || true
+  # Several connections may share a port. A listener (state 0A) says most, and one that has ended (inode 0) least.
+  read -r state inode < <(grep '^0A ' <<<"$rows" || grep -v ' 0$' <<<"$rows" || printf '%s\n' "$rows") || true
+  [[ -n $state ]] || return 0
+  process=$(find /proc/[0-9]*/fd -maxdepth 1 -lname "socket:\\[$inode\\]" -print -quit 2>/dev/null) || true
+  pid=${process#/proc/} pid=${pid%%/*}
+  # A connection that nobody has open any more has ended, whichever state it is in.
+  [[ $inode != 0 ]] || state=06
+  case $state:$pid in
+    0A:) printf 'a program of another user listens there' ;;
+    0A:*) printf 'pid %s listens there: %s' "$pid" "$(tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null | cut -c 1-120)" ;;
+    06:*) printf 'a connection that has ended keeps it for up to a minute more: wait, and try again' ;;
+    *:) printf 'a connection of another user has it until it ends' ;;
+    *) printf 'a connection of pid %s has it until it ends: %s' "$pid" "$(tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null | cut -c 1-120)" ;;
+  esac
+}
+
+# `check_free NAME…`: fails with a list of all needed ports that are taken, and with what holds them.
 check_free() {
-  local name variable own=' ' taken=()
+  local name variable port own=' ' ports=() taken='' low high advice=''
   for name; do own+="$(ports_held "$name") "; done
   for name; do
     for variable in $(ports_of "$name"); do
-      [[ $own == *" ${!variable} "* ]] || ! answers "${!variable}" || taken+=("${!variable} ($variable)")
+      [[ $own == *" ${!variable} "* ]] || ports+=("${!variable}:$variable")
     done
   done
-  ((${#taken[@]} == 0)) || fail "other programs use these ports: $(join "${taken[@]}")
-  Set other ports with these variables, or move all ports: LOCAL_PORTS=23000 uses 23022 to 23091."
+  # shellcheck disable=SC2046  # numbers
+  for port in $(unusable ${ports[@]+"${ports[@]%%:*}"}); do
+    for variable in "${ports[@]}"; do
+      [[ $variable != "$port:"* ]] || taken+=$'\n'"  $port (${variable#*:}) $(holder_of "$port")"
+    done
+    read -r low high 2>/dev/null </proc/sys/net/ipv4/ip_local_port_range || continue
+    ((port < low || port > high)) ||
+      advice=" Ports from $low to $high are also given to outgoing connections, so take others."
+  done
+  [[ -z $taken ]] || fail "these ports are taken:$taken
+  Set other ports with these variables, or move all ports: LOCAL_PORTS=23000 uses 23022 to 23091.$advice"
 }
 
 # `leave_ports NAME…` stops processes whose ports change, because another process may need the old ones.
