@@ -1,4 +1,4 @@
-"""printed.py BIN: runs what deploy/helm/README.md prints for an installation; see tests/kubernetes/run.
+"""printed.py BIN KUSTOMIZE…: runs what deploy/helm/README.md prints for an installation; see tests/kubernetes/run.
 
 Everything is real except the cluster: the stand-ins for kubectl and helm look at what they are given as both programs do. A file
 that no step has made, a manifest that cannot be read, or values that the chart refuses end this as they would end the reader's
@@ -7,6 +7,7 @@ work. Words in capitals and … are what the reader has to replace; no step may 
 
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -112,7 +113,7 @@ def main():
             "PATH": f"{tools}:{binaries}:{os.environ['PATH']}",
             "HOME": str(home),
             "CLUSTER": str(cluster),
-            "KUSTOMIZE": " ".join(sys.argv[2:]),
+            "KUSTOMIZE": " ".join([shutil.which(sys.argv[2]) or sys.argv[2], *sys.argv[3:]]),
         }
         # A shell that a reader types into, and that stops at the first failure.
         commands = ["set -eu", *install, *waiting, *(one for one in test if one.startswith("printf"))]
@@ -129,7 +130,8 @@ def main():
                 template = (one or {}).get("spec", {}).get("template", {}) if (one or {}).get("kind") in ("Deployment", "Job") else {}
                 for volume in template.get("spec", {}).get("volumes", []):
                     sources = [volume, *(volume.get("projected", {}).get("sources", []))]
-                    needed |= {source["secret"].get("secretName") or source["secret"].get("name") for source in sources if "secret" in source}
+                    mounted = [source["secret"] for source in sources if not source.get("secret", {"optional": True}).get("optional")]
+                    needed |= {secret.get("secretName") or secret.get("name") for secret in mounted}
         by_operators = {"esim-nats-tls", "esim-db-ca", "esim-db-app"}
         missing = needed - secrets - by_operators
         if missing:
