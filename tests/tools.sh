@@ -109,11 +109,17 @@ contract_tools() {
   SCHEMATHESIS=$TOOLS/contract/bin/schemathesis
 }
 
-# `bucket_server` sets BUCKET_SERVER, a server that speaks S3 and checks signatures.
-bucket_server() {
-  local PYTHON
-  python_environment bucket "$ROOT/tests/bucket.txt"
-  BUCKET_SERVER=$TOOLS/bucket/bin/nanio
+# `bucket_servers` sets BUCKET_SERVER, which speaks S3 and checks signatures, GCS_SERVER, which speaks as Google Cloud Storage
+# does, and AZURE_SERVER, which speaks as Azure's storage does and checks signatures. Those that this machine cannot have are
+# empty: the second one is made for Linux, and the third one needs Node 20.
+bucket_servers() {
+  local PYTHON NODE_MODULES
+  python_environment buckets "$ROOT/tests/buckets/requirements.txt"
+  BUCKET_SERVER=$TOOLS/buckets/bin/nanio
+  GCS_SERVER=$(find "$TOOLS/buckets/lib" -name 'fake-gcs-server-linux-*' -print -quit)
+  [[ -z $GCS_SERVER ]] || chmod +x "$GCS_SERVER"
+  AZURE_SERVER=''
+  ! node_packages azurite "$ROOT/tests/buckets" || AZURE_SERVER=$NODE_MODULES/.bin/azurite-blob
 }
 
 # `cargo_tool NAME VERSION` sets TOOL, the program cargo-NAME. Nothing packages it, so it is compiled once: some minutes.
