@@ -1,7 +1,10 @@
-"""Fails if a file names another version of PostgreSQL or nats-server than deploy/versions."""
+"""Fails if a file names another version of PostgreSQL or nats-server than deploy/versions, or if renovate.json would not find
+what is pinned."""
 
+import json
 import pathlib
 import re
+import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -30,9 +33,41 @@ def versions() -> dict[str, str]:
     return dict(re.findall(r"^([A-Z_]+)=(\S+)$", text, re.MULTILINE))
 
 
+def pattern(text: str) -> re.Pattern[str]:
+    """A pattern of renovate.json, which JavaScript reads; those of file names stand between slashes."""
+    return re.compile(re.sub(r"\(\?<(\w+)>", r"(?P<\1>", text.removeprefix("/").removesuffix("/")), re.MULTILINE)
+
+
+def unwatched() -> list[str]:
+    """What renovate.json does not find although it is pinned, and patterns of it that find nothing."""
+    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    config = json.loads((ROOT / "renovate.json").read_text(encoding="utf-8"))
+    text = {path: (ROOT / path).read_text(encoding="utf-8", errors="replace") for path in files if (ROOT / path).is_file()}
+    faults, found = [], {}
+    for manager in config["customManagers"]:
+        for one in manager["managerFilePatterns"]:
+            matching = [path for path in text if pattern(one).search(path)]
+            hits = {path: [match for form in manager["matchStrings"] for match in pattern(form).finditer(text[path])] for path in matching}
+            if not any(hits.values()):
+                faults.append(f"renovate.json: {manager['matchStrings']} finds nothing in {one}")
+            for path, matches in hits.items():
+                found.setdefault(path, []).extend(match[0] for match in matches)
+    # Its own manager of requirements reads files of this name without being told.
+    requirements = [pattern(one) for one in config["pip_requirements"]["managerFilePatterns"]]
+    requirements.append(re.compile(r"(^|/)[\w-]*requirements([-._]\w+)?\.txt$"))
+    for path, content in text.items():
+        if path.endswith(".txt") and "--hash=sha256:" in content and not any(one.search(path) for one in requirements):
+            faults.append(f"renovate.json: pip_requirements does not find {path}")
+        # Its managers of Compose and of Dockerfiles read `image: ${NAME:-…}` and `ARG NAME=…` by themselves.
+        for image in re.findall(r"(?:imageName: |_IMAGE: \$\{\w+:-)[a-z0-9]\S+", content) if path.endswith((".yml", ".yaml")) else []:
+            if not any(image in one for one in found.get(path, [])):
+                faults.append(f"renovate.json finds no {image} in {path}")
+    return faults
+
+
 def main() -> int:
     wanted = versions()
-    faults = []
+    faults = unwatched()
     for path, pattern, name in PLACES:
         found = re.findall(pattern, (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
         if not found:
