@@ -109,15 +109,13 @@ contract_tools() {
   SCHEMATHESIS=$TOOLS/contract/bin/schemathesis
 }
 
-# `bucket_servers` sets BUCKET_SERVER, which speaks S3 and checks signatures, GCS_SERVER, which speaks as Google Cloud Storage
-# does, and AZURE_SERVER, which speaks as Azure's storage does and checks signatures. Those that this machine cannot have are
-# empty: the second one is made for Linux, and the third one needs Node 20.
+# `bucket_servers` sets BUCKET_SERVER, which speaks S3, and AZURE_SERVER, which speaks as Azure's storage does; both check
+# signatures. Without Node 20 the second one is empty. For Google Cloud Storage no registry has a server: object_store asks it by
+# its XML API, of which fake-gcs-server (PyPI) takes no uploads and gcp-storage-emulator has no lists.
 bucket_servers() {
   local PYTHON NODE_MODULES
-  python_environment buckets "$ROOT/tests/buckets/requirements.txt"
-  BUCKET_SERVER=$TOOLS/buckets/bin/nanio
-  GCS_SERVER=$(find "$TOOLS/buckets/lib" -name 'fake-gcs-server-linux-*' -print -quit)
-  [[ -z $GCS_SERVER ]] || chmod +x "$GCS_SERVER"
+  python_environment bucket "$ROOT/tests/buckets/requirements.txt"
+  BUCKET_SERVER=$TOOLS/bucket/bin/nanio
   AZURE_SERVER=''
   ! node_packages azurite "$ROOT/tests/buckets" || AZURE_SERVER=$NODE_MODULES/.bin/azurite-blob
 }
