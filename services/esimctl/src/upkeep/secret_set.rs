@@ -17,7 +17,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, anyhow, bail, ensure};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use clap::{Args, Subcommand};
 use pg::schema::{ROLES, Role};
@@ -112,6 +112,13 @@ fn speaks_nats(role: Role) -> bool {
 pub fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     let Command::Create(asked) = command;
     let folder = &asked.folder;
+    // It is not made here: a name that was mistyped, or a volume that is not mounted, would get new keys beside those
+    // that a system runs with.
+    ensure!(
+        folder.is_dir(),
+        "there is no folder {0}: name the one that holds the secrets; for a new system make it first (mkdir -m 700 {0})",
+        folder.display()
+    );
     database_password::ensure(folder, asked.postgres_password.as_ref())?;
     for role in ROLES {
         random(folder, &format!("database-{}", role.of))?;
@@ -418,6 +425,16 @@ mod tests {
             }
         }
         found
+    }
+
+    #[test]
+    fn a_folder_that_is_not_there_is_named_and_not_made() {
+        let folder = tempfile::tempdir().unwrap().path().join("all");
+        let asked = Probe::parse_from(["probe", folder.to_str().unwrap()]).asked;
+        let error = run(&Command::Create(asked), &Console::new(true, None)).unwrap_err();
+        let remedy = format!("(mkdir -m 700 {})", folder.display());
+        assert!(error.to_string().contains(&remedy), "{error}");
+        assert!(!folder.exists());
     }
 
     #[test]

@@ -65,14 +65,14 @@ impl Place {
         match self {
             Self::Folder(folder) => Ok(Files {
                 folder: folder.clone(),
-                _copies: None,
+                copies: None,
             }),
             Self::Bucket(url) => {
                 let copies = tempfile::tempdir().context("cannot make a temporary folder")?;
                 Bucket::open(url)?.fetch(copies.path(), only).await?;
                 Ok(Files {
                     folder: copies.path().to_owned(),
-                    _copies: Some(copies),
+                    copies: Some((copies, url.clone())),
                 })
             }
         }
@@ -88,10 +88,33 @@ impl fmt::Display for Place {
     }
 }
 
-/// A folder with the files of archives, which is removed at the end if they are copies.
+/// A folder with the files of archives. If they are copies from a bucket, it is removed at the end.
 pub struct Files {
     pub folder: PathBuf,
-    _copies: Option<TempDir>,
+    copies: Option<(TempDir, Url)>,
+}
+
+impl Files {
+    /// A text about the files, with the names that the operator knows: the temporary folder of copies
+    /// is gone before anybody could look into it, so the bucket stands in its place.
+    pub fn named(&self, text: &str) -> String {
+        let Some((copies, url)) = &self.copies else {
+            return text.to_owned();
+        };
+        let copies = copies.path().display().to_string();
+        let bucket = url.as_str().trim_end_matches('/');
+        // The URL may itself name one archive.
+        let one = bucket.rsplit('/').next().unwrap_or_default();
+        text.replace(&format!("{copies}/{one}"), bucket)
+            .replace(&copies, bucket)
+    }
+
+    /// An error about the files, in the same way.
+    pub fn error(&self, error: anyhow::Error) -> anyhow::Error {
+        let text = format!("{error:#}");
+        let named = self.named(&text);
+        if named == text { error } else { anyhow!(named) }
+    }
 }
 
 /// Parses the URL of a bucket. Keys are refused in it, because a command line is no place for them.

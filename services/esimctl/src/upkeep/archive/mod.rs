@@ -103,23 +103,15 @@ struct Verified {
 async fn verify(place: &Place, console: &Console) -> anyhow::Result<()> {
     let files = place.files(None).await?;
     let mut verified = Vec::new();
-    for folder in folder::folders(&files.folder)? {
-        let name = folder.file_name().unwrap_or_default().to_string_lossy();
-        let shown = match place {
-            Place::Folder(_) => folder.display().to_string(),
-            Place::Bucket(url) => format!("{}/{name}", url.as_str().trim_end_matches('/')),
+    for folder in folder::folders(&files.folder).map_err(|error| files.error(error))? {
+        let (orders, faults) = match folder::manifest(&folder) {
+            Ok((manifest, _)) => (manifest.orders, folder::faults(&folder, &manifest)),
+            Err(error) => (0, vec![format!("{error:#}")]),
         };
-        verified.push(match folder::manifest(&folder) {
-            Ok((manifest, _)) => Verified {
-                folder: shown,
-                orders: manifest.orders,
-                faults: folder::faults(&folder, &manifest),
-            },
-            Err(error) => Verified {
-                folder: shown,
-                orders: 0,
-                faults: vec![format!("{error:#}")],
-            },
+        verified.push(Verified {
+            folder: files.named(&folder.display().to_string()),
+            orders,
+            faults: faults.iter().map(|fault| files.named(fault)).collect(),
         });
     }
     if verified.is_empty() {

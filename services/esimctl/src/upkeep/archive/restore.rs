@@ -118,7 +118,18 @@ pub async fn show(asked: &Show, console: &Console) -> anyhow::Result<()> {
         return console.print(&json!({ "archived": found }), || where_it_is(&found));
     };
     let files = files(&mut connection, name, from, asked.unrecorded).await?;
-    let located = locate(&mut connection, name, &files.folder, asked.unrecorded).await?;
+    let shown = show_order(&mut connection, asked, &files.folder, console).await;
+    shown.map_err(|error| files.error(error))
+}
+
+/// Shows an order of the archives in a folder.
+async fn show_order(
+    connection: &mut PgConnection,
+    asked: &Show,
+    from: &Path,
+    console: &Console,
+) -> anyhow::Result<()> {
+    let located = locate(connection, &asked.named.name, from, asked.unrecorded).await?;
     let mut transaction = connection.begin().await?;
     for one in &located {
         let chunk = read(one)?;
@@ -314,16 +325,27 @@ struct Restored {
 pub async fn restore(asked: &Restore, console: &Console) -> anyhow::Result<()> {
     let name = &asked.named.name;
     let mut connection = console.connect().await?;
-    let number: Option<i32> = name.parse().ok();
     let files = files(&mut connection, name, &asked.from, asked.unrecorded).await?;
-    let from = &files.folder;
+    let restored = restore_from(&mut connection, asked, &files.folder, console).await;
+    restored.map_err(|error| files.error(error))
+}
+
+/// Restores from the archives in a folder.
+async fn restore_from(
+    connection: &mut PgConnection,
+    asked: &Restore,
+    from: &Path,
+    console: &Console,
+) -> anyhow::Result<()> {
+    let name = &asked.named.name;
+    let number: Option<i32> = name.parse().ok();
     let whole = match number {
-        Some(number) => archive::get(&mut connection, number).await?,
+        Some(number) => archive::get(connection, number).await?,
         None => None,
     };
     let located = match (&whole, number) {
         (None, Some(number)) if asked.unrecorded => {
-            folder_of(&mut connection, number, from, asked).await?
+            folder_of(connection, number, from, asked).await?
         }
         (Some(whole), _) => {
             ensure!(
@@ -333,7 +355,7 @@ pub async fn restore(asked: &Restore, console: &Console) -> anyhow::Result<()> {
                 whole.archive,
                 whole.folder
             );
-            let found = folder_of(&mut connection, whole.archive, from, asked).await?;
+            let found = folder_of(connection, whole.archive, from, asked).await?;
             ensure!(
                 !found.is_empty(),
                 "archive {} is not in {}; its folder was {}",
@@ -350,7 +372,7 @@ pub async fn restore(asked: &Restore, console: &Console) -> anyhow::Result<()> {
     let located = if is_whole {
         located
     } else {
-        locate(&mut connection, name, from, asked.unrecorded).await?
+        locate(connection, name, from, asked.unrecorded).await?
     };
     let ids = located.iter().flat_map(|one| &one.orders);
     let ids: Vec<String> = ids.map(Uuid::to_string).collect();
@@ -385,7 +407,7 @@ pub async fn restore(asked: &Restore, console: &Console) -> anyhow::Result<()> {
         let mut all = Orders::open(&one.folder, &one.manifest)?;
         let wanted = (!one.orders.is_empty()).then_some(&one.orders);
         while let Some(chunk) = all.next(BATCH, wanted)? {
-            let restored = restore_chunk(&mut connection, one, chunk, action, &mut done).await;
+            let restored = restore_chunk(connection, one, chunk, action, &mut done).await;
             restored.with_context(|| {
                 format!(
                     "the restore stopped after {} orders; repeat it when the cause is gone",
