@@ -284,7 +284,13 @@ def guide() -> None:
 
     third.run(take("set -a; . ~/.config/esim-partner/default.env; set +a"))
     third.run(take("docs/examples/esim.py webhook http://127.0.0.1:3000/", ("3000", port)))
-    first = re.search(r'"endpoint_id": ?"([^"]+)"', third.run(take("esim-partner endpoints list")))[1]
+    listed = third.run(take("esim-partner endpoints list"))
+    first = re.search(r'"endpoint_id": ?"([^"]+)"', listed)[1]
+    # The example returns the challenge of a test, so its host proves itself.
+    assert re.search(r'"proven": ?false', listed), listed
+    third.run(f"esim-partner endpoints test {first}")
+    listed = third.run("esim-partner endpoints list")
+    assert re.search(r'"proven": ?true', listed), listed
     wanted = "esim-partner endpoints set ENDPOINT_ID --event topup.ready --event key.expiring"
     third.run(take(wanted, ("ENDPOINT_ID", first)))
     made = third.run(take("esim-partner trigger key.expiring"))
