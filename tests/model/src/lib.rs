@@ -15,7 +15,8 @@
 //! another provider, [`webhooks`] of what happens between a ready eSIM and the acknowledgements of its
 //! endpoints, [`resend`] of many webhooks that are sent again beside their retries, [`give_back`] of
 //! what happens after a delivery, [`crash`] of what a crash of PostgreSQL may lose, and [`cut`] of the
-//! cut by which a cell divides. And [`history`] compares what happened in a fault run with the model.
+//! cut by which a cell divides, and [`repeats`] of three POSTs with one id and the purchases of their
+//! orders. And [`history`] compares what happened in a fault run with the model.
 //!
 //! Time is logical. One tick is half of the settling delay, see [`State`]. A row is either due or
 //! not, and a due row may be claimed at any moment. The model does not know leases, because nothing
@@ -28,6 +29,7 @@ pub mod explore;
 pub mod give_back;
 pub mod history;
 mod protocol;
+pub mod repeats;
 pub mod resend;
 pub mod routes;
 mod rules;

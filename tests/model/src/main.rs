@@ -6,7 +6,7 @@ use clap::Parser;
 use model::{
     Settings, check, crash, cut,
     explore::{self, SmallModel},
-    give_back, resend, routes, webhooks,
+    give_back, repeats, resend, routes, webhooks,
 };
 
 /// Check the protocol of the pipeline in every state that it can reach
@@ -17,7 +17,7 @@ use model::{
 /// With `--webhooks` it explores the webhooks of ready eSIMs instead, with `--resend` many of them that
 /// are sent again, with `--routes` a purchase that arrives after its placement went to another provider,
 /// with `--give-back` the give-back of a delivered eSIM, with `--crash` what a crash of PostgreSQL may
-/// lose, and with `--cut` how a cell divides.
+/// lose, with `--cut` how a cell divides, and with `--repeats` three POSTs with one external id.
 ///
 /// The exit status is 0 if every promise holds in every state. It is 1 if one is broken; then the
 /// shortest counterexample that was found is printed. It is 2 for an invalid argument.
@@ -51,6 +51,12 @@ struct Arguments {
     /// Check many webhooks that are sent again beside their retries
     #[arg(long, conflicts_with_all = ["without", "broken", "placements", "faults", "attempts", "give_back", "webhooks", "crash", "cut", "routes"])]
     resend: bool,
+    /// Check three POSTs with one external id, each with a purchase of its own
+    #[arg(long, conflicts_with_all = ["without", "broken", "placements", "faults", "attempts", "give_back", "webhooks", "crash", "cut", "routes", "resend"])]
+    repeats: bool,
+    /// Switch off a safeguard of repeated POSTs. Can be given several times
+    #[arg(long, value_name = "SAFEGUARD", requires = "repeats")]
+    repeats_without: Vec<repeats::Safeguard>,
     /// Switch off a safeguard of the routing. Can be given several times
     #[arg(long, value_name = "SAFEGUARD", requires = "routes")]
     routes_without: Vec<routes::Safeguard>,
@@ -90,6 +96,9 @@ fn main() -> ExitCode {
     }
     if arguments.resend {
         return print_small::<resend::Protocol>(&arguments.resend_without);
+    }
+    if arguments.repeats {
+        return print_small::<repeats::Protocol>(&arguments.repeats_without);
     }
     let report = check(&arguments.settings);
     if arguments.pairs {

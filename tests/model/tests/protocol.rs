@@ -10,7 +10,7 @@ use domain::{
 };
 use model::{
     Assumption, Promise, Protocol, Report, Safeguard, Settings, State, check, crash, cut, explore,
-    give_back, resend, routes, webhooks,
+    give_back, repeats, resend, routes, webhooks,
 };
 use stateright::Model;
 
@@ -383,6 +383,32 @@ fn without_any_one_safeguard_a_promise_of_a_resend_breaks() {
         };
         breaks_promise(
             explore::check::<resend::Protocol>(&[*safeguard]),
+            expected,
+            safeguard,
+        );
+    }
+}
+
+#[test]
+fn of_three_orders_with_one_id_at_most_one_is_bought_and_what_is_said_of_it_is_true() {
+    holds_and_reaches_all(&explore::check::<repeats::Protocol>(&[]));
+}
+
+#[test]
+fn without_any_one_safeguard_a_promise_of_repeated_posts_breaks() {
+    use repeats::{Promise, Safeguard};
+    for safeguard in Safeguard::value_variants() {
+        let expected = match safeguard {
+            Safeguard::ExternalIdOnce => Promise::IdOnce,
+            Safeguard::RefusalTransaction | Safeguard::IdempotentClaim => {
+                Promise::NothingForRefused
+            }
+            Safeguard::Undecided | Safeguard::OneStatement | Safeguard::RefusalInTime => {
+                Promise::TakenStands
+            }
+        };
+        breaks_promise(
+            explore::check::<repeats::Protocol>(&[*safeguard]),
             expected,
             safeguard,
         );
