@@ -2,9 +2,13 @@
 //! end of the run.
 
 use crate::orders::{Behaviour, PARTNERS};
+use anyhow::{Context, Result};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use testkit::names::Zone;
 use testkit::receiver::{Answer, Receiver};
+use url::Url;
 
 const SLOW: Duration = Duration::from_secs(2);
 /// How long a hanging endpoint does not respond. It is longer than `WEBHOOK_TIMEOUT`.
@@ -12,6 +16,30 @@ const HANGING: Duration = Duration::from_mins(1);
 
 pub fn path(partner: usize) -> String {
     format!("/{partner}")
+}
+
+/// The name of the endpoints, which the name server of the run knows.
+pub const HOST: &str = "endpoints.test";
+pub const ZONE: Zone = &[(HOST, &[[127, 0, 0, 1]])];
+
+/// The partner whose endpoint takes webhooks over TLS only.
+const SECURE: Behaviour = Behaviour::Slow;
+
+/// The webhook URL of a partner. `port` is that of TLS.
+pub fn url(receiver: &Receiver, partner: usize, port: u16) -> Result<String> {
+    if PARTNERS[partner].0 == SECURE {
+        return Ok(format!("https://{HOST}:{port}{}", path(partner)));
+    }
+    let mut url: Url = receiver.url(&path(partner)).parse()?;
+    url.set_host(Some(HOST))?;
+    Ok(url.into())
+}
+
+/// Where the receiver listens.
+pub fn address(receiver: &Receiver) -> Result<SocketAddr> {
+    let url: Url = receiver.url("/").parse()?;
+    let addresses = url.socket_addrs(|| None)?;
+    addresses.first().copied().context("no address")
 }
 
 pub fn misbehave(receiver: &Receiver) {

@@ -123,7 +123,7 @@ impl<'a> Facts<'a> {
         facts.push(Fact {
             seen: Seen::AnswerBy,
             earliest: millis(answer_by.saturating_sub(SAME_MOMENT)),
-            latest: millis(answer_by + LATE),
+            latest: self.ended(answer_by),
         });
         facts.extend(self.answers.get(unit.order_id.as_str()).copied());
         facts.extend(sold.iter().map(|at| around(Seen::Bought, *at)));
@@ -280,8 +280,16 @@ impl<'a> Facts<'a> {
         Fact {
             seen,
             earliest: millis(at),
-            latest: millis(at + LATE),
+            latest: self.ended(at),
         }
+    }
+
+    /// When a commit that was about to end at this time had ended for certain.
+    fn ended(&self, at: Duration) -> u64 {
+        let slow = self.evidence.slow_commits.iter();
+        let slow = slow.filter(|(from, until)| *from <= at + LATE && at <= *until);
+        let until = slow.map(|(_, until)| *until).max();
+        millis(until.unwrap_or(at).max(at) + LATE)
     }
 }
 

@@ -3,8 +3,11 @@
 //! no fault may make another process end.
 
 use crate::book::lock;
-use crate::schedule::{Fault, Planned, Target};
+use crate::fault::{Fault, Planned, Target};
+use crate::packets::{self, Dropped};
+use crate::preload::{Spoiled, Spoiling};
 use crate::servers::{Nats, Postgres};
+use crate::tls::Tls;
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -14,6 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex as Plain};
 use std::time::{Duration, Instant};
 use testkit::esimctl::Esimctl;
+use testkit::names::NameServer;
 use testkit::process::Process;
 use testkit::stack::{Stack, Stage};
 use tokio::sync::Mutex;
@@ -22,6 +26,9 @@ use tokio::sync::Mutex;
 pub const STOP: Duration = Duration::from_secs(30);
 /// The interval at which processes are checked for having ended by themselves.
 const WATCH: Duration = Duration::from_millis(300);
+
+/// How long a fault waits for a process that has been started again a moment ago.
+const READY: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug, Serialize)]
 pub struct Happened {
@@ -33,16 +40,40 @@ pub struct Happened {
     pub stalls_purchases: bool,
     /// Whether what the database has not flushed may be lost.
     pub crashes_database: bool,
+    /// Whether commits may have ended only with it.
+    pub delays_commits: bool,
+    /// How often it was met, if somebody counted that: clock readings, sockets that were not
+    /// opened, flushes, writes, answers, commits, packets, names or certificates.
+    pub met: Option<u64>,
+}
+
+/// What a fault leaves.
+#[derive(Default)]
+struct Undone {
+    /// Its end, if that is earlier than the end of the cleaning up: after a failover, a new standby is
+    /// made while orders succeed again.
+    at: Option<Duration>,
+    met: Option<u64>,
+}
+
+impl From<Option<u64>> for Undone {
+    fn from(met: Option<u64>) -> Self {
+        Self { at: None, met }
+    }
 }
 
 pub struct Victims {
     pub(crate) processes: BTreeMap<Target, Mutex<Process>>,
     nats: Mutex<Nats>,
     postgres: Arc<Mutex<Postgres>>,
+    names: NameServer,
+    tls: Tls,
     /// The stream of jobs, whose leader is the leader of NATS.
     stream: String,
     pub(crate) sandbox_url: String,
     database_url: String,
+    /// The ports of the database, of NATS and of the sandbox.
+    ports: Vec<u16>,
     pub(crate) http: reqwest::Client,
     pub(crate) esimctl: Esimctl,
     epoch: Instant,
@@ -59,6 +90,8 @@ impl Victims {
         stack: &mut Stack,
         postgres: Arc<Mutex<Postgres>>,
         nats: Nats,
+        names: NameServer,
+        tls: Tls,
         epoch: Instant,
         is_asynchronous: bool,
     ) -> Result<Self> {
@@ -68,10 +101,18 @@ impl Victims {
                 processes.insert(Target::Process(stage, replica), Mutex::new(process));
             }
         }
+        let mut ports = nats.ports()?;
+        ports.extend([
+            packets::port(stack.database.url())?,
+            packets::port(&stack.sandbox_url)?,
+        ]);
         Ok(Self {
+            ports,
             processes,
             nats: Mutex::new(nats),
             postgres,
+            names,
+            tls,
             stream: format!("{}TOPUP_JOBS", stack.prefix),
             sandbox_url: stack.sandbox_url.clone(),
             database_url: stack.database.url().to_owned(),
@@ -92,14 +133,16 @@ impl Victims {
             let from = self.epoch.elapsed();
             let kind = planned.kind();
             match self.make(planned).await {
-                Ok(undone) => {
-                    let until = undone.unwrap_or_else(|| self.epoch.elapsed());
+                Ok(Undone { at, met }) => {
+                    let until = at.unwrap_or_else(|| self.epoch.elapsed());
                     lock(&self.happened).push(Happened {
                         kind,
                         from,
                         until,
                         stalls_purchases: planned.stalls_purchases(),
                         crashes_database: planned.crashes_database(),
+                        delays_commits: planned.delays_commits(),
+                        met,
                     });
                 }
                 Err(error) => self.trouble(&format!("{kind}: {error:#}")),
@@ -170,9 +213,7 @@ impl Victims {
         lock(&self.troubles).push(text.to_owned());
     }
 
-    /// Plays a fault. Returns its end if that is earlier than the end of the cleaning up: after a
-    /// failover, a new standby is made while orders succeed again.
-    async fn make(&self, planned: &Planned) -> Result<Option<Duration>> {
+    async fn make(&self, planned: &Planned) -> Result<Undone> {
         match planned.target {
             Target::Process(..) => {
                 let process = self
@@ -180,19 +221,52 @@ impl Victims {
                     .get(&planned.target)
                     .context("no such process")?;
                 let mut process = process.lock().await;
-                match planned.fault.of_provider() {
-                    Some(faults) => self.play(&faults, planned.lasts).await?,
-                    None => befall(&mut process, planned).await?,
+                if let Some(faults) = planned.fault.of_provider() {
+                    self.play(&faults, planned.lasts).await?;
+                    return Ok(Undone::default());
                 }
+                if planned.fault == Fault::Vanished {
+                    let dropped = Dropped::all(&[packets::port(&self.sandbox_url)?]).await?;
+                    process.kill().await?;
+                    tokio::time::sleep(planned.lasts).await;
+                    let met = dropped.lift().await?;
+                    process.spawn()?;
+                    return Ok(Some(met).into());
+                }
+                Ok(befall(&mut process, planned).await?.into())
             }
-            Target::Postgres => return self.befall_postgres(planned).await,
+            Target::Postgres => self.befall_postgres(planned).await,
             Target::Nats => {
                 let mut nats = self.nats.lock().await;
-                nats.befall(planned.fault, planned.lasts, &self.stream)
+                let met = nats
+                    .befall(planned.fault, planned.lasts, &self.stream)
                     .await?;
+                Ok(met.into())
+            }
+            Target::Names => {
+                let Fault::NamesFailing(how) = planned.fault else {
+                    anyhow::bail!("not a fault of a name server");
+                };
+                let before = self.names.unanswered();
+                self.names.fail(Some(how));
+                tokio::time::sleep(planned.lasts).await;
+                self.names.fail(None);
+                let met = self.names.unanswered() - before;
+                Ok(Some(u64::try_from(met)?).into())
+            }
+            Target::Endpoint => {
+                let before = self.tls.refused();
+                self.tls.expire(true);
+                tokio::time::sleep(planned.lasts).await;
+                self.tls.expire(false);
+                Ok(Some(self.tls.refused() - before).into())
+            }
+            Target::Network => {
+                let dropped = Dropped::some(&self.ports).await?;
+                tokio::time::sleep(planned.lasts).await;
+                Ok(Some(dropped.lift().await?).into())
             }
         }
-        Ok(None)
     }
 
     async fn play(&self, faults: &Value, lasts: Duration) -> Result<()> {
@@ -212,7 +286,7 @@ impl Victims {
         testkit::wait::until(Duration::from_secs(20), "the sandbox to take faults", set).await
     }
 
-    async fn befall_postgres(&self, planned: &Planned) -> Result<Option<Duration>> {
+    async fn befall_postgres(&self, planned: &Planned) -> Result<Undone> {
         let mut postgres = self.postgres.lock().await;
         match planned.fault {
             Fault::ConnectionsCut => {
@@ -221,49 +295,96 @@ impl Victims {
                            WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'";
                 sqlx::query(cut).execute(&mut connection).await?;
                 connection.close().await?;
-                Ok(None)
+                Ok(Undone::default())
             }
             Fault::StoppedImmediately => {
                 postgres.primary.stop_immediately().await?;
                 tokio::time::sleep(planned.lasts).await;
                 postgres.primary.start_again().await?;
-                Ok(None)
+                Ok(Undone::default())
+            }
+            Fault::Vanished => {
+                let dropped = Dropped::all(&[packets::port(&self.database_url)?]).await?;
+                postgres.primary.stop_immediately().await?;
+                tokio::time::sleep(planned.lasts).await;
+                let met = dropped.lift().await?;
+                postgres.primary.start_again().await?;
+                Ok(Some(met).into())
+            }
+            Fault::FlushingSlowly(_) | Fault::DiskHanging | Fault::DiskFull | Fault::CommitHeld => {
+                let met = postgres.spoil_disk(planned.fault, planned.lasts).await?;
+                Ok(Some(met).into())
+            }
+            Fault::AnsweringLate(late) => {
+                let met = postgres.answer_late(late, planned.lasts).await?;
+                Ok(Some(met).into())
             }
             fault => {
-                let mut undone = None;
-                let note = || undone = Some(self.epoch.elapsed());
+                let mut at = None;
+                let note = || at = Some(self.epoch.elapsed());
                 postgres.fail_over(fault, planned.lasts, note).await?;
                 if self.is_asynchronous && fault.promotes() {
                     self.recover().await?;
-                    undone = Some(self.epoch.elapsed());
+                    at = Some(self.epoch.elapsed());
                 }
-                Ok(undone)
+                Ok(Undone { at, met: None })
             }
         }
     }
 }
 
-/// Applies a fault to one process. A restart does not wait until the process is ready, because the
-/// servers that it needs may be down.
-async fn befall(process: &mut Process, planned: &Planned) -> Result<()> {
+/// Whether the process is ready, or will be soon.
+async fn is_ready(process: &mut Process) -> bool {
+    let ready = tokio::time::timeout(READY, process.ready()).await;
+    ready.is_ok_and(|ready| ready.is_ok())
+}
+
+/// Applies a fault to one process. Returns how often it was met, if somebody counts that. A restart does
+/// not wait until the process is ready, because the servers that it needs may be down.
+async fn befall(process: &mut Process, planned: &Planned) -> Result<Option<u64>> {
+    // A process that cannot open what it needs to start ends, as it should, and one that has just
+    // begun has no clock to step yet.
+    let needs_ready = matches!(
+        planned.fault,
+        Fault::FilesExhausted | Fault::ClockStepped(_)
+    );
+    if needs_ready && !is_ready(process).await {
+        return Ok(Some(0));
+    }
     match planned.fault {
         Fault::Killed => {
             process.kill().await?;
             tokio::time::sleep(planned.lasts).await;
-            process.spawn()
+            process.spawn()?;
         }
         Fault::Restarted => {
             let ended = process.terminate(STOP).await;
             process.spawn()?;
             let status = ended?;
             ensure!(status.success(), "{status} after SIGTERM");
-            Ok(())
         }
         Fault::Stalled => {
             process.pause()?;
             tokio::time::sleep(planned.lasts).await;
-            process.resume()
+            process.resume()?;
+        }
+        Fault::FilesExhausted => {
+            let spoiled = spoil(process, Spoiled::Files, 1)?;
+            process.exhaust_files(true)?;
+            tokio::time::sleep(planned.lasts).await;
+            process.exhaust_files(false)?;
+            return Ok(Some(spoiled.lift()?));
+        }
+        Fault::ClockStepped(seconds) => {
+            let spoiled = spoil(process, Spoiled::Clock, seconds)?;
+            tokio::time::sleep(planned.lasts).await;
+            return Ok(Some(spoiled.lift()?));
         }
         _ => anyhow::bail!("not a fault of a process"),
     }
+    Ok(None)
+}
+
+fn spoil(process: &Process, what: Spoiled, value: i64) -> Result<Spoiling> {
+    Spoiling::begin(&process.program().env, process.pid(), what, value)
 }

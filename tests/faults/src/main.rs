@@ -6,24 +6,30 @@
 //! A seed decides all faults and orders, so a red run can be repeated with the same faults. It will
 //! not be the same run in every detail, because the processes' timing differs.
 //!
-//! [`schedule`] and [`orders`] plan the run and do no I/O. [`world`] is the system under test, with
-//! the [`servers`] that it needs and the [`proxy`] in front of a primary, [`inject`] applies the
-//! faults, [`operator`] repairs what lost commits leave, and [`client`] and [`endpoints`] are the partners. [`book`] and
-//! [`stored`] hold the evidence, [`verdict`] judges it without I/O, [`histories`] compares it with the
-//! model of the protocol, and [`report`] prints the result.
+//! [`schedule`], which draws each [`fault`] from a [`deck`], and [`orders`] plan the run and do no I/O.
+//! [`world`] is the system under test, with the [`servers`] that it needs and the [`proxy`] in front of a
+//! primary. [`inject`] applies the faults, some by what is [`preload`]ed into processes, and some by dropped
+//! [`packets`]. [`operator`] repairs what lost commits leave. [`client`] and [`endpoints`], one of them
+//! behind [`tls`], are the partners. [`book`] and [`stored`] hold the evidence, [`verdict`] judges it
+//! without I/O, [`histories`] compares it with the model of the protocol, and [`report`] prints the result.
 
 mod book;
 mod client;
+mod deck;
 mod endpoints;
+mod fault;
 mod histories;
 mod inject;
 mod operator;
 mod orders;
+mod packets;
+mod preload;
 mod proxy;
 mod report;
 mod schedule;
 mod servers;
 mod stored;
+mod tls;
 mod verdict;
 #[cfg(test)]
 mod verdict_tests;
@@ -31,9 +37,9 @@ mod world;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
+use fault::Terms;
 use orders::{OPTIONS, ROUTED};
 use report::Report;
-use schedule::Terms;
 use std::pin::pin;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -107,6 +113,10 @@ struct Settings {
     /// promotion. The run plays the operator, who runs `esimctl recover`
     #[arg(long, requires = "cluster")]
     asynchronous: bool,
+    /// Let packets be lost, and servers vanish behind connections that seem to live, in a network
+    /// namespace of the run's own. Needs root and iptables
+    #[arg(long, conflicts_with = "cluster")]
+    lose_packets: bool,
     /// Take the commit fence out of the database, to see that such a run is red without it
     #[arg(long, requires = "asynchronous")]
     without_fence: bool,
@@ -226,6 +236,7 @@ impl Run {
                 (settings.cluster, " --cluster"),
                 (settings.asynchronous, " --asynchronous"),
                 (settings.without_fence, " --without-fence"),
+                (settings.lose_packets, " --lose-packets"),
             ]
             .into_iter()
             .filter_map(|(is_set, option)| is_set.then_some(option))
@@ -242,6 +253,7 @@ impl Run {
                 is_cluster: settings.cluster,
                 is_asynchronous: settings.asynchronous,
                 is_fenced: !settings.without_fence,
+                loses_packets: settings.lose_packets,
                 provider: settings.provider,
                 only: settings.only.clone(),
             },

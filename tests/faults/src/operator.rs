@@ -5,8 +5,8 @@
 //! The operator acts only if the commit fence has stopped the buying. If it has not, nobody knows
 //! that commits were lost, so the run goes on without an operator, and is red.
 
+use crate::fault::Target;
 use crate::inject::{STOP, Victims};
-use crate::schedule::Target;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use std::time::Duration;

@@ -102,7 +102,7 @@ pub fn plan(seed: u64, number: u64) -> OrderPlan {
         partner,
         items,
         hang_up,
-        ingress: rng.random_range(0..crate::schedule::REPLICAS),
+        ingress: rng.random_range(0..crate::fault::REPLICAS),
     }
 }
 

@@ -2,9 +2,14 @@
 //! led to another server, new connections go there, and old ones stay where they are.
 
 use anyhow::Result;
+use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::pin::pin;
-use tokio::io::copy_bidirectional;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, copy};
+use tokio::net::tcp::{ReadHalf, WriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -15,11 +20,20 @@ struct Route {
     /// Nothing passes, in either direction, and nothing is closed, as behind a firewall that drops
     /// all packets.
     is_cut: bool,
+    /// How much later than they came the answers of the server are passed on.
+    late: Duration,
 }
+
+/// The number of answers that were passed on late.
+type Late = Arc<AtomicU64>;
+
+/// The most bytes that are passed on at once.
+const CHUNK: usize = 64 * 1024;
 
 pub struct Proxy {
     port: u16,
     route: watch::Sender<Route>,
+    late: Late,
     accepting: JoinHandle<()>,
 }
 
@@ -31,16 +45,20 @@ impl Proxy {
         let route = watch::Sender::new(Route {
             server,
             is_cut: false,
+            late: Duration::ZERO,
         });
         let current = route.subscribe();
+        let late = Late::default();
+        let counted = Arc::clone(&late);
         let accepting = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                tokio::spawn(forward(client, current.clone()));
+                tokio::spawn(forward(client, current.clone(), Arc::clone(&counted)));
             }
         });
         Ok(Self {
             port,
             route,
+            late,
             accepting,
         })
     }
@@ -59,6 +77,13 @@ impl Proxy {
         self.route.send_modify(|route| route.is_cut = true);
     }
 
+    /// Passes the answers of the server on that much later from now on. Returns how many came late
+    /// until now.
+    pub fn answer_late(&self, late: Duration) -> u64 {
+        self.route.send_modify(|route| route.late = late);
+        self.late.load(Ordering::Relaxed)
+    }
+
     pub fn restore(&self) {
         self.route.send_modify(|route| route.is_cut = false);
     }
@@ -71,8 +96,9 @@ impl Drop for Proxy {
 }
 
 /// Forwards one connection until one side closes it or a cut has held it up.
-async fn forward(mut client: TcpStream, mut route: watch::Receiver<Route>) {
+async fn forward(mut client: TcpStream, mut route: watch::Receiver<Route>, late: Late) {
     let now = *route.borrow_and_update();
+    let current = route.clone();
     let mut forwarding = pin!(async {
         if now.is_cut {
             std::future::pending::<()>().await;
@@ -80,7 +106,11 @@ async fn forward(mut client: TcpStream, mut route: watch::Receiver<Route>) {
         if let Ok(mut server) = TcpStream::connect(now.server).await {
             let _ = client.set_nodelay(true);
             let _ = server.set_nodelay(true);
-            let _ = copy_bidirectional(&mut client, &mut server).await;
+            let (from_client, to_client) = client.split();
+            let (from_server, to_server) = server.split();
+            let asked = ask(from_client, to_server);
+            let answered = answer(from_server, to_client, &current, &late);
+            let _ = tokio::try_join!(asked, answered);
         }
     });
     tokio::select! {
@@ -91,12 +121,36 @@ async fn forward(mut client: TcpStream, mut route: watch::Receiver<Route>) {
     let _ = route.wait_for(|route| !route.is_cut).await;
 }
 
+async fn ask(mut from: ReadHalf<'_>, mut to: WriteHalf<'_>) -> io::Result<()> {
+    copy(&mut from, &mut to).await?;
+    to.shutdown().await
+}
+
+async fn answer(
+    mut from: ReadHalf<'_>,
+    mut to: WriteHalf<'_>,
+    route: &watch::Receiver<Route>,
+    counted: &Late,
+) -> io::Result<()> {
+    let mut bytes = vec![0; CHUNK];
+    loop {
+        let read = from.read(&mut bytes).await?;
+        if read == 0 {
+            return to.shutdown().await;
+        }
+        let late = route.borrow().late;
+        if !late.is_zero() {
+            counted.fetch_add(1, Ordering::Relaxed);
+            tokio::time::sleep(late).await;
+        }
+        to.write_all(&bytes[..read]).await?;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    use tokio::time::timeout;
+    use tokio::time::{Instant, timeout};
 
     /// A server that answers each byte with `letter`.
     async fn server(letter: u8) -> SocketAddr {
@@ -131,6 +185,13 @@ mod tests {
         let mut new = connect().await.unwrap();
         assert_eq!(ask(&mut new).await.unwrap(), b'2');
         assert_eq!(ask(&mut old).await.unwrap(), b'1');
+
+        let delay = Duration::from_millis(100);
+        proxy.answer_late(delay);
+        let asked = Instant::now();
+        assert_eq!(ask(&mut new).await.unwrap(), b'2');
+        assert!(asked.elapsed() >= delay);
+        assert_eq!(proxy.answer_late(Duration::ZERO), 1);
 
         proxy.cut();
         let mut late = connect().await.unwrap();

@@ -37,6 +37,22 @@ pub struct Kind {
     pub faults: usize,
     pub median_recovery_seconds: Option<f64>,
     pub longest_recovery_seconds: Option<f64>,
+    /// Of how many of them somebody counted how often they were met; how many of these were; and how
+    /// often in all.
+    pub counted: usize,
+    pub struck: usize,
+    pub met: u64,
+}
+
+impl Kind {
+    /// How many of these faults struck, and how often they were met. Nothing if nobody counts that,
+    /// because the fault itself is the effect: a process that is killed has ended.
+    fn strikes(&self) -> String {
+        if self.counted == 0 {
+            return String::new();
+        }
+        format!("{} of {}, {} times", self.struck, self.counted, self.met)
+    }
 }
 
 /// Measures how long the system took to recover from each fault. This is the time from the end of
@@ -58,22 +74,27 @@ pub fn recoveries(
         .filter_map(|one| Some((one.at, *sent.get(one.topup_id.as_str())?)));
     let mut passed: Vec<(Duration, Duration)> = passed.collect();
     passed.sort_unstable();
-    let mut times: BTreeMap<String, (usize, Vec<f64>)> = BTreeMap::new();
+    let mut times: BTreeMap<String, (Kind, Vec<f64>)> = BTreeMap::new();
     for fault in happened {
         let after = passed.partition_point(|(at, _)| *at <= fault.until);
         let first = passed[after..]
             .iter()
             .find(|(_, sent)| *sent >= fault.until);
-        let (faults, times) = times.entry(fault.kind.clone()).or_default();
-        *faults += 1;
+        let (kind, times) = times.entry(fault.kind.clone()).or_default();
+        kind.faults += 1;
+        if let Some(met) = fault.met {
+            kind.counted += 1;
+            kind.struck += usize::from(met > 0);
+            kind.met += met;
+        }
         times.extend(first.map(|(at, _)| at.saturating_sub(fault.until).as_secs_f64()));
     }
-    let kind = |(faults, mut times): (usize, Vec<f64>)| {
+    let kind = |(kind, mut times): (Kind, Vec<f64>)| {
         times.sort_unstable_by(f64::total_cmp);
         Kind {
-            faults,
             median_recovery_seconds: times.get(times.len() / 2).copied(),
             longest_recovery_seconds: times.last().copied(),
+            ..kind
         }
     };
     times
@@ -100,6 +121,7 @@ impl Display for Report {
                 kind.faults.to_string(),
                 figure(median, 1),
                 figure(longest, 1),
+                kind.strikes(),
             ]
         });
         let total = [
@@ -107,8 +129,9 @@ impl Display for Report {
             self.faults.to_string(),
             String::new(),
             String::new(),
+            String::new(),
         ];
-        let head = "fault | times | median s to recover | longest";
+        let head = "fault | times | median s to recover | longest | struck, and was met";
         writeln!(formatter, "{}", table(head, kinds.chain([total])))?;
         writeln!(
             formatter,

@@ -7,8 +7,10 @@
 //! primary fails, so the commits of this time are lost with the primary. Connections that led to the
 //! old primary stay open, as they do with real managers.
 
+use crate::fault::{Fault, Terms};
+use crate::packets::{self, Dropped};
+use crate::preload::{Spoiled, Spoiling};
 use crate::proxy::Proxy;
-use crate::schedule::{Fault, Terms};
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -31,6 +33,8 @@ const ZOMBIE: Duration = Duration::from_secs(4);
 const SEEN: Duration = Duration::from_secs(3);
 /// How long before its promotion an asynchronous standby gets no commits any more.
 const LAG: Duration = Duration::from_secs(3);
+/// How long a commit that waits for the flush of another one is looked for.
+const FOUND: Duration = Duration::from_secs(5);
 
 /// `PostgreSQL`, alone or with a standby.
 pub struct Postgres {
@@ -60,8 +64,12 @@ pub struct Lost {
 }
 
 impl Postgres {
-    pub async fn start(folder: &Path, terms: &Terms) -> Result<Self> {
-        let primary = PostgresServer::start(folder).await?;
+    pub async fn start(
+        folder: &Path,
+        terms: &Terms,
+        env: BTreeMap<String, String>,
+    ) -> Result<Self> {
+        let primary = PostgresServer::start_with(folder, env).await?;
         if !terms.is_cluster {
             return Ok(Self {
                 primary,
@@ -186,6 +194,46 @@ impl Postgres {
         self.replace_standby().await
     }
 
+    /// Plays a fault of the disk. Returns how often it was met.
+    pub async fn spoil_disk(&mut self, fault: Fault, lasts: Duration) -> Result<u64> {
+        let primary = &mut self.primary;
+        let spoil = |what, value| Spoiling::begin(primary.env(), primary.pid(), what, value);
+        let spoiling = match fault {
+            Fault::FlushingSlowly(each) => {
+                spoil(Spoiled::Flushes, i64::try_from(each.as_millis())?)?
+            }
+            Fault::DiskHanging => spoil(Spoiled::Flushes, i64::MAX)?,
+            Fault::DiskFull => spoil(Spoiled::Space, 1)?,
+            Fault::CommitHeld => {
+                // While flushes are slow, one commit waits for the flush of another one.
+                let slow = spoil(Spoiled::Flushes, 300)?;
+                let waiting = primary.stall_commit(Stage::Ingress.name(), FOUND).await;
+                slow.lift()?;
+                let Some(waiting) = waiting? else {
+                    return Ok(0);
+                };
+                sleep(lasts).await;
+                waiting.resume()?;
+                return Ok(1);
+            }
+            _ => bail!("not a fault of a disk"),
+        };
+        sleep(lasts).await;
+        let met = spoiling.lift()?;
+        // A server that cannot write its log ends.
+        primary.stand_up().await?;
+        Ok(met)
+    }
+
+    /// Passes the answers to ingress on later than they come. Returns how many.
+    pub async fn answer_late(&self, late: Duration, lasts: Duration) -> Result<u64> {
+        let pair = self.pair.as_ref().context("there is no proxy")?;
+        let proxy = pair.of_stages.get(&Stage::Ingress).context("no proxy")?;
+        let before = proxy.answer_late(late);
+        sleep(lasts).await;
+        Ok(proxy.answer_late(Duration::ZERO) - before)
+    }
+
     /// Lets an asynchronous standby miss commits. Returns since when, or `None` if the standby is
     /// synchronous and misses nothing.
     async fn fall_behind(&self) -> Result<Option<Instant>> {
@@ -271,6 +319,12 @@ impl Nats {
         }
     }
 
+    /// The ports of the servers.
+    pub fn ports(&self) -> Result<Vec<u16>> {
+        let servers = self.servers.iter();
+        servers.map(|server| packets::port(server.url())).collect()
+    }
+
     /// The server that leads the stream, or the first one if that is not known.
     async fn leader(&self, stream: &str) -> usize {
         let led = async {
@@ -290,12 +344,18 @@ impl Nats {
             .unwrap_or_default()
     }
 
-    /// Plays a fault. `stream` is the stream whose leader counts as the leader.
-    pub async fn befall(&mut self, fault: Fault, lasts: Duration, stream: &str) -> Result<()> {
+    /// Plays a fault. `stream` is the stream whose leader counts as the leader. Returns how many
+    /// packets were dropped, if any should be.
+    pub async fn befall(
+        &mut self,
+        fault: Fault,
+        lasts: Duration,
+        stream: &str,
+    ) -> Result<Option<u64>> {
         let leader = self.leader(stream).await;
         let all = 0..self.servers.len();
         let victims: Vec<usize> = match fault {
-            Fault::Stalled | Fault::Killed => vec![leader],
+            Fault::Stalled | Fault::Killed | Fault::Vanished => vec![leader],
             Fault::MajorityLost => all.filter(|number| *number != leader).collect(),
             Fault::Wiped => all.collect(),
             _ => bail!("not a fault of NATS"),
@@ -303,8 +363,15 @@ impl Nats {
         if fault == Fault::Stalled {
             self.servers[leader].process.pause()?;
             sleep(lasts).await;
-            return self.servers[leader].process.resume();
+            self.servers[leader].process.resume()?;
+            return Ok(None);
         }
+        let dropped = if fault == Fault::Vanished {
+            let port = packets::port(self.servers[leader].url())?;
+            Some(Dropped::all(&[port]).await?)
+        } else {
+            None
+        };
         for victim in &victims {
             self.servers[*victim].process.kill().await?;
         }
@@ -314,6 +381,10 @@ impl Nats {
             }
         }
         sleep(lasts).await;
+        let met = match dropped {
+            Some(dropped) => Some(dropped.lift().await?),
+            None => None,
+        };
         // All are started before the first one is waited for, because a server of a cluster is ready
         // only once a majority runs.
         for victim in &victims {
@@ -322,6 +393,6 @@ impl Nats {
         for victim in &victims {
             self.servers[*victim].process.ready().await?;
         }
-        Ok(())
+        Ok(met)
     }
 }

@@ -34,6 +34,8 @@ pub struct Evidence {
     pub stalls: Vec<(Duration, Duration)>,
     /// When the database crashed.
     pub crashes: Vec<Duration>,
+    /// When commits may have ended only with a fault.
+    pub slow_commits: Vec<(Duration, Duration)>,
     pub stored: Stored,
     /// The ids of the partners, by their index.
     pub partners: Vec<String>,

@@ -93,6 +93,7 @@ fn good() -> Evidence {
         settle: Duration::from_secs(8),
         stalls: Vec::new(),
         crashes: Vec::new(),
+        slow_commits: Vec::new(),
         stored: Stored {
             orders: vec![order],
             placements: vec![placement],
@@ -261,6 +262,8 @@ fn recovery_counts_from_the_end_to_an_order_that_was_sent_later() {
         until: Duration::from_secs(until),
         stalls_purchases: false,
         crashes_database: false,
+        delays_commits: false,
+        met: Some(until % 20),
     };
     let asked = [("a", 9), ("b", 11), ("c", 30)].map(|(topup, sent)| asked(topup, sent, &[topup]));
     // Topup a was ordered before the first fault ended, so its webhook does not show that the
@@ -278,6 +281,8 @@ fn recovery_counts_from_the_end_to_an_order_that_was_sent_later() {
         (2, Some(11.0))
     );
     assert_eq!(kinds["wiped"].longest_recovery_seconds, None);
+    // Whoever counts how often a fault was met also shows which ones struck.
+    assert_eq!((killed.counted, killed.struck, killed.met), (2, 1, 10));
 }
 
 #[test]

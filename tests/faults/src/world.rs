@@ -3,11 +3,13 @@
 use crate::book::{Arrival, Book, lock};
 use crate::client::Clients;
 use crate::endpoints;
-use crate::inject::Victims;
+use crate::fault::{REPLICAS, Terms};
+use crate::inject::{Happened, Victims};
 use crate::orders::{Behaviour, OPTIONS, PARTNERS, ROUTED};
-use crate::schedule::{REPLICAS, Terms};
+use crate::preload;
 use crate::servers::{DATABASE_TIMEOUT, Nats, Postgres};
 use crate::stored::{self, OnTheWay, Stored};
+use crate::tls::{Certificates, Tls};
 use crate::verdict::{Evidence, Loss};
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -16,6 +18,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 use tempfile::TempDir;
+use testkit::esimctl::Partner;
+use testkit::names::NameServer;
 use testkit::nats::NatsCluster;
 use testkit::receiver::Receiver;
 use testkit::stack::{Stack, Stage};
@@ -75,7 +79,9 @@ impl World {
         let folder = tempfile::Builder::new().prefix("faults-").tempdir()?;
         // The user that PostgreSQL runs as must be able to enter the folder.
         std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o711))?;
-        let postgres = Postgres::start(folder.path(), terms).await?;
+        let preloaded = preload::variables(folder.path())?;
+        let of_postgres = preloaded.iter().cloned().collect();
+        let postgres = Postgres::start(folder.path(), terms, of_postgres).await?;
         let cluster = if terms.is_cluster {
             Some(NatsCluster::start(folder.path()).await?)
         } else {
@@ -84,9 +90,17 @@ impl World {
         let nats_url = cluster.as_ref().map(NatsCluster::url);
         let database_url = postgres.url()?;
         let ports = postgres.ports();
+        let names = NameServer::start(endpoints::ZONE).await?;
+        let certificates = Certificates::make(folder.path(), endpoints::HOST).await?;
+        let for_endpoints = [
+            ("WEBHOOK_RESOLVERS".to_owned(), names.address.to_string()),
+            ("SSL_CERT_FILE".to_owned(), certificates.root()?),
+        ];
+        let variables = variables(&preloaded, for_endpoints);
         let stack = start_stack(
             terms,
             load,
+            &variables,
             park_after,
             &database_url,
             &ports,
@@ -107,18 +121,8 @@ impl World {
         let book = Arc::new(Book::default());
         let receiver = Receiver::start().await?;
         endpoints::misbehave(&receiver);
-        let mut partners = Vec::new();
-        for (index, (behaviour, _)) in PARTNERS.into_iter().enumerate() {
-            let path = endpoints::path(index);
-            let url = (behaviour != Behaviour::Absent).then(|| receiver.url(&path));
-            let name = format!("{behaviour:?}").to_lowercase();
-            let partner = stack
-                .esimctl
-                .create_partner(&name, stack.environment, url.as_deref())
-                .await?;
-            receiver.verify(&path, &partner.webhook_secret)?;
-            partners.push(partner);
-        }
+        let tls = Tls::start(&certificates, endpoints::address(&receiver)?).await?;
+        let partners = partners(&stack, &receiver, &tls).await?;
         let mut options = BTreeMap::new();
         for (name, _) in OPTIONS {
             options.insert(name, stack.option(name)?.to_owned());
@@ -133,6 +137,8 @@ impl World {
             &mut stack,
             Arc::clone(&postgres),
             nats,
+            names,
+            tls,
             epoch,
             terms.is_asynchronous,
         )?);
@@ -170,7 +176,8 @@ impl World {
         endpoints::heal(&self.receiver);
         for (index, (behaviour, _)) in PARTNERS.into_iter().enumerate() {
             if behaviour == Behaviour::Absent {
-                let url = self.receiver.url(&endpoints::path(index));
+                // It is not the one behind TLS.
+                let url = endpoints::url(&self.receiver, index, 0)?;
                 let partner = &self.clients.partners[index].partner_id;
                 let set = ["partner", "set", partner, "--webhook-url", &url];
                 let _: Value = self.stack.esimctl.run(&set).await?;
@@ -231,18 +238,19 @@ impl World {
             began: self.began,
             detects_duplicates: self.detects_duplicates,
             settle: self.settle,
-            stalls: self.stalls(),
+            stalls: self.spans(|one| one.stalls_purchases),
             crashes: self.crashes(),
+            slow_commits: self.spans(|one| one.delays_commits),
             stored: Stored::read(&mut self.stack.database.connect().await?, &names).await?,
             partners: partners.map(|one| one.partner_id.clone()).collect(),
         })
     }
 
-    /// When provisioners or the provider stood still, so that a purchase could be late.
-    fn stalls(&self) -> Vec<(Duration, Duration)> {
+    /// When the faults of a kind began and ended.
+    fn spans(&self, is: impl Fn(&Happened) -> bool) -> Vec<(Duration, Duration)> {
         let happened = self.victims.happened().into_iter();
-        let stalls = happened.filter(|one| one.stalls_purchases);
-        stalls.map(|one| (one.from, one.until)).collect()
+        let faults = happened.filter(|one| is(one));
+        faults.map(|one| (one.from, one.until)).collect()
     }
 
     fn crashes(&self) -> Vec<Duration> {
@@ -288,6 +296,23 @@ and afterwards: kill %1; rm -r {logs} {folder}",
     }
 }
 
+/// Creates the partners, whose webhooks go to the receiver.
+async fn partners(stack: &Stack, receiver: &Receiver, tls: &Tls) -> Result<Vec<Partner>> {
+    let mut partners = Vec::new();
+    for (index, (behaviour, _)) in PARTNERS.into_iter().enumerate() {
+        let url = endpoints::url(receiver, index, tls.port())?;
+        let url = (behaviour != Behaviour::Absent).then_some(url);
+        let name = format!("{behaviour:?}").to_lowercase();
+        let partner = stack
+            .esimctl
+            .create_partner(&name, stack.environment, url.as_deref())
+            .await?;
+        receiver.verify(&endpoints::path(index), &partner.webhook_secret)?;
+        partners.push(partner);
+    }
+    Ok(partners)
+}
+
 /// Imports the option that two providers sell.
 async fn import_routed(stack: &Stack, provider: &str) -> Result<()> {
     let of = async |name| stack.esimctl.option_of(provider, name).await;
@@ -304,6 +329,16 @@ async fn import_routed(stack: &Stack, provider: &str) -> Result<()> {
     Ok(())
 }
 
+/// The variables of the processes of each stage: what is loaded into all, and what notifiers need.
+fn variables(
+    preloaded: &[(String, String)],
+    for_endpoints: [(String, String); 2],
+) -> Vec<(Stage, (String, String))> {
+    let of_all = Stage::OURS.map(|stage| preloaded.iter().map(move |one| (stage, one.clone())));
+    let of_notifiers = for_endpoints.map(|one| (Stage::Notifier, one));
+    of_all.into_iter().flatten().chain(of_notifiers).collect()
+}
+
 /// Makes the commit fence do nothing: the stages notice that commits were lost, and buy on.
 async fn take_fence_out(stack: &Stack) -> Result<()> {
     let without =
@@ -318,6 +353,7 @@ async fn take_fence_out(stack: &Stack) -> Result<()> {
 async fn start_stack(
     terms: &Terms,
     load: &Load,
+    variables: &[(Stage, (String, String))],
     park_after: Duration,
     database_server: &str,
     database_ports: &BTreeMap<Stage, u16>,
@@ -373,6 +409,9 @@ async fn start_stack(
     ];
     for (stage, name, value) in settings {
         builder = builder.env(stage, name, &value);
+    }
+    for (stage, (name, value)) in variables {
+        builder = builder.env(*stage, name, value);
     }
     for one in &load.settings {
         builder = builder.env(one.stage, &one.name, &one.value);

@@ -10,10 +10,19 @@ use tokio::net::UdpSocket;
 /// Any other name does not exist.
 pub type Zone = &'static [(&'static str, &'static [[u8; 4]])];
 
+/// How a server fails all queries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Failing {
+    /// It responds that it has failed (SERVFAIL).
+    Openly,
+    Silently,
+}
+
 /// A server that serves a zone until the test ends.
 pub struct NameServer {
     pub address: SocketAddr,
     zone: Arc<Mutex<Zone>>,
+    failing: Arc<Mutex<Option<Failing>>>,
     unanswered: Arc<AtomicUsize>,
 }
 
@@ -24,18 +33,28 @@ impl NameServer {
         let server = Self {
             address: socket.local_addr()?,
             zone: Arc::new(Mutex::new(zone)),
+            failing: Arc::default(),
             unanswered: Arc::default(),
         };
+        let failing = Arc::clone(&server.failing);
         let unanswered = Arc::clone(&server.unanswered);
         let zone = Arc::clone(&server.zone);
         tokio::spawn(async move {
             let mut query = [0; 1024];
             while let Ok((read, from)) = socket.recv_from(&mut query).await {
                 let zone = *zone.lock().unwrap_or_else(PoisonError::into_inner);
-                if let Some(answer) = answer(zone, &query[..read]) {
-                    let _ = socket.send_to(&answer, from).await;
-                } else {
+                let failing = *failing.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut answer = answer(zone, &query[..read]);
+                match (failing, &mut answer) {
+                    (Some(Failing::Openly), Some(answer)) => answer[3] = SERVFAIL,
+                    (Some(Failing::Silently), answer) => *answer = None,
+                    _ => {}
+                }
+                if failing.is_some() || answer.is_none() {
                     unanswered.fetch_add(1, Ordering::Relaxed);
+                }
+                if let Some(answer) = answer {
+                    let _ = socket.send_to(&answer, from).await;
                 }
             }
         });
@@ -47,10 +66,19 @@ impl NameServer {
         *self.zone.lock().unwrap_or_else(PoisonError::into_inner) = zone;
     }
 
+    /// Fails all queries from now on, or with `None` answers them again.
+    pub fn fail(&self, how: Option<Failing>) {
+        *self.failing.lock().unwrap_or_else(PoisonError::into_inner) = how;
+    }
+
+    /// How many queries got no response, or one that says that it has failed.
     pub fn unanswered(&self) -> usize {
         self.unanswered.load(Ordering::Relaxed)
     }
 }
+
+/// The fourth byte of a response by a server that has failed.
+const SERVFAIL: u8 = 0x82;
 
 /// The response to a query, in the format of RFC 1035. `None` means that there is none.
 fn answer(zone: Zone, query: &[u8]) -> Option<Vec<u8>> {

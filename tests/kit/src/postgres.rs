@@ -9,6 +9,7 @@ use crate::{required, wait};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
 use sqlx::{Connection, PgConnection};
+use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -32,6 +33,8 @@ pub struct PostgresServer {
     url: String,
     /// The user that it runs as, if this process is root: `PostgreSQL` refuses to run as root.
     user: Option<User>,
+    /// Variables beyond those of this process.
+    env: BTreeMap<String, String>,
     child: Option<Child>,
 }
 
@@ -39,6 +42,11 @@ impl PostgresServer {
     /// Creates a cluster in `folder/postgres` with the programs of `PG_BIN`, and starts it. The
     /// server's user must be able to enter `folder`.
     pub async fn start(folder: &Path) -> Result<Self> {
+        Self::start_with(folder, BTreeMap::new()).await
+    }
+
+    /// Does the same with these variables, which its standbys get, too.
+    pub async fn start_with(folder: &Path, env: BTreeMap<String, String>) -> Result<Self> {
         let programs = PathBuf::from(required("PG_BIN")?);
         let folder = folder.join("postgres");
         std::fs::create_dir(&folder)
@@ -55,6 +63,7 @@ impl PostgresServer {
             port,
             url: format!("postgres://postgres:{password}@127.0.0.1:{port}/postgres"),
             user,
+            env,
             child: None,
         };
         server.initialise(&password).await?;
@@ -65,6 +74,25 @@ impl PostgresServer {
     /// The URL of the superuser's own database.
     pub fn url(&self) -> &str {
         &self.url
+    }
+
+    pub fn env(&self) -> &BTreeMap<String, String> {
+        &self.env
+    }
+
+    /// The id of its first process.
+    pub fn pid(&self) -> Option<u32> {
+        self.child.as_ref().and_then(Child::id)
+    }
+
+    /// Starts it again if it has ended by itself, and waits until it accepts connections.
+    pub async fn stand_up(&mut self) -> Result<()> {
+        let ended = self.child.as_mut().map(Child::try_wait).transpose()?;
+        if ended.flatten().is_some() {
+            self.child = None;
+            return self.start_again().await;
+        }
+        self.accepts_connections().await
     }
 
     /// The command that starts the server again, for inspecting a failed test.
@@ -109,6 +137,10 @@ impl PostgresServer {
             .spawn()
             .context("cannot start postgres")?;
         self.child = Some(child);
+        self.accepts_connections().await
+    }
+
+    async fn accepts_connections(&mut self) -> Result<()> {
         wait::until(START, "PostgreSQL to take connections", async || {
             if let Some(status) = self
                 .child
@@ -177,6 +209,7 @@ impl PostgresServer {
         }
         command
             .current_dir("/")
+            .envs(&self.env)
             .stdin(Stdio::null())
             .kill_on_drop(true);
         command

@@ -2,7 +2,7 @@
 
 use crate::{http, wait};
 use anyhow::{Context, Result, bail, ensure};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::path::PathBuf;
@@ -160,6 +160,21 @@ impl Process {
             self.program.name,
             self.log_tail()
         )
+    }
+
+    /// Lets the process open no further file or connection, or with `false` as many as before.
+    pub fn exhaust_files(&self, is_exhausted: bool) -> Result<()> {
+        let pid = self.pid().context("it does not run")?;
+        let pid = Pid::from_raw(i32::try_from(pid)?).context("no process has the id 0")?;
+        // The process has inherited the limits of this one.
+        let before = getrlimit(Resource::Nofile);
+        let current = if is_exhausted {
+            Some(0)
+        } else {
+            before.maximum
+        };
+        prlimit(Some(pid), Resource::Nofile, Rlimit { current, ..before })?;
+        Ok(())
     }
 
     /// Stalls the process (SIGSTOP), as it happens when a virtual machine is paused or a disk is

@@ -352,3 +352,36 @@ fn a_placement_goes_to_the_next_provider_only_while_no_outcome_was_unknown() {
     ];
     assert_eq!(judged(&unknown).judge(), Judged::Impossible);
 }
+
+/// The last provider sells the option, so only the first one can have rejected it again.
+#[test]
+fn a_second_rejection_by_the_provider_before_lacks_the_routed_claim() {
+    let at = |state, attempt, provider| {
+        Seen::Row(Row {
+            state,
+            attempt,
+            provider,
+            missing: false,
+            early: false,
+        })
+    };
+    let facts = [
+        Seen::Accepted { waits: true },
+        Seen::AnswerBy,
+        at(Placing, 1, 0),
+        at(Accepted, 1, 1),
+        at(Placing, 2, 1),
+        at(PlacementState::Failed, 2, 1),
+    ];
+    let facts = (0..).zip(facts).map(|(at, seen)| fact(seen, at)).collect();
+    let end = End {
+        placement: PlacementState::Failed,
+        attempt: 2,
+        delivered: false,
+        without_profile: false,
+    };
+    let history = History::new(facts, end, false).of_providers(2);
+    assert_eq!(history.judge(), Judged::Impossible);
+    let missing = history.explain().missing;
+    assert!(missing.contains(&"routed-claim".to_owned()), "{missing:?}");
+}

@@ -5,6 +5,7 @@ use crate::process::output;
 use crate::{required, wait};
 use anyhow::{Context, Result, ensure};
 use sqlx::{Connection, PgConnection};
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::DirBuilderExt;
@@ -69,6 +70,7 @@ impl Base {
             port,
             url: url.to_string(),
             user: User::unprivileged().await?,
+            env: BTreeMap::new(),
             child: None,
         };
         // The owner of the data copies them, so that the server may read its copy.

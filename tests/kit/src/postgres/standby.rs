@@ -8,6 +8,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use sqlx::{Connection, PgConnection};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 use url::Url;
 
 impl PostgresServer {
@@ -30,6 +31,7 @@ impl PostgresServer {
             port,
             url: url.to_string(),
             user,
+            env: self.env.clone(),
             child: None,
         };
         let mut copy = standby.command("pg_basebackup");
@@ -104,9 +106,45 @@ impl PostgresServer {
         self.signal_all(Signal::CONT)
     }
 
+    /// Stops one backend of this application whose commit waits for the flush of another one, so that
+    /// what it commits is not seen yet. `None` if there was none within that time.
+    pub async fn stall_commit(
+        &self,
+        application: &str,
+        within: Duration,
+    ) -> Result<Option<StalledBackend>> {
+        let until = Instant::now() + within;
+        let mut connection = PgConnection::connect(&self.url).await?;
+        let find = "SELECT pid FROM pg_stat_activity WHERE application_name = $1
+                    AND wait_event_type = 'LWLock' AND wait_event = 'WALWrite' LIMIT 1";
+        let still = "SELECT wait_event_type = 'LWLock' AND wait_event = 'WALWrite'
+                     FROM pg_stat_activity WHERE pid = $1";
+        while Instant::now() < until {
+            let pid: Option<i32> = sqlx::query_scalar(find)
+                .bind(application)
+                .fetch_optional(&mut connection)
+                .await?;
+            let Some(pid) = pid else {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                continue;
+            };
+            let stalled = StalledBackend(u32::try_from(pid)?);
+            send(stalled.0, Signal::STOP)?;
+            let waits: Option<bool> = sqlx::query_scalar(still)
+                .bind(pid)
+                .fetch_one(&mut connection)
+                .await?;
+            if waits == Some(true) {
+                return Ok(Some(stalled));
+            }
+            // It was over before it was stopped.
+            stalled.resume()?;
+        }
+        Ok(None)
+    }
+
     fn signal_all(&self, signal: Signal) -> Result<()> {
-        let first = self.child.as_ref().and_then(tokio::process::Child::id);
-        let first = first.context("postgres is not running")?;
+        let first = self.pid().context("postgres is not running")?;
         // The first process comes first, because a frozen one starts no further processes.
         let children = format!("/proc/{first}/task/{first}/children");
         send(first, signal)?;
@@ -115,6 +153,22 @@ impl PostgresServer {
             let _ = send(child.parse()?, signal);
         }
         Ok(())
+    }
+}
+
+/// A process of a server that stands still. It goes on when this is dropped.
+#[derive(Debug)]
+pub struct StalledBackend(u32);
+
+impl StalledBackend {
+    pub fn resume(self) -> Result<()> {
+        send(self.0, Signal::CONT)
+    }
+}
+
+impl Drop for StalledBackend {
+    fn drop(&mut self) {
+        let _ = send(self.0, Signal::CONT);
     }
 }
 

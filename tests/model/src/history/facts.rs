@@ -108,7 +108,7 @@ impl History {
         }
     }
 
-    /// The same of an option that so many providers sell.
+    /// The same of an option that so many providers sell, of which the last one never rejects it.
     #[must_use]
     pub fn of_providers(self, providers: u8) -> Self {
         Self { providers, ..self }

@@ -140,6 +140,9 @@ impl<'a> Search<'a> {
         let mut actions = Vec::new();
         self.protocol.actions(state, &mut actions);
         for action in actions {
+            if self.is_rejected_by_the_last(state, action) {
+                continue;
+            }
             let Some(next) = self.protocol.next_state(state, action) else {
                 continue;
             };
@@ -160,6 +163,15 @@ impl<'a> Search<'a> {
                 }
             }
         }
+    }
+
+    /// Whether the last of several providers rejects the option, which it never does.
+    fn is_rejected_by_the_last(&self, state: &State, action: Action) -> bool {
+        let last = self.history.providers - 1;
+        let Action::Arrive { request, does, .. } = action else {
+            return false;
+        };
+        does == Does::Reject && last > 0 && state.requests[request].provider == last
     }
 
     /// Whether a repeated POST may be told "already taken": once the order cannot be refused any
