@@ -160,6 +160,8 @@ settings_of() {
       echo CONSOLE_URL "${CONSOLE_SETTINGS[@]}"
       # It holds no key unless it shows activation codes.
       [[ ${CONSOLE_ACTIVATION_CODES-} != true ]] || echo MASTER_KEY_PROFILES_FILE MASTER_KEY_FILE
+      # Nor does it make new keys of partners, as with deploy/compose.console-keys.yml, unless tests/console/run asks for that.
+      [[ ${CONSOLE_MAKES_KEYS-} != true ]] || echo MASTER_KEY_{PARTNERS,WEBHOOKS}_FILE
       ;;
   esac
   [[ $1 == sandbox ]] || echo "${DATABASE_SETTINGS[@]}"

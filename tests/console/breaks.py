@@ -16,7 +16,8 @@ import time
 
 from playwright.sync_api import sync_playwright
 
-from walk import BASE, Walk, esimctl, set_up
+from crawl import Walk
+from walk import esimctl, set_up
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RUN = pathlib.Path(os.environ["LOCAL_DIR"]) / "run"
@@ -70,14 +71,14 @@ def until(page, holds, limit):
 
 
 def named(problems, page, what, words, remedy):
-    took = until(page, lambda said, _: words in said, WITHIN + SLACK)
+    # The page begins a sentence with a capital.
+    took = until(page, lambda said, _: words.lower() in said.lower(), WITHIN + SLACK)
     if took is None:
         problems.append(f"{what}: the first page does not say “{words}”: {verdict(page)[0][:600]}")
         return
     print(f"{what}: named after {took:.1f} s")
     if took > WITHIN:
         print(f"{what}: that is later than {WITHIN:.0f} s")
-    # The page begins a sentence with a capital.
     if remedy.lower() not in verdict(page)[0].lower():
         problems.append(f"{what}: the first page does not say “{remedy}”: {verdict(page)[0][:600]}")
 
@@ -88,12 +89,12 @@ def main(program, demo):
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = browser.new_context().new_page()
-        set_up(Walk(None, browser, ""), page, made["link"])
+        set_up(Walk(None, browser), page, made["link"])
         for name, words, remedy in BREAKS:
             kill(name)
             named(problems, page, name, words, remedy)
             up(name)
-            if until(page, lambda said, way, words=words: way and words not in said, 60) is None:
+            if until(page, lambda said, way, words=words: way and words.lower() not in said.lower(), 60) is None:
                 problems.append(f"{name}: it is still said to be broken: {verdict(page)[0][:600]}")
         replace_key()
         order = subprocess.Popen([demo], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
