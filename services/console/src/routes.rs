@@ -185,10 +185,16 @@ fn of_all() -> Vec<Route> {
             operator,
             post(pages::order::resolve),
         ),
+        page("/give-backs/settle", operator, get(pages::give_backs::show)),
+        action(
+            "/give-backs/settle",
+            operator,
+            post(pages::give_backs::settle),
+        ),
         action(
             "/give-backs/{id}/resolve",
             operator,
-            post(pages::order::resolve_give_back),
+            post(pages::give_backs::resolve),
         ),
         action(
             "/deliveries/{id}/resend",

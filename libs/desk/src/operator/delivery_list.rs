@@ -33,15 +33,37 @@ pub struct Of<'a> {
     pub provider: Option<&'a str>,
     /// Only webhooks to this endpoint.
     pub endpoint_id: Option<EndpointId>,
+    /// Only webhooks that did not get through, one [state](UNTAKEN) after the other. The state of the filter
+    /// does not count then.
+    pub untaken: bool,
 }
+
+/// The states of webhooks that did not get through, in the order of their list. Those under way are among
+/// them if an attempt has failed.
+const UNTAKEN: [DeliveryState; 3] = [
+    DeliveryState::Exhausted,
+    DeliveryState::NoEndpoint,
+    DeliveryState::Pending,
+];
 
 /// The place where a list goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cursor(Position);
+pub struct Cursor {
+    /// The state that is listed there, if the list has one state after the other.
+    state: Option<DeliveryState>,
+    /// The last row that was listed; `None` at the beginning of a state.
+    position: Option<Position>,
+}
 
 impl fmt::Display for Cursor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}_{}", rfc3339(self.0.at), self.0.id)
+        if let Some(state) = self.state {
+            write!(f, "{}_", <&str>::from(state))?;
+        }
+        match self.position {
+            Some(last) => write!(f, "{}_{}", rfc3339(last.at), last.id),
+            None => Ok(()),
+        }
     }
 }
 
@@ -60,10 +82,24 @@ impl FromStr for Cursor {
     type Err = NoCursor;
 
     fn from_str(text: &str) -> std::result::Result<Self, NoCursor> {
-        let (at, id) = text.split_once('_').ok_or(NoCursor)?;
+        let state = |name: &str| name.parse::<DeliveryState>().map_err(|_| NoCursor);
+        let (place, id) = text.rsplit_once('_').ok_or(NoCursor)?;
+        if id.is_empty() {
+            return Ok(Self {
+                state: Some(state(place)?),
+                position: None,
+            });
+        }
+        let (named, at) = match place.rsplit_once('_') {
+            Some((named, at)) => (Some(state(named)?), at),
+            None => (None, place),
+        };
         let at = OffsetDateTime::parse(at, &Rfc3339).map_err(|_| NoCursor)?;
         let id = id.parse().map_err(|_| NoCursor)?;
-        Ok(Self(Position { at, id }))
+        Ok(Self {
+            state: named,
+            position: Some(Position { at, id }),
+        })
     }
 }
 
@@ -88,20 +124,73 @@ pub async fn list(
     limit: usize,
     patience: Patience,
 ) -> Result<Page> {
+    if !of.untaken {
+        return of_state(connection, filter, of, after, limit, patience).await;
+    }
+    let state = after.and_then(|after| after.state);
+    let rest = UNTAKEN.into_iter();
+    let rest = rest.skip_while(|one| state.is_some_and(|state| state != *one));
+    let mut rest = rest.peekable();
+    let mut page = Page {
+        deliveries: Vec::new(),
+        next_cursor: None,
+        reached: None,
+    };
+    while let Some(state) = rest.next() {
+        let filter = Filter {
+            state: Some(state),
+            ..*filter
+        };
+        let after = after.filter(|after| after.state == Some(state));
+        let left = limit - page.deliveries.len();
+        let next = of_state(&mut *connection, &filter, of, after, left, patience).await?;
+        page.deliveries.extend(next.deliveries);
+        page.reached = next.reached;
+        page.next_cursor = next.next_cursor.map(|next| Cursor {
+            state: Some(state),
+            ..next
+        });
+        let is_full = page.deliveries.len() == limit;
+        if page.next_cursor.is_none() && is_full {
+            page.next_cursor = rest.peek().map(|state| Cursor {
+                state: Some(*state),
+                position: None,
+            });
+        }
+        if page.next_cursor.is_some() || is_full {
+            break;
+        }
+    }
+    Ok(page)
+}
+
+/// A list of one state, or of all deliveries.
+async fn of_state(
+    connection: &mut PgConnection,
+    filter: &Filter,
+    of: &Of<'_>,
+    after: Option<Cursor>,
+    limit: usize,
+    patience: Patience,
+) -> Result<Page> {
     let matching = Matching {
         state: filter.state,
         since: filter.since,
         until: filter.until,
         kinds: Kinds::Topups,
     };
-    let mut last = after.map(|cursor| cursor.0);
+    let mut last = after.and_then(|cursor| cursor.position);
     let mut found: Vec<Uuid> = Vec::new();
     let mut has_more = true;
     let mut looking = Looking::new(patience, limit);
     while let Some(size) = looking.next() {
         let rows = look(connection, filter, &matching, last, size).await?;
         let ended = rows.len() < size;
+        let is_untaken = |seen: &&Seen| {
+            filter.state != Some(DeliveryState::Pending) || seen.attempted_at.is_some()
+        };
         let ids = rows.iter().filter(|seen| matching.matches(seen));
+        let ids = ids.filter(|seen| !of.untaken || is_untaken(seen));
         let ids: Vec<Uuid> = ids.map(|seen| seen.id).collect();
         let chosen = among(connection, &ids, of).await?;
         let seen = rows.len();
@@ -126,7 +215,10 @@ pub async fn list(
         reached: last
             .filter(|_| has_more && found.len() < limit)
             .map(|last| last.at),
-        next_cursor: last.filter(|_| has_more).map(Cursor),
+        next_cursor: last.filter(|_| has_more).map(|position| Cursor {
+            state: None,
+            position: Some(position),
+        }),
     })
 }
 
@@ -257,4 +349,34 @@ async fn among(connection: &mut PgConnection, ids: &[Uuid], of: &Of<'_>) -> Resu
         of.endpoint_id.map(EndpointId::uuid),
     );
     Ok(rows.fetch_all(connection).await?.into_iter().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cursor_is_read_as_it_is_written() {
+        let last = Position {
+            at: OffsetDateTime::UNIX_EPOCH,
+            id: Uuid::from_u128(7),
+        };
+        for state in [None, Some(DeliveryState::NoEndpoint)] {
+            for position in [Some(last), None] {
+                let cursor = Cursor { state, position };
+                if state.is_some() || position.is_some() {
+                    assert_eq!(cursor.to_string().parse().ok(), Some(cursor), "{cursor}");
+                }
+            }
+        }
+        for text in [
+            "",
+            "_",
+            "nothing_",
+            "1970-01-01T00:00:00Z",
+            "x_1970-01-01T00:00:00Z_7",
+        ] {
+            assert!(text.parse::<Cursor>().is_err(), "{text}");
+        }
+    }
 }

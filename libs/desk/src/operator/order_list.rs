@@ -14,7 +14,10 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::looking::{Looking, Patience};
+use super::{
+    looking::{Looking, Patience},
+    orders::{self, Undelivered},
+};
 use crate::self_service::{OrderHead, OrderState, Units, first_id};
 
 /// The id of an order is made shortly before PostgreSQL sets its time by another clock.
@@ -25,6 +28,9 @@ const SKEW: time::Duration = time::Duration::minutes(5);
 pub struct Filter<'a> {
     pub partner_id: Option<PartnerId>,
     pub state: Option<OrderState>,
+    /// Only orders that did not get through: they failed in part or as a whole, were refused, have a purchase
+    /// on hold, or a webhook that was given up.
+    pub not_through: bool,
     /// Only orders with a unit of this option.
     pub option_id: Option<OptionId>,
     /// Only orders with a placement at this provider.
@@ -133,8 +139,15 @@ macro_rules! look {
 }
 
 impl Filter<'_> {
-    fn matches(&self, order: &Listed) -> bool {
+    fn matches(&self, order: &Listed, given_up: bool) -> bool {
+        let is_through = match order.state {
+            OrderState::Failed | OrderState::PartlyFailed | OrderState::Refused => false,
+            OrderState::Processing | OrderState::Ready | OrderState::Cancelled => {
+                order.on_hold == 0 && !given_up
+            }
+        };
         self.state.is_none_or(|state| state == order.state)
+            && !(self.not_through && is_through)
             && self
                 .option_id
                 .is_none_or(|option| order.options.contains(&option))
@@ -171,7 +184,7 @@ async fn matching(
         .map_or(Uuid::nil(), |since| first_id(since - SKEW));
     let newest = filter.until.map_or(Uuid::max(), first_id);
     let mut before = before.map_or(newest, |before| before.uuid().min(newest));
-    let mut orders = Vec::new();
+    let mut found = Vec::new();
     let mut reached = None;
     let mut looking = Looking::new(patience, limit);
     while let Some(size) = looking.next() {
@@ -193,19 +206,28 @@ async fn matching(
                 at_most
             ),
         };
+        let mut undelivered = HashMap::new();
+        if filter.not_through {
+            let ids: Vec<Uuid> = read.iter().map(|one| one.order_id.uuid()).collect();
+            undelivered = orders::undelivered(&mut *connection, &ids).await?;
+        }
+        let given_up = |order: &Listed| {
+            let webhooks = undelivered.get(&order.order_id.uuid());
+            webhooks.is_some_and(|webhooks: &Undelivered| webhooks.given_up > 0)
+        };
         let is_last = read.len() < size;
         let mut left = read.len();
         for order in read {
             left -= 1;
             before = order.order_id.uuid();
             reached = Some(order.created_at);
-            if filter.matches(&order) {
-                orders.push(order);
+            if filter.matches(&order, given_up(&order)) {
+                found.push(order);
             }
-            if orders.len() == limit {
+            if found.len() == limit {
                 let has_more = left > 0 || !is_last;
                 return Ok(Page {
-                    orders,
+                    orders: found,
                     next_cursor: has_more.then(|| before.into()),
                     reached: None,
                 });
@@ -213,14 +235,14 @@ async fn matching(
         }
         if is_last {
             return Ok(Page {
-                orders,
+                orders: found,
                 next_cursor: None,
                 reached: None,
             });
         }
     }
     Ok(Page {
-        orders,
+        orders: found,
         next_cursor: Some(before.into()),
         reached,
     })

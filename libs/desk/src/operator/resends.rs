@@ -25,9 +25,13 @@ use store::deliveries::resends::{self, Asked, Counted, Wanted};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
+mod left_out;
 mod waiting;
 
-pub use self::waiting::Waiting;
+pub use self::{
+    left_out::{Cause, LeftOut},
+    waiting::Waiting,
+};
 
 /// The most partners that a resend may have something to send for.
 pub const MOST_PARTNERS: usize = 10_000;
@@ -58,6 +62,8 @@ pub struct Preview {
     pub unseen: usize,
     /// If nothing matches, the webhooks that wait or have ended all the same.
     pub waiting: Vec<Waiting>,
+    /// If nothing matches, the webhooks that the filter leaves out, by what leaves them out.
+    pub left_out: Vec<LeftOut>,
 }
 
 /// A resend with its progress: of one webhook, of a partner, or of several partners.
@@ -184,14 +190,16 @@ pub async fn preview_within(
             skipped: running,
         });
     }
-    let waiting = if parts.is_empty() && unseen == 0 {
-        waiting::read(connection, partner).await?
-    } else {
-        Vec::new()
-    };
+    let mut waiting = Vec::new();
+    let mut left_out = Vec::new();
+    if parts.is_empty() && unseen == 0 {
+        waiting = waiting::read(&mut *connection, partner).await?;
+        left_out = left_out::read(connection, partner, &waiting, wanted).await?;
+    }
     Ok(Preview {
         parts,
         waiting,
+        left_out,
         matching: Counted {
             all: all.all && unseen == 0,
             ..all

@@ -103,7 +103,9 @@ pub fn give_back(topup: &TopupView) -> Option<String> {
         GiveBackState::Asked | GiveBackState::Sending => "is under way",
         GiveBackState::Returned => "has ended: the provider has the eSIM back",
         GiveBackState::Refused => "was refused, so the eSIM stays with the partner",
-        GiveBackState::Parked => "is parked: find out at the provider whether it has the eSIM back",
+        GiveBackState::Parked => {
+            "is on hold: find out at the provider whether it has the eSIM back"
+        }
     });
     let asked = topup.give_back_asked_at.map_or_else(String::new, |at| {
         format!(", which was asked for at {}", minute(at))

@@ -451,7 +451,7 @@ async fn what_needs_a_person_is_one_list_with_one_action_each() {
         told.command,
         Some(format!("esimctl provider close {PROVIDER}"))
     );
-    let begin = format!("an operator has opened the breaker of {PROVIDER} until ");
+    let begin = format!("an operator has stopped buying at {PROVIDER} until ");
     assert!(told.what.starts_with(&begin), "{told:?}");
     // One that failed calls have opened tests itself, so nobody is asked to close it.
     bench.sql("UPDATE providers SET openings = 1").await;

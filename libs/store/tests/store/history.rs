@@ -174,10 +174,10 @@ async fn a_purchase_that_was_given_up_stays_confirmed_and_parked_in_its_story() 
         found.unwrap_or_else(|| panic!("no {begins:?} in {told:#?}"))
     };
     let places = [
-        place("attempt 1 of the purchase was sent"),
+        place("try 1 of the purchase was sent"),
         place("gave no usable response: it is not known"),
         place("confirmed the purchase"),
-        place("parked: it is bought, but its profiles do not come"),
+        place("on hold: it is bought, but its profiles do not come"),
         place("an operator resolved it: failed at sandbox instead of parked"),
     ];
     assert!(places.is_sorted(), "{told:#?}");
@@ -301,7 +301,7 @@ async fn a_failed_unit_is_told_at_its_time() {
         .collect();
     let last = told.last().unwrap();
     assert_eq!(
-        last, "1 unit failed: the provider will not supply it: no stock",
+        last, "1 eSIM failed: the provider will not supply it: no stock",
         "{told:?}"
     );
 }

@@ -19,7 +19,7 @@ use crate::{
     format::number,
     pages::{
         acts::{self, partner_of},
-        lists::{self, Frame, Named as Chosen, Window},
+        lists::{self, Frame, Named as Chosen, OfPartner, Window},
     },
     problem::Problem,
     times::{Times, When},
@@ -80,6 +80,7 @@ struct Named {
 
 struct Found {
     chosen: Chosen,
+    of: Option<OfPartner>,
     actions: Vec<Recorded>,
     names: HashMap<Uuid, String>,
     /// How far the list has looked, if it ended before it had a whole page.
@@ -141,7 +142,8 @@ async fn read(
     let named = found.iter().filter_map(|one| partner_of(&one.target));
     let named: Vec<Uuid> = named.map(PartnerId::uuid).collect();
     Ok(Found {
-        names: partners::names(connection, &named).await?,
+        names: partners::names(&mut *connection, &named).await?,
+        of: chosen.shown(connection).await?,
         chosen,
         actions: found,
         back_to,
@@ -167,7 +169,8 @@ pub(crate) async fn show(
         found.chosen.nobody(),
         older,
         found.back_to,
-    );
+    )
+    .about(found.of);
     page(&Page {
         shell: Shell::new(&app, &visit.session, PATH, "Record of actions"),
         acts: acts::to_choose(),

@@ -215,7 +215,7 @@ fn resuming(endpoint: &Endpoint) -> String {
         }
     };
     format!(
-        "{first}. Webhooks that wait ({}) are sent at once; exhausted ones are not among them.",
+        "{first}. Webhooks that wait ({}) are sent at once; those that were given up are not among them.",
         number(endpoint.pending)
     )
 }

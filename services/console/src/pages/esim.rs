@@ -46,8 +46,9 @@ struct Page {
     usage: Vec<(&'static str, String)>,
     /// Whether an answer about its use is awaited, so that the page refreshes itself.
     live: bool,
-    /// What this session may ask for.
-    forms: Vec<ReasonForm>,
+    /// What this session may ask for: its data use, and that its provider takes it back.
+    ask: Option<ReasonForm>,
+    give_back: Option<ReasonForm>,
 }
 
 /// What a provider has said about the use of an eSIM.
@@ -94,7 +95,7 @@ fn forms(
     (asked, mark): (&Requests, &str),
     session: &Session,
     is_ready: bool,
-) -> Vec<ReasonForm> {
+) -> (Option<ReasonForm>, Option<ReasonForm>) {
     let back = format!("/esims/{id}");
     let usage = (session.may(Role::Support) && is_ready && !asked.usage_open).then(|| ReasonForm {
         consequence:
@@ -119,7 +120,7 @@ fn forms(
         grave: true,
         ..ReasonForm::new(session, "Give it back", format!("/esims/{id}/give-back"))
     });
-    usage.into_iter().chain(give_back).collect()
+    (usage, give_back)
 }
 
 /// What a form has seen of the give-back: when it was asked for last.
@@ -159,7 +160,11 @@ pub(crate) async fn show(
         .placements
         .iter()
         .find(|one| one.placement_id == unit.placement_id);
+    let is_ready = unit.ready_at.is_some() && unit.erased_at.is_none();
+    let (ask, give_back) = forms(&id, (&asked, &mark), session, is_ready);
     page(&Page {
+        ask,
+        give_back,
         shell: Shell::new(&app, session, "/orders", "An eSIM"),
         token: session.form_token(),
         back: format!("/esims/{id}"),
@@ -172,12 +177,6 @@ pub(crate) async fn show(
             .unwrap_or_default(),
         usage: usage(&asked, session),
         live: asked.usage_open,
-        forms: forms(
-            &id,
-            (&asked, &mark),
-            session,
-            unit.ready_at.is_some() && unit.erased_at.is_none(),
-        ),
         unit: unit_row(&app, &order, unit, (&endpoints, session)),
         order,
     })

@@ -115,7 +115,46 @@ impl Named<OptionId> {
     }
 }
 
+/// The partner that a list is about.
+pub(crate) struct OfPartner {
+    pub(crate) id: String,
+    pub(crate) name: String,
+    /// What the field of the filter holds: the name, or the id if others have that name, too.
+    field: String,
+}
+
+impl OfPartner {
+    pub(crate) fn into_field(self) -> String {
+        self.field
+    }
+}
+
 impl Named {
+    /// The partner that a filter names, as people know it, however the address names it.
+    pub(crate) async fn shown(
+        &self,
+        connection: &mut PgConnection,
+    ) -> Result<Option<OfPartner>, pg::Error> {
+        let Some(id) = self.id() else {
+            return Ok(None);
+        };
+        let names = partners::names(&mut *connection, &[id.uuid()]).await?;
+        let Some(name) = names.into_values().next() else {
+            return Ok(None);
+        };
+        let namesakes = partners::named(connection, &name, 1).await?;
+        let is_unique = namesakes.whole == 1;
+        Ok(Some(OfPartner {
+            id: id.to_string(),
+            field: if is_unique {
+                name.clone()
+            } else {
+                id.to_string()
+            },
+            name,
+        }))
+    }
+
     /// By an id, an access key, a whole name in any case, or a part that only one name has.
     pub(crate) async fn find(
         connection: &mut PgConnection,
@@ -162,6 +201,8 @@ pub(crate) struct Tab {
 pub(crate) struct Frame {
     path: &'static str,
     query: Fields,
+    /// The partner that it is about, if it is about one.
+    pub(crate) of: Option<OfPartner>,
     /// The links that choose the last part of time.
     pub(crate) chips: Vec<Tab>,
     /// The list of all times.
@@ -212,9 +253,15 @@ impl Frame {
             newest: query.get("before").map(|_| first),
             older: older.map(|at| with(path, query, &[("before", &at.to_string())])),
             query: query.clone(),
+            of: None,
             reached: reached.map(|at| times.clock(at)),
             path,
         }
+    }
+
+    /// The same, of one partner only if there is one.
+    pub(crate) fn about(self, of: Option<OfPartner>) -> Self {
+        Self { of, ..self }
     }
 
     /// The tabs of the states: all, and each of these, which are its value in the address and its name.
@@ -230,9 +277,12 @@ impl Frame {
         all.iter().chain(states).map(tab).collect()
     }
 
-    /// What a filter is set to.
+    /// What a filter is set to, as its field shows it.
     pub(crate) fn field(&self, name: &str) -> &str {
-        self.query.get(name).unwrap_or_default()
+        match &self.of {
+            Some(partner) if name == "partner" => &partner.field,
+            _ => self.query.get(name).unwrap_or_default(),
+        }
     }
 
     /// The foot of a page with this many rows: what they are, and how far the list has looked if it has not

@@ -11,6 +11,7 @@ pub(crate) mod esim;
 pub(crate) mod figures;
 pub(crate) mod find;
 pub(crate) mod forms;
+pub(crate) mod give_backs;
 mod issues;
 pub(crate) mod keys;
 pub(crate) mod lists;

@@ -19,6 +19,7 @@ use crate::{
     pages::{
         endpoints::{endpoint_form, next_test},
         forms::ReasonForm,
+        give_backs as give_back_pages,
         partner_acts::told_form,
         providers::breaker_form,
         settle,
@@ -54,11 +55,14 @@ struct Matter {
     see: String,
     /// What is known beside that, such as the next test.
     note: Option<String>,
-    /// What the rows name beside their order.
+    /// What the rows begin with, and what they name beside their partner.
+    first: &'static str,
     column: &'static str,
     rows: Vec<Row>,
     /// The page of its act, and what that is.
     link: Option<(String, &'static str)>,
+    /// Whether that is the next thing to do, and no page to read.
+    leads: bool,
     /// Where its single rows are.
     see_them: Option<String>,
     form: Option<ReasonForm>,
@@ -110,9 +114,11 @@ fn matter(one: &Finding, session: &Session) -> Matter {
         command: told.command,
         see: told.see,
         note: None,
+        first: "Order",
         column: "Purchase id",
         rows: Vec::new(),
         link: None,
+        leads: false,
         see_them: None,
         form: None,
     };
@@ -121,10 +127,18 @@ fn matter(one: &Finding, session: &Session) -> Matter {
             matter.rows = purchases.iter().map(|one| parked(one, times)).collect();
             let first = purchases.first().filter(|_| session.may(Role::Operator));
             matter.link = first.map(|one| (settle::path(one), "Settle them …"));
+            matter.leads = true;
         }
-        Kind::GiveBacksParked { give_backs, .. } => {
-            matter.column = "Unit at the provider";
+        Kind::GiveBacksParked {
+            provider,
+            give_backs,
+        } => {
+            matter.first = "eSIM";
+            matter.column = "Number there";
             matter.rows = give_backs.iter().map(|one| give_back(one, times)).collect();
+            let may = session.may(Role::Operator);
+            matter.link = may.then(|| (give_back_pages::path(provider), "Settle them …"));
+            matter.leads = true;
         }
         Kind::BreakerOpen { breaker } => {
             matter.form = breaker_form(breaker, session, "/needs");
@@ -143,6 +157,7 @@ fn matter(one: &Finding, session: &Session) -> Matter {
             matter.link = session
                 .may(Role::Operator)
                 .then(|| (format!("/resends?partner={partner}"), "Send them again …"));
+            matter.leads = true;
             matter.see_them = Some(format!("/webhooks?partner={partner}&state=exhausted"));
             let at = seen_at(endpoint);
             matter.form = told_form(partner.into(), session, at);
@@ -176,7 +191,7 @@ fn parked(one: &placements::Listed, times: &Times) -> Row {
 fn give_back(one: &give_backs::Listed, times: &Times) -> Row {
     Row {
         what: one.topup_id.clone(),
-        path: one.order_id.map(|id| format!("/orders/{id}")),
+        path: one.order_id.map(|_| format!("/esims/{}", one.topup_id)),
         partner: (one.partner.clone()).unwrap_or_else(|| one.partner_id.to_string()),
         since: times.both(one.parked_at),
         id: one

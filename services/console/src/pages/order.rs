@@ -8,14 +8,13 @@ use askama::Template;
 use axum::{extract::State, response::Response};
 use desk::operator::{
     deliveries,
-    give_backs::{self, Found as Returned},
     orders::{self, OrderView, PlacementView, TopupView},
     placements::{self, Decision, NotResolved, Resolved},
     route, story,
     words::noun,
 };
 use domain::{
-    GiveBackState, OrderId, PlacementId, PlacementState, TopupId, WebhookId, placement::Resolution,
+    GiveBackState, OrderId, PlacementId, PlacementState, WebhookId, placement::Resolution,
     standing::DeliveryState,
 };
 use pg::{PgConnection, actions::Mode};
@@ -301,7 +300,7 @@ fn placement_row(order: &OrderView, placement: &PlacementView) -> PlacementRow {
                 "note"
             }
         },
-        state: placement.state.told(PlacementState::as_str),
+        state: placement.state.told(purchase_words),
         attempt: placement.attempt,
         reference: or_none(placement.provider_reference.as_ref()),
         reason: or_none(placement.reason.told()),
@@ -309,6 +308,18 @@ fn placement_row(order: &OrderView, placement: &PlacementView) -> PlacementRow {
         others: others(placement),
         parked: placement.state == PlacementState::Parked,
         seen: placements::parking(placement.attempt, &placement.reason),
+    }
+}
+
+/// The state of a purchase in words.
+fn purchase_words(state: PlacementState) -> &'static str {
+    match state {
+        PlacementState::Accepted => "waits to be bought",
+        PlacementState::Placing => "being bought",
+        PlacementState::Placed => "bought",
+        PlacementState::Parked => "on hold",
+        PlacementState::Failed => "failed",
+        PlacementState::Refused => "refused",
     }
 }
 
@@ -414,11 +425,11 @@ fn not_resolved(error: NotResolved, given: &Given, act: &Act<Operator>) -> Probl
             format!(
                 "The purchase is {} now, so nothing was changed: somebody has said what became of it, or a late response \
                  of the provider has. The timeline of its order shows which.",
-                state.as_str()
+                purchase_words(state)
             ),
         ),
         NotResolved::Changed(now) => act.changed(&format!(
-            "the purchase was parked anew since the page was shown, and is at {now}"
+            "the purchase was put on hold anew since the page was shown, and is at {now}"
         )),
         NotResolved::Refused => act.not_done(
             "Nothing may be delivered for this order",
@@ -449,14 +460,14 @@ fn not_resolved(error: NotResolved, given: &Given, act: &Act<Operator>) -> Probl
 
 fn describe(resolved: &Resolved) -> String {
     let what = match resolved.state {
-        PlacementState::Placed => "It is bought; its profiles are collected now.".to_owned(),
+        PlacementState::Placed => "It is bought; its eSIMs are collected now.".to_owned(),
         PlacementState::Accepted => {
-            format!("It will be bought by attempt {}.", resolved.attempt + 1)
+            format!("It will be bought by try {}.", resolved.attempt + 1)
         }
         _ => "It is given up as not bought.".to_owned(),
     };
     format!(
-        "{what} Units of this purchase now: {} pending, {} failed, {} ready.",
+        "{what} eSIMs of this purchase now: {} under way, {} failed, {} ready.",
         number(resolved.pending),
         number(resolved.failed),
         number(resolved.ready)
@@ -493,60 +504,8 @@ async fn read(connection: &mut PgConnection, id: OrderId) -> Result<Option<Found
 }
 
 /// A form must say what its page showed, because otherwise it could act on something else.
-fn nothing_seen() -> Problem {
+pub(super) fn nothing_seen() -> Problem {
     Problem::Invalid("the form does not say what it showed".into())
-}
-
-/// Records what became of a parked give-back.
-pub(crate) async fn resolve_give_back(
-    State(app): State<App>,
-    given: Given,
-    act: Act<Operator>,
-) -> Result<Response, Problem> {
-    let topup: TopupId = given.id("a topup")?;
-    let reason = act.fields.reason()?;
-    let (found, command, text) = match act.fields.get("found") {
-        Some("returned") => (
-            Returned::Returned,
-            domain::Command::GiveBackReturned,
-            "The partner sees it as given back, and its fields are erased here.",
-        ),
-        Some("not-returned") => (
-            Returned::NotReturned,
-            domain::Command::GiveBackNotReturned,
-            "The eSIM stays with the partner, who may ask again.",
-        ),
-        _ => {
-            return Err(Problem::Invalid(
-                "say what you found at the provider".into(),
-            ));
-        }
-    };
-    let seen = act.fields.get("seen").and_then(|seen| seen.parse().ok());
-    let seen = seen.ok_or_else(nothing_seen)?;
-    let target = format!("topup {topup}");
-    let mode = Mode::Apply(act.action(command, &target, reason));
-    app.database()
-        .run(async |connection| {
-            give_backs::resolve(connection, &topup, found, Some(seen), mode).await
-        })
-        .await
-        .map_err(|error| match error {
-            give_backs::NotResolved::Unknown => given.missing("topup that is to be given back"),
-            give_backs::NotResolved::Store(error) => error.into(),
-            give_backs::NotResolved::NotParked(state) => act.not_done(
-                "The give-back no longer waits for you",
-                format!(
-                    "The give-back is {} now, so nothing was changed: somebody has said what became of it, or a late \
-                     response of the provider has.",
-                    state.as_str()
-                ),
-            ),
-            give_backs::NotResolved::Changed(attempt) => act.changed(&format!(
-                "the partner has asked anew since the page was shown, and attempt {attempt} is parked now"
-            )),
-        })?;
-    Ok(act.done(&app, text))
 }
 
 /// Starts the retries of a webhook again, if it is still as the page showed it.

@@ -26,7 +26,7 @@ use crate::{
     App,
     access::{Fields, Viewer, Visit},
     format::{number, products, took},
-    pages::lists::{self, Frame, Named, Tab, Window},
+    pages::lists::{self, Frame, Named, OfPartner, Tab, Window},
     problem::Problem,
     times::{Times, When},
     view::{Shell, page},
@@ -34,14 +34,21 @@ use crate::{
 
 const PATH: &str = "/orders";
 /// The states of the tabs: how they stand in the address, and their names.
-const STATES: [(&str, &str, OrderState); 6] = [
-    ("processing", "Under way", OrderState::Processing),
-    ("ready", "Ready", OrderState::Ready),
-    ("partly_failed", "Partly failed", OrderState::PartlyFailed),
-    ("failed", "Failed", OrderState::Failed),
-    ("refused", "Refused", OrderState::Refused),
-    ("cancelled", "Cancelled", OrderState::Cancelled),
+const STATES: [(&str, &str, Option<OrderState>); 7] = [
+    // All that did not get through, in whichever state that is.
+    (NOT_THROUGH, "Did not get through", None),
+    ("processing", "Under way", Some(OrderState::Processing)),
+    ("ready", "Ready", Some(OrderState::Ready)),
+    (
+        "partly_failed",
+        "Partly failed",
+        Some(OrderState::PartlyFailed),
+    ),
+    ("failed", "Failed", Some(OrderState::Failed)),
+    ("refused", "Refused", Some(OrderState::Refused)),
+    ("cancelled", "Cancelled", Some(OrderState::Cancelled)),
 ];
+const NOT_THROUGH: &str = "not_through";
 
 #[derive(Template)]
 #[template(path = "orders.html")]
@@ -135,6 +142,7 @@ fn row(order: &Listed, found: &Found, times: &Times) -> Row {
 
 struct Found {
     nobody: Option<String>,
+    of: Option<OfPartner>,
     page: order_list::Page,
     undelivered: HashMap<Uuid, Undelivered>,
     contents: HashMap<Uuid, Contents>,
@@ -168,7 +176,8 @@ async fn read(
     let state = STATES.iter().find(|(key, ..)| Some(*key) == wanted);
     let filter = Filter {
         partner_id: named.id(),
-        state: state.map(|(.., state)| *state),
+        state: state.and_then(|(.., state)| *state),
+        not_through: wanted == Some(NOT_THROUGH),
         option_id: product.id(),
         provider: query.get("provider").filter(|name| !name.is_empty()),
         since: window.since,
@@ -188,6 +197,7 @@ async fn read(
     let undelivered = orders::undelivered(&mut *connection, &ids).await?;
     let contents = order_list::contents(&mut *connection, &ids).await?;
     Ok(Found {
+        of: named.shown(connection).await?,
         nobody,
         page,
         undelivered,
@@ -203,10 +213,11 @@ pub(crate) async fn show(
 ) -> Result<Response, Problem> {
     let query = &visit.query;
     let times = &visit.session.times;
-    let found = app
+    let mut found = app
         .database()
         .run(async |connection| read(connection, query, times, (lists::PAGE, Patience::Page)).await)
         .await?;
+    let of = found.of.take();
     let orders = &found.page.orders;
     let span = match (orders.first(), orders.last()) {
         (Some(newest), Some(oldest)) => {
@@ -222,7 +233,8 @@ pub(crate) async fn show(
         found.nobody.as_deref(),
         found.page.next_cursor.as_ref(),
         found.page.reached,
-    );
+    )
+    .about(of);
     page(&Page {
         shell: Shell::new(&app, &visit.session, PATH, "Orders"),
         tabs: list.tabs(&STATES.map(|(key, name, _)| (key, name))),

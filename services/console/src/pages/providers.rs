@@ -255,7 +255,7 @@ pub(crate) fn breaker_form(
     } else {
         ReasonForm {
             consequence: format!(
-                "The waiting work of {} goes on at once. If calls fail, the breaker opens again by itself.",
+                "What waits for {} is bought at once. If calls fail, it stops buying again by itself.",
                 breaker.name
             ),
             ..ReasonForm::new(session, "Buy again now", format!("/providers/{name}/close"))
@@ -278,7 +278,7 @@ pub(crate) async fn open(
     let asked = act.fields.get("for").unwrap_or("1h");
     let duration = runtime::config::positive_duration(asked).map_err(Problem::Invalid)?;
     if duration > LONGEST {
-        return Err(Problem::Invalid("a breaker may be opened for at most a day here; `esimctl provider open` opens it for longer".into()));
+        return Err(Problem::Invalid("buying may be stopped for at most a day here; `esimctl provider open` does it for longer".into()));
     }
     let seen = seen(&act);
     let opened = app
@@ -286,7 +286,7 @@ pub(crate) async fn open(
         .run(async |connection| breakers::open(connection, &name, seen, duration, action).await)
         .await;
     let text = format!(
-        "The breaker of {} is open for {asked}: nothing new is sent to it. A probe follows by itself.",
+        "Nothing is bought at {} for {asked}. Then one purchase tests it by itself.",
         changed(opened, &name, &act)?.name
     );
     Ok(act.done(&app, &text))
@@ -309,7 +309,7 @@ pub(crate) async fn close(
         .run(async |connection| breakers::close(connection, &name, seen, action).await)
         .await;
     let text = format!(
-        "The breaker of {} is closed: its waiting work goes on.",
+        "{} buys again: what waits for it goes on.",
         changed(closed, &name, &act)?.name
     );
     Ok(act.done(&app, &text))
@@ -334,14 +334,14 @@ fn changed(
         )),
         NotChanged::Store(error) => error.into(),
         NotChanged::LostCommits => act.not_done(
-            "This breaker needs somebody with a shell",
-            "It is open because the database has lost commits. Buying now could buy again what was forgotten, so \
+            "This needs somebody with a shell",
+            "It does not buy because the database has lost commits. Buying now could buy again what was forgotten, so \
              somebody with a shell compares with the provider first, by `esimctl recover`, and then closes the breaker.",
         ),
         NotChanged::Changed(state) => {
-            let state = state.as_str().replace('_', " ");
+            let (state, _) = breaker_state(Some(state));
             act.changed(&format!(
-                "the breaker of {name} has changed since the page was shown, and is {state} now"
+                "what {name} does has changed since the page was shown; now it is: {state}"
             ))
         }
     })

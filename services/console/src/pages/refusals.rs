@@ -11,6 +11,7 @@ use askama::Template;
 use axum::{extract::State, response::Response};
 use domain::PartnerId;
 use pg::PgConnection;
+use url::form_urlencoded;
 
 use crate::{
     App,
@@ -37,6 +38,11 @@ struct Page {
     access_key: String,
     causes: Vec<Cause>,
     most: u32,
+    /// The code and the order id, request id or part of a path that the page is about, if it is about one.
+    code: String,
+    order: String,
+    /// What is known of the requests that name it.
+    answer: Option<String>,
 }
 
 /// A refused request.
@@ -47,7 +53,10 @@ pub(crate) struct RefusedRow {
     pub(crate) at: When,
     pub(crate) status: i32,
     pub(crate) errors: String,
+    /// The order id that the request has named, or why it is not known.
     pub(crate) external_order_id: String,
+    /// The search for that id, which finds an order that came later.
+    pub(crate) find: Option<String>,
     pub(crate) request: String,
     pub(crate) request_id: String,
     /// What is known of its sender, and how many like it are missing.
@@ -86,10 +95,55 @@ fn code(one: &Refused) -> &str {
     code.trim()
 }
 
-/// The causes, that with the newest request first. If one is `chosen`, only it, with all its requests.
-fn causes(path: &str, all: Vec<Refused>, chosen: Option<&str>, times: &Times) -> Vec<Cause> {
+/// Whether a request is about what somebody asks for: its order id or a part of that, its request id, or a
+/// part of its path, which names the order or the eSIM of a request about one.
+fn is_about(one: &Refused, asked: &str) -> bool {
+    let asked = asked.to_lowercase();
+    let id = one.external_order_id.as_deref().unwrap_or_default();
+    let request: Result<uuid::Uuid, _> = asked.parse();
+    id.to_lowercase().contains(&asked)
+        || request.is_ok_and(|request| request == one.request_id)
+        || one.path.to_lowercase().contains(&asked)
+}
+
+/// How many of the requests are about an order, and which ones may be, too.
+fn answer(all: &[Refused], asked: &str) -> String {
+    let about = all.iter().filter(|one| is_about(one, asked)).count();
+    let unknown = all
+        .iter()
+        .filter(|one| one.external_order_id.is_none() && one.kind != refused::Kind::Other.as_str());
+    let unknown = unknown.count();
+    let found = match about {
+        0 => format!("None of the requests that are kept names “{asked}”."),
+        _ => format!(
+            "{} “{asked}”.",
+            counted(about, "request names", "requests name")
+        ),
+    };
+    let more = match unknown {
+        0 => "Each of the others names another order.".to_owned(),
+        _ => format!(
+            "Of {} nobody knows the order, because the signature was not valid or the body could not be read: compare the \
+             times.",
+            counted(unknown, "request", "requests")
+        ),
+    };
+    format!("{found} {more}")
+}
+
+/// The causes, that with the newest request first. If one is `chosen`, only it, with all its requests; and
+/// only requests about what somebody `asked` for.
+fn causes(
+    path: &str,
+    all: Vec<Refused>,
+    (chosen, asked): (Option<&str>, Option<&str>),
+    times: &Times,
+) -> Vec<Cause> {
     let mut groups: BTreeMap<(String, i32), Vec<Refused>> = BTreeMap::new();
     for one in all {
+        if asked.is_some_and(|asked| !is_about(&one, asked)) {
+            continue;
+        }
         let key = (code(&one).to_owned(), one.status);
         if chosen.is_none_or(|chosen| key.0 == chosen) {
             groups.entry(key).or_default().push(one);
@@ -115,7 +169,11 @@ fn causes(path: &str, all: Vec<Refused>, chosen: Option<&str>, times: &Times) ->
             utc(newest.at),
             newest.request(),
         );
-        let shown = if chosen.is_some() { rows.len() } else { NEWEST };
+        let shown = if chosen.or(asked).is_some() {
+            rows.len()
+        } else {
+            NEWEST
+        };
         let is_more = rows.len() > shown;
         let first = times.clock(oldest.at);
         let last = times.clock(newest.at);
@@ -150,9 +208,13 @@ pub(crate) async fn show(
     let (partner, refused) = found.ok_or_else(|| given.missing("partner"))?;
     let path = format!("/partners/{id}/refused");
     let chosen = visit.query.get("code");
+    let asked = visit.query.get("order");
     page(&Page {
+        code: chosen.unwrap_or_default().to_owned(),
+        order: asked.unwrap_or_default().to_owned(),
+        answer: asked.map(|asked| answer(&refused, asked)),
         shell: Shell::new(&app, &visit.session, "/partners", &partner.name),
-        causes: causes(&path, refused, chosen, &visit.session.times),
+        causes: causes(&path, refused, (chosen, asked), &visit.session.times),
         head: Head::new(&partner, "refused", &visit.session),
         access_key: partner.access_key,
         most: READ,
@@ -180,7 +242,14 @@ pub(crate) fn refused_row(one: Refused, times: &Times) -> RefusedRow {
         request_id: one.request(),
         note: notes.join("; "),
         errors: one.errors,
-        external_order_id: one.external_order_id.unwrap_or_else(|| "-".into()),
+        find: one.external_order_id.as_ref().map(|id| {
+            let id: String = form_urlencoded::byte_serialize(id.as_bytes()).collect();
+            format!("/find?q={id}")
+        }),
+        external_order_id: one.external_order_id.unwrap_or_else(|| {
+            let is_other = one.kind == refused::Kind::Other.as_str();
+            if is_other { "–" } else { "not known" }.to_owned()
+        }),
     }
 }
 

@@ -2,13 +2,20 @@
 //! resend with its progress. The notifiers carry it out ([`desk::operator::resends`]), so it
 //! does not end with the console.
 
+use std::collections::HashMap;
+
+use accounts::partners;
 use askama::Template;
 use axum::{extract::State, response::Response};
 use desk::operator::{
-    resends::{self, Cancelled, NotStarted, Resend, Waiting},
+    health::{Report, stages::Stage},
+    resends::{self, Cancelled, LeftOut, NotStarted, Resend, Waiting},
     words::noun,
 };
-use domain::{PartnerId, standing::DeliveryState};
+use domain::{
+    PartnerId,
+    standing::{DeliveryState, EndpointState},
+};
 use pg::PgConnection;
 use store::deliveries::resends::{Counted, Wanted};
 use time::{Duration, OffsetDateTime, format_description::well_known::Rfc3339};
@@ -18,7 +25,12 @@ use crate::{
     App,
     access::{Act, Fields, Operator, Role, Viewer, Visit},
     format::{counted, number, utc},
-    pages::{forms::ReasonForm, lists::Named},
+    pages::{
+        endpoints::{endpoint_state, next_test},
+        forms::ReasonForm,
+        lists::{Named, OfPartner},
+        webhooks::is_dead,
+    },
     problem::Problem,
     said,
     times::{Times, When},
@@ -34,6 +46,8 @@ const STATES: [DeliveryState; 2] = [DeliveryState::Exhausted, DeliveryState::Del
 
 /// How long a preview counts before it is shown. Whoever needs the rest asks for it, and waits.
 const AT_ONCE: std::time::Duration = std::time::Duration::from_millis(40);
+/// The most endpoints that are named as the reason why a resend stands still.
+const STILL: usize = 5;
 /// So few partners are counted all the same.
 const FEW: usize = 10;
 
@@ -42,8 +56,6 @@ const FEW: usize = 10;
 struct List {
     shell: Shell,
     may: bool,
-    /// Whether the form is open, because another page led here.
-    asked: bool,
     partner: String,
     resends: Vec<View>,
     most: i64,
@@ -54,6 +66,8 @@ struct List {
 struct One {
     shell: Shell,
     resend: View,
+    /// Why it stands still, if it does.
+    still: Vec<String>,
     form: Option<ReasonForm>,
 }
 
@@ -65,7 +79,7 @@ struct Preview {
     matching: String,
     what: String,
     parts: Vec<Part>,
-    /// Why nothing matches, for each endpoint of which something waits.
+    /// Why nothing matches: for each endpoint what waits, and what the filter leaves out.
     instead: Vec<String>,
     /// How many partners could not be looked at in time, if any.
     unseen: Option<String>,
@@ -74,6 +88,8 @@ struct Preview {
     /// What the resend will be called, so that the form starts one only.
     id: Uuid,
     partner: String,
+    /// The name of the one partner that it is about.
+    named: Option<String>,
     state: &'static str,
     from: String,
     until: String,
@@ -88,6 +104,8 @@ struct Part {
 
 struct View {
     id: String,
+    /// The one partner that it is about.
+    partner: Option<Uuid>,
     began: When,
     by: String,
     reason: String,
@@ -101,14 +119,24 @@ struct View {
     skipped: String,
 }
 
-fn view(resend: Resend, times: &Times) -> View {
+/// The names of the partners of these resends.
+async fn names(
+    connection: &mut PgConnection,
+    resends: &[Resend],
+) -> Result<HashMap<Uuid, String>, pg::Error> {
+    let ids: Vec<Uuid> = resends.iter().filter_map(|one| one.partner_id).collect();
+    partners::names(connection, &ids).await
+}
+
+fn view(resend: Resend, names: &HashMap<Uuid, String>, times: &Times) -> View {
     let (state, class) = match (resend.cancelled_at, resend.ended_at) {
         (Some(_), _) => ("cancelled", "note"),
         (None, Some(_)) => ("ended", "good"),
         (None, None) => ("runs", "note"),
     };
     View {
-        filter: in_words(&resend),
+        filter: in_words(&resend, names),
+        partner: resend.partner_id,
         id: resend.resend_id.to_string(),
         began: times.both(resend.created_at),
         by: format!("{} ({})", resend.asked_by, resend.via),
@@ -132,39 +160,56 @@ fn view(resend: Resend, times: &Times) -> View {
 }
 
 /// Which webhooks a resend is about, in words.
-fn in_words(resend: &Resend) -> String {
+fn in_words(resend: &Resend, names: &HashMap<Uuid, String>) -> String {
     if let Some(delivery) = resend.delivery_id {
         return format!("one webhook, delivery {delivery}");
     }
     let of = resend.partner_id.map_or_else(
         || "several partners".to_owned(),
-        |id| format!("partner {id}"),
+        |id| {
+            names
+                .get(&id)
+                .cloned()
+                .unwrap_or_else(|| format!("partner {id}"))
+        },
     );
     format!(
-        "webhooks of {of} that are {}, last attempted from {} UTC until {} UTC",
-        resend.state.as_str().unwrap_or("not delivered"),
+        "webhooks of {of} that {}, last tried from {} UTC until {} UTC",
+        were(resend.state.known()),
         utc(resend.since),
         utc(resend.until)
     )
+}
+
+/// The state of a filter, of the webhooks that are meant.
+fn were(state: Option<DeliveryState>) -> &'static str {
+    match state {
+        Some(DeliveryState::Exhausted) => "were given up",
+        Some(DeliveryState::Delivered) => "were delivered",
+        _ => "were not delivered",
+    }
 }
 
 pub(crate) async fn list(
     State(app): State<App>,
     visit: Visit<Viewer>,
 ) -> Result<Response, Problem> {
-    let found = app
-        .database()
-        .run(async |connection| resends::list(connection, MOST).await)
-        .await?;
-    let partner = visit.query.get("partner");
+    let asked = visit.query.get("partner");
+    let read = async |connection: &mut PgConnection| {
+        let found = resends::list(&mut *connection, MOST).await?;
+        let names = names(&mut *connection, &found).await?;
+        let named = Named::find(&mut *connection, asked).await?;
+        Ok::<_, pg::Error>((found, names, named.shown(connection).await?))
+    };
+    let (found, names, named) = app.database().run(read).await?;
+    let partner = named.map(OfPartner::into_field);
     page(&List {
         shell: Shell::new(&app, &visit.session, "/resends", "Send again"),
         may: visit.session.may(Role::Operator),
-        asked: partner.is_some(),
-        partner: partner.unwrap_or_default().to_owned(),
+        partner: partner.unwrap_or_else(|| asked.unwrap_or_default().to_owned()),
         resends: found
             .into_iter()
-            .map(|one| view(one, &visit.session.times))
+            .map(|one| view(one, &names, &visit.session.times))
             .collect(),
         most: MOST,
     })
@@ -193,10 +238,12 @@ pub(crate) async fn preview(
     visit: Visit<Operator>,
 ) -> Result<Response, Problem> {
     let query = &visit.query;
-    let named = app
-        .database()
-        .run(async |connection| Named::find(connection, query.get("partner")).await)
-        .await?;
+    let find = async |connection: &mut PgConnection| {
+        let named = Named::find(&mut *connection, query.get("partner")).await?;
+        let shown = named.shown(connection).await?;
+        Ok::<_, pg::Error>((named, shown))
+    };
+    let (named, shown) = app.database().run(find).await?;
     let partner = match named {
         Named::Nobody(why) => return Err(Problem::Invalid(why)),
         Named::All | Named::One(_) => named.id(),
@@ -241,24 +288,35 @@ pub(crate) async fn preview(
         name: part.name,
         skipped: part.skipped,
     });
+    let matching = format!(
+        "{}{} {}",
+        if found.unseen > 0 { "at least " } else { "" },
+        how_many(found.matching),
+        noun(found.matching.number, "webhook", "webhooks")
+    );
+    let title = match (found.matching.number, found.unseen) {
+        (0, 0) => "Nothing would be sent again".to_owned(),
+        _ => format!("{matching} would be sent again"),
+    };
     let moment = |at: OffsetDateTime| at.format(&Rfc3339).unwrap_or_default();
     page(&Preview {
-        shell: Shell::new(&app, &visit.session, "/resends", "Preview"),
+        shell: Shell::new(&app, &visit.session, "/resends", title),
         token: visit.session.form_token(),
-        matching: format!(
-            "{}{} {}",
-            if found.unseen > 0 { "at least " } else { "" },
-            how_many(found.matching),
-            noun(found.matching.number, "webhook", "webhooks")
-        ),
+        matching,
         what: format!(
-            "{}, last attempted between {} and {} UTC",
-            state.map_or("not delivered", <&str>::from),
+            "which {}, last tried between {} and {} UTC",
+            were(state),
             utc(since),
             utc(until)
         ),
         parts: parts.collect(),
-        instead: found.waiting.iter().map(Waiting::told).collect(),
+        instead: {
+            let left_out = found.left_out.iter().map(LeftOut::told);
+            left_out
+                .chain(found.waiting.iter().map(Waiting::told))
+                .collect()
+        },
+        named: shown.map(|one| one.name),
         further,
         unseen: (found.unseen > 0).then(|| counted(found.unseen, "more partner", "more partners")),
         id: Uuid::now_v7(),
@@ -353,24 +411,81 @@ pub(crate) async fn show(
     visit: Visit<Viewer>,
 ) -> Result<Response, Problem> {
     let id = id(&given)?;
-    let found = app
-        .database()
-        .run(async |connection| resends::find(connection, id).await)
-        .await?
-        .ok_or_else(|| no_resend(&given))?;
+    let read = async |connection: &mut PgConnection| {
+        let found: Vec<Resend> = resends::find(&mut *connection, id)
+            .await?
+            .into_iter()
+            .collect();
+        let names = names(connection, &found).await?;
+        Ok::<_, pg::Error>((found, names))
+    };
+    let (found, names) = app.database().run(read).await?;
+    let found = found.into_iter().next();
+    let found = found.ok_or_else(|| no_resend(&given))?;
     let runs = found.ended_at.is_none() && found.cancelled_at.is_none();
     let form = (runs && visit.session.may(Role::Operator)).then(|| ReasonForm {
-        consequence: "No further webhook is made due. Those that are due already are still sent."
+        consequence: "No further webhook is queued. Those that are queued already are still sent."
             .into(),
         back: format!("/resends/{id}"),
         grave: true,
         ..ReasonForm::new(&visit.session, "Cancel", format!("/resends/{id}/cancel"))
     });
+    let (look, _) = app.figures().look(app.database()).await?;
+    let to = match (found.partner_id, found.delivery_id) {
+        (_, Some(_)) => "one webhook".to_owned(),
+        (Some(id), None) => names
+            .get(&id)
+            .cloned()
+            .unwrap_or_else(|| "one partner".to_owned()),
+        (None, None) => "several partners".to_owned(),
+    };
+    let title = if runs {
+        format!("Sending again to {to}")
+    } else {
+        format!("Sent again to {to}")
+    };
     page(&One {
-        shell: Shell::new(&app, &visit.session, "/resends", "Resend"),
-        resend: view(found, &visit.session.times),
+        shell: Shell::new(&app, &visit.session, "/resends", title),
+        still: if runs {
+            stands_still(&look.report, found.partner_id, visit.session.times.now)
+        } else {
+            Vec::new()
+        },
+        resend: view(found, &names, &visit.session.times),
         form,
     })
+}
+
+/// Why a resend that runs does not go on: no notifier works, or endpoints of its partner get nothing now.
+fn stands_still(report: &Report, partner: Option<Uuid>, now: OffsetDateTime) -> Vec<String> {
+    if is_dead(report, Stage::Notifier) {
+        return vec![
+            "No notifier works, so nothing is sent. It goes on where it was once one works: the overview says what to do."
+                .to_owned(),
+        ];
+    }
+    let its = report.endpoints.iter().filter(|one| {
+        partner.is_none_or(|partner| one.partner_id == partner)
+            && matches!(
+                one.state.known(),
+                Some(
+                    EndpointState::Blocked
+                        | EndpointState::Probing
+                        | EndpointState::Paused
+                        | EndpointState::PausedByPartner
+                )
+            )
+    });
+    let told = its.take(STILL).map(|one| {
+        let next = next_test(one, now).map_or_else(String::new, |next| format!("; {next}"));
+        format!(
+            "{} of {} is {}, so its webhooks wait until that ends{next}.",
+            one.host(),
+            one.name,
+            endpoint_state(one)
+        )
+    });
+    told.collect()
 }
 
 pub(crate) async fn cancel(
@@ -396,7 +511,7 @@ pub(crate) async fn cancel(
         )),
         Cancelled::EndedBefore(_) => Err(act.not_done(
             "The resend has ended already",
-            "It had made all its webhooks due before it could be cancelled.",
+            "It had queued all its webhooks before it could be cancelled.",
         )),
         Cancelled::Unknown => Err(no_resend(&given)),
     }

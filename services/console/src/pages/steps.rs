@@ -42,7 +42,7 @@ fn told(what: What, endpoint: &Stored<EndpointState>) -> Told {
         What::Refused => neutral("refused with a 422; nothing was bought"),
         What::Cancelled => neutral("cancelled by the partner; nothing was bought"),
         What::Erased => neutral("erased: ids, states and times are left"),
-        What::Ready { topup_id } => (Went::Well, format!("the profile of {topup_id} was stored")),
+        What::Ready { topup_id } => (Went::Well, format!("the eSIM {topup_id} is ready")),
         What::Webhook {
             topup_id,
             kind,
@@ -63,7 +63,7 @@ fn told(what: What, endpoint: &Stored<EndpointState>) -> Told {
             };
             let of = topup_id.map_or_else(String::new, |topup| format!(" of {topup}"));
             let to = endpoint_id.map_or_else(String::new, |id| format!(" to endpoint {id}"));
-            let text = format!("webhook {kind}{of}{to}, attempt {attempt}: {response}");
+            let text = format!("webhook {kind}{of}{to}, try {attempt}: {response}");
             (went, text)
         }
         What::Due {
@@ -71,7 +71,7 @@ fn told(what: What, endpoint: &Stored<EndpointState>) -> Told {
             ..
         } => {
             let text = if *endpoint == EndpointState::Open {
-                format!("next webhook attempt for {topup}")
+                format!("next try of the webhook of {topup}")
             } else {
                 let state = match endpoint.known() {
                     Some(EndpointState::Probing) => "blocked, and its next test is due".into(),
@@ -82,7 +82,7 @@ fn told(what: What, endpoint: &Stored<EndpointState>) -> Told {
             (Went::Neutral, text)
         }
         What::Due { topup_id: None, .. } => neutral(
-            "the next step of the purchase is due: an attempt, a look-up, or collecting profiles",
+            "the purchase goes on: the next try, a look whether it was bought, or getting its eSIMs",
         ),
         What::Acted {
             operator,

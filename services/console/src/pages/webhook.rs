@@ -9,12 +9,12 @@ use desk::operator::deliveries::{self, AttemptView};
 use domain::{DeliveryId, standing::DeliveryState};
 use pg::PgConnection;
 use store::deliveries::{View, endpoints};
-use time::Duration;
+use time::{Duration, OffsetDateTime};
 
 use crate::{
     App,
     access::{Viewer, Visit},
-    format::took,
+    format::{counted, took, utc},
     pages::webhooks,
     problem::Problem,
     times::{Times, When},
@@ -39,6 +39,8 @@ struct Page {
     partner: String,
     /// The host of its endpoint.
     host: String,
+    /// The text for the partner.
+    sentence: String,
     order: Option<(String, String)>,
     topup: Option<String>,
     due: When,
@@ -46,27 +48,68 @@ struct Page {
     tries: Vec<Try>,
 }
 
-/// A try that has ended.
+/// A try that has ended. An attempt is stored with how many had ended before it.
 struct Try {
     at: When,
+    /// The time since the one before.
+    age: String,
     number: i32,
     answer: String,
     took: String,
     class: &'static str,
 }
 
-fn tried(one: AttemptView, times: &Times) -> Try {
-    let is_well = one.class == "delivered";
-    let answer = match one.status {
+/// What the endpoint answered, or why it did not.
+fn answer(one: &AttemptView) -> String {
+    match one.status {
         Some(status) => format!("status {status}"),
         None => one.class.replace('_', " "),
+    }
+}
+
+/// What can be told to the partner: how often the webhook was tried, what its endpoint said last, and what
+/// comes next.
+fn sentence(view: &View, host: &str, tries: &[AttemptView]) -> String {
+    let esim = view.topup_id.as_deref();
+    let esim = esim.map_or_else(String::new, |id| format!(" for eSIM {id}"));
+    let order = view.external_order_id.as_deref();
+    let order = order.map_or_else(String::new, |id| format!(" (order {id})"));
+    let what = format!("Our webhook {}{esim}{order}", view.kind);
+    let said = match (tries.first(), tries.last()) {
+        (Some(first), Some(last)) => format!(
+            "{what} was sent to {host} {}, first at {} UTC; the last answer, at {} UTC after {}, was: {}.",
+            counted(last.attempt + 1, "time", "times"),
+            utc(first.at),
+            utc(last.at),
+            took(Duration::milliseconds(last.duration_ms.into())),
+            answer(last),
+        ),
+        _ => format!("{what} to {host} was not sent yet."),
     };
+    let next = match (view.state.known(), view.due_at) {
+        (Some(DeliveryState::Delivered), _) => "Your endpoint has taken it.".to_owned(),
+        (Some(DeliveryState::Exhausted), _) => {
+            "We have given it up. Once your endpoint works, it can be sent again.".to_owned()
+        }
+        (Some(DeliveryState::NoEndpoint), _) => {
+            "You have set no address for it; a new one gets it at once.".to_owned()
+        }
+        (_, Some(due)) => format!("It is sent again at {} UTC or soon after.", utc(due)),
+        (_, None) => "It is sent soon.".to_owned(),
+    };
+    format!("{said} {next}")
+}
+
+fn tried(one: AttemptView, before: OffsetDateTime, times: &Times) -> Try {
+    let is_well = one.class == "delivered";
+    let answer = answer(&one);
     let detail = one
         .detail
         .map_or_else(String::new, |detail| format!(": {detail}"));
     Try {
         at: times.clock(one.at),
-        number: one.attempt,
+        age: format!("+{}", took(one.at - before)),
+        number: one.attempt + 1,
         answer: format!("{answer}{detail}"),
         took: took(Duration::milliseconds(one.duration_ms.into())),
         class: if is_well { "good" } else { "bad" },
@@ -96,6 +139,18 @@ pub(crate) async fn show(
     let its = endpoints
         .iter()
         .find(|one| one.endpoint_id == view.endpoint_id.uuid());
+    let host = its.map_or_else(
+        || "an endpoint that was removed".to_owned(),
+        endpoints::Endpoint::host,
+    );
+    let sentence = sentence(&view, &host, &tries);
+    let first = tries.first().map_or(view.created_at, |one| one.at);
+    let rows = tries.into_iter().scan(first, |before, one| {
+        let at = one.at;
+        let row = tried(one, *before, times);
+        *before = at;
+        Some(row)
+    });
     page(&Page {
         shell: Shell::new(
             &app,
@@ -110,10 +165,8 @@ pub(crate) async fn show(
         live: view.state == DeliveryState::Pending,
         partner_id: view.partner_id.to_string(),
         partner: partner.map_or_else(|| "erased".to_owned(), |partner| partner.name),
-        host: its.map_or_else(
-            || "an endpoint that was removed".to_owned(),
-            endpoints::Endpoint::host,
-        ),
+        host,
+        sentence,
         order: order_of(&view),
         topup: view.topup_id,
         due: view.due_at.map(|at| times.ago(at)).unwrap_or_default(),
@@ -121,7 +174,7 @@ pub(crate) async fn show(
             .delivered_at
             .map(|at| times.clock(at))
             .unwrap_or_default(),
-        tries: tries.into_iter().map(|one| tried(one, times)).collect(),
+        tries: rows.collect(),
         kind: view.kind,
     })
 }

@@ -8,6 +8,7 @@ use askama::Template;
 use axum::{extract::State, response::Response};
 use desk::operator::{
     delivery_list::{self, Cursor, Of},
+    health::{Report, stages::Stage},
     looking::Patience,
     options,
 };
@@ -26,7 +27,7 @@ use crate::{
     format::took,
     pages::{
         endpoints::{Failing, failing},
-        lists::{self, Frame, Named, Tab, Window, or_empty},
+        lists::{self, Frame, Named, OfPartner, Tab, Window, or_empty},
     },
     problem::Problem,
     times::{Times, When},
@@ -34,8 +35,11 @@ use crate::{
 };
 
 const PATH: &str = "/webhooks";
+/// All that did not get through, in whichever state that is, as it stands in the address.
+const UNTAKEN: &str = "untaken";
 /// The states of the tabs: how they stand in the address, and their names.
-const STATES: [(&str, &str); 4] = [
+const STATES: [(&str, &str); 5] = [
+    (UNTAKEN, "Not taken"),
     ("pending", "Under way"),
     ("exhausted", "Given up"),
     ("no_endpoint", "No address"),
@@ -51,6 +55,8 @@ struct Page {
     shell: Shell,
     /// The endpoints that do not take their webhooks, on the first page of the list.
     failing: Option<Failing>,
+    /// Whether no notifier works, so that nothing is sent.
+    stopped: bool,
     list: Frame,
     tabs: Vec<Tab>,
     providers: Vec<String>,
@@ -109,8 +115,15 @@ fn answer(view: &View) -> String {
     )
 }
 
+/// Whether no process of a stage works.
+pub(crate) fn is_dead(report: &Report, stage: Stage) -> bool {
+    let mut stages = report.stages.iter();
+    stages.any(|one| one.stage == stage && one.is_dead())
+}
+
 struct Found {
     nobody: Option<String>,
+    of: Option<OfPartner>,
     page: delivery_list::Page,
     providers: Vec<String>,
     products: Vec<String>,
@@ -143,6 +156,7 @@ async fn read(
         option_id: product.id(),
         provider: query.get("provider"),
         endpoint_id: query.get("endpoint").and_then(|id| id.parse().ok()),
+        untaken: wanted == Some(UNTAKEN),
     };
     let before: Option<Cursor> = query.get("before").and_then(|at| at.parse().ok());
     let page = if nobody.is_some() {
@@ -174,6 +188,7 @@ async fn read(
         }
     }
     Ok(Found {
+        of: named.shown(connection).await?,
         nobody,
         page,
         held,
@@ -236,7 +251,8 @@ pub(crate) async fn show(
         found.nobody.as_deref(),
         found.page.next_cursor.as_ref(),
         found.page.reached,
-    );
+    )
+    .about(found.of);
     let (look, _) = app.figures().look(app.database()).await?;
     let failing = failing(&look.report, times, FAILING);
     let mut tabs = list.tabs(&STATES);
@@ -245,11 +261,16 @@ pub(crate) async fn show(
     }
     page(&Page {
         shell: Shell::new(&app, &visit.session, PATH, "Webhooks"),
+        stopped: is_dead(&look.report, Stage::Notifier),
         failing: (!failing.rows.is_empty() && list.newest.is_none()).then_some(failing),
         tabs,
         foot: list.foot(
             views.len(),
-            "by the time when they were ready",
+            if list.field("state") == UNTAKEN {
+                "first those given up, then those without an address, then those that failed so far, each"
+            } else {
+                "by the time when they were ready"
+            },
             ("webhook", "webhooks"),
         ),
         rows: views

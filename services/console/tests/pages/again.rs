@@ -269,6 +269,7 @@ const NOTHING_ASKED: Before = &[
 ];
 /// A give-back of which nobody knows what became of it.
 const GIVE_BACK: Before = &[
+    "DELETE FROM esim_requests",
     "INSERT INTO esim_requests (topup_id, partner_id, provider, give_back, give_back_asked_at, attempt, reason, message, ended_at)
      SELECT topup_id, partner_id, 'sandbox', 'parked', now(), 1, 'unknown', 'timeout', now()
      FROM deliveries WHERE kind = 'topup.ready'",
@@ -298,6 +299,12 @@ fn found(bench: &Bench, route: &str, settling: &str, resend: &str) -> Found {
         "/purchases/ask" => act(settling, &[], Once, ON_HOLD),
         "/purchases/compare" => act(settling, &[("list", "order;number")], Free, ON_HOLD),
         "/placements/{id}/resolve" => act(settling, &[("found", "not-bought")], Once, ON_HOLD),
+        "/give-backs/settle" => act(
+            "/give-backs/settle?provider=sandbox",
+            &[("found", "not-returned")],
+            Once,
+            GIVE_BACK,
+        ),
         "/give-backs/{id}/resolve" => act(&order, &[("found", "not-returned")], Once, GIVE_BACK),
         "/deliveries/{id}/resend" => act(&order, &[], Once, GIVEN_UP),
         "/topups/{id}/code" => act(&order, &[], Shows, &[]),
@@ -385,6 +392,11 @@ async fn every_act_sent_twice_is_carried_out_once() {
         form.push(("reason".to_owned(), "a test".to_owned()));
         let more = found.fields.iter();
         form.extend(more.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
+        if route.path == "/give-backs/settle" {
+            let ticked = format!("name=\"{}\" value=\"1\" checked", bench.topup);
+            assert!(shown.contains(&ticked), "{shown}");
+            form.push((bench.topup.to_string(), "1".to_owned()));
+        }
         if route.path == "/purchases/settle" {
             form.push((bench.parked.to_string(), "not-bought".to_owned()));
         }

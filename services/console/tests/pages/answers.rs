@@ -82,6 +82,22 @@ async fn a_refused_request_is_on_the_page_of_its_partner_and_found_by_its_ids() 
         3,
         "{page}"
     );
+    // Which of them was an order: by its id or a part of it, in any case, and by the request's id.
+    for asked in ["NEVER", &request_id.simple().to_string()] {
+        let page = text(&mut browser, &format!("{refused}?order={asked}")).await;
+        for part in [
+            format!("1 request names “{asked}”. Of 3 requests nobody knows the order"),
+            "<h2>1 × qty_invalid (422)</h2>".to_owned(),
+            "<a href=\"/find?q=never+%3Ccame%3E\"".to_owned(),
+        ] {
+            assert!(page.contains(&part), "{part}: {page}");
+        }
+    }
+    let page = text(&mut browser, &format!("{refused}?order=another")).await;
+    assert!(
+        page.contains("None of the requests that are kept names “another”."),
+        "{page}"
+    );
     for id in ["never%20%3Ccame%3E", &request_id.simple().to_string()] {
         let found = text(&mut browser, &format!("/find?q={id}")).await;
         let link = format!("<a href=\"{partner}\">Acme &#38; &#60;Sons&#62;</a>");

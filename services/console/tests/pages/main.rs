@@ -8,6 +8,7 @@ mod again;
 mod answers;
 mod connections;
 mod figures;
+mod filters;
 mod lists;
 mod openid;
 mod pages;

@@ -39,7 +39,7 @@ async fn the_box_finds_an_order_by_each_of_the_seven_ids() {
     let mut browser = bench.sign_in("ana", Role::Viewer).await;
     let order = format!("/orders/{}", bench.order);
     let page = text(&mut browser, &order).await;
-    let (_, placement) = page.split_once("<h2>Purchases").unwrap();
+    let (_, placement) = page.split_once("<dt>Our purchase id</dt>").unwrap();
     let (_, placement) = placement.split_once("<span class=\"id\">").unwrap();
     let placement = placement.split('<').next().unwrap();
     for id in [
@@ -153,7 +153,7 @@ async fn an_action_on_a_changed_row_is_a_readable_conflict() {
     // The page of a problem is a page like any other one: its reader can search, or go back.
     has(
         &page,
-        "It has changed meanwhile | parked anew | role=\"search\" | role: operator | Back to the page",
+        "It has changed meanwhile | put on hold anew | role=\"search\" | role: operator | Back to the page",
     );
     let seen = parking(attempt, &reason.clone().into());
     let (status, page) = act(&resolve, &[("found", "not-bought"), ("seen", &seen)]).await;
@@ -174,7 +174,7 @@ async fn an_action_on_a_changed_row_is_a_readable_conflict() {
     assert_eq!(status, 303, "{page}");
     let (status, page) = act("/providers/sandbox/open", &open).await;
     assert_eq!(status, 409, "{page}");
-    assert!(page.contains("is open now"), "{page}");
+    assert!(page.contains("now it is: stopped buying"), "{page}");
     let opened = version(&mut connection).await.to_string();
     // Lost commits open the breaker for ever. What was seen before is no longer true, and what is
     // seen now leads to a shell.
@@ -259,13 +259,13 @@ async fn a_routed_purchase_and_a_parked_give_back_are_resolved_on_the_page_of_th
     .unwrap();
     let needs = text(&mut browser, "/needs").await;
     let row = format!(
-        "<a href=\"/orders/{}\" class=\"nowrap\">{}</a></td><td role=\"cell\" data-label=\"Partner\">Acme &#38; &#60;Sons&#62;</td>",
-        bench.order, bench.topup
+        "<a href=\"/esims/{topup}\" class=\"nowrap\">{topup}</a></td><td role=\"cell\" data-label=\"Partner\">Acme &#38; &#60;Sons&#62;</td>",
+        topup = bench.topup
     );
     has(&needs, &row);
     has(
         &needs,
-        "Unit at the provider | unit-1 | the last answer was: timeout | look it up at airalo, too",
+        "Number there | unit-1 | Settle them … | the last answer was: timeout | look it up at airalo, too",
     );
 
     let page = text(&mut browser, &format!("/orders/{parked_order}")).await;
@@ -301,7 +301,7 @@ async fn a_routed_purchase_and_a_parked_give_back_are_resolved_on_the_page_of_th
     has(&page, "ana found that airalo has the purchase");
 
     let page = text(&mut browser, &format!("/orders/{}", bench.order)).await;
-    has(&page, "is parked: find out at the provider");
+    has(&page, "is on hold: find out at the provider");
     let path = format!("/give-backs/{}/resolve", bench.topup);
     let form = [
         ("token", token.as_str()),

@@ -131,6 +131,7 @@ async fn list_all(asked: &List, console: &Console) -> anyhow::Result<()> {
         option_id: named.option_id,
         provider: listing.provider.as_deref(),
         endpoint_id: asked.endpoint,
+        ..Of::default()
     };
     let limit = listing.limit.into();
     let page = delivery_list::list(

@@ -8,7 +8,7 @@ use anyhow::{Context, anyhow, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use desk::operator::{
     deliveries,
-    resends::{self, Cancelled, NotStarted, Part, Preview, Resend, Waiting},
+    resends::{self, Cancelled, LeftOut, NotStarted, Part, Preview, Resend, Waiting},
 };
 use domain::{WebhookId, standing::DeliveryState};
 use pg::{PgConnection, actions::Mode};
@@ -179,7 +179,8 @@ async fn start(
     let preview = resends::preview(connection, partner, &wanted).await?;
     if asked.confirm.dry_run {
         let shown = json!({
-            "parts": preview.parts, "matching": preview.matching, "waiting": preview.waiting, "dry_run": true,
+            "parts": preview.parts, "matching": preview.matching, "waiting": preview.waiting,
+            "left_out": preview.left_out, "dry_run": true,
         });
         return console.print(&shown, || describe(&preview));
     }
@@ -272,13 +273,10 @@ fn describe(preview: &Preview) -> String {
 
 /// What waits although nothing matches.
 fn waiting(preview: &Preview) -> Option<String> {
-    let waiting: Vec<String> = preview.waiting.iter().map(Waiting::told).collect();
-    (!waiting.is_empty()).then(|| {
-        format!(
-            "These webhooks are not delivered and do not match:\n{}",
-            waiting.join("\n")
-        )
-    })
+    let waiting = preview.waiting.iter().map(Waiting::told);
+    let left_out = preview.left_out.iter().map(LeftOut::told);
+    let waiting: Vec<String> = waiting.chain(left_out).collect();
+    (!waiting.is_empty()).then(|| format!("These webhooks do not match:\n{}", waiting.join("\n")))
 }
 
 fn part_row(part: &Part) -> Row<4> {

@@ -79,6 +79,7 @@ pub async fn run(asked: &List, console: &Console) -> anyhow::Result<()> {
         provider: listing.provider.as_deref(),
         since: listing.since,
         until: listing.until,
+        ..Filter::default()
     };
     let limit = listing.limit.into();
     let page = order_list::list(

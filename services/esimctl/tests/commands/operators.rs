@@ -185,7 +185,7 @@ async fn what_needs_a_person_is_listed_with_the_command_that_ends_it() {
     for part in [
         "3 things are wrong, and 1 more ends by itself.",
         "look it up at airalo, too",
-        "Look there for the unit unit-1; the last answer was: timeout",
+        "Look there for its number unit-1; the last answer was: timeout",
         "\n  since  ",
         "\n  felt   ",
         "\n  do     look each one up at the provider",
@@ -195,7 +195,7 @@ async fn what_needs_a_person_is_listed_with_the_command_that_ends_it() {
         assert!(ended.stdout.contains(part), "{part}: {}", ended.stdout);
     }
     operator.run(&["order", "show", &topup]).await.says(
-        "is parked: find out at the provider whether it has the eSIM back (unknown: timeout)",
+        "is on hold: find out at the provider whether it has the eSIM back (unknown: timeout)",
     );
     // Without the other areas, which ask servers that this test does not have.
     let doctor = "doctor --without nats,backup,keys,stages,names,database --json";
@@ -207,7 +207,7 @@ async fn what_needs_a_person_is_listed_with_the_command_that_ends_it() {
         text(found.unwrap(), "found").to_owned()
     };
     assert!(
-        line("parked give-backs").starts_with("the give-back of topup "),
+        line("parked give-backs").starts_with("the give-back of eSIM "),
         "{ended:?}"
     );
 
@@ -503,7 +503,7 @@ async fn a_preview_that_finds_nothing_says_what_waits_for_a_blocked_endpoint() {
     let start = ["resend", "start", "--since", "1h"];
     let preview = operator.run(&[&start[..], &["--dry-run"]].concat()).await;
     preview
-        .says("partner.example: 1 webhook waits for the next attempt, 0 exhausted; the endpoint is blocked until");
+        .says("partner.example: 1 webhook waits for the next try, 0 were given up; the endpoint is blocked until");
     let json = operator.json(&[&start[..], &["--dry-run"]].concat()).await;
     assert_eq!(json["waiting"][0]["pending"], 1, "{json}");
     operator
@@ -511,6 +511,6 @@ async fn a_preview_that_finds_nothing_says_what_waits_for_a_blocked_endpoint() {
         .await
         .fails(
             1,
-            "no resend was started: nothing matches. These webhooks are not delivered",
+            "no resend was started: nothing matches. These webhooks do not match",
         );
 }

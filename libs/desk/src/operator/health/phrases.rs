@@ -18,14 +18,9 @@ pub(super) fn named(names: &[String]) -> String {
     }
 }
 
-/// An endpoint with its partner. Of its URL only the host is shown.
+/// An endpoint with its partner. Of its URL only the host is shown. Its id is in the command and in the detail.
 pub(super) fn whose(endpoint: &Endpoint) -> String {
-    format!(
-        "endpoint {} of {} at {}",
-        endpoint.endpoint_id,
-        endpoint.name,
-        endpoint.host()
-    )
+    format!("the endpoint of {} at {}", endpoint.name, endpoint.host())
 }
 
 pub(super) fn wait(endpoint: &Endpoint) -> String {

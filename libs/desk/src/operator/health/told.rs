@@ -5,7 +5,7 @@ use std::borrow::Cow;
 
 use domain::standing::EndpointState;
 use serde::Serialize;
-use store::figures::Measure;
+use store::{figures::Measure, providers::BreakerState};
 use time::OffsetDateTime;
 
 use super::{
@@ -147,7 +147,7 @@ impl Kind {
                 running.saturating_add(*missing)
             ),
             Self::Unserved { providers } => format!(
-                "options name {}, which no provisioner has ever served",
+                "products name {}, which no provisioner has ever served",
                 named(providers)
             ),
             Self::PurchasesLate {
@@ -156,9 +156,9 @@ impl Kind {
                 oldest,
                 breaker_open,
             } => format!(
-                "{provider}: {waiting} are due{}, the oldest for {}",
+                "{provider}: {waiting} wait to be bought{}, the oldest for {}",
                 if *breaker_open {
-                    " while its breaker is open"
+                    " while it has stopped buying"
                 } else {
                     ""
                 },
@@ -174,7 +174,7 @@ impl Kind {
                     Environment::Sandbox => "sandbox",
                 };
                 format!(
-                    "{waiting} webhooks are due; the oldest to {partners} partners for {}",
+                    "{waiting} webhooks wait to be sent; the oldest to {partners} partners for {}",
                     lasted(*oldest)
                 )
             }
@@ -207,16 +207,16 @@ impl Kind {
                 };
                 match &purchases[..] {
                     [] => format!(
-                        "{} at {provider} {} parked and not listed here",
-                        times(*unread, "placement", "placements"),
+                        "{} at {provider} {} on hold and not listed here",
+                        times(*unread, "purchase", "purchases"),
                         noun(*unread, "is", "are")
                     ),
                     [one] => format!(
-                        "placement {} of order {} at {provider} is parked: {reason}{elsewhere}",
+                        "purchase {} of order {} at {provider} is on hold: {reason}{elsewhere}",
                         one.placement_id, one.external_order_id
                     ),
                     several => format!(
-                        "{} placements at {provider} are parked: {reason}{elsewhere}",
+                        "{} purchases at {provider} are on hold: {reason}{elsewhere}",
                         several.len()
                     ),
                 }
@@ -226,19 +226,18 @@ impl Kind {
                 give_backs,
             } => match &give_backs[..] {
                 [one] => format!(
-                    "the give-back of topup {} to {provider} is parked. Look there for the unit {}; the last answer was: {}",
+                    "the give-back of eSIM {} to {provider} is on hold. Look there for its number {}; the last answer was: {}",
                     one.topup_id,
                     one.provider_unit_id.as_deref().unwrap_or("not known"),
                     one.message.as_deref().unwrap_or("no reason is recorded")
                 ),
-                several => format!("{} give-backs to {provider} are parked", several.len()),
+                several => format!("{} give-backs to {provider} are on hold", several.len()),
             },
             Self::Exhausted { endpoint } => format!(
-                "{} to {} {} used up {} retries",
+                "{} to {} {} given up after the last retry",
                 counted(endpoint.exhausted, "webhook", "webhooks"),
                 whose(endpoint),
-                noun(endpoint.exhausted, "has", "have"),
-                noun(endpoint.exhausted, "its", "their")
+                noun(endpoint.exhausted, "was", "were"),
             ),
             Self::Paused { endpoint } if endpoint.state == EndpointState::PausedByPartner => format!(
                 "the partner has paused {} itself, and {}",
@@ -251,7 +250,7 @@ impl Kind {
                 wait(endpoint)
             ),
             Self::BreakerOpen { breaker } if breaker.opened_by_operator() => format!(
-                "an operator has opened the breaker of {}{}: {}",
+                "an operator has stopped buying at {}{}: {}",
                 breaker.name,
                 breaker
                     .open_until
@@ -265,9 +264,12 @@ impl Kind {
                 breaker.reason.as_deref().unwrap_or("no reason is recorded")
             ),
             Self::BreakerOpen { breaker } => format!(
-                "the breaker of {} is {}: {}",
+                "{} {}: {}",
                 breaker.name,
-                breaker.state.as_str().replace('_', " "),
+                match breaker.state {
+                    BreakerState::HalfOpen => "is tested with one purchase",
+                    BreakerState::Open | BreakerState::Closed => "has stopped buying",
+                },
                 breaker.reason.as_deref().unwrap_or("no reason is recorded")
             ),
             Self::LanesHeldBack { provider, lanes } => {
@@ -350,7 +352,7 @@ impl Kind {
             }
             Self::Wraparound { .. } => "Nobody yet. At 2.1 billion, every order gets a 500.",
             Self::ProcessesMissing { .. } => "Nobody, as long as the others carry the load.",
-            Self::Unserved { .. } => "Orders of these options are accepted and wait for ever.",
+            Self::Unserved { .. } => "Orders of these products are accepted and wait for ever.",
             Self::PurchasesLate { provider, .. } if provider == SANDBOX => {
                 "Sandbox partners wait for their test eSIMs."
             }
@@ -424,7 +426,7 @@ impl Kind {
             }
             Self::PurchasesLate { breaker_open, .. } => {
                 if *breaker_open {
-                    "call the provider; its breaker closes by itself when it responds"
+                    "call the provider; buying there goes on by itself when it responds"
                 } else {
                     "see whether a provisioner serves it, and how long its calls take"
                 }
@@ -441,7 +443,7 @@ impl Kind {
             },
             Self::Parked { .. } => "look each one up at the provider, then record the outcome",
             Self::GiveBacksParked { .. } => {
-                "look each unit up at the provider, then record the outcome"
+                "look each eSIM up at the provider, then record the outcome"
             }
             Self::Exhausted { .. } => "when the endpoint works again, send them again",
             Self::Paused { endpoint } if endpoint.state == EndpointState::PausedByPartner => {
@@ -449,24 +451,23 @@ impl Kind {
             }
             Self::Paused { .. } => "when it may have webhooks again, resume it",
             Self::BreakerOpen { breaker } if breaker.opened_by_operator() => {
-                "nothing: at that time it tests itself, with the next order that waits, and closes when the provider responds; close it to buy there sooner"
+                "nothing: at that time it tests itself, with the next order that waits, and buying goes on when the provider responds; close the breaker to buy there sooner"
             }
             Self::BreakerOpen { breaker } if breaker.denied => {
-                "set its key right and restart the provisioner, or ask the provider why it denies the account; the breaker then closes by itself, with the next order that waits"
+                "set its key right and restart the provisioner, or ask the provider why it denies the account; buying then goes on by itself, with the next order that waits"
             }
             Self::BreakerOpen { breaker } => {
                 return Cow::Owned(match breaker.open_until {
                     Some(until) => format!(
-                        "nothing: it tests itself from {} on, with the next order that waits, and closes when the provider responds",
+                        "nothing: it tests itself from {} on, with the next order that waits, and buys again when the provider responds",
                         minute(until)
                     ),
-                    None => {
-                        "nothing: it tests itself, and closes when the provider responds".to_owned()
-                    }
+                    None => "nothing: it tests itself, and buys again when the provider responds"
+                        .to_owned(),
                 });
             }
             Self::LanesHeldBack { .. } => {
-                "nothing: look-ups settle what is unknown, and the lane opens by itself"
+                "nothing: look-ups settle what is unknown, and then these products are bought by themselves"
             }
             Self::Blocked { endpoint } => {
                 return Cow::Owned(match endpoint.blocked_until {

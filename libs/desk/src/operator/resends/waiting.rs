@@ -40,8 +40,9 @@ impl Waiting {
             ..
         } = self;
         let webhooks = noun(pending.unsigned_abs(), "webhook waits", "webhooks wait");
+        let given_up = noun(exhausted.unsigned_abs(), "was given up", "were given up");
         format!(
-            "{name}, {host}: {pending} {webhooks} for the next attempt, {exhausted} exhausted; {why}"
+            "{name}, {host}: {pending} {webhooks} for the next try, {exhausted} {given_up}; {why}"
         )
     }
 }
@@ -99,7 +100,7 @@ fn why(endpoint: &endpoints::Endpoint) -> String {
             "the partner has no webhook URL, and a new one gets them at once".to_owned()
         }
         Some(EndpointState::Open | EndpointState::Unverified) | None => {
-            "they are sent by themselves, or the filter leaves them out by its state or its range of time".to_owned()
+            "what waits is sent by itself".to_owned()
         }
     }
 }

@@ -112,7 +112,7 @@ pub fn told(what: &What) -> Option<String> {
     Some(match what {
         What::Attempted {
             attempt, provider, ..
-        } => format!("attempt {attempt} of the purchase was sent to {provider}"),
+        } => format!("try {attempt} of the purchase was sent to {provider}"),
         What::Placed {
             provider,
             by: Some(by),
@@ -126,26 +126,26 @@ pub fn told(what: &What) -> Option<String> {
             reason.detail.as_deref().unwrap_or_default()
         ),
         What::NotFound { .. } => {
-            "a look-up did not find the purchase at the provider (believed once a later one agrees)"
+            "the provider was asked and does not have the purchase (believed once a later answer agrees)"
                 .into()
         }
-        What::Parked { reason, .. } => format!("parked: {}", because(reason)),
+        What::Parked { reason, .. } => format!("on hold: {}", because(reason)),
         What::Failed {
             units,
             reason,
             is_exact,
             ..
         } => {
-            let units = match units {
-                1 => "1 unit".to_owned(),
-                units => format!("{units} units"),
+            let esims = match units {
+                1 => "1 eSIM".to_owned(),
+                several => format!("{several} eSIMs"),
             };
             let when = if *is_exact {
                 ""
             } else {
                 " (the time is that of the last attempt; that of the failure is not stored)"
             };
-            format!("{units} failed: {}{when}", because(reason))
+            format!("{esims} failed: {}{when}", because(reason))
         }
         What::Noted {
             kind,
@@ -165,31 +165,31 @@ pub fn told(what: &What) -> Option<String> {
                 HistoryKind::NotSent => format!("{provider} did not get the purchase{detail}"),
                 HistoryKind::Unknown => format!("{provider} gave no usable response{detail}"),
                 HistoryKind::NotFound => format!(
-                    "a look-up did not find the purchase at {provider} (believed once a later one agrees)"
+                    "{provider} was asked and does not have the purchase (believed once a later answer agrees)"
                 ),
                 HistoryKind::Rejected | HistoryKind::Rerouted => {
                     format!("{provider} rejected the purchase{detail}")
                 }
-                HistoryKind::Parked => format!("parked{detail}"),
+                HistoryKind::Parked => format!("on hold{detail}"),
                 HistoryKind::Disputed => {
-                    format!("parked, because it contradicts what is stored{detail}")
+                    format!("on hold, because it contradicts what is stored{detail}")
                 }
                 HistoryKind::Cleared => {
                     format!("a late response of {provider} ended the wait for an operator")
                 }
-                HistoryKind::UnitFailed => format!("a unit failed{detail}"),
+                HistoryKind::UnitFailed => format!("an eSIM failed{detail}"),
                 HistoryKind::Resolved => resolved(before.as_ref(), after.as_ref()),
                 HistoryKind::BreakerOpened => {
-                    format!("the breaker of {provider} opened, so its purchases waited")
+                    format!("{provider} stopped buying, so its purchases waited")
                 }
-                HistoryKind::BreakerClosed => format!("the breaker of {provider} closed"),
+                HistoryKind::BreakerClosed => format!("{provider} buys again"),
                 HistoryKind::Blocked => {
                     format!("the endpoint{endpoint} was blocked, so its webhooks waited")
                 }
                 HistoryKind::Unblocked => format!("the block of the endpoint{endpoint} ended"),
             };
             let attempt =
-                attempt.map_or_else(String::new, |attempt| format!("attempt {attempt}: "));
+                attempt.map_or_else(String::new, |attempt| format!("try {attempt}: "));
             format!("{attempt}{text}")
         }
         What::Accepted

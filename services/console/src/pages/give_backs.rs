@@ -1,0 +1,201 @@
+//! Give-backs on hold: what became of one, on the page of its eSIM or order, or of all at a provider in one
+//! act. Each is recorded in a transaction of its own.
+
+use askama::Template;
+use axum::{extract::State, response::Response};
+use desk::operator::give_backs::{self, Found, Listed, NotResolved};
+use domain::{Command, TopupId};
+use pg::{PgConnection, actions::Mode};
+
+use crate::{
+    App,
+    access::{Act, Fields, Operator, Session, Visit},
+    format::counted,
+    pages::order::nothing_seen,
+    problem::Problem,
+    times::{Times, When},
+    view::{Given, Shell, page},
+};
+
+/// The most give-backs of a page, the oldest ones.
+const MOST: i64 = 200;
+
+#[derive(Template)]
+#[template(path = "give_backs.html")]
+struct Page {
+    shell: Shell,
+    token: String,
+    provider: String,
+    rows: Vec<Row>,
+}
+
+struct Row {
+    id: String,
+    order: Option<String>,
+    partner: String,
+    /// Its number at the provider.
+    number: String,
+    since: When,
+    answer: String,
+    /// The attempt that the page shows, which the act compares.
+    seen: i32,
+}
+
+/// The address of the page for the give-backs to a provider.
+pub(crate) fn path(provider: &str) -> String {
+    let query = url::form_urlencoded::Serializer::new(String::new())
+        .append_pair("provider", provider)
+        .finish();
+    format!("/give-backs/settle?{query}")
+}
+
+/// What somebody has found at the provider, how that is recorded, and what it means.
+fn decided(fields: &Fields) -> Result<(Found, Command, &'static str), Problem> {
+    match fields.get("found") {
+        Some("returned") => Ok((
+            Found::Returned,
+            Command::GiveBackReturned,
+            "The partner sees it as given back, and its fields are erased here.",
+        )),
+        Some("not-returned") => Ok((
+            Found::NotReturned,
+            Command::GiveBackNotReturned,
+            "The eSIM stays with the partner, who may ask again.",
+        )),
+        _ => Err(Problem::Invalid(
+            "say what you found at the provider".into(),
+        )),
+    }
+}
+
+async fn on_hold(app: &App, fields: &Fields) -> Result<(String, Vec<Listed>), Problem> {
+    let provider = fields.get("provider").unwrap_or_default().to_owned();
+    let read = async |connection: &mut PgConnection| {
+        give_backs::list(connection, Some(&provider), MOST).await
+    };
+    let found = app.database().run(read).await?;
+    Ok((provider, found))
+}
+
+fn row(one: Listed, times: &Times) -> Row {
+    Row {
+        order: one.order_id.map(|id| format!("/orders/{id}")),
+        partner: one.partner.unwrap_or_else(|| one.partner_id.to_string()),
+        number: one
+            .provider_unit_id
+            .unwrap_or_else(|| "not known".to_owned()),
+        since: times.both(one.parked_at),
+        answer: one
+            .message
+            .unwrap_or_else(|| "no reason is recorded".to_owned()),
+        seen: one.attempt,
+        id: one.topup_id,
+    }
+}
+
+/// The give-backs to a provider that are on hold, with one act for all of them.
+pub(crate) async fn show(
+    State(app): State<App>,
+    visit: Visit<Operator>,
+) -> Result<Response, Problem> {
+    let (provider, found) = on_hold(&app, &visit.query).await?;
+    if found.is_empty() {
+        return Err(Problem::NotFound(
+            "No give-back to this provider is on hold any more. See Needs a person.".to_owned(),
+        ));
+    }
+    let session: &Session = &visit.session;
+    let title = format!(
+        "What became of {}?",
+        counted(found.len(), "give-back", "give-backs")
+    );
+    page(&Page {
+        shell: Shell::new(&app, session, "/needs", title),
+        token: session.form_token(),
+        rows: found
+            .into_iter()
+            .map(|one| row(one, &session.times))
+            .collect(),
+        provider,
+    })
+}
+
+/// Records what became of those that are ticked.
+pub(crate) async fn settle(
+    State(app): State<App>,
+    act: Act<Operator>,
+) -> Result<Response, Problem> {
+    let reason = act.fields.reason()?;
+    let (found, command, text) = decided(&act.fields)?;
+    let (_, on_hold) = on_hold(&app, &act.fields).await?;
+    let mut done = 0;
+    let mut left = Vec::new();
+    for one in &on_hold {
+        let Some(seen) = act.fields.get(&one.topup_id) else {
+            continue;
+        };
+        let seen: i32 = seen.parse().map_err(|_| nothing_seen())?;
+        let topup: TopupId = (one.topup_id.parse()).map_err(|_| nothing_seen())?;
+        let target = format!("topup {topup}");
+        let mode = Mode::Apply(act.action(command, &target, reason));
+        let resolved = app
+            .database()
+            .run(async |connection| {
+                give_backs::resolve(connection, &topup, found, Some(seen), mode).await
+            })
+            .await;
+        match resolved {
+            Ok(_) => done += 1,
+            Err(NotResolved::Store(error)) => return Err(error.into()),
+            Err(_) => left.push(one.topup_id.as_str()),
+        }
+    }
+    if done == 0 {
+        return Err(act.changed(
+            "none was ticked, or each of the give-backs has changed since the page was shown",
+        ));
+    }
+    let left = if left.is_empty() {
+        String::new()
+    } else {
+        format!(" Not changed, look at their pages: {}.", left.join(", "))
+    };
+    let done = counted(done, "give-back is settled", "give-backs are settled");
+    Ok(act.done(&app, &format!("{done}. Of each: {text}{left}")))
+}
+
+/// Records what became of one.
+pub(crate) async fn resolve(
+    State(app): State<App>,
+    given: Given,
+    act: Act<Operator>,
+) -> Result<Response, Problem> {
+    let topup: TopupId = given.id("a topup")?;
+    let reason = act.fields.reason()?;
+    let (found, command, text) = decided(&act.fields)?;
+    let seen = act.fields.get("seen").and_then(|seen| seen.parse().ok());
+    let seen = seen.ok_or_else(nothing_seen)?;
+    let target = format!("topup {topup}");
+    let mode = Mode::Apply(act.action(command, &target, reason));
+    app.database()
+        .run(async |connection| {
+            give_backs::resolve(connection, &topup, found, Some(seen), mode).await
+        })
+        .await
+        .map_err(|error| match error {
+            NotResolved::Unknown => given.missing("eSIM that is to be given back"),
+            NotResolved::Store(error) => error.into(),
+            NotResolved::NotParked(state) => act.not_done(
+                "The give-back no longer waits for you",
+                format!(
+                    "The give-back is {} now, so nothing was changed: somebody has said what became of it, or a late \
+                     response of the provider has.",
+                    state.as_str()
+                ),
+            ),
+            NotResolved::Changed(attempt) => act.changed(&format!(
+                "the partner has asked anew since the page was shown, and try {attempt} is on hold now"
+            )),
+        })?;
+    Ok(act.done(&app, text))
+}
