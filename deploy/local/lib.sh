@@ -10,6 +10,7 @@ export ESIMCTL_OPERATOR=${ESIMCTL_OPERATOR:-${USER:-$(id -un)}}
 ENV_FILE=$LOCAL_DIR/env
 READY_SECONDS=60
 LAUNCHED=''
+declare -gA STARTED_AT=()
 
 # `cargo`, or the program that CARGO names.
 cargo() { command "${CARGO:-cargo}" "$@"; }
@@ -318,9 +319,21 @@ now_set() {
   printf '%s' "${values[*]}"
 }
 
-# `launch NAME COMMAND…` starts it detached. It keeps a running process if command, ENVIRONMENT (NAME=VALUE…) and
-# program are unchanged. ENVIRONMENT may hold secrets, so it never becomes a process argument. Of the caller's
-# environment only the variables listed below are passed on. `env` and `setpriv` in COMMAND replace themselves by the
+# `replace_environment`: what this shell starts gets ENVIRONMENT (NAME=VALUE…), and of the caller's environment only the
+# variables listed here. ENVIRONMENT may hold secrets, so it never becomes a process argument.
+replace_environment() {
+  local variable
+  for variable in $(compgen -e); do
+    case $variable in
+      PATH | HOME | TMPDIR | TZ | LANG | LC_* | LD_LIBRARY_PATH | RUST_BACKTRACE | SSL_CERT_* | *_proxy | *_PROXY) ;;
+      *) export -n "${variable?}" ;;
+    esac
+  done
+  [[ -z ${ENVIRONMENT[*]-} ]] || export -- "${ENVIRONMENT[@]}"
+}
+
+# `launch NAME COMMAND…` starts it detached with ENVIRONMENT. It keeps a running process if command, ENVIRONMENT and
+# program are unchanged. `env` and `setpriv` in COMMAND replace themselves by the
 # program (exec), so the process id is that of the program.
 launch() {
   local name=$1 program=${*: -1} fingerprint session=nohup
@@ -336,15 +349,12 @@ launch() {
     stop "$name"
   fi
   ! command -v setsid >/dev/null || session=setsid
+  # What `died` shows begins here.
+  touch "$LOCAL_DIR/log/$name.log"
+  STARTED_AT[$name]=$(wc -c <"$LOCAL_DIR/log/$name.log")
   (
     cd /
-    for variable in $(compgen -e); do
-      case $variable in
-        PATH | HOME | TMPDIR | TZ | LANG | LC_* | LD_LIBRARY_PATH | RUST_BACKTRACE | SSL_CERT_* | *_proxy | *_PROXY) ;;
-        *) export -n "${variable?}" ;;
-      esac
-    done
-    [[ -z ${ENVIRONMENT[*]-} ]] || export "${ENVIRONMENT[@]}"
+    replace_environment
     exec "$session" "$@"
   ) </dev/null >>"$LOCAL_DIR/log/$name.log" 2>&1 7>&- 8>&- &
   PID=$! LAUNCHED+=" $name "
@@ -374,7 +384,7 @@ await() {
 
 died() {
   say "error: $1 $2; the end of $LOCAL_DIR/log/$1.log:"
-  tail -n 15 "$LOCAL_DIR/log/$1.log" | sed 's/^/    /' >&2
+  tail -c "+$((${STARTED_AT[$1]:-0} + 1))" "$LOCAL_DIR/log/$1.log" | tail -n 15 | sed 's/^/    /' >&2
   exit 1
 }
 

@@ -85,6 +85,13 @@ complain() { COMPLAINTS+=("$*"); }
 is_port() { [[ $1 =~ ^[1-9][0-9]{0,4}$ ]] && (($1 <= 65535)); }
 is_block() { is_port "$1" && (($1 <= 65535 - 91)); }
 
+# `is_privileged PORT`: true if this user may not listen there.
+is_privileged() {
+  local first=1024
+  read -r first 2>/dev/null </proc/sys/net/ipv4/ip_unprivileged_port_start || true
+  [[ $(id -u) != 0 ]] && (($1 < first))
+}
+
 check_ports() {
   local row name seen=' ' other
   [[ -z ${LOCAL_PORTS-} ]] || is_block "$LOCAL_PORTS" || complain "LOCAL_PORTS=$LOCAL_PORTS is not a number from 1 to $((65535 - 91))"
@@ -92,6 +99,8 @@ check_ports() {
     name=${row%% *}
     if ! is_port "${!name}"; then
       complain "$name=${!name} is not a port, a number from 1 to 65535"
+    elif is_privileged "${!name}"; then
+      complain "$name=${!name} is a port of the system, on which $(id -un) may not listen: take one from 1024 on"
     elif [[ $seen == *" ${!name}="* ]]; then
       other=${seen##* "${!name}="}
       complain "$name and ${other%% *} are both ${!name}"
@@ -124,8 +133,8 @@ check_providers() {
   done
 }
 
-# These checks are rough. The services check exactly, but only after the old ones have stopped, which is too late to keep
-# a working system.
+# These checks are rough, but name all errors before anything is built. Afterwards each program checks its settings
+# exactly (check_exactly in deploy/local/up).
 check_service_settings() {
   local name span='([0-9]+ ?[a-zA-Zµ]+ ?)+' pattern meaning
   for name in "${SERVICE_SETTINGS[@]}"; do
@@ -165,6 +174,37 @@ check_settings() {
   check_providers
   check_service_settings
   ((${#COMPLAINTS[@]} == 0)) || fail "nothing was started, stopped or saved:"$'\n'"$(printf '  %s\n' "${COMPLAINTS[@]}")"
+}
+
+# `environment NAME` sets ENVIRONMENT to the settings of a service.
+environment() {
+  local setting variable
+  ENVIRONMENT=()
+  for setting in $(settings_of "$1"); do
+    [[ -z ${!setting-} ]] || ENVIRONMENT+=("$setting=${!setting}")
+  done
+  for variable in DATABASE_URL NATS_URL; do
+    setting=$(upper "$1")_$variable
+    [[ -z ${!setting-} ]] || ENVIRONMENT+=("$variable=${!setting}")
+  done
+  for variable in $(ports_of "$1"); do
+    setting=LISTEN
+    [[ $variable != *_ADMIN_PORT ]] || setting=ADMIN_LISTEN
+    ENVIRONMENT+=("$setting=127.0.0.1:${!variable}")
+  done
+}
+
+# `check_exactly SERVICE…` has each program check the settings that it would get, and fails with all that is refused.
+check_exactly() {
+  local name told refused='' ENVIRONMENT
+  for name; do
+    environment "$name"
+    told=$(
+      replace_environment
+      "$BIN/$(program_of "$name")" config show 2>&1 >/dev/null
+    ) || refused+=$'\n'"  ${told:-$name refuses its settings}"
+  done
+  [[ -z $refused ]] || fail "nothing was started, stopped or saved:$refused"
 }
 
 # --- the ports ------------------------------------------------------------------------------------
