@@ -271,6 +271,7 @@ impl ProviderWork {
                 // 201 rests on the stored order alone.
                 self.reporter
                     .verdict(claimed, Verdict::Placed, provider_time);
+                self.reporter.let_verdict_leave(claimed).await;
                 // The response to a purchase usually lists the units without their profiles, so
                 // these are asked for at once. If that fails, the units are recorded without
                 // profiles, and a later collect brings the profiles. Because purchase and profiles

@@ -72,6 +72,18 @@ impl Reporter {
         }
     }
 
+    /// Lets the verdict that was just given be written before this task goes on, if an ingress process
+    /// waits for it. Otherwise whatever this task sends next would leave first.
+    ///
+    /// The first pause lets the batcher take the verdict. It pauses, too, so that further reports
+    /// can join, so the second one lets it publish the message and the connection write it.
+    pub async fn let_verdict_leave(&self, claimed: &Claimed) {
+        if claimed.report_to.is_some() {
+            tokio::task::yield_now().await;
+            tokio::task::yield_now().await;
+        }
+    }
+
     /// Tells ingress that deferred placements are bought later, so that it answers 201 at once
     /// instead of waiting.
     pub fn deferred(&self, deferred: &[Deferred]) {

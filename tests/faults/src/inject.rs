@@ -322,7 +322,10 @@ impl Victims {
             fault => {
                 let mut at = None;
                 let note = || at = Some(self.epoch.elapsed());
-                postgres.fail_over(fault, planned.lasts, note).await?;
+                let database = &self.database_url;
+                postgres
+                    .fail_over(fault, planned.lasts, database, note)
+                    .await?;
                 if self.is_asynchronous && fault.promotes() {
                     self.recover().await?;
                     at = Some(self.epoch.elapsed());

@@ -12,6 +12,7 @@ use crate::packets::{self, Dropped};
 use crate::preload::{Spoiled, Spoiling};
 use crate::proxy::Proxy;
 use anyhow::{Context, Result, bail};
+use sqlx::{Connection, PgConnection};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
@@ -20,6 +21,7 @@ use std::time::{Duration, Instant};
 use testkit::nats::{NatsCluster, NatsServer};
 use testkit::postgres::PostgresServer;
 use testkit::stack::Stage;
+use testkit::wait;
 use tokio::time::sleep;
 use url::Url;
 
@@ -29,8 +31,9 @@ const NOTICED: Duration = Duration::from_secs(3);
 pub const DATABASE_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a primary that was frozen and replaced goes on before it is stopped.
 const ZOMBIE: Duration = Duration::from_secs(4);
-/// How long the stages may take to see that their commits wait for a standby. They look once a second.
-const SEEN: Duration = Duration::from_secs(3);
+/// How long the stages may take to see that their commits wait for a standby. They look once a second,
+/// unless they are stalled or have just been restarted, too.
+const SEEN: Duration = Duration::from_mins(2);
 /// How long before its promotion an asynchronous standby gets no commits any more.
 const LAG: Duration = Duration::from_secs(3);
 /// How long a commit that waits for the flush of another one is looked for.
@@ -131,10 +134,12 @@ impl Postgres {
     }
 
     /// Plays a fault that concerns the pair. `undone` is called when orders can succeed again.
+    /// `database` is the URL of the stages' database.
     pub async fn fail_over(
         &mut self,
         fault: Fault,
         lasts: Duration,
+        database: &str,
         undone: impl FnOnce() + Send,
     ) -> Result<()> {
         match fault {
@@ -191,7 +196,7 @@ impl Postgres {
             }
             _ => bail!("not a fault of a primary and its standby"),
         }
-        self.replace_standby().await
+        self.replace_standby(database).await
     }
 
     /// Plays a fault of the disk. Returns how often it was met.
@@ -266,16 +271,35 @@ impl Postgres {
     }
 
     /// Makes a new standby in place of the old primary, which does not run any more.
-    async fn replace_standby(&mut self) -> Result<()> {
+    async fn replace_standby(&mut self, database: &str) -> Result<()> {
         let pair = self.pair.as_mut().context("there is no standby")?;
         pair.standby = copy(&self.primary, &pair.folder, pair.copies).await?;
         pair.copies += 1;
         if pair.is_synchronous {
             self.primary.require_standby().await?;
-            // A switchover is planned only once every stage has seen that its commits wait.
-            sleep(SEEN).await;
+            self.commits_are_seen_to_wait(database).await?;
         }
         Ok(())
+    }
+
+    /// Waits until a stage has noted that commits wait for the standby. After a promotion before that,
+    /// nobody could know that no commit was lost, and the stages would rightly stop buying until an
+    /// operator has looked.
+    async fn commits_are_seen_to_wait(&self, database: &str) -> Result<()> {
+        let mut connection = PgConnection::connect(&self.direct(database)?).await?;
+        let now = "SELECT clock_timestamp()::text";
+        let since: String = sqlx::query_scalar(now).fetch_one(&mut connection).await?;
+        wait::until(SEEN, "a pulse that waited for the standby", async || {
+            let noted =
+                "SELECT EXISTS (SELECT FROM pulses WHERE replicated AND at > $1::timestamptz)";
+            let noted: bool = sqlx::query_scalar(noted)
+                .bind(&since)
+                .fetch_one(&mut connection)
+                .await?;
+            Ok(noted.then_some(()))
+        })
+        .await?;
+        Ok(connection.close().await?)
     }
 }
 
