@@ -417,11 +417,12 @@ impl Primary {
     }
 }
 
-/// The newest pulse of all processes, which the server has from before its promotion.
+/// The newest pulse of all processes on the newest timeline of which the server has one. It is from
+/// before the server's promotion, unless a process has examined the server already and goes on.
 async fn newest_pulse(connection: &mut PgConnection) -> Result<Option<NewestPulse>> {
     let query = sqlx::query_as!(
         NewestPulse,
-        "SELECT timeline, replicated AS is_replicated FROM pulses ORDER BY at DESC LIMIT 1"
+        "SELECT timeline, replicated AS is_replicated FROM pulses ORDER BY timeline DESC, at DESC LIMIT 1"
     );
     Ok(query.fetch_optional(connection).await?)
 }
@@ -473,17 +474,19 @@ impl Before {
     ///
     /// The newest pulse that the server has decides, of whichever process it is. If it waited for a
     /// standby, so did everything before it on its timeline, because a standby gets commits in their
-    /// order. A process that was stalled while a standby was missing, and slept on when it was back,
-    /// would otherwise raise a false alarm. Only if the server has no pulse of the timeline that this
-    /// process knows, its own last pulse decides.
+    /// order. So it does not matter that a process was stalled while a standby was missing and slept
+    /// on when it was back, or that it slept through a whole timeline. Only if the server has no pulse
+    /// that is as new as the timeline that this process knows, its own last pulse decides.
+    ///
+    /// A pulse on the new timeline shows that another process has decided: it commits one only after
+    /// it has examined the server, and the first one that did saw all pulses from before the
+    /// promotion. Those that go on replace theirs, so a later process could not decide any more.
     fn unsafe_promotion(&self, timeline: u32, newest: Option<&NewestPulse>) -> Option<Loss> {
         let known = self.timeline.map(i64::from);
         let (before, is_replicated) = match (known, newest) {
-            (Some(before), Some(newest)) if newest.timeline == before => {
-                (before, newest.is_replicated)
-            }
-            (Some(before), _) => (before, self.is_replicated),
-            (None, Some(newest)) => (newest.timeline, newest.is_replicated),
+            (Some(known), Some(newest)) if newest.timeline < known => (known, self.is_replicated),
+            (Some(known), None) => (known, self.is_replicated),
+            (_, Some(newest)) => (newest.timeline, newest.is_replicated),
             (None, None) => return None,
         };
         let is_unsafe = before < i64::from(timeline) && !is_replicated;
@@ -527,6 +530,16 @@ mod tests {
         assert!(!unsafe_after(false, newest(3, true)));
         assert!(unsafe_after(true, newest(3, false)));
         assert!(unsafe_after(false, newest(2, true)));
+        // Another process has examined the server and goes on.
+        assert!(!unsafe_after(false, newest(4, false)));
+        // A process that slept through timeline 4.
+        let unsafe_later = |is_replicated, newest: NewestPulse| {
+            before(is_replicated)
+                .unsafe_promotion(5, Some(&newest))
+                .is_some()
+        };
+        assert!(!unsafe_later(false, newest(4, true)));
+        assert!(unsafe_later(true, newest(4, false)));
         // A process that has just started.
         let fresh = Before {
             timeline: None,

@@ -300,6 +300,27 @@ async fn a_process_that_slept_since_the_standby_was_missing_raises_no_alarm() {
 }
 
 #[tokio::test]
+async fn a_process_that_is_not_the_first_on_a_new_primary_raises_no_alarm() {
+    let mut pair = Pair::start().await;
+    let other = through(&pair.route, &pair.primary);
+    assert!(!pair.database.pulse().await.unwrap().is_replicated);
+    pair.primary.require_standby().await.unwrap();
+    assert!(other.pulse().await.unwrap().is_replicated);
+    pair.primary.stop_immediately().await.unwrap();
+    pair.fail_over().await;
+    // The other process goes on and replaces the only pulse that waited for the standby.
+    testkit::wait::soon("a pulse on the new primary", async || {
+        Ok(other.pulse().await.is_ok().then_some(()))
+    })
+    .await;
+    testkit::wait::soon("a write on the new primary", async || {
+        Ok(pair.write("b").await.is_ok().then_some(()))
+    })
+    .await;
+    assert!(!pair.is_fenced().await);
+}
+
+#[tokio::test]
 async fn a_primary_that_froze_and_was_replaced_is_not_believed() {
     let pair = Pair::start().await;
     pair.database.pulse().await.unwrap();
