@@ -136,6 +136,11 @@ func order(externalOrderID, optionID string, qty int) answer {
 		if final || wait > 8*time.Second {
 			return answer
 		}
+		why := string(answer.body)
+		if answer.status != 0 {
+			why = strings.TrimSpace(fmt.Sprintf("HTTP status %d %s", answer.status, answer.code))
+		}
+		fmt.Fprintf(os.Stderr, "%s; repeating the order in %s\n", why, wait)
 		time.Sleep(wait)
 	}
 }

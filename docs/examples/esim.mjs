@@ -63,7 +63,14 @@ async function signed(method, path, body) {
   }
 }
 
-const show = (externalOrderId) => signed("GET", `${API}/orders/${encodeURIComponent(externalOrderId)}`);
+/** Looks an order up. `fetch` would take the ids `.` and `..` for folders, so they go by the query, where nothing is changed. */
+const show = async (externalOrderId) => {
+  const id = encodeURIComponent(externalOrderId);
+  if (!/^\.\.?$/.test(externalOrderId)) return signed("GET", `${API}/orders/${id}`);
+  const answer = await signed("GET", `${API}/orders?external_order_id=${id}`);
+  const [found] = answer.json.orders ?? [];
+  return found ? { ...answer, json: found } : { ...answer, status: answer.status === 200 ? 404 : answer.status };
+};
 
 /**
  * Orders until it is known whether the order is stored. After a 5xx, a 429 or without an answer, it sends the same id
@@ -83,6 +90,8 @@ async function order(externalOrderId, optionId, qty) {
     }
     const isFinal = !isTaken && answer.status > 0 && answer.status < 500 && answer.status !== 429;
     if (isFinal || wait === null) return answer;
+    const why = answer.status ? `HTTP status ${answer.status} ${answer.code}`.trimEnd() : answer.json.error;
+    console.error(`${why}; repeating the order in ${wait / 1000} s`);
     await new Promise((resolve) => setTimeout(resolve, wait));
   }
 }

@@ -110,6 +110,8 @@ function order(string $externalOrderId, string $optionId, int $qty): array
         if ((!$isTaken && $status > 0 && $status < 500 && $status !== 429) || $wait === null) {
             return $answer;
         }
+        $why = $status > 0 ? trim("HTTP status $status $code") : $answer[2];
+        file_put_contents('php://stderr', "$why; repeating the order in $wait s\n");
         sleep($wait);
     }
 }

@@ -93,6 +93,8 @@ def order(external_order_id, option_id, qty):
             return status, headers, answer
         if wait is None:
             return status, headers, answer
+        why = f"HTTP status {status} {headers.get('X-Service-Error') or ''}".rstrip() if status else answer["error"]
+        print(f"{why}; repeating the order in {wait} s", file=sys.stderr)
         time.sleep(wait)
 
 

@@ -65,6 +65,20 @@ case $arguments/${4-} in
   order/4/*[!0-9]* | order/4/) arguments=wrong ;;
 esac
 case $arguments in
+  order/4 | show/2 | redeliver/2)
+    for id in "$2" "${3-}"; do
+      case $id in
+        . | .. | *[!A-Za-z0-9._-]*) fail "$id: this example sends only ids of letters, digits, -, . and _, because it encodes nothing" ;;
+      esac
+    done
+    ;;
+  webhook/2)
+    case $2 in
+      *[\"\\]*) fail "$2: this example sends no URL with a quotation mark or a backslash, because it encodes nothing" ;;
+    esac
+    ;;
+esac
+case $arguments in
   order/4)
     body=$(printf '{"external_order_id":"%s","products":[{"option_id":"%s","qty":%s}]}' "$2" "$3" "$4")
     signed POST "$api/orders" "$body"

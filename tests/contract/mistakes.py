@@ -6,6 +6,8 @@ mistake that no repeat mends, so each run has a few seconds. Languages that this
 """
 
 import base64
+import http.server
+import json
 import os
 import pathlib
 import shutil
@@ -14,6 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 FOLDER = pathlib.Path(sys.argv[1])
@@ -69,11 +72,57 @@ def client(command: list[str]) -> None:
     one_line(command, show, "BASE_URL does not begin with http", BASE_URL="…")
     one_line(command, order, "BASE_URL does not begin with http", BASE_URL="esim.example.com")
     one_line(command, order, "SECRET_KEY is not Base64", SECRET_KEY="…")
+    repeats(command, order)
+    if command[0] == "sh":
+        for id in ("A 1", "A/1", 'A"1', "ü", ".", ".."):
+            one_line(command, ["show", id], "only ids of letters, digits")
+            one_line(command, ["order", id, OPTION_ID, "1"], "only ids of letters, digits")
+        one_line(command, ["webhook", 'https://shop.example/"'], "quotation mark")
     # curl, which the shell's example uses, says it in its own words.
     one_line(command, show, NOBODY if command[0] == "sh" else "no answer that can be read: ")
     for arguments in ([], ["orders"], ["show"], ["order", "A-1", OPTION_ID], ["show", "A-1", "A-2"], ["order", "A-1", OPTION_ID, "one"]):
         shown = failed(command, arguments)
         assert "order" in shown and "redeliver" in shown and "Traceback" not in shown, shown
+
+
+def repeats(command: list[str], order: list[str]) -> None:
+    """An order without an answer is repeated, and says so; the example in shell leaves that to who runs it."""
+    if command[0] == "sh":
+        return
+    running = subprocess.Popen([*command, *order], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        said = running.stderr.readline()
+        assert "; repeating the order in 1" in said, f"{command[-1]} says {said}"
+    finally:
+        running.kill()
+        running.communicate()
+
+
+class Asked(http.server.BaseHTTPRequestHandler):
+    """Answers a look-up with an order whose id is the path that was asked for."""
+
+    def do_GET(self):
+        order = {"external_order_id": self.path}
+        body = json.dumps({"orders": [order], **order} if "?" in self.path else order).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+def dots(command: list[str]) -> None:
+    """The ids `.` and `..` are asked for as they are: no library may take them for folders."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Asked) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        base = f"http://127.0.0.1:{server.server_address[1]}"
+        for id in (".", ".."):
+            shown = subprocess.run([*command, "show", id], env=environment(BASE_URL=base), capture_output=True, text=True, timeout=WAIT)
+            path = json.loads(shown.stdout)["external_order_id"]
+            assert path.endswith((f"/orders/{id}", f"/orders?external_order_id={id}")), f"{command[-1]} asks for {path}"
+        server.shutdown()
 
 
 def receiver(command: list[str]) -> None:
@@ -115,6 +164,7 @@ with tempfile.TemporaryDirectory() as built:
             subprocess.run(["go", "build", "-o", *command, str(FOLDER / file)], check=True)
         client(command)
         if file != "esim.sh":
+            dots(command)
             receiver(command)
         print(f"{file} names what is missing or wrong in one line", flush=True)
 print("left out, because their language is not here:", ", ".join(left_out) or "none")
