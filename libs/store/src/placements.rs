@@ -82,8 +82,8 @@ pub async fn defer(
         .collect();
     retry_conflicts!(async {
         // `deferred` inserts the work. The ids are sorted, so that two processes that defer the
-        // same placements wait for each other instead of deadlocking. The rest reads who waits for
-        // a verdict: after `answer_by` nobody does.
+        // same placements wait for each other instead of deadlocking. The rest reads who may wait for
+        // a verdict.
         let query = sqlx::query!(
             r#"WITH deferred AS (
                    INSERT INTO work (id, kind, provider, lane, partner_id, at)
@@ -95,7 +95,7 @@ pub async fn defer(
                    RETURNING id
                )
                SELECT p.placement_id, p.order_id,
-                      CASE WHEN o.answer_by > now() THEN o.answering END AS answering
+                      o.answering, extract(epoch FROM o.answer_by - now())::float8 AS "answer_for!"
                FROM placements p
                JOIN orders o ON o.order_id = p.order_id
                WHERE p.placement_id = ANY (ARRAY (SELECT id FROM deferred))"#,
@@ -105,7 +105,7 @@ pub async fn defer(
         let deferred = rows.into_iter().map(|row| Deferred {
             placement_id: row.placement_id.into(),
             order_id: row.order_id.into(),
-            report_to: row.answering,
+            report_to: first::may_still_answer(row.answering, row.answer_for),
         });
         Ok::<_, Error>(deferred.collect())
     })

@@ -21,7 +21,7 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{FirstClaim, Outcome, Settlement, Statements, settle};
+use super::{FirstClaim, Outcome, Settlement, Statements, first::may_still_answer, settle};
 
 /// How placements are claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,6 +112,7 @@ struct Row {
     unknowns: i32,
     call_may_be_in_flight: bool,
     answering: Option<Uuid>,
+    answer_for: f64,
     traceparent: Option<String>,
     reference: Option<String>,
     position: i32,
@@ -126,12 +127,8 @@ struct Row {
 /// breaker of the provider is open, it returns nothing, except for [`Claim::Probe`].
 ///
 /// Placements that are `accepted` move by [`domain::placement::Event::Claim`], which records the
-/// attempt before anything is sent. Others are claimed only for a look-up or a collect.
-///
-/// A due placement is leased first, so that no other process claims it until `lease` has passed. It
-/// is not returned if its attempt is in flight elsewhere; then it is due again when that lease
-/// ends. It is not returned either if it is finished; then its due work is deleted. A placement
-/// whose row cannot be read is parked.
+/// attempt before anything is sent. Others are claimed only for a look-up or a collect, and only as
+/// due work.
 ///
 /// The steps are separate statements and transactions. Once attempts are recorded, no later error
 /// may end the claim, because only this process may send them: all other placements can be found
@@ -143,66 +140,115 @@ pub async fn claim(
     which: Claim,
     lease: Duration,
 ) -> Result<Vec<Claimed>> {
-    let mut ids: Vec<Uuid> = placements
+    let ids: Vec<Uuid> = placements
         .iter()
         .map(|placement| placement.uuid())
         .collect();
-    let probe = which == Claim::Probe;
-    let fresh = which == Claim::Fresh;
-    if !fresh {
-        ids = take_leases(connection, provider, &ids, lease, probe).await?;
-        if ids.is_empty() {
-            return Ok(Vec::new());
-        }
+    match which {
+        Claim::Fresh => claim_fresh(connection, provider, &ids).await,
+        Claim::Due => claim_due(connection, provider, &ids, lease, false).await,
+        Claim::Probe => claim_due(connection, provider, &ids, lease, true).await,
     }
-    let begun = retry_conflicts!(begin_attempts(&mut *connection, provider, &ids, probe))?;
-    if !fresh {
-        let begun: HashSet<Uuid> = begun.iter().map(|row| row.placement_id).collect();
-        ids.retain(|id| !begun.contains(id));
+}
+
+/// Claims the placements that a job names: it records an attempt of each that is still `accepted`,
+/// and leaves all others alone.
+async fn claim_fresh(
+    connection: &mut PgConnection,
+    provider: &str,
+    placements: &[Uuid],
+) -> Result<Vec<Claimed>> {
+    let begun = retry_conflicts!(begin_attempts(
+        &mut *connection,
+        provider,
+        placements,
+        false
+    ))?;
+    let (mut claimed, unread) = with_first_claims(begun, true);
+    claimed.extend(read_or_park(connection, provider, &unread, true).await);
+    Ok(claimed)
+}
+
+/// Claims placements with due work, in any state.
+///
+/// 1. Each is leased, so that no other process claims it until `lease` has passed.
+/// 2. An attempt is recorded of those that are `accepted`.
+/// 3. What the rows do not say by themselves is read: of these, and of the others, which are looked
+///    up or collected. A placement whose row cannot be read is parked.
+/// 4. What this process must not work on is put off. An attempt that is in flight elsewhere is due
+///    again when that lease ends, and the due work of a finished placement is deleted.
+async fn claim_due(
+    connection: &mut PgConnection,
+    provider: &str,
+    placements: &[Uuid],
+    lease: Duration,
+    probe: bool,
+) -> Result<Vec<Claimed>> {
+    let leased = take_leases(connection, provider, placements, lease, probe).await?;
+    if leased.is_empty() {
+        return Ok(Vec::new());
     }
-    let mut claimed = Vec::with_capacity(placements.len());
-    let mut unread: Vec<Unread> = Vec::new();
+    let begun = retry_conflicts!(begin_attempts(&mut *connection, provider, &leased, probe))?;
+    let begun_ids: HashSet<Uuid> = begun.iter().map(|row| row.placement_id).collect();
+    let others = leased.into_iter().filter(|id| !begun_ids.contains(id));
+    let (mut claimed, mut unread) = with_first_claims(begun, false);
+    unread.extend(others.map(Unread::leased));
+    claimed.extend(read_or_park(connection, provider, &unread, false).await);
+    // An error must not lose the attempts that were recorded above.
+    if let Err(error) = put_off(connection, &mut claimed, lease).await {
+        tracing::warn!(%error, "cannot put off placements that are in flight or finished");
+    }
+    Ok(claimed)
+}
+
+/// Divides the placements whose attempts were recorded: those whose rows say all that the purchase
+/// needs, and those of which it has to be read.
+fn with_first_claims(begun: Vec<Begun>, fresh: bool) -> (Vec<Claimed>, Vec<Unread>) {
+    let mut claimed = Vec::with_capacity(begun.len());
+    let mut unread = Vec::new();
     for row in begun {
         match row.claimed(fresh) {
-            Ok(work) => claimed.push(work),
+            Ok(placement) => claimed.push(placement),
             Err(begun) => unread.push(begun),
         }
     }
-    if !fresh {
-        unread.extend(ids.into_iter().map(Unread::leased));
+    (claimed, unread)
+}
+
+/// Reads claimed placements, and parks those whose rows cannot be read. It returns no error, because
+/// that would lose the attempts that this claim has recorded.
+async fn read_or_park(
+    connection: &mut PgConnection,
+    provider: &str,
+    unread: &[Unread],
+    fresh: bool,
+) -> Vec<Claimed> {
+    if unread.is_empty() {
+        return Vec::new();
     }
-    let mut rows = Vec::new();
-    if !unread.is_empty() {
-        // An error must not lose the attempts that were recorded above, because only this process
-        // may send them.
-        match retry_conflicts!(read(&mut *connection, provider, &unread)) {
-            Ok(read) => rows = read,
-            Err(error) => {
-                tracing::warn!(
-                    %error,
-                    "cannot read claimed placements; they are looked at again when their leases, or their first \
-                     leases, end"
-                );
-            }
+    let rows = match retry_conflicts!(read(&mut *connection, provider, unread)) {
+        Ok(rows) => rows,
+        Err(error) => {
+            tracing::warn!(
+                %error,
+                "cannot read claimed placements; they are looked at again when their leases, or their first \
+                 leases, end"
+            );
+            return Vec::new();
         }
-    }
-    for work in group(rows, fresh) {
-        match work {
-            Ok(work) => claimed.push(work),
+    };
+    let mut claimed = Vec::with_capacity(unread.len());
+    for placement in group(rows, fresh) {
+        match placement {
+            Ok(placement) => claimed.push(placement),
             Err(unreadable) => {
                 if let Err(error) = unreadable.park(connection).await {
-                    tracing::warn!(%error, "cannot park a placement that cannot be read; it is tried again when its lease ends");
+                    tracing::warn!(%error, "cannot park a placement that cannot be read; it is claimed again when its lease ends");
                 }
             }
         }
     }
-    if !fresh {
-        // Here, too, an error must not lose the attempts.
-        if let Err(error) = put_off(connection, &mut claimed, lease).await {
-            tracing::warn!(%error, "cannot put off placements that are in flight or finished");
-        }
-    }
-    Ok(claimed)
+    claimed
 }
 
 /// Takes the leases of due placements, except of those that another process has leased meanwhile.
@@ -327,7 +373,7 @@ impl Begun {
             placed_age: None,
             unknowns: 0,
             call_may_be_in_flight: true,
-            report_to: first.answering_at(age),
+            report_to: first.answering_at(self.age),
             external_order_id: first.external_order_id,
             traceparent: first.traceparent,
             reference: None,
@@ -360,8 +406,6 @@ impl Unread {
 ///   send.
 /// - One that is leased is left out if it has become `accepted`, or has gone to another provider: then
 ///   its next claim buys it.
-/// - `answering` is null once `answer_by` has passed, because from then on ingress does not answer the
-///   order any more.
 /// - `esims` has a row for each unit that the provider has named. A unit with `ready_at` has its
 ///   profile, and counts as ready whatever its topup says.
 async fn read(
@@ -379,7 +423,7 @@ async fn read(
                   extract(epoch FROM now() - p.created_at)::float8 AS "age!",
                   extract(epoch FROM now() - p.placed_at)::float8 AS placed_age, p.unknowns,
                   p.unknowns = 0 AND p.not_found_at IS NULL AS "call_may_be_in_flight!",
-                  CASE WHEN o.answer_by > now() THEN o.answering END AS answering, o.traceparent,
+                  o.answering, extract(epoch FROM o.answer_by - now())::float8 AS "answer_for!", o.traceparent,
                   p.provider_reference AS reference, t.position, t.topup_id, t.option_id, t.provider_option_id,
                   e.provider_unit_id AS "provider_unit_id?",
                   CASE WHEN e.ready_at IS NULL THEN t.state ELSE 'ready' END AS "state!"
@@ -435,17 +479,17 @@ impl Unreadable {
 fn group(mut rows: Vec<Row>, fresh: bool) -> Vec<Result<Claimed, Unreadable>> {
     // The units of a placement must be in the order of the response that the partner got.
     rows.sort_by_key(|row| row.position);
-    let mut places: HashMap<Uuid, usize> = HashMap::with_capacity(rows.len());
+    let mut indices: HashMap<Uuid, usize> = HashMap::with_capacity(rows.len());
     let mut claimed: Vec<Result<Claimed, Unreadable>> = Vec::with_capacity(rows.len());
     for row in rows {
-        let place = *places.entry(row.placement_id).or_insert_with(|| {
+        let index = *indices.entry(row.placement_id).or_insert_with(|| {
             claimed.push(placement(&row, fresh).map_err(|error| Unreadable::new(&row, error)));
             claimed.len() - 1
         });
-        if let Ok(placement) = &mut claimed[place] {
+        if let Ok(placement) = &mut claimed[index] {
             match topup(&row) {
                 Ok(topup) => placement.topups.push(topup),
-                Err(error) => claimed[place] = Err(Unreadable::new(&row, error)),
+                Err(error) => claimed[index] = Err(Unreadable::new(&row, error)),
             }
         }
     }
@@ -468,7 +512,7 @@ fn placement(row: &Row, fresh: bool) -> Result<Claimed> {
         placed_age: row.placed_age.map(age),
         unknowns: unsigned(row.unknowns),
         call_may_be_in_flight: row.call_may_be_in_flight,
-        report_to: row.answering,
+        report_to: may_still_answer(row.answering, row.answer_for),
         traceparent: row.traceparent.clone(),
         reference: row.reference.clone(),
         topups: Vec::new(),

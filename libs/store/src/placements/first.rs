@@ -59,9 +59,15 @@ impl FirstClaim {
         serde_json::from_str(text).ok()
     }
 
-    /// The process that may still answer the order at this age.
-    pub fn answering_at(&self, age: Duration) -> Option<Uuid> {
-        let within = Duration::from_millis(u64::try_from(self.answer_within).unwrap_or_default());
-        self.answering.filter(|_| age < within)
+    /// The process that may still answer the order when it is this many seconds old.
+    pub fn answering_at(&self, age: f64) -> Option<Uuid> {
+        may_still_answer(self.answering, f64::from(self.answer_within) / 1000.0 - age)
     }
+}
+
+/// The ingress process that may still answer an order, and to which verdicts and readiness events go
+/// therefore: the one that the order names, until `answer_by`. `rest` is the time until then in
+/// seconds, by the clock of PostgreSQL. This is the only place that decides it.
+pub(super) fn may_still_answer(answering: Option<Uuid>, rest: f64) -> Option<Uuid> {
+    answering.filter(|_| rest > 0.0)
 }
