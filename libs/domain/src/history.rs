@@ -10,7 +10,8 @@ use crate::states::UnknownName;
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case", parse_err_ty = UnknownName, parse_err_fn = unknown)]
 pub enum HistoryKind {
-    /// An attempt certainly bought nothing, and a further one may follow.
+    /// An attempt certainly bought nothing, and a further one may follow: it was not sent, or the
+    /// provider was too busy or denied us access. The reason says which.
     NotSent,
     /// The outcome of a call is unknown.
     Unknown,

@@ -29,8 +29,13 @@ use strum::{EnumString, IntoStaticStr};
 )]
 #[strum(serialize_all = "snake_case")]
 pub enum Code {
-    /// The last attempt was certainly not carried out. Another one follows.
+    /// The last attempt certainly never reached the provider. Another one follows.
     NotSent,
+    /// The provider had too much to do for the last attempt, and has carried nothing out. Another one
+    /// follows.
+    ProviderBusy,
+    /// The provider denied us access, so it has not carried the last attempt out. Another one follows.
+    AccessDenied,
     /// The provider rejected the purchase: its code and message.
     Rejected,
     /// Nobody knows yet whether the last attempt has bought anything.
@@ -82,6 +87,8 @@ impl Code {
             // What was bought unexpectedly may be another attempt than the one of the order.
             Self::BoughtUnexpectedly
             | Self::NotSent
+            | Self::ProviderBusy
+            | Self::AccessDenied
             | Self::Rejected
             | Self::OutcomeUnknown
             | Self::SearchProvesNothing
@@ -130,7 +137,9 @@ impl Reason {
     /// The reason in words, for operators.
     pub fn told(&self) -> String {
         let what = match self.code {
-            Code::NotSent => "the last attempt was not carried out",
+            Code::NotSent => "the last attempt did not reach the provider",
+            Code::ProviderBusy => "the provider was too busy for the last attempt",
+            Code::AccessDenied => "the provider denied us access for the last attempt",
             Code::Rejected => "the provider rejected it",
             Code::OutcomeUnknown => "it is not known whether the last attempt has bought it",
             Code::SearchProvesNothing => {

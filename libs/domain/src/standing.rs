@@ -226,6 +226,8 @@ fn parked(code: Code) -> Standing {
         | Code::ResponseUnstorable => Standing::Undeliverable,
         Code::PurchaseVanished => Standing::Vanished,
         Code::NotSent
+        | Code::ProviderBusy
+        | Code::AccessDenied
         | Code::Rejected
         | Code::OutcomeUnknown
         | Code::SearchProvesNothing

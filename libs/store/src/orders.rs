@@ -385,15 +385,30 @@ pub async fn status(
 pub enum Refusal {
     /// The provider rejected it.
     Rejected { status: String, message: String },
-    /// The request was certainly never sent to the provider.
+    /// The request certainly never reached the provider.
     NotSent,
+    /// The provider was reached and carried nothing out, because it was too busy or denied us access.
+    NotCarriedOut,
+}
+
+impl Refusal {
+    /// Of a placement, whose columns these are.
+    fn read(status: Option<String>, message: Option<String>, reason: Option<&str>) -> Self {
+        if let (Some(status), Some(message)) = (status, message) {
+            return Self::Rejected { status, message };
+        }
+        match reason.map(|reason| Reason::read(reason).code) {
+            Some(Code::ProviderBusy | Code::AccessDenied) => Self::NotCarriedOut,
+            _ => Self::NotSent,
+        }
+    }
 }
 
 /// Refuses an order for ingress, which then answers with 422. Applies
 /// [`domain::placement::Event::Refuse`] to all placements of the order at once, judged by their
-/// stored states: at least one was rejected or not sent, none is bought, and no attempt is open.
+/// stored states: an attempt of at least one has ended, none is bought, and no attempt is open.
 /// Either all placements move and the order is refused, or nothing changes and the result is `None`: a
-/// placement is bought or may be, none was tried, or the order is gone or too late. Who gets `None` may
+/// placement is bought or may be, none was attempted, or the order is gone or too late. Who gets `None` may
 /// still send no 201 without [`flush_order`], which fails for an order that is gone, and the connection
 /// sends none after `answer_by`.
 pub async fn refuse(
@@ -414,23 +429,25 @@ pub async fn refuse(
         transaction.rollback().await?;
         return Ok(None);
     }
-    // If no placement was tried, the provider has not refused anything, so the order stands.
+    // If no attempt was made, the provider has not refused anything, so the order stands.
     let closed = close(&mut transaction, order_id).await?;
-    if !closed.iter().any(|placement| placement.tried) {
+    if !closed.iter().any(|placement| placement.was_attempted) {
         transaction.rollback().await?;
         return Ok(None);
     }
     finish_refusal(&mut transaction, order_id, &closed, false).await?;
     transaction.commit().await?;
-    let tried = closed.into_iter().filter(|placement| placement.tried);
-    Ok(Some(tried.map(|placement| placement.refusal).collect()))
+    let attempted = closed
+        .into_iter()
+        .filter(|placement| placement.was_attempted);
+    Ok(Some(attempted.map(|one| one.refusal).collect()))
 }
 
 /// A placement that [`close`] moved to `refused`.
 struct Closed {
     placement_id: Uuid,
     /// Whether an attempt of it has ended.
-    tried: bool,
+    was_attempted: bool,
     refusal: Refusal,
 }
 
@@ -440,9 +457,11 @@ struct Closed {
 /// itself.
 async fn close(connection: &mut PgConnection, order_id: OrderId) -> Result<Vec<Closed>> {
     let query = sqlx::query!(
-        r#"SELECT placement_id AS "placement_id!", was = 'failed' OR attempt > 0 AS "tried!", refusal_status,
-                  refusal_message
-           FROM close_placements($1)"#,
+        r#"SELECT closed.placement_id AS "placement_id!",
+                  closed.was = 'failed' OR closed.attempt > 0 AS "was_attempted!",
+                  closed.refusal_status, closed.refusal_message,
+                  (SELECT p.reason FROM placements p WHERE p.placement_id = closed.placement_id) AS reason
+           FROM close_placements($1) closed"#,
         order_id.uuid(),
     );
     let closed = query
@@ -451,11 +470,12 @@ async fn close(connection: &mut PgConnection, order_id: OrderId) -> Result<Vec<C
         .into_iter()
         .map(|row| Closed {
             placement_id: row.placement_id,
-            tried: row.tried,
-            refusal: match (row.refusal_status, row.refusal_message) {
-                (Some(status), Some(message)) => Refusal::Rejected { status, message },
-                _ => Refusal::NotSent,
-            },
+            was_attempted: row.was_attempted,
+            refusal: Refusal::read(
+                row.refusal_status,
+                row.refusal_message,
+                row.reason.as_deref(),
+            ),
         });
     Ok(closed.collect())
 }

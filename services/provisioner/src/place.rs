@@ -337,12 +337,11 @@ impl ProviderWork {
         provider_time: Duration,
     ) {
         let wait = trouble.after(LONGEST_WAIT);
-        let class = trouble.class();
-        let reason = trouble.reason().to_owned();
+        let reason = trouble.of_purchase();
         tracing::warn!(
             placement.id = %claimed.placement_id,
-            class,
-            reason,
+            class = trouble.class(),
+            reason = trouble.reason(),
             "the provider has not confirmed the purchase; it is looked up or attempted again"
         );
         let verdict = match trouble {
@@ -352,13 +351,13 @@ impl ProviderWork {
         let outcome = match trouble {
             Trouble::Unknown(_) => Outcome::Unknown {
                 look_in: placement::next_look(Duration::ZERO),
-                reason: Reason::with(Code::OutcomeUnknown, reason),
+                reason,
             },
             // These attempts certainly bought nothing, so they are repeated without limit, until
             // the provider accepts one or an operator acts.
             Trouble::NotSent(_) | Trouble::Denied(_) | Trouble::Busy { .. } => Outcome::NotBought {
                 retry_in: placement::next_attempt(claimed.attempt).max(wait),
-                reason: Reason::with(Code::NotSent, reason),
+                reason,
             },
         };
         // The outcome is recorded before the verdict is sent, because ingress may answer 422 only

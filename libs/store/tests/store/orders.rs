@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use desk::operator::{self, orders::OrderView};
-use domain::{PartnerId, PlacementId, PlacementState};
+use domain::{PartnerId, PlacementId, PlacementState, Reason, reason::Code};
 use sqlx::Connection;
 use store::orders::{self, NewOrder, Refusal};
-use store::placements::{self, Claim, Settlement};
+use store::placements::{self, Claim, Outcome, Settlement};
 use testkit::wait;
 
 use crate::bench::{
@@ -349,6 +349,32 @@ async fn a_refusal_says_what_the_provider_said_and_only_while_the_order_waits() 
         bench.refuse(&order).await,
         Some(vec![said, Refusal::NotSent])
     );
+}
+
+/// What a 422 says is what was stored: a provider that was reached and was too busy, or denied us
+/// access, was not unreachable.
+#[tokio::test]
+async fn a_refusal_says_whether_the_provider_was_reached() {
+    let bench = Bench::new().await;
+    let cases = [
+        (Code::NotSent, Refusal::NotSent),
+        (Code::ProviderBusy, Refusal::NotCarriedOut),
+        (Code::AccessDenied, Refusal::NotCarriedOut),
+    ];
+    for (code, refusal) in cases {
+        let order = two_placements(&bench, &[0, 1]).await;
+        let [one, other] = [0, 1].map(|part| order.placements[part].placement_id);
+        let ended = Settlement {
+            outcome: Outcome::NotBought {
+                retry_in: Duration::ZERO,
+                reason: Reason::with(code, "HTTP 503"),
+            },
+            ..not_bought(other, 1)
+        };
+        bench.settle(&[rejected(one, 1), ended]).await;
+        let refusals = bench.refuse(&order).await.unwrap();
+        assert!(refusals.contains(&refusal), "{code:?}: {refusals:?}");
+    }
 }
 
 #[tokio::test]

@@ -183,6 +183,13 @@ pub(crate) enum Code {
     ))]
     ProviderUnreachable,
 
+    #[strum(props(
+        status = 422,
+        bought = "no",
+        message = "The provider carries nothing out at the moment (Order ID: {})"
+    ))]
+    ProviderUnavailable,
+
     // Everything else that partners send.
     #[strum(props(
         status = 422,

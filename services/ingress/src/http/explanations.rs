@@ -167,6 +167,11 @@ pub(crate) fn explanation(code: Code) -> &'static str {
             "We could not reach the provider, so it is certain that nothing was bought. You \
              can use the `external_order_id` again, so send the same order again later."
         }
+        Code::ProviderUnavailable => {
+            "The provider did not carry the order out, because it had too much to do or does not \
+             serve us at the moment, so it is certain that nothing was bought. You can use the \
+             `external_order_id` again, so send the same order again later."
+        }
 
         // Everything else that partners send.
         Code::ParameterUnknown => {

@@ -31,7 +31,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use domain::{OptionId, OrderId, TopupIds};
+use domain::{OptionId, TopupIds};
 use opentelemetry::trace::FutureExt;
 use pg::{Database, PgConnection};
 use pipeline::{
@@ -368,7 +368,7 @@ impl Orders {
                 };
                 self.fail(
                     outcome,
-                    ApiError::Unprocessable(refusal_errors(order.order_id, &refusals)),
+                    ApiError::Unprocessable(decide::refusal_errors(order.order_id, &refusals)),
                     answer,
                 );
             }
@@ -528,25 +528,6 @@ fn publish(jobs: &Batcher<JobRow>, order: &NewOrder) {
             traceparent,
         });
     }
-}
-
-/// The errors of a 422. Several placements can be refused for the same reason, which is then named
-/// once.
-fn refusal_errors(order_id: OrderId, refusals: &[Refusal]) -> Vec<Fault> {
-    let mut errors: Vec<Fault> = Vec::new();
-    for refusal in refusals {
-        let error = match refusal {
-            Refusal::Rejected { status, message } => Fault::with(
-                Code::ProviderRejected,
-                webhooks::event::rejection(status, message),
-            ),
-            Refusal::NotSent => Fault::with(Code::ProviderUnreachable, order_id),
-        };
-        if !errors.contains(&error) {
-            errors.push(error);
-        }
-    }
-    errors
 }
 
 /// Hands the 201 to the handler. Returns when it has left, or when it never will: the partner has

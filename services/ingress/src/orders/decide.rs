@@ -2,12 +2,15 @@
 
 use std::collections::HashMap;
 
-use domain::PlacementId;
+use domain::{OrderId, PlacementId};
 use pg::{Database, PgConnection};
 use pipeline::{Effect, payload::Verdict, perform};
 use store::orders::{NewOrder, Refusal, flush_order, refuse};
 
-use crate::http::error::ApiError;
+use crate::http::{
+    codes::Code,
+    error::{ApiError, Fault},
+};
 
 /// Returns why the order is refused, or `None` if it is certain that it stands and is on disk, so that
 /// it may get its 201. Usually the verdict is *placed*, and then neither step asks PostgreSQL.
@@ -61,4 +64,66 @@ async fn flush_unless_placed(
     Err(ApiError::internal(anyhow::anyhow!(
         "PostgreSQL crashed before the order was on disk, so nothing of it is stored or bought"
     )))
+}
+
+/// The errors of a 422. Several placements can be refused for the same reason, which is then named
+/// once.
+pub(super) fn refusal_errors(order_id: OrderId, refusals: &[Refusal]) -> Vec<Fault> {
+    let mut errors: Vec<Fault> = Vec::new();
+    for refusal in refusals {
+        let error = match refusal {
+            Refusal::Rejected { status, message } => Fault::with(
+                Code::ProviderRejected,
+                webhooks::event::rejection(status, message),
+            ),
+            Refusal::NotSent => Fault::with(Code::ProviderUnreachable, order_id),
+            Refusal::NotCarriedOut => Fault::with(Code::ProviderUnavailable, order_id),
+        };
+        if !errors.contains(&error) {
+            errors.push(error);
+        }
+    }
+    errors
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_422_says_which_of_them_is_true_and_each_once() {
+        let order_id = OrderId::new();
+        let rejected = Refusal::Rejected {
+            status: "9001".to_owned(),
+            message: "sold out".to_owned(),
+        };
+        let refusals = [
+            rejected.clone(),
+            Refusal::NotCarriedOut,
+            Refusal::NotSent,
+            rejected,
+            Refusal::NotCarriedOut,
+        ];
+        let errors = refusal_errors(order_id, &refusals);
+        let told: Vec<(Code, &str)> = errors
+            .iter()
+            .map(|error| (error.code, error.message.as_str()))
+            .collect();
+        let unavailable =
+            format!("The provider carries nothing out at the moment (Order ID: {order_id})");
+        let unreachable = format!("API connection error (Order ID: {order_id})");
+        let expected = [
+            (
+                Code::ProviderRejected,
+                webhooks::event::rejection("9001", "sold out"),
+            ),
+            (Code::ProviderUnavailable, unavailable),
+            (Code::ProviderUnreachable, unreachable),
+        ];
+        let expected: Vec<(Code, &str)> = expected
+            .iter()
+            .map(|(code, message)| (*code, message.as_str()))
+            .collect();
+        assert_eq!(told, expected);
+    }
 }

@@ -210,6 +210,17 @@ impl Trouble {
         }
     }
 
+    /// What is stored about a purchase that got no definite response.
+    pub fn of_purchase(&self) -> Reason {
+        let code = match self {
+            Self::Denied(_) => Code::AccessDenied,
+            Self::Busy { .. } => Code::ProviderBusy,
+            Self::NotSent(_) => Code::NotSent,
+            Self::Unknown(_) => Code::OutcomeUnknown,
+        };
+        Reason::with(code, self.reason())
+    }
+
     /// The class, as metrics name it.
     pub fn class(&self) -> &'static str {
         self.into()

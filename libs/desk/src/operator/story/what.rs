@@ -162,7 +162,9 @@ pub fn told(what: &What) -> Option<String> {
             let detail = reason.told();
             let detail = detail.map_or_else(String::new, |reason| format!(": {reason}"));
             let text = match kind {
-                HistoryKind::NotSent => format!("{provider} did not get the purchase{detail}"),
+                HistoryKind::NotSent => {
+                    format!("{provider} did not carry the purchase out{detail}")
+                }
                 HistoryKind::Unknown => format!("{provider} gave no usable response{detail}"),
                 HistoryKind::NotFound => format!(
                     "{provider} was asked and does not have the purchase (believed once a later answer agrees)"
