@@ -1,7 +1,7 @@
-//! Permits bound how many rows a stage works on at once, and share this room between lanes and
+//! Permits bound how many rows a worker runs at once, and share this room between lanes and
 //! partners.
 //!
-//! A stage works on a row only while the row holds a [`Permit`], and dropping the permit returns
+//! A row is worked on only while it holds a [`Permit`], and dropping the permit returns
 //! it. Guarantee: while a few lanes hang, the next lane still finds a free permit, because each
 //! queue gets only a part of what the others have left:
 //!
@@ -17,7 +17,7 @@
 //!   to be quick, as `pace` notes them. All partners with slow attempts together hold at most half
 //!   of the permits, and half of those of a lane.
 //!
-//! [`crate::queues`] asks for permits on behalf of waiting tickets. A stage gets a permit together
+//! [`crate::queues`] asks for permits on behalf of waiting tickets. A worker gets a permit together
 //! with a row. It may count the permit for another lane ([`Permit::move_to`]), and returns it by
 //! dropping it.
 
@@ -44,7 +44,7 @@ const NOT_QUICK_PART: usize = 64;
 /// The number of permits that such a partner may hold in any case, if the other limits allow it.
 const NOT_QUICK_LEAST: usize = 8;
 
-/// How much a stage may work on at once.
+/// How much a worker may run at once.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Maximum number of rows in flight.
@@ -84,7 +84,7 @@ impl LaneState {
 /// use the permits.
 pub type LaneStates = Arc<dyn Fn(&str) -> LaneState + Send + Sync>;
 
-/// The lane states of a stage whose lanes never fail by themselves.
+/// The lane states of a worker whose lanes never fail by themselves.
 pub fn unlimited_lanes() -> LaneStates {
     Arc::new(|_| LaneState::UNLIMITED)
 }
@@ -97,7 +97,7 @@ pub struct QueueKey {
     pub owner: Owner,
 }
 
-/// All permits of a stage.
+/// All permits of a worker.
 pub(crate) struct Permits {
     pub(crate) limits: Limits,
     lanes: LaneStates,
@@ -262,7 +262,7 @@ impl Permits {
                 }
             }
         }
-        // A single permit is always possible, so that a stage with few permits serves slow partners,
+        // A single permit is always possible, so that a worker with few permits serves slow partners,
         // too.
         of_slow == 0
             || (of_slow < self.limits.permits / 2

@@ -30,11 +30,11 @@ const FRESH_FOR_EACH_DUE: usize = 3;
 /// limits, asking all of them would take too long while the lock is held. The next permit continues
 /// after them.
 const QUEUES_PER_PERMIT: usize = 64;
-/// How many tickets of a class may wait for each permit of the stage. They are enough work for the
+/// How many tickets of a class may wait for each permit of the worker. They are enough work for the
 /// next seconds, so that permits are never idle between two pulls, and few enough that other
 /// replicas get their share of a burst.
 const TICKETS_PER_PERMIT: usize = 32;
-/// How many tickets of a class may wait at least, so that a stage with few permits has room for
+/// How many tickets of a class may wait at least, so that a worker with few permits has room for
 /// several messages, too.
 const TICKETS_AT_LEAST: usize = 1024;
 
@@ -47,7 +47,7 @@ pub enum Class {
     Due,
 }
 
-/// The waiting tickets of a stage.
+/// The waiting tickets of a worker.
 pub(crate) struct Queues<T> {
     permits: Arc<Permits>,
     state: Mutex<State<T>>,

@@ -1,5 +1,5 @@
-//! The worker of a stage: it turns messages and due work into running rows. The notifier calls
-//! [`start`] with two [`Stage`]s (webhooks, and batches of rows), and the provisioner with three for
+//! The worker: it turns messages and due work into running rows, with which a [`Handler`] does what has
+//! to be done. The notifier calls [`start`] twice (webhooks, and batches of rows), and the provisioner three times for
 //! each provider (purchases, look-ups, and requests about eSIMs).
 //!
 //! ```text
@@ -13,13 +13,13 @@
 //! claim finds work, and the others return their permits at once. But the claim of a fresh delivery
 //! writes nothing, so if its message comes twice, the second claim finds it again until its attempt
 //! is recorded. A run may also outlive its lease, and then another process may claim the same row.
-//! So a stage must not rely on being the only one that works on a row. If it needs that, its claim
+//! So a handler must not rely on being the only one that works on a row. If it needs that, its claim
 //! must ensure it, as the claim of a purchase does by recording the attempt.
 //!
 //! Guarantees:
 //!
 //! - A row runs only with a permit, and only after its claim.
-//! - Due work gets every fourth permit even while messages flood the stage.
+//! - Due work gets every fourth permit even while messages flood the worker.
 //! - A queue gets no further due tickets while earlier ones wait or are being claimed.
 //! - A message that cannot be read does not stop the others.
 //!
@@ -28,7 +28,7 @@
 //! look finds every due row again.
 
 mod messages;
-mod stage;
+mod handler;
 
 use std::{
     collections::HashMap,
@@ -45,7 +45,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span};
 
-pub use self::stage::{Stage, Ticket, Trigger};
+pub use self::handler::{Handler, Ticket, Trigger};
 use crate::{
     Nats,
     effect::{Effect, perform},
@@ -74,37 +74,37 @@ const LOOK_ROWS: usize = 256;
 const CLAIM_RETRIED_FOR: Duration = Duration::from_secs(5);
 /// The pause before a claim is retried.
 const CLAIM_AGAIN: Duration = Duration::from_millis(200);
-/// How long a stage that stops still gives permits to waiting tickets. After that they are left to
+/// How long a worker that stops still gives permits to waiting tickets. After that they are left to
 /// another process.
 const DRAIN: Duration = Duration::from_secs(2);
-/// The interval at which a stage that stops checks whether tickets still wait.
+/// The interval at which a worker that stops checks whether tickets still wait.
 const DRAIN_CHECK: Duration = Duration::from_millis(5);
 /// The interval between two sweeps.
 const SWEEP: Duration = Duration::from_secs(1);
 
 /// The settings of [`start`].
 pub struct Settings {
-    /// The source of messages. With `None`, the stage works on due rows only.
+    /// The source of messages. With `None`, the worker takes due rows only.
     pub source: Option<Source>,
     pub limits: Limits,
     /// Tells the state of a lane. Use [`unlimited_lanes`] if no lane fails by itself.
     pub lane: LaneStates,
-    /// The provider of the rows, for metrics; `None` if the stage has no provider.
+    /// The provider of the rows, for metrics; `None` if they have none.
     pub provider: Option<String>,
-    /// Notified by a [`lookout`](crate::lookout) when a row is due. With `None`, an idle stage looks
+    /// Notified by a [`lookout`](crate::lookout) when a row is due. With `None`, an idle worker looks
     /// for itself.
     pub due: Option<Arc<Notify>>,
 }
 
-/// Starts the loops of a stage, which run until the soft stop: one pulls messages, one looks at due
+/// Starts the loops of a worker, which run until the soft stop: one pulls messages, one looks at due
 /// work, and two claim rows that got permits.
-pub fn start<S: Stage>(stage: Arc<S>, nats: &Nats, settings: Settings, shutdown: &Shutdown) {
+pub fn start<H: Handler>(handler: Arc<H>, nats: &Nats, settings: Settings, shutdown: &Shutdown) {
     let worker = Arc::new(Worker {
-        stage,
+        handler,
         nats: nats.clone(),
         queues: Queues::new(settings.limits, settings.lane),
         rows_per_queue: settings.limits.permits.div_ceil(2).min(LOOK_ROWS),
-        metrics: RowMetrics::new(S::NAME, settings.provider),
+        metrics: RowMetrics::new(H::NAME, settings.provider),
         pulled: CancellationToken::new(),
         due: settings.due,
         shutdown: shutdown.clone(),
@@ -127,11 +127,11 @@ pub fn start<S: Stage>(stage: Arc<S>, nats: &Nats, settings: Settings, shutdown:
 /// Runs `sweep` once a second until the soft stop, and again at once while more rows are left.
 /// `sweep` makes those rows due whose first lease ended without an outcome. It returns their
 /// number, and whether more are left.
-pub async fn sweep<S: Stage, Sweeping: Future<Output = anyhow::Result<(u64, bool)>>>(
+pub async fn sweep<H: Handler, Sweeping: Future<Output = anyhow::Result<(u64, bool)>>>(
     shutdown: Shutdown,
     sweep: impl Fn() -> Sweeping,
 ) -> anyhow::Result<()> {
-    let metrics = RowMetrics::new(S::NAME, None);
+    let metrics = RowMetrics::new(H::NAME, None);
     let mut ticks = shutdown.ticks(SWEEP);
     while ticks.next().await {
         loop {
@@ -165,10 +165,10 @@ struct QueuedTicket<Id> {
     traceparent: Option<Arc<str>>,
 }
 
-struct Worker<S: Stage> {
-    stage: Arc<S>,
+struct Worker<H: Handler> {
+    handler: Arc<H>,
     nats: Nats,
-    queues: Arc<Queues<QueuedTicket<S::Id>>>,
+    queues: Arc<Queues<QueuedTicket<H::Id>>>,
     /// The most due rows of one queue in one look. More would be useless, because a queue can hold
     /// at most half of the permits at once.
     rows_per_queue: usize,
@@ -180,7 +180,7 @@ struct Worker<S: Stage> {
     shutdown: Shutdown,
 }
 
-impl<S: Stage> Worker<S> {
+impl<H: Handler> Worker<H> {
     /// Claims the tickets that got permits, and runs their rows. Each class has a loop of its own,
     /// because the store claims fresh rows with one lean statement and takes leases only for due
     /// ones.
@@ -194,7 +194,7 @@ impl<S: Stage> Worker<S> {
         }
     }
 
-    /// Returns once the stage has stopped and no ticket waits any more, or [`DRAIN`] has passed.
+    /// Returns once the process stops and no ticket waits any more, or [`DRAIN`] has passed.
     async fn ended(&self) {
         self.shutdown.soft().cancelled().await;
         self.pulled.cancelled().await;
@@ -208,9 +208,9 @@ impl<S: Stage> Worker<S> {
 
     /// Claims the rows of these tickets in one statement, and starts a task for each row that needs
     /// work.
-    async fn claim_and_run(&self, class: Class, granted: Vec<Granted<QueuedTicket<S::Id>>>) {
+    async fn claim_and_run(&self, class: Class, granted: Vec<Granted<QueuedTicket<H::Id>>>) {
         let claim_began = Moment::now();
-        let rows: Vec<S::Id> = granted
+        let rows: Vec<H::Id> = granted
             .iter()
             .map(|granted| granted.ticket.id.clone())
             .collect();
@@ -218,18 +218,18 @@ impl<S: Stage> Worker<S> {
             Class::Fresh => Self::claim_span(&granted),
             Class::Due => Span::none(),
         };
-        let works = self.claim_rows(&rows, class).instrument(span.clone()).await;
-        trace::executed(&span, rows.len(), works.is_none());
+        let claimed = self.claim_rows(&rows, class).instrument(span.clone()).await;
+        trace::executed(&span, rows.len(), claimed.is_none());
         if class == Class::Due {
             self.queues
                 .due_claimed(granted.iter().map(|granted| granted.permit.key()));
         }
-        let works = works.unwrap_or_default();
-        self.metrics.claimed(works.len(), class);
+        let claimed = claimed.unwrap_or_default();
+        self.metrics.claimed(claimed.len(), class);
         // The permits of rows that need no work are dropped, and so returned, at the end of this
         // function.
-        let mut permits: HashMap<S::Id, _> = rows.into_iter().zip(granted).collect();
-        for (id, work) in works {
+        let mut permits: HashMap<H::Id, _> = rows.into_iter().zip(granted).collect();
+        for (id, claimed) in claimed {
             let Some(granted) = permits.remove(&id) else {
                 continue;
             };
@@ -246,7 +246,7 @@ impl<S: Stage> Worker<S> {
             };
             let in_flight = self.metrics.count_in_flight(class);
             // Boxed, because a large future would be copied several times on its way into the task.
-            let running = Box::pin(Arc::clone(&self.stage).run(work, trigger, permit));
+            let running = Box::pin(Arc::clone(&self.handler).run(claimed, trigger, permit));
             let tracker = self.shutdown.tracker();
             tokio::spawn(tracker.track_future(async move {
                 running.await;
@@ -256,8 +256,8 @@ impl<S: Stage> Worker<S> {
     }
 
     /// The span of the statement that claims rows, with the contexts of their messages.
-    fn claim_span(granted: &[Granted<QueuedTicket<S::Id>>]) -> Span {
-        let (operation, table) = S::CLAIM_STATEMENT;
+    fn claim_span(granted: &[Granted<QueuedTicket<H::Id>>]) -> Span {
+        let (operation, table) = H::CLAIM_STATEMENT;
         let span = trace::statement(operation, table);
         if !span.is_none() {
             let mut contexts: Vec<&str> = granted
@@ -273,15 +273,15 @@ impl<S: Stage> Worker<S> {
 
     /// Claims rows, and retries for the length of a short outage of the database. `None` means that
     /// the rows are left to a later look or sweep, so their permits are free again.
-    async fn claim_rows(&self, rows: &[S::Id], class: Class) -> Option<Vec<(S::Id, S::Work)>> {
+    async fn claim_rows(&self, rows: &[H::Id], class: Class) -> Option<Vec<(H::Id, H::Claimed)>> {
         let effect = match class {
             Class::Fresh => Effect::Claim,
             Class::Due => Effect::ClaimDue,
         };
         let began = Instant::now();
         loop {
-            let error = match perform(effect, self.stage.claim(rows, class)).await {
-                Ok(works) => return Some(works),
+            let error = match perform(effect, self.handler.claim(rows, class)).await {
+                Ok(claimed) => return Some(claimed),
                 Err(error) => format!("{error:#}"),
             };
             let line = outage::DATABASE.failed();
@@ -383,18 +383,18 @@ impl<S: Stage> Worker<S> {
         &self,
         limit: usize,
         after: Option<(String, PartnerId)>,
-    ) -> anyhow::Result<Found<Ticket<S::Id>>> {
+    ) -> anyhow::Result<Found<Ticket<H::Id>>> {
         let look = Look {
             limit,
             rows_per_queue: self.rows_per_queue,
             after,
             skip: Vec::new(),
         };
-        self.stage.due(look).await
+        self.handler.due(look).await
     }
 
     /// Queues tickets of due rows.
-    fn offer(&self, due: Vec<Ticket<S::Id>>) {
+    fn offer(&self, due: Vec<Ticket<H::Id>>) {
         let tickets = shuffled_within_queues(due).into_iter();
         self.queues.offer_due(tickets.map(|ticket| {
             (

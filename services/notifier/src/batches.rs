@@ -20,7 +20,7 @@ use domain::{EndpointKey, PartnerId};
 use pg::Database;
 use pipeline::{
     Effect, Lookout, perform,
-    worker::{self, Class, Limits, Permit, Stage, Ticket, Trigger},
+    worker::{self, Class, Handler, Limits, Permit, Ticket, Trigger},
 };
 use runtime::{Shutdown, outage};
 use store::{
@@ -116,14 +116,14 @@ enum Next {
     Later,
 }
 
-impl Stage for Batches {
+impl Handler for Batches {
     // Not "notifier": what is drained there is compared with the deliveries that are due.
     const NAME: &'static str = "batches";
     const KIND: &'static str = "batch";
     const CLAIM_STATEMENT: (&'static str, &'static str) = ("UPDATE", "work");
     type Message = ();
     type Id = Uuid;
-    type Work = Claimed;
+    type Claimed = Claimed;
 
     async fn due(&self, look: Look) -> anyhow::Result<Found<Ticket<Uuid>>> {
         let found = self

@@ -1,4 +1,4 @@
-//! The stage of the notifier: it claims deliveries, attempts each once, and records the results.
+//! What the notifier does with deliveries: it claims them, attempts each once, and records the results.
 //!
 //! The worker of [`pipeline::worker`] calls it with claimed deliveries. One run is one attempt: the
 //! webhook is signed with the current time and sent, and the result is recorded by group commit
@@ -32,7 +32,7 @@ use pipeline::{
     Effect, GroupCommit,
     payload::TopupReady,
     perform, trace,
-    worker::{Class, Permit, Stage, Ticket, Trigger},
+    worker::{Class, Handler, Permit, Ticket, Trigger},
 };
 use runtime::{
     Shutdown,
@@ -83,7 +83,7 @@ pub fn lease(timeout: Duration) -> Duration {
     timeout + LEASE_MARGIN
 }
 
-/// The stage, with everything that its attempts share.
+/// The handler of deliveries, with everything that their attempts share.
 pub struct Deliver {
     database: Database,
     vault: Vault,
@@ -103,7 +103,7 @@ pub struct Transports {
     pub mailer: Option<Mailer>,
 }
 
-/// The settings of the stage.
+/// The settings of the handler.
 pub struct Settings {
     /// Makes `qrcode_img_url`.
     pub qr: QrUrls,
@@ -115,7 +115,7 @@ pub struct Settings {
 }
 
 impl Deliver {
-    /// Creates the stage and starts its group commits.
+    /// Creates the handler and starts its group commits.
     pub fn new(
         database: Database,
         vault: Vault,
@@ -171,13 +171,13 @@ impl Deliver {
     }
 }
 
-impl Stage for Deliver {
+impl Handler for Deliver {
     const NAME: &'static str = "notifier";
     const KIND: &'static str = "ready";
     const CLAIM_STATEMENT: (&'static str, &'static str) = ("SELECT", "deliveries");
     type Message = TopupReady;
     type Id = DeliveryId;
-    type Work = Delivery;
+    type Claimed = Delivery;
 
     fn tickets_of(&self, message: TopupReady) -> Vec<Ticket<DeliveryId>> {
         let TopupReady::V1 { deliveries } = message;

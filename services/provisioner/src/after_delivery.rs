@@ -24,7 +24,7 @@ use domain::{
 };
 use pipeline::{
     Effect, perform,
-    worker::{Class, Permit, Stage, Ticket, Trigger},
+    worker::{Class, Handler, Permit, Ticket, Trigger},
 };
 use runtime::clock::Moment;
 use store::{
@@ -34,7 +34,7 @@ use store::{
 use uuid::Uuid;
 
 use crate::{
-    place::ProviderWork,
+    place::ProviderContext,
     providers::{Custody, DeliveredEsim, EsimStatus, GiveBackAnswer, ProviderId, Trouble},
 };
 
@@ -44,41 +44,41 @@ const AGAIN_MOST: Duration = Duration::from_mins(5);
 /// Why a request is set aside whose eSIM no call can name.
 const BAD_UNIT_ID: &str = "the stored id of the unit is no id of a provider";
 
-/// The stage of a provider that answers requests about delivered eSIMs. It has permits of its own, so
+/// What the worker of a provider does that answers requests about delivered eSIMs. It has permits of its own, so
 /// that it holds up no purchase and no purchase holds it up.
-pub struct RequestStage {
-    pub work: Arc<ProviderWork>,
+pub struct EsimRequestHandler {
+    pub context: Arc<ProviderContext>,
 }
 
-impl Stage for RequestStage {
+impl Handler for EsimRequestHandler {
     const NAME: &'static str = "provisioner";
     const KIND: &'static str = "request";
     const CLAIM_STATEMENT: (&'static str, &'static str) = ("UPDATE", "work");
     /// Ingress sends no messages about requests: it makes them due.
     type Message = ();
     type Id = Uuid;
-    type Work = Claimed;
+    type Claimed = Claimed;
 
     async fn due(&self, look: Look) -> anyhow::Result<Found<Ticket<Uuid>>> {
         // While the breaker is not closed, the claim would find nothing.
-        if !self.work.calls.breaker.is_closed() {
+        if !self.context.calls.breaker.is_closed() {
             return Ok(Found::nothing());
         }
-        self.work.due_requests(&look).await
+        self.context.due_requests(&look).await
     }
 
     async fn claim(&self, rows: &[Uuid], _class: Class) -> anyhow::Result<Vec<(Uuid, Claimed)>> {
-        let claimed = self.work.claim_requests(rows, false).await?;
+        let claimed = self.context.claim_requests(rows, false).await?;
         Ok(claimed.into_iter().map(|one| (one.id, one)).collect())
     }
 
     async fn run(self: Arc<Self>, claimed: Claimed, trigger: Trigger, permit: Permit) {
-        self.work.answer(&claimed, trigger.claim_began).await;
+        self.context.answer(&claimed, trigger.claim_began).await;
         drop(permit);
     }
 }
 
-impl ProviderWork {
+impl ProviderContext {
     /// Answers a due request as the probe of a half-open breaker. The caller has the probe.
     pub(crate) async fn probe_with_request(self: &Arc<Self>) -> anyhow::Result<()> {
         let look = Look {

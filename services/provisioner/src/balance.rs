@@ -14,7 +14,7 @@ use pg::PgConnection;
 use runtime::Shutdown;
 use store::providers;
 
-use crate::place::ProviderWork;
+use crate::place::ProviderContext;
 
 /// How often each process reads it.
 const PERIOD: Duration = Duration::from_mins(5);
@@ -24,8 +24,8 @@ const CHECK: Duration = Duration::from_secs(1);
 
 /// Reads the balance now and then until the soft stop. While the breaker is not closed, it is not
 /// read, because the provider is either failing or must not be called.
-pub async fn watch(work: Arc<ProviderWork>, shutdown: Shutdown) -> anyhow::Result<()> {
-    let calls = &work.calls;
+pub async fn watch(context: Arc<ProviderContext>, shutdown: Shutdown) -> anyhow::Result<()> {
+    let calls = &context.calls;
     let mut ticks = shutdown.ticks(CHECK);
     let mut last: Option<Instant> = None;
     while ticks.next().await {
@@ -41,7 +41,7 @@ pub async fn watch(work: Arc<ProviderWork>, shutdown: Shutdown) -> anyhow::Resul
                 let note = async |connection: &mut PgConnection| {
                     providers::note_balance(connection, &calls.name, told.trim_end()).await
                 };
-                if let Err(error) = work.database.run(note).await {
+                if let Err(error) = context.database.run(note).await {
                     tracing::debug!(%error, "the balance could not be noted; the next one is");
                 }
             }

@@ -1,7 +1,7 @@
-//! The first stage of the provisioner's worker: it buys placements, looks up attempts whose outcome is
-//! unknown, and collects profiles.
+//! What the provisioner does with placements: it buys them, looks up attempts whose outcome is unknown,
+//! and collects profiles.
 //!
-//! The worker of [`pipeline::worker`] calls it with claimed placements. What it does with one
+//! Two workers of [`pipeline::worker`] for each provider call it with claimed placements. What it does with one
 //! depends on the state from which the placement was claimed, see [`domain::placement`]:
 //!
 //! - `accepted`: the claim has recorded a new attempt, so this process sends the purchase, once.
@@ -41,7 +41,7 @@ use pipeline::{
     payload::{JobPlacement, TopupJob, Verdict},
     streams::JOBS,
     trace,
-    worker::{Class, Permit, Stage, Ticket, Trigger},
+    worker::{Class, Handler, Permit, Ticket, Trigger},
 };
 use runtime::Shutdown;
 use store::{
@@ -76,9 +76,9 @@ pub const UNRECORDED: usize = 1024;
 /// If a call takes at least this long, the wait for its permit counts as the provider's time, too.
 const SLOW_CALL: Duration = Duration::from_millis(100);
 
-/// Everything that the stages of one provider share: its calls, its room for records, its
+/// Everything that the three workers of one provider share: its calls, its room for records, its
 /// settings.
-pub struct ProviderWork {
+pub struct ProviderContext {
     pub calls: Calls,
     pub database: Database,
     pub vault: Vault,
@@ -98,21 +98,22 @@ pub struct ProviderWork {
     pub shutdown: Shutdown,
 }
 
-/// One of the two stages for the purchases of a provider ([`crate::after_delivery`] has the third one). One makes purchases, each with its first collect; the other
-/// makes look-ups and later collects. Each has permits of its own, so that a flood of purchases
-/// cannot hold up the look-ups, nor the other way round. Jobs reach only the stage that buys.
-pub struct ProviderStage {
-    pub work: Arc<ProviderWork>,
+/// What one of the two workers for the placements of a provider does ([`crate::after_delivery`] has the
+/// third worker). One makes purchases, each with its first collect; the other makes look-ups and later
+/// collects. Each has permits of its own, so that a flood of purchases cannot hold up the look-ups, nor
+/// the other way round. Jobs reach only the worker that buys.
+pub struct PlacementHandler {
+    pub context: Arc<ProviderContext>,
     pub activity: Activity,
 }
 
-impl Stage for ProviderStage {
+impl Handler for PlacementHandler {
     const NAME: &'static str = "provisioner";
     const KIND: &'static str = "job";
     const CLAIM_STATEMENT: (&'static str, &'static str) = ("UPDATE", "placements");
     type Message = TopupJob;
     type Id = PlacementId;
-    type Work = Claimed;
+    type Claimed = Claimed;
 
     fn tickets_of(&self, job: TopupJob) -> Vec<Ticket<PlacementId>> {
         let TopupJob::V1 { placements } = job;
@@ -126,16 +127,16 @@ impl Stage for ProviderStage {
 
     async fn defer(&self, rows: &[PlacementId]) -> anyhow::Result<()> {
         let deferred = self
-            .work
+            .context
             .database
             .run(async |connection| placements::defer(connection, rows).await)
             .await?;
-        self.work.reporter.deferred(&deferred);
+        self.context.reporter.deferred(&deferred);
         Ok(())
     }
 
     async fn due(&self, look: Look) -> anyhow::Result<Found<Ticket<PlacementId>>> {
-        let calls = &self.work.calls;
+        let calls = &self.context.calls;
         // While the breaker is not closed, the claim of a due row would find nothing. Probes find
         // their placements themselves.
         if !calls.breaker.is_closed() {
@@ -147,7 +148,7 @@ impl Stage for ProviderStage {
             Activity::Purchases => calls.limiters.stopped(Instant::now()),
             Activity::LookUps => Vec::new(),
         };
-        self.work.due(self.activity, &Look { skip, ..look }).await
+        self.context.due(self.activity, &Look { skip, ..look }).await
     }
 
     async fn claim(
@@ -159,7 +160,7 @@ impl Stage for ProviderStage {
             Class::Fresh => Claim::Fresh,
             Class::Due => Claim::Due,
         };
-        let claimed = self.work.claim(rows, claim).await?;
+        let claimed = self.context.claim(rows, claim).await?;
         Ok(claimed
             .into_iter()
             .map(|claimed| (claimed.placement_id, claimed))
@@ -167,11 +168,11 @@ impl Stage for ProviderStage {
     }
 
     async fn run(self: Arc<Self>, claimed: Claimed, trigger: Trigger, permit: Permit) {
-        self.work.run(claimed, trigger, Some(permit)).await;
+        self.context.run(claimed, trigger, Some(permit)).await;
     }
 }
 
-impl ProviderWork {
+impl ProviderContext {
     async fn due(
         &self,
         activity: Activity,

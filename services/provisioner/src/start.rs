@@ -1,4 +1,4 @@
-//! Starts the tasks of the stage: for each provider its three stages, its probes and its heartbeat, and
+//! Starts the tasks of the stage: for each provider its three workers, its probes and its heartbeat, and
 //! for the whole process the refreshing of what all replicas share, and the sweep.
 //!
 //! [`crate::run`] calls these functions once the schema and the keys have been checked, because from
@@ -24,7 +24,7 @@ use tokio::sync::Semaphore;
 use vault::Vault;
 
 use crate::{
-    after_delivery::RequestStage,
+    after_delivery::EsimRequestHandler,
     balance,
     breaker::Breaker,
     calls::Calls,
@@ -32,7 +32,7 @@ use crate::{
     heartbeat,
     limiter::LaneLimiters,
     metrics::Metrics,
-    place::{ProviderStage, ProviderWork, Settlements, UNRECORDED},
+    place::{PlacementHandler, ProviderContext, Settlements, UNRECORDED},
     providers::Connected,
     rate::Rate,
     reporter::Reporter,
@@ -75,7 +75,7 @@ pub(crate) fn providers(
             timeout: config.provider_timeout,
         };
         all.push(watched);
-        let work = Arc::new(ProviderWork {
+        let context = Arc::new(ProviderContext {
             calls,
             database: parts.database.clone(),
             vault: parts.vault.clone(),
@@ -87,7 +87,7 @@ pub(crate) fn providers(
             lease: config.lease(),
             shutdown: shutdown.clone(),
         });
-        stages(config, &work, &parts.nats, &lookout, shutdown);
+        start_workers(config, &context, &parts.nats, &lookout, shutdown);
     }
     all
 }
@@ -114,19 +114,19 @@ fn watched(config: &Config, name: &str, rate: Arc<Rate>, parts: &Parts) -> Watch
     Watched::new(breaker, rate, limiters)
 }
 
-/// Starts the three stages of a provider, its probes and its heartbeat. Look-ups and requests about
-/// eSIMs have stages of their own, because they must go on while purchases use all of their permits,
+/// Starts the three workers of a provider, its probes and its heartbeat. Look-ups and requests about
+/// eSIMs have workers of their own, because they must go on while purchases use all of their permits,
 /// and the other way round.
-fn stages(
+fn start_workers(
     config: &Config,
-    work: &Arc<ProviderWork>,
+    context: &Arc<ProviderContext>,
     nats: &Nats,
     lookout: &Lookout,
     shutdown: &Shutdown,
 ) {
-    let name = work.calls.name.clone();
-    let breaker = Arc::clone(&work.calls.breaker);
-    let limiters = Arc::clone(&work.calls.limiters);
+    let name = context.calls.name.clone();
+    let breaker = Arc::clone(&context.calls.breaker);
+    let limiters = Arc::clone(&context.calls.limiters);
     let purchases = config.limits(config.provider_concurrency);
     let lookups = config.limits(config.provider_concurrency.div_ceil(2));
     let jobs = Source {
@@ -138,8 +138,8 @@ fn stages(
         (Activity::Purchases, Some(jobs), purchases),
         (Activity::LookUps, None, lookups),
     ] {
-        let stage = ProviderStage {
-            work: Arc::clone(work),
+        let handler = PlacementHandler {
+            context: Arc::clone(context),
             activity,
         };
         // The limits of lanes concern purchases only, because look-ups buy nothing.
@@ -152,9 +152,9 @@ fn stages(
             provider: Some(name.clone()),
             due: Some(lookout.watch(activity.kinds(), &name)),
         };
-        worker::start(Arc::new(stage), nats, settings, shutdown);
+        worker::start(Arc::new(handler), nats, settings, shutdown);
     }
-    shutdown.spawn("probes", Arc::clone(work).probe());
+    shutdown.spawn("probes", Arc::clone(context).probe());
     let requests = config.limits(config.provider_esim_requests);
     let settings = worker::Settings {
         source: None,
@@ -167,12 +167,12 @@ fn stages(
         provider: Some(name.clone()),
         due: Some(lookout.watch(&Kind::REQUESTS, &name)),
     };
-    let stage = RequestStage {
-        work: Arc::clone(work),
+    let handler = EsimRequestHandler {
+        context: Arc::clone(context),
     };
-    worker::start(Arc::new(stage), nats, settings, shutdown);
-    if work.calls.provider.capabilities().balance {
-        let watching = balance::watch(Arc::clone(work), shutdown.clone());
+    worker::start(Arc::new(handler), nats, settings, shutdown);
+    if context.calls.provider.capabilities().balance {
+        let watching = balance::watch(Arc::clone(context), shutdown.clone());
         shutdown.spawn("balance", watching);
     }
     let nats = nats.clone();
@@ -221,7 +221,7 @@ pub(crate) fn sweep(database: Database, shutdown: &Shutdown) {
     };
     shutdown.spawn(
         "sweep",
-        worker::sweep::<ProviderStage, _>(shutdown.clone(), step),
+        worker::sweep::<PlacementHandler, _>(shutdown.clone(), step),
     );
 }
 

@@ -4,7 +4,7 @@
 //! A message is a hint that rows are new. It is not acknowledged and never delivered again. If it
 //! is lost, or if this process dies after taking it, the sweep makes its rows due at the end of
 //! their first lease. So every error here costs time only, and the loop pulls again after any of
-//! them. When the stage stops, it defers the rows of messages that it has taken and will not start,
+//! them. When the process stops, it defers the rows of messages that it has taken and will not start,
 //! so that another replica finds them at once.
 
 use std::{
@@ -18,7 +18,7 @@ use futures_util::StreamExt;
 use runtime::outage;
 use tracing::Instrument;
 
-use super::{QueuedTicket, Stage, Worker};
+use super::{Handler, QueuedTicket, Worker};
 use crate::{
     effect::{Effect, perform},
     payload::ROWS_PER_MESSAGE,
@@ -100,7 +100,7 @@ struct Opened<Id> {
     contexts: Vec<Arc<str>>,
 }
 
-impl<S: Stage> Worker<S> {
+impl<H: Handler> Worker<H> {
     /// Pulls messages until the soft stop.
     pub(super) async fn messages(self: Arc<Self>, source: Source) -> anyhow::Result<()> {
         let _pulled = self.pulled.clone().drop_guard();
@@ -190,14 +190,14 @@ impl<S: Stage> Worker<S> {
 
     /// Reads messages and makes their tickets. Messages that cannot be read are moved to the dead
     /// messages.
-    async fn open(&self, messages: impl Iterator<Item = Message>) -> Opened<S::Id> {
+    async fn open(&self, messages: impl Iterator<Item = Message>) -> Opened<H::Id> {
         let mut opened = Opened {
             messages: 0,
             tickets: Vec::new(),
             contexts: Vec::new(),
         };
         for message in messages {
-            let read = match serde_json::from_slice::<S::Message>(&message.payload) {
+            let read = match serde_json::from_slice::<H::Message>(&message.payload) {
                 Ok(read) => read,
                 Err(error) => {
                     self.bury(&message, &error.to_string()).await;
@@ -211,7 +211,7 @@ impl<S: Stage> Worker<S> {
                 .map(|value| value.as_str().into());
             opened
                 .tickets
-                .extend(self.stage.tickets_of(read).into_iter().map(|ticket| {
+                .extend(self.handler.tickets_of(read).into_iter().map(|ticket| {
                     let key = ticket.key();
                     (
                         key,
@@ -228,13 +228,13 @@ impl<S: Stage> Worker<S> {
     }
 
     /// Makes rows due at once, because they cannot wait for permits in this process.
-    async fn defer(&self, refused: Vec<QueuedTicket<S::Id>>) {
+    async fn defer(&self, refused: Vec<QueuedTicket<H::Id>>) {
         if refused.is_empty() {
             return;
         }
         self.metrics.deferred(refused.len());
-        let rows: Vec<S::Id> = refused.into_iter().map(|ticket| ticket.id).collect();
-        if let Err(error) = self.stage.defer(&rows).await
+        let rows: Vec<H::Id> = refused.into_iter().map(|ticket| ticket.id).collect();
+        if let Err(error) = self.handler.defer(&rows).await
             && let Some(others) = outage::DATABASE.failed()
         {
             let error = format!("{error:#}");
@@ -250,7 +250,7 @@ impl<S: Stage> Worker<S> {
     /// Copies a message that cannot be read to the dead messages, for an operator to look at.
     async fn bury(&self, message: &Message, reason: &str) {
         // Boxed, because this future is rarely needed and would enlarge the future of every batch.
-        let buried = Box::pin(self.nats.bury(S::KIND, message, reason));
+        let buried = Box::pin(self.nats.bury(H::KIND, message, reason));
         match perform(Effect::Bury, buried).await {
             Ok(()) => {
                 tracing::error!(

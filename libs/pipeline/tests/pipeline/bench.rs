@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use async_nats::jetstream::{self, consumer, stream};
-use pipeline::worker::{self, Class, LaneState, Limits, Permit, Settings, Stage, Ticket, Trigger};
+use pipeline::worker::{self, Class, Handler, LaneState, Limits, Permit, Settings, Ticket, Trigger};
 use pipeline::{Nats, NatsAccess, NatsConfig, streams::Source};
 use runtime::Shutdown;
 use secrecy::SecretString;
@@ -426,13 +426,13 @@ fn ticket(row: u32) -> Ticket<u32> {
     }
 }
 
-impl Stage for Rows {
+impl Handler for Rows {
     const NAME: &'static str = "test";
     const KIND: &'static str = "job";
     const CLAIM_STATEMENT: (&'static str, &'static str) = ("UPDATE", "rows");
     type Message = Message;
     type Id = u32;
-    type Work = u32;
+    type Claimed = u32;
 
     fn tickets_of(&self, message: Message) -> Vec<Ticket<u32>> {
         message.rows.into_iter().map(ticket).collect()

@@ -9,10 +9,10 @@ use pg::PgConnection;
 use pipeline::worker::{Permit, Trigger};
 use store::placements::{Claimed, asked};
 
-use super::ProviderWork;
+use super::ProviderContext;
 use crate::providers::FindAnswer;
 
-impl ProviderWork {
+impl ProviderContext {
     /// Asks the provider whether it has the purchase of a parked placement whose outcome is unknown.
     pub(super) async fn look_again(
         &self,

@@ -21,7 +21,7 @@ use store::{
     work::Look,
 };
 
-use super::ProviderWork;
+use super::ProviderContext;
 
 /// How often a half-open breaker looks for a placement to probe with.
 const PROBE: Duration = Duration::from_millis(500);
@@ -46,7 +46,7 @@ impl Probes {
     }
 }
 
-impl ProviderWork {
+impl ProviderContext {
     /// Probes the provider with one placement at a time while its breaker is half open, until the
     /// soft stop. Look-ups and purchases take turns, and each purchase is of another lane.
     /// Otherwise a single bad option, probed again and again, could keep the breaker open.

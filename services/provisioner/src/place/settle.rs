@@ -18,7 +18,7 @@ use store::placements::{
     Unit,
 };
 
-use super::ProviderWork;
+use super::ProviderContext;
 use crate::{
     assign,
     providers::{Bought, LookUp, Trouble, UnitState},
@@ -65,7 +65,7 @@ impl Writer for Settlements {
     }
 }
 
-impl ProviderWork {
+impl ProviderContext {
     /// Whether this unknown outcome counts towards parking the placement: it has happened often
     /// enough, and other calls to the provider succeed. A provider that is busy or fails as a whole
     /// says nothing about a single placement.

@@ -17,7 +17,7 @@ use crate::{
     Nats, Shutdown,
     streams::Source,
     work::{Found, Look},
-    worker::{Class, Limits, Permit, Settings, Stage, Ticket, Trigger, start, unlimited_lanes},
+    worker::{Class, Handler, Limits, Permit, Settings, Ticket, Trigger, start, unlimited_lanes},
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,13 +75,13 @@ impl Rows {
     }
 }
 
-impl Stage for Rows {
+impl Handler for Rows {
     const NAME: &'static str = "rows";
     const KIND: &'static str = "rows";
     const CLAIM_STATEMENT: (&'static str, &'static str) = ("UPDATE", "rows");
     type Message = Vec<usize>;
     type Id = usize;
-    type Work = usize;
+    type Claimed = usize;
 
     fn tickets_of(&self, message: Vec<usize>) -> Vec<Ticket<usize>> {
         message.into_iter().map(|id| self.ticket(id)).collect()

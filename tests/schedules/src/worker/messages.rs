@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use super::{QueuedTicket, Stage, Worker};
+use super::{Handler, QueuedTicket, Worker};
 use crate::streams::Source;
 
-impl<S: Stage> Worker<S> {
+impl<H: Handler> Worker<H> {
     pub(super) async fn messages(self: Arc<Self>, mut source: Source) -> anyhow::Result<()> {
         let _pulled = self.pulled.clone().drop_guard();
         let stop = self.shutdown.soft();
@@ -18,7 +18,7 @@ impl<S: Stage> Worker<S> {
             let Some(Some(message)) = stop.run_until_cancelled(source.messages.recv()).await else {
                 break;
             };
-            let tickets = self.stage.tickets_of(serde_json::from_str(&message)?);
+            let tickets = self.handler.tickets_of(serde_json::from_str(&message)?);
             let refused = self.queues.offer_fresh(tickets.into_iter().map(|ticket| {
                 let queued = QueuedTicket {
                     id: ticket.id.clone(),
@@ -27,8 +27,8 @@ impl<S: Stage> Worker<S> {
                 (ticket.key(), queued)
             }));
             if !refused.is_empty() {
-                let rows: Vec<S::Id> = refused.into_iter().map(|ticket| ticket.id).collect();
-                self.stage.defer(&rows).await?;
+                let rows: Vec<H::Id> = refused.into_iter().map(|ticket| ticket.id).collect();
+                self.handler.defer(&rows).await?;
             }
         }
         stop.cancelled().await;

@@ -1,5 +1,5 @@
-//! What a stage implements for the worker, and what the worker passes to it. The provisioner and
-//! the notifier implement [`Stage`]; the other types are its arguments and results.
+//! What a program implements for a worker, and what the worker passes to it. The provisioner and
+//! the notifier implement [`Handler`]; the other types are its arguments and results.
 
 use std::{hash::Hash, sync::Arc, time::Duration};
 
@@ -13,10 +13,10 @@ use crate::{
     queues::Class,
 };
 
-/// One stage of the pipeline. The worker decides when each function is called and how many rows run
-/// at once; the stage decides what is done with a row.
-pub trait Stage: Send + Sync + 'static {
-    /// The name of the stage in metrics.
+/// What is done with the rows of one worker. The worker decides when each function is called and how
+/// many rows run at once; the handler decides what is done with a row.
+pub trait Handler: Send + Sync + 'static {
+    /// The name of the worker in metrics.
     const NAME: &'static str;
     /// The name of the kind of message, for dead messages.
     const KIND: &'static str;
@@ -27,9 +27,9 @@ pub trait Stage: Send + Sync + 'static {
     /// Identifies a row.
     type Id: Clone + Eq + Hash + Send + Sync + 'static;
     /// A claimed row.
-    type Work: Send + 'static;
+    type Claimed: Send + 'static;
 
-    /// One ticket for each row that the message names. A stage whose rows no message announces needs
+    /// One ticket for each row that the message names. A handler whose rows no message announces needs
     /// neither this function nor [`Self::defer`].
     fn tickets_of(&self, _message: Self::Message) -> Vec<Ticket<Self::Id>> {
         Vec::new()
@@ -51,20 +51,20 @@ pub trait Stage: Send + Sync + 'static {
     ///
     /// Due rows are leased, so that no other process works on them until their lease ends. Fresh
     /// rows take no lease, because they belong to their message until their first lease ends. What
-    /// a second claim of a fresh row does depends on the stage. The claim of a placement records
+    /// a second claim of a fresh row does depends on the handler. The claim of a placement records
     /// the attempt, so a second claim finds nothing. The claim of a delivery writes nothing, so if
     /// its message comes twice, its webhook may be sent twice.
     fn claim(
         &self,
         rows: &[Self::Id],
         class: Class,
-    ) -> impl Future<Output = anyhow::Result<Vec<(Self::Id, Self::Work)>>> + Send;
+    ) -> impl Future<Output = anyhow::Result<Vec<(Self::Id, Self::Claimed)>>> + Send;
 
     /// Does the work of a row and records the outcome, so that the row is finished or due again
-    /// later. Dropping the permit lets another row run; a stage may do that before it records.
+    /// later. Dropping the permit lets another row run; a handler may do that before it records.
     fn run(
         self: Arc<Self>,
-        work: Self::Work,
+        claimed: Self::Claimed,
         trigger: Trigger,
         permit: Permit,
     ) -> impl Future<Output = ()> + Send;
@@ -107,7 +107,7 @@ pub struct Trigger {
     /// The trace context of the message; `None` for due work and without a trace.
     pub traceparent: Option<Arc<str>>,
     /// How long the ticket waited for its permit, because other rows used up what its lane, its
-    /// partner or the stage may have in flight.
+    /// partner or the worker may have in flight.
     pub permit_wait: Duration,
     /// When this process began the claim, which is never later than the commit of the claim.
     pub claim_began: Moment,

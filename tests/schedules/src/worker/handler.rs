@@ -1,0 +1,1 @@
+../../../../libs/pipeline/src/worker/handler.rs

@@ -1,1 +1,0 @@
-../../../../libs/pipeline/src/worker/stage.rs
