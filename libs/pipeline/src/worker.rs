@@ -27,8 +27,8 @@
 //! [`sweep`] makes those rows due that nobody has finished within their first lease, and the next
 //! look finds every due row again.
 
-mod messages;
 mod handler;
+mod messages;
 
 use std::{
     collections::HashMap,

@@ -186,7 +186,7 @@ pub async fn note_balance(connection: &mut PgConnection, name: &str, balance: &s
 
 /// Closes the breaker, or forgets its openings if it is closed, after a call that began at this
 /// version and got a response. Returns `None` if the version has changed.
-pub async fn answered(
+pub async fn responded(
     connection: &mut PgConnection,
     name: &str,
     version: i64,

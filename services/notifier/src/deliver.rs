@@ -57,16 +57,16 @@ use webhooks::{body::Body, event, mail::EmailAddress, qr::QrUrls};
 
 use self::{
     record::{Attempts, WithoutUrl, until_recorded},
-    spans::{passed_on, process_span, record_answer, request_span},
+    spans::{passed_on, process_span, record_response, request_span},
 };
 use crate::{
     endpoint::{Endpoint, Endpoints},
     mail::{self, Mail, Mailer},
     mail_text,
     metrics::Metrics,
-    outcome::{self, Answered, Failure, LogIds, Tried},
+    outcome::{self, Exchange, Failure, LogIds, Responded},
     schedule::{Next, Schedule},
-    webhook::{self, Sender, Unanswered},
+    webhook::{self, NoResponse, Sender},
 };
 
 /// The first lease of a delivery. A delivery that is not finished when it ends becomes due.
@@ -268,15 +268,15 @@ impl Deliver {
         }
         let at = clock::now();
         let began = Instant::now();
-        let tried = self.attempt(&delivery, &endpoint, at).await;
+        let exchange = self.attempt(&delivery, &endpoint, at).await;
         let duration = began.elapsed();
         permit.attempted(duration);
 
         let attempts_of_schedule = delivery
             .ended_attempts
             .saturating_sub(delivery.schedule_start);
-        let next = self.next_step(&delivery, &tried, attempts_of_schedule);
-        let next_if_resent = || self.next_step(&delivery, &tried, 0);
+        let next = self.next_step(&delivery, &exchange, attempts_of_schedule);
+        let next_if_resent = || self.next_step(&delivery, &exchange, 0);
         // After a success the permit is released at once, because the next request need not wait
         // for the record. After a failure it is kept until the failure is recorded: the record may
         // block the endpoint, and then no further delivery should start.
@@ -286,11 +286,11 @@ impl Deliver {
         } else {
             Some(permit)
         };
-        let response = tried.as_ref().ok().map(|answered| answered.response);
-        outcome::log(&delivery, response, tried.as_ref().err(), next);
+        let response = exchange.as_ref().ok().map(|responded| responded.response);
+        outcome::log(&delivery, response, exchange.as_ref().err(), next);
         self.count(
             &delivery,
-            outcome::class(&tried),
+            outcome::class(&exchange),
             next,
             duration,
             claim_began.monotonic.elapsed(),
@@ -299,11 +299,11 @@ impl Deliver {
             at,
             duration,
             status: response.map(|response| response.status),
-            class: outcome::class(&tried),
-            detail: outcome::detail(&tried),
-            proves: tried.as_ref().is_ok_and(|answered| answered.proves),
-            response_start: self.sealed_response_start(&delivery, &tried, next),
-            result: outcome::result(&tried, next, next_if_resent),
+            class: outcome::class(&exchange),
+            detail: outcome::detail(&exchange),
+            proves: exchange.as_ref().is_ok_and(|responded| responded.proves),
+            response_start: self.sealed_response_start(&delivery, &exchange, next),
+            result: outcome::result(&exchange, next, next_if_resent),
             id: delivery.id,
             endpoint_id: delivery.endpoint.id,
             is_event: matches!(delivery.content, Content::Event(_)),
@@ -318,11 +318,16 @@ impl Deliver {
     /// Decides what an attempt leads to. The schedule decides, except that nothing is left to send
     /// once a profile is erased, and that a [test](is_test) is never retried. `attempts_of_schedule`
     /// is the number of attempts before this one.
-    fn next_step(&self, delivery: &Delivery, tried: &Tried, attempts_of_schedule: u32) -> Next {
-        if matches!(tried, Err(Failure::Erased | Failure::NoChannel)) {
+    fn next_step(
+        &self,
+        delivery: &Delivery,
+        exchange: &Exchange,
+        attempts_of_schedule: u32,
+    ) -> Next {
+        if matches!(exchange, Err(Failure::Erased | Failure::NoChannel)) {
             return Next::Exhausted;
         }
-        let response = tried.as_ref().ok().map(|answered| answered.response);
+        let response = exchange.as_ref().ok().map(|responded| responded.response);
         if response.is_some_and(|reply| mail::refused_for_good(reply.status)) && is_mail(delivery) {
             return Next::Exhausted;
         }
@@ -403,10 +408,10 @@ impl Deliver {
     fn sealed_response_start(
         &self,
         delivery: &Delivery,
-        tried: &Tried,
+        exchange: &Exchange,
         next: Next,
     ) -> Option<Vec<u8>> {
-        let beginning = &tried.as_ref().ok()?.beginning;
+        let beginning = &exchange.as_ref().ok()?.beginning;
         // The response to a test is kept in any case, because the partner wants to see it.
         if (next == Next::Delivered && !is_test(delivery)) || beginning.is_empty() {
             return None;
@@ -430,7 +435,7 @@ impl Deliver {
         delivery: &Delivery,
         endpoint: &Endpoint,
         now: OffsetDateTime,
-    ) -> Tried {
+    ) -> Exchange {
         let url = endpoint.url.as_ref().map_err(|error| *error)?;
         let content = self.content(delivery).await?;
         if is_mail(delivery) {
@@ -460,18 +465,18 @@ impl Deliver {
             traceparent.as_deref(),
         )
         .map_err(|_| Failure::Unwritable)?;
-        let answer = self
+        let received = self
             .transports
             .sender
             .post(url.clone(), headers, body, now)
             .instrument(span.clone())
             .await;
-        record_answer(&span, &answer);
-        let (response, beginning) = answer?;
+        record_response(&span, &received);
+        let (response, beginning) = received?;
         let proves = matches!(response.status, 200..=299)
             && matches!(content.as_ref(), Content::Event(event)
-                if event.subject.is_answered_by(&beginning));
-        Ok(Answered {
+                if event.subject.is_proved_by(&beginning));
+        Ok(Responded {
             response,
             beginning,
             proves,
@@ -527,10 +532,10 @@ impl Deliver {
     }
 
     /// Mails a notice. The status of the response is the reply code of the relay.
-    async fn mail(&self, delivery: &Delivery, content: &Content, now: OffsetDateTime) -> Tried {
+    async fn mail(&self, delivery: &Delivery, content: &Content, now: OffsetDateTime) -> Exchange {
         let mailer = self.transports.mailer.as_ref().ok_or(Failure::NoRelay)?;
         let target = delivery.target.url.as_deref().unwrap_or_default();
-        let to = EmailAddress::of_target(target).ok_or(Unanswered::BadUrl)?;
+        let to = EmailAddress::of_target(target).ok_or(NoResponse::BadUrl)?;
         // Nothing but notices goes to e-mail addresses.
         let Content::Event(Event {
             subject: Subject::Notice { kind, notice },
@@ -546,7 +551,7 @@ impl Deliver {
             text: &mail_text::text(*kind, notice, &delivery.target.environment),
             at: now,
         };
-        Ok(Answered {
+        Ok(Responded {
             response: mailer.send(&mail).await?,
             beginning: Vec::new(),
             proves: false,

@@ -17,7 +17,7 @@ use url::Url;
 use vault::{Vault, VaultError};
 use webhooks::mail::is_mail;
 
-use crate::webhook::Unanswered;
+use crate::webhook::NoResponse;
 
 /// The most endpoints that are cached. When the cache is full, it is emptied, and the endpoints
 /// that are still in use return to it with their next delivery.
@@ -27,7 +27,7 @@ const KEPT: usize = 10_000;
 pub struct Endpoint {
     /// The host: the lane by which permits are counted.
     pub host: Arc<str>,
-    pub url: Result<Url, Unanswered>,
+    pub url: Result<Url, NoResponse>,
     /// The secrets that sign its webhooks, the newest first.
     pub secrets: Result<Vec<Secret>, pg::Error>,
     /// The headers that the partner has set for all requests to it.
@@ -148,7 +148,7 @@ impl Endpoints {
         let open = |sealed: &Vec<u8>| endpoints::open_secret(vault, key, sealed);
         let endpoint = Arc::new(Endpoint {
             host: host_of(target, url_text).into(),
-            url: url_text.parse().map_err(|_| Unanswered::BadUrl),
+            url: url_text.parse().map_err(|_| NoResponse::BadUrl),
             secrets: target.secrets.iter().map(open).collect(),
             headers: headers(delivery, vault),
         });

@@ -1,4 +1,4 @@
-//! Notices by e-mail: one message to the operator's relay, and what its answer means.
+//! Notices by e-mail: one message to the operator's relay, and what its response means.
 //! [`crate::deliver`] makes the message and calls [`Mailer::send`].
 //!
 //! Guarantee: a conversation with the relay ends within `WEBHOOK_TIMEOUT`, and uses TLS with a
@@ -38,7 +38,7 @@ use webhooks::{config::MailConfig, mail::EmailAddress};
 
 use crate::{
     schedule::EndpointResponse,
-    webhook::{TlsFault, Unanswered},
+    webhook::{NoResponse, TlsFault},
 };
 
 /// The ports of submission: with TLS from the first byte on, and with STARTTLS.
@@ -184,11 +184,11 @@ impl Mailer {
     /// Sends one mail. The status of the response is the relay's reply code; an
     /// [`EndpointResponse`] with it leads to the same decisions as the status of an endpoint, except
     /// for [`refused_for_good`].
-    pub async fn send(&self, mail: &Mail<'_>) -> Result<EndpointResponse, Unanswered> {
-        let message = self.message(mail).ok_or(Unanswered::BadUrl)?;
+    pub async fn send(&self, mail: &Mail<'_>) -> Result<EndpointResponse, NoResponse> {
+        let message = self.message(mail).ok_or(NoResponse::BadUrl)?;
         let sending = pipeline::perform(pipeline::Effect::Webhook, self.relay.send(message));
         let sent = tokio::time::timeout(self.timeout, sending).await;
-        let code = match sent.map_err(|_| Unanswered::Timeout)? {
+        let code = match sent.map_err(|_| NoResponse::Timeout)? {
             Ok(reply) => reply.code(),
             Err(error) => error.status().ok_or_else(|| classify(&error))?,
         };
@@ -224,9 +224,9 @@ pub fn refused_for_good(status: u16) -> bool {
 }
 
 /// What there is instead of a reply. Only the class is kept, as for webhooks.
-fn classify(error: &smtp::Error) -> Unanswered {
+fn classify(error: &smtp::Error) -> NoResponse {
     if error.is_timeout() {
-        return Unanswered::Timeout;
+        return NoResponse::Timeout;
     }
     let mut cause: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(current) = cause {
@@ -234,17 +234,17 @@ fn classify(error: &smtp::Error) -> Unanswered {
         let wrapped = io.and_then(std::io::Error::get_ref);
         let wrapped = wrapped.and_then(|wrapped| wrapped.downcast_ref::<rustls::Error>());
         if let Some(error) = wrapped.or(current.downcast_ref()) {
-            return Unanswered::Tls(error.into());
+            return NoResponse::Tls(error.into());
         }
         cause = current.source();
     }
     if error.is_tls() {
-        return Unanswered::Tls(TlsFault::Other);
+        return NoResponse::Tls(TlsFault::Other);
     }
     if error.is_response() || error.is_client() {
-        Unanswered::NoAnswer
+        NoResponse::Nothing
     } else {
-        Unanswered::Connect
+        NoResponse::Connect
     }
 }
 

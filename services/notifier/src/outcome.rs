@@ -7,7 +7,7 @@ use tracing::field::{DisplayValue, display};
 
 use crate::{
     schedule::{EndpointResponse, Next},
-    webhook::Unanswered,
+    webhook::NoResponse,
 };
 
 /// What log lines and spans call a delivery: the ids that its partner sees.
@@ -36,7 +36,7 @@ impl<'a> LogIds<'a> {
 #[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum Failure {
     #[error(transparent)]
-    Unanswered(#[from] Unanswered),
+    NoResponse(#[from] NoResponse),
     /// Retention or an operator erased it before the delivery was attempted.
     #[error("the profile was erased, so the webhook cannot be sent any more")]
     Erased,
@@ -57,8 +57,8 @@ pub(crate) enum Failure {
     NoRelay,
 }
 
-/// What an endpoint or a mail relay has answered.
-pub(crate) struct Answered {
+/// The response of an endpoint or a mail relay.
+pub(crate) struct Responded {
     pub(crate) response: EndpointResponse,
     /// The beginning of the body.
     pub(crate) beginning: Vec<u8>,
@@ -67,12 +67,12 @@ pub(crate) struct Answered {
 }
 
 /// The result of an attempt.
-pub(crate) type Tried = Result<Answered, Failure>;
+pub(crate) type Exchange = Result<Responded, Failure>;
 
 /// The class of an attempt's result, for metrics and the database.
-pub(crate) fn class(tried: &Tried) -> &'static str {
-    match tried {
-        Ok(answered) => match answered.response.status {
+pub(crate) fn class(exchange: &Exchange) -> &'static str {
+    match exchange {
+        Ok(responded) => match responded.response.status {
             200..=299 => "delivered",
             300..=399 => "status_3xx",
             410 => "gone",
@@ -81,7 +81,7 @@ pub(crate) fn class(tried: &Tried) -> &'static str {
             500..=599 => "status_5xx",
             _ => "status_other",
         },
-        Err(Failure::Unanswered(unanswered)) => unanswered.class(),
+        Err(Failure::NoResponse(no_response)) => no_response.class(),
         Err(Failure::Erased) => "erased",
         Err(Failure::NoChannel) => "no_channel",
         Err(Failure::NoRelay) => "no_relay",
@@ -97,9 +97,9 @@ pub(crate) fn class(tried: &Tried) -> &'static str {
 
 /// What the record says beside the class, if the endpoint gave no readable response. Partners see
 /// it, so faults of our own are not told here.
-pub(crate) fn detail(tried: &Tried) -> Option<String> {
-    match tried {
-        Err(Failure::Unanswered(unanswered)) => Some(unanswered.to_string()),
+pub(crate) fn detail(exchange: &Exchange) -> Option<String> {
+    match exchange {
+        Err(Failure::NoResponse(no_response)) => Some(no_response.to_string()),
         _ => None,
     }
 }
@@ -108,7 +108,7 @@ pub(crate) fn detail(tried: &Tried) -> Option<String> {
 /// `next_if_resent` is what it leads to if the schedule was begun anew while the attempt was in
 /// flight, which only a failure asks.
 pub(crate) fn result(
-    tried: &Tried,
+    exchange: &Exchange,
     next: Next,
     next_if_resent: impl FnOnce() -> Next,
 ) -> AttemptResult {
@@ -119,15 +119,15 @@ pub(crate) fn result(
     if next == Next::Delivered {
         return AttemptResult::Delivered;
     }
-    let error = match tried {
-        Ok(answered) => format!("answered {}", answered.response.status),
+    let error = match exchange {
+        Ok(responded) => format!("responded {}", responded.response.status),
         Err(failure) => failure.to_string(),
     };
     AttemptResult::Failed {
         error,
         retry_in: wait(next),
         retry_if_resent: wait(next_if_resent()),
-        endpoint: matches!(tried, Ok(_) | Err(Failure::Unanswered(_))),
+        endpoint: matches!(exchange, Ok(_) | Err(Failure::NoResponse(_))),
     }
 }
 

@@ -121,7 +121,7 @@ mod tests {
         );
     }
 
-    fn answered(status: u16) -> EndpointResponse {
+    fn responded(status: u16) -> EndpointResponse {
         EndpointResponse {
             status,
             retry_after: None,
@@ -132,7 +132,7 @@ mod tests {
     fn only_success_acknowledges_and_only_gone_ends_at_once() {
         for status in [200, 201, 202, 204, 299] {
             assert_eq!(
-                next(0, Some(answered(status)), 0.5),
+                next(0, Some(responded(status)), 0.5),
                 Next::Delivered,
                 "{status}"
             );
@@ -141,12 +141,12 @@ mod tests {
             100, 301, 302, 304, 307, 308, 400, 401, 404, 409, 429, 500, 503, 599,
         ] {
             assert_eq!(
-                next(0, Some(answered(status)), 0.5),
+                next(0, Some(responded(status)), 0.5),
                 Next::Retry(Duration::from_secs(5)),
                 "{status}"
             );
         }
-        assert_eq!(next(0, Some(answered(410)), 0.5), Next::Exhausted);
+        assert_eq!(next(0, Some(responded(410)), 0.5), Next::Exhausted);
         assert_eq!(next(0, None, 0.5), Next::Retry(Duration::from_secs(5)));
     }
 
@@ -155,7 +155,7 @@ mod tests {
         fn a_wait_is_the_schedules_within_its_jitter(attempt in 0..7_u32, status in 300..600_u16, random in 0.0..1.0) {
             prop_assume!(status != 410);
             let scheduled = schedule().0[attempt as usize];
-            let Next::Retry(wait) = next(attempt, Some(answered(status)), random) else {
+            let Next::Retry(wait) = next(attempt, Some(responded(status)), random) else {
                 return Err(TestCaseError::fail("not retried"));
             };
             prop_assert!(wait >= scheduled.mul_f64(0.9) && wait <= scheduled.mul_f64(1.1), "{wait:?}");
@@ -164,8 +164,8 @@ mod tests {
         #[test]
         fn an_endpoint_can_ask_for_more_time_but_not_for_less(attempt in 0..7_u32, asked: u64, random in 0.0..1.0) {
             let retry_after = Some(Duration::from_secs(asked));
-            let plain = next(attempt, Some(answered(503)), random);
-            let polite = next(attempt, Some(EndpointResponse { retry_after, ..answered(503) }), random);
+            let plain = next(attempt, Some(responded(503)), random);
+            let polite = next(attempt, Some(EndpointResponse { retry_after, ..responded(503) }), random);
             let (Next::Retry(plain), Next::Retry(polite)) = (plain, polite) else {
                 return Err(TestCaseError::fail("not retried"));
             };
@@ -174,8 +174,8 @@ mod tests {
         }
 
         #[test]
-        fn whatever_is_answered_ends_after_the_last_attempt(attempt in 7..u32::MAX, status in 300..600_u16) {
-            prop_assert_eq!(next(attempt, Some(answered(status)), 0.5), Next::Exhausted);
+        fn whatever_is_responded_ends_after_the_last_attempt(attempt in 7..u32::MAX, status in 300..600_u16) {
+            prop_assert_eq!(next(attempt, Some(responded(status)), 0.5), Next::Exhausted);
         }
     }
 }

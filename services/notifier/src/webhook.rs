@@ -37,9 +37,9 @@ use crate::{
 const AGENT: &str = concat!("topup-notifier/", env!("CARGO_PKG_VERSION"));
 /// How much of the body of a response is read. If it is longer, the connection is closed; the
 /// status, which alone decides, is known by then.
-const ANSWER_READ: usize = 1024;
+const BODY_READ: usize = 1024;
 /// The longest time for reading the body.
-const ANSWER_WAIT: Duration = Duration::from_secs(1);
+const BODY_WAIT: Duration = Duration::from_secs(1);
 
 /// Makes the headers of one attempt at the Unix time `timestamp`. `own` are those that the partner
 /// has set for its endpoint, which never replace one of ours. The headers hold a Standard Webhooks
@@ -77,7 +77,7 @@ pub fn headers(
 /// contains the URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr, thiserror::Error)]
 #[strum(serialize_all = "snake_case")]
-pub enum Unanswered {
+pub enum NoResponse {
     #[error("unusable URL")]
     BadUrl,
     #[error("{0}")]
@@ -93,11 +93,13 @@ pub enum Unanswered {
     #[error("the head of the response is too large (64 KiB)")]
     HeadTooLarge,
     /// Not a byte of a response arrived.
+    #[strum(serialize = "no_answer")]
     #[error("the connection ended before a response")]
-    NoAnswer,
+    Nothing,
     /// What arrived is no response.
+    #[strum(serialize = "bad_answer")]
     #[error("the response cannot be read: {0}")]
-    BadAnswer(BadHead),
+    Unreadable(BadHead),
 }
 
 /// Why there is no connection with TLS.
@@ -155,7 +157,7 @@ impl From<&rustls::Error> for TlsFault {
     }
 }
 
-impl Unanswered {
+impl NoResponse {
     /// The class, in metrics and in the record of the attempt.
     pub fn class(self) -> &'static str {
         self.into()
@@ -190,9 +192,9 @@ impl Sender {
         headers: HeaderMap,
         body: Vec<u8>,
         now: OffsetDateTime,
-    ) -> Result<(EndpointResponse, Vec<u8>), Unanswered> {
-        let mut request = request(&url, headers, body).ok_or(Unanswered::BadUrl)?;
-        self.guard.check_url(&url).map_err(Unanswered::Forbidden)?;
+    ) -> Result<(EndpointResponse, Vec<u8>), NoResponse> {
+        let mut request = request(&url, headers, body).ok_or(NoResponse::BadUrl)?;
+        self.guard.check_url(&url).map_err(NoResponse::Forbidden)?;
         let captured = capture_connection(&mut request);
         let exchange = async {
             let sent =
@@ -202,34 +204,34 @@ impl Sender {
             let response = match sent {
                 Ok(response) => response,
                 Err(error) => {
-                    let answer = EndpointResponse {
+                    let head = EndpointResponse {
                         status: unread(&error, &received)?,
                         retry_after: None,
                     };
-                    return Ok((answer, None));
+                    return Ok((head, None));
                 }
             };
             let retry_after = response
                 .headers()
                 .get(RETRY_AFTER)
                 .and_then(|header| header.to_str().ok());
-            let answer = EndpointResponse {
+            let head = EndpointResponse {
                 status: response.status().as_u16(),
                 retry_after: retry_after.and_then(|header| retry_after::parse(header, now)),
             };
-            Ok((answer, Some(response.into_body())))
+            Ok((head, Some(response.into_body())))
         };
         let deadline = tokio::time::Instant::now() + self.timeout;
-        let (answer, body) = tokio::time::timeout_at(deadline, exchange)
+        let (response, body) = tokio::time::timeout_at(deadline, exchange)
             .await
-            .map_err(|_| Unanswered::Timeout)??;
+            .map_err(|_| NoResponse::Timeout)??;
         let mut beginning = Vec::new();
-        let deadline = deadline.min(tokio::time::Instant::now() + ANSWER_WAIT);
+        let deadline = deadline.min(tokio::time::Instant::now() + BODY_WAIT);
         // A body that is late or broken changes nothing, because only the status counts.
         if let Some(body) = body {
             let _ = tokio::time::timeout_at(deadline, read_to_cap(body, &mut beginning)).await;
         }
-        Ok((answer, beginning))
+        Ok((response, beginning))
     }
 }
 
@@ -246,13 +248,13 @@ fn request(url: &Url, mut headers: HeaderMap, body: Vec<u8>) -> Option<Request<F
     Some(request)
 }
 
-/// Reads the beginning of a body, at most [`ANSWER_READ`] bytes.
+/// Reads the beginning of a body, at most [`BODY_READ`] bytes.
 async fn read_to_cap(mut body: Incoming, beginning: &mut Vec<u8>) {
     while let Some(Ok(frame)) = body.frame().await {
         let Ok(chunk) = frame.into_data() else {
             continue;
         };
-        let room = ANSWER_READ - beginning.len();
+        let room = BODY_READ - beginning.len();
         beginning.extend_from_slice(&chunk[..chunk.len().min(room)]);
         if chunk.len() > room {
             return;
@@ -263,13 +265,13 @@ async fn read_to_cap(mut body: Incoming, beginning: &mut Vec<u8>) {
 /// The status of a response that hyper refused, whose first bytes were `received`. Otherwise the
 /// class of the error. The text of the error is not kept, because it may contain the URL, which may
 /// hold a secret of the partner.
-fn unread(error: &hyper_util::client::legacy::Error, received: &[u8]) -> Result<u16, Unanswered> {
+fn unread(error: &hyper_util::client::legacy::Error, received: &[u8]) -> Result<u16, NoResponse> {
     match classify(error) {
-        Cause::Known(unanswered) => Err(unanswered),
-        Cause::Head => head::status(received).map_err(Unanswered::BadAnswer),
-        Cause::Ended if received.is_empty() => Err(Unanswered::NoAnswer),
+        Cause::Known(no_response) => Err(no_response),
+        Cause::Head => head::status(received).map_err(NoResponse::Unreadable),
+        Cause::Ended if received.is_empty() => Err(NoResponse::Nothing),
         // The head is not complete, so even a status that is there already does not count.
-        Cause::Ended => Err(Unanswered::BadAnswer(
+        Cause::Ended => Err(NoResponse::Unreadable(
             head::status(received).err().unwrap_or(BadHead::Unfinished),
         )),
     }
@@ -277,7 +279,7 @@ fn unread(error: &hyper_util::client::legacy::Error, received: &[u8]) -> Result<
 
 /// What an error of an exchange says.
 enum Cause {
-    Known(Unanswered),
+    Known(NoResponse),
     /// Hyper could not read the head.
     Head,
     /// The connection ended before the head was complete.
@@ -290,15 +292,15 @@ fn classify(error: &hyper_util::client::legacy::Error) -> Cause {
     while let Some(current) = cause {
         if let Some(error) = current.downcast_ref::<NameError>() {
             return Cause::Known(match error {
-                NameError::Forbidden(forbidden) => Unanswered::Forbidden(*forbidden),
-                NameError::Unresolved => Unanswered::Unresolved,
+                NameError::Forbidden(forbidden) => NoResponse::Forbidden(*forbidden),
+                NameError::Unresolved => NoResponse::Unresolved,
             });
         }
         if current.is::<ConnectTimeout>() {
-            return Cause::Known(Unanswered::Timeout);
+            return Cause::Known(NoResponse::Timeout);
         }
         if current.is::<HeadTooLarge>() {
-            return Cause::Known(Unanswered::HeadTooLarge);
+            return Cause::Known(NoResponse::HeadTooLarge);
         }
         if let Some(error) = current.downcast_ref::<hyper::Error>()
             && error.is_parse()
@@ -306,12 +308,12 @@ fn classify(error: &hyper_util::client::legacy::Error) -> Cause {
             return Cause::Head;
         }
         if let Some(error) = current.downcast_ref::<rustls::Error>() {
-            return Cause::Known(Unanswered::Tls(error.into()));
+            return Cause::Known(NoResponse::Tls(error.into()));
         }
         connected &= !current.is::<NotConnected>();
         let io = current.downcast_ref::<io::Error>();
         if io.is_some_and(|error| error.kind() == io::ErrorKind::TimedOut) {
-            return Cause::Known(Unanswered::Timeout);
+            return Cause::Known(NoResponse::Timeout);
         }
         cause = match io.and_then(io::Error::get_ref) {
             // The source of an I/O error is not the error that it wraps, but the source of that
@@ -321,8 +323,8 @@ fn classify(error: &hyper_util::client::legacy::Error) -> Cause {
         };
     }
     match error.is_connect() {
-        true if connected => Cause::Known(Unanswered::Tls(TlsFault::Ended)),
-        true => Cause::Known(Unanswered::Connect),
+        true if connected => Cause::Known(NoResponse::Tls(TlsFault::Ended)),
+        true => Cause::Known(NoResponse::Connect),
         false => Cause::Ended,
     }
 }
@@ -365,14 +367,14 @@ mod tests {
         Sender::new(guard, names, &limits).unwrap()
     }
 
-    async fn post(sender: &Sender, url: &str) -> Result<EndpointResponse, Unanswered> {
+    async fn post(sender: &Sender, url: &str) -> Result<EndpointResponse, NoResponse> {
         Ok(post_and_read(sender, url).await?.0)
     }
 
     async fn post_and_read(
         sender: &Sender,
         url: &str,
-    ) -> Result<(EndpointResponse, Vec<u8>), Unanswered> {
+    ) -> Result<(EndpointResponse, Vec<u8>), NoResponse> {
         sender
             .post(
                 url.parse().unwrap(),
@@ -400,7 +402,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_answer_is_its_status_however_its_body_goes_on() {
+    async fn a_response_is_its_status_however_its_body_goes_on() {
         let sender = sender("127.0.0.0/8");
         let unfinished = endpoint(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{".to_vec()).await;
         assert_eq!(
@@ -421,7 +423,7 @@ mod tests {
             .await
             .unwrap();
         assert_eq!(answer, waiting);
-        assert_eq!(beginning, [b'x'; ANSWER_READ]);
+        assert_eq!(beginning, [b'x'; BODY_READ]);
         let moved =
             endpoint(b"HTTP/1.1 307 No\r\nlocation: /\r\ncontent-length: 0\r\n\r\n".to_vec()).await;
         assert_eq!(post(&sender, &moved).await.unwrap().status, 307);
@@ -486,7 +488,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_rest_of_a_sloppy_answer_is_read_too() {
+    async fn the_rest_of_a_sloppy_response_is_read_too() {
         for odd in ["x: a\r\n folded", "x : blank", "no colon"] {
             let answer = format!("HTTP/1.1 503 Busy\r\n{odd}\r\nretry-after: 7\r\n\r\nbusy");
             let url = ending(answer).await;
@@ -507,12 +509,12 @@ mod tests {
             (b"HTTP/1.1 200 OK\r\nx: \0\r\n\r\n", BadHead::Nul),
         ] {
             let url = ending(answer).await;
-            let expected = Err(Unanswered::BadAnswer(fault));
+            let expected = Err(NoResponse::Unreadable(fault));
             assert_eq!(post(&sender, &url).await, expected, "{answer:?}");
         }
         assert_eq!(
             post(&sender, &ending(b"").await).await,
-            Err(Unanswered::NoAnswer)
+            Err(NoResponse::Nothing)
         );
     }
 
@@ -573,7 +575,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_answer_is_named_by_its_class() {
+    async fn what_is_no_response_is_named_by_its_class() {
         let sender = sender("127.0.0.0/8");
         let plain = endpoint(b"HTTP/1.1 400 No\r\n\r\n".to_vec()).await;
         let over_tls = plain.replace("http://", "https://");
@@ -584,12 +586,12 @@ mod tests {
         let ending = ending(b"").await.replace("http://", "https://");
         // The other classes: `hostile`, `names` and `main` in tests/delivery.
         for (url, class) in [
-            (over_tls.as_str(), Unanswered::Tls(TlsFault::NotTls)),
-            (&ending, Unanswered::Tls(TlsFault::Ended)),
-            (&interim, Unanswered::HeadTooLarge),
-            (&format!("http://{free}/"), Unanswered::Connect),
-            ("ftp://127.0.0.1/", Unanswered::BadUrl),
-            ("http://user@127.0.0.1/", Unanswered::BadUrl),
+            (over_tls.as_str(), NoResponse::Tls(TlsFault::NotTls)),
+            (&ending, NoResponse::Tls(TlsFault::Ended)),
+            (&interim, NoResponse::HeadTooLarge),
+            (&format!("http://{free}/"), NoResponse::Connect),
+            ("ftp://127.0.0.1/", NoResponse::BadUrl),
+            ("http://user@127.0.0.1/", NoResponse::BadUrl),
         ] {
             assert_eq!(post(&sender, url).await, Err(class), "{url}");
         }

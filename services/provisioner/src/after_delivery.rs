@@ -3,7 +3,7 @@
 //! Ingress stores the request, because only this service holds the credentials of providers. It is a
 //! row of `work` with the kind `usage` or `give_back`, which the worker of [`pipeline::worker`] runs
 //! like any other. Each row costs one call that asks the provider what became of the eSIM. Its
-//! answer serves the question about the data use, and decides whether the eSIM can be given back.
+//! response serves the question about the data use, and decides whether the eSIM can be given back.
 //!
 //! Guarantee: the partner hears that its eSIM is given back, or that it is not, only if that is
 //! certain ([`domain::give_back`]). An attempt is recorded before the provider is called, and only
@@ -35,7 +35,7 @@ use uuid::Uuid;
 
 use crate::{
     place::ProviderContext,
-    providers::{Custody, DeliveredEsim, EsimStatus, GiveBackAnswer, ProviderId, Trouble},
+    providers::{Custody, DeliveredEsim, EsimStatus, GiveBackResponse, ProviderId, Trouble},
 };
 
 /// The shortest and the longest pause before an eSIM is looked at again.
@@ -73,7 +73,7 @@ impl Handler for EsimRequestHandler {
     }
 
     async fn run(self: Arc<Self>, claimed: Claimed, trigger: Trigger, permit: Permit) {
-        self.context.answer(&claimed, trigger.claim_began).await;
+        self.context.serve(&claimed, trigger.claim_began).await;
         drop(permit);
     }
 }
@@ -91,9 +91,9 @@ impl ProviderContext {
         // An attempt is sent within a time that counts from before the claim.
         let claim_began = Moment::now();
         for one in self.claim_requests(&rows, true).await? {
-            let work = Arc::clone(self);
+            let context = Arc::clone(self);
             self.shutdown.tracker().spawn(async move {
-                work.answer(&one, claim_began).await;
+                context.serve(&one, claim_began).await;
             });
         }
         Ok(())
@@ -119,19 +119,19 @@ impl ProviderContext {
             .await
     }
 
-    async fn answer(&self, claimed: &Claimed, claim_began: Moment) {
-        if let Err(error) = self.try_answer(claimed, claim_began).await {
+    async fn serve(&self, claimed: &Claimed, claim_began: Moment) {
+        if let Err(error) = self.try_serve(claimed, claim_began).await {
             tracing::warn!(
                 topup.id = %claimed.topup_id,
                 order.id = %claimed.order_id,
                 %error,
-                "cannot record the answer to a request about a delivered eSIM; the eSIM is looked \
+                "cannot record what became of a request about a delivered eSIM; the eSIM is looked \
                  at again when the lease of the request ends"
             );
         }
     }
 
-    async fn try_answer(&self, claimed: &Claimed, claim_began: Moment) -> Result<(), pg::Error> {
+    async fn try_serve(&self, claimed: &Claimed, claim_began: Moment) -> Result<(), pg::Error> {
         let capabilities = self.calls.provider.capabilities();
         if !capabilities.usage {
             if claimed.usage_asked {
@@ -261,8 +261,8 @@ impl ProviderContext {
         };
         let send_by = claim_began + self.settle_delay / 2;
         match self.calls.give_back(esim, send_by).await {
-            Some(Ok(GiveBackAnswer::Returned)) => self.returned(claimed).await,
-            Some(Ok(GiveBackAnswer::Refused(said))) => {
+            Some(Ok(GiveBackResponse::Returned)) => self.returned(claimed).await,
+            Some(Ok(GiveBackResponse::Refused(said))) => {
                 let event = Event::Refused(attempt);
                 self.end(claimed, event, Reason::Refused, Some(said)).await
             }

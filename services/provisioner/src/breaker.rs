@@ -179,7 +179,7 @@ impl Breaker {
 
     /// Records that a call got a response. `version` is the one at which the call began. Writes to
     /// PostgreSQL only if the breaker is not closed, so ordinary calls cost nothing.
-    pub async fn answered(&self, version: BreakerVersion) {
+    pub async fn responded(&self, version: BreakerVersion) {
         let Some(version) = version.0 else { return };
         {
             let mut known = lock(&self.known);
@@ -191,17 +191,17 @@ impl Breaker {
                 return;
             }
         }
-        let updated = self
-            .database
-            .run(async |connection| providers::answered(connection, &self.provider, version).await);
+        let updated = self.database.run(async |connection| {
+            providers::responded(connection, &self.provider, version).await
+        });
         self.apply(perform(Effect::CommitHealth, updated).await);
     }
 
     /// Records that the probe got a response, if it is a call that says nothing about purchases. Unlike
-    /// [`Self::answered`], it does not end a streak of failures while the breaker is closed.
-    pub async fn answered_probe(&self, version: BreakerVersion) {
+    /// [`Self::responded`], it does not end a streak of failures while the breaker is closed.
+    pub async fn responded_to_probe(&self, version: BreakerVersion) {
         if !self.is_closed() {
-            self.answered(version).await;
+            self.responded(version).await;
         }
     }
 

@@ -19,8 +19,8 @@ use crate::{
     limiter::{LaneLimiters, PurchaseResult},
     metrics::Metrics,
     providers::{
-        Balance, DeliveredEsim, EsimStatus, FindAnswer, GiveBackAnswer, Provider, Purchase,
-        PurchaseAnswer, Sought, Trouble,
+        Balance, DeliveredEsim, EsimStatus, FindResponse, GiveBackResponse, Provider, Purchase,
+        PurchaseResponse, Sought, Trouble,
     },
     rate::Rate,
 };
@@ -49,7 +49,7 @@ impl Calls {
         &self,
         lane: &Arc<str>,
         purchase: &Purchase,
-    ) -> Option<Result<PurchaseAnswer, Trouble>> {
+    ) -> Option<Result<PurchaseResponse, Trouble>> {
         let turn = timeout_at(purchase.send_by.monotonic.into(), self.rate.turn()).await;
         if turn.is_err() || purchase.send_by.has_passed() {
             return None;
@@ -57,24 +57,24 @@ impl Calls {
         let begun = self.limiters.begin(lane, Instant::now());
         let purchasing = perform(Effect::Purchase, self.provider.purchase(purchase));
         let purchasing = within((purchase.send_by + self.timeout).monotonic, purchasing);
-        let outcome = |answer: &PurchaseAnswer| match answer {
-            PurchaseAnswer::Bought(_) => "bought",
-            PurchaseAnswer::Rejected { .. } => "rejected",
+        let outcome = |response: &PurchaseResponse| match response {
+            PurchaseResponse::Bought(_) => "bought",
+            PurchaseResponse::Rejected { .. } => "rejected",
         };
-        let answer = self.measure("place", Some(lane), purchasing, outcome).await;
-        let result = match &answer {
-            Ok(_) => PurchaseResult::Answered,
+        let response = self.measure("place", Some(lane), purchasing, outcome).await;
+        let result = match &response {
+            Ok(_) => PurchaseResult::Responded,
             Err(Trouble::NotSent(reason)) => PurchaseResult::NotSent(reason),
             Err(Trouble::Unknown(reason)) => PurchaseResult::Unknown(reason),
             Err(Trouble::Denied(_) | Trouble::Busy { .. }) => PurchaseResult::Inconclusive,
         };
         begun.end(result, Instant::now());
-        Some(answer)
+        Some(response)
     }
 
     /// Looks an attempt up by its placement id.
     ///
-    /// `was_unknown` says that the purchase ended without an answer and that no look-up has given a
+    /// `was_unknown` says that the purchase ended without a response and that no look-up has given a
     /// definite one since, so that this look-up shows whether the purchase failed. If it is false,
     /// a look-up that finds nothing says nothing about the lane: the attempt was perhaps never
     /// sent, or its failure has been counted already.
@@ -83,24 +83,24 @@ impl Calls {
         lane: &Arc<str>,
         sought: &Sought,
         was_unknown: bool,
-    ) -> Result<FindAnswer, Trouble> {
+    ) -> Result<FindResponse, Trouble> {
         self.turn_of_look_up().await;
         let find = perform(Effect::Find, self.provider.find(sought));
         let find = within(self.longest(), find);
-        let answer = self.measure("find", None, find, found).await;
-        match &answer {
-            Ok(FindAnswer::Found(_)) => self.limiters.found(lane, was_unknown, Instant::now()),
-            Ok(FindAnswer::NotFound) if was_unknown => {
+        let response = self.measure("find", None, find, found).await;
+        match &response {
+            Ok(FindResponse::Found(_)) => self.limiters.found(lane, was_unknown, Instant::now()),
+            Ok(FindResponse::NotFound) if was_unknown => {
                 self.limiters.not_found(lane, Instant::now());
             }
-            Ok(FindAnswer::NotFound) | Err(_) => {}
+            Ok(FindResponse::NotFound) | Err(_) => {}
         }
-        answer
+        response
     }
 
     /// Asks for the profiles of a purchase. Says nothing about the lane, because the purchase has
     /// already been confirmed.
-    pub async fn collect(&self, sought: &Sought) -> Result<FindAnswer, Trouble> {
+    pub async fn collect(&self, sought: &Sought) -> Result<FindResponse, Trouble> {
         self.turn_of_look_up().await;
         let collect = perform(Effect::Collect, self.provider.collect(sought));
         let collect = within(self.longest(), collect);
@@ -132,11 +132,11 @@ impl Calls {
         self.rate.turn_behind().await;
         let breaker_version = self.breaker.version_at_begin();
         let status = within(self.longest(), self.provider.status(esim));
-        let answer = self.timed("status", status, |_| "answered").await;
-        if matches!(answer, Ok(_) | Err(Trouble::Busy { .. })) {
-            self.breaker.answered_probe(breaker_version).await;
+        let response = self.timed("status", status, |_| "answered").await;
+        if matches!(response, Ok(_) | Err(Trouble::Busy { .. })) {
+            self.breaker.responded_to_probe(breaker_version).await;
         }
-        answer
+        response
     }
 
     /// Gives a delivered eSIM back. Returns `None`, and sends nothing, if its turn comes after `send_by`.
@@ -147,16 +147,16 @@ impl Calls {
         &self,
         esim: &DeliveredEsim,
         send_by: Moment,
-    ) -> Option<Result<GiveBackAnswer, Trouble>> {
+    ) -> Option<Result<GiveBackResponse, Trouble>> {
         let turn = timeout_at(send_by.monotonic.into(), self.rate.turn()).await;
         if turn.is_err() || send_by.has_passed() || !self.breaker.is_closed() {
             return None;
         }
         let giving_back = perform(Effect::GiveBack, self.provider.give_back(esim));
         let giving_back = within((send_by + self.timeout).monotonic, giving_back);
-        let given_back = self.timed("give_back", giving_back, |answer| match answer {
-            GiveBackAnswer::Returned => "returned",
-            GiveBackAnswer::Refused(_) => "refused",
+        let given_back = self.timed("give_back", giving_back, |response| match response {
+            GiveBackResponse::Returned => "returned",
+            GiveBackResponse::Refused(_) => "refused",
         });
         Some(given_back.await)
     }
@@ -169,11 +169,16 @@ impl Calls {
         outcome: fn(&T) -> &'static str,
     ) -> Result<T, Trouble> {
         let began = Instant::now();
-        let answer = calling.await;
-        let outcome = answer.as_ref().map_or_else(Trouble::class, outcome);
-        self.metrics
-            .call(&self.name, call, outcome, began.elapsed(), answer.is_err());
-        answer
+        let response = calling.await;
+        let outcome = response.as_ref().map_or_else(Trouble::class, outcome);
+        self.metrics.call(
+            &self.name,
+            call,
+            outcome,
+            began.elapsed(),
+            response.is_err(),
+        );
+        response
     }
 
     /// Awaits a call of an order, and reports it to the metrics and the breaker. `lane` is that of a
@@ -186,13 +191,13 @@ impl Calls {
         outcome: fn(&T) -> &'static str,
     ) -> Result<T, Trouble> {
         let breaker_version = self.breaker.version_at_begin();
-        let answer = self.timed(call, calling, outcome).await;
-        match &answer {
+        let response = self.timed(call, calling, outcome).await;
+        match &response {
             // A provider that says that it is busy has responded, so it does not count as failing.
-            Ok(_) | Err(Trouble::Busy { .. }) => self.breaker.answered(breaker_version).await,
+            Ok(_) | Err(Trouble::Busy { .. }) => self.breaker.responded(breaker_version).await,
             Err(trouble) => self.breaker.failed(breaker_version, lane, trouble).await,
         }
-        answer
+        response
     }
 }
 
@@ -207,10 +212,10 @@ async fn within<T>(
         .unwrap_or_else(|_| Err(Trouble::Unknown("it took too long and was given up".into())))
 }
 
-fn found(answer: &FindAnswer) -> &'static str {
-    match answer {
-        FindAnswer::Found(_) => "found",
-        FindAnswer::NotFound => "not_found",
+fn found(response: &FindResponse) -> &'static str {
+    match response {
+        FindResponse::Found(_) => "found",
+        FindResponse::NotFound => "not_found",
     }
 }
 
@@ -234,11 +239,11 @@ mod tests {
         fn purchase<'a>(
             &'a self,
             _: &'a Purchase,
-        ) -> BoxFuture<'a, Result<PurchaseAnswer, Trouble>> {
+        ) -> BoxFuture<'a, Result<PurchaseResponse, Trouble>> {
             panic!("the purchase is sent")
         }
 
-        fn find<'a>(&'a self, _: &'a Sought) -> BoxFuture<'a, Result<FindAnswer, Trouble>> {
+        fn find<'a>(&'a self, _: &'a Sought) -> BoxFuture<'a, Result<FindResponse, Trouble>> {
             unreachable!()
         }
 

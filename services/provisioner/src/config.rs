@@ -176,7 +176,7 @@ const SLOW: Duration = Duration::from_secs(1);
 
 /// The largest response that is read from a provider, in bytes: 1 KiB for each unit of the largest
 /// order, and enough for a page of a list.
-fn answer_max(max_units: u32) -> usize {
+fn response_max(max_units: u32) -> usize {
     usize::try_from(max_units).map_or(usize::MAX, |units| (units * 1024).max(1024 * 1024))
 }
 
@@ -194,7 +194,7 @@ impl Config {
     pub(crate) fn connect(&self, instance: &str) -> anyhow::Result<Vec<Configured>> {
         let limits = providers::Limits {
             timeout: self.provider_timeout,
-            answer_max: answer_max(self.max_units),
+            response_max: response_max(self.max_units),
         };
         let mut configured: Vec<Configured> = Vec::new();
         for name in &self.providers {

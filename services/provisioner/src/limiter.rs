@@ -176,10 +176,10 @@ impl LaneLimiters {
         lane.in_flight = lane.in_flight.saturating_sub(1);
         lane.last_call = now;
         match result {
-            PurchaseResult::Answered => {
+            PurchaseResult::Responded => {
                 lane.is_suspect = false;
                 lane.succeed(self.permits);
-                lanes.budget.answered(now);
+                lanes.budget.responded(now);
             }
             PurchaseResult::NotSent(reason) => {
                 lane.is_suspect = true;
@@ -383,7 +383,7 @@ mod tests {
                 accepts_fresh: false
             }
         );
-        buy(&limiters, "bad", PurchaseResult::Answered, now);
+        buy(&limiters, "bad", PurchaseResult::Responded, now);
         assert_eq!(
             limiters.state("bad", now),
             LaneState {
@@ -397,7 +397,7 @@ mod tests {
     fn a_busy_or_denied_call_says_nothing_about_the_lane() {
         let now = Instant::now();
         let limiters = limiters(now);
-        buy(&limiters, "a", PurchaseResult::Answered, now);
+        buy(&limiters, "a", PurchaseResult::Responded, now);
         (0..100).for_each(|_| buy(&limiters, "a", PurchaseResult::Inconclusive, now));
         assert_eq!(
             limiters.state("a", now),
@@ -434,7 +434,7 @@ mod tests {
 
     fn grown(now: Instant) -> Arc<LaneLimiters> {
         let limiters = limiters(now);
-        (0..2 * PERMITS).for_each(|_| buy(&limiters, "a", PurchaseResult::Answered, now));
+        (0..2 * PERMITS).for_each(|_| buy(&limiters, "a", PurchaseResult::Responded, now));
         assert_eq!(limiters.state("a", now).permits, PERMITS);
         limiters
     }
@@ -498,10 +498,10 @@ mod tests {
             18,
             "nine for one partner, by the failing budget"
         );
-        buy(&limiters, "a", PurchaseResult::Answered, now);
+        buy(&limiters, "a", PurchaseResult::Responded, now);
         assert_eq!(limiters.state("a", now).permits, MOST_UNSETTLED - 1);
         limiters.not_found(&"a".into(), now);
-        buy(&limiters, "a", PurchaseResult::Answered, now);
+        buy(&limiters, "a", PurchaseResult::Responded, now);
         read(&limiters, &[], now);
         assert_eq!(limiters.state("a", now).permits, PERMITS);
     }
@@ -520,7 +520,7 @@ mod tests {
         };
         assert_eq!(limiters.waiting(start), std::slice::from_ref(&report));
         let soon = start + Duration::from_secs(2);
-        buy(&limiters, "bad", PurchaseResult::Answered, soon);
+        buy(&limiters, "bad", PurchaseResult::Responded, soon);
         assert_eq!(
             limiters.waiting(soon),
             [HeldBackLane {
@@ -540,7 +540,7 @@ mod tests {
             buy(
                 &limiters,
                 &lane.to_string(),
-                PurchaseResult::Answered,
+                PurchaseResult::Responded,
                 start,
             );
         }

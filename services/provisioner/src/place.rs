@@ -56,7 +56,7 @@ use crate::{
     assign,
     calls::Calls,
     providers::{
-        Bought, FindAnswer, LookUp, ProviderId, Purchase, PurchaseAnswer, Sought, Trouble,
+        Bought, FindResponse, LookUp, ProviderId, Purchase, PurchaseResponse, Sought, Trouble,
     },
     reporter::Reporter,
 };
@@ -148,7 +148,9 @@ impl Handler for PlacementHandler {
             Activity::Purchases => calls.limiters.stopped(Instant::now()),
             Activity::LookUps => Vec::new(),
         };
-        self.context.due(self.activity, &Look { skip, ..look }).await
+        self.context
+            .due(self.activity, &Look { skip, ..look })
+            .await
     }
 
     async fn claim(
@@ -248,7 +250,7 @@ impl ProviderContext {
             send_by: trigger.claim_began + self.settle_delay / 2,
         };
         let asked = Instant::now();
-        let Some(answer) = self.calls.purchase(lane, &purchase).await else {
+        let Some(response) = self.calls.purchase(lane, &purchase).await else {
             tracing::warn!(
                 placement.id = %claimed.placement_id,
                 "attempt abandoned without sending the purchase, because it was recorded too long \
@@ -266,8 +268,8 @@ impl ProviderContext {
             return;
         };
         let provider_time = time_of_provider(trigger.permit_wait, asked.elapsed());
-        match answer {
-            Ok(PurchaseAnswer::Bought(bought)) => {
+        match response {
+            Ok(PurchaseResponse::Bought(bought)) => {
                 // The partner does not have to wait for the profiles or for the record, because a
                 // 201 rests on the stored order alone.
                 self.reporter
@@ -282,7 +284,7 @@ impl ProviderContext {
                 self.record_units(claimed, trigger, bought, Code::ProfilesLate.into())
                     .await;
             }
-            Ok(PurchaseAnswer::Rejected { status, message }) => {
+            Ok(PurchaseResponse::Rejected { status, message }) => {
                 let _room = self.release_once_recordable(permit).await;
                 tracing::info!(
                     placement.id = %claimed.placement_id,
@@ -321,11 +323,11 @@ impl ProviderContext {
             ..self.sought(claimed)
         };
         match self.calls.collect(&sought).await {
-            Ok(FindAnswer::Found(collected)) => Bought {
+            Ok(FindResponse::Found(collected)) => Bought {
                 reference: collected.reference.or(bought.reference),
                 units: collected.units,
             },
-            Ok(FindAnswer::NotFound) | Err(_) => bought,
+            Ok(FindResponse::NotFound) | Err(_) => bought,
         }
     }
 
@@ -379,13 +381,13 @@ impl ProviderContext {
         trigger: &Trigger,
         permit: Option<Permit>,
     ) {
-        let answer = self
+        let response = self
             .calls
             .find(lane, &self.sought(claimed), claimed.unknowns > 0)
             .await;
         let _room = self.release_once_recordable(permit).await;
-        let outcome = match answer {
-            Ok(FindAnswer::Found(bought)) => {
+        let outcome = match response {
+            Ok(FindResponse::Found(bought)) => {
                 tracing::info!(
                     placement.id = %claimed.placement_id,
                     attempt = claimed.attempt,
@@ -395,7 +397,7 @@ impl ProviderContext {
                     .record_units(claimed, trigger, bought, Code::ProfilesLate.into())
                     .await;
             }
-            Ok(FindAnswer::NotFound) => {
+            Ok(FindResponse::NotFound) => {
                 let after_settling_delay = claimed.attempt_age >= self.settle_delay;
                 let look_in = self
                     .settle_delay
@@ -449,14 +451,14 @@ impl ProviderContext {
     /// whose profiles are missing for `park_after` is parked. The provider is still asked about it,
     /// but rarely, because a late response can resolve it.
     async fn collect(&self, claimed: &Claimed, trigger: &Trigger, permit: Option<Permit>) {
-        let answer = self.calls.collect(&self.sought(claimed)).await;
+        let response = self.calls.collect(&self.sought(claimed)).await;
         let _room = self.release_once_recordable(permit).await;
-        match answer {
-            Ok(FindAnswer::Found(bought)) => {
+        match response {
+            Ok(FindResponse::Found(bought)) => {
                 self.record_units(claimed, trigger, bought, Code::ProfilesLate.into())
                     .await;
             }
-            Ok(FindAnswer::NotFound) => {
+            Ok(FindResponse::NotFound) => {
                 tracing::error!(
                     placement.id = %claimed.placement_id,
                     "the provider no longer knows a purchase that it had confirmed; it is asked \

@@ -250,7 +250,7 @@ mod tests {
         rate.share.send_replace(SHARE);
         let limits = Limits {
             timeout: Duration::from_secs(5),
-            answer_max: 1 << 20,
+            response_max: 1 << 20,
         };
         let paced = Paced {
             limits,

@@ -13,8 +13,8 @@ use notifier::{
     webhook::{self, Sender},
 };
 use provisioner::providers::{
-    Accounts, FindAnswer, Hint, Limits, Paced, Provider, ProviderId, ProviderUnit, Purchase,
-    PurchaseAnswer, Sought, Span, Trouble, UnitState,
+    Accounts, FindResponse, Hint, Limits, Paced, Provider, ProviderId, ProviderUnit, Purchase,
+    PurchaseResponse, Sought, Span, Trouble, UnitState,
 };
 use webhooks::{
     dns::NameServers,
@@ -86,7 +86,7 @@ const ESIM_ACCESS_REJECTS: [&str; 6] = ["200005", "200006", "200007", "200011", 
 fn account(name: &str, base: &str) -> Arc<dyn Provider> {
     let limits = Limits {
         timeout: Duration::from_secs(5),
-        answer_max: 64 * 1024,
+        response_max: 64 * 1024,
     };
     // A key that each of the three reads, also as Base64.
     let accounts = Accounts::default()
@@ -127,8 +127,8 @@ fn provider(name: &'static str, rejects: &'static [&'static str]) -> Target {
             status.is_none_or(|status| status.starts_with(b"2") || status.starts_with(b"1"));
         let mut denied = false;
         match server.tokio.block_on(provider.purchase(&purchase)) {
-            Ok(PurchaseAnswer::Bought(bought)) => check_units(&bought.units),
-            Ok(PurchaseAnswer::Rejected { status, message }) => {
+            Ok(PurchaseResponse::Bought(bought)) => check_units(&bought.units),
+            Ok(PurchaseResponse::Rejected { status, message }) => {
                 assert!(
                     (is_ok || status == "422" || status.len() == 2)
                         && rejects.contains(&&status[..])
@@ -142,8 +142,8 @@ fn provider(name: &'static str, rejects: &'static [&'static str]) -> Target {
         }
         for sought in &sought {
             match server.tokio.block_on(provider.find(sought)) {
-                Ok(FindAnswer::Found(bought)) => check_units(&bought.units),
-                Ok(FindAnswer::NotFound) => assert!(is_ok),
+                Ok(FindResponse::Found(bought)) => check_units(&bought.units),
+                Ok(FindResponse::NotFound) => assert!(is_ok),
                 Err(trouble) => check_trouble(&trouble),
             }
         }

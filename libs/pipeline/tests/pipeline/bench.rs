@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use async_nats::jetstream::{self, consumer, stream};
-use pipeline::worker::{self, Class, Handler, LaneState, Limits, Permit, Settings, Ticket, Trigger};
+use pipeline::worker::{
+    self, Class, Handler, LaneState, Limits, Permit, Settings, Ticket, Trigger,
+};
 use pipeline::{Nats, NatsAccess, NatsConfig, streams::Source};
 use runtime::Shutdown;
 use secrecy::SecretString;

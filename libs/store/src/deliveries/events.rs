@@ -64,7 +64,7 @@ impl Subject {
     /// Whether the body of a response returns the code of this test: as it is, or as the field
     /// `challenge` of an object. The code anywhere else does not count, because many servers that
     /// want nothing of us show what they were sent.
-    pub fn is_answered_by(&self, body: &[u8]) -> bool {
+    pub fn is_proved_by(&self, body: &[u8]) -> bool {
         let Self::WebhookTest {
             challenge: Some(challenge),
         } = self

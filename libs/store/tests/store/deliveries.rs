@@ -89,7 +89,7 @@ pub fn attempted(id: DeliveryId, attempt: u32, result: AttemptResult) -> Attempt
     }
 }
 
-/// The endpoint answered 500.
+/// The endpoint responded 500.
 pub fn failure(retry_in: Option<Duration>) -> AttemptResult {
     AttemptResult::Failed {
         error: "status 500".into(),

@@ -80,7 +80,7 @@ async fn a_provider_that_denies_our_account_needs_a_person_until_it_answers() {
     );
     let later = later.await.unwrap().unwrap();
     assert!(!open().await.unwrap().needs_person());
-    let closed = providers::answered(&mut connection, PROVIDER, later.version).await;
+    let closed = providers::responded(&mut connection, PROVIDER, later.version).await;
     assert!(!closed.unwrap().unwrap().denied);
     assert!(open().await.is_none());
     providers::note_balance(&mut connection, PROVIDER, "12.50 USD")

@@ -326,7 +326,7 @@ async fn breakers_are_remembered_for_the_term_of_attempts() {
     // What came too late leaves nothing.
     let late = providers::failed(&mut connection, "sandbox", 1, &limits, ("late", false)).await;
     assert!(late.unwrap().is_none());
-    providers::answered(&mut connection, "sandbox", opened.version)
+    providers::responded(&mut connection, "sandbox", opened.version)
         .await
         .unwrap();
     let noted: Vec<(String, Option<String>)> =

@@ -52,7 +52,7 @@ impl Bench {
     }
 
     async fn answered(&self, version: i64) -> Option<ProviderBreaker> {
-        providers::answered(&mut *self.connection().await, PROVIDER, version)
+        providers::responded(&mut *self.connection().await, PROVIDER, version)
             .await
             .unwrap()
     }

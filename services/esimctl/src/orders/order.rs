@@ -403,7 +403,7 @@ fn further_webhook(order: &OrderView, sent: &Sent<'_>) -> Option<String> {
         Some(sent.attempts)
             .filter(|attempts| *attempts > 0)
             .map(|attempts| counted(attempts.into(), "attempt", "attempts")),
-        sent.status.map(|status| format!("answered {status}")),
+        sent.status.map(|status| format!("responded {status}")),
         sent.error
             .filter(|_| sent.delivered_at.is_none())
             .map(str::to_owned),
@@ -429,7 +429,7 @@ fn webhook_attempts(order: &OrderView, topup: &TopupView) -> Option<String> {
         )),
         topup
             .delivery_status
-            .map(|status| format!("answered {status}")),
+            .map(|status| format!("responded {status}")),
         topup.delivery_error.clone().filter(|_| !delivered),
         topup
             .delivery_due_at

@@ -10,7 +10,7 @@ use anyhow::bail;
 use clap::Args;
 use domain::PlacementId;
 use provisioner::providers::{
-    Accounts, Balance, Capabilities, FindAnswer, Limits, LookUp, Paced, Provider, Sought, Trouble,
+    Accounts, Balance, Capabilities, FindResponse, Limits, LookUp, Paced, Provider, Sought, Trouble,
 };
 use serde::Serialize;
 
@@ -34,7 +34,7 @@ the provider accepts the account and both clocks agree.";
 /// are accepted within some minutes of it.
 const CLOCK: u64 = 30;
 /// The largest response that is read.
-const ANSWER_MAX: usize = 1 << 20;
+const RESPONSE_MAX: usize = 1 << 20;
 
 #[derive(Args, Clone, Debug)]
 pub struct Check {
@@ -64,7 +64,7 @@ pub async fn run(check: &Check, console: &Console) -> anyhow::Result<()> {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let limits = Limits {
         timeout: check.timeout,
-        answer_max: ANSWER_MAX,
+        response_max: RESPONSE_MAX,
     };
     let paced = Paced::without_rate(limits);
     let provider = check.accounts.connect(&check.name, paced)?.provider;
@@ -108,8 +108,8 @@ async fn look_up(provider: &dyn Provider) -> Result<(), Trouble> {
         arrives_within: Duration::from_mins(1),
     };
     match provider.find(&sought).await? {
-        FindAnswer::NotFound => Ok(()),
-        FindAnswer::Found(_) => Err(Trouble::Unknown(
+        FindResponse::NotFound => Ok(()),
+        FindResponse::Found(_) => Err(Trouble::Unknown(
             "the provider has found a purchase that does not exist, so its look-ups cannot be \
              trusted; do not connect it"
                 .into(),

@@ -27,7 +27,7 @@ use uuid::Uuid;
 use crate::provider_check;
 
 /// The largest page that is read. One provider sends its whole catalogue in one.
-const ANSWER_MAX: usize = 64 << 20;
+const RESPONSE_MAX: usize = 64 << 20;
 /// How often a page is asked for while the provider is busy.
 const TRIES: u32 = 5;
 /// The longest wait before a page is asked for again.
@@ -75,7 +75,7 @@ impl Source {
         let paced = Paced {
             limits: Limits {
                 timeout: self.timeout,
-                answer_max: ANSWER_MAX,
+                response_max: RESPONSE_MAX,
             },
             // Further calls of the adapter, such as those for a token, take turns, too.
             rate: Arc::new(Rate::new(self.provider_rate, instance)),

@@ -244,7 +244,7 @@ async fn an_order_is_found_by_each_of_its_ids() {
         r"o\u{1b}[2J-1",
         "placed",
         "ready",
-        "1 webhook attempt; answered 500; status; next ",
+        "1 webhook attempt; responded 500; status; next ",
         " +0.",
     ] {
         assert!(shown.text().contains(part), "{part} in {}", shown.stdout);

@@ -30,7 +30,7 @@ use crate::{
         directory::KnownPartner,
         limits::LimitsConfig,
         overload::Overload,
-        rates::{Left, PartnerRates, Rates},
+        rates::{PartnerRates, RateState, Rates},
     },
     http::{
         codes::Code,
@@ -281,7 +281,7 @@ impl Admission {
 
     /// Counts a request of a partner. Returns what is left of its requests per second, which is in the
     /// answer to this request whatever else becomes of it.
-    pub(crate) fn request(&self, partner: &KnownPartner) -> Result<Left, ApiError> {
+    pub(crate) fn request(&self, partner: &KnownPartner) -> Result<RateState, ApiError> {
         self.rates.of(partner).request()
     }
 
@@ -371,7 +371,7 @@ impl Admitted {
     /// back, and an order that is refused for lack of memory should use up none of them.
     ///
     /// Returns what is left of the partner's orders per second.
-    pub(crate) fn count_order(&mut self, units: NonZeroU32) -> Result<Left, ApiError> {
+    pub(crate) fn count_order(&mut self, units: NonZeroU32) -> Result<RateState, ApiError> {
         self.memory
             .resize(u64::from(units.get()) * UNIT)
             .map_err(out_of_memory)?;

@@ -20,7 +20,7 @@ use accounts::partners::Limits;
 use domain::{Environment, PartnerId};
 use runtime::lock;
 
-pub(crate) use crate::http::error::Left;
+pub(crate) use crate::http::error::RateState;
 use crate::{
     access::{directory::KnownPartner, limits::LimitsConfig},
     http::{
@@ -88,13 +88,13 @@ struct Allowed<'a> {
     full_at: MutexGuard<'a, Instant>,
     /// The time that the use moves `full_at` to.
     then_full_at: Instant,
-    left: Left,
+    rate: RateState,
 }
 
 impl Allowed<'_> {
-    fn take(mut self) -> Left {
+    fn take(mut self) -> RateState {
         *self.full_at = self.then_full_at;
-        self.left
+        self.rate
     }
 }
 
@@ -178,29 +178,29 @@ impl Rates {
 }
 
 impl PartnerRates {
-    pub(crate) fn request(&self) -> Result<Left, ApiError> {
+    pub(crate) fn request(&self) -> Result<RateState, ApiError> {
         self.requests.check(NonZeroU32::MIN)
     }
 
     /// Counts an order and its units. Returns what is left of the rate of orders. An order that one
     /// of the two refuses uses nothing of the other.
-    pub(crate) fn order(&self, units: NonZeroU32) -> Result<Left, ApiError> {
+    pub(crate) fn order(&self, units: NonZeroU32) -> Result<RateState, ApiError> {
         self.order_at(units, Instant::now())
     }
 
-    fn order_at(&self, units: NonZeroU32, now: Instant) -> Result<Left, ApiError> {
+    fn order_at(&self, units: NonZeroU32, now: Instant) -> Result<RateState, ApiError> {
         let order = self.orders.ask(NonZeroU32::MIN, now)?;
         self.units.ask(units, now)?.take();
         Ok(order.take())
     }
 
     /// Counts a question to a provider about a delivered eSIM.
-    pub(crate) fn esim_request(&self) -> Result<Left, ApiError> {
+    pub(crate) fn esim_request(&self) -> Result<RateState, ApiError> {
         self.esim_requests.check(NonZeroU32::MIN)
     }
 
     /// Counts a change that is recorded.
-    pub(crate) fn change(&self) -> Result<Left, ApiError> {
+    pub(crate) fn change(&self) -> Result<RateState, ApiError> {
         self.changes.check(NonZeroU32::MIN)
     }
 
@@ -243,7 +243,7 @@ impl Rate {
     }
 
     /// Uses up `count` of the rate, or says when to come back.
-    fn check(&self, count: NonZeroU32) -> Result<Left, ApiError> {
+    fn check(&self, count: NonZeroU32) -> Result<RateState, ApiError> {
         Ok(self.ask(count, Instant::now())?.take())
     }
 
@@ -263,7 +263,7 @@ impl Rate {
         let used = ahead.as_nanos() * u128::from(self.per_second.get());
         let used = u32::try_from(used.div_ceil(Duration::from_secs(1).as_nanos()));
         let used = used.unwrap_or(u32::MAX).min(self.burst.get());
-        let left = Left {
+        let rate = RateState {
             limit: self.per_second.get(),
             remaining: self.burst.get() - used,
             reset: used.div_ceil(self.per_second.get()),
@@ -271,7 +271,7 @@ impl Rate {
         Ok(Allowed {
             full_at,
             then_full_at,
-            left,
+            rate,
         })
     }
 
@@ -320,7 +320,8 @@ mod tests {
             10,
         );
         let units = |count| NonZeroU32::new(count).unwrap();
-        let remaining = |refused: Result<Left, ApiError>| refused.map(|left| left.remaining).ok();
+        let remaining =
+            |refused: Result<RateState, ApiError>| refused.map(|rate| rate.remaining).ok();
         let now = Instant::now();
         assert_eq!(remaining(rates.order_at(units(10), now)), Some(1));
         // The units are used up, so this order is refused, and one order stays possible.
@@ -330,8 +331,8 @@ mod tests {
         // Now the orders are used up, and the units come back as if nobody had asked for any.
         let later = now + Duration::from_secs(1);
         assert!(rates.order_at(NonZeroU32::MIN, now).is_err());
-        let left = rates.units.ask(units(10), later).unwrap().left;
-        assert_eq!(left.remaining, 0);
+        let rate = rates.units.ask(units(10), later).unwrap().rate;
+        assert_eq!(rate.remaining, 0);
     }
 
     #[test]
@@ -369,10 +370,10 @@ mod tests {
             NonZeroU32::new(10).unwrap(),
             1000,
         );
-        let left = rate.check(NonZeroU32::new(900).unwrap()).unwrap();
+        let state = rate.check(NonZeroU32::new(900).unwrap()).unwrap();
         assert_eq!(
-            left,
-            Left {
+            state,
+            RateState {
                 limit: 10,
                 remaining: 100,
                 reset: 90

@@ -299,7 +299,7 @@ fn simple(code: Code, message: &str) -> Response {
 
 /// How much of a rate is left after a request, for the headers of its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Left {
+pub(crate) struct RateState {
     /// The limit per second.
     pub(crate) limit: u32,
     /// How many more are possible at once.
@@ -310,14 +310,14 @@ pub(crate) struct Left {
 
 /// Adds the headers that say how much of a rate is left, unless the answer has them because a limit
 /// is used up.
-pub(crate) fn show_left(response: &mut Response, left: Left) {
+pub(crate) fn show_rate(response: &mut Response, rate: RateState) {
     let headers = response.headers_mut();
     if headers.contains_key(LIMIT) {
         return;
     }
-    headers.insert(LIMIT, left.limit.into());
-    headers.insert(REMAINING, left.remaining.into());
-    headers.insert(RESET, left.reset.into());
+    headers.insert(LIMIT, rate.limit.into());
+    headers.insert(REMAINING, rate.remaining.into());
+    headers.insert(RESET, rate.reset.into());
 }
 
 /// Adds the headers of a 429. `limit` is the limit that is used up for `wait`. The time is rounded

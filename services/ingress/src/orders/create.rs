@@ -24,7 +24,7 @@ use tracing::{Span, field};
 use crate::{
     access::{
         admission::Admitted, authentication::Signed, directory::KnownPartner, gate::Gate,
-        limits::OrderSize, rates::Left,
+        limits::OrderSize, rates::RateState,
     },
     http::{
         body,
@@ -63,7 +63,7 @@ struct Notes {
     external_order_id: Option<String>,
     /// What is left of the partner's orders per second. Before the order is counted, and if it never
     /// is because of its own errors, it is what is left of its requests.
-    rate_left: Option<Left>,
+    rate: Option<RateState>,
 }
 
 /// Create an order
@@ -111,8 +111,8 @@ pub(crate) async fn create_order(
             error.into_response()
         }
     };
-    if let Some(rate_left) = notes.rate_left {
-        error::show_left(&mut response, rate_left);
+    if let Some(rate) = notes.rate {
+        error::show_rate(&mut response, rate);
     }
     // A failure that a sandbox partner has asked for is none of ours.
     if !is_mishap {
@@ -141,7 +141,7 @@ async fn receive(
     body: Body,
     notes: &mut Notes,
 ) -> Result<Received, ApiError> {
-    notes.rate_left = Some(app.gate.admission.request(&signed.partner)?);
+    notes.rate = Some(app.gate.admission.request(&signed.partner)?);
     let most = body::most_bytes(&app.gate.limits, headers)?;
     let mut admitted = app.gate.admission.order(&signed.partner, most as u64)?;
     let body = body::read_stream(&app.gate.limits, body).await?;
@@ -161,7 +161,7 @@ async fn receive(
     // and units per second that the partner may send.
     let units = draft.units().filter(|_| draft.errors.is_empty());
     if let Some(units) = units {
-        notes.rate_left = Some(admitted.count_order(units)?);
+        notes.rate = Some(admitted.count_order(units)?);
     }
     Ok(Received { draft, admitted })
 }

@@ -282,8 +282,8 @@ pub(super) async fn admit(
     };
     let id = signed.partner.id;
     tracing::Span::current().record("partner.id", field::display(id));
-    let left = match gate.admission.request(&signed.partner) {
-        Ok(left) => left,
+    let rate = match gate.admission.request(&signed.partner) {
+        Ok(rate) => rate,
         Err(error) => return private(error.into_response(), id),
     };
     let admitted = async {
@@ -301,7 +301,7 @@ pub(super) async fn admit(
         Ok::<_, ApiError>(response.map(|body| Body::new(PermitBody { body, permit })))
     };
     let mut response = admitted.await.unwrap_or_else(ApiError::into_response);
-    error::show_left(&mut response, left);
+    error::show_rate(&mut response, rate);
     private(response, id)
 }
 

@@ -12,7 +12,7 @@ use store::deliveries::{Content, Delivery};
 use tracing::{Span, field::Empty, info_span};
 use url::Url;
 
-use crate::{outcome::LogIds, schedule::EndpointResponse, webhook::Unanswered};
+use crate::{outcome::LogIds, schedule::EndpointResponse, webhook::NoResponse};
 
 /// The trace context that the endpoint gets if no span is recorded here: that of the order for the
 /// first attempt of a topup, and otherwise a new one.
@@ -43,8 +43,11 @@ pub(super) fn request_span(url: &Url, attempt: u32) -> Span {
 }
 
 /// Records the response of the endpoint, or why there is none, in the span of the request.
-pub(super) fn record_answer(span: &Span, answer: &Result<(EndpointResponse, Vec<u8>), Unanswered>) {
-    match answer {
+pub(super) fn record_response(
+    span: &Span,
+    response: &Result<(EndpointResponse, Vec<u8>), NoResponse>,
+) {
+    match response {
         Ok((response, _)) => {
             span.record(HTTP_RESPONSE_STATUS_CODE, response.status);
             if response.status >= 400 {
@@ -52,8 +55,8 @@ pub(super) fn record_answer(span: &Span, answer: &Result<(EndpointResponse, Vec<
                 span.record("otel.status_code", "ERROR");
             }
         }
-        Err(unanswered) => {
-            span.record(ERROR_TYPE, unanswered.class());
+        Err(no_response) => {
+            span.record(ERROR_TYPE, no_response.class());
             span.record("otel.status_code", "ERROR");
         }
     }

@@ -5,7 +5,7 @@ use std::{path::Path, process::Command, time::Duration};
 use clap::Parser;
 use domain::{DeliveryId, WebhookId};
 use notifier::mail::{Mail, Mailer, RelayConfig, refused_for_good};
-use notifier::webhook::{TlsFault, Unanswered};
+use notifier::webhook::{NoResponse, TlsFault};
 use runtime::clock;
 use testkit::mailbox::MailRelay;
 use webhooks::mail::EmailAddress;
@@ -32,7 +32,7 @@ fn mailer(url: &str, ca_file: Option<&Path>) -> Mailer {
     relay.mailer(Duration::from_secs(5)).unwrap().unwrap()
 }
 
-async fn send(mailer: &Mailer, to: &str) -> Result<u16, Unanswered> {
+async fn send(mailer: &Mailer, to: &str) -> Result<u16, NoResponse> {
     let to: EmailAddress = to.parse().unwrap();
     let id = WebhookId::Event(DeliveryId::new());
     let mail = Mail {
@@ -86,7 +86,7 @@ async fn a_mail_is_taken_or_refused_by_the_relay() {
     let mailer = crate::mails::mailer(&format!("smtp://{gone}?tls=none"), None);
     assert_eq!(
         send(&mailer, "ops@shop.example").await,
-        Err(Unanswered::Connect)
+        Err(NoResponse::Connect)
     );
 }
 
@@ -122,7 +122,7 @@ async fn a_password_goes_to_a_relay_with_a_known_certificate_only() {
     let unknown = mailer(&url, None);
     assert_eq!(
         send(&unknown, "ops@shop.example").await,
-        Err(Unanswered::Tls(TlsFault::UnknownIssuer))
+        Err(NoResponse::Tls(TlsFault::UnknownIssuer))
     );
     // A relay that offers no TLS gets nothing either.
     let plain = MailRelay::start().await.unwrap();

@@ -94,7 +94,7 @@ async fn a_failed_attempt_is_tried_again_as_scheduled() {
         (stored.state.as_str(), stored.attempt, stored.status),
         ("pending", 1, Some(500))
     );
-    assert_eq!(stored.error.as_deref(), Some("answered 500"));
+    assert_eq!(stored.error.as_deref(), Some("responded 500"));
 
     bench.make_due().await;
     let stored = bench.stored(&topup, |stored| stored.attempt == 2).await;

@@ -6,7 +6,7 @@ use std::time::Instant;
 #[derive(Clone, Copy, Debug)]
 pub enum PurchaseResult<'a> {
     /// The provider bought or rejected it.
-    Answered,
+    Responded,
     /// It was certainly not sent, with the reason.
     NotSent(&'a str),
     /// Its outcome is unknown, with the reason. A look-up decides.
@@ -66,7 +66,7 @@ mod tests {
         }));
         assert!(panicked.is_err());
         assert_eq!(results.try_recv(), Ok(true));
-        Begun::new(count).end(PurchaseResult::Answered, Instant::now());
+        Begun::new(count).end(PurchaseResult::Responded, Instant::now());
         assert_eq!(results.try_recv(), Ok(false));
         assert!(results.try_recv().is_err(), "each purchase ends once");
     }

@@ -4,11 +4,11 @@
 
 use std::time::{Duration, Instant};
 
-/// Failing calls per second that every provider must bear, however little it answers.
+/// Failing calls per second that every provider must bear, however seldom it responds.
 const PER_SECOND: f64 = 10.0;
-/// Failing calls for each answered one, so that a busy provider is tested more often than an idle
+/// Failing calls for each one with a response, so that a busy provider is tested more often than an idle
 /// one.
-const PER_ANSWER: f64 = 0.2;
+const PER_RESPONSE: f64 = 0.2;
 /// The most tokens that are saved up while nothing fails: those of one second.
 const CAPACITY: f64 = 10.0;
 /// The largest debt. Purchases that were in flight when a lane began to fail are charged
@@ -21,8 +21,8 @@ const INTERVAL: Duration = Duration::from_millis(100);
 /// A token bucket. Each call that fails costs one token.
 pub(super) struct FailingBudget {
     tokens: f64,
-    /// Purchases answered since the last growth.
-    answered: u32,
+    /// Purchases with a response since the last growth.
+    responded: u32,
     grown: Instant,
 }
 
@@ -30,7 +30,7 @@ impl FailingBudget {
     pub(super) fn new(now: Instant) -> Self {
         Self {
             tokens: CAPACITY,
-            answered: 0,
+            responded: 0,
             grown: now,
         }
     }
@@ -60,10 +60,10 @@ impl FailingBudget {
         }
     }
 
-    /// Counts an answered purchase.
-    pub(super) fn answered(&mut self, now: Instant) {
+    /// Counts a purchase to which the provider responded.
+    pub(super) fn responded(&mut self, now: Instant) {
         self.grow(now);
-        self.answered += 1;
+        self.responded += 1;
     }
 
     fn grow(&mut self, now: Instant) {
@@ -72,9 +72,9 @@ impl FailingBudget {
             return;
         }
         let by_time = elapsed.as_secs_f64() * PER_SECOND;
-        let by_answers = f64::from(self.answered) * PER_ANSWER;
-        self.tokens = (self.tokens + by_time.max(by_answers)).min(CAPACITY.max(by_answers));
-        self.answered = 0;
+        let by_responses = f64::from(self.responded) * PER_RESPONSE;
+        self.tokens = (self.tokens + by_time.max(by_responses)).min(CAPACITY.max(by_responses));
+        self.responded = 0;
         self.grown = now;
     }
 }
@@ -102,13 +102,13 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_provider_bears_a_fifth_of_what_it_answers() {
+    fn a_busy_provider_bears_a_fifth_of_what_it_responds_to() {
         let start = Instant::now();
         let mut budget = FailingBudget::new(start);
         let mut failed = 0;
         for tick in 0..10_000 {
             let now = start + Duration::from_millis(tick);
-            budget.answered(now);
+            budget.responded(now);
             if budget.available(now) > 0 {
                 budget.charge(now);
                 failed += 1;
@@ -116,7 +116,7 @@ mod tests {
         }
         assert!(
             (1_900..=2_010).contains(&failed),
-            "{failed} failing calls beside 10,000 answered ones"
+            "{failed} failing calls beside 10,000 with a response"
         );
     }
 

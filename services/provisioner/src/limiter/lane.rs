@@ -28,8 +28,8 @@ pub(super) struct Lane {
     results: u16,
     /// The last round failed and the limit is the lowest.
     pub(super) is_failing: bool,
-    /// The last purchase got no answer. A purchase that a look-up finds later makes the limit grow,
-    /// but only an answer proves that the provider answers this lane.
+    /// The last purchase got no response. A purchase that a look-up finds later makes the limit grow,
+    /// but only a response proves that the provider serves this lane.
     pub(super) is_suspect: bool,
     pub(super) in_flight: usize,
     /// Attempts of all processes with an unknown outcome: the number that was last read, corrected
@@ -38,7 +38,7 @@ pub(super) struct Lane {
     /// This process's own changes of that number since the read under way began.
     unsettled_during_read: isize,
     pub(super) last_call: Instant,
-    /// Why the last purchase without an answer failed.
+    /// Why the last purchase without a response failed.
     pub(super) last_failure: String,
     pub(super) held_back: Option<HeldBack>,
 }

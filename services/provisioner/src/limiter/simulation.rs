@@ -24,11 +24,11 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Clone, Copy)]
 enum Script {
     Ready,
-    /// Answers after five seconds.
+    /// Responds after five seconds.
     Slow,
-    /// Buys, then answers HTTP 500.
+    /// Buys, then responds with HTTP 500.
     BoughtThenError,
-    /// Buys, and never answers.
+    /// Buys, and never responds.
     BoughtThenSilent,
     /// HTTP 500 to the first two attempts, which buy nothing.
     Flapping,
@@ -37,7 +37,7 @@ enum Script {
 }
 
 impl Script {
-    /// The duration of a call, whether it is answered, and whether it buys.
+    /// The duration of a call, whether a response comes, and whether it buys.
     fn call(self, attempt: u32) -> (Duration, bool, bool) {
         let quick = Duration::from_millis(10);
         match self {
@@ -65,7 +65,7 @@ struct InFlight {
     placement: Placement,
     begun: super::Begun,
     ends: Duration,
-    answered: bool,
+    responded: bool,
     buys: bool,
 }
 
@@ -241,15 +241,15 @@ impl Simulation {
         for InFlight {
             placement,
             begun,
-            answered,
+            responded,
             buys,
             ..
         } in ended
         {
             let lane = &mut self.lanes[placement.lane];
             lane.in_flight -= 1;
-            if answered {
-                begun.end(PurchaseResult::Answered, now);
+            if responded {
+                begun.end(PurchaseResult::Responded, now);
                 lane.bought
                     .push((self.now, self.now.saturating_sub(placement.created)));
             } else {
@@ -313,13 +313,13 @@ impl Simulation {
         placement.attempt += 1;
         placement.attempted = self.now;
         placement.process = process;
-        let (duration, answered, buys) = self.scripts[lane].call(placement.attempt);
+        let (duration, responded, buys) = self.scripts[lane].call(placement.attempt);
         let begun = limiters.begin(&simulated.name, now);
         self.in_flight.push(InFlight {
             placement,
             begun,
             ends: self.now + duration,
-            answered,
+            responded,
             buys,
         });
         simulated.calls += 1;

@@ -55,7 +55,7 @@ pub(super) struct Http {
     base: Url,
     /// Whether spans may show URLs: the base has no user, password or query, which could be secret.
     is_plain: bool,
-    answer_max: usize,
+    response_max: usize,
     rate: Arc<Rate>,
     /// The statuses whose bodies the protocol defines.
     defined: fn(StatusCode) -> bool,
@@ -128,7 +128,7 @@ impl Http {
             is_plain: base.username().is_empty()
                 && base.password().is_none()
                 && base.query().is_none(),
-            answer_max: limits.answer_max,
+            response_max: limits.response_max,
             rate,
             defined,
             clock_ahead: AtomicI64::new(i64::MIN),
@@ -184,14 +184,14 @@ impl Http {
             error.type = field::Empty,
         );
         let mut status = None;
-        let answer = self
+        let response = self
             .exchange(call, &span, &mut status)
             .instrument(span.clone())
             .await;
         if let Some(status) = status {
             span.record(HTTP_RESPONSE_STATUS_CODE, status.as_u16());
         }
-        if let Err(trouble) = &answer {
+        if let Err(trouble) = &response {
             let refused = status.as_ref().filter(|status| status.as_u16() >= 400);
             span.record(
                 ERROR_TYPE,
@@ -199,14 +199,14 @@ impl Http {
             );
             span.record("otel.status_code", "ERROR");
         }
-        answer
+        response
     }
 
     async fn exchange(
         &self,
         call: Call<'_>,
         span: &Span,
-        answered: &mut Option<StatusCode>,
+        received: &mut Option<StatusCode>,
     ) -> Result<(StatusCode, Vec<u8>), Trouble> {
         let mut url = self.base.clone();
         url.set_path(call.path);
@@ -229,7 +229,7 @@ impl Http {
         }
         let response = request.send().await.map_err(failure)?;
         let status = response.status();
-        *answered = Some(status);
+        *received = Some(status);
         if let Some(date) = date(response.headers()) {
             let ahead = (date - runtime::clock::now()).whole_seconds();
             self.clock_ahead.store(ahead, Ordering::Relaxed);
@@ -246,7 +246,7 @@ impl Http {
             status if !(self.defined)(status) => {
                 Err(Trouble::Unknown(format!("HTTP {}", status.as_u16())))
             }
-            _ => Ok((status, read(response, self.answer_max).await?)),
+            _ => Ok((status, read(response, self.response_max).await?)),
         }
     }
 }
@@ -369,7 +369,7 @@ mod tests {
         });
         let limits = Limits {
             timeout: Duration::from_secs(5),
-            answer_max: 1 << 10,
+            response_max: 1 << 10,
         };
         let url = url.parse().unwrap();
         let mut http = Http::new(&url, Paced::without_rate(limits), |_| true).unwrap();

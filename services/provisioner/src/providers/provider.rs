@@ -25,7 +25,7 @@ pub struct Limits {
     /// The deadline of a whole call.
     pub timeout: Duration,
     /// The largest response, in bytes. A larger one is not read: its outcome is unknown.
-    pub answer_max: usize,
+    pub response_max: usize,
 }
 
 /// The bounds of the calls to a provider, and their pace.
@@ -154,7 +154,7 @@ impl From<Vec<ProviderUnit>> for Bought {
 
 /// A definite response to a purchase. Anything that is not definite is a [`Trouble`].
 #[derive(Clone, Debug)]
-pub enum PurchaseAnswer {
+pub enum PurchaseResponse {
     /// The provider has the purchase, perhaps from an earlier attempt.
     Bought(Bought),
     /// The provider refuses for good, for example because the product does not exist, is out of
@@ -170,7 +170,7 @@ pub enum PurchaseAnswer {
 
 /// A definite response to a look-up by our id.
 #[derive(Clone, Debug)]
-pub enum FindAnswer {
+pub enum FindResponse {
     /// The provider has the purchase.
     Found(Bought),
     /// The provider states that there is no such purchase, in a form that no proxy could have sent.
@@ -398,7 +398,7 @@ pub enum Custody {
 
 /// A definite response to a give-back.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum GiveBackAnswer {
+pub enum GiveBackResponse {
     /// The provider has the eSIM back.
     Returned,
     /// The provider refuses it, and the eSIM stays as it is. The message is one short line. A
@@ -426,9 +426,9 @@ pub trait Provider: Send + Sync + 'static {
     fn purchase<'a>(
         &'a self,
         purchase: &'a Purchase,
-    ) -> BoxFuture<'a, Result<PurchaseAnswer, Trouble>>;
+    ) -> BoxFuture<'a, Result<PurchaseResponse, Trouble>>;
     /// Looks a purchase up by our id. Buys nothing.
-    fn find<'a>(&'a self, sought: &'a Sought) -> BoxFuture<'a, Result<FindAnswer, Trouble>>;
+    fn find<'a>(&'a self, sought: &'a Sought) -> BoxFuture<'a, Result<FindResponse, Trouble>>;
     /// Whether the adapter itself takes the turns of its look-ups, because one call may answer several
     /// of them.
     fn paces_look_ups(&self) -> bool {
@@ -436,7 +436,7 @@ pub trait Provider: Send + Sync + 'static {
     }
     /// Asks for the profiles of a purchase that the provider has. By default this is a look-up.
     /// Buys nothing.
-    fn collect<'a>(&'a self, sought: &'a Sought) -> BoxFuture<'a, Result<FindAnswer, Trouble>> {
+    fn collect<'a>(&'a self, sought: &'a Sought) -> BoxFuture<'a, Result<FindResponse, Trouble>> {
         self.find(sought)
     }
     /// What is left in our account. Called only if [`Capabilities::balance`] is declared.
@@ -471,7 +471,7 @@ pub trait Provider: Send + Sync + 'static {
     fn give_back<'a>(
         &'a self,
         _esim: &'a DeliveredEsim,
-    ) -> BoxFuture<'a, Result<GiveBackAnswer, Trouble>> {
+    ) -> BoxFuture<'a, Result<GiveBackResponse, Trouble>> {
         let reason = "this provider takes no eSIM back".to_owned();
         std::future::ready(Err(Trouble::NotSent(reason))).boxed()
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use desk::self_service::esims;
 use domain::{PartnerId, PlacementId, TopupId};
 use provisioner::providers::{
-    Custody, DeliveredEsim, EsimStatus, GiveBackAnswer, ProviderId, Trouble,
+    Custody, DeliveredEsim, EsimStatus, GiveBackResponse, ProviderId, Trouble,
 };
 use serde_json::json;
 use testkit::wait;
@@ -416,7 +416,7 @@ async fn only_what_esim_access_says_clearly_is_believed() {
     // No code of a failed cancellation is documented, so a look has to settle it.
     let done = r#"{"success":true,"errorCode":"0","obj":{}}"#;
     let answer = account(done).await.give_back(&esim()).await;
-    assert_eq!(answer, Ok(GiveBackAnswer::Returned));
+    assert_eq!(answer, Ok(GiveBackResponse::Returned));
     let answer = account(&failed).await.give_back(&esim()).await;
     assert!(matches!(answer, Err(Trouble::Unknown(_))), "{answer:?}");
 }

@@ -9,7 +9,7 @@ use std::{
 
 use domain::{Iccid, PlacementId};
 use provisioner::providers::{
-    Custody, DeliveredEsim, GiveBackAnswer, Hint, Provider, ProviderId, PurchaseAnswer,
+    Custody, DeliveredEsim, GiveBackResponse, Hint, Provider, ProviderId, PurchaseResponse,
 };
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -227,7 +227,7 @@ async fn class(provider: &dyn Provider, operation: Operation, body: &Value) -> S
     match operation {
         Operation::Purchase => {
             let answer = provider.purchase(&purchase).await;
-            if let Ok(PurchaseAnswer::Rejected { message, .. }) = &answer {
+            if let Ok(PurchaseResponse::Rejected { message, .. }) = &answer {
                 assert!(
                     message.len() <= LONGEST && !message.contains(is_hidden),
                     "{message:?}"
@@ -261,8 +261,8 @@ async fn class(provider: &dyn Provider, operation: Operation, body: &Value) -> S
             Err(error) => trouble(&error),
         },
         Operation::GiveBack => match provider.give_back(&esim).await {
-            Ok(GiveBackAnswer::Returned) => "returned".to_owned(),
-            Ok(GiveBackAnswer::Refused(said)) => {
+            Ok(GiveBackResponse::Returned) => "returned".to_owned(),
+            Ok(GiveBackResponse::Refused(said)) => {
                 assert!(
                     said.len() <= LONGEST && !said.contains(is_hidden),
                     "{said:?}"

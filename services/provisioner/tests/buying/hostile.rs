@@ -6,8 +6,8 @@ use std::{sync::Arc, time::Duration};
 
 use domain::PlacementId;
 use provisioner::providers::{
-    Accounts, Bought, FindAnswer, Limits, Paced, Provider, ProviderId, ProviderUnit, Purchase,
-    PurchaseAnswer, Sought, Trouble, UnitState,
+    Accounts, Bought, FindResponse, Limits, Paced, Provider, ProviderId, ProviderUnit, Purchase,
+    PurchaseResponse, Sought, Trouble, UnitState,
 };
 use runtime::clock::Moment;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -15,7 +15,7 @@ use tokio::net::TcpListener;
 
 /// The least number of responses.
 const LEAST: usize = 60;
-const ANSWER_MAX: usize = 64 * 1024;
+const RESPONSE_MAX: usize = 64 * 1024;
 /// The longest message of a rejection, and reason of a trouble, in bytes.
 pub const LONGEST: usize = 300;
 
@@ -53,7 +53,7 @@ fn unit(fields: &str) -> Vec<u8> {
 fn broken() -> Vec<Row> {
     let many = |line: &str, times: usize| line.repeat(times).into_bytes();
     let head = |lines: &str| format!("HTTP/1.1 200 OK\r\n{lines}\r\n\r\n");
-    let large = vec![b' '; 2 * ANSWER_MAX];
+    let large = vec![b' '; 2 * RESPONSE_MAX];
     let chunks = head("transfer-encoding: chunked") + "20000\r\n";
     let chunked = [chunks.as_bytes(), &large, b"\r\n0\r\n\r\n"].concat();
     let rows: [(&str, Vec<u8>); 27] = testkit::rows! {
@@ -291,7 +291,7 @@ pub fn connect(name: &str, url: &str, access_key: &str, secret_key: &str) -> Arc
         .with(name, "SECRET_KEY", secret_key);
     let limits = Limits {
         timeout: Duration::from_secs(5),
-        answer_max: ANSWER_MAX,
+        response_max: RESPONSE_MAX,
     };
     let connected = accounts.connect(name, Paced::without_rate(limits));
     connected.unwrap().provider
@@ -320,19 +320,19 @@ pub fn asked(placement_id: PlacementId, reference: Option<&str>) -> (Purchase, S
 }
 
 /// What a purchase led to, in a few words.
-pub fn bought(answer: &Result<PurchaseAnswer, Trouble>) -> String {
+pub fn bought(answer: &Result<PurchaseResponse, Trouble>) -> String {
     match answer {
-        Ok(PurchaseAnswer::Bought(bought)) => units(bought),
-        Ok(PurchaseAnswer::Rejected { status, .. }) => format!("rejected {status}"),
+        Ok(PurchaseResponse::Bought(bought)) => units(bought),
+        Ok(PurchaseResponse::Rejected { status, .. }) => format!("rejected {status}"),
         Err(error) => trouble(error),
     }
 }
 
 /// What a look-up led to, in a few words.
-pub fn found(answer: &Result<FindAnswer, Trouble>) -> String {
+pub fn found(answer: &Result<FindResponse, Trouble>) -> String {
     match answer {
-        Ok(FindAnswer::Found(bought)) => units(bought),
-        Ok(FindAnswer::NotFound) => "not found".to_owned(),
+        Ok(FindResponse::Found(bought)) => units(bought),
+        Ok(FindResponse::NotFound) => "not found".to_owned(),
         Err(error) => trouble(error),
     }
 }
@@ -374,8 +374,8 @@ async fn no_response_is_taken_for_what_it_is_not() {
     for (name, response, purchase_expected, find_expected) in rows {
         let provider = provider(response).await;
         let bought = match provider.purchase(&purchase).await {
-            Ok(PurchaseAnswer::Bought(bought)) => class(&bought.units),
-            Ok(PurchaseAnswer::Rejected { status, message }) => {
+            Ok(PurchaseResponse::Bought(bought)) => class(&bought.units),
+            Ok(PurchaseResponse::Rejected { status, message }) => {
                 assert!(
                     ["9000", "9001", "9005"].contains(&&status[..]) && message.len() <= LONGEST
                 );
@@ -384,8 +384,8 @@ async fn no_response_is_taken_for_what_it_is_not() {
             Err(error) => trouble(&error),
         };
         let looked_up = match provider.find(&sought).await {
-            Ok(FindAnswer::Found(bought)) => class(&bought.units),
-            Ok(FindAnswer::NotFound) => "not found".into(),
+            Ok(FindResponse::Found(bought)) => class(&bought.units),
+            Ok(FindResponse::NotFound) => "not found".into(),
             Err(error) => trouble(&error),
         };
         if (&bought[..], &looked_up[..]) != (purchase_expected, find_expected) {

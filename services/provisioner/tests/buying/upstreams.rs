@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use domain::PlacementId;
-use provisioner::providers::{Purchase, PurchaseAnswer};
+use provisioner::providers::{Purchase, PurchaseResponse};
 use serde_json::json;
 use testkit::wait;
 
@@ -78,7 +78,7 @@ async fn a_purchase_is_found_among_those_of_a_busy_account() {
         };
         let answer = account.purchase(&purchase).await;
         assert!(
-            matches!(answer, Ok(PurchaseAnswer::Bought(_))),
+            matches!(answer, Ok(PurchaseResponse::Bought(_))),
             "{answer:?}"
         );
     };

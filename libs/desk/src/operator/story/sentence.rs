@@ -117,7 +117,7 @@ fn to_endpoint(order: &OrderView, sent: &Sent<'_>, now: OffsetDateTime) -> Strin
             response(sent)
         ),
         Standing::Gone => {
-            format!("not sent to {to} any more, because that answered 410")
+            format!("not sent to {to} any more, because that responded 410")
         }
         Standing::NoUrl => format!("waiting for a URL of {to}"),
         // A webhook stands in no other way; a newer version may know one.

@@ -41,8 +41,8 @@ use super::{
     lists::{Listed, Offer, Sold, Span},
     price::{self, Price, Terms},
     provider::{
-        Balance, Capabilities, Connected, DeliveredEsim, EsimStatus, FindAnswer, LookUp, Paced,
-        Provider, Purchase, PurchaseAnswer, Sought, Trouble,
+        Balance, Capabilities, Connected, DeliveredEsim, EsimStatus, FindResponse, LookUp, Paced,
+        Provider, Purchase, PurchaseResponse, Sought, Trouble,
     },
     text::ProviderId,
 };
@@ -200,7 +200,7 @@ impl Airalo {
     }
 
     /// Lists the orders whose description is our id.
-    async fn by_description(&self, placement_id: PlacementId) -> Result<FindAnswer, Trouble> {
+    async fn by_description(&self, placement_id: PlacementId) -> Result<FindResponse, Trouble> {
         let ours = placement_id.to_string();
         let mut found: Vec<Order> = Vec::new();
         for page in 1..=PAGES {
@@ -280,7 +280,7 @@ impl Airalo {
         &self,
         placement_id: PlacementId,
         order_id: &ProviderId,
-    ) -> Result<FindAnswer, Trouble> {
+    ) -> Result<FindResponse, Trouble> {
         // The id is a number, as `wire` has made it; anything else must not get into the path.
         if !order_id.as_str().bytes().all(|byte| byte.is_ascii_digit()) {
             return self.by_description(placement_id).await;
@@ -377,9 +377,9 @@ impl Airalo {
         })
     }
 
-    async fn buy(&self, purchase: &Purchase) -> Result<PurchaseAnswer, Trouble> {
+    async fn buy(&self, purchase: &Purchase) -> Result<PurchaseResponse, Trouble> {
         let rejected = |message: String| {
-            Ok(PurchaseAnswer::Rejected {
+            Ok(PurchaseResponse::Rejected {
                 status: "not-sent".into(),
                 message,
             })
@@ -411,7 +411,7 @@ impl Airalo {
             Reply::Done(body) => parse::<wire::Single>(&body)?.data,
             Reply::Refused(refusal) if outcome(&refusal) == Outcome::Rejected => {
                 let (status, message) = refusal.text();
-                return Ok(PurchaseAnswer::Rejected { status, message });
+                return Ok(PurchaseResponse::Rejected { status, message });
             }
             Reply::Refused(refusal) => return Err(trouble(&refusal)),
         };
@@ -419,7 +419,7 @@ impl Airalo {
             return Err(Trouble::Unknown("the response is another order".into()));
         }
         self.note_price(option, &terms, *quantity, &order);
-        Ok(PurchaseAnswer::Bought(wire::bought(vec![order])?))
+        Ok(PurchaseResponse::Bought(wire::bought(vec![order])?))
     }
 }
 
@@ -458,11 +458,11 @@ impl Provider for Airalo {
     fn purchase<'a>(
         &'a self,
         purchase: &'a Purchase,
-    ) -> BoxFuture<'a, Result<PurchaseAnswer, Trouble>> {
+    ) -> BoxFuture<'a, Result<PurchaseResponse, Trouble>> {
         self.buy(purchase).boxed()
     }
 
-    fn find<'a>(&'a self, sought: &'a Sought) -> BoxFuture<'a, Result<FindAnswer, Trouble>> {
+    fn find<'a>(&'a self, sought: &'a Sought) -> BoxFuture<'a, Result<FindResponse, Trouble>> {
         async move {
             match &sought.reference {
                 Some(order_id) => self.by_id(sought.placement_id, order_id).await,

@@ -52,7 +52,7 @@ pub(super) struct Tokens {
 }
 
 #[derive(Deserialize)]
-struct Answer {
+struct Reply {
     data: Data,
 }
 
@@ -141,7 +141,7 @@ impl Tokens {
             // Whatever became of this request, the one that needs the token was not sent.
             Err(trouble) => return Err(no_token(trouble.reason())),
         };
-        let Answer { data } = parse(&body).map_err(|trouble| no_token(trouble.reason()))?;
+        let Reply { data } = parse(&body).map_err(|trouble| no_token(trouble.reason()))?;
         let mut header = HeaderValue::try_from(format!("Bearer {}", data.access_token))
             .map_err(|_| no_token("the token cannot be sent in a header"))?;
         header.set_sensitive(true);

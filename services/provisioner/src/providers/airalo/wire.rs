@@ -15,8 +15,8 @@ use crate::providers::{
     lists::Sold,
     price::Price,
     provider::{
-        Balance, Bought, Custody, EsimStatus, Fault, FindAnswer, ProviderUnit, Trouble, UnitState,
-        filled,
+        Balance, Bought, Custody, EsimStatus, Fault, FindResponse, ProviderUnit, Trouble,
+        UnitState, filled,
     },
     text::{BadId, ProviderId, moment, one_line},
 };
@@ -285,11 +285,11 @@ impl Used {
 }
 
 /// The answer to a look-up that found these orders.
-pub(super) fn found(orders: Vec<Order>) -> Result<FindAnswer, Trouble> {
+pub(super) fn found(orders: Vec<Order>) -> Result<FindResponse, Trouble> {
     if orders.is_empty() {
-        return Ok(FindAnswer::NotFound);
+        return Ok(FindResponse::NotFound);
     }
-    bought(orders).map(FindAnswer::Found)
+    bought(orders).map(FindResponse::Found)
 }
 
 /// The body of a 422.

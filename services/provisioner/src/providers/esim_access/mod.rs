@@ -32,8 +32,9 @@ use super::{
     lists::{Listed, Offer, Sold, Span},
     price,
     provider::{
-        Balance, Bought, Capabilities, Connected, DeliveredEsim, EsimStatus, FindAnswer,
-        GiveBackAnswer, Hint, LookUp, Paced, Provider, Purchase, PurchaseAnswer, Sought, Trouble,
+        Balance, Bought, Capabilities, Connected, DeliveredEsim, EsimStatus, FindResponse,
+        GiveBackResponse, Hint, LookUp, Paced, Provider, Purchase, PurchaseResponse, Sought,
+        Trouble,
     },
     text::ProviderId,
 };
@@ -112,17 +113,17 @@ impl EsimAccess {
         &self,
         placement_id: PlacementId,
         number: &ProviderId,
-    ) -> Result<FindAnswer, Trouble> {
+    ) -> Result<FindResponse, Trouble> {
         let filter = json!({ "orderNo": number.as_str() });
         let allocated = match self.client.query(&filter).await? {
             Ok(allocated) => allocated,
             Err(failure) => {
                 return match outcome(&failure.code) {
-                    Outcome::NotReady => Ok(FindAnswer::Found(Bought {
+                    Outcome::NotReady => Ok(FindResponse::Found(Bought {
                         reference: Some(number.clone()),
                         units: Vec::new(),
                     })),
-                    Outcome::NoSuchOrder => Ok(FindAnswer::NotFound),
+                    Outcome::NoSuchOrder => Ok(FindResponse::NotFound),
                     _ => Err(failure.trouble()),
                 };
             }
@@ -140,7 +141,7 @@ impl EsimAccess {
                 "the response lists eSIMs of another purchase".into(),
             ));
         }
-        Ok(FindAnswer::Found(Bought {
+        Ok(FindResponse::Found(Bought {
             reference: Some(number.clone()),
             units: units(allocated)?,
         }))
@@ -197,10 +198,10 @@ impl Provider for EsimAccess {
     fn purchase<'a>(
         &'a self,
         purchase: &'a Purchase,
-    ) -> BoxFuture<'a, Result<PurchaseAnswer, Trouble>> {
+    ) -> BoxFuture<'a, Result<PurchaseResponse, Trouble>> {
         async move {
             let Ok(request) = order(purchase) else {
-                return Ok(PurchaseAnswer::Rejected {
+                return Ok(PurchaseResponse::Rejected {
                     status: "price".into(),
                     message: "the price behind @ in the option's id is unreadable".into(),
                 });
@@ -213,13 +214,13 @@ impl Provider for EsimAccess {
                             "the response names another purchase".into(),
                         ));
                     }
-                    Ok(PurchaseAnswer::Bought(Bought {
+                    Ok(PurchaseResponse::Bought(Bought {
                         reference: Some(order_number(ordered.order_no)?),
                         units: Vec::new(),
                     }))
                 }
                 Reply::Failed { code, message } if outcome(&code) == Outcome::Rejected => {
-                    Ok(PurchaseAnswer::Rejected {
+                    Ok(PurchaseResponse::Rejected {
                         status: code,
                         message,
                     })
@@ -230,7 +231,7 @@ impl Provider for EsimAccess {
         .boxed()
     }
 
-    fn find<'a>(&'a self, sought: &'a Sought) -> BoxFuture<'a, Result<FindAnswer, Trouble>> {
+    fn find<'a>(&'a self, sought: &'a Sought) -> BoxFuture<'a, Result<FindResponse, Trouble>> {
         async move {
             match &sought.reference {
                 Some(number) => {
@@ -299,11 +300,11 @@ impl Provider for EsimAccess {
     fn give_back<'a>(
         &'a self,
         esim: &'a DeliveredEsim,
-    ) -> BoxFuture<'a, Result<GiveBackAnswer, Trouble>> {
+    ) -> BoxFuture<'a, Result<GiveBackResponse, Trouble>> {
         async move {
             let request = json!({ "esimTranNo": esim.unit_id.as_str() });
             match self.client.call(CANCEL, &request).await? {
-                Reply::Done(_) => Ok(GiveBackAnswer::Returned),
+                Reply::Done(_) => Ok(GiveBackResponse::Returned),
                 Reply::Failed { code, message } => Err(Failure { code, message }.trouble()),
             }
         }

@@ -24,7 +24,7 @@ use super::{
     client::{Client, found, within},
     wire::Allocated,
 };
-use crate::providers::provider::{FindAnswer, Sought, Trouble};
+use crate::providers::provider::{FindResponse, Sought, Trouble};
 
 /// The length of a slot, in seconds.
 const SLOT: i64 = 10;
@@ -88,7 +88,7 @@ impl Slots {
         &self,
         client: &Client,
         sought: &Sought,
-    ) -> Result<FindAnswer, Trouble> {
+    ) -> Result<FindResponse, Trouble> {
         let ours = sought.placement_id.to_string();
         for slot in slots(sought, runtime::clock::now()) {
             let made = self.slot(client, slot, sought.arrives_within).await?;
@@ -96,7 +96,7 @@ impl Slots {
                 return found(esims.clone());
             }
         }
-        Ok(FindAnswer::NotFound)
+        Ok(FindResponse::NotFound)
     }
 
     /// What was made in a slot, perhaps from the answer to another search.

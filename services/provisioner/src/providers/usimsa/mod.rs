@@ -26,8 +26,8 @@ use super::{
     account::{Account, KnownProvider, Setting},
     http::{Body, Call, Http, parse},
     provider::{
-        Bought, Capabilities, Connected, Custody, DeliveredEsim, EsimStatus, Fault, FindAnswer,
-        GiveBackAnswer, Hint, LookUp, Paced, Provider, ProviderUnit, Purchase, PurchaseAnswer,
+        Bought, Capabilities, Connected, Custody, DeliveredEsim, EsimStatus, Fault, FindResponse,
+        GiveBackResponse, Hint, LookUp, Paced, Provider, ProviderUnit, Purchase, PurchaseResponse,
         Sought, Trouble, UnitFields, UnitState, filled,
     },
     text::{ProviderId, day, moment, one_line},
@@ -103,7 +103,7 @@ struct Usimsa {
 }
 
 #[derive(Deserialize)]
-struct Answer {
+struct Reply {
     code: String,
     message: Option<String>,
     products: Option<Vec<Product>>,
@@ -153,7 +153,7 @@ impl Usimsa {
         path: &str,
         route: &'static str,
         json: Option<&Value>,
-    ) -> Result<Answer, Trouble> {
+    ) -> Result<Reply, Trouble> {
         let now = runtime::clock::unix_milliseconds().to_string();
         let signature = usimsa::sign(
             &self.secret_key,
@@ -184,13 +184,13 @@ impl Usimsa {
         parse(&body)
     }
 
-    async fn get(&self, placement_id: PlacementId) -> Result<FindAnswer, Trouble> {
+    async fn get(&self, placement_id: PlacementId) -> Result<FindResponse, Trouble> {
         let path = format!("{ORDER}/{placement_id}");
-        let answer = self.call(Method::GET, &path, FETCH, None).await?;
-        match answer.code.as_str() {
-            "0000" => Ok(FindAnswer::Found(units(answer.products)?.into())),
-            "9002" => Ok(FindAnswer::NotFound),
-            _ => Err(unknown_code(&answer)),
+        let reply = self.call(Method::GET, &path, FETCH, None).await?;
+        match reply.code.as_str() {
+            "0000" => Ok(FindResponse::Found(units(reply.products)?.into())),
+            "9002" => Ok(FindResponse::NotFound),
+            _ => Err(unknown_code(&reply)),
         }
     }
 }
@@ -219,41 +219,41 @@ impl Provider for Usimsa {
     fn purchase<'a>(
         &'a self,
         purchase: &'a Purchase,
-    ) -> BoxFuture<'a, Result<PurchaseAnswer, Trouble>> {
+    ) -> BoxFuture<'a, Result<PurchaseResponse, Trouble>> {
         async move {
             let product =
                 |(option, qty): &(String, usize)| json!({ "optionId": option, "qty": qty });
             let products: Vec<Value> = purchase.items.iter().map(product).collect();
             let request = json!({ "orderId": purchase.placement_id, "products": products });
-            let answer = self
+            let reply = self
                 .call(Method::POST, ORDER, ORDER, Some(&request))
                 .await?;
-            match answer.code.as_str() {
-                "0000" => Ok(PurchaseAnswer::Bought(units(answer.products)?.into())),
+            match reply.code.as_str() {
+                "0000" => Ok(PurchaseResponse::Bought(units(reply.products)?.into())),
                 // The id was used before, so an earlier attempt has bought it. Its units are
                 // collected.
-                "9003" => Ok(PurchaseAnswer::Bought(Bought::default())),
-                "9000" | "9001" | "9005" => Ok(PurchaseAnswer::Rejected {
-                    message: one_line(&answer.message.unwrap_or_default()),
-                    status: answer.code,
+                "9003" => Ok(PurchaseResponse::Bought(Bought::default())),
+                "9000" | "9001" | "9005" => Ok(PurchaseResponse::Rejected {
+                    message: one_line(&reply.message.unwrap_or_default()),
+                    status: reply.code,
                 }),
-                _ => Err(unknown_code(&answer)),
+                _ => Err(unknown_code(&reply)),
             }
         }
         .boxed()
     }
 
-    fn find<'a>(&'a self, sought: &'a Sought) -> BoxFuture<'a, Result<FindAnswer, Trouble>> {
+    fn find<'a>(&'a self, sought: &'a Sought) -> BoxFuture<'a, Result<FindResponse, Trouble>> {
         self.get(sought.placement_id).boxed()
     }
 
     fn status<'a>(&'a self, esim: &'a DeliveredEsim) -> BoxFuture<'a, Result<EsimStatus, Trouble>> {
         async move {
             let path = of_unit(USAGE, esim)?;
-            let answer = self.call(Method::GET, &path, USAGE, None).await?;
-            match (answer.code.as_str(), &answer.usage) {
+            let reply = self.call(Method::GET, &path, USAGE, None).await?;
+            match (reply.code.as_str(), &reply.usage) {
                 ("0000", Some(usage)) => usage.status(esim),
-                _ => Err(unknown_code(&answer)),
+                _ => Err(unknown_code(&reply)),
             }
         }
         .boxed()
@@ -262,16 +262,16 @@ impl Provider for Usimsa {
     fn give_back<'a>(
         &'a self,
         esim: &'a DeliveredEsim,
-    ) -> BoxFuture<'a, Result<GiveBackAnswer, Trouble>> {
+    ) -> BoxFuture<'a, Result<GiveBackResponse, Trouble>> {
         async move {
             let path = of_unit(CANCEL, esim)?;
-            let answer = self.call(Method::POST, &path, CANCEL, None).await?;
-            match answer.code.as_str() {
-                "0000" => Ok(GiveBackAnswer::Returned),
-                "9006" => Ok(GiveBackAnswer::Refused(one_line(
-                    &answer.message.unwrap_or_default(),
+            let reply = self.call(Method::POST, &path, CANCEL, None).await?;
+            match reply.code.as_str() {
+                "0000" => Ok(GiveBackResponse::Returned),
+                "9006" => Ok(GiveBackResponse::Refused(one_line(
+                    &reply.message.unwrap_or_default(),
                 ))),
-                _ => Err(unknown_code(&answer)),
+                _ => Err(unknown_code(&reply)),
             }
         }
         .boxed()
@@ -322,11 +322,11 @@ impl Usage {
 
 /// The trouble for a code that is not in the table of the module head, or that means that the
 /// outcome is unknown.
-fn unknown_code(answer: &Answer) -> Trouble {
-    let message = answer.message.as_deref().unwrap_or_default();
+fn unknown_code(reply: &Reply) -> Trouble {
+    let message = reply.message.as_deref().unwrap_or_default();
     Trouble::Unknown(format!(
         "code {}: {}",
-        one_line(&answer.code),
+        one_line(&reply.code),
         one_line(message)
     ))
 }
