@@ -600,6 +600,11 @@ BEGIN
 END
 $function$
 
+CREATE OR REPLACE FUNCTION public.commit_without_flush(wanted boolean)
+ RETURNS text
+ LANGUAGE sql
+RETURN CASE WHEN wanted THEN set_config('synchronous_commit'::text, 'off'::text, true) ELSE NULL::text END
+
 CREATE OR REPLACE FUNCTION public.commits_lost(process uuid, acknowledged bigint, new_timeline bigint)
  RETURNS boolean
  LANGUAGE plpgsql

@@ -28,7 +28,7 @@ use time::OffsetDateTime;
 
 use crate::DeliveryId;
 
-/// When an endpoint is blocked, and for how long, and how often its partner is told of its health.
+/// When an endpoint is blocked, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockPolicy {
     /// How many failures in a row block an endpoint; 0 disables blocks, and then no failure counts.
@@ -37,9 +37,6 @@ pub struct BlockPolicy {
     pub first: Duration,
     /// The upper limit of that duration.
     pub longest: Duration,
-    /// How many notices about its endpoints a partner gets within 24 hours. Those beyond it are left
-    /// out, and the health is the same.
-    pub notices_per_day: u32,
 }
 
 /// Whether webhooks are sent.
@@ -269,7 +266,6 @@ mod tests {
         failures: 4,
         first: Duration::from_secs(5),
         longest: Duration::from_mins(5),
-        notices_per_day: 20,
     };
 
     #[test]

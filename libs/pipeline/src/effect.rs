@@ -142,8 +142,10 @@ impl fmt::Display for Point {
     }
 }
 
-/// Awaits `act`, which has the effect, and returns its result unchanged. The name of the effect
-/// marks the two moments, before and after it, at which a crash test can kill the process.
+/// Awaits `act`, which has the effect, and returns its result unchanged. In a program that is shipped
+/// it does nothing else, so whoever follows an order may read `perform(Effect::X, act)` as `act`. In one
+/// that is compiled for crash tests, the name marks the two moments, before and after the effect, at
+/// which such a test can kill the process.
 pub async fn perform<F: Future>(effect: Effect, act: F) -> F::Output {
     reach(effect, Side::Before);
     let output = act.await;

@@ -143,16 +143,11 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
 
     let (placements, topups) = parts(&sorted);
     // `stored` stores the orders whose external id is free. `new_placements` and `new_topups` store
-    // the parts of these orders only. PostgreSQL runs a part of a WITH that nothing reads only if it
-    // writes, so `stored` joins `without_flush`, whose effect is the setting.
+    // the parts of these orders only. Where commits wait for a standby, they all do: a reader would have
+    // to wait for it instead, and could read nothing while it is gone.
     let stored: Vec<Uuid> = retry_conflicts!(async {
         let query = sqlx::query_scalar!(
-            r#"WITH without_flush AS MATERIALIZED (
-                   -- For the transaction of this statement only, and not where commits wait for a standby: a reader
-                   -- would have to wait for it instead, and could read nothing while it is gone.
-                   SELECT set_config('synchronous_commit', 'off', true)
-                   WHERE $19 AND current_setting('synchronous_standby_names') = ''
-               ), stored AS (
+            r#"WITH stored AS (
                    -- An order whose external id is taken is left out, and so are its parts below. The key is
                    -- UNIQUE NULLS NOT DISTINCT, so an id has at most one order that is not refused. The id may also
                    -- be that of an archived order; the subquery looks it up by one index scan for each order.
@@ -161,7 +156,7 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
                           now() + make_interval(secs => answer_within), answering
                    FROM unnest($12::uuid[], $13::uuid[], $14::text[], $15::text[], $16::float8[], $17::uuid[])
                        AS new (order_id, partner_id, external_order_id, traceparent, answer_within, answering)
-                   LEFT JOIN without_flush ON true
+                   CROSS JOIN commit_without_flush($19 AND current_setting('synchronous_standby_names') = '')
                    WHERE (SELECT true FROM archived_orders a
                           WHERE a.external_order_id = new.external_order_id AND a.partner_id = new.partner_id
                             AND NOT a.refused LIMIT 1) IS NULL

@@ -112,6 +112,8 @@ pub struct Settings {
     /// The waits between attempts.
     pub schedule: Schedule,
     pub block_policy: BlockPolicy,
+    /// How many notices about its endpoints a partner gets within 24 hours.
+    pub notices_per_day: u32,
 }
 
 impl Deliver {
@@ -127,6 +129,7 @@ impl Deliver {
         let attempts = Attempts::start(
             database.clone(),
             settings.block_policy,
+            settings.notices_per_day,
             Arc::clone(&metrics),
             shutdown,
         );
@@ -308,7 +311,7 @@ impl Deliver {
             endpoint_id: delivery.endpoint.id,
             is_event: matches!(delivery.content, Content::Event(_)),
             leased: delivery.leased,
-            attempt: delivery.ended_attempts,
+            ended_attempts: delivery.ended_attempts,
             schedule_start: delivery.schedule_start,
         };
         until_recorded(&self.attempts, attempted, &self.stop).await;

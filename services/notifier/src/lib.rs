@@ -306,8 +306,8 @@ impl Config {
                 failures: self.endpoint_failures.into(),
                 first: self.endpoint_block_longest / 60,
                 longest: self.endpoint_block_longest,
-                notices_per_day: self.notices_per_day,
             },
+            notices_per_day: self.notices_per_day,
         }
     }
 }

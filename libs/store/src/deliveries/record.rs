@@ -34,7 +34,7 @@ pub struct Attempted {
     /// work.
     pub leased: bool,
     /// The number of attempts that ended before this one.
-    pub attempt: u32,
+    pub ended_attempts: u32,
     /// The schedule that the claim found, see [`super::Delivery::schedule_start`].
     pub schedule_start: u32,
     /// When the attempt began.
@@ -80,7 +80,7 @@ impl Attempted {
     /// Whether it is an acknowledged first attempt of a topup without due work. Usually nothing but
     /// the delivery's own row changes then, and [`record_acknowledged`] suffices.
     pub fn is_plain(&self) -> bool {
-        self.is_delivered() && self.attempt == 0 && !self.leased && !self.is_event
+        self.is_delivered() && self.ended_attempts == 0 && !self.leased && !self.is_event
     }
 }
 
@@ -96,11 +96,13 @@ impl Attempted {
 /// counted late, which only delays its block.
 ///
 /// What a partner is told of a change is created in the transaction of the change. Returns these
-/// notices.
+/// notices. A partner gets at most `notices_per_day` of them within 24 hours; those beyond it are left
+/// out.
 pub async fn record(
     connection: &mut PgConnection,
     attempts: &[Attempted],
     policy: &BlockPolicy,
+    notices_per_day: u32,
 ) -> Result<Made> {
     let mut effects = Effects::of(attempts);
     let mut made = Made::default();
@@ -123,7 +125,7 @@ pub async fn record(
         .filter(|attempted| !(attempted.is_plain() && recorded.contains(&attempted.id.uuid())))
         .collect();
     if !others.is_empty() {
-        made += retry_conflicts!(record_others(&mut *connection, &others, policy))?;
+        made += retry_conflicts!(record_others(&mut *connection, &others, notices_per_day))?;
         let delivered = others.iter().filter(|attempted| attempted.is_delivered());
         effects
             .recovered
@@ -141,7 +143,7 @@ pub async fn record(
         made += retry_conflicts!(async {
             let mut transaction = connection.begin().await?;
             let changes = endpoints::forget_failures(&mut transaction, &recovered).await?;
-            let told = notices::about(&mut transaction, &changes, policy.notices_per_day).await?;
+            let told = notices::about(&mut transaction, &changes, notices_per_day).await?;
             transaction.commit().await?;
             Ok::<_, Error>(told)
         })?;
@@ -151,7 +153,7 @@ pub async fn record(
         made += retry_conflicts!(async {
             let mut transaction = connection.begin().await?;
             let changes = endpoints::count_failures(&mut transaction, failed, policy).await?;
-            let told = notices::about(&mut transaction, &changes, policy.notices_per_day).await?;
+            let told = notices::about(&mut transaction, &changes, notices_per_day).await?;
             transaction.commit().await?;
             Ok::<_, Error>(told)
         })?;
@@ -164,7 +166,7 @@ pub async fn record(
 async fn record_others(
     connection: &mut PgConnection,
     attempts: &[&Attempted],
-    policy: &BlockPolicy,
+    notices_per_day: u32,
 ) -> Result<Made> {
     let columns = Columns::of(attempts);
     if !columns.states.contains(&"exhausted") {
@@ -181,7 +183,7 @@ async fn record_others(
             changes.extend(first.map(Exhausted::told));
         }
     }
-    let told = notices::about(&mut transaction, &changes, policy.notices_per_day).await?;
+    let told = notices::about(&mut transaction, &changes, notices_per_day).await?;
     transaction.commit().await?;
     Ok(told)
 }
@@ -261,8 +263,8 @@ struct Acknowledged {
 /// does not move here and is left to [`record_any`]. Due work that came into being meanwhile is
 /// deleted by the claim that finds it.
 ///
-/// `without_flush` makes the commit return before the disk or a standby has stored it, because no
-/// further step depends on this record. If the server dies within the next moments, these
+/// The commit returns before the disk or a standby has stored it, because no further step depends on
+/// this record. If the server dies within the next moments, these
 /// deliveries are pending again, and their webhooks are repeated with the same id.
 /// `endpoint_failing` tells the caller whether a success has to end a count of failures or a block
 /// of the endpoint.
@@ -273,15 +275,11 @@ async fn record_acknowledged(
     let columns = Columns::of(attempts);
     let moved = sqlx::query_as!(
         Acknowledged,
-        r#"WITH without_flush AS MATERIALIZED (
-               -- For the transaction of this statement only.
-               SELECT set_config('synchronous_commit', 'off', true)
-           )
-           UPDATE deliveries d
+        r#"UPDATE deliveries d
            SET state = 'delivered', attempt = 1, attempted_at = new.at, duration_ms = new.duration_ms,
                status = new.status, delivered_at = now()
            FROM unnest($1::uuid[], $2::timestamptz[], $3::int[], $4::int[])
-               AS new (delivery_id, at, duration_ms, status), without_flush
+               AS new (delivery_id, at, duration_ms, status), commit_without_flush(true)
            WHERE d.delivery_id = new.delivery_id AND d.state = 'pending' AND d.attempt = 0
            RETURNING d.delivery_id, coalesce(d.endpoint_id, d.partner_id) AS "endpoint_id!",
                      (SELECT true FROM partner_endpoints e
@@ -425,7 +423,7 @@ impl Columns {
                 }
             };
             columns.ids.push(attempted.id.uuid());
-            columns.attempts.push(signed(attempted.attempt));
+            columns.attempts.push(signed(attempted.ended_attempts));
             columns.at.push(attempted.at);
             columns
                 .durations

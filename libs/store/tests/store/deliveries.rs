@@ -21,7 +21,6 @@ pub const BLOCK_POLICY: BlockPolicy = BlockPolicy {
     failures: 3,
     first: Duration::from_secs(10),
     longest: Duration::from_secs(35),
-    notices_per_day: 100,
 };
 
 impl Bench {
@@ -38,7 +37,7 @@ impl Bench {
 
     pub async fn record(&self, attempts: &[Attempted]) {
         let recorded =
-            deliveries::record(&mut *self.connection().await, attempts, &BLOCK_POLICY).await;
+            deliveries::record(&mut *self.connection().await, attempts, &BLOCK_POLICY, 100).await;
         recorded.unwrap();
     }
 
@@ -76,7 +75,7 @@ pub fn attempted(id: DeliveryId, attempt: u32, result: AttemptResult) -> Attempt
         endpoint_id: EndpointId::new(),
         is_event: false,
         leased: true,
-        attempt,
+        ended_attempts: attempt,
         schedule_start: 0,
         at: runtime::clock::now(),
         duration: Duration::from_millis(7),

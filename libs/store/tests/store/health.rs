@@ -21,7 +21,6 @@ const POLICY: BlockPolicy = BlockPolicy {
     failures: 4,
     first: Duration::from_secs(100),
     longest: Duration::from_secs(1000),
-    notices_per_day: u32::MAX,
 };
 const LEASE: Duration = Duration::from_secs(20);
 const HOUR: Duration = Duration::from_hours(1);
@@ -217,7 +216,7 @@ impl Bench {
                 return Vec::new();
             }
         };
-        let made = deliveries::record(&mut connection, &batch, &POLICY)
+        let made = deliveries::record(&mut connection, &batch, &POLICY, u32::MAX)
             .await
             .unwrap();
         made.notices.into_iter().map(|(kind, _)| kind).collect()

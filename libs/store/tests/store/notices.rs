@@ -22,7 +22,6 @@ const POLICY: BlockPolicy = BlockPolicy {
     failures: 4,
     first: Duration::from_mins(1),
     longest: Duration::from_mins(10),
-    notices_per_day: 100,
 };
 const LIMITS: VerificationLimits = VerificationLimits {
     interval: Duration::from_mins(1),
@@ -94,10 +93,15 @@ impl Bench {
         );
     }
 
-    async fn record_by(&self, policy: &BlockPolicy, attempts: &[Attempted]) -> Made {
-        deliveries::record(&mut *self.connection().await, attempts, policy)
-            .await
-            .unwrap()
+    async fn record_told(&self, notices_per_day: u32, attempts: &[Attempted]) -> Made {
+        deliveries::record(
+            &mut *self.connection().await,
+            attempts,
+            &POLICY,
+            notices_per_day,
+        )
+        .await
+        .unwrap()
     }
 
     /// The notices of a partner that are due, in the order of their creation, with their kinds.
@@ -148,7 +152,7 @@ async fn each_change_of_health_is_told_once() {
     let bench = Bench::new().await;
     let partner = bench.told_partner().await;
     let topups = bench.deliveries(partner, 12, false).await;
-    let record = async |attempts: &[Attempted]| bench.record_by(&POLICY, attempts).await.notices;
+    let record = async |attempts: &[Attempted]| bench.record_told(100, attempts).await.notices;
 
     assert_eq!(record(&[failed(partner, &topups[0])]).await, []);
     let half = [(Kind::NoticeEndpointFailing, false)];
@@ -199,7 +203,7 @@ async fn one_batch_tells_the_block_and_not_the_way_to_it() {
     let partner = bench.told_partner().await;
     let topups = bench.deliveries(partner, 6, false).await;
     let all: Vec<Attempted> = topups.iter().map(|topup| failed(partner, topup)).collect();
-    let told = bench.record_by(&POLICY, &all).await;
+    let told = bench.record_told(100, &all).await;
     assert_eq!(told.notices, [(Kind::NoticeEndpointBlocked, false)]);
 }
 
@@ -208,7 +212,7 @@ async fn the_first_exhausted_webhook_is_told_until_the_endpoint_recovers() {
     let bench = Bench::new().await;
     let partner = bench.told_partner().await;
     let topups = bench.deliveries(partner, 8, false).await;
-    let record = async |attempts: &[Attempted]| bench.record_by(&POLICY, attempts).await.notices;
+    let record = async |attempts: &[Attempted]| bench.record_told(100, attempts).await.notices;
     let told = [(Kind::NoticeWebhookExhausted, false)];
     assert_eq!(record(&[exhausted(partner, &topups[0])]).await, told);
     // The second failure is also half of a block; the exhausted webhook is not told again.
@@ -231,44 +235,31 @@ async fn the_first_exhausted_webhook_is_told_until_the_endpoint_recovers() {
 #[tokio::test]
 async fn only_verified_channels_are_told_and_not_too_often() {
     let bench = Bench::new().await;
-    let blocks = async |partner: PartnerId, policy: &BlockPolicy| {
+    let blocks = async |partner: PartnerId, per_day: u32| {
         let topups = bench.deliveries(partner, 5, false).await;
         let all: Vec<Attempted> = topups[1..]
             .iter()
             .map(|topup| failed(partner, topup))
             .collect();
-        let blocked = bench.record_by(policy, &all).await;
+        let blocked = bench.record_told(per_day, &all).await;
         let back = bench
-            .record_by(policy, &[acknowledged(partner, &topups[0])])
+            .record_told(per_day, &[acknowledged(partner, &topups[0])])
             .await;
         [blocked.notices, back.notices].concat()
     };
     let none = bench.partner(URL).await;
-    assert_eq!(blocks(none, &POLICY).await, []);
+    assert_eq!(blocks(none, 100).await, []);
     let unverified = bench.partner(URL).await;
     bench.set_channel(unverified, CHANNEL, LIMITS).await;
-    assert_eq!(blocks(unverified, &POLICY).await, []);
+    assert_eq!(blocks(unverified, 100).await, []);
 
     let flapping = bench.told_partner().await;
     let other = bench.told_partner().await;
-    let policy = BlockPolicy {
-        notices_per_day: 3,
-        ..POLICY
-    };
     let blocked = Kind::NoticeEndpointBlocked;
     let back = Kind::NoticeEndpointRecovered;
-    assert_eq!(
-        blocks(flapping, &policy).await,
-        [(blocked, false), (back, false)]
-    );
-    assert_eq!(
-        blocks(flapping, &policy).await,
-        [(blocked, false), (back, true)]
-    );
-    assert_eq!(
-        blocks(other, &policy).await,
-        [(blocked, false), (back, false)]
-    );
+    assert_eq!(blocks(flapping, 3).await, [(blocked, false), (back, false)]);
+    assert_eq!(blocks(flapping, 3).await, [(blocked, false), (back, true)]);
+    assert_eq!(blocks(other, 3).await, [(blocked, false), (back, false)]);
     assert_eq!(bench.kinds(flapping).await, [blocked, back, blocked]);
 }
 
@@ -284,7 +275,7 @@ async fn a_channel_that_fails_is_not_told_of_itself() {
             ..attempted(DeliveryId::new(), 0, failure(Some(Duration::from_mins(1))))
         })
         .collect();
-    assert_eq!(bench.record_by(&POLICY, &failing).await, Made::default());
+    assert_eq!(bench.record_told(100, &failing).await, Made::default());
     assert_eq!(
         bench.channel_of(partner).await.unwrap().state.as_str(),
         "blocked"
@@ -491,7 +482,7 @@ async fn removing_a_channel_makes_no_room_for_codes() {
                     failure(Some(Duration::from_secs(5))),
                 )
             };
-            bench.record_by(&POLICY, &[failed]).await;
+            bench.record_told(100, &[failed]).await;
         }
         let mut connection = bench.connection().await;
         self_service::remove_channel(&mut connection, partner)

@@ -16,7 +16,7 @@ async fn delivered(operator: &Operator, partner: &Value, external_id: &str) -> O
         endpoint_id: order.partner.first_endpoint(),
         is_event: false,
         leased: true,
-        attempt: 1,
+        ended_attempts: 1,
         schedule_start: 0,
         at: runtime::clock::now(),
         duration: Duration::from_millis(3),

@@ -260,7 +260,7 @@ pub async fn record(
         endpoint_id: order.partner.first_endpoint(),
         is_event: false,
         leased: true,
-        attempt,
+        ended_attempts: attempt,
         schedule_start: 0,
         at: runtime::clock::now(),
         duration: Duration::from_millis(12),
@@ -285,9 +285,8 @@ pub async fn store_attempt(connection: &mut PgConnection, attempted: Attempted) 
         failures: 2,
         first: Duration::from_mins(1),
         longest: Duration::from_mins(1),
-        notices_per_day: 0,
     };
-    deliveries::record(connection, &[attempted], &policy)
+    deliveries::record(connection, &[attempted], &policy, 0)
         .await
         .unwrap();
 }

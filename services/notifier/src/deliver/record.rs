@@ -74,6 +74,7 @@ fn log_failure(error: &pg::Error, items: usize, what: &'static str) {
 pub(super) struct Attempts {
     database: Database,
     block_policy: BlockPolicy,
+    notices_per_day: u32,
     metrics: Arc<Metrics>,
 }
 
@@ -81,12 +82,14 @@ impl Attempts {
     pub(super) fn start(
         database: Database,
         block_policy: BlockPolicy,
+        notices_per_day: u32,
         metrics: Arc<Metrics>,
         shutdown: &Shutdown,
     ) -> GroupCommit<Self> {
         let attempts = Self {
             database,
             block_policy,
+            notices_per_day,
             metrics,
         };
         GroupCommit::start(attempts, BATCH, shutdown)
@@ -102,7 +105,8 @@ impl Writer for Attempts {
 
     async fn write(&self, items: &[Attempted]) -> Result<Vec<()>, pg::Error> {
         let record = async |connection: &mut PgConnection| {
-            deliveries::record(connection, items, &self.block_policy).await
+            let policy = &self.block_policy;
+            deliveries::record(connection, items, policy, self.notices_per_day).await
         };
         let made = perform(Effect::CommitAttempts, self.database.run(record))
             .await

@@ -15,7 +15,6 @@ pub(super) const POLICY: BlockPolicy = BlockPolicy {
     failures: 1,
     first: Duration::from_secs(5),
     longest: Duration::from_secs(5),
-    notices_per_day: 1,
 };
 /// The delivery of the first topup to the first endpoint, from which the one to the second is made.
 pub(super) const FIRST: usize = 0;

@@ -163,16 +163,12 @@ impl CompletePurchases {
         connection: &mut PgConnection,
     ) -> Result<HashMap<PlacementId, Vec<DeliveryId>>> {
         let query = sqlx::query!(
-            r#"WITH without_flush AS MATERIALIZED (
-                   -- For the transaction of this statement only, and not where commits wait for a standby.
-                   SELECT set_config('synchronous_commit', 'off', true)
-                   WHERE $17 AND current_setting('synchronous_standby_names') = ''
-               ), moved AS (
+            r#"WITH moved AS (
                    UPDATE placements p
                    SET state = 'placed', placed_at = now(), unknowns = 0, reason = NULL, alternatives = NULL,
                        first_claim = NULL
                    FROM unnest($1::uuid[], $2::int[]) AS new (placement_id, attempt)
-                   LEFT JOIN without_flush ON true
+                   CROSS JOIN commit_without_flush($17 AND current_setting('synchronous_standby_names') = '')
                    WHERE p.placement_id = new.placement_id AND p.attempt = new.attempt AND p.state = 'placing'
                    RETURNING p.placement_id
                ), unit AS MATERIALIZED (

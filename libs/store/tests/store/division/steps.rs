@@ -241,7 +241,7 @@ impl World {
                 .iter()
                 .map(|one| attempted(one.id, one.ended_attempts, AttemptResult::Delivered))
                 .collect();
-            deliveries::record(&mut connection, &attempts, &BLOCK_POLICY)
+            deliveries::record(&mut connection, &attempts, &BLOCK_POLICY, 100)
                 .await
                 .unwrap();
             self.note("delivered", attempts.len());
