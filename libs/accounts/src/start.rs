@@ -7,6 +7,7 @@ use pg::{
     Database, Error,
     schema::{SchemaError, check},
 };
+use runtime::outage;
 use sqlx::PgConnection;
 use vault::Vault;
 
@@ -28,7 +29,9 @@ pub async fn wait(database: &Database, vault: &Vault) -> Result<(), SchemaError>
         };
         match checking.await {
             Err(SchemaError::Store(error)) => {
-                tracing::warn!(%error, "cannot use the database yet; the start waits and tries again twice a second");
+                if let Some(others) = outage::DATABASE.line(error.is_transient()) {
+                    tracing::warn!(%error, others, "cannot use the database yet; the start waits and tries again twice a second");
+                }
             }
             result => return result,
         }

@@ -86,6 +86,18 @@ pub struct Act<R> {
     pub(crate) session: Session,
     pub(crate) fields: Fields,
     role: PhantomData<R>,
+    /// Whatever the handler does and responds, the next page is read anew, because the action is over
+    /// when this is dropped with it.
+    _end: End,
+}
+
+/// The end of an action.
+struct End(App);
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.0.figures().acted();
+    }
 }
 
 impl<R> Act<R> {
@@ -217,6 +229,7 @@ impl<R: Rank> FromRequest<App> for Act<R> {
             session: visit.session,
             fields,
             role: PhantomData,
+            _end: End(app.clone()),
         })
     }
 }

@@ -159,7 +159,8 @@ impl Default for Shared {
 }
 
 impl Shared {
-    /// Notes that an act has changed something, so that the next page does not show what was before it.
+    /// Notes that an act may have changed something, so that the next page does not show what was before
+    /// it.
     pub(crate) fn acted(&self) {
         self.acts.fetch_add(1, Ordering::AcqRel);
     }

@@ -29,7 +29,6 @@ impl App {
 /// The answer to an action that was carried out: the browser asks for a page, which shows the sentence and
 /// what the action has changed.
 pub(crate) fn after(app: &App, path: &str, text: &str) -> Response {
-    app.figures().acted();
     let mut response = Redirect::to(path).into_response();
     let text = format!("{text} It is in the record of actions.");
     let headers = response.headers_mut();

@@ -189,6 +189,9 @@ pub struct TopupView {
     pub is_parked: bool,
     /// Why the unit failed or its placement is parked; nothing once it has its profile.
     pub reason: Why,
+    /// Its provider has named a unit for it, so a row in `esims` holds it.
+    #[serde(skip)]
+    pub has_unit: bool,
     pub iccid: Option<String>,
     /// When its profile was stored.
     #[serde(with = "time::serde::rfc3339::option")]
@@ -417,7 +420,8 @@ pub async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<Ord
             TopupView,
             r#"SELECT t.topup_id, t.option_id, t.placement_id,
                       t.state AS "state!", p.state = 'parked' AS "is_parked!",
-                      coalesce(t.reason, p.reason) AS reason, e.iccid AS "iccid?", e.ready_at AS "ready_at?",
+                      coalesce(t.reason, p.reason) AS reason, e.topup_id IS NOT NULL AS "has_unit!",
+                      e.iccid AS "iccid?", e.ready_at AS "ready_at?",
                       e.erased_at AS "erased_at?",
                       d.state AS "delivery?", d.attempt AS "delivery_attempts?", d.status AS "delivery_status?",
                       d.error AS "delivery_error?", d.delivered_at AS "delivered_at?", due.at AS "delivery_due_at?",

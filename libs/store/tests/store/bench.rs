@@ -181,9 +181,8 @@ impl Bench {
     pub async fn due_in(&self, placements: &[PlacementId], seconds: f64) {
         let statement = "
             INSERT INTO work AS w (id, kind, provider, lane, partner_id, at)
-            SELECT placement_id,
-                   CASE state WHEN 'accepted' THEN 'buy' WHEN 'placing' THEN 'find' ELSE 'collect' END,
-                   provider, lane, partner_id, now() + make_interval(secs => $2)
+            SELECT placement_id, kind_of_work(state, attempt), provider, lane, partner_id,
+                   now() + make_interval(secs => $2)
             FROM placements WHERE placement_id::text = ANY ($1)
             ON CONFLICT (id) DO UPDATE SET at = excluded.at";
         self.move_due(statement, placements, seconds).await;

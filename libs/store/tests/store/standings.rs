@@ -202,6 +202,7 @@ fn order(state: UnitState, reason: Option<Code>) -> OrderView {
             state: Stored::Known(state),
             is_parked: false,
             reason: Why(reason.map(Reason::from)),
+            has_unit: is_ready,
             iccid: None,
             ready_at: is_ready.then_some(created_at),
             erased_at: None,

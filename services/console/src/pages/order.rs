@@ -283,10 +283,7 @@ fn trace(app: &App, order: &OrderView) -> Option<Trace> {
 
 fn placement_row(order: &OrderView, placement: &PlacementView) -> PlacementRow {
     let mut units = order.topups.iter();
-    let has_units = units.any(|unit| {
-        let is_its = unit.placement_id == placement.placement_id;
-        is_its && (unit.iccid.is_some() || unit.ready_at.is_some())
-    });
+    let has_units = units.any(|unit| unit.placement_id == placement.placement_id && unit.has_unit);
     PlacementRow {
         may_be_bought: !order.refused,
         may_be_retried: !order.refused && !has_units,

@@ -112,16 +112,29 @@ fn cause_of(one: &Listed) -> String {
     cause.trim().to_owned()
 }
 
-/// The purchases on hold for a cause. One that may be at several providers is settled on the page of its
-/// order, because one list does not say what became of it.
-async fn on_hold(app: &App, fields: &Fields) -> Result<(String, String, Vec<Listed>), Problem> {
+/// The purchases on hold for a cause.
+struct OnHold {
+    provider: String,
+    cause: String,
+    /// When the provider was asked last ([`actions::mark`]). It is read before everything else that the
+    /// page shows, so that a question in between makes the page one of before it.
+    seen: String,
+    found: Vec<Listed>,
+}
+
+/// Reads the purchases on hold for a cause. One that may be at several providers is settled on the page
+/// of its order, because one list does not say what became of it.
+async fn on_hold(app: &App, fields: &Fields) -> Result<OnHold, Problem> {
     let provider = fields.get("provider").unwrap_or_default().to_owned();
     let cause = fields.get("cause").unwrap_or_default().to_owned();
     let read = async |connection: &mut PgConnection| {
+        let command = Command::ProviderReconcile;
+        let seen = actions::mark(&mut *connection, &provider, command).await?;
         let parked = Some(PlacementState::Parked);
-        placements::list(connection, parked, Some(&provider), MOST).await
+        let found = placements::list(connection, parked, Some(&provider), MOST).await?;
+        Ok::<_, pg::Error>((seen, found))
     };
-    let mut found = app.database().run(read).await?;
+    let (seen, mut found) = app.database().run(read).await?;
     found.retain(|one| one.elsewhere.is_empty() && cause_of(one) == cause);
     if found.is_empty() {
         return Err(Problem::NotFound(
@@ -130,7 +143,12 @@ async fn on_hold(app: &App, fields: &Fields) -> Result<(String, String, Vec<List
                 .to_owned(),
         ));
     }
-    Ok((provider, cause, found))
+    Ok(OnHold {
+        provider,
+        cause,
+        seen,
+        found,
+    })
 }
 
 /// Whether a list names a purchase, with or without the dashes of its id.
@@ -223,10 +241,16 @@ pub(crate) fn decided(found: &str) -> Option<(Resolution, Command)> {
 async fn shown(
     app: &App,
     session: &Session,
-    (provider, cause, found): (String, String, Vec<Listed>),
+    on_hold: OnHold,
     (answers, list): (&HashMap<Uuid, Answer>, Option<&str>),
     asked: Option<usize>,
 ) -> Result<Response, Problem> {
+    let OnHold {
+        provider,
+        cause,
+        seen,
+        found,
+    } = on_hold;
     let times = &session.times;
     let rows: Vec<Row> = found
         .iter()
@@ -256,12 +280,6 @@ async fn shown(
         }
         (None, None) => None,
     };
-    let seen = app
-        .database()
-        .run(async |connection| {
-            actions::mark(connection, &provider, Command::ProviderReconcile).await
-        })
-        .await?;
     let at = |of: Option<OffsetDateTime>| of.map(utc).unwrap_or_default();
     let title = format!(
         "What became of {}?",
@@ -293,8 +311,9 @@ pub(crate) async fn show(
     State(app): State<App>,
     visit: Visit<Operator>,
 ) -> Result<Response, Problem> {
-    let found = on_hold(&app, &visit.query).await?;
-    let ids: Vec<Uuid> = found.2.iter().map(|one| one.placement_id.uuid()).collect();
+    let on_hold = on_hold(&app, &visit.query).await?;
+    let found = on_hold.found.iter();
+    let ids: Vec<Uuid> = found.map(|one| one.placement_id.uuid()).collect();
     let answers = app
         .database()
         .run(async |connection| asked::answers(connection, &ids).await)
@@ -303,13 +322,15 @@ pub(crate) async fn show(
         .query
         .get("asked")
         .and_then(|asked| asked.parse().ok());
-    shown(&app, &visit.session, found, (&answers, None), asked).await
+    shown(&app, &visit.session, on_hold, (&answers, None), asked).await
 }
 
 /// Asks the provider which of the purchases it has, and leads back to the page, which shows the answers.
 pub(crate) async fn ask(State(app): State<App>, act: Act<Operator>) -> Result<Response, Problem> {
     let reason = act.fields.reason()?;
-    let (provider, _, found) = on_hold(&app, &act.fields).await?;
+    let OnHold {
+        provider, found, ..
+    } = on_hold(&app, &act.fields).await?;
     let path = found.first().map(path).unwrap_or_default();
     let ids: Vec<PlacementId> = found.iter().map(|one| one.placement_id).collect();
     let target = format!("provider {provider}");
@@ -343,9 +364,9 @@ pub(crate) async fn compare(
     if list.is_empty() {
         return Err(Problem::Invalid("Paste the list of the provider.".into()));
     }
-    let found = on_hold(&app, &act.fields).await?;
+    let on_hold = on_hold(&app, &act.fields).await?;
     let answers = HashMap::new();
-    shown(&app, &act.session, found, (&answers, Some(&list)), None).await
+    shown(&app, &act.session, on_hold, (&answers, Some(&list)), None).await
 }
 
 /// Settles those of the purchases of which the form says what became of them.
@@ -354,7 +375,7 @@ pub(crate) async fn settle(
     act: Act<Operator>,
 ) -> Result<Response, Problem> {
     let reason = act.fields.reason()?;
-    let (_, _, found) = on_hold(&app, &act.fields).await?;
+    let found = on_hold(&app, &act.fields).await?.found;
     let mut done: BTreeMap<&str, usize> = BTreeMap::new();
     let mut left = Vec::new();
     for one in &found {

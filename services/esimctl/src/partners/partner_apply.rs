@@ -175,7 +175,8 @@ async fn apply(
         if let Some(path) = kept {
             std::fs::remove_file(path).ok();
         }
-        return Err(error.into());
+        // A conflict may be found no sooner than here, and `run` knows it by this type.
+        return Err(pg::Error::from(error).into());
     }
     print(console, &plan, &secrets, kept).context(
         "the file is applied, but the new secrets could not be shown: make others with `esimctl partner rotate`",

@@ -422,8 +422,7 @@ impl Bench {
         .await;
         self.set(
             "INSERT INTO work (id, kind, provider, lane, partner_id, at)
-             SELECT placement_id, CASE state WHEN 'accepted' THEN 'buy' WHEN 'placing' THEN 'find' ELSE 'collect' END,
-                    provider, lane, partner_id, now()
+             SELECT placement_id, kind_of_work(state, attempt), provider, lane, partner_id, now()
              FROM placements WHERE placement_id = $1
              ON CONFLICT (id) DO UPDATE SET at = now(), kind = excluded.kind",
             id,
