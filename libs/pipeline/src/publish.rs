@@ -40,6 +40,25 @@ pub struct ReadyRow {
     pub traceparent: Option<String>,
 }
 
+/// A row of a message.
+struct Row<T> {
+    content: T,
+    traceparent: Option<String>,
+}
+
+fn unzip<T>(rows: Vec<Row<T>>) -> (Vec<T>, Vec<Option<String>>) {
+    let rows = rows.into_iter();
+    rows.map(|row| (row.content, row.traceparent)).unzip()
+}
+
+/// A message of several rows.
+struct Message<M> {
+    subject: String,
+    content: M,
+    /// The trace contexts of its rows.
+    traceparents: Vec<Option<String>>,
+}
+
 /// The headers that carry a trace context; `None` without one.
 fn traced(traceparent: Option<String>) -> Option<HeaderMap> {
     let mut headers = HeaderMap::new();
@@ -83,16 +102,20 @@ impl Nats {
     /// Starts the publisher of jobs.
     pub fn jobs(&self, shutdown: &Shutdown) -> Batcher<JobRow> {
         self.batcher("jobs", shutdown, async |nats: Self, jobs: Vec<JobRow>| {
-            let jobs = jobs
-                .into_iter()
-                .map(|job| (job.provider, (job.placement, job.traceparent)));
+            let jobs = jobs.into_iter().map(|job| {
+                let row = Row {
+                    content: job.placement,
+                    traceparent: job.traceparent,
+                };
+                (job.provider, row)
+            });
             let messages = group_by_address(jobs).into_iter().map(|(provider, rows)| {
-                let (placements, traceparents): (_, Vec<_>) = rows.into_iter().unzip();
-                (
-                    nats.job_subject(&provider),
-                    TopupJob::V1 { placements },
+                let (placements, traceparents) = unzip(rows);
+                Message {
+                    subject: nats.job_subject(&provider),
+                    content: TopupJob::V1 { placements },
                     traceparents,
-                )
+                }
             });
             nats.publish_all(JOBS, messages).await;
         })
@@ -104,16 +127,21 @@ impl Nats {
             "readiness",
             shutdown,
             async |nats: Self, ready: Vec<ReadyRow>| {
-                let ready = ready
-                    .into_iter()
-                    .map(|ready| ((), (ready.delivery, ready.traceparent)));
+                // They all go to the same subject.
+                let ready = ready.into_iter().map(|ready| {
+                    let row = Row {
+                        content: ready.delivery,
+                        traceparent: ready.traceparent,
+                    };
+                    ((), row)
+                });
                 let messages = group_by_address(ready).into_iter().map(|((), rows)| {
-                    let (deliveries, traceparents): (_, Vec<_>) = rows.into_iter().unzip();
-                    (
-                        nats.ready_batch_subject(),
-                        TopupReady::V1 { deliveries },
+                    let (deliveries, traceparents) = unzip(rows);
+                    Message {
+                        subject: nats.ready_batch_subject(),
+                        content: TopupReady::V1 { deliveries },
                         traceparents,
-                    )
+                    }
                 });
                 nats.publish_all(READY, messages).await;
             },
@@ -129,7 +157,7 @@ impl Nats {
     async fn publish_all<M: Serialize>(
         &self,
         stream: &'static str,
-        messages: impl Iterator<Item = (String, M, Vec<Option<String>>)>,
+        messages: impl Iterator<Item = Message<M>>,
     ) {
         if !self.is_up() {
             tracing::debug!(stream, "not published: NATS is down");
@@ -137,21 +165,22 @@ impl Nats {
         }
         let messages: Vec<_> = messages.collect();
         let is_confirmed = messages.len() > 1;
-        let publishing = messages
-            .into_iter()
-            .map(|(subject, message, traceparents)| {
-                let span = trace::publish(stream, &traceparents);
-                let traceparent = trace::context_of(&span);
-                let publishing = async move {
-                    if is_confirmed {
-                        self.publish(subject, message, traceparent).await;
-                    } else {
-                        self.send(Effect::Publish, subject, &message, traceparent)
-                            .await;
-                    }
-                };
-                publishing.instrument(span)
-            });
+        let publishing = messages.into_iter().map(|message| {
+            let span = trace::publish(stream, &message.traceparents);
+            let traceparent = trace::context_of(&span);
+            let publishing = async move {
+                let Message {
+                    subject, content, ..
+                } = message;
+                if is_confirmed {
+                    self.publish(subject, content, traceparent).await;
+                } else {
+                    self.send(Effect::Publish, subject, &content, traceparent)
+                        .await;
+                }
+            };
+            publishing.instrument(span)
+        });
         join_all(publishing).await;
     }
 

@@ -338,12 +338,9 @@ impl Orders {
                             .failed(&placement.provider, placement.topups.len());
                     }
                 }
-                pending_answer.expect_units(answer_deadline.monotonic);
                 send_201_and_wait(&order, answer_deadline, answer).await;
-                // The 201 has left, or never will. Dropping `pending_answer` publishes the
-                // readiness events that were held for this order, so that no webhook precedes its
-                // 201.
-                drop(pending_answer);
+                // Readiness events were held until now, so that no webhook precedes its 201.
+                pending_answer.answered(answer_deadline.monotonic);
             }
             Ok(Some(refusals)) => {
                 let options: Vec<String> = order

@@ -295,7 +295,7 @@ pub(crate) struct Verdicts {
 }
 
 /// An order whose answer is pending. Dropping it means that the answer has left or never will, and
-/// so publishes the readiness events that were held.
+/// so publishes the readiness events that were held. After a 201, [`Self::answered`] does so.
 pub(crate) struct PendingAnswer {
     pending: Arc<PendingOrders>,
     order_id: OrderId,
@@ -324,10 +324,11 @@ impl PendingAnswer {
         }
     }
 
-    /// Notes that the order is carried out. Its readiness events are then expected until the
-    /// deadline of its answer.
-    pub(crate) fn expect_units(&mut self, answer_deadline: Instant) {
+    /// The 201 of the order has left, or never will. Publishes the readiness events that were held,
+    /// and expects those of the missing units until the deadline of the answer.
+    pub(crate) fn answered(mut self, answer_deadline: Instant) {
         self.remember_until = Some(answer_deadline);
+        drop(self);
     }
 }
 
@@ -529,18 +530,16 @@ mod tests {
     async fn a_stop_waits_for_the_missing_units_of_answered_orders_until_answer_by() {
         let (pending, _published) = pending();
         let order = order();
-        let mut answer = pending.insert(&order);
+        let answer = pending.insert(&order);
         report_ready(&pending, order.order_id);
-        answer.expect_units(Instant::now() + WAIT);
-        drop(answer);
+        answer.answered(Instant::now() + WAIT);
         assert!(pending.misses_units(), "one of two units is ready");
         report_ready(&pending, order.order_id);
         assert!(!pending.misses_units());
         assert!(lock(&pending.orders).is_empty());
 
-        let mut answer = pending.insert(&order);
-        answer.expect_units(Instant::now());
-        drop(answer);
+        let answer = pending.insert(&order);
+        answer.answered(Instant::now());
         assert!(
             !pending.misses_units(),
             "from `answer_by` on, no event comes here"
