@@ -1,5 +1,5 @@
 //! The claim of deliveries: it takes the leases of due ones, and reads everything that their
-//! webhooks need. The stage `deliver` of the notifier calls [`claim`] with the deliveries that got
+//! webhooks need. The module `deliver` of the notifier calls [`claim`] with the deliveries that got
 //! permits.
 //!
 //! Nothing relies on a claim being exclusive, because a webhook may be sent twice. The lease of a

@@ -402,7 +402,7 @@ impl Orders {
         let mut duplicate_permit = None;
         loop {
             let mut pause = FIRST_PAUSE;
-            let inserted = self.store(order, answer).await?;
+            let inserted = self.insert(order, answer).await?;
             if inserted.stored {
                 return Ok(Some(inserted.sent));
             }
@@ -450,7 +450,7 @@ impl Orders {
     ///
     /// A conflict of topup ids leads to another try with fresh ids, because the ids are made here
     /// without asking PostgreSQL whether they are used.
-    async fn store(
+    async fn insert(
         &self,
         order: &mut NewOrder,
         answer: &mut oneshot::Sender<Answer>,

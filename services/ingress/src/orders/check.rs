@@ -35,8 +35,7 @@ pub(crate) const SANDBOX: &str = "sandbox";
 /// A unit of an order before it belongs to a placement.
 struct NewUnit<'a> {
     provider: &'a str,
-    option_id: OptionId,
-    provider_option_id: String,
+    topup: NewTopup,
     /// Where else it can be bought.
     alternatives: Vec<Pair>,
 }
@@ -111,6 +110,31 @@ impl Orders {
         items: &[Item],
         options: &Options,
     ) -> Vec<NewPlacement> {
+        let units = self.units(partner, items, options);
+        let purchases = cut::into_purchases(units.iter().map(|unit| cut::Unit {
+            provider: unit.provider,
+            provider_option_id: &unit.topup.provider_option_id,
+            alternatives: &unit.alternatives,
+        }));
+        let mut units_by_purchase: Vec<Vec<NewUnit<'_>>> = Vec::with_capacity(1);
+        for (unit, purchase) in units.into_iter().zip(purchases) {
+            // Purchases are numbered in the order in which they are needed, so a new number is the
+            // next one.
+            match units_by_purchase.get_mut(purchase) {
+                Some(units) => units.push(unit),
+                None => units_by_purchase.push(vec![unit]),
+            }
+        }
+        units_by_purchase.into_iter().map(placement).collect()
+    }
+
+    /// The units of an order, each with the provider that it is bought from.
+    fn units<'a>(
+        &self,
+        partner: &KnownPartner,
+        items: &[Item],
+        options: &'a Options,
+    ) -> Vec<NewUnit<'a>> {
         let now = clock::now();
         let mut units = Vec::new();
         for item in items {
@@ -137,63 +161,57 @@ impl Orders {
             for _ in 0..item.quantity {
                 units.push(NewUnit {
                     provider,
-                    option_id: option.option_id,
-                    provider_option_id: provider_option_id.clone(),
+                    topup: NewTopup {
+                        topup_id: self.topup_ids.next(now),
+                        position: units.len(),
+                        option_id: option.option_id,
+                        provider_option_id: provider_option_id.clone(),
+                    },
                     alternatives: alternatives.clone(),
                 });
             }
         }
-        let purchases = cut::into_purchases(units.iter().map(|unit| cut::Unit {
-            provider: unit.provider,
-            provider_option_id: &unit.provider_option_id,
-            alternatives: &unit.alternatives,
-        }));
-        let mut placements: Vec<NewPlacement> = Vec::with_capacity(1);
-        for (position, (unit, purchase)) in units.into_iter().zip(purchases).enumerate() {
-            // Purchases are numbered in the order in which they are needed, so a new number is the
-            // next one.
-            if purchase == placements.len() {
-                placements.push(NewPlacement {
-                    placement_id: PlacementId::new(),
-                    provider: unit.provider.to_owned(),
-                    lane: String::new(),
-                    alternatives: unit.alternatives.iter().map(alternative).collect(),
-                    topups: Vec::new(),
-                });
-            }
-            let placement = &mut placements[purchase];
-            for (alternative, pair) in placement.alternatives.iter_mut().zip(unit.alternatives) {
-                alternative
-                    .options
-                    .insert(unit.option_id, pair.provider_option_id);
-            }
-            placement.topups.push(NewTopup {
-                topup_id: self.topup_ids.next(now),
-                position,
-                option_id: unit.option_id,
-                provider_option_id: unit.provider_option_id,
-            });
-        }
-        for placement in &mut placements {
-            let topups = placement.topups.iter();
-            placement.lane = domain::lane(topups.map(|topup| topup.provider_option_id.as_str()));
-            for alternative in &mut placement.alternatives {
-                let options = alternative.options.values();
-                alternative.lane = domain::lane(options.map(String::as_str));
-            }
-        }
-        placements
+        units
     }
 }
 
-/// The further provider of a placement, whose options are not filled in yet. All units of the
-/// placement name the same further providers.
-fn alternative(pair: &Pair) -> Alternative {
-    Alternative {
-        provider: pair.provider.clone(),
-        lane: String::new(),
-        options: BTreeMap::new(),
+/// The placement of the units of one purchase, which have the same provider and the same further
+/// providers.
+fn placement(units: Vec<NewUnit<'_>>) -> NewPlacement {
+    let first = units.first();
+    let provider = first.map_or_else(String::new, |unit| unit.provider.to_owned());
+    let alternatives = alternatives(&units);
+    let topups: Vec<NewTopup> = units.into_iter().map(|unit| unit.topup).collect();
+    let products = topups.iter().map(|topup| topup.provider_option_id.as_str());
+    NewPlacement {
+        placement_id: PlacementId::new(),
+        provider,
+        lane: domain::lane(products),
+        alternatives,
+        topups,
     }
+}
+
+/// The further providers of the units of one purchase, each with its names of their options. All of
+/// these units name the same providers in the same order.
+fn alternatives(units: &[NewUnit<'_>]) -> Vec<Alternative> {
+    let pairs: &[Pair] = match units.first() {
+        Some(unit) => &unit.alternatives,
+        None => &[],
+    };
+    let further = |(nth, pair): (usize, &Pair)| {
+        let names = units.iter().filter_map(|unit| {
+            let pair = unit.alternatives.get(nth)?;
+            Some((unit.topup.option_id, pair.provider_option_id.clone()))
+        });
+        let options: BTreeMap<OptionId, String> = names.collect();
+        Alternative {
+            provider: pair.provider.clone(),
+            lane: domain::lane(options.values().map(String::as_str)),
+            options,
+        }
+    };
+    pairs.iter().enumerate().map(further).collect()
 }
 
 /// Whether the taken external id is the only error, so that the request repeats an earlier one.
