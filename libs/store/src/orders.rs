@@ -403,9 +403,9 @@ impl Refusal {
 /// [`domain::placement::Event::Refuse`] to all placements of the order at once, judged by their
 /// stored states: an attempt of at least one has ended, none is bought, and no attempt is open.
 /// Either all placements move and the order is refused, or nothing changes and the result is `None`: a
-/// placement is bought or may be, none was attempted, or the order is gone or too late. Who gets `None` may
-/// still send no 201 without [`flush_order`], which fails for an order that is gone, and the connection
-/// sends none after `answer_by`.
+/// placement is bought or may be, none was attempted, or the order is gone or too late. Who gets `None`
+/// may still send no 201 without [`flush_order`], which fails for an order that is gone, and the
+/// connection sends none after `answer_by`.
 pub async fn refuse(
     connection: &mut PgConnection,
     order_id: OrderId,
@@ -432,9 +432,7 @@ pub async fn refuse(
     }
     finish_refusal(&mut transaction, order_id, &closed, false).await?;
     transaction.commit().await?;
-    let attempted = closed
-        .into_iter()
-        .filter(|placement| placement.was_attempted);
+    let attempted = closed.into_iter().filter(|one| one.was_attempted);
     Ok(Some(attempted.map(|one| one.refusal).collect()))
 }
 

@@ -291,7 +291,7 @@ impl Deliver {
         };
         let response = exchange.as_ref().ok().map(|responded| responded.response);
         outcome::log(&delivery, response, exchange.as_ref().err(), next);
-        self.count(
+        self.metrics.ended(
             &delivery,
             outcome::class(&exchange),
             next,
@@ -366,43 +366,6 @@ impl Deliver {
                 "cannot defer the delivery; it is attempted when its lease, or its first lease, \
                  ends"
             );
-        }
-    }
-
-    /// Counts an attempt in the metrics.
-    fn count(
-        &self,
-        delivery: &Delivery,
-        class: &'static str,
-        next: Next,
-        duration: Duration,
-        since_claim: Duration,
-    ) {
-        self.metrics.attempt(
-            &delivery.target.environment,
-            delivery.endpoint.id,
-            class,
-            duration,
-            next == Next::Delivered,
-        );
-        if next == Next::Exhausted {
-            self.metrics.exhausted();
-        }
-        self.metrics.delivery(match next {
-            Next::Delivered => "delivered",
-            Next::Retry(_) => "retried",
-            Next::Exhausted => "exhausted",
-        });
-        // A resend does not count for the delivery time, because somebody chose when it happened.
-        if let Content::Esim(esim) = &delivery.content
-            && next == Next::Delivered
-            && delivery.schedule_start == 0
-        {
-            self.metrics.delivered_after(esim.age + since_claim);
-            if delivery.ended_attempts == 0 {
-                self.metrics
-                    .delivered_at_once(&delivery.target.environment, esim.ready_age + since_claim);
-            }
         }
     }
 

@@ -14,7 +14,12 @@ use opentelemetry::{
 };
 use pipeline::figures::Figures;
 use runtime::metrics::Instruments;
-use store::figures::Measure;
+use store::{
+    deliveries::{Content, Delivery},
+    figures::Measure,
+};
+
+use crate::schedule::Next;
 
 /// Histogram bounds of the time from an order to its delivery, in seconds. They reach to the end of
 /// the retry schedule.
@@ -100,8 +105,46 @@ impl Metrics {
         self.notices.add(count, &of);
     }
 
+    /// Counts an ended attempt of a delivery.
+    pub(crate) fn ended(
+        &self,
+        delivery: &Delivery,
+        class: &'static str,
+        next: Next,
+        duration: Duration,
+        since_claim: Duration,
+    ) {
+        let environment = &delivery.target.environment;
+        let is_delivered = next == Next::Delivered;
+        self.attempt(
+            environment,
+            delivery.endpoint.id,
+            class,
+            duration,
+            is_delivered,
+        );
+        if next == Next::Exhausted {
+            self.exhausted();
+        }
+        self.delivery(match next {
+            Next::Delivered => "delivered",
+            Next::Retry(_) => "retried",
+            Next::Exhausted => "exhausted",
+        });
+        // A resend does not count for the delivery time, because somebody chose when it happened.
+        if let Content::Esim(esim) = &delivery.content
+            && is_delivered
+            && delivery.schedule_start == 0
+        {
+            self.delivered_after(esim.age + since_claim);
+            if delivery.ended_attempts == 0 {
+                self.delivered_at_once(environment, esim.ready_age + since_claim);
+            }
+        }
+    }
+
     /// Counts a request to an endpoint.
-    pub fn attempt(
+    fn attempt(
         &self,
         environment: &str,
         endpoint: EndpointId,
@@ -120,18 +163,18 @@ impl Metrics {
     }
 
     /// Counts a webhook that has used up its retries.
-    pub fn exhausted(&self) {
+    fn exhausted(&self) {
         self.figures.count(Measure::Exhausted, "", 1);
     }
 
-    pub fn delivered_after(&self, since_order: Duration) {
+    fn delivered_after(&self, since_order: Duration) {
         self.figures
             .took(Measure::Delivered, "", since_order, false);
         self.delivery_duration
             .record(since_order.as_secs_f64(), &[]);
     }
 
-    pub fn delivered_at_once(&self, environment: &str, since_ready: Duration) {
+    fn delivered_at_once(&self, environment: &str, since_ready: Duration) {
         let environment = KeyValue::new("environment", environment.to_owned());
         self.ready_duration
             .record(since_ready.as_secs_f64(), &[environment]);

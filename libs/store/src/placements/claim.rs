@@ -192,7 +192,10 @@ async fn claim_due(
     let begun_ids: HashSet<Uuid> = begun.iter().map(|row| row.placement_id).collect();
     let others = leased.into_iter().filter(|id| !begun_ids.contains(id));
     let (mut claimed, mut unread) = with_first_claims(begun, false);
-    unread.extend(others.map(Unread::leased));
+    unread.extend(others.map(|placement_id| Unread {
+        placement_id,
+        begun: None,
+    }));
     claimed.extend(read_or_park(connection, provider, &unread, false).await);
     // An error must not lose the attempts that were recorded above.
     if let Err(error) = put_off(connection, &mut claimed, lease).await {
@@ -388,15 +391,6 @@ struct Unread {
     /// The attempt that this process has recorded; `None` if the placement is leased for a look-up or a
     /// collect.
     begun: Option<i32>,
-}
-
-impl Unread {
-    fn leased(placement_id: Uuid) -> Self {
-        Self {
-            placement_id,
-            begun: None,
-        }
-    }
 }
 
 /// Reads claimed placements with their orders and units. It changes nothing.
