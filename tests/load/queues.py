@@ -69,7 +69,7 @@ DELIVER = [
     ("generator", "generator"),
 ]
 # The most orders of one trip: BATCH in services/ingress/src/orders/accept.rs, the permits PROVIDER_CONCURRENCY of the
-# provisioner, BATCH in services/provisioner/src/place/settle.rs, the permits DELIVERY_CONCURRENCY of the notifier, and
+# provisioner, BATCH in services/provisioner/src/purchases/settle.rs, the permits DELIVERY_CONCURRENCY of the notifier, and
 # BATCH in libs/pipeline/src/publish.rs. An event loop handles whatever is ready, so the others have none.
 LIMITS = {"insert": 256, "claim": 256, "settle": 256, "read": 512, "nats": 1024}
 # The process whose replicas each run such a statement.

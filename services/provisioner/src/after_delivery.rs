@@ -34,8 +34,8 @@ use store::{
 use uuid::Uuid;
 
 use crate::{
-    place::ProviderContext,
     providers::{Custody, DeliveredEsim, EsimStatus, GiveBackResponse, ProviderId, Trouble},
+    purchases::ProviderContext,
 };
 
 /// The shortest and the longest pause before an eSIM is looked at again.

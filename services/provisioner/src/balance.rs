@@ -14,7 +14,7 @@ use pg::PgConnection;
 use runtime::Shutdown;
 use store::providers;
 
-use crate::place::ProviderContext;
+use crate::purchases::ProviderContext;
 
 /// How often each process reads it.
 const PERIOD: Duration = Duration::from_mins(5);

@@ -15,8 +15,8 @@
 //!
 //! The modules, in the order in which a placement meets them:
 //!
-//! - [`place`] is the stage that the worker of [`pipeline::worker`] runs: it buys, looks up,
-//!   collects, and records outcomes. [`assign`] pairs the units of the provider with topups.
+//! - [`purchases`] is what the workers of [`pipeline::worker`] run: it buys, looks up, collects,
+//!   and records outcomes. [`assign`] pairs the units of the provider with topups.
 //! - [`calls`] makes and measures the calls to a provider, at the pace that [`rate`] allows.
 //!   [`providers`] holds one adapter per provider.
 //! - [`limiter`] and [`breaker`] hold work back: the first for a lane that fails, the second for a
@@ -41,8 +41,8 @@ mod config;
 pub mod heartbeat;
 pub mod limiter;
 pub mod metrics;
-pub mod place;
 pub mod providers;
+pub mod purchases;
 pub mod rate;
 pub mod reporter;
 mod start;

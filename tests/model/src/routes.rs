@@ -4,7 +4,7 @@
 //! response or a look-up that was late, an operator must be told, and nothing more is bought.
 //!
 //! What the model has in common with the code is [`domain::placement::Placement::after`]. The steps
-//! around it are those of the provisioner's module `place` and of `store::placements::settle`. A
+//! around it are those of the provisioner's module `purchases` and of `store::placements::settle`. A
 //! process may stall for as long as it likes, so what it has heard may be recorded at any later moment.
 
 use clap::ValueEnum;

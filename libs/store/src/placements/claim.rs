@@ -1,5 +1,5 @@
 //! The claim of placements: it takes the leases of due ones, and records an attempt of each that is
-//! to be bought. The module `place` of the provisioner calls [`claim`] with the placements that got
+//! to be bought. The module `purchases` of the provisioner calls [`claim`] with the placements that got
 //! permits.
 //!
 //! Guarantee: whoever gets a placement that was `accepted` is the only one that may send its

@@ -229,7 +229,7 @@ impl Bought {
         if self.placements.is_empty() {
             return Ok(());
         }
-        self.place(connection, changes).await?;
+        self.record_units(connection, changes).await?;
         let has_moved = |placement: &Uuid| changes.contains_key(&PlacementId::from(*placement));
         let moved: Vec<bool> = self.failed_placements.iter().map(has_moved).collect();
         let all_moved = self.placements.iter().all(has_moved);
@@ -253,7 +253,11 @@ impl Bought {
         clippy::too_many_lines,
         reason = "it is one statement, whose steps are explained where they stand"
     )]
-    async fn place(&self, connection: &mut PgConnection, changes: &mut Changes) -> Result<()> {
+    async fn record_units(
+        &self,
+        connection: &mut PgConnection,
+        changes: &mut Changes,
+    ) -> Result<()> {
         let query = sqlx::query!(
             r#"WITH unit AS MATERIALIZED (
                    -- All units of the batch, as a table.
