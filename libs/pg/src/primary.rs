@@ -11,8 +11,7 @@
 //!   acknowledged commits may be missing there, the breakers of all providers are opened before
 //!   anything else runs. Otherwise purchases that the database has forgotten would be made again.
 //! - A primary that froze, was replaced and then continues does not know that it was replaced. So
-//!   after a silence of [`SILENCE`], [`Primary::is_believed`] is false until a new connection has
-//!   been examined.
+//!   after [`SILENCE`], [`Primary::is_believed`] is false until a new connection was examined.
 //!
 //! The pulse ([`Primary::pulse`]) is a row that every process commits once a second. It shows
 //! whether commits get through, whether they would survive the loss of the primary, and whether the
@@ -44,8 +43,7 @@ use crate::{Error, Result};
 
 /// After a silence of this length, a response of the server is believed only if a new connection
 /// shows that the server is still the primary. A healthy process never has such a silence, because
-/// of its pulse. A failover takes longer, because the failover manager must notice the silence
-/// first.
+/// of its pulse. A failover takes longer, because its manager must notice the silence first.
 pub(crate) const SILENCE: Duration = Duration::from_secs(2);
 /// The age after which the pulse of a process that is gone is deleted.
 const OLD: Duration = Duration::from_hours(30 * 24);
@@ -57,8 +55,7 @@ pub struct Pulse {
     pub is_replicated: bool,
     /// Why nothing else may run on the server, although the pulse was committed.
     pub unfit: Option<Unfit>,
-    /// How far the server's clock is ahead of this machine's, in seconds. It is negative if it is
-    /// behind.
+    /// How far the server's clock is ahead of this machine's, in seconds; negative if it is behind.
     pub clock_ahead: f64,
     /// How often this process has been the first to find that commits were lost.
     pub losses: u64,
@@ -82,8 +79,7 @@ pub(crate) struct Primary {
 
 #[derive(Debug, Default)]
 struct Known {
-    /// The timeline of the primary; `None` before the first connection. It grows with each
-    /// promotion.
+    /// The timeline of the primary; `None` before the first connection. Each promotion raises it.
     timeline: Option<u32>,
     /// When the server last responded. `None` before the first connection.
     heard_at: Option<Moment>,
