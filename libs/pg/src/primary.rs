@@ -413,8 +413,8 @@ impl Primary {
     }
 }
 
-/// The newest pulse of all processes on the newest timeline of which the server has one. It is from
-/// before the server's promotion, unless a process has examined the server already and goes on.
+/// The newest pulse of all processes. It is from before the server's promotion, unless a process
+/// has examined the server already.
 async fn newest_pulse(connection: &mut PgConnection) -> Result<Option<NewestPulse>> {
     let query = sqlx::query_as!(
         NewestPulse,
@@ -470,13 +470,11 @@ impl Before {
     ///
     /// The newest pulse that the server has decides, of whichever process it is. If it waited for a
     /// standby, so did everything before it on its timeline, because a standby gets commits in their
-    /// order. So it does not matter that a process was stalled while a standby was missing and slept
-    /// on when it was back, or that it slept through a whole timeline. Only if the server has no pulse
-    /// that is as new as the timeline that this process knows, its own last pulse decides.
+    /// order. So a process may have slept since a standby was missing, or through a whole timeline.
+    /// Its own last pulse decides only if the server has none of the timeline that it knows.
     ///
-    /// A pulse on the new timeline shows that another process has decided: it commits one only after
-    /// it has examined the server, and the first one that did saw all pulses from before the
-    /// promotion. Those that go on replace theirs, so a later process could not decide any more.
+    /// A pulse on the new timeline shows that another process has decided: it commits none before it
+    /// has examined the server, and the first one saw all pulses from before the promotion.
     fn unsafe_promotion(&self, timeline: u32, newest: Option<&NewestPulse>) -> Option<Loss> {
         let known = self.timeline.map(i64::from);
         let (before, is_replicated) = match (known, newest) {
@@ -518,24 +516,19 @@ mod tests {
             timeline,
             is_replicated,
         };
-        let unsafe_after = |is_replicated, newest: NewestPulse| {
+        let unsafe_at = |timeline, is_replicated, newest: NewestPulse| {
             before(is_replicated)
-                .unsafe_promotion(4, Some(&newest))
+                .unsafe_promotion(timeline, Some(&newest))
                 .is_some()
         };
-        assert!(!unsafe_after(false, newest(3, true)));
-        assert!(unsafe_after(true, newest(3, false)));
-        assert!(unsafe_after(false, newest(2, true)));
+        assert!(!unsafe_at(4, false, newest(3, true)));
+        assert!(unsafe_at(4, true, newest(3, false)));
+        assert!(unsafe_at(4, false, newest(2, true)));
         // Another process has examined the server and goes on.
-        assert!(!unsafe_after(false, newest(4, false)));
+        assert!(!unsafe_at(4, false, newest(4, false)));
         // A process that slept through timeline 4.
-        let unsafe_later = |is_replicated, newest: NewestPulse| {
-            before(is_replicated)
-                .unsafe_promotion(5, Some(&newest))
-                .is_some()
-        };
-        assert!(!unsafe_later(false, newest(4, true)));
-        assert!(unsafe_later(true, newest(4, false)));
+        assert!(!unsafe_at(5, false, newest(4, true)));
+        assert!(unsafe_at(5, true, newest(4, false)));
         // A process that has just started.
         let fresh = Before {
             timeline: None,

@@ -60,9 +60,11 @@ pub struct ReadyDelivery {
 /// What happened to orders that one ingress process is still answering. Any provisioner sends it to
 /// that process over core NATS, with the subject `topup.answer.<ingress>`.
 ///
-/// Ingress believes nothing of it that matters. A 422 rests on a transaction of its own, and a
-/// readiness event only makes the notifier read the delivery in PostgreSQL. So a lost or forged
-/// report costs time at worst. For example, a forged readiness event can take the place of a real
+/// Ingress believes one thing of it: *placed* says that the order is on disk, because the claim that
+/// a purchase rests on was flushed behind it in the log. So a verdict *placed* may be sent only after
+/// that flush (docs/security.md says what a forged one could do). Everything else costs time at
+/// worst if it is lost or forged: a 422 rests on a transaction of its own, and a readiness event only
+/// makes the notifier read the delivery in PostgreSQL. For example, a forged readiness event can take the place of a real
 /// one, and the webhook of that unit then waits for the sweep.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type")]

@@ -59,13 +59,13 @@ pub use crate::{
     queues::Class,
 };
 
-/// The longest pause if the last walk saw all lanes and nothing was due. Without a lookout the next
-/// walk follows it.
+/// The longest pause if the last look saw all lanes and nothing was due. Without a lookout the next
+/// look follows it.
 const LOOK_IDLE: Duration = Duration::from_millis(500);
 /// The pause between two looks while rows are due, or while lanes are left to look at.
 const LOOK_BUSY: Duration = Duration::from_millis(5);
-/// The longest time that a walk over due work waits until a queue is drained. Meanwhile rows of
-/// queues without tickets may become due, and only the next walk finds them.
+/// The longest time that a look through due work waits until a queue is drained. Meanwhile rows of
+/// queues without tickets may become due, and only the next look finds them.
 const DRAINED_WITHIN: Duration = Duration::from_millis(500);
 /// The most due rows that one look returns.
 const LOOK_ROWS: usize = 256;
@@ -308,9 +308,9 @@ impl<H: Handler> Worker<H> {
     async fn looks(self: Arc<Self>) -> anyhow::Result<()> {
         let stop = self.shutdown.soft();
         while stop.run_until_cancelled(self.until_due()).await.is_some() {
-            while self.walk(&stop).await {
+            while self.look_through(&stop).await {
                 // More rows of the same queues may be due, but a queue takes no further due tickets
-                // before it is drained. So the next walk waits until one of them is.
+                // before it is drained. So the next look waits until one of them is.
                 let pause = async {
                     let _ = tokio::time::timeout(DRAINED_WITHIN, self.queues.drained()).await;
                     tokio::time::sleep(LOOK_BUSY).await;
@@ -340,9 +340,9 @@ impl<H: Handler> Worker<H> {
     /// Looks once at all lanes with due work, and queues tickets for what is due. If there are many
     /// lanes, that takes several looks. Returns whether any row was due.
     ///
-    /// A walk that fails, or that has no room for a single ticket, counts as one that found nothing:
+    /// A look that fails, or that has no room for a single ticket, counts as one that found nothing:
     /// the next one comes no sooner.
-    async fn walk(&self, stop: &CancellationToken) -> bool {
+    async fn look_through(&self, stop: &CancellationToken) -> bool {
         let mut any_due = false;
         let mut after = None;
         loop {

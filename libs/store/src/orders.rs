@@ -445,8 +445,8 @@ struct Closed {
 }
 
 /// Moves all placements of a locked order to `refused` and returns them. If one is bought or may be
-/// bought, it moves and returns none. The function `close_placements` of
-/// `migrations/0002_orders.sql` does this, because ingress has no privilege to update placements
+/// bought, it moves and returns none. The function `close_placements` does
+/// this (its text is in `libs/pg/schema.sql`), because ingress has no privilege to update placements
 /// itself.
 async fn close(connection: &mut PgConnection, order_id: OrderId) -> Result<Vec<Closed>> {
     let query = sqlx::query!(

@@ -16,7 +16,7 @@ use super::endpoints::{AnyEndpoint, endpoints};
 /// How long after its creation a webhook is found, in seconds. Transactions do not commit in the
 /// order in which they begin. A reader that had already passed the time of a webhook would miss it
 /// if it appeared later.
-const SETTLE: f64 = 1.0;
+const COMMIT_LAG: f64 = 1.0;
 
 /// The webhook endpoint.
 #[derive(Clone, Debug, Serialize, ToSchema)]
@@ -233,7 +233,7 @@ pub async fn webhooks(
         partner_id.uuid(),
         after.at,
         after.webhook_id,
-        SETTLE,
+        COMMIT_LAG,
         limit,
     );
     let rows = query.fetch_all(connection).await?.into_iter();

@@ -37,9 +37,9 @@ use crate::history::{self, Note};
 /// the effect of each.
 ///
 /// The common outcomes are committed first and by themselves. After a conflict only the part that
-/// lost it is repeated. If the common part were repeated, too, it would find its placements settled
-/// already and return no deliveries, and their readiness events would be missing until the sweep
-/// finds them.
+/// lost it is repeated. After any other error the caller repeats the whole batch. The common part
+/// then finds its placements settled already and returns no deliveries, so their readiness events are
+/// missing, and the sweep finds these deliveries when their first lease ends, half a minute later.
 pub async fn settle(
     connection: &mut PgConnection,
     settlements: &[Settlement],

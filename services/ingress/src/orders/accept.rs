@@ -232,6 +232,7 @@ impl Orders {
         admitted: &Admitted,
     ) {
         let began = Instant::now();
+        order.answer_within = ANSWER;
         // The provisioners' heartbeats say whether a verdict can be expected. The answer's time is
         // longer then, and `answering` tells provisioners where to send their reports.
         if !self.placement_wait.is_zero() && self.handshake.expects_verdicts(&order.placements) {

@@ -12,7 +12,7 @@ use domain::{
     Environment, OptionId, PlacementId,
     cut::{self, Pair},
 };
-use pipeline::{timing::ANSWER, trace};
+use pipeline::trace;
 use runtime::clock;
 use store::orders::{Alternative, NewOrder, NewPlacement, NewTopup};
 use tracing::Span;
@@ -87,7 +87,6 @@ impl Orders {
             let placements = self.placements(partner, &items, &options);
             return Ok(NewOrder {
                 traceparent: trace::context_of(&Span::current()),
-                answer_within: ANSWER,
                 ..NewOrder::new(partner.id, external_order_id, placements)
             });
         }

@@ -14,7 +14,8 @@
 //! process, so every provisioner sends it the events of such an order until `answer_by`.
 //!
 //! [`super::accept`] calls it: an order is pending here from before its commit until its
-//! [`PendingAnswer`] is dropped. No promise rests on this memory:
+//! [`PendingAnswer`] is dropped. One promise rests on what it is told: after a verdict *placed* the
+//! 201 is sent without a flush of its own (`decide.rs`). Nothing else does:
 //!
 //! - If this process dies, the answers that it owes never leave. The readiness events that it held,
 //!   and those that are still sent to it, are lost. The sweep finds their deliveries when their

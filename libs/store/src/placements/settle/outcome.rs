@@ -72,8 +72,12 @@ pub enum Outcome {
         after_settling_delay: bool,
         look_in: Duration,
     },
-    /// The call left the outcome of the attempt, or the state of its units, unknown. Only the count
-    /// of such calls and the time of the next one change.
+    /// The call left the outcome of the attempt unknown, so it may have bought something. So no other
+    /// provider is asked any more: the alternatives are forgotten. The count of such calls and the time
+    /// of the next one change, too.
+    ///
+    /// For a purchase that is placed or parked it says that its profiles could not be collected.
+    /// Nothing is in doubt then, and the alternatives stay as they are.
     Unknown { look_in: Duration, reason: Reason },
     /// The outcome stayed unknown for too long. An operator must resolve the placement.
     Parked { reason: Reason },
