@@ -15,7 +15,7 @@ use clap::{
     },
 };
 
-use crate::{healthcheck, manual, setting_files, shown, terminal, version};
+use crate::{healthcheck, log_filter, manual, setting_files, shown, terminal, version};
 
 /// The settings that every service has.
 #[derive(Args, Clone, Debug)]
@@ -24,7 +24,7 @@ pub struct CommonConfig {
     /// Level of the log: error, warn, info, debug or trace
     ///
     /// Directives such as `info,ingress=debug` set the level of single modules.
-    #[arg(long, env = "LOG", default_value = "info")]
+    #[arg(long, env = "LOG", value_parser = log_directives, default_value = "info")]
     pub log: String,
     /// Format of the log lines on standard error
     #[arg(long, env = "LOG_FORMAT", value_enum, default_value_t = LogFormat::Auto)]
@@ -144,6 +144,11 @@ pub fn parse_from<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> C
             exit(2)
         }
     }
+}
+
+/// Checks `LOG` with the other settings, so that `config show` refuses what the program would.
+fn log_directives(text: &str) -> anyhow::Result<String> {
+    log_filter::filter(text).map(|_| text.to_owned())
 }
 
 /// Ends the process after it has printed what was asked for, with `status` if that worked.

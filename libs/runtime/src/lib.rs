@@ -22,6 +22,7 @@ pub mod http;
 pub mod lifecycle;
 pub mod listener;
 mod locks;
+mod log_filter;
 mod manual;
 pub mod metrics;
 pub mod moment;

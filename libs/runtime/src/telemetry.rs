@@ -21,7 +21,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use opentelemetry::{global, trace::TracerProvider};
 use opentelemetry_appender_tracing::layer::OpenTelemetryTracingBridge;
 use opentelemetry_sdk::{
@@ -33,7 +33,7 @@ use opentelemetry_sdk::{
 };
 use tracing::{Metadata, Subscriber, subscriber::Interest};
 use tracing_subscriber::{
-    EnvFilter, Layer,
+    Layer,
     filter::{DynFilterFn, LevelFilter},
     fmt,
     layer::{self, Filter, SubscriberExt},
@@ -47,7 +47,7 @@ use self::{
     gate::Gate,
     lines::{Ids, Shape},
 };
-use crate::{CommonConfig, config::LogFormat};
+use crate::{CommonConfig, config::LogFormat, log_filter::filter};
 
 /// How long the end of the process waits for the flush at most.
 const FLUSH: Duration = Duration::from_secs(2);
@@ -217,23 +217,6 @@ fn lines<S: Subscriber + for<'span> LookupSpan<'span>>(format: LogFormat) -> imp
         .log_internal_errors(false)
         .fmt_fields(Ids)
         .event_format(shape)
-}
-
-fn filter(log: &str) -> anyhow::Result<EnvFilter> {
-    // The filter would take a misspelt level such as `inof` for the name of a module and silence
-    // everything else. So each part must be a level or a directive.
-    let is_filter = |part: &str| part.contains(['=', '[']) || part.parse::<LevelFilter>().is_ok();
-    if let Some(odd) = log.split(',').map(str::trim).find(|part| !is_filter(part)) {
-        bail!(
-            "LOG: {odd:?} is neither a level nor a directive; use error, warn, info, debug or trace, \
-             or directives such as `info,ingress=debug`"
-        );
-    }
-    // The log lines of OpenTelemetry itself are off, because it logs each step of its start and
-    // each failed batch. What operators need of that is logged by `export`.
-    EnvFilter::try_new(format!("opentelemetry=off,{log}")).with_context(|| {
-        format!("LOG={log:?} is not a log filter; write it like `info` or `info,ingress=debug`")
-    })
 }
 
 /// Selects the spans to record. The filter is evaluated for each span, and its decision is never
