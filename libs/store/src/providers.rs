@@ -430,6 +430,8 @@ pub struct Backlog {
     pub parked: u64,
     /// Parked give-backs.
     pub give_backs_parked: u64,
+    /// Whether an enabled option names it, also as an alternative.
+    pub on_sale: bool,
     pub due: u64,
     /// How long the oldest due placement has been due; zero if none is due.
     pub oldest_overdue: Duration,
@@ -447,11 +449,13 @@ pub async fn backlogs(connection: &mut PgConnection, served: &[String]) -> Resul
                   (SELECT count(*) FROM (SELECT FROM esim_requests r
                                          WHERE r.give_back = 'parked' AND r.provider = known.provider
                                          LIMIT 100000) parked) AS "give_backs_parked!",
-                  due.due AS "due!", due.overdue
-           FROM (SELECT provider FROM options
-                 UNION SELECT pair->>'provider' FROM options, jsonb_array_elements(alternatives) pair
-                 UNION SELECT name FROM providers
-                 UNION SELECT unnest($1::text[])) known (provider)
+                  known.on_sale AS "on_sale!", due.due AS "due!", due.overdue
+           FROM (SELECT provider, bool_or(on_sale) AS on_sale
+                 FROM (SELECT provider, enabled FROM options
+                       UNION SELECT pair->>'provider', enabled FROM options, jsonb_array_elements(alternatives) pair
+                       UNION SELECT name, false FROM providers
+                       UNION SELECT unnest($1::text[]), false) named (provider, on_sale)
+                 GROUP BY provider) known
            CROSS JOIN LATERAL (
                -- By index, and bounded for each kind of work.
                SELECT coalesce(sum(of_kind.due), 0)::int8 AS due, max(of_kind.overdue)::float8 AS overdue
@@ -475,6 +479,7 @@ pub async fn backlogs(connection: &mut PgConnection, served: &[String]) -> Resul
             provider: row.provider,
             parked: count(row.parked),
             give_backs_parked: count(row.give_backs_parked),
+            on_sale: row.on_sale,
             due: count(row.due),
             oldest_overdue: age(row.overdue.unwrap_or_default()),
         });

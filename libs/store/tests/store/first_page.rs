@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use desk::operator::{
-    health::{self, Finding, Kind},
+    health::{self, Finding, Kind, stages::Stage},
     placements as operated,
 };
 use domain::{Command, HistoryKind, PlacementId, Reason, reason::Code};
@@ -89,6 +89,69 @@ async fn a_provider_that_denies_our_account_needs_a_person_until_it_answers() {
     let all = providers::list(&mut connection).await.unwrap();
     assert_eq!(all[0].balance.as_deref(), Some("12.50 USD"));
     assert!(all[0].balance_at.is_some());
+}
+
+/// An option of a provider that nobody serves matters while it is on sale, and afterwards only for an
+/// order of it that waits.
+#[tokio::test]
+async fn an_option_out_of_sale_needs_no_provisioner() {
+    let bench = Bench::registered().await;
+    let unserved = async || found(&bench, |kind| matches!(kind, Kind::Unserved { .. })).await;
+    let sql = "INSERT INTO options (option_id, name, provider, provider_option_id, environment)
+               VALUES (gen_random_uuid(), $1, $1, 'x', 'live')";
+    bench.set(sql, "nobody").await;
+    let told = unserved().await.expect("it is on sale").told();
+    assert!(told.what.contains("nobody"), "{told:?}");
+    assert!(told.felt.contains("option_not_found"), "{told:?}");
+    bench.sql("UPDATE options SET enabled = false").await;
+    assert!(unserved().await.is_none());
+    let others = r#"[{"provider": "second", "provider_option_id": "x"}]"#;
+    let alternatives = |enabled: bool| {
+        format!("UPDATE options SET enabled = {enabled}, alternatives = '{others}'")
+    };
+    bench.sql(&alternatives(true)).await;
+    assert!(unserved().await.unwrap().told().what.contains("second"));
+    bench.sql(&alternatives(false)).await;
+    assert!(unserved().await.is_none());
+    bench.overdue().await;
+    bench.set("UPDATE work SET provider = $1", "nobody").await;
+    assert!(unserved().await.is_some(), "its order waits");
+}
+
+/// Webhooks to an endpoint that its partner has set itself, and not proven yet, wait for a notifier
+/// like all others: only a block or a pause holds them back.
+#[tokio::test]
+async fn webhooks_to_an_endpoint_that_is_not_proven_wait_for_a_dead_notifier() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some("https://partner.example/")).await;
+    bench.deliveries(partner, 1, true).await;
+    let count = async || {
+        let dead = |kind: &Kind| {
+            matches!(
+                kind,
+                Kind::StageDead {
+                    stage: Stage::Notifier,
+                    ..
+                }
+            )
+        };
+        let finding = found(&bench, dead).await.expect("no notifier runs");
+        let Kind::StageDead { waiting, .. } = finding.kind else {
+            panic!("{finding:?}");
+        };
+        waiting
+    };
+    let unproven =
+        "UPDATE partner_endpoints SET unproven_since = now(), blocked_until = $1::timestamptz";
+    bench.set(unproven, "tomorrow").await;
+    assert_eq!(count().await, 1, "no sweep has passed it");
+    bench.deliveries(partner, 1, false).await;
+    assert_eq!(count().await, 2, "the second one is due");
+    bench.set(unproven, "infinity").await;
+    assert_eq!(count().await, 0, "it is paused");
+    bench.set(unproven, "tomorrow").await;
+    bench.sql("UPDATE partner_endpoints SET failures = 1").await;
+    assert_eq!(count().await, 0, "it is blocked after failures");
 }
 
 fn action() -> Action<'static> {

@@ -18,7 +18,7 @@ const LIMITS: BreakerLimits = BreakerLimits {
 };
 
 impl Bench {
-    async fn registered() -> Self {
+    pub async fn registered() -> Self {
         let bench = Self::new().await;
         let names = [PROVIDER.to_owned(), "other".to_owned()];
         let mut connection = bench.connection().await;
@@ -79,7 +79,7 @@ impl Bench {
         self.value(statement, PROVIDER).await
     }
 
-    async fn overdue(&self) -> PlacementId {
+    pub async fn overdue(&self) -> PlacementId {
         let id = placement(&self.stored(order(PartnerId::new(), 1)).await);
         self.make_due(id).await;
         id
@@ -266,6 +266,7 @@ async fn the_queue_reports_its_lag() {
         provider: provider.to_owned(),
         parked: 0,
         give_backs_parked: 0,
+        on_sale: ["nobody", "second"].contains(&provider),
         due: 0,
         oldest_overdue: Duration::ZERO,
     };

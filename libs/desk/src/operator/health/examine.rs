@@ -111,8 +111,10 @@ pub async fn examine(connection: &mut PgConnection, most: i64) -> Result<Report>
     of_stages(&stages, &waiting, &mut findings);
     of_nats(&stages, waiting.at, &mut findings);
     of_breakers(&breakers, &mut findings);
-    let known = backlogs.iter().map(|one| one.provider.clone());
-    let unserved = known.filter(|name| breakers.iter().all(|one| one.name != *name));
+    // An option that is out of sale matters only while an order of it waits.
+    let needed = backlogs.iter().filter(|one| one.on_sale || one.due > 0);
+    let needed = needed.map(|one| one.provider.clone());
+    let unserved = needed.filter(|name| breakers.iter().all(|one| one.name != *name));
     let unserved: Vec<String> = unserved.collect();
     if !unserved.is_empty() {
         let kind = Kind::Unserved {

@@ -352,7 +352,9 @@ impl Kind {
             }
             Self::Wraparound { .. } => "Nobody yet. At 2.1 billion, every order gets a 500.",
             Self::ProcessesMissing { .. } => "Nobody, as long as the others carry the load.",
-            Self::Unserved { .. } => "Orders of these products are accepted and wait for ever.",
+            Self::Unserved { .. } => {
+                "Partners get option_not_found; if ingress has it in PROVIDERS, their orders wait."
+            }
             Self::PurchasesLate { provider, .. } if provider == SANDBOX => {
                 "Sandbox partners wait for their test eSIMs."
             }
@@ -422,7 +424,7 @@ impl Kind {
                 "see why it died, and start it again; after an hour it is no longer missed"
             }
             Self::Unserved { .. } => {
-                "add it to PROVIDERS of ingress and provisioner, or import the options without it"
+                "add it to PROVIDERS of ingress and provisioner, or disable the products that name it"
             }
             Self::PurchasesLate { breaker_open, .. } => {
                 if *breaker_open {

@@ -51,6 +51,9 @@ pub struct Backlog {
     /// Whether nothing is sent, because the endpoint is blocked or paused.
     #[serde(skip)]
     pub is_stopped: bool,
+    /// Whether it is stopped only until its next webhook may be sent.
+    #[serde(skip)]
+    pub is_paced: bool,
 }
 
 impl Backlog {
@@ -115,11 +118,13 @@ impl Waiting {
         }
     }
 
-    /// All that waits for providers, or all webhooks to endpoints that are not stopped: their number,
-    /// and the age of the oldest one in seconds.
+    /// All that waits for providers, or all webhooks to endpoints that are neither blocked nor paused:
+    /// their number, and the age of the oldest one in seconds. An endpoint that is only paced counts,
+    /// because its webhooks wait for a notifier, too.
     pub fn sum(&self, of_providers: bool) -> (u64, f64) {
         let mine = self.queues.iter().filter(|(queue, backlog)| {
-            matches!(queue, Queue::Provider { .. }) == of_providers && !backlog.is_stopped
+            matches!(queue, Queue::Provider { .. }) == of_providers
+                && (!backlog.is_stopped || backlog.is_paced)
         });
         mine.fold((0, 0.0), |(waiting, oldest), (_, backlog)| {
             let waiting = backlog.waiting().saturating_add(waiting);
@@ -169,6 +174,7 @@ pub async fn read(connection: &mut PgConnection, due: &[providers::Backlog]) -> 
         let backlog: &mut Backlog = queues.entry(queue).or_default();
         backlog.is_live = one.is_live;
         backlog.is_stopped = one.is_stopped;
+        backlog.is_paced = one.is_paced;
         if is_due {
             backlog.due = one.count;
             backlog.oldest_overdue = one.oldest.as_secs_f64();

@@ -20,6 +20,9 @@ pub struct Queue {
     pub is_live: bool,
     /// Whether nothing is sent to it, because it is blocked or paused.
     pub is_stopped: bool,
+    /// Whether it is stopped only until its next webhook may be sent: its partner has not proven that
+    /// it wants them, so it gets them slowly.
+    pub is_paced: bool,
     pub count: u64,
     /// How long the oldest has been due, or has been stored.
     pub oldest: Duration,
@@ -49,6 +52,9 @@ pub async fn due(connection: &mut PgConnection, most: i64) -> Result<Vec<Queue>>
                   EXISTS (SELECT FROM partner_endpoints e
                           WHERE e.endpoint_id = CASE endpoint.lane WHEN '' THEN endpoint.partner_id ELSE endpoint.lane::uuid END
                             AND e.blocked_until IS NOT NULL) AS "is_stopped!",
+                  EXISTS (SELECT FROM partner_endpoints e
+                          WHERE e.endpoint_id = CASE endpoint.lane WHEN '' THEN endpoint.partner_id ELSE endpoint.lane::uuid END
+                            AND e.unproven_since IS NOT NULL AND e.failures = 0 AND e.blocked_until < 'infinity') AS "is_paced!",
                   due.due AS "due!", due.overdue
            FROM endpoint
            JOIN partners p ON p.partner_id = endpoint.partner_id
@@ -68,6 +74,7 @@ pub async fn due(connection: &mut PgConnection, most: i64) -> Result<Vec<Queue>>
         partner_id: row.partner_id,
         is_live: row.is_live,
         is_stopped: row.is_stopped,
+        is_paced: row.is_paced,
         count: count(row.due),
         oldest: age(row.overdue.unwrap_or_default()),
     });
@@ -85,6 +92,9 @@ pub async fn young(connection: &mut PgConnection) -> Result<Vec<Queue>> {
                       AS "is_live!",
                   EXISTS (SELECT FROM partner_endpoints e
                           WHERE e.endpoint_id = young.endpoint_id AND e.blocked_until IS NOT NULL) AS "is_stopped!",
+                  EXISTS (SELECT FROM partner_endpoints e
+                          WHERE e.endpoint_id = young.endpoint_id AND e.unproven_since IS NOT NULL AND e.failures = 0
+                            AND e.blocked_until < 'infinity') AS "is_paced!",
                   young.count AS "count!", extract(epoch FROM now() - young.oldest)::float8 AS "oldest!"
            FROM (SELECT d.endpoint_id, d.partner_id, count(*) AS count, min(d.created_at) AS oldest
                  FROM (SELECT delivery_id, coalesce(endpoint_id, partner_id) AS endpoint_id, partner_id, state, created_at
@@ -100,6 +110,7 @@ pub async fn young(connection: &mut PgConnection) -> Result<Vec<Queue>> {
         partner_id: row.partner_id,
         is_live: row.is_live,
         is_stopped: row.is_stopped,
+        is_paced: row.is_paced,
         count: count(row.count),
         oldest: age(row.oldest),
     });
