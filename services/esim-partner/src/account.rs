@@ -92,12 +92,23 @@ impl Answer {
     }
 
     /// The status, the error codes and the id of the request, for people. With the id we can find
-    /// the request in our logs.
+    /// the request in our logs. An answer without one is not the service's.
     pub(crate) fn summary(&self) -> String {
         let status = self.status;
-        let codes = &self.codes;
-        let id = &self.request_id;
-        format!("HTTP status {status} {codes} (request {id})")
+        let mut summary = format!("HTTP status {status}");
+        if !self.codes.is_empty() {
+            summary = format!("{summary} {}", self.codes);
+        }
+        if self.is_ours() {
+            format!("{summary} (request {})", self.request_id)
+        } else {
+            format!("{summary}, without a request id, so not from the service: check BASE_URL")
+        }
+    }
+
+    /// Whether it has what every answer of the service has.
+    pub(crate) fn is_ours(&self) -> bool {
+        !self.request_id.is_empty()
     }
 
     /// The JSON of a 2xx; an error for any other status.
@@ -367,6 +378,25 @@ mod tests {
         let answer = account.send("GET", "/account", "", None).await;
         assert!(answer.is_err());
         assert!(began.elapsed() < Duration::from_secs(5));
+    }
+
+    #[test]
+    fn an_answer_without_a_request_id_is_not_the_services() {
+        let of = |status, codes: &str, request_id: &str| Answer {
+            status,
+            codes: codes.to_owned(),
+            request_id: request_id.to_owned(),
+            date: String::new(),
+            text: String::new(),
+            json: Value::Null,
+        };
+        assert_eq!(
+            of(404, "order_not_found", "17").summary(),
+            "HTTP status 404 order_not_found (request 17)"
+        );
+        let summary = of(404, "", "").summary();
+        assert!(summary.starts_with("HTTP status 404, "), "{summary}");
+        assert!(summary.ends_with("check BASE_URL"), "{summary}");
     }
 
     #[test]

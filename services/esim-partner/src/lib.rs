@@ -416,17 +416,21 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
     if !answer.is_success() {
         say(format_args!("esim-partner: {}", answer.summary()));
     }
-    let of_topup = matches!(
-        command,
-        AccountCommand::Redeliver {
-            id: WebhookId::Topup(_),
-            ..
+    match command {
+        AccountCommand::Redeliver { id, .. } if answer.codes.contains("webhook_url_missing") => {
+            say(match id {
+                WebhookId::Topup(_) => {
+                    "The account has no webhook URL to send to. To send the webhook from this machine instead, add --forward-to http://localhost:3000/hook"
+                }
+                WebhookId::Event(_) => {
+                    "The account has no webhook URL to send to. `PUT /webhook` sets it, or we do it for you; `esim-partner listen` gets events without one"
+                }
+            });
         }
-    );
-    if answer.codes.contains("webhook_url_missing") && of_topup {
-        say(
-            "The account has no webhook URL to send to. To send the webhook from this machine instead, add --forward-to http://localhost:3000/hook",
-        );
+        AccountCommand::Order { option_id, .. } if answer.codes.contains("option_not_found") => {
+            order::hint(&account, option_id).await;
+        }
+        _ => {}
     }
     Ok(answer.is_success())
 }

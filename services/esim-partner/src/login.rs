@@ -55,12 +55,16 @@ impl Login {
             );
         }
         let known = account.send("GET", "/account", "", None).await?;
-        let date = known.date.clone();
-        let known: Value = known.success().with_context(|| {
+        let why = if known.status == 401 {
             format!(
-                "the request with these keys failed, so they are not stored (server time: {date}; if your clock is more than five \
-                 minutes off, the service refuses every signature)"
+                " (server time: {}; if your clock is more than five minutes off, the service refuses every signature)",
+                known.date
             )
+        } else {
+            String::new()
+        };
+        let known: Value = known.success().with_context(|| {
+            format!("the request with these keys failed, so they are not stored{why}")
         })?;
         let file = config.file()?;
         write(&file, &account.settings)?;

@@ -255,6 +255,17 @@ async fn options(account: &Account) -> anyhow::Result<Vec<Choice>> {
     Ok(all)
 }
 
+/// Says the id of the option whose name was given in its place. It is a hint only, so a failure is none.
+pub(crate) async fn hint(account: &Account, given: &str) {
+    let options = options(account).await.unwrap_or_default();
+    if let Some(found) = options.iter().find(|option| option.name == given) {
+        let Choice { option_id, .. } = found;
+        say(printable(&format!(
+            "{given:?} is a name; the option's id is {option_id}"
+        )));
+    }
+}
+
 /// All options that the account may order, as they are answered.
 pub(crate) async fn offered(account: &Account) -> anyhow::Result<Vec<Value>> {
     let mut all = Vec::new();

@@ -172,6 +172,7 @@ impl List {
         .collect();
         let filter = filter.join("&");
         let mut left = usize::try_from(self.limit).unwrap_or(usize::MAX);
+        let all = left;
         let mut query = filter.clone();
         let mut empty = 0;
         loop {
@@ -196,6 +197,9 @@ impl List {
                 "{MOST_EMPTY} pages in a row had no webhook: check BASE_URL"
             );
             let Some(next) = page.next_cursor.filter(|_| left > 0) else {
+                if left == all && all > 0 {
+                    say("No webhooks.");
+                }
                 return Ok(());
             };
             query = format!("{filter}&cursor={}", encoded(&next));

@@ -14,7 +14,8 @@ pub enum Command {
     /// Look for what is wrong, and say how to mend it
     ///
     /// It looks at PostgreSQL, roles, keys, NATS, stages, waiting work, name servers, the console's OpenID
-    /// provider and backups, and changes nothing.
+    /// provider and backups, and changes nothing. It does not look at the console, whose `/readyz` says
+    /// whether it runs.
     #[command(after_help = doctor::EXAMPLES)]
     Doctor(Box<doctor::Command>),
     /// Say what is wrong, since when, who feels it and what to do

@@ -28,15 +28,37 @@ macro_rules! cells {
 }
 pub(crate) use cells;
 
-/// A table of the rows.
+/// The width from which a cell no longer widens its column. One long id would push the other columns of all
+/// rows out of the terminal.
+const WIDEST: usize = 64;
+/// Stands for a character of a cell that is too wide, until the table is laid out.
+const STAND_IN: &str = "\u{e000}";
+
+/// A table of the rows. A cell that is wider than [`WIDEST`] is whole, but only its own row is longer.
 pub fn table<const N: usize>(rows: impl IntoIterator<Item = Row<N>>) -> String {
     let mut table = Table::new();
     table.load_style(STYLE);
+    let mut wide = Vec::new();
+    let stands_in = STAND_IN.repeat(WIDEST);
     for row in rows {
         table.set_header(row.each_ref().map(|(name, _)| *name));
-        table.add_row(row.map(|(_, cell)| printable(&cell)));
+        table.add_row(row.map(|(_, cell)| {
+            let cell = printable(&cell);
+            if cell.chars().count() <= WIDEST && !cell.contains(STAND_IN) {
+                return cell;
+            }
+            wide.push(cell);
+            stands_in.clone()
+        }));
     }
-    table.trim_fmt()
+    let laid_out = table.trim_fmt();
+    let mut parts = laid_out.split(&stands_in);
+    let mut whole = parts.next().unwrap_or_default().to_owned();
+    for (cell, part) in wide.iter().zip(parts) {
+        whole.push_str(cell);
+        whole.push_str(part);
+    }
+    whole
 }
 
 /// The width of the terminal; `None` if standard output is none.
@@ -140,6 +162,22 @@ mod tests {
         assert_eq!(lines.len(), 3, "{text}");
         assert!(lines[1].chars().all(|character| character == '─'), "{text}");
         assert!(lines[2].ends_with(r"a\u{1b}[31m   ready"), "{text}");
+    }
+
+    #[test]
+    fn a_long_cell_is_whole_and_widens_only_its_own_row() {
+        let row = |id: String| [("order", id), ("state", "ready".to_owned())];
+        let long = "x".repeat(200);
+        let text = table([
+            row(long.clone()),
+            row("A-1".to_owned()),
+            row(STAND_IN.repeat(99)),
+        ]);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 5, "{text}");
+        assert!(lines[2].contains(&long) && lines[2].ends_with("ready"));
+        assert!(lines[3].len() < 80 && lines[3].ends_with("ready"), "{text}");
+        assert!(lines[4].contains(&STAND_IN.repeat(99)), "{text}");
     }
 
     proptest! {

@@ -234,6 +234,14 @@ async fn an_order_whose_answer_was_lost_is_a_success() {
         said.contains("other units") && said.contains("external_order_id_taken"),
         "{said}"
     );
+    // An option's name is no id, and the command knows the id of the name.
+    let said = tool.failure(&["order", &fresh("name"), "ready"]).await;
+    let said = said.unwrap();
+    let hint = format!("the option's id is {ready}");
+    assert!(
+        said.contains("option_not_found") && said.contains(&hint),
+        "{said}"
+    );
     let bought = async || Ok(Some(stack.ledger().await?).filter(|ledger| ledger.units == 1));
     assert_eq!(wait::soon("the purchase", bought).await.purchases, 1);
 }
