@@ -259,7 +259,7 @@ async fn a_provider_that_nobody_serves_is_found_although_it_is_an_alternative() 
     assert!(
         ended
             .stdout
-            .contains("options name second, which no provisioner"),
+            .contains("products name second, which no provisioner"),
         "{ended:?}"
     );
     let status = operator.json(&words("status --over 0s")).await;
