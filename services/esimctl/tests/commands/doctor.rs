@@ -194,7 +194,7 @@ async fn of_work(system: &mut System) {
         .by_sql(
             "UPDATE providers SET open_until = now() + interval '1 hour', reason = 'planted', openings = 1 WHERE name = 'usimsa'",
             "UPDATE providers SET open_until = NULL",
-            ("fault", "breakers", "usimsa is open: planted"),
+            ("fault", "breakers", "usimsa has stopped buying: planted"),
         )
         .await;
     system
@@ -219,7 +219,7 @@ async fn of_work(system: &mut System) {
             "buy",
             "usimsa",
             "1 hour",
-            ("fault", "due placements", "usimsa: 1 are due"),
+            ("fault", "due placements", "usimsa: 1 wait to be bought"),
         ),
         (
             "buy",
@@ -239,8 +239,8 @@ async fn of_work(system: &mut System) {
             .await;
     }
     for (state, check, part) in [
-        ("parked", "parked", "1 placement at usimsa is parked"),
-        ("exhausted", "exhausted webhooks", "1 webhook to endpoint"),
+        ("parked", "parked", "1 purchase at usimsa is on hold"),
+        ("exhausted", "exhausted webhooks", "1 webhook to the endpoint of Acme"),
     ] {
         let provider = if state == "parked" { "usimsa" } else { "" };
         let plant = format!(
