@@ -33,7 +33,8 @@ pub use endpoint_key::EndpointKey;
 pub use give_back::GiveBackState;
 pub use history::HistoryKind;
 pub use ids::{
-    DeliveryId, EndpointId, OptionId, OrderId, PartnerId, PlacementId, option_of, sandbox_option,
+    DeliveryId, EndpointId, Id, OptionId, OrderId, PartnerId, PlacementId, option_of,
+    sandbox_option,
 };
 pub use lane::lane;
 pub use lpa::{ActivationCode, Iccid, InvalidProfile};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use domain::DeliveryId;
+use domain::Id;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use uuid::Uuid;
 
@@ -34,6 +34,6 @@ pub fn rfc3339(at: OffsetDateTime) -> String {
     at.format(&Rfc3339).unwrap_or_default()
 }
 
-pub fn uuids(ids: &[DeliveryId]) -> Vec<Uuid> {
+pub fn uuids<Kind: Copy>(ids: &[Id<Kind>]) -> Vec<Uuid> {
     ids.iter().map(|id| id.uuid()).collect()
 }

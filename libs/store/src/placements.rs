@@ -19,7 +19,7 @@ use std::time::Duration;
 pub use claim::{Claim, Claimed, ClaimedTopup, claim};
 use domain::{OrderId, PlacementId};
 pub(crate) use first::FirstClaim;
-use pg::{Error, Result, retry_conflicts};
+use pg::{Error, Result, retry_conflicts, uuids};
 pub use settle::{
     KnownColumns, Outcome, Progress, ReadyProfile, Settled, Settlement, Statements, Unit, settle,
 };
@@ -76,10 +76,7 @@ pub async fn defer(
     connection: &mut PgConnection,
     placements: &[PlacementId],
 ) -> Result<Vec<Deferred>> {
-    let ids: Vec<Uuid> = placements
-        .iter()
-        .map(|placement| placement.uuid())
-        .collect();
+    let ids = uuids(placements);
     retry_conflicts!(async {
         // `deferred` inserts the work. The ids are sorted, so that two processes that defer the
         // same placements wait for each other instead of deadlocking. The rest reads who may wait for

@@ -74,7 +74,8 @@ pub struct Swept {
 ///
 /// One gap remains: a transaction gets its id only when it first writes, so one that began before T
 /// might have no id yet when the fence is noted. That cannot happen, because T is at least one
-/// first lease ago and no statement may take that long; see `LONGEST_STATEMENT` in `config.rs`.
+/// first lease ago and no statement may take that long; see `LONGEST_STATEMENT` in
+/// `libs/pg/src/config.rs`.
 pub(crate) struct SweptRange<'a> {
     pub(crate) transaction: Transaction<'a, Postgres>,
     table: &'static str,

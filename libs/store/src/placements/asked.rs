@@ -9,7 +9,7 @@
 use std::collections::HashMap;
 
 use domain::{HistoryKind, PlacementId, Reason, Why};
-use pg::Result;
+use pg::{Result, uuids};
 use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -25,7 +25,7 @@ pub async fn ask(
     connection: &mut PgConnection,
     placements: &[PlacementId],
 ) -> Result<Vec<PlacementId>> {
-    let ids: Vec<Uuid> = placements.iter().map(|one| one.uuid()).collect();
+    let ids = uuids(placements);
     let asked = sqlx::query_scalar!(
         r#"WITH asked AS MATERIALIZED (
                SELECT placement_id, provider, lane, partner_id, placed_at FROM placements

@@ -16,7 +16,7 @@ use domain::{
     OptionId, OrderId, PartnerId, PlacementId, PlacementState, Reason, Stored, TopupId,
     reason::Code, standing::UnitState,
 };
-use pg::{Error, Result, age, retry_conflicts, seconds, unsigned};
+use pg::{Error, Result, age, retry_conflicts, seconds, unsigned, uuids};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -140,10 +140,7 @@ pub async fn claim(
     which: Claim,
     lease: Duration,
 ) -> Result<Vec<Claimed>> {
-    let ids: Vec<Uuid> = placements
-        .iter()
-        .map(|placement| placement.uuid())
-        .collect();
+    let ids = uuids(placements);
     match which {
         Claim::Fresh => claim_fresh(connection, provider, &ids).await,
         Claim::Due => claim_due(connection, provider, &ids, lease, false).await,

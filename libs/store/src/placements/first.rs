@@ -67,7 +67,8 @@ impl FirstClaim {
 
 /// The ingress process that may still answer an order, and to which verdicts and readiness events go
 /// therefore: the one that the order names, until `answer_by`. `rest` is the time until then in
-/// seconds, by the clock of PostgreSQL. This is the only place that decides it.
+/// seconds, by the clock of PostgreSQL. Every `report_to` comes from here. That nothing else of the order
+/// leaves before `answer_by` is kept where it is stored: by the due times of work without a message.
 pub(super) fn may_still_answer(answering: Option<Uuid>, rest: f64) -> Option<Uuid> {
     answering.filter(|_| rest > 0.0)
 }

@@ -38,8 +38,8 @@ use crate::history::{self, Note};
 ///
 /// The common outcomes are committed first and by themselves. After a conflict only the part that
 /// lost it is repeated. After any other error the caller repeats the whole batch. The common part
-/// then finds its placements settled already and returns no deliveries, so their readiness events are
-/// missing, and the sweep finds these deliveries when their first lease ends, half a minute later.
+/// then finds its placements settled already, and the general statement returns the deliveries that
+/// the first writing has made, so that they are announced.
 pub async fn settle(
     connection: &mut PgConnection,
     settlements: &[Settlement],
@@ -342,7 +342,13 @@ impl Bought {
                -- One row for each moved placement, one more for each ready unit, and one for each end of a wait.
                SELECT placement_id AS "placement_id!", NULL::uuid AS "delivery_id?", false AS "cleared!" FROM moved
                UNION ALL SELECT placement_id, delivery_id, false FROM ready
-               UNION ALL SELECT id, NULL, true FROM unheld"#,
+               UNION ALL SELECT id, NULL, true FROM unheld
+               -- And one for each unit that this very settlement has made ready before: its batch is repeated
+               -- after an error, or because its response was lost, and nobody has announced these yet.
+               UNION ALL
+               SELECT unit.placement_id, unit.delivery_id, false
+               FROM unit JOIN esims e ON e.topup_id = unit.topup_id AND e.delivery_id = unit.delivery_id
+               WHERE unit.placement_id = ANY (ARRAY (SELECT placement_id FROM moved))"#,
             &self.placements,
             &self.attempts,
             &self.collect_in as &[Option<f64>],

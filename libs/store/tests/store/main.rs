@@ -91,6 +91,7 @@ mod rotation;
 mod schema;
 mod self_service;
 mod settle;
+mod settled_again;
 mod signing_in;
 mod snapshot;
 mod standings;

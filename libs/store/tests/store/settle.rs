@@ -118,51 +118,6 @@ async fn a_delivery_is_born_due_after_the_answer() {
 }
 
 #[tokio::test]
-async fn a_repeated_settlement_changes_nothing() {
-    let bench = Bench::new().await;
-    let order = bench.placing(2).await;
-    let units: Vec<Unit> = topups(&order).iter().map(ready).collect();
-    let purchase = [bought(placement(&order), 1, units, true)];
-    assert_eq!(bench.settle(&purchase).await[0].ready.len(), 2);
-    let before = bench.everything(order.order_id).await;
-    for repeated in [
-        purchase.clone(),
-        purchase.map(|purchase| fresh(&order, purchase)),
-    ] {
-        assert!(bench.settle(&repeated).await[0].ready.is_empty());
-        assert_eq!(bench.everything(order.order_id).await, before);
-    }
-    for late in [
-        not_bought(placement(&order), 1),
-        rejected(placement(&order), 1),
-        unknown(placement(&order), 1),
-        not_found(placement(&order), 1, true),
-        not_found(placement(&order), 1, true),
-    ] {
-        assert!(!bench.settle(&[late]).await[0].moved);
-        assert_eq!(bench.everything(order.order_id).await, before);
-    }
-}
-
-#[tokio::test]
-async fn two_processes_that_settle_one_purchase_make_one_delivery() {
-    let bench = Bench::new().await;
-    for _ in 0..40 {
-        let order = bench.placing(2).await;
-        let units = topups(&order).iter().map(ready).collect();
-        let purchase = [bought(placement(&order), 1, units, true)];
-        let (one, other) = tokio::join!(bench.settle(&purchase), bench.settle(&purchase));
-        assert_eq!(one[0].ready.len() + other[0].ready.len(), 2);
-        for topup in topups(&order) {
-            assert_eq!(
-                bench.states(&topup).await,
-                ("ready".into(), "pending".into())
-            );
-        }
-    }
-}
-
-#[tokio::test]
 async fn a_provider_unit_is_assigned_once() {
     let bench = Bench::new().await;
     let order = bench.placing(1).await;
