@@ -102,6 +102,8 @@ RIGHT = [
     {"http": {"kind": "None", "tlsSecret": "", "className": ""}},
     {"settings": {"common": {"LOG": "debug", "OTEL_SERVICE_NAME": "x"}, "stages": {"DATABASE_TIMEOUT": "1s 500ms", "DATABASE_CONNECTIONS": 16}}},
     {"settings": {"ingress": {"QUEUE_DEADLINE": "0", "SHUTDOWN_TIMEOUT": "1m 30s"}, "console": {"CONSOLE_PASSWORDS": False, "CONSOLE_SESSION": "8h"}}},
+    # Each unit that the programs read.
+    {"settings": {"provisioner": {"PARK_AFTER": "1week"}, "console": {"CONSOLE_SESSION": "1w 2days 3hr"}, "stages": {"DATABASE_TIMEOUT": "3000msec"}}},
     {"settings": {"provisioner": {"PROVIDER_RATE": None, "USIMSA_CALLBACK_TOKEN_FILE": "/run/secrets/esim/token"}}},
     {"postgres": {"enabled": False}, "priorityClassName": "system-cluster-critical"},
 ]

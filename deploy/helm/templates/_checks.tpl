@@ -53,7 +53,7 @@
 {{- if not $read -}}
 {{- $wrong = append $wrong (printf "settings.%s.%s: it is a setting of %s" $section $name (join ", " $setting.of)) -}}
 {{- else if or (kindIs "invalid" $value) (hasSuffix "_FILE" $name) -}}
-{{- else if and (eq $setting.kind "duration") (not (regexMatch "^(0|([0-9]+ *(ms|s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?) *)+)$" $text)) -}}
+{{- else if and (eq $setting.kind "duration") (not (regexMatch "^(0|([0-9]+ *(ns|nsec|us|usec|ms|msec|s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?|w|wk|weeks?|M|months?|y|years?) *)+)$" $text)) -}}
 {{- $wrong = append $wrong (printf "settings.%s.%s is %q: write a duration like 2s or 500ms" $section $name $text) -}}
 {{- else if and (eq $setting.kind "number") (not (regexMatch "^[0-9]+$" $text)) -}}
 {{- $wrong = append $wrong (printf "settings.%s.%s is %q: write a whole number, with quotes if it is large" $section $name $text) -}}

@@ -224,7 +224,7 @@ impl Primary {
             fault = before.missing(self.instance, stored);
         }
         if is_new && fault.is_none() {
-            let newest = newest_pulse(connection).await?;
+            let newest = newest_pulse(connection, timeline).await?;
             fault = before.unsafe_promotion(timeline, newest.as_ref());
         }
         if let Some(fault) = fault {
@@ -362,11 +362,14 @@ impl Primary {
         Ok(())
     }
 
-    /// Deletes the pulses of processes that have been gone for long.
+    /// Deletes the pulses of processes that have been gone for long, and those of a later timeline
+    /// than the server's. A dump that was loaded into a new server brings such pulses, because its
+    /// timelines begin at 1 again, and they would count as the newest ones after its promotions.
     async fn delete_old(&self, connection: &mut PgConnection) -> Result<()> {
         let statement = sqlx::query!(
-            "DELETE FROM pulses WHERE at < now() - make_interval(secs => $1)",
+            "DELETE FROM pulses WHERE at < now() - make_interval(secs => $1) OR timeline > $2",
             crate::seconds(OLD),
+            self.known().timeline.map(i64::from),
         );
         statement.execute(connection).await?;
         Ok(())
@@ -413,12 +416,15 @@ impl Primary {
     }
 }
 
-/// The newest pulse of all processes. It is from before the server's promotion, unless a process
-/// has examined the server already.
-async fn newest_pulse(connection: &mut PgConnection) -> Result<Option<NewestPulse>> {
+/// The newest pulse of all processes that was committed on a timeline up to this one. It is from before
+/// the server's promotion, unless a process has examined the server already.
+async fn newest_pulse(connection: &mut PgConnection, timeline: u32) -> Result<Option<NewestPulse>> {
     let query = sqlx::query_as!(
         NewestPulse,
-        "SELECT timeline, replicated AS is_replicated FROM pulses ORDER BY timeline DESC, at DESC LIMIT 1"
+        "SELECT timeline, replicated AS is_replicated FROM pulses
+         WHERE timeline <= $1
+         ORDER BY timeline DESC, at DESC LIMIT 1",
+        i64::from(timeline),
     );
     Ok(query.fetch_optional(connection).await?)
 }

@@ -9,6 +9,8 @@
 //! refused in one transaction, so nothing of it is bought now or later. Both rest on the row locks
 //! of PostgreSQL and not on what a process remembers.
 
+mod refusal;
+
 use std::{collections::BTreeMap, time::Duration};
 
 use domain::{OptionId, OrderId, PartnerId, PlacementId, Reason, TopupId, reason::Code};
@@ -21,6 +23,7 @@ use serde_json::json;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
+pub use self::refusal::Refusal;
 use crate::placements::FirstClaim;
 
 /// The check of the table `orders` that refuses those of partners that have moved to another cell.
@@ -375,30 +378,6 @@ pub async fn status(
     }))
 }
 
-/// Why a placement of a refused order bought nothing.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refusal {
-    /// The provider rejected it.
-    Rejected { status: String, message: String },
-    /// The request certainly never reached the provider.
-    NotSent,
-    /// The provider was reached and carried nothing out, because it was too busy or denied us access.
-    NotCarriedOut,
-}
-
-impl Refusal {
-    /// Of a placement, whose columns these are.
-    fn read(status: Option<String>, message: Option<String>, reason: Option<&str>) -> Self {
-        if let (Some(status), Some(message)) = (status, message) {
-            return Self::Rejected { status, message };
-        }
-        match reason.map(|reason| Reason::read(reason).code) {
-            Some(Code::ProviderBusy | Code::AccessDenied) => Self::NotCarriedOut,
-            _ => Self::NotSent,
-        }
-    }
-}
-
 /// Refuses an order for ingress, which then answers with 422. Applies
 /// [`domain::placement::Event::Refuse`] to all placements of the order at once, judged by their
 /// stored states: an attempt of at least one has ended, none is bought, and no attempt is open.
@@ -452,24 +431,29 @@ async fn close(connection: &mut PgConnection, order_id: OrderId) -> Result<Vec<C
     let query = sqlx::query!(
         r#"SELECT closed.placement_id AS "placement_id!",
                   closed.was = 'failed' OR closed.attempt > 0 AS "was_attempted!",
-                  closed.refusal_status, closed.refusal_message,
-                  (SELECT p.reason FROM placements p WHERE p.placement_id = closed.placement_id) AS reason
+                  closed.refusal_status, closed.refusal_message
            FROM close_placements($1) closed"#,
         order_id.uuid(),
     );
-    let closed = query
-        .fetch_all(connection)
-        .await?
-        .into_iter()
-        .map(|row| Closed {
-            placement_id: row.placement_id,
-            was_attempted: row.was_attempted,
-            refusal: Refusal::read(
-                row.refusal_status,
-                row.refusal_message,
-                row.reason.as_deref(),
-            ),
-        });
+    let rows = query.fetch_all(&mut *connection).await?;
+    // The function may have waited for an outcome that was being recorded, which its own statement does
+    // not see. So the reasons are read by the next one.
+    let query = sqlx::query!(
+        "SELECT placement_id, reason FROM placements WHERE order_id = $1",
+        order_id.uuid(),
+    );
+    let reasons = query.fetch_all(connection).await?.into_iter();
+    let reasons: BTreeMap<Uuid, Option<String>> =
+        reasons.map(|row| (row.placement_id, row.reason)).collect();
+    let closed = rows.into_iter().map(|row| Closed {
+        placement_id: row.placement_id,
+        was_attempted: row.was_attempted,
+        refusal: Refusal::read(
+            row.refusal_status,
+            row.refusal_message,
+            reasons.get(&row.placement_id).and_then(Option::as_deref),
+        ),
+    });
     Ok(closed.collect())
 }
 

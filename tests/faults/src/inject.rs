@@ -227,9 +227,11 @@ impl Victims {
                 }
                 if planned.fault == Fault::Vanished {
                     let dropped = Dropped::all(&[packets::port(&self.sandbox_url)?]).await?;
-                    process.kill().await?;
+                    let killed = process.kill().await;
                     tokio::time::sleep(planned.lasts).await;
+                    // Whatever has failed, no rule may stay.
                     let met = dropped.lift().await?;
+                    killed?;
                     process.spawn()?;
                     return Ok(Some(met).into());
                 }
@@ -305,9 +307,10 @@ impl Victims {
             }
             Fault::Vanished => {
                 let dropped = Dropped::all(&[packets::port(&self.database_url)?]).await?;
-                postgres.primary.stop_immediately().await?;
+                let stopped = postgres.primary.stop_immediately().await;
                 tokio::time::sleep(planned.lasts).await;
                 let met = dropped.lift().await?;
+                stopped?;
                 postgres.primary.start_again().await?;
                 Ok(Some(met).into())
             }

@@ -39,7 +39,8 @@ use crate::history::{self, Note};
 /// The common outcomes are committed first and by themselves. After a conflict only the part that
 /// lost it is repeated. After any other error the caller repeats the whole batch. The common part
 /// then finds its placements settled already, and the general statement returns the deliveries that
-/// the first writing has made, so that they are announced.
+/// the first writing has made, so that they are announced. If the first writing is still at work then,
+/// it does not see them, and the sweep finds them when their first lease ends.
 pub async fn settle(
     connection: &mut PgConnection,
     settlements: &[Settlement],

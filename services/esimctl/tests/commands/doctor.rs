@@ -194,7 +194,7 @@ async fn of_work(system: &mut System) {
         .by_sql(
             "UPDATE providers SET open_until = now() + interval '1 hour', reason = 'planted', openings = 1 WHERE name = 'usimsa'",
             "UPDATE providers SET open_until = NULL",
-            ("fault", "breakers", "usimsa has stopped buying: planted"),
+            ("fault", "breakers", "buying at usimsa has stopped: planted"),
         )
         .await;
     system

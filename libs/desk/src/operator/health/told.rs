@@ -264,11 +264,14 @@ impl Kind {
                 breaker.reason.as_deref().unwrap_or("no reason is recorded")
             ),
             Self::BreakerOpen { breaker } => format!(
-                "{} {}: {}",
-                breaker.name,
+                "{}: {}",
                 match breaker.state {
-                    BreakerState::HalfOpen => "is tested with one purchase",
-                    BreakerState::Open | BreakerState::Closed => "has stopped buying",
+                    BreakerState::HalfOpen => {
+                        format!("{} is tested with one purchase", breaker.name)
+                    }
+                    BreakerState::Open | BreakerState::Closed => {
+                        format!("buying at {} has stopped", breaker.name)
+                    }
                 },
                 breaker.reason.as_deref().unwrap_or("no reason is recorded")
             ),

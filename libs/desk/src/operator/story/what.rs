@@ -182,9 +182,9 @@ pub fn told(what: &What) -> Option<String> {
                 HistoryKind::UnitFailed => format!("an eSIM failed{detail}"),
                 HistoryKind::Resolved => resolved(before.as_ref(), after.as_ref()),
                 HistoryKind::BreakerOpened => {
-                    format!("{provider} stopped buying, so its purchases waited")
+                    format!("buying at {provider} stopped, so its purchases waited")
                 }
-                HistoryKind::BreakerClosed => format!("{provider} buys again"),
+                HistoryKind::BreakerClosed => format!("buying at {provider} goes on again"),
                 HistoryKind::Blocked => {
                     format!("the endpoint{endpoint} was blocked, so its webhooks waited")
                 }
