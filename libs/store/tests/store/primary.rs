@@ -321,6 +321,29 @@ async fn a_process_that_is_not_the_first_on_a_new_primary_raises_no_alarm() {
 }
 
 #[tokio::test]
+async fn pulses_of_a_cluster_that_was_dumped_hide_no_loss() {
+    let mut pair = Pair::start().await;
+    // The dump was loaded into a new cluster, whose timelines begin at 1 again.
+    let mut connection = PgConnection::connect(pair.primary.url()).await.unwrap();
+    let loaded = "INSERT INTO pulses (instance, stage, number, timeline, replicated, at)
+                  SELECT gen_random_uuid(), 'ingress', 7, timeline, true, now() FROM unnest('{2,5}'::bigint[]) AS timeline";
+    sqlx::raw_sql(loaded)
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    for _ in 0..2 {
+        assert!(!pair.database.pulse().await.unwrap().is_replicated);
+    }
+    pair.primary.stop_immediately().await.unwrap();
+    pair.fail_over().await;
+    testkit::wait::soon("a write on the new primary", async || {
+        Ok(pair.write("b").await.is_ok().then_some(()))
+    })
+    .await;
+    assert!(pair.is_fenced().await);
+}
+
+#[tokio::test]
 async fn a_primary_that_froze_and_was_replaced_is_not_believed() {
     let pair = Pair::start().await;
     pair.database.pulse().await.unwrap();
