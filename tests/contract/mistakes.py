@@ -135,9 +135,12 @@ def receiver(command: list[str]) -> None:
         taken.listen()
         port = str(taken.getsockname()[1])
         one_line(command, ["receive", port], port)
-    # Ctrl-C ends it.
+    # Ctrl-C ends it. A shell lets what it starts in the background ignore that, and so does this test then.
     port = free_port()
-    running = subprocess.Popen([*command, "receive", port], env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    running = subprocess.Popen(
+        [*command, "receive", port], env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     try:
         until = time.monotonic() + WAIT
         while socket.socket().connect_ex(("127.0.0.1", int(port))) != 0:
