@@ -240,7 +240,11 @@ async fn of_work(system: &mut System) {
     }
     for (state, check, part) in [
         ("parked", "parked", "1 purchase at usimsa is on hold"),
-        ("exhausted", "exhausted webhooks", "1 webhook to the endpoint of Acme"),
+        (
+            "exhausted",
+            "exhausted webhooks",
+            "1 webhook to the endpoint of Acme",
+        ),
     ] {
         let provider = if state == "parked" { "usimsa" } else { "" };
         let plant = format!(
