@@ -11,6 +11,7 @@ use crate::bench::{
     Bench, bought, bought_pending, delivery_id, fresh, iccid, ids, not_bought, not_found, order,
     order_of, parked, part, placement, ready, rejected, sealed, settlement, topups, unit, unknown,
 };
+use crate::settled_again::ready_elsewhere;
 
 impl Bench {
     /// Seconds from the creation of an order's only delivery until it is due, if it has a due row.
@@ -300,7 +301,12 @@ async fn units_finish_one_by_one() {
         bench.settle(&[bought(id, 1, first, false)]).await[0].ready,
         ids(&units[..1])
     );
-    let second: Vec<Unit> = units.iter().map(ready).collect();
+    // Each collect gives the profiles that it has fetched delivery ids of its own.
+    let second = vec![
+        ready_elsewhere(&units[0]),
+        ready(&units[1]),
+        ready(&units[2]),
+    ];
     assert_eq!(
         bench.settle(&[bought(id, 1, second, false)]).await[0].ready,
         ids(&units[2..])

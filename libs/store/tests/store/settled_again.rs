@@ -10,7 +10,7 @@ use crate::bench::{
 };
 
 /// The profile of a topup as another process has fetched it, with a delivery id of its own.
-fn ready_elsewhere(topup: &TopupId) -> Unit {
+pub fn ready_elsewhere(topup: &TopupId) -> Unit {
     let mut unit = ready(topup);
     if let Progress::Ready(profile) = &mut unit.progress {
         profile.delivery_id = Uuid::now_v7().into();
