@@ -53,9 +53,11 @@ def route_of(method, path):
 class Walk:
     """The browser, and what was found and seen so far."""
 
-    def __init__(self, axe, browser):
+    def __init__(self, axe, browser, folder=None):
         # Without it pages are not checked.
         self.axe = axe and pathlib.Path(axe).read_text()
+        # Where pictures go.
+        self.folder = folder
         self.browser = browser
         self.problems = []
         self.checked = 0
@@ -96,7 +98,10 @@ class Walk:
             const wide = document.documentElement.scrollWidth, window_ = innerWidth;
             if (wide <= window_) return null;
             const all = [...document.querySelectorAll("body *")];
-            const one = all.reverse().find((one) => one.getBoundingClientRect().right > window_ + 1);
+            // A text may be wider than its element.
+            const edge = (one) => Math.max(one.getBoundingClientRect().right,
+                getComputedStyle(one).overflowX === "visible" ? one.getBoundingClientRect().left + one.scrollWidth : 0);
+            const one = all.reverse().find((one) => edge(one) > window_ + 1);
             return `${wide} pixels wide in a window of ${window_}: ${one ? one.outerHTML.slice(0, 160) : ""}`;
         }""")
         if found:
@@ -140,6 +145,13 @@ class Walk:
                 self.wide(page, f"{name} at {width}, {scheme}")
                 if looks:
                     self.look(page, f"{name} at {width}, {scheme}")
+                # The crawl makes those of what has an address.
+                if self.folder and scripts and not name.startswith("/"):
+                    self.picture(page, name, width, scheme)
+
+    def picture(self, page, name, width, scheme):
+        name = re.sub(r"\W+", "-", re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}|\d{20,}", "one", name)).strip("-")
+        page.screenshot(path=str(self.folder / f"{name}-{width}-{scheme}.png"), full_page=True)
 
     def left_out(self):
         """The routes that were never visited."""
@@ -150,13 +162,12 @@ class Crawl:
     """One walk through all pages, filters and acts that somebody can reach from the first page, with the scripts of the pages
     or without."""
 
-    def __init__(self, walk, page, scripts, fields, folder=None):
+    def __init__(self, walk, page, scripts, fields):
         self.walk = walk
         self.page = page
         self.scripts = scripts
         # What is written into a field of a name.
         self.fields = {**FIELDS, **fields}
-        self.folder = folder
         self.queue = deque([("/", "")])
         self.paths, self.keys, self.forms = set(), set(), set()
         # The acts that were found: their routes, and where the form of one is.
@@ -167,8 +178,8 @@ class Crawl:
         while self.queue or self.acts:
             while self.queue:
                 self.visit(*self.queue.popleft())
-            # An act on one thing goes before one on a group, which may take the last of its kind away.
-            for route in sorted(self.acts, key=lambda route: "{" not in route)[:1]:
+            # An act on one thing goes before one on a group, and one that settles goes last: it may take the last of its kind away.
+            for route in sorted(self.acts, key=lambda route: ("{" not in route, route.endswith("/settle")))[:1]:
                 self.act(route, *self.acts.pop(route))
 
     # --- pages and filters
@@ -213,7 +224,7 @@ class Crawl:
             self.walk.problems.append(f"{path}, linked from {source}: {answer.status}")
             return
         self.seen(path, is_first)
-        if self.folder and (is_first or not source.startswith("filters of")):
+        if self.walk.folder and self.scripts and (is_first or not source.startswith("filters of")):
             self.pictures(path)
 
     def seen(self, path, always):
@@ -284,14 +295,14 @@ class Crawl:
     def pictures(self, path):
         name = re.sub(r"\W+", "-", self.key(path, "")[0].replace("{id}", "one")).strip("-") or "overview"
         name += "".join(f"-{value}" for _, value in sorted(self.key(path, "")[1]) if value != "*")
-        while (self.folder / f"{name}-1440-light.png").exists():
+        while (self.walk.folder / f"{name}-1440-light.png").exists():
             name += "-"
         for scheme in SCHEMES:
             self.page.emulate_media(color_scheme=scheme)
             for width, height in SIZES:
                 self.page.set_viewport_size({"width": width, "height": height})
                 self.page.goto(BASE + path)
-                self.page.screenshot(path=str(self.folder / f"{name}-{width}-{scheme}.png"), full_page=True)
+                self.walk.picture(self.page, name, width, scheme)
 
     # --- acts
 
@@ -311,11 +322,14 @@ class Crawl:
         """The form of an act on its page. It may have to wait for the answer of a provider."""
         form = self.page.locator(f"form[action='{action}']").first
         end = time.monotonic() + PATIENCE
+        # Another act may have ended what the page was about, so that it is gone.
+        self.walk.refuses = True
         while path is not None:
             self.page.goto(BASE + path)
             if form.locator("button").count() or time.monotonic() > end:
                 break
             self.page.wait_for_timeout(200)
+        self.walk.refuses = False
         return form
 
     def fill(self, form):
@@ -354,7 +368,7 @@ class Crawl:
             self.done.discard(route)
             return
         if path is not None:
-            self.walk.check(page, f"{path} before {route}", self.scripts, False)
+            self.walk.check(page, f"before {route}, from {path}", self.scripts, False)
         number = len(self.done)
         size = SIZES[number % 2]
         page.set_viewport_size({"width": size[0], "height": size[1]})

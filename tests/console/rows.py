@@ -7,6 +7,12 @@ import subprocess
 import urllib.parse
 
 
+def ordered_id(n, kind):
+    """SQL of a UUIDv7 of the time n seconds ago, as the programs make them: lists are in the order of ids."""
+    ago = f"extract(epoch FROM now() - {n} * interval '1 second') * 1000"
+    return f"(lpad(to_hex(({ago})::bigint), 12, '0') || '7000800{kind}' || lpad(to_hex({n}), 12, '0'))::uuid"
+
+
 def store_orders(number, first=1, on_hold=1, given_back=0):
     """Copies of the demo's order, with ids and times of their own, written by one statement. The oldest ones are on hold, and the
     newest ones are given back without an answer."""
@@ -14,7 +20,7 @@ def store_orders(number, first=1, on_hold=1, given_back=0):
     bought = last - int(on_hold)
     sql = f"""
         WITH partner AS (SELECT partner_id FROM partners WHERE name NOT LIKE 'Measured %' ORDER BY created_at DESC LIMIT 1), new AS MATERIALIZED (
-            SELECT gen_random_uuid() AS order_id, gen_random_uuid() AS placement_id, gen_random_uuid() AS delivery_id, n > {bought} AS on_hold,
+            SELECT {ordered_id('n', 0)} AS order_id, {ordered_id('n', 1)} AS placement_id, {ordered_id('n', 2)} AS delivery_id, n > {bought} AS on_hold,
                    '2024' || lpad(n::text, 22, '0') AS topup_id, n, now() - n * interval '1 second' AS at, partner_id
             FROM generate_series({int(first)}, {last}) n, partner
         ), o AS (INSERT INTO orders (order_id, partner_id, external_order_id, answer_by, created_at)
@@ -55,7 +61,7 @@ def store_partners(number, exhausted, first=1):
         FROM partners p WHERE p.partner_id = e.endpoint_id AND p.name LIKE 'Measured %'""", f"""
         WITH few AS (SELECT partner_id, row_number() OVER () - 1 AS nth FROM partners WHERE name LIKE 'Measured %' LIMIT 100),
         new AS MATERIALIZED (
-            SELECT gen_random_uuid() AS id, partner_id, topup_id, order_id, n FROM (
+            SELECT {ordered_id('n', 3)} AS id, partner_id, topup_id, order_id, n FROM (
                 SELECT topup_id, order_id, row_number() OVER () AS n FROM deliveries WHERE kind = 'topup.ready' LIMIT {int(exhausted)}
             ) d JOIN few ON few.nth = d.n % (SELECT count(*) FROM few)
         ), held AS (INSERT INTO held (id, state, provider, partner_id) SELECT id, 'exhausted', '', partner_id FROM new)

@@ -15,10 +15,13 @@ import urllib.error
 import urllib.parse
 import urllib.request
 
-from crawl import BASE, PASSWORD, REASON, Crawl, Walk
+from crawl import BASE, PASSWORD, REASON, ROUTES, Crawl, Walk
 from measure import measure
 from playwright.sync_api import sync_playwright
 from rows import psql, store_orders, store_partners
+
+# What the walk does before and after the crawl.
+BY_HAND = {"/set-up", "/sign-in", "/sign-out"}
 
 
 def esimctl(program, *arguments):
@@ -131,7 +134,7 @@ def support(walk, program, order, esim, partner):
     act(page, "test")
     page.wait_for_selector("h1:has-text('webhook.test')")
     walk.check(page, "a test webhook")
-    for path, offered in ((partner, ["pause", "test"]), ("/needs", []), ("/resends", []), ("/providers", [])):
+    for path, offered in ((partner, ["pause", "test"]), ("/needs", ["told", "resume"]), ("/resends", []), ("/providers", [])):
         page.goto(BASE + path)
         offers(walk, page, "support", offered)
     context.close()
@@ -224,8 +227,25 @@ def errors(walk, page, scripts):
     walk.refuses = True
     for path in ("/nothing", "/orders/nothing", "/partners/nothing"):
         page.goto(BASE + path)
-        walk.check(page, path, scripts)
+        walk.check(page, f"error {path}", scripts)
     walk.refuses = False
+
+
+def changed(walk, context, page, partner):
+    """A form of a page that somebody else's act has made old does nothing, and says so."""
+    page.goto(BASE + partner)
+    other = context.new_page()
+    other.goto(BASE + partner)
+    act(other, "pause")
+    walk.refuses = True
+    form = opened(page, "pause")
+    form.locator("input[name=reason]").fill(REASON)
+    form.locator("button").click()
+    page.wait_for_selector("text=has changed since the page was shown")
+    walk.check(page, "changed meanwhile")
+    walk.refuses = False
+    act(other, "resume")
+    other.close()
 
 
 def zone(walk, page, order):
@@ -257,7 +277,7 @@ def recorded(walk, page, name, reasons):
         walk.problems.append("the screen of actions has none of the walk")
 
 
-def crawl(walk, program, scripts, folder):
+def crawl(walk, program, scripts):
     """The walk of a new operator, with the scripts of the pages or without."""
     prepare(program, 1 if scripts else 1_001)
     name = f"walker-{os.getpid()}" + ("" if scripts else "-plain")
@@ -274,18 +294,22 @@ def crawl(walk, program, scripts, folder):
         signed_in_by_provider(walk, order, partner)
         ended(walk, program, order, name)
         settling(walk, page)
+        changed(walk, context, page, partner)
     menu(walk, page, scripts)
     errors(walk, page, scripts)
     url = psql(f"SELECT url FROM partner_endpoints WHERE endpoint_id = '{partner.rsplit('/', 1)[1]}'")
     fields = {"partner": "measured 1", "q": "measured", "url": url, "by": name, "order": "refused-1"}
+    how = "with scripts" if scripts else "without scripts"
     began = time.monotonic()
-    one = Crawl(walk, page, scripts, fields, folder)
+    one = Crawl(walk, page, scripts, fields)
     # The demo's order has a real eSIM, so its acts are carried out.
     one.queue.extend((path, "") for path in (order, esim, partner))
     one.run()
-    print(f"console: {len(one.paths)} pages, {len(one.forms)} filters and {len(one.done)} acts {'with' if scripts else 'without'} scripts, "
+    print(f"console: {len(one.paths)} pages, {len(one.forms)} filters and {len(one.done)} acts {how}, "
           f"{time.monotonic() - began:.0f} s")
     recorded(walk, page, name, one.reasons)
+    missed = {path for method, path in ROUTES if method == "POST"} - one.done - BY_HAND
+    walk.problems.extend(f"POST {path} was never carried out {how}" for path in sorted(missed))
     zone(walk, page, order)
     page.goto(BASE + "/")
     page.locator("form[action='/sign-out'] button").evaluate("(one) => one.form.submit()")
@@ -298,7 +322,10 @@ def main(program, axe, *options):
     began = time.monotonic()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        walk = Walk(axe, browser)
+        folder = pathlib.Path(options[1]) if options[:1] == ("--pictures",) else None
+        if folder:
+            folder.mkdir(parents=True, exist_ok=True)
+        walk = Walk(axe, browser, folder)
         if options[:1] == ("--measure",):
             made = esimctl(program, "operator", "create", f"measurer-{os.getpid()}", "--role", "operator")
             context = browser.new_context()
@@ -306,11 +333,8 @@ def main(program, axe, *options):
             set_up(Walk(None, browser), page, made["link"])
             measure(context, page, pages, int(options[1]))
             return
-        folder = pathlib.Path(options[1]) if options[:1] == ("--pictures",) else None
-        if folder:
-            folder.mkdir(parents=True, exist_ok=True)
-        crawl(walk, program, True, folder)
-        crawl(walk, program, False, None)
+        crawl(walk, program, True)
+        crawl(walk, program, False)
         browser.close()
     problems = [*dict.fromkeys(walk.problems), *walk.left_out()]
     if problems:

@@ -38,12 +38,12 @@ pub(crate) fn brief(duration: Duration) -> String {
     }
 }
 
-/// How long ago something was, or how far away it is: `3m 20s ago`, `in 5 s`.
+/// How long ago something was, or how far away it is: `3 min ago`, `in 5 s`.
 pub(crate) fn relative(now: OffsetDateTime, at: OffsetDateTime) -> String {
     if at > now {
-        format!("in {}", took(at - now))
+        format!("in {}", brief(at - now))
     } else {
-        format!("{} ago", took(now - at))
+        format!("{} ago", brief(now - at))
     }
 }
 
@@ -100,8 +100,8 @@ mod tests {
             assert_eq!(took(duration), text);
         }
         let now = datetime!(2026-01-29 12:00 UTC);
-        assert_eq!(relative(now, now + Duration::minutes(2)), "in 2m 0s");
-        assert_eq!(relative(now, now - Duration::minutes(2)), "2m 0s ago");
+        assert_eq!(relative(now, now + Duration::minutes(2)), "in 2 min");
+        assert_eq!(relative(now, now - Duration::minutes(2)), "2 min ago");
         assert_eq!(utc(now), "2026-01-29 12:00:00");
     }
 

@@ -48,10 +48,10 @@ pub(crate) struct Step {
 /// stretches it.
 pub(crate) struct Chart {
     pub(crate) title: &'static str,
-    /// What it says of the last bars, or the legend.
+    /// What it says of the last bars or of its first line.
     pub(crate) value: String,
-    /// Whether it has two lines, for the legend.
-    pub(crate) two: bool,
+    /// What it says of its second line, if it has two.
+    pub(crate) half: Option<String>,
     /// What its upper edge means.
     pub(crate) most: String,
     pub(crate) picture: String,
@@ -123,7 +123,7 @@ pub(crate) fn bars(
     Chart {
         title,
         value: format!("{} in all", number(sum)),
-        two: false,
+        half: None,
         most: format!("{} in {per}", number(most)),
         picture: drawn(title, &bars),
         axis: axis(times),
@@ -160,7 +160,7 @@ impl Chart {
                 || "none happened".to_owned(),
                 |share| format!("{:.1} % of {}", share * 100.0, number(all.n)),
             ),
-            two: false,
+            half: None,
             most: format!("{:.0} %", most * 100.0),
             picture: drawn(title, &bars),
             axis: axis(times),
@@ -184,12 +184,13 @@ pub(crate) fn lines(title: &'static str, counts: &[Option<&Count>], times: &[Str
     );
     for (class, values) in [("l1", &most), ("l0", &half)] {
         let wide = width(values.len());
-        let mut x = wide / 2.0;
+        let mut x = 0.0;
         let mut points = String::new();
         for value in values {
             if let Some(value) = value {
                 let y = 40.0 - (value / top.max(f64::MIN_POSITIVE)).min(1.0) * 39.0;
-                let _ = write!(points, "{x:.2},{y:.2} ");
+                // As wide as its time, so that a single one is seen, too.
+                let _ = write!(points, "{x:.2},{y:.2} {:.2},{y:.2} ", x + wide);
             }
             x += wide;
         }
@@ -206,8 +207,8 @@ pub(crate) fn lines(title: &'static str, counts: &[Option<&Count>], times: &[Str
     };
     Chart {
         title,
-        value: format!("95 %: {}, half: {}", last(&most), last(&half)),
-        two: true,
+        value: format!("95 %: {}", last(&most)),
+        half: Some(format!("half: {}", last(&half))),
         most: if top > 0.0 {
             took(Duration::seconds_f64(top))
         } else {

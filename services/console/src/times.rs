@@ -172,7 +172,8 @@ impl Times {
 
     /// In words that are no element, for texts of forms: `28 Nov 15:05 (Berlin, UTC+1)`.
     pub(crate) fn written(&self, at: OffsetDateTime) -> String {
-        format!("{} ({})", self.axis(at, true), self.label())
+        let at = self.local(at).strftime("%-d %b %Y %H:%M");
+        format!("{at} ({})", self.label())
     }
 
     /// A time of day without its day, for the axis of a chart.

@@ -85,7 +85,7 @@ impl Hits {
     pub fn how_to_go_on(&self) -> Option<String> {
         let orders = (self.more_orders > 0).then(|| {
             format!(
-                "{} more orders: type more of the id, or use `esimctl order list --partner …`",
+                "{} more orders: type more of the id, or list the orders of its partner",
                 self.more_orders
             )
         });

@@ -354,5 +354,6 @@ async fn endpoint(app: &App, given: &Given) -> Result<(EndpointKey, String), Pro
         .database()
         .run(async |connection| endpoints::key(connection, id).await);
     let key = key.await?.ok_or_else(|| given.missing("endpoint"))?;
-    Ok((key, format!("endpoint {}", key.id)))
+    let target = format!("endpoint {} of partner {}", key.id, key.partner_id);
+    Ok((key, target))
 }

@@ -69,7 +69,7 @@ fn usage(asked: &Requests, session: &Session) -> Vec<(&'static str, String)> {
         said.extend(
             reading
                 .ends_at
-                .map(|at| ("Ends", format!("{} UTC", utc(at)))),
+                .map(|at| ("Ends", session.times.written(at))),
         );
     }
     if asked.usage_open {

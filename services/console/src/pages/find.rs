@@ -217,7 +217,8 @@ async fn read(
         )
     });
     Ok(Found {
-        hits: orders.chain(partners).collect(),
+        // Few partners, and whoever types a name wants one of them.
+        hits: partners.chain(orders).collect(),
         more,
         archived: archived.collect(),
         refused: found

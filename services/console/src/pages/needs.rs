@@ -15,7 +15,6 @@ use pg::PgConnection;
 use crate::{
     App,
     access::{Role, Session, Viewer, Visit},
-    format::utc,
     pages::{
         endpoints::{endpoint_form, next_test},
         forms::ReasonForm,
@@ -163,7 +162,7 @@ fn matter(one: &Finding, session: &Session) -> Matter {
             matter.form = told_form(partner.into(), session, at);
             matter.note = one
                 .told_at
-                .map(|at| format!("the partner was told at {} UTC", utc(at)));
+                .map(|at| format!("the partner was told at {}", times.written(at)));
         }
         _ => {}
     }

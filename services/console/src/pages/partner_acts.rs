@@ -10,6 +10,7 @@ use axum::{extract::State, response::Response};
 use desk::operator::{
     endpoints::{seen_at, set_url as set_url_of},
     partner_day,
+    words::noun,
 };
 use domain::{Command, Environment, PartnerId};
 use pg::{
@@ -23,7 +24,7 @@ use webhooks::{guard, url::WebhookUrl};
 use crate::{
     App,
     access::{Act, Fields, Operator, Role, Session, Support, Visit},
-    format::{counted, number},
+    format::counted,
     pages::{
         act::{ActPage, Field},
         forms::ReasonForm,
@@ -108,10 +109,15 @@ fn url_page(
         None => "It has none.".to_owned(),
         Some(url) => format!("It is {} now.", masked(url)),
     };
-    let effect = format!(
-        "The webhooks that wait ({}) are sent to the new URL at once, and a block of the endpoint ends; a pause stays.",
-        number(read.waiting)
-    );
+    let waiting = match read.waiting {
+        0 => "No webhook waits for it.".to_owned(),
+        waiting => format!(
+            "{} for it, and {} sent to the new URL at once, the oldest first.",
+            counted(waiting, "webhook waits", "webhooks wait"),
+            noun(waiting, "is", "are"),
+        ),
+    };
+    let effect = format!("{waiting} A block of the endpoint ends; a pause stays.");
     let base = act_page(app, session, read, "Set the webhook URL", "webhook-url");
     ActPage {
         says: vec![now, effect],

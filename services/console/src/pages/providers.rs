@@ -22,7 +22,7 @@ use url::form_urlencoded::byte_serialize;
 use crate::{
     App,
     access::{Act, Operator, Role, Session, Viewer, Visit},
-    format::{brief, counted, number, relative},
+    format::{brief, counted, relative},
     looks::{Bars, ByProvider, Look, Range},
     pages::{
         forms::ReasonForm,
@@ -186,7 +186,13 @@ fn part((look, earlier): (&Look, Option<&Look>), bars: &ByProvider, session: &Se
                     brief(oldest)
                 )
             },
-            on_hold: (held > 0).then(|| number(held)),
+            on_hold: (held > 0).then(|| {
+                counted(
+                    held,
+                    "purchase that somebody has to settle",
+                    "purchases that somebody has to settle",
+                )
+            }),
             balance: breaker.map_or_else(String::new, |breaker| balance(breaker, times)),
             denied: breaker.is_some_and(|breaker| breaker.denied),
             failed: failed(calls),
@@ -241,7 +247,8 @@ pub(crate) fn breaker_form(
     let form = if breaker.state == BreakerState::Closed {
         ReasonForm {
             consequence: format!(
-                "Nothing new is sent to {} for this long. Orders are still accepted, and wait.",
+                "Nothing new is bought at {} for this long; what is under way ends as usual. Orders are still accepted: they wait, \
+                 or go on to another provider that has the product.",
                 breaker.name
             ),
             duration: true,

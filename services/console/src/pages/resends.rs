@@ -24,7 +24,7 @@ use uuid::Uuid;
 use crate::{
     App,
     access::{Act, Fields, Operator, Role, Viewer, Visit},
-    format::{counted, number, utc},
+    format::{counted, number},
     pages::{
         endpoints::{endpoint_state, next_test},
         forms::ReasonForm,
@@ -135,7 +135,7 @@ fn view(resend: Resend, names: &HashMap<Uuid, String>, times: &Times) -> View {
         (None, None) => ("runs", "note"),
     };
     View {
-        filter: in_words(&resend, names),
+        filter: in_words(&resend, names, times),
         partner: resend.partner_id,
         id: resend.resend_id.to_string(),
         began: times.both(resend.created_at),
@@ -160,7 +160,7 @@ fn view(resend: Resend, names: &HashMap<Uuid, String>, times: &Times) -> View {
 }
 
 /// Which webhooks a resend is about, in words.
-fn in_words(resend: &Resend, names: &HashMap<Uuid, String>) -> String {
+fn in_words(resend: &Resend, names: &HashMap<Uuid, String>, times: &Times) -> String {
     if let Some(delivery) = resend.delivery_id {
         return format!("one webhook, delivery {delivery}");
     }
@@ -174,10 +174,10 @@ fn in_words(resend: &Resend, names: &HashMap<Uuid, String>) -> String {
         },
     );
     format!(
-        "webhooks of {of} that {}, last tried from {} UTC until {} UTC",
+        "webhooks of {of} that {}, last tried from {} to {}",
         were(resend.state.known()),
-        utc(resend.since),
-        utc(resend.until)
+        times.written(resend.since),
+        times.written(resend.until)
     )
 }
 
@@ -299,15 +299,16 @@ pub(crate) async fn preview(
         _ => format!("{matching} would be sent again"),
     };
     let moment = |at: OffsetDateTime| at.format(&Rfc3339).unwrap_or_default();
+    let times = &visit.session.times;
     page(&Preview {
         shell: Shell::new(&app, &visit.session, "/resends", title),
         token: visit.session.form_token(),
         matching,
         what: format!(
-            "which {}, last tried between {} and {} UTC",
+            "which {}, last tried from {} to {}",
             were(state),
-            utc(since),
-            utc(until)
+            times.written(since),
+            times.written(until)
         ),
         parts: parts.collect(),
         instead: {

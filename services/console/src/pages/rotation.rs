@@ -51,6 +51,21 @@ impl Replaced {
         }
     }
 
+    /// What the button says, and what pressing it does.
+    fn made(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Keys => (
+                "Make new keys",
+                "A new access key and a new secret are made. You see them once, on the next page: hand them to the partner over \
+                 a safe channel.",
+            ),
+            Self::Secret => (
+                "Make a new secret",
+                "A new webhook secret is made. You see it once, on the next page: hand it to the partner over a safe channel.",
+            ),
+        }
+    }
+
     /// When the old ones of the last rotation end.
     fn old_until(self, partner: &Partner) -> Option<OffsetDateTime> {
         match self {
@@ -164,9 +179,8 @@ async fn rotation(
             at_once,
         ],
     };
-    let mut says = vec![format!(
-        "New ones are made. You see them once, on the next page: hand them to the partner over a safe channel."
-    )];
+    let (button, effect) = what.made();
+    let mut says = vec![effect.to_owned()];
     says.extend(old.map(|old| {
         format!(
             "The {words} were changed not long ago: the old ones are valid until {}, beside the new ones.",
@@ -180,8 +194,7 @@ async fn rotation(
             name: "overlap",
             picks,
         }],
-        button: "Make new ones",
-        grave: true,
+        button,
         ..base
     }
     .show()

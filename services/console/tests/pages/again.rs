@@ -75,6 +75,10 @@ async fn one_form_pauses_an_endpoint_once() {
         bench.recorded().await,
         ["ana endpoint pause", "ana endpoint resume"]
     );
+    // The record names the partner, too, so that its filter finds what was done to its endpoints.
+    let record = format!("/actions?partner={}", bench.partner);
+    let record = browser.get(&record).await.text().await.unwrap();
+    assert!(record.contains("<small>endpoint pause</small>"), "{record}");
     let form = seen(&mut browser, &page, &pause).await;
     assert_eq!(send(&mut browser, &pause, &form).await.0, 303);
     bench.stop().await;
