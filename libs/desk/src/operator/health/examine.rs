@@ -148,14 +148,17 @@ pub async fn examine(connection: &mut PgConnection, most: i64) -> Result<Report>
         ));
     }
     told(&mut *connection, &mut findings, waiting.at).await?;
-    // A stage that is dead comes first, whatever else there is: it explains the rest.
+    // A stage that is dead comes first, whatever else there is: it explains the rest. A provider that
+    // denies our account comes before what concerns single orders and endpoints.
     findings.sort_by_key(|one| {
         let is_dead = matches!(one.kind, Kind::StageDead { .. });
+        let is_denied = matches!(&one.kind, Kind::BreakerOpen { breaker } if breaker.denied);
         let mends = !one.needs_person();
         (
             !is_dead,
             mends,
             one.severity() == Severity::Warning,
+            !is_denied,
             one.kind.matter(),
         )
     });
