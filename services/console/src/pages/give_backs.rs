@@ -1,5 +1,6 @@
-//! Give-backs on hold: what became of one, on the page of its eSIM or order, or of all at a provider in one
-//! act. Each is recorded in a transaction of its own.
+//! Give-backs on hold. An operator looks at the provider whether it has taken the eSIM back, and says so here:
+//! for one give-back on the page of its eSIM or order, or in one act for all of them at a provider. Each is
+//! recorded in a transaction of its own.
 
 use askama::Template;
 use axum::{extract::State, response::Response};
@@ -120,7 +121,7 @@ pub(crate) async fn show(
     })
 }
 
-/// Records what became of those that are ticked.
+/// Records for each give-back that is ticked whether the provider has taken the eSIM back.
 pub(crate) async fn settle(
     State(app): State<App>,
     act: Act<Operator>,
@@ -164,7 +165,7 @@ pub(crate) async fn settle(
     Ok(act.done(&app, &format!("{done}. Of each: {text}{left}")))
 }
 
-/// Records what became of one.
+/// Records for one give-back whether the provider has taken the eSIM back.
 pub(crate) async fn resolve(
     State(app): State<App>,
     given: Given,

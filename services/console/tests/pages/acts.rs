@@ -8,13 +8,7 @@ use reqwest::Response;
 use testkit::settings::MASTER_KEY;
 use vault::Purpose;
 
-use crate::support::{Bench, Browser, URL_SECRET, vault};
-
-async fn text(browser: &mut Browser, path: &str) -> String {
-    let answer = browser.get(path).await;
-    assert_eq!(answer.status(), 200, "{path}");
-    answer.text().await.unwrap()
-}
+use crate::support::{Bench, Browser, URL_SECRET, text, vault};
 
 /// The hidden value with which the form that goes to `action` says what its page showed.
 fn seen(page: &str, action: &str) -> String {

@@ -8,13 +8,7 @@ use runtime::clock;
 use testkit::wait;
 use uuid::Uuid;
 
-use crate::support::{Bench, Browser};
-
-async fn text(browser: &mut Browser, path: &str) -> String {
-    let answer = browser.get(path).await;
-    assert_eq!(answer.status(), 200, "{path}");
-    answer.text().await.unwrap()
-}
+use crate::support::{Bench, text};
 
 #[tokio::test]
 async fn a_refused_request_is_on_the_page_of_its_partner_and_found_by_its_ids() {

@@ -6,13 +6,7 @@ use std::collections::BTreeSet;
 
 use console::access::Role;
 
-use crate::support::{Bench, Browser};
-
-async fn text(browser: &mut Browser, path: &str) -> String {
-    let answer = browser.get(path).await;
-    assert_eq!(answer.status(), 200, "{path}");
-    answer.text().await.unwrap()
-}
+use crate::support::{Bench, text};
 
 /// One filter has all that did not get through, whatever became of it, and goes on page by page.
 #[tokio::test]

@@ -7,13 +7,7 @@ use pg::PgConnection;
 use store::figures;
 use uuid::Uuid;
 
-use crate::support::{Bench, Browser, EXTERNAL, ICCID};
-
-async fn text(browser: &mut Browser, path: &str) -> String {
-    let answer = browser.get(path).await;
-    assert_eq!(answer.status(), 200, "{path}");
-    answer.text().await.unwrap()
-}
+use crate::support::{Bench, Browser, EXTERNAL, ICCID, text};
 
 #[tokio::test]
 async fn orders_are_listed_by_partner_state_and_time_and_as_csv() {

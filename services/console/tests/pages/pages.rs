@@ -10,13 +10,7 @@ use pg::{
 };
 use reqwest::header;
 
-use crate::support::{Bench, Browser, CODE, EXTERNAL, ICCID, URL_SECRET};
-
-async fn text(browser: &mut Browser, path: &str) -> String {
-    let answer = browser.get(path).await;
-    assert_eq!(answer.status(), 200, "{path}");
-    answer.text().await.unwrap()
-}
+use crate::support::{Bench, Browser, CODE, EXTERNAL, ICCID, URL_SECRET, text};
 
 /// Each of these parts, which `|` separates, must be on the page.
 fn has(page: &str, parts: &str) {

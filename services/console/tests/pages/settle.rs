@@ -9,13 +9,7 @@ use pg::PgConnection;
 use store::placements::asked;
 use uuid::Uuid;
 
-use crate::support::{Bench, Browser};
-
-async fn text(browser: &mut Browser, path: &str) -> String {
-    let answer = browser.get(path).await;
-    assert_eq!(answer.status(), 200, "{path}");
-    answer.text().await.unwrap()
-}
+use crate::support::{Bench, Browser, text};
 
 /// The value of a hidden field of a page.
 fn value(page: &str, name: &str) -> String {

@@ -211,6 +211,13 @@ pub struct Browser {
     pub token: String,
 }
 
+/// The text of a page that there is.
+pub async fn text(browser: &mut Browser, path: &str) -> String {
+    let answer = browser.get(path).await;
+    assert_eq!(answer.status(), 200, "{path}");
+    answer.text().await.unwrap()
+}
+
 impl Browser {
     pub async fn get(&mut self, path: &str) -> Response {
         let request = self.client.get(format!("{}{path}", self.base));
