@@ -121,6 +121,24 @@ pub(crate) async fn show(
     })
 }
 
+/// Records what was found of a give-back, unless it has changed since the page showed the attempt `seen`.
+async fn record(
+    app: &App,
+    act: &Act<Operator>,
+    topup: &TopupId,
+    seen: i32,
+    (found, command): (Found, Command),
+    reason: &str,
+) -> Result<(), NotResolved> {
+    let target = format!("topup {topup}");
+    let mode = Mode::Apply(act.action(command, &target, reason));
+    let resolve = async |connection: &mut PgConnection| {
+        give_backs::resolve(connection, topup, found, Some(seen), mode).await
+    };
+    app.database().run(resolve).await?;
+    Ok(())
+}
+
 /// Records for each give-back that is ticked whether the provider has taken the eSIM back.
 pub(crate) async fn settle(
     State(app): State<App>,
@@ -137,16 +155,8 @@ pub(crate) async fn settle(
         };
         let seen: i32 = seen.parse().map_err(|_| nothing_seen())?;
         let topup: TopupId = (one.topup_id.parse()).map_err(|_| nothing_seen())?;
-        let target = format!("topup {topup}");
-        let mode = Mode::Apply(act.action(command, &target, reason));
-        let resolved = app
-            .database()
-            .run(async |connection| {
-                give_backs::resolve(connection, &topup, found, Some(seen), mode).await
-            })
-            .await;
-        match resolved {
-            Ok(_) => done += 1,
+        match record(&app, &act, &topup, seen, (found, command), reason).await {
+            Ok(()) => done += 1,
             Err(NotResolved::Store(error)) => return Err(error.into()),
             Err(_) => left.push(one.topup_id.as_str()),
         }
@@ -176,12 +186,7 @@ pub(crate) async fn resolve(
     let (found, command, text) = decided(&act.fields)?;
     let seen = act.fields.get("seen").and_then(|seen| seen.parse().ok());
     let seen = seen.ok_or_else(nothing_seen)?;
-    let target = format!("topup {topup}");
-    let mode = Mode::Apply(act.action(command, &target, reason));
-    app.database()
-        .run(async |connection| {
-            give_backs::resolve(connection, &topup, found, Some(seen), mode).await
-        })
+    record(&app, &act, &topup, seen, (found, command), reason)
         .await
         .map_err(|error| match error {
             NotResolved::Unknown => given.missing("eSIM that is to be given back"),

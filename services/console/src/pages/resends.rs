@@ -413,15 +413,11 @@ pub(crate) async fn show(
 ) -> Result<Response, Problem> {
     let id = id(&given)?;
     let read = async |connection: &mut PgConnection| {
-        let found: Vec<Resend> = resends::find(&mut *connection, id)
-            .await?
-            .into_iter()
-            .collect();
-        let names = names(connection, &found).await?;
+        let found = resends::find(&mut *connection, id).await?;
+        let names = names(connection, found.as_slice()).await?;
         Ok::<_, pg::Error>((found, names))
     };
     let (found, names) = app.database().run(read).await?;
-    let found = found.into_iter().next();
     let found = found.ok_or_else(|| no_resend(&given))?;
     let runs = found.ended_at.is_none() && found.cancelled_at.is_none();
     let form = (runs && visit.session.may(Role::Operator)).then(|| ReasonForm {

@@ -1,7 +1,5 @@
 //! What support staff without a shell find on the pages.
 
-#![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
-
 use accounts::refused::{self, Kind, Refusal};
 use console::access::Role;
 use runtime::clock;

@@ -1,7 +1,5 @@
 //! Filters: what they find, what they show, and what is said if nothing fits them.
 
-#![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
-
 use std::collections::BTreeSet;
 
 use console::access::Role;
