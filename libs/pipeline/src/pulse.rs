@@ -30,6 +30,9 @@ const PERIOD: Duration = Duration::from_secs(1);
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
 /// The stage is not ready while a pulse takes longer than this.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// How long the note that this process ends may take. It is longer than [`PATIENCE`], because a commit
+/// that is slow now would otherwise make operators miss this process for an hour.
+const PATIENCE_AT_THE_END: Duration = Duration::from_secs(10);
 
 /// Sends pulses until the soft stop, and keeps the part `database` of the readiness up to date. Each
 /// pulse tells whether NATS is up, because who only sees the database would not notice. The
@@ -76,11 +79,16 @@ pub async fn run(
         }
     }
     // Without the note operators miss this process for an hour, or until another one begins.
-    match timeout(PATIENCE, database.stopped()).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::debug!(%error, "cannot note the end of the pulse"),
-        Err(_) => tracing::debug!("cannot note the end of the pulse within {PATIENCE:?}"),
-    }
+    let failed = match timeout(PATIENCE_AT_THE_END, database.stopped()).await {
+        Ok(Ok(())) => return Ok(()),
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => format!("the commit takes longer than {PATIENCE_AT_THE_END:?}"),
+    };
+    tracing::warn!(
+        error = failed,
+        "cannot note in PostgreSQL that this process ends, so `esimctl attention` misses it for an hour, \
+         or until another process of its stage begins"
+    );
     Ok(())
 }
 

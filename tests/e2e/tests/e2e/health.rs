@@ -287,18 +287,23 @@ async fn one_of_two_processes_that_dies_is_missed_and_one_that_is_stopped_is_not
         .start()
         .await
         .unwrap();
-    // A process that dies right after its first pulse seems to be replaced by one that began beside it.
-    let beating = wait::until(SOON, "two pulses of each", async || {
-        let twice = "SELECT count(*) FROM pulses WHERE stage = 'notifier' AND at > started_at";
-        Ok((stack.count(twice).await? == 3).then_some(()))
+    // A process whose last pulse is older than the first one of another seems to be replaced by that.
+    let beating = wait::until(SOON, "a pulse of each after all have begun", async || {
+        let after_all = "SELECT count(*) FROM pulses WHERE stage = 'notifier' \
+                         AND at > (SELECT max(started_at) FROM pulses WHERE stage = 'notifier')";
+        Ok((stack.count(after_all).await? == 3).then_some(()))
     });
     beating.await.unwrap();
     let replicas = stack.replicas(Stage::Notifier);
     replicas[1].terminate(SOON).await.unwrap();
-    replicas[2].kill().await.unwrap();
+    let noted = "SELECT count(*) FROM pulses WHERE stage = 'notifier' AND stopped";
+    assert_eq!(stack.count(noted).await.unwrap(), 1);
+    stack.replicas(Stage::Notifier)[2].kill().await.unwrap();
+    let mut last = None;
     let missed = wait::until(NAMED, "one of two", async || {
         let (_, attention): (_, Value) = stack.esimctl.run_allowing(&["attention"], &[3]).await?;
         let found = of_stage(&attention, Stage::Notifier);
+        last = Some(attention.clone());
         let Some(found) = found.first() else {
             return Ok(None);
         };
@@ -306,7 +311,7 @@ async fn one_of_two_processes_that_dies_is_missed_and_one_that_is_stopped_is_not
         ensure!(told.ends_with(" processes run"), "{told}");
         Ok((told == "notifier: 1 of 2 processes run").then_some(()))
     });
-    missed.await.unwrap();
+    missed.await.with_context(|| format!("{last:?}")).unwrap();
     stack.replicas(Stage::Notifier)[2].start().await.unwrap();
     let whole = wait::until(NAMED, "two of two", async || {
         let (_, attention): (_, Value) = stack.esimctl.run_allowing(&["attention"], &[3]).await?;
