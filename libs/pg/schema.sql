@@ -443,6 +443,7 @@ TABLE pulses
     CONSTRAINT pulses_bounds CHECK (((LEAST(at, started_at, no_nats_since) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(at, started_at, no_nats_since) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (octet_length(stage) <= 100000))) NOT VALID
     CONSTRAINT pulses_pkey PRIMARY KEY (instance)
     CREATE INDEX pulses_at ON public.pulses USING btree (at)
+    CREATE TRIGGER pulses_deleted AFTER DELETE ON public.pulses FOR EACH STATEMENT EXECUTE FUNCTION forget_losses_of_another_cluster()
 
 TABLE refused_requests
     request_id uuid NOT NULL
@@ -716,6 +717,19 @@ BEGIN
     INSERT INTO partner_endpoints (endpoint_id, partner_id, nth, created_at)
     VALUES (NEW.partner_id, NEW.partner_id, 0, NEW.created_at)
     ON CONFLICT DO NOTHING;
+    RETURN NULL;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION public.forget_losses_of_another_cluster()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    DELETE FROM commit_losses
+    WHERE timeline > ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint;
     RETURN NULL;
 END
 $function$

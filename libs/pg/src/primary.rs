@@ -364,7 +364,8 @@ impl Primary {
 
     /// Deletes the pulses of processes that have been gone for long, and those of a later timeline
     /// than the server's. A dump that was loaded into a new server brings such pulses, because its
-    /// timelines begin at 1 again, and they would count as the newest ones after its promotions.
+    /// timelines begin at 1 again, and they would count as the newest ones after its promotions. A
+    /// trigger deletes the losses of such timelines with them.
     async fn delete_old(&self, connection: &mut PgConnection) -> Result<()> {
         let statement = sqlx::query!(
             "DELETE FROM pulses WHERE at < now() - make_interval(secs => $1) OR timeline > $2",

@@ -344,6 +344,47 @@ async fn pulses_of_a_cluster_that_was_dumped_hide_no_loss() {
 }
 
 #[tokio::test]
+async fn losses_of_a_cluster_that_was_dumped_hide_none() {
+    let mut pair = Pair::start().await;
+    let mut connection = PgConnection::connect(pair.primary.url()).await.unwrap();
+    // The dump was loaded into a new cluster, whose timelines begin at 1 again. Before that, an
+    // operator has dealt with what the dump lacks.
+    let loaded = "INSERT INTO commit_losses (timeline, told)
+                  SELECT timeline, 'of the cluster that was dumped' FROM unnest('{2,5}'::bigint[]) AS timeline;
+                  INSERT INTO commit_losses (timeline, told) VALUES (1, 'esimctl recover')";
+    sqlx::raw_sql(loaded)
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    assert!(!pair.database.pulse().await.unwrap().is_replicated);
+    let mut connection = PgConnection::connect(pair.standby.url()).await.unwrap();
+    testkit::wait::soon("the standby to have what a process did", async || {
+        let pulses = "SELECT EXISTS (SELECT FROM pulses)";
+        let pulsed: bool = sqlx::query_scalar(pulses)
+            .fetch_one(&mut connection)
+            .await?;
+        Ok(pulsed.then_some(()))
+    })
+    .await;
+    pair.primary.stop_immediately().await.unwrap();
+    pair.fail_over().await;
+    testkit::wait::soon("a write on the new primary", async || {
+        Ok(pair.write("b").await.is_ok().then_some(()))
+    })
+    .await;
+    assert!(pair.is_fenced().await);
+    // What is this cluster's is remembered, also by a process that starts later.
+    through(&pair.route, &pair.primary).pulse().await.unwrap();
+    let known = "SELECT timeline, split_part(told, ':', 1) FROM commit_losses ORDER BY timeline";
+    let known: Vec<(i64, String)> = sqlx::query_as(known)
+        .fetch_all(&mut connection)
+        .await
+        .unwrap();
+    let expected = [(1, "esimctl recover"), (2, "commits may be lost")];
+    assert_eq!(known, expected.map(|(at, told)| (at, told.to_owned())));
+}
+
+#[tokio::test]
 async fn a_primary_that_froze_and_was_replaced_is_not_believed() {
     let pair = Pair::start().await;
     pair.database.pulse().await.unwrap();
