@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 /* The order is that of `Spoiled` in src/preload.rs. */
-enum { CLOCK, FILES, FLUSHES, SPACE, KINDS };
+enum { CLOCK, FILES, FLUSHES, SPACE, MEMORY, KINDS };
 struct spoiled {
   int64_t value;
   int64_t met;
@@ -70,6 +70,16 @@ int socket(int domain, int type, int protocol) {
 int accept4(int file, struct sockaddr *address, socklen_t *length, int flags) {
   HIDDEN(accept4);
   return opened(hidden(file, address, length, flags));
+}
+
+/* The process gets no memory, which ends a program in Rust. The second name of the hidden function is used, because a
+   search for the first one could itself ask for memory. */
+extern void *__libc_malloc(size_t size);
+void *malloc(size_t size) {
+  if (!value(MEMORY)) return __libc_malloc(size);
+  meet(MEMORY);
+  errno = ENOMEM;
+  return NULL;
 }
 
 /* A flush takes so many milliseconds, or until the fault ends. */

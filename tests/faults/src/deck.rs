@@ -184,6 +184,7 @@ pub fn deck(terms: &Terms) -> Vec<Card> {
                 |_| Fault::FilesExhausted,
                 Some(seconds(1)..=seconds(6)),
             ),
+            card(&replicas, |_| Fault::MemoryExhausted, soon.clone()),
         ]
     };
     // The longest time for which a fault of the provider may delay a purchase. A target has one
@@ -202,6 +203,10 @@ pub fn deck(terms: &Terms) -> Vec<Card> {
         card(&nats, |_| Fault::Killed, soon.clone()),
         card(&nats, |_| Fault::Wiped, soon.clone()),
         card(&nats, |_| Fault::Stalled, Some(millis(300)..=seconds(5))),
+        Card {
+            strength: Some(millis(100)..=seconds(4)),
+            ..card(&nats, Fault::JobsRepeated, Some(seconds(4)..=seconds(10)))
+        },
         card(&sandbox, |_| Fault::Down, Some(seconds(1)..=seconds(8))),
         Card {
             strength: Some(millis(300)..=provider),

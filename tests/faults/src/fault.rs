@@ -32,6 +32,9 @@ pub enum Fault {
     Stalled,
     /// It opens no further file or connection until the fault ends.
     FilesExhausted,
+    /// It gets no further memory, so its next allocation ends it. It is started again when the fault
+    /// ends.
+    MemoryExhausted,
     /// Its wall clock is that many seconds ahead, or behind if they are negative.
     ClockStepped(i64),
     /// A server, or the provider, is killed while no packet passes: nobody is told that the connections
@@ -70,6 +73,9 @@ pub enum Fault {
     /// `PostgreSQL` only: nothing passes between the primary and the processes of this stage, or of
     /// all stages.
     Cut(Option<Stage>),
+    /// NATS only: each job is published once more, that much later, as by a publisher that lost the
+    /// acknowledgement.
+    JobsRepeated(Duration),
     /// NATS only: all servers but the leader are killed, and started again when the fault ends.
     MajorityLost,
     /// NATS only: all servers are killed, their storage is deleted, and they are started again when
@@ -143,6 +149,7 @@ impl Planned {
             Fault::Restarted => "restarted",
             Fault::Stalled => "stalled",
             Fault::FilesExhausted => "out of files",
+            Fault::MemoryExhausted => "out of memory",
             Fault::Vanished => "vanished",
             Fault::PacketsLost => "losing packets",
             Fault::FlushingSlowly(_) => "flushing slowly",
@@ -165,6 +172,7 @@ impl Planned {
             Fault::Cut(Some(Stage::Ingress)) => "cut off from ingress",
             Fault::Cut(Some(Stage::Provisioner)) => "cut off from provisioners",
             Fault::Cut(Some(_)) => "cut off from notifiers",
+            Fault::JobsRepeated(_) => "repeating jobs",
             Fault::MajorityLost => "majority lost",
             Fault::Wiped => "killed and wiped",
             Fault::Down => "down",

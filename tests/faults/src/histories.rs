@@ -7,9 +7,9 @@
 //! the services are right, the model lacks a step of theirs and must get it.
 
 use crate::book::Settled;
-use crate::orders::ROUTED;
+use crate::orders::is_routed;
 use crate::stored::{StoredChange, StoredOrder, StoredPlacement, StoredUnit};
-use crate::verdict::{Broken, Evidence, SAME_MOMENT, Verdict};
+use crate::verdict::{Broken, Evidence, SAME_MOMENT, Sold, Verdict};
 use domain::PlacementState;
 use model::history::{ATTEMPTS, End, Fact, History, Judged, Row, Seen};
 use std::collections::HashMap;
@@ -61,7 +61,7 @@ struct Facts<'a> {
     changes: HashMap<&'a str, Vec<&'a StoredChange>>,
     /// When the webhook of each topup was recorded as delivered.
     delivered: HashMap<&'a str, f64>,
-    sold: HashMap<&'a str, Vec<Duration>>,
+    sold: HashMap<&'a str, Vec<&'a Sold>>,
     answers: HashMap<&'a str, Fact>,
     webhooks: HashMap<&'a str, Vec<(Duration, bool)>>,
 }
@@ -79,9 +79,9 @@ impl<'a> Facts<'a> {
                 delivered.entry(topup.as_str()).or_insert(change.at);
             }
         }
-        let mut sold: HashMap<&str, Vec<Duration>> = HashMap::new();
-        for (placement, at) in &evidence.sold {
-            sold.entry(placement).or_default().push(*at);
+        let mut sold: HashMap<&str, Vec<&Sold>> = HashMap::new();
+        for one in &evidence.sold {
+            sold.entry(&one.order_id).or_default().push(one);
         }
         let mut webhooks: HashMap<&str, Vec<(Duration, bool)>> = HashMap::new();
         for arrival in &evidence.arrivals {
@@ -126,8 +126,15 @@ impl<'a> Facts<'a> {
             latest: self.ended(answer_by),
         });
         facts.extend(self.answers.get(unit.order_id.as_str()).copied());
-        facts.extend(sold.iter().map(|at| around(Seen::Bought, *at)));
-        facts.extend(sold.first().and_then(|at| self.unsent(changes, *at)));
+        let providers = if is_routed(&unit.option) { 2 } else { 1 };
+        facts.extend(sold.iter().map(|one| {
+            // The name that the second one has for the option ends with its price, which only its own
+            // protocol takes off.
+            let is_by_second = providers == 2 && !one.option.contains('@');
+            let provider = u8::from(is_by_second);
+            around(Seen::Bought { provider }, one.at)
+        }));
+        facts.extend(sold.first().and_then(|one| self.unsent(changes, one.at)));
         let webhooks = self.webhooks.get(unit.topup_id.as_str());
         let webhooks = webhooks.map_or(&[][..], Vec::as_slice);
         let first = |wanted| {
@@ -157,14 +164,13 @@ impl<'a> Facts<'a> {
             delivered: unit.delivery.as_deref() == Some("delivered"),
             without_profile: is_bought && unit.state != "ready",
         };
-        let providers = if unit.option == ROUTED { 2 } else { 1 };
         let history = History::new(facts, end, self.evidence.detects_duplicates);
         Some(history.of_providers(providers))
     }
 
     /// The changes of the placement that matter to the model, with their times, without the first
     /// attempts of many.
-    fn rows(&self, changes: &[&StoredChange], sold: &[Duration]) -> Option<Vec<(Row, f64)>> {
+    fn rows(&self, changes: &[&StoredChange], sold: &[&Sold]) -> Option<Vec<(Row, f64)>> {
         let mut rows = vec![(
             Row {
                 state: PlacementState::Accepted,
@@ -210,11 +216,8 @@ impl<'a> Facts<'a> {
         let first_kept = rows.iter().position(|(row, _)| row.attempt > dropped);
         let first_kept = first_kept.unwrap_or_default();
         let kept_from = rows.get(first_kept).map(|(_, at)| self.since(*at));
-        let is_bought_before = sold
-            .iter()
-            .min()
-            .zip(kept_from)
-            .is_some_and(|(at, from)| *at < from);
+        let first = sold.iter().map(|one| one.at).min();
+        let is_bought_before = first.zip(kept_from).is_some_and(|(at, from)| at < from);
         let is_routed = rows.iter().any(|(row, _)| row.provider > 0);
         if dropped > 0 && !is_bought_before && !is_routed {
             rows.drain(..first_kept);

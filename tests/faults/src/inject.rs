@@ -13,6 +13,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection};
 use std::collections::BTreeMap;
+use std::os::unix::process::ExitStatusExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex as Plain};
 use std::time::{Duration, Instant};
@@ -27,6 +28,10 @@ pub const STOP: Duration = Duration::from_secs(30);
 /// The interval at which processes are checked for having ended by themselves.
 const WATCH: Duration = Duration::from_millis(300);
 
+/// How long a process may take to ask for memory. It does so several times a second.
+const ALLOCATES: Duration = Duration::from_secs(10);
+/// The signal with which a program in Rust ends that gets no memory (SIGABRT).
+const ABORTED: i32 = 6;
 /// How long a fault waits for a process that has been started again a moment ago.
 const READY: Duration = Duration::from_secs(5);
 
@@ -43,7 +48,8 @@ pub struct Happened {
     /// Whether commits may have ended only with it.
     pub delays_commits: bool,
     /// How often it was met, if somebody counted that: clock readings, sockets that were not
-    /// opened, flushes, writes, answers, commits, packets, names or certificates.
+    /// opened, allocations, flushes, writes, answers, commits, packets, jobs, names or
+    /// certificates.
     pub met: Option<u64>,
 }
 
@@ -349,10 +355,10 @@ async fn is_ready(process: &mut Process) -> bool {
 /// not wait until the process is ready, because the servers that it needs may be down.
 async fn befall(process: &mut Process, planned: &Planned) -> Result<Option<u64>> {
     // A process that cannot open what it needs to start ends, as it should, and one that has just
-    // begun has no clock to step yet.
+    // begun has no clock or memory to spoil yet.
     let needs_ready = matches!(
         planned.fault,
-        Fault::FilesExhausted | Fault::ClockStepped(_)
+        Fault::FilesExhausted | Fault::MemoryExhausted | Fault::ClockStepped(_)
     );
     if needs_ready && !is_ready(process).await {
         return Ok(Some(0));
@@ -379,6 +385,15 @@ async fn befall(process: &mut Process, planned: &Planned) -> Result<Option<u64>>
             process.exhaust_files(true)?;
             tokio::time::sleep(planned.lasts).await;
             process.exhaust_files(false)?;
+            return Ok(Some(spoiled.lift()?));
+        }
+        Fault::MemoryExhausted => {
+            let spoiled = spoil(process, Spoiled::Memory, 1)?;
+            let ended = process.wait(ALLOCATES).await;
+            tokio::time::sleep(planned.lasts).await;
+            process.spawn()?;
+            let status = ended?;
+            ensure!(status.signal() == Some(ABORTED), "{status} without memory");
             return Ok(Some(spoiled.lift()?));
         }
         Fault::ClockStepped(seconds) => {

@@ -134,7 +134,8 @@ struct Settings {
     #[arg(long, value_name = "KIND")]
     only: Vec<String>,
     /// Let every order have these options of the sandbox, such as `refused,slow` [default: a mix of
-    /// all]. `routed` is sold out at the sandbox and comes from the provider of `--provider`
+    /// all]. `routed` is sold out at the sandbox and comes from the provider of `--provider`, and so
+    /// does `routed-slow`, which that provider takes 5 s to sell
     #[arg(long, value_delimiter = ',', value_parser = option)]
     items: Vec<&'static str>,
     /// Number of equal requests that a client sends at once for each order
@@ -163,11 +164,9 @@ fn provider(text: &str) -> Result<&'static str, String> {
 }
 
 fn option(text: &str) -> Result<&'static str, String> {
-    let names: Vec<_> = OPTIONS
-        .iter()
-        .map(|(name, _)| *name)
-        .chain([ROUTED])
-        .collect();
+    let routed = ROUTED.iter().map(|(name, _)| *name);
+    let names = OPTIONS.iter().map(|(name, _)| *name);
+    let names: Vec<_> = names.chain(routed).collect();
     let known = names.iter().copied().find(|name| *name == text);
     known.ok_or_else(|| format!("it must be one of {}", names.join(", ")))
 }
@@ -318,10 +317,10 @@ async fn stopped() -> std::io::Result<()> {
 
 async fn carry_out(run: &Run) -> Result<ExitCode> {
     eprintln!("seed {}: {}", run.terms.seed, run.command);
-    let is_routed = run.load.items.contains(&ROUTED);
+    let is_routed = run.load.items.iter().any(|name| orders::is_routed(name));
     ensure!(
         !is_routed || run.terms.provider != "sandbox",
-        "the option `routed` needs --provider airalo or esim-access"
+        "an option of two providers needs --provider airalo or esim-access"
     );
     let has_faults = !schedule::schedule(&run.terms).is_empty();
     ensure!(
@@ -426,6 +425,13 @@ async fn play(run: &Run, world: &World, progress: &mut Progress) -> Result<Repor
         let text = format!("loss {}: the breakers stayed closed", number + 1);
         verdict.add(Broken::NotFenced, text);
     }
+    let faults_by_kind = report::recoveries(&happened, &evidence.asked, &evidence.arrivals);
+    for (name, kind) in &faults_by_kind {
+        if kind.never_struck() {
+            let text = format!("{name}: none of {} faults", kind.counted);
+            verdict.add(Broken::NeverStruck, text);
+        }
+    }
     Ok(Report {
         seed: run.terms.seed,
         command: run.command.clone(),
@@ -436,7 +442,7 @@ async fn play(run: &Run, world: &World, progress: &mut Progress) -> Result<Repor
         took_seconds: epoch.elapsed().saturating_sub(begun).as_secs_f64(),
         healed_after_seconds: healed_after.as_secs_f64(),
         faults: happened.len(),
-        faults_by_kind: report::recoveries(&happened, &evidence.asked, &evidence.arrivals),
+        faults_by_kind,
         happened,
         verdict,
     })

@@ -22,9 +22,9 @@ pub const OPTIONS: [(&str, u32); 12] = [
 ];
 /// The option whose profiles never arrive, so its placements must be parked.
 pub const NEVER_READY: &str = "never-ready";
-/// The option of `--items` that the sandbox has sold out and the provider of the run sells. It is not
-/// among [`OPTIONS`].
-pub const ROUTED: &str = "routed";
+/// The options of `--items` that the sandbox has sold out and the provider of the run sells, with the
+/// option of that provider. They are not among [`OPTIONS`].
+pub const ROUTED: [(&str, &str); 2] = [("routed", "ready"), ("routed-slow", "slow")];
 /// The share of clients that hang up before they read a response.
 const HANG_UP: f64 = 0.1;
 /// The share of orders over two options.
@@ -76,6 +76,11 @@ pub struct OrderPlan {
     pub hang_up: Option<HangUp>,
     /// The ingress that gets the first request. Later requests go to the others in turn.
     pub ingress: usize,
+}
+
+/// Whether it is one of [`ROUTED`].
+pub fn is_routed(option: &str) -> bool {
+    ROUTED.iter().any(|(name, _)| *name == option)
 }
 
 /// Plans the order with this number, counted from 0.

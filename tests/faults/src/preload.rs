@@ -1,4 +1,4 @@
-//! Spoils the clock of a process, its flushes, or the space on its disk, by the library of `preload.c`,
+//! Spoils the clock of a process, its flushes, its memory, or the space on its disk, by the library of `preload.c`,
 //! which tests/faults/run builds. The library is loaded into the process and maps a file that is named
 //! like the process id. For each kind the file says what to spoil, and how often the process has met it.
 
@@ -22,6 +22,8 @@ pub enum Spoiled {
     Flushes,
     /// Not 0 while no file grows.
     Space,
+    /// Not 0 while the process gets no memory.
+    Memory,
 }
 
 /// The variables that load the library into a process. Its files lie below `folder`.

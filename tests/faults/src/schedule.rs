@@ -91,6 +91,7 @@ mod tests {
         let expected = [
             "NATS killed",
             "NATS killed and wiped",
+            "NATS repeating jobs",
             "NATS stalled",
             "ingress stalled",
         ];
@@ -110,7 +111,7 @@ mod tests {
         };
         let planned = schedule(&terms);
         let kinds: BTreeSet<String> = planned.iter().map(Planned::kind).collect();
-        assert_eq!(kinds.len(), 43, "{kinds:?}");
+        assert_eq!(kinds.len(), 47, "{kinds:?}");
     }
 
     #[test]
@@ -140,7 +141,7 @@ mod tests {
             let planned = schedule(&terms(seed, seed % 2 == 0));
             let kinds: BTreeSet<String> = planned.iter().map(Planned::kind).collect();
             assert!(planned.len() >= 220, "seed {seed}: {}", planned.len());
-            assert_eq!(kinds.len(), 33, "seed {seed}: {kinds:?}");
+            assert_eq!(kinds.len(), 37, "seed {seed}: {kinds:?}");
             let mut until: BTreeMap<Target, Duration> = BTreeMap::new();
             for fault in planned {
                 let last = until.insert(fault.target, fault.end()).unwrap_or_default();

@@ -12,6 +12,8 @@ use crate::packets::{self, Dropped};
 use crate::preload::{Spoiled, Spoiling};
 use crate::proxy::Proxy;
 use anyhow::{Context, Result, bail};
+use futures_util::StreamExt;
+use futures_util::stream::select_all;
 use sqlx::{Connection, PgConnection};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -22,6 +24,7 @@ use testkit::nats::{NatsCluster, NatsServer};
 use testkit::postgres::PostgresServer;
 use testkit::stack::Stage;
 use testkit::wait;
+use tokio::task::JoinSet;
 use tokio::time::sleep;
 use url::Url;
 
@@ -368,8 +371,8 @@ impl Nats {
             .unwrap_or_default()
     }
 
-    /// Plays a fault. `stream` is the stream whose leader counts as the leader. Returns how many
-    /// packets were dropped, if any should be.
+    /// Plays a fault. `stream` is the stream of jobs, whose leader counts as the leader. Returns how
+    /// many packets were dropped or jobs repeated, if any should be.
     pub async fn befall(
         &mut self,
         fault: Fault,
@@ -377,6 +380,10 @@ impl Nats {
         stream: &str,
     ) -> Result<Option<u64>> {
         let leader = self.leader(stream).await;
+        if let Fault::JobsRepeated(late) = fault {
+            let repeated = repeat(self.servers[leader].url(), stream, late, lasts).await?;
+            return Ok(Some(repeated));
+        }
         let all = 0..self.servers.len();
         let victims: Vec<usize> = match fault {
             Fault::Stalled | Fault::Killed | Fault::Vanished => vec![leader],
@@ -419,4 +426,38 @@ impl Nats {
         }
         Ok(met)
     }
+}
+
+/// Publishes each message of a stream once more, so much later. Returns how many.
+async fn repeat(url: &str, stream: &str, late: Duration, lasts: Duration) -> Result<u64> {
+    // It does not hear what it publishes itself.
+    let client = async_nats::ConnectOptions::new().no_echo();
+    let client = client.connect(url).await?;
+    let stream = async_nats::jetstream::new(client.clone())
+        .get_stream(stream)
+        .await?;
+    let mut heard = Vec::new();
+    for subject in stream.cached_info().config.subjects.clone() {
+        heard.push(client.subscribe(subject).await?);
+    }
+    let mut heard = select_all(heard);
+    let until = tokio::time::Instant::now() + lasts;
+    let mut repeating = JoinSet::new();
+    while let Ok(Some(message)) = tokio::time::timeout_at(until, heard.next()).await {
+        let client = client.clone();
+        repeating.spawn(async move {
+            sleep(late).await;
+            let headers = message.headers.unwrap_or_default();
+            client
+                .publish_with_headers(message.subject, headers, message.payload)
+                .await
+        });
+    }
+    let mut repeated = 0;
+    while let Some(published) = repeating.join_next().await {
+        published??;
+        repeated += 1;
+    }
+    client.flush().await?;
+    Ok(repeated)
 }

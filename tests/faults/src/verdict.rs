@@ -24,8 +24,7 @@ pub struct Evidence {
     pub asked: Vec<Asked>,
     pub arrivals: Vec<Arrival>,
     pub ledger: Vec<LedgerOrder>,
-    /// The time of each purchase, since the start of the run, by the order id that the provider has.
-    pub sold: Vec<(String, Duration)>,
+    pub sold: Vec<Sold>,
     /// The start of the run in Unix time.
     pub began: Duration,
     pub detects_duplicates: bool,
@@ -44,6 +43,16 @@ pub struct Evidence {
     /// The purchases that `esimctl recover --ledger` names as orphans, by the order id that the
     /// provider has.
     pub orphans: BTreeSet<String>,
+}
+
+/// A purchase, as the provider's list shows it.
+pub struct Sold {
+    /// The order id that the provider has.
+    pub order_id: String,
+    /// Its time, since the start of the run.
+    pub at: Duration,
+    /// The option that the provider was asked for.
+    pub option: String,
 }
 
 /// Commits that were acknowledged within this time were lost.
@@ -88,6 +97,8 @@ pub enum Broken {
     ParkedThoughFindable,
     EndedBySomething,
     NotFenced,
+    /// All faults of a kind met nobody, so the run says nothing about it.
+    NeverStruck,
     /// The model has no way to what was seen: a service did what the protocol forbids, or the model
     /// lacks a step.
     ImpossibleInTheModel,

@@ -5,9 +5,9 @@ use crate::book::{Arrival, Asked, Settled};
 use crate::histories::compare;
 use crate::inject::Happened;
 use crate::orders::NEVER_READY;
-use crate::report::recoveries;
+use crate::report::{Kind, recoveries};
 use crate::stored::{Stored, StoredChange, StoredOrder, StoredPlacement, StoredUnit};
-use crate::verdict::{Broken, Evidence, Loss, judge};
+use crate::verdict::{Broken, Evidence, Loss, Sold, judge};
 use std::collections::BTreeSet;
 use std::time::Duration;
 use testkit::stack::LedgerOrder;
@@ -87,7 +87,11 @@ fn good() -> Evidence {
         asked: vec![asked("external", 1, &["t1", "t2"])],
         arrivals: vec![arrival("t1", 2), arrival("t2", 2)],
         ledger: vec![bought],
-        sold: vec![("placement".into(), Duration::from_millis(1_100))],
+        sold: vec![Sold {
+            order_id: "placement".into(),
+            at: Duration::from_millis(1_100),
+            option: "ready".into(),
+        }],
         began: Duration::from_secs(100),
         detects_duplicates: false,
         settle: Duration::from_secs(8),
@@ -283,6 +287,21 @@ fn recovery_counts_from_the_end_to_an_order_that_was_sent_later() {
     assert_eq!(kinds["wiped"].longest_recovery_seconds, None);
     // Whoever counts how often a fault was met also shows which ones struck.
     assert_eq!((killed.counted, killed.struck, killed.met), (2, 1, 10));
+}
+
+#[test]
+fn a_kind_of_fault_that_never_strikes_is_red_once_some_should_have() {
+    let kind = |counted, struck| Kind {
+        faults: 6,
+        counted,
+        struck,
+        ..Kind::default()
+    };
+    assert!(kind(6, 0).never_struck());
+    assert!(!kind(6, 1).never_struck());
+    assert!(!kind(5, 0).never_struck(), "too few to expect a strike");
+    // Nobody counts how often a process meets its own end.
+    assert!(!kind(0, 0).never_struck());
 }
 
 #[test]

@@ -5,12 +5,12 @@ use crate::client::Clients;
 use crate::endpoints;
 use crate::fault::{REPLICAS, Terms};
 use crate::inject::{Happened, Victims};
-use crate::orders::{Behaviour, OPTIONS, PARTNERS, ROUTED};
+use crate::orders::{Behaviour, OPTIONS, PARTNERS, ROUTED, is_routed};
 use crate::preload;
 use crate::servers::{DATABASE_TIMEOUT, Nats, Postgres};
 use crate::stored::{self, OnTheWay, Stored};
 use crate::tls::{Certificates, Tls};
-use crate::verdict::{Evidence, Loss};
+use crate::verdict::{Evidence, Loss, Sold};
 use anyhow::Result;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -33,8 +33,11 @@ const LATER: usize = 24;
 /// How long clients may go on after the end of the faults until they must have a definite answer.
 const CLIENTS: Duration = Duration::from_secs(90);
 
-/// The id of [`ROUTED`].
-const ROUTED_ID: &str = "01990000-0000-7000-8000-000000000001";
+/// The ids of [`ROUTED`].
+const ROUTED_IDS: [&str; 2] = [
+    "01990000-0000-7000-8000-000000000001",
+    "01990000-0000-7000-8000-000000000002",
+];
 
 /// What a run is asked to do beyond its faults.
 #[derive(Clone, Debug)]
@@ -127,9 +130,11 @@ impl World {
         for (name, _) in OPTIONS {
             options.insert(name, stack.option(name)?.to_owned());
         }
-        if load.items.contains(&ROUTED) {
+        if load.items.iter().any(|name| is_routed(name)) {
             import_routed(&stack, terms.provider).await?;
-            options.insert(ROUTED, ROUTED_ID.to_owned());
+            for ((name, _), id) in ROUTED.into_iter().zip(ROUTED_IDS) {
+                options.insert(name, id.to_owned());
+            }
         }
         let ingresses = stack.base_urls();
         let postgres = Arc::new(Mutex::new(postgres));
@@ -259,15 +264,19 @@ impl World {
         crashes.map(|one| one.from).collect()
     }
 
-    /// When each purchase was made, from the ledger as a real provider would export it.
-    async fn sold(&self) -> Result<Vec<(String, Duration)>> {
+    /// Each purchase, from the ledger as a real provider would export it.
+    async fn sold(&self) -> Result<Vec<Sold>> {
         let csv = self.stack.ledger_csv().await?;
         let purchases = csv.lines().skip(1).map(|line| {
             let mut fields = line.split(',').map(|field| field.trim_matches('"'));
             let order_id = fields.next().unwrap_or_default().to_owned();
             let at = humantime::parse_rfc3339_weak(fields.next().unwrap_or_default())?;
             let at = at.duration_since(UNIX_EPOCH)?;
-            Ok((order_id, at.saturating_sub(self.began)))
+            Ok(Sold {
+                order_id,
+                at: at.saturating_sub(self.began),
+                option: fields.nth(1).unwrap_or_default().to_owned(),
+            })
         });
         purchases.collect()
     }
@@ -313,18 +322,22 @@ async fn partners(stack: &Stack, receiver: &Receiver, tls: &Tls) -> Result<Vec<P
     Ok(partners)
 }
 
-/// Imports the option that two providers sell.
+/// Imports the options that two providers sell.
 async fn import_routed(stack: &Stack, provider: &str) -> Result<()> {
     let of = async |name| stack.esimctl.option_of(provider, name).await;
     // The sandbox knows its options by the same ids in all protocols. At Airalo a price follows.
     let sold_out = of("out-of-stock").await?.provider_option_id;
     let sold_out = sold_out.split('@').next().unwrap_or_default();
-    let option = json!({
-        "option_id": ROUTED_ID, "name": ROUTED, "environment": stack.environment,
-        "provider": "sandbox", "provider_option_id": sold_out,
-        "alternatives": [{"provider": provider, "provider_option_id": of("ready").await?.provider_option_id}],
-    });
-    let catalogue = json!({ "options": [option] }).to_string();
+    let mut options = Vec::new();
+    for ((name, sold), id) in ROUTED.into_iter().zip(ROUTED_IDS) {
+        let sold = of(sold).await?.provider_option_id;
+        options.push(json!({
+            "option_id": id, "name": name, "environment": stack.environment,
+            "provider": "sandbox", "provider_option_id": sold_out,
+            "alternatives": [{"provider": provider, "provider_option_id": sold}],
+        }));
+    }
+    let catalogue = json!({ "options": options }).to_string();
     stack.esimctl.import(catalogue).await?;
     Ok(())
 }

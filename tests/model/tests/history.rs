@@ -4,6 +4,8 @@
 use domain::PlacementState::{self, Accepted, Parked, Placed, Placing};
 use model::history::{End, Fact, History, Judged, Row, Seen};
 
+const BOUGHT: Seen = Seen::Bought { provider: 0 };
+
 const fn row(state: PlacementState, attempt: u32) -> Seen {
     Seen::Row(Row {
         state,
@@ -19,7 +21,7 @@ fn good() -> (Vec<Fact>, End) {
     let facts = [
         Seen::Accepted { waits: true },
         row(Placing, 1),
-        Seen::Bought,
+        BOUGHT,
         row(Placed, 1),
         Seen::Created,
         Seen::Acknowledged,
@@ -93,7 +95,7 @@ fn what_may_happen_is_allowed() {
         missing(1),
         row(Accepted, 1),
         row(Placing, 2),
-        Seen::Bought,
+        BOUGHT,
         row(Placed, 2),
         Seen::Taken,
         Seen::Posted,
@@ -178,7 +180,7 @@ fn a_claim_before_the_answer_of_an_order_that_waits_for_nothing_lacks_the_first_
 #[test]
 fn a_second_purchase_is_impossible() {
     let (mut facts, end) = good();
-    facts.push(fact(Seen::Bought, 7));
+    facts.push(fact(BOUGHT, 7));
     assert_eq!(judge((facts, end)), Judged::Impossible);
 }
 
@@ -227,7 +229,7 @@ fn an_attempt_that_two_early_look_ups_end_lacks_settle() {
             missing,
             ended(early),
             row(Placing, 2),
-            Seen::Bought,
+            BOUGHT,
             row(Placed, 2),
             Seen::Acknowledged,
             Seen::Delivered,
@@ -331,7 +333,7 @@ fn a_placement_goes_to_the_next_provider_only_while_no_outcome_was_unknown() {
         let attempt = if first.len() > 2 { 3 } else { 2 };
         let rest = [
             at(Placing, attempt, 1, false),
-            Seen::Bought,
+            Seen::Bought { provider: 1 },
             at(Placed, attempt, 1, false),
             Seen::Acknowledged,
             Seen::Delivered,
@@ -353,9 +355,10 @@ fn a_placement_goes_to_the_next_provider_only_while_no_outcome_was_unknown() {
     assert_eq!(judged(&unknown).judge(), Judged::Impossible);
 }
 
-/// The last provider sells the option, so only the first one can have rejected it again.
+/// A ticket of the first provider claims the placement, which is at the next one by then: the last
+/// provider sells the option, so only the first one can have rejected it again, and it may as well sell it.
 #[test]
-fn a_second_rejection_by_the_provider_before_lacks_the_routed_claim() {
+fn an_answer_of_the_provider_before_lacks_the_routed_claim() {
     let at = |state, attempt, provider| {
         Seen::Row(Row {
             state,
@@ -365,23 +368,42 @@ fn a_second_rejection_by_the_provider_before_lacks_the_routed_claim() {
             early: false,
         })
     };
-    let facts = [
-        Seen::Accepted { waits: true },
-        Seen::AnswerBy,
-        at(Placing, 1, 0),
-        at(Accepted, 1, 1),
-        at(Placing, 2, 1),
-        at(PlacementState::Failed, 2, 1),
-    ];
-    let facts = (0..).zip(facts).map(|(at, seen)| fact(seen, at)).collect();
-    let end = End {
-        placement: PlacementState::Failed,
-        attempt: 2,
-        delivered: false,
-        without_profile: false,
+    let judged = |then: &[Seen], placement, delivered| {
+        let begin = [
+            Seen::Accepted { waits: true },
+            Seen::AnswerBy,
+            at(Placing, 1, 0),
+            at(Accepted, 1, 1),
+            at(Placing, 2, 1),
+        ];
+        let facts = (0..).zip(begin.iter().chain(then).copied());
+        let facts = facts.map(|(at, seen)| fact(seen, at)).collect();
+        let end = End {
+            placement,
+            attempt: 2,
+            delivered,
+            without_profile: false,
+        };
+        History::new(facts, end, false).of_providers(2)
     };
-    let history = History::new(facts, end, false).of_providers(2);
-    assert_eq!(history.judge(), Judged::Impossible);
-    let missing = history.explain().missing;
-    assert!(missing.contains(&"routed-claim".to_owned()), "{missing:?}");
+    let sold_by = |provider| {
+        let then = [
+            Seen::Bought { provider },
+            at(Placed, 2, 1),
+            Seen::Acknowledged,
+            Seen::Delivered,
+        ];
+        judged(&then, Placed, true)
+    };
+    assert_eq!(sold_by(1).judge(), Judged::Allowed);
+    let rejected = judged(
+        &[at(PlacementState::Failed, 2, 1)],
+        PlacementState::Failed,
+        false,
+    );
+    for history in [rejected, sold_by(0)] {
+        assert_eq!(history.judge(), Judged::Impossible);
+        let missing = history.explain().missing;
+        assert!(missing.contains(&"routed-claim".to_owned()), "{missing:?}");
+    }
 }

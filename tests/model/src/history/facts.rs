@@ -21,8 +21,8 @@ pub enum Seen {
     AnswerBy,
     /// Half of SETTLE had passed since the last attempt was recorded, and its purchase was not sent.
     Unsent,
-    /// The provider sold the placement.
-    Bought,
+    /// The provider with this number, from 0, sold the placement.
+    Bought { provider: u8 },
     /// The partner read a 201.
     Created,
     /// The partner read a 422.
@@ -144,7 +144,7 @@ impl History {
             Seen::Accepted { .. }
             | Seen::Row(_)
             | Seen::Unsent
-            | Seen::Bought
+            | Seen::Bought { .. }
             | Seen::Taken
             | Seen::Posted
             | Seen::Delivered => false,
@@ -166,7 +166,8 @@ impl Display for Seen {
             Self::Row(row) => return row.fmt(formatter),
             Self::AnswerBy => "answer_by passed",
             Self::Unsent => "SETTLE/2 passed before the purchase was sent",
-            Self::Bought => "the provider sold the placement",
+            Self::Bought { provider: 0 } => "the provider sold the placement",
+            Self::Bought { .. } => "the next provider sold the placement",
             Self::Created => "the partner read a 201",
             Self::Refused => "the partner read a 422",
             Self::Taken => "the partner was told \"already taken\"",

@@ -224,8 +224,12 @@ fn fact(before: &State, action: Action, after: &State) -> Option<Seen> {
         }
         Action::Arrive {
             does: Does::Buy { .. },
+            request,
             ..
-        } if new.bought > old.bought => return Some(Seen::Bought),
+        } if new.bought > old.bought => {
+            let provider = before.requests[request].provider;
+            return Some(Seen::Bought { provider });
+        }
         Action::Post { acknowledged: true } => return Some(Seen::Acknowledged),
         Action::Post { .. } => return Some(Seen::Posted),
         _ => {}
