@@ -1,7 +1,8 @@
-//! How times, durations and numbers are written on the pages.
+//! How times, durations, numbers and addresses are written on the pages.
 
 use desk::operator::words::noun;
 use time::{Duration, OffsetDateTime, macros::format_description};
+use url::form_urlencoded;
 
 /// A UTC time to the second: `2025-01-29 12:34:56`.
 pub(crate) fn utc(at: OffsetDateTime) -> String {
@@ -80,6 +81,22 @@ pub(crate) fn products<Name: std::fmt::Display>(
     parts.join(", ")
 }
 
+/// An address of this console with these fields in its query. What has no value is left out.
+pub(crate) fn address<'a>(
+    path: &str,
+    fields: impl IntoIterator<Item = (&'a str, &'a str)>,
+) -> String {
+    let given = fields.into_iter().filter(|(_, value)| !value.is_empty());
+    let query = form_urlencoded::Serializer::new(String::new())
+        .extend_pairs(given)
+        .finish();
+    if query.is_empty() {
+        path.to_owned()
+    } else {
+        format!("{path}?{query}")
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use time::macros::datetime;
@@ -116,5 +133,15 @@ mod tests {
         assert_eq!(counted(0, "unit", "units"), "0 units");
         assert_eq!(counted(1, "unit", "units"), "1 unit");
         assert_eq!(counted(2_000, "unit", "units"), "2\u{202f}000 units");
+    }
+
+    #[test]
+    fn an_address_has_the_fields_that_have_a_value() {
+        let fields = [("q", "a/b?c=d&e#f %41+g;h"), ("before", "")];
+        assert_eq!(
+            address("/find", fields),
+            "/find?q=a%2Fb%3Fc%3Dd%26e%23f+%2541%2Bg%3Bh"
+        );
+        assert_eq!(address("/orders", [("state", "")]), "/orders");
     }
 }

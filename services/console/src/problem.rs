@@ -6,9 +6,8 @@ use axum::{
     response::{IntoResponse, Redirect, Response},
 };
 use axum_htmx::HxRedirect;
-use url::form_urlencoded::byte_serialize;
 
-use crate::session::FORM_TIMEOUT;
+use crate::{format::address, session::FORM_TIMEOUT};
 
 #[derive(Debug, thiserror::Error)]
 pub enum Problem {
@@ -61,6 +60,15 @@ pub enum Problem {
         /// The page that the form was on.
         back: String,
     },
+    /// A form that settles several things, each by itself, ended in the middle because of the database.
+    #[error("{text}")]
+    BrokenOff {
+        text: String,
+        /// The page that the form was on.
+        back: String,
+        #[source]
+        cause: pg::Error,
+    },
     /// The form's values make no sense.
     #[error("{0}")]
     Invalid(String),
@@ -92,8 +100,12 @@ impl Problem {
             Self::NotFound(_) => StatusCode::NOT_FOUND,
             Self::NotDone { .. } => StatusCode::CONFLICT,
             Self::Invalid(_) => StatusCode::UNPROCESSABLE_ENTITY,
-            Self::Store(error) if error.is_transient() => StatusCode::SERVICE_UNAVAILABLE,
-            Self::Store(_) | Self::Broken(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Store(error) | Self::BrokenOff { cause: error, .. } if error.is_transient() => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
+            Self::Store(_) | Self::BrokenOff { .. } | Self::Broken(_) => {
+                StatusCode::INTERNAL_SERVER_ERROR
+            }
         }
     }
 
@@ -107,6 +119,7 @@ impl Problem {
             Self::OnlyPages(_) => "There is no action here",
             Self::NotFound(_) => "Not found",
             Self::NotDone { title, .. } => title,
+            Self::BrokenOff { .. } => "Not all of it was recorded",
             Self::Invalid(_) => "That does not work",
             Self::Store(error) if error.is_transient() => "The console cannot read its database",
             Self::Store(_) | Self::Broken(_) => "The console cannot answer now",
@@ -133,9 +146,8 @@ impl IntoResponse for Problem {
             by_htmx,
         } = &self
         {
-            let back: String = byte_serialize(back.as_bytes()).collect();
-            let lost = if *lost { "&lost=1" } else { "" };
-            let sign_in = format!("/sign-in?back={back}{lost}");
+            let lost = if *lost { "1" } else { "" };
+            let sign_in = address("/sign-in", [("back", back.as_str()), ("lost", lost)]);
             return if *by_htmx {
                 (HxRedirect(sign_in), ()).into_response()
             } else {
@@ -145,6 +157,14 @@ impl IntoResponse for Problem {
         match &self {
             Self::Store(error) => {
                 tracing::error!(%error, "the database did not answer a page of the console; its operator was asked to try it again");
+            }
+            Self::BrokenOff { text, cause, .. } => {
+                tracing::error!(
+                    error = %cause,
+                    told = text,
+                    "a form that settles several things ended in the middle, because the database failed; its operator was told \
+                     how far it came, and each thing that was settled is in the record of actions"
+                );
             }
             Self::Broken(error) => {
                 tracing::error!(
@@ -169,7 +189,7 @@ impl IntoResponse for Problem {
             text: sentence(&self.text()),
             again: self.status() == StatusCode::SERVICE_UNAVAILABLE,
             back: match self {
-                Self::NotDone { back, .. } => Some(back),
+                Self::NotDone { back, .. } | Self::BrokenOff { back, .. } => Some(back),
                 _ => None,
             },
         };

@@ -124,8 +124,9 @@ pub async fn list(
     limit: usize,
     patience: Patience,
 ) -> Result<Page> {
+    let mut looking = Looking::new(patience, limit);
     if !of.untaken {
-        return of_state(connection, filter, of, after, limit, patience).await;
+        return of_state(connection, filter, of, after, limit, &mut looking).await;
     }
     let state = after.and_then(|after| after.state);
     let rest = UNTAKEN.into_iter();
@@ -143,7 +144,8 @@ pub async fn list(
         };
         let after = after.filter(|after| after.state == Some(state));
         let left = limit - page.deliveries.len();
-        let next = of_state(&mut *connection, &filter, of, after, left, patience).await?;
+        looking.next_part();
+        let next = of_state(&mut *connection, &filter, of, after, left, &mut looking).await?;
         page.deliveries.extend(next.deliveries);
         page.reached = next.reached;
         page.next_cursor = next.next_cursor.map(|next| Cursor {
@@ -171,7 +173,7 @@ async fn of_state(
     of: &Of<'_>,
     after: Option<Cursor>,
     limit: usize,
-    patience: Patience,
+    looking: &mut Looking,
 ) -> Result<Page> {
     let matching = Matching {
         state: filter.state,
@@ -182,7 +184,6 @@ async fn of_state(
     let mut last = after.and_then(|cursor| cursor.position);
     let mut found: Vec<Uuid> = Vec::new();
     let mut has_more = true;
-    let mut looking = Looking::new(patience, limit);
     while let Some(size) = looking.next() {
         let rows = look(connection, filter, &matching, last, size).await?;
         let ended = rows.len() < size;

@@ -27,8 +27,11 @@ const ROWS: usize = 20_000;
 pub(super) struct Looking {
     began: Instant,
     patience: Patience,
+    limit: usize,
     size: usize,
     rows: usize,
+    /// Whether the next look is taken however long the list has lasted.
+    owed: bool,
 }
 
 impl Looking {
@@ -37,20 +40,30 @@ impl Looking {
         Self {
             began: Instant::now(),
             patience,
+            limit,
             size: limit.saturating_add(1),
             rows: 0,
+            owed: false,
         }
+    }
+
+    /// Begins the next part of the list, which has the rest of the time and of the rows of the whole list. One
+    /// small look is always left for it, so that each answer comes further than the one before.
+    pub(super) fn next_part(&mut self) {
+        self.size = self.limit.saturating_add(1);
+        self.owed = true;
     }
 
     /// How many rows the next look reads; `None` if there should be none.
     pub(super) fn next(&mut self) -> Option<usize> {
         let has_looked = self.rows >= MOST_OF_PAGE;
-        let most = match self.patience {
-            Patience::Page if has_looked && self.began.elapsed() > AT_ONCE => return None,
-            Patience::Page => MOST_OF_PAGE,
-            Patience::Whole => MOST,
+        let (most, is_late) = match self.patience {
+            Patience::Page => (MOST_OF_PAGE, has_looked && self.began.elapsed() > AT_ONCE),
+            Patience::Whole => (MOST, false),
         };
-        if self.rows >= ROWS {
+        let is_over = is_late || self.rows >= ROWS;
+        let is_owed = std::mem::take(&mut self.owed);
+        if is_over && !is_owed {
             return None;
         }
         let size = self.size.min(most);
@@ -75,5 +88,27 @@ mod tests {
         let whole = looks(Patience::Whole, 25);
         assert_eq!(whole[..4], [26, 104, 416, 1_000]);
         assert!((20_000..21_000).contains(&whole.iter().sum::<usize>()));
+    }
+
+    #[test]
+    fn the_parts_of_a_list_share_its_time_and_its_rows_and_each_has_one_look() {
+        for (patience, late) in [(Patience::Page, 2 * AT_ONCE), (Patience::Whole, AT_ONCE)] {
+            let mut looking = Looking::new(patience, 25);
+            looking.began -= late;
+            let first: usize = std::iter::from_fn(|| looking.next()).sum();
+            let mut rest = Vec::new();
+            for _ in 0..2 {
+                looking.next_part();
+                rest.extend(std::iter::from_fn(|| looking.next()));
+            }
+            assert!(first >= MOST_OF_PAGE, "{first}");
+            assert_eq!(rest, [26, 26], "{patience:?}");
+        }
+        // What the first part has left over is for the next one.
+        let mut looking = Looking::new(Patience::Whole, 25);
+        assert_eq!(looking.next(), Some(26));
+        looking.next_part();
+        let rest: usize = std::iter::from_fn(|| looking.next()).sum();
+        assert!((20_000..21_000).contains(&(rest + 26)), "{rest}");
     }
 }

@@ -11,8 +11,8 @@ use pg::{PgConnection, actions::Mode};
 use crate::{
     App,
     access::{Act, Fields, Operator, Session, Visit},
-    format::counted,
-    pages::order::nothing_seen,
+    format::{address, counted},
+    pages::{group::Group, order::nothing_seen},
     problem::Problem,
     times::{Times, When},
     view::{Given, Shell, page},
@@ -44,10 +44,7 @@ struct Row {
 
 /// The address of the page for the give-backs to a provider.
 pub(crate) fn path(provider: &str) -> String {
-    let query = url::form_urlencoded::Serializer::new(String::new())
-        .append_pair("provider", provider)
-        .finish();
-    format!("/give-backs/settle?{query}")
+    address("/give-backs/settle", [("provider", provider)])
 }
 
 /// What somebody has found at the provider, how that is recorded, and what it means.
@@ -147,31 +144,33 @@ pub(crate) async fn settle(
     let reason = act.fields.reason()?;
     let (found, command, text) = decided(&act.fields)?;
     let (_, on_hold) = on_hold(&app, &act.fields).await?;
-    let mut done = 0;
-    let mut left = Vec::new();
+    // All are read before the first one is recorded, so that a form that makes no sense changes nothing.
+    let mut ticked: Vec<(TopupId, i32)> = Vec::new();
     for one in &on_hold {
-        let Some(seen) = act.fields.get(&one.topup_id) else {
-            continue;
-        };
-        let seen: i32 = seen.parse().map_err(|_| nothing_seen())?;
-        let topup: TopupId = (one.topup_id.parse()).map_err(|_| nothing_seen())?;
-        match record(&app, &act, &topup, seen, (found, command), reason).await {
-            Ok(()) => done += 1,
-            Err(NotResolved::Store(error)) => return Err(error.into()),
-            Err(_) => left.push(one.topup_id.as_str()),
+        if let Some(seen) = act.fields.get(&one.topup_id) {
+            let topup = one.topup_id.parse().map_err(|_| nothing_seen())?;
+            ticked.push((topup, seen.parse().map_err(|_| nothing_seen())?));
         }
     }
-    if done == 0 {
+    let mut group = Group::new(("give-back", "give-backs"), ticked.len());
+    for (topup, seen) in &ticked {
+        let settled = record(&app, &act, topup, *seen, (found, command), reason).await;
+        group.note(&act, topup.as_str(), settled, |error| match error {
+            NotResolved::Store(error) => Some(error),
+            NotResolved::Unknown | NotResolved::NotParked(_) | NotResolved::Changed(_) => None,
+        })?;
+    }
+    if group.done() == 0 {
         return Err(act.changed(
             "none was ticked, or each of the give-backs has changed since the page was shown",
         ));
     }
-    let left = if left.is_empty() {
-        String::new()
-    } else {
-        format!(" Not changed, look at their pages: {}.", left.join(", "))
-    };
-    let done = counted(done, "give-back is settled", "give-backs are settled");
+    let done = counted(
+        group.done(),
+        "give-back is settled",
+        "give-backs are settled",
+    );
+    let left = group.not_changed();
     Ok(act.done(&app, &format!("{done}. Of each: {text}{left}")))
 }
 

@@ -13,7 +13,7 @@ use time::{Duration, OffsetDateTime};
 
 use crate::{
     access::Fields,
-    format::{counted, number, utc},
+    format::{address, counted, number, utc},
     times::{Times, When},
 };
 
@@ -312,18 +312,12 @@ pub(crate) fn with(path: &str, query: &Fields, changes: &[(&str, &str)]) -> Stri
         "by", "what", "via", "partner", "state", "product", "provider", "endpoint", "since",
         "from", "until", "before",
     ];
-    let mut pairs = url::form_urlencoded::Serializer::new(String::new());
-    for name in KEPT {
+    let kept = KEPT.into_iter().filter_map(|name| {
         let changed = changes.iter().find(|(of, _)| *of == name);
         let value = changed.map_or_else(|| query.get(name), |(_, value)| Some(*value));
-        if let Some(value) = value.filter(|value| !value.is_empty()) {
-            pairs.append_pair(name, value);
-        }
-    }
-    match pairs.finish() {
-        none if none.is_empty() => path.to_owned(),
-        query => format!("{path}?{query}"),
-    }
+        Some((name, value?))
+    });
+    address(path, kept)
 }
 
 /// A time of a CSV: ISO 8601, in UTC. Empty if there is none.

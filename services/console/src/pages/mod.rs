@@ -12,6 +12,7 @@ pub(crate) mod figures;
 pub(crate) mod find;
 pub(crate) mod forms;
 pub(crate) mod give_backs;
+mod group;
 mod issues;
 pub(crate) mod keys;
 pub(crate) mod lists;

@@ -125,7 +125,7 @@ fn matter(one: &Finding, session: &Session) -> Matter {
         Kind::Parked { purchases, .. } => {
             matter.rows = purchases.iter().map(|one| parked(one, times)).collect();
             let first = purchases.first().filter(|_| session.may(Role::Operator));
-            matter.link = first.map(|one| (settle::path(one), "Settle them …"));
+            matter.link = first.map(|one| (settle::path(one, None), "Settle them …"));
             matter.leads = true;
         }
         Kind::GiveBacksParked {

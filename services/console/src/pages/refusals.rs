@@ -11,12 +11,11 @@ use askama::Template;
 use axum::{extract::State, response::Response};
 use domain::PartnerId;
 use pg::PgConnection;
-use url::form_urlencoded;
 
 use crate::{
     App,
     access::{Viewer, Visit},
-    format::{counted, number, utc},
+    format::{address, counted, number, utc},
     pages::partner::Head,
     problem::Problem,
     times::{Times, When},
@@ -242,10 +241,7 @@ pub(crate) fn refused_row(one: Refused, times: &Times) -> RefusedRow {
         request_id: one.request(),
         note: notes.join("; "),
         errors: one.errors,
-        find: one.external_order_id.as_ref().map(|id| {
-            let id: String = form_urlencoded::byte_serialize(id.as_bytes()).collect();
-            format!("/find?q={id}")
-        }),
+        find: (one.external_order_id.as_ref()).map(|id| address("/find", [("q", id.as_str())])),
         external_order_id: one.external_order_id.unwrap_or_else(|| {
             let is_other = one.kind == refused::Kind::Other.as_str();
             if is_other { "–" } else { "not known" }.to_owned()

@@ -24,7 +24,7 @@ use uuid::Uuid;
 use crate::{
     App,
     access::{Act, Fields, Operator, Role, Viewer, Visit},
-    format::{counted, number},
+    format::{address, counted, number},
     pages::{
         endpoints::{endpoint_state, next_test},
         forms::ReasonForm,
@@ -272,11 +272,7 @@ pub(crate) async fn preview(
     let further = query.get("all").is_none().then(|| {
         let asked = ["partner", "state", "since"].into_iter();
         let asked = asked.filter_map(|name| Some((name, query.get(name)?)));
-        let query = url::form_urlencoded::Serializer::new(String::new())
-            .extend_pairs(asked)
-            .append_pair("all", "1")
-            .finish();
-        format!("/resends/preview?{query}")
+        address("/resends/preview", asked.chain([("all", "1")]))
     });
     let how_many = |matching: Counted| {
         let least = if matching.all { "" } else { "at least " };

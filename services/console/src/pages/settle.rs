@@ -27,7 +27,8 @@ use uuid::Uuid;
 use crate::{
     App,
     access::{Act, Fields, Operator, Session, Visit},
-    format::{counted, number, relative, utc},
+    format::{address, counted, number, relative, utc},
+    pages::group::Group,
     problem::Problem,
     said,
     times::{Times, When},
@@ -96,13 +97,16 @@ enum Found {
     Missing,
 }
 
-/// The address of the page for the cause of a purchase.
-pub(crate) fn path(one: &Listed) -> String {
-    let query = url::form_urlencoded::Serializer::new(String::new())
-        .append_pair("provider", &one.provider)
-        .append_pair("cause", &cause_of(one))
-        .finish();
-    format!("/purchases/settle?{query}")
+/// The address of the page for the cause of a purchase, after its provider was asked for so many.
+pub(crate) fn path(one: &Listed, asked: Option<usize>) -> String {
+    let cause = cause_of(one);
+    let asked = asked.map(|asked| asked.to_string()).unwrap_or_default();
+    let fields = [
+        ("provider", one.provider.as_str()),
+        ("cause", &cause),
+        ("asked", &asked),
+    ];
+    address("/purchases/settle", fields)
 }
 
 /// Why a purchase is on hold, in characters that a form carries unchanged.
@@ -299,8 +303,7 @@ async fn shown(
         live: are(Found::Asking) > 0,
         compared: list.is_some(),
         may_settle: are(Found::Asking) == 0 && are(Found::There) + are(Found::Missing) > 0,
-        here: found.first().map(path).unwrap_or_default()
-            + &asked.map_or_else(String::new, |asked| format!("&asked={asked}")),
+        here: (found.first()).map_or_else(String::new, |one| path(one, asked)),
         provider,
         cause,
         rows,
@@ -331,7 +334,6 @@ pub(crate) async fn ask(State(app): State<App>, act: Act<Operator>) -> Result<Re
     let OnHold {
         provider, found, ..
     } = on_hold(&app, &act.fields).await?;
-    let path = found.first().map(path).unwrap_or_default();
     let ids: Vec<PlacementId> = found.iter().map(|one| one.placement_id).collect();
     let target = format!("provider {provider}");
     let action = act.action(Command::ProviderReconcile, &target, reason);
@@ -352,7 +354,8 @@ pub(crate) async fn ask(State(app): State<App>, act: Act<Operator>) -> Result<Re
     let text = not_asked(&app, &provider).await?.unwrap_or_else(|| {
         format!("{provider} is asked now. What it has is taken as bought and goes on by itself.")
     });
-    Ok(said::after(&app, &format!("{path}&asked={asked}"), &text))
+    let path = (found.first()).map_or_else(String::new, |one| path(one, Some(asked)));
+    Ok(said::after(&app, &path, &text))
 }
 
 /// Compares the purchases with the list that somebody has pasted. It changes nothing.
@@ -376,15 +379,19 @@ pub(crate) async fn settle(
 ) -> Result<Response, Problem> {
     let reason = act.fields.reason()?;
     let found = on_hold(&app, &act.fields).await?.found;
-    let mut done: BTreeMap<&str, usize> = BTreeMap::new();
-    let mut left = Vec::new();
+    // All are read before the first one is recorded, so that a form that makes no sense changes nothing.
+    let mut chosen = Vec::new();
     for one in &found {
         let id = one.placement_id.to_string();
-        let Some(found) = act.fields.get(&id) else {
-            continue;
-        };
-        let (resolution, command) = decided(found)
-            .ok_or_else(|| Problem::Invalid("say what became of each purchase".into()))?;
+        if let Some(found) = act.fields.get(&id) {
+            let decided = decided(found)
+                .ok_or_else(|| Problem::Invalid("say what became of each purchase".into()))?;
+            chosen.push((one, id, decided));
+        }
+    }
+    let mut group = Group::new(("purchase", "purchases"), chosen.len());
+    let mut done: BTreeMap<&str, usize> = BTreeMap::new();
+    for (one, id, (resolution, command)) in chosen {
         let words = match resolution {
             Resolution::Bought => "bought",
             Resolution::NotBought => "given up",
@@ -404,10 +411,13 @@ pub(crate) async fn settle(
                 placements::resolve(connection, one.placement_id, decision, mode).await
             })
             .await;
-        match settled {
-            Ok(_) => *done.entry(words).or_default() += 1,
-            Err(NotResolved::Store(error)) => return Err(error.into()),
-            Err(_) => left.push(one.external_order_id.as_str()),
+        let name = one.external_order_id.as_str();
+        let is_done = group.note(&act, name, settled.map(|_| ()), |error| match error {
+            NotResolved::Store(error) => Some(error),
+            _ => None,
+        })?;
+        if is_done {
+            *done.entry(words).or_default() += 1;
         }
     }
     if done.is_empty() {
@@ -419,10 +429,6 @@ pub(crate) async fn settle(
         .into_iter()
         .map(|(words, number)| format!("{number} {words}"))
         .collect();
-    let left = if left.is_empty() {
-        String::new()
-    } else {
-        format!(" Not changed, look at their pages: {}.", left.join(", "))
-    };
+    let left = group.not_changed();
     Ok(act.done(&app, &format!("Settled: {}.{left}", done.join(", "))))
 }

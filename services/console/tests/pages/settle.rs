@@ -229,3 +229,176 @@ async fn what_an_operator_may_not_say_of_a_purchase_is_not_offered() {
     offered(&["not-bought"]).await;
     bench.stop().await;
 }
+
+/// Lets the database fail whenever a row of this table is changed whose column has this value.
+async fn failing(connection: &mut PgConnection, (table, column): (&str, &str), value: &str) {
+    let sql = format!(
+        "CREATE FUNCTION fails() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'a disk is broken'; END $$;
+         CREATE TRIGGER fails BEFORE UPDATE ON {table} FOR EACH ROW WHEN (OLD.{column} = '{value}') EXECUTE FUNCTION fails()"
+    );
+    sqlx::raw_sql(sqlx::AssertSqlSafe(sql))
+        .execute(connection)
+        .await
+        .unwrap();
+}
+
+/// A form that settles several and ends in the middle says how many are recorded, which one failed, and that
+/// nothing of the rest was changed.
+#[tokio::test]
+async fn purchases_that_are_settled_until_the_database_fails_are_told() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut connection = bench.database.connect().await.unwrap();
+    // Oldest first: the one of the bench, the second, the third, each with an order of its own.
+    for number in [2, 3] {
+        sqlx::query(
+            "WITH o AS (
+                 INSERT INTO orders (order_id, partner_id, external_order_id, answer_by)
+                 SELECT gen_random_uuid(), partner_id, 'parked-' || $1::int, answer_by FROM orders WHERE external_order_id = 'parked'
+                 RETURNING order_id, partner_id
+             ), p AS (
+                 INSERT INTO placements (placement_id, order_id, partner_id, provider, lane, state, attempt, reason)
+                 SELECT gen_random_uuid(), o.order_id, o.partner_id, 'sandbox', 'ready', 'parked', 1, 'outcome_unknown: no answer' FROM o
+                 RETURNING placement_id, partner_id
+             ), t AS (
+                 INSERT INTO topups (topup_id, placement_id, position, option_id, provider_option_id)
+                 SELECT '202500000000000000000000' || lpad(($1::int)::text, 2, '0'), placement_id, 0, gen_random_uuid(), 'ready' FROM p
+             )
+             INSERT INTO held (id, state, provider, partner_id, at)
+             SELECT placement_id, 'parked', 'sandbox', partner_id, now() + $1::int * interval '1 second' FROM p",
+        )
+        .bind(number)
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    }
+    let all: Vec<(String, String)> = sqlx::query_as(
+        "SELECT placement_id::text, external_order_id FROM placements JOIN orders USING (order_id) JOIN held ON id = placement_id
+         ORDER BY held.at",
+    )
+    .fetch_all(&mut connection)
+    .await
+    .unwrap();
+    failing(&mut connection, ("placements", "placement_id"), &all[1].0).await;
+
+    let path = path(&mut browser).await;
+    let page = text(&mut browser, &path).await;
+    let cause = value(&page, "cause");
+    let token = browser.token.clone();
+    let base = [
+        ("token", token.as_str()),
+        ("provider", "sandbox"),
+        ("cause", &cause),
+        ("reason", "a test"),
+        ("list", "order;number"),
+    ];
+    let answer = browser.post("/purchases/compare", &base).await;
+    let page = answer.text().await.unwrap();
+    let seen: Vec<(String, String)> = all
+        .iter()
+        .map(|(id, _)| format!("seen-{id}"))
+        .map(|name| (name.clone(), value(&page, &name)))
+        .collect();
+    let mut form = base.to_vec();
+    form.extend(all.iter().map(|(id, _)| (id.as_str(), "not-bought")));
+    form.extend(
+        seen.iter()
+            .map(|(name, seen)| (name.as_str(), seen.as_str())),
+    );
+
+    // What makes no sense is found before anything is recorded.
+    let mut senseless = form.clone();
+    senseless[base.len() + 2].1 = "perhaps";
+    let answer = browser.post("/purchases/settle", &senseless).await;
+    assert_eq!(answer.status(), 422);
+    assert_eq!(bench.recorded().await, Vec::<String>::new());
+
+    let answer = browser.post("/purchases/settle", &form).await;
+    assert_eq!(answer.status(), 500);
+    let page = answer.text().await.unwrap();
+    for part in [
+        "<h1>Not all of it was recorded</h1>",
+        "1 of 3 purchases was recorded. Number 2, parked-2, failed because the database refused it",
+        "Nothing of the rest was changed.",
+    ] {
+        assert!(page.contains(part), "no {part:?} in {page}");
+    }
+    assert_eq!(
+        bench.recorded().await,
+        ["ana placement resolve --not-bought"]
+    );
+    let left: Vec<String> = sqlx::query_scalar(
+        "SELECT placement_id::text FROM placements JOIN held ON id = placement_id WHERE placements.state = 'parked' ORDER BY held.at",
+    )
+    .fetch_all(&mut connection)
+    .await
+    .unwrap();
+    assert_eq!(left, [all[1].0.clone(), all[2].0.clone()]);
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn give_backs_that_are_settled_until_the_database_fails_are_told() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut connection = bench.database.connect().await.unwrap();
+    let topups: Vec<String> = sqlx::query_scalar(
+        "INSERT INTO esim_requests (topup_id, partner_id, provider, give_back, give_back_asked_at, attempt, reason, message, ended_at)
+         SELECT '20250000000000000000000' || lpad(n::text, 3, '0'), $1, 'sandbox', 'parked', now(), 1, 'unknown', 'timeout',
+                now() + n * interval '1 second'
+         FROM generate_series(1, 4) n RETURNING topup_id",
+    )
+    .bind(bench.partner.uuid())
+    .fetch_all(&mut connection)
+    .await
+    .unwrap();
+    failing(&mut connection, ("esim_requests", "topup_id"), &topups[2]).await;
+    // The partner has asked anew for the first one since the page was shown.
+    sqlx::query("UPDATE esim_requests SET attempt = 2 WHERE topup_id = $1")
+        .bind(&topups[0])
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    let token = browser.token.clone();
+    let mut form = vec![
+        ("token", token.as_str()),
+        ("provider", "sandbox"),
+        ("back", "/needs"),
+        ("found", "not-returned"),
+        ("reason", "a test"),
+    ];
+    form.extend(topups.iter().map(|topup| (topup.as_str(), "1")));
+
+    let mut senseless = form.clone();
+    senseless.last_mut().unwrap().1 = "one";
+    let answer = browser.post("/give-backs/settle", &senseless).await;
+    assert_eq!(answer.status(), 422);
+    assert_eq!(bench.recorded().await, Vec::<String>::new());
+
+    let answer = browser.post("/give-backs/settle", &form).await;
+    assert_eq!(answer.status(), 500);
+    let page = answer.text().await.unwrap();
+    for part in [
+        format!(
+            "1 of 4 give-backs was recorded. Number 3, {}, failed",
+            topups[2]
+        ),
+        format!(
+            "Nothing of the rest was changed. Not changed, look at their pages: {}.",
+            topups[0]
+        ),
+        "href=\"/needs\"".to_owned(),
+    ] {
+        assert!(page.contains(&part), "no {part:?} in {page}");
+    }
+    assert_eq!(bench.recorded().await.len(), 1);
+    let states: Vec<String> =
+        sqlx::query_scalar("SELECT coalesce(give_back, '') FROM esim_requests ORDER BY topup_id")
+            .fetch_all(&mut connection)
+            .await
+            .unwrap();
+    assert_eq!(states[0], "parked");
+    assert_ne!(states[1], "parked");
+    assert_eq!(states[2..], ["parked", "parked"]);
+    bench.stop().await;
+}
