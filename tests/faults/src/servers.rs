@@ -276,8 +276,10 @@ impl Postgres {
     /// Makes a new standby in place of the old primary, which does not run any more.
     async fn replace_standby(&mut self, database: &str) -> Result<()> {
         let pair = self.pair.as_mut().context("there is no standby")?;
-        pair.standby = copy(&self.primary, &pair.folder, pair.copies).await?;
+        let standby = copy(&self.primary, &pair.folder, pair.copies).await?;
         pair.copies += 1;
+        // A run of hours replaces hundreds of servers, and their data would fill the disk.
+        std::mem::replace(&mut pair.standby, standby).wipe()?;
         if pair.is_synchronous {
             self.primary.require_standby().await?;
             self.commits_are_seen_to_wait(database).await?;

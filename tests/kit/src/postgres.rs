@@ -232,6 +232,11 @@ impl PostgresServer {
             .collect()
     }
 
+    /// Deletes the data of a server that does not run any more. Its log stays.
+    pub fn wipe(&self) -> Result<()> {
+        Ok(std::fs::remove_dir_all(self.data())?)
+    }
+
     fn data(&self) -> PathBuf {
         self.folder.join("data")
     }
