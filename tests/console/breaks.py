@@ -6,10 +6,8 @@ A process is killed as a crash does it; PostgreSQL and NATS, too. The key of the
 
 import base64
 import os
-import pathlib
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -17,10 +15,9 @@ import time
 from playwright.sync_api import sync_playwright
 
 from crawl import Walk
+from states import RUN, kill, up
 from walk import esimctl, set_up
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-RUN = pathlib.Path(os.environ["LOCAL_DIR"]) / "run"
 # Within this time the page that is open has named it. A machine that does other things, too, gets some more.
 WITHIN = 15.0
 SLACK = 10.0
@@ -33,11 +30,6 @@ BREAKS = [
 ]
 
 
-def up(*names):
-    """Starts processes that do not run, or that got other settings."""
-    subprocess.run([ROOT / "deploy/local/up", "--no-build", *names], check=True, stdout=subprocess.DEVNULL)
-
-
 def replace_key():
     """Gives the provisioner another key for the provider; secrets are what the file of the settings remembers."""
     settings = RUN.parent / "env"
@@ -47,10 +39,6 @@ def replace_key():
     assert changed == 1, text
     settings.write_text(text)
     up("provisioner")
-
-
-def kill(name):
-    os.kill(int((RUN / f"{name}.pid").read_text()), signal.SIGKILL)
 
 
 def verdict(page):

@@ -19,6 +19,7 @@ from crawl import BASE, PASSWORD, REASON, ROUTES, Crawl, Walk
 from measure import measure
 from playwright.sync_api import sync_playwright
 from rows import psql, store_orders, store_partners
+from states import away, charts, nothing_found, slow, store_figures
 
 # What the walk does before and after the crawl.
 BY_HAND = {"/set-up", "/sign-in", "/sign-out"}
@@ -279,12 +280,17 @@ def recorded(walk, page, name, reasons):
 
 def crawl(walk, program, scripts):
     """The walk of a new operator, with the scripts of the pages or without."""
-    prepare(program, 1 if scripts else 1_001)
     name = f"walker-{os.getpid()}" + ("" if scripts else "-plain")
     made = esimctl(program, "operator", "create", name, "--role", "operator")
     context = walk.context(java_script_enabled=scripts)
     page = context.new_page()
+    if scripts:
+        store_figures()
     set_up(walk, page, made["link"], scripts)
+    if scripts:
+        # Before there is something that needs a person.
+        charts(walk, page)
+    prepare(program, 1 if scripts else 1_001)
     order, partner = pages(page)
     esim = page.locator("a[href^='/esims/']").first.get_attribute("href")
     if scripts:
@@ -293,6 +299,8 @@ def crawl(walk, program, scripts):
         support(walk, program, order, esim, partner)
         signed_in_by_provider(walk, order, partner)
         ended(walk, program, order, name)
+        nothing_found(walk, page)
+        slow(walk, page)
         settling(walk, page)
         changed(walk, context, page, partner)
     menu(walk, page, scripts)
@@ -313,6 +321,13 @@ def crawl(walk, program, scripts):
     page.locator("form[action='/sign-out'] button").evaluate("(one) => one.form.submit()")
     page.wait_for_selector("input[name=password]")
     sign_in(walk, page, name, scripts)
+    if not scripts:
+        # The last of all, because the processes need a while until they work again.
+        context.close()
+        context = walk.context()
+        page = context.new_page()
+        sign_in(walk, page, name)
+        away(walk, context, page)
     context.close()
     return one.done
 

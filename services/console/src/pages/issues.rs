@@ -1,6 +1,7 @@
 //! A finding as the overview and the page of a partner show it, and the page on which it is ended.
 
 use desk::operator::health::{Finding, Kind, finding::Severity};
+use store::figures::Measure;
 
 use crate::times::{Times, When};
 
@@ -48,6 +49,13 @@ fn page_of(kind: &Kind) -> Option<String> {
         }),
         Kind::GiveBacksParked { .. } => Some("/needs".to_owned()),
         Kind::BreakerOpen { breaker } => Some(format!("/providers#{}", breaker.name)),
+        Kind::Slow {
+            measure: Measure::Call | Measure::Bought,
+            subject: provider,
+            ..
+        }
+        | Kind::PurchasesLate { provider, .. }
+        | Kind::LanesHeldBack { provider, .. } => Some(format!("/providers#{provider}")),
         Kind::CommitsLost { .. } => Some("/providers".to_owned()),
         Kind::Exhausted { endpoint } | Kind::Paused { endpoint } | Kind::Blocked { endpoint } => {
             Some(format!("/partners/{}", endpoint.partner_id))
@@ -61,10 +69,8 @@ fn page_of(kind: &Kind) -> Option<String> {
         | Kind::Wraparound { .. }
         | Kind::ProcessesMissing { .. }
         | Kind::Unserved { .. }
-        | Kind::PurchasesLate { .. }
         | Kind::WebhooksLate { .. }
         | Kind::Slow { .. }
-        | Kind::LanesHeldBack { .. }
         | Kind::ConnectionsFew { .. }
         | Kind::StandbyLags { .. }
         | Kind::LongTransaction { .. }

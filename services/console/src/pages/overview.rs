@@ -10,7 +10,7 @@ use askama::Template;
 use axum::{extract::State, response::Response};
 use axum_htmx::HxRequest;
 use desk::operator::health::{
-    Kind, Report,
+    Finding, Kind, Report,
     stages::{Life, Stage},
     waiting::{Backlog, Drain, Queue},
 };
@@ -132,11 +132,13 @@ pub(crate) fn drains(newest: &Look, earlier: Option<&Look>, queue: &Queue) -> St
     }
 }
 
-/// Within which time half of them and 95 % of them ended.
+/// Within which time half of them and 95 % of them ended. A narrow card breaks the line between the two, and
+/// not between a number and its unit.
 pub(crate) fn halves(count: Option<&Count>) -> String {
-    let time = |share| count?.within(share).map(|within| took(seconds(within)));
+    let whole = |within| took(seconds(within)).replace(' ', "\u{a0}");
+    let time = |share| count?.within(share).map(whole);
     match (time(0.5), time(0.95)) {
-        (Some(half), Some(most)) => format!("half {half} · 95 % {most}"),
+        (Some(half), Some(most)) => format!("half\u{a0}{half} · 95\u{a0}%\u{a0}{most}"),
         _ => format!("none in {MINUTES} min"),
     }
 }
@@ -146,7 +148,7 @@ pub(crate) fn failed(count: Option<&Count>) -> String {
     let share = count.and_then(Count::failed_share);
     share.map_or_else(
         || "–".to_owned(),
-        |share| format!("{:.1} % in {MINUTES} min", share * 100.0),
+        |share| format!("{:.1}\u{a0}% in {MINUTES}\u{a0}min", share * 100.0),
     )
 }
 
@@ -218,23 +220,29 @@ fn step(step: Step, look: &Look, times: &Times) -> StepView {
             .iter()
             .any(|one| one.state != BreakerState::Closed);
     let late = report.findings.iter().any(|one| match one.kind {
-        Kind::PurchasesLate { .. }
-        | Kind::Slow {
-            measure: Measure::Bought | Measure::Call,
-            ..
-        } => step == Step::Buy,
-        Kind::WebhooksLate { .. }
-        | Kind::Slow {
-            measure: Measure::Attempt | Measure::Delivered,
-            ..
-        } => step == Step::Send,
+        Kind::PurchasesLate { .. } => step == Step::Buy,
+        Kind::WebhooksLate { .. } => step == Step::Send,
         _ => false,
     });
-    let (class, badge, state) = match (is_dead, late, is_missed || stopped) {
-        (true, ..) => ("bad", "bad", "stopped"),
-        (_, true, _) => ("bad", "bad", "late"),
-        (_, _, true) => ("warn", "warn", "works in part"),
-        _ => ("", "good", "works"),
+    let slow = report.findings.iter().any(|one| match one.kind {
+        Kind::Slow { measure, .. } => match measure {
+            Measure::Answered => step == Step::Take,
+            Measure::Bought | Measure::Call => step == Step::Buy,
+            Measure::Attempt | Measure::Delivered => step == Step::Send,
+            _ => false,
+        },
+        _ => false,
+    });
+    let (class, badge, state) = if is_dead {
+        ("bad", "bad", "stopped")
+    } else if late {
+        ("bad", "bad", "late")
+    } else if is_missed || stopped {
+        ("warn", "warn", "works in part")
+    } else if slow {
+        ("warn", "warn", "slow")
+    } else {
+        ("", "good", "works")
     };
     StepView {
         name,
@@ -410,6 +418,31 @@ pub(crate) fn breaker_state(state: Option<BreakerState>) -> (&'static str, &'sta
     }
 }
 
+/// What is slow at a provider: its calls, or else its purchases since their orders.
+pub(crate) fn slow_at<'a>(report: &'a Report, provider: &str) -> Option<&'a Finding> {
+    let slow = |of: Measure| {
+        report.findings.iter().find(|one| match &one.kind {
+            Kind::Slow {
+                measure, subject, ..
+            } => *measure == of && subject == provider,
+            _ => false,
+        })
+    };
+    slow(Measure::Call).or_else(|| slow(Measure::Bought))
+}
+
+/// The state of a provider in words, and its colour.
+pub(crate) fn provider_state(report: &Report, provider: &str) -> (&'static str, &'static str) {
+    let breaker = report.breakers.iter().find(|one| one.name == provider);
+    match breaker.map(|breaker| breaker.state) {
+        Some(BreakerState::Closed) if slow_at(report, provider).is_some() => (SLOW, "warn"),
+        state => breaker_state(state),
+    }
+}
+
+/// The state of a provider that buys, but more slowly than it did.
+pub(crate) const SLOW: &str = "slow";
+
 fn providers_of(look: &Look, earlier: Option<&Look>) -> Vec<ProviderView> {
     let report = &look.report;
     let waiting = report.waiting.queues.iter();
@@ -423,7 +456,7 @@ fn providers_of(look: &Look, earlier: Option<&Look>) -> Vec<ProviderView> {
     }
     let rows = rows.into_iter().map(|(name, backlog)| {
         let breaker = report.breakers.iter().find(|one| one.name == name);
-        let (state, class) = breaker_state(breaker.map(|breaker| breaker.state));
+        let (state, class) = provider_state(report, name);
         let calls = look.of_subject(Measure::Call, name);
         let queue = Queue::Provider {
             name: name.to_owned(),

@@ -12,6 +12,7 @@ use desk::operator::{
         Kind,
         waiting::{Backlog, Queue},
     },
+    words::noun,
 };
 use store::{
     figures::{Count, Measure},
@@ -26,7 +27,10 @@ use crate::{
     looks::{Bars, ByProvider, Look, Range},
     pages::{
         forms::ReasonForm,
-        overview::{breaker_state, drains, failed, halves, times_of},
+        issues::{Issue, issue},
+        overview::{
+            SLOW, breaker_state, drains, failed, halves, provider_state, slow_at, times_of,
+        },
     },
     pictures::{self, Chart},
     problem::Problem,
@@ -62,6 +66,8 @@ struct Row {
     since: When,
     ago: When,
     reason: String,
+    /// That it is slow, although it buys.
+    slow: Option<Issue>,
     /// What happens next.
     next: When,
     waits: String,
@@ -80,23 +86,38 @@ struct Row {
 
 /// One sentence with all of them.
 fn sentence(rows: &[Row]) -> String {
-    let of = |class: &str| -> Vec<&str> {
-        let mine = rows.iter().filter(|row| row.class == class);
-        mine.map(|row| row.name.as_str()).collect()
-    };
-    let bad = of("bad");
-    let warn = of("warn");
-    match (&bad[..], &warn[..]) {
-        ([], []) if rows.is_empty() => "No provisioner has served a provider yet.".to_owned(),
-        ([], []) => "All of them buy.".to_owned(),
-        (bad, []) => format!("Buying has stopped at {}. The others buy.", bad.join(", ")),
-        ([], warn) => format!("{}: see below. The others buy.", warn.join(", ")),
-        (bad, warn) => format!(
-            "Buying has stopped at {}; see also {}. The others buy.",
-            bad.join(", "),
-            warn.join(", ")
-        ),
+    let [mut stopped, mut slow, mut other] = [const { Vec::new() }; 3];
+    let mut buys = 0;
+    for row in rows {
+        let name = row.name.as_str();
+        match (row.class, row.state) {
+            ("bad", _) => stopped.push(name),
+            (_, SLOW) => slow.push(name),
+            ("warn", _) => other.push(name),
+            _ => buys += 1,
+        }
     }
+    if rows.is_empty() {
+        return "No provisioner has served a provider yet.".to_owned();
+    }
+    if buys == rows.len() {
+        return "All of them buy.".to_owned();
+    }
+    let mut parts = Vec::new();
+    if !stopped.is_empty() {
+        parts.push(format!("Buying has stopped at {}.", stopped.join(", ")));
+    }
+    if !slow.is_empty() {
+        let is = noun(slow.len(), "is", "are");
+        parts.push(format!("{} {is} slow.", slow.join(", ")));
+    }
+    if !other.is_empty() {
+        parts.push(format!("{}: see below.", other.join(", ")));
+    }
+    if buys > 0 {
+        parts.push("The others buy.".to_owned());
+    }
+    parts.join(" ")
 }
 
 /// What is left in our account at a provider, and when it told that.
@@ -137,7 +158,7 @@ fn part((look, earlier): (&Look, Option<&Look>), bars: &ByProvider, session: &Se
     }
     let row = |(name, backlog): (&str, Backlog)| {
         let breaker = report.breakers.iter().find(|one| one.name == name);
-        let (state, class) = breaker_state(breaker.map(|breaker| breaker.state));
+        let (state, class) = provider_state(report, name);
         let calls = look.of_subject(Measure::Call, name);
         let held: u64 = report
             .findings
@@ -168,6 +189,9 @@ fn part((look, earlier): (&Look, Option<&Look>), bars: &ByProvider, session: &Se
                 .and_then(|breaker| breaker.reason.clone())
                 .filter(|_| since.is_some())
                 .unwrap_or_default(),
+            slow: (state == SLOW)
+                .then(|| slow_at(report, name).map(|one| issue(one, times)))
+                .flatten(),
             next: breaker
                 .filter(|breaker| !breaker.lost_commits())
                 .and_then(|breaker| breaker.open_until)

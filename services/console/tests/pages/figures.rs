@@ -12,12 +12,23 @@ use crate::support::Bench;
 
 /// A figure of this minute: so many events of 120 ms, of which so many failed.
 fn figure(measure: Measure, subject: String, events: u32, failed: u32) -> Figure {
+    timed((measure, subject), (events, failed), 120, 0)
+}
+
+/// A figure of the minute that was so many hours ago: so many events of so many milliseconds.
+fn timed(
+    (measure, subject): (Measure, String),
+    (events, failed): (u32, u32),
+    milliseconds: u64,
+    hours: i64,
+) -> Figure {
     let mut count = Count::default();
     for event in 0..events {
-        count.note(Some(Duration::from_millis(120)), event < failed);
+        count.note(Some(Duration::from_millis(milliseconds)), event < failed);
     }
     let now = runtime::clock::now().unix_timestamp();
-    let minute = time::OffsetDateTime::from_unix_timestamp(now - now.rem_euclid(60));
+    let minute = now - now.rem_euclid(60) - hours * 3_600;
+    let minute = time::OffsetDateTime::from_unix_timestamp(minute);
     Figure {
         minute: minute.unwrap(),
         measure,
@@ -88,5 +99,40 @@ async fn a_partner_and_a_provider_show_how_their_last_hours_went() {
     for part in ["<b>Failed calls</b><span>20.0 % of 10</span>", "3 in all"] {
         assert!(page.contains(part), "no {part:?} in {page}");
     }
+    bench.stop().await;
+}
+
+/// A provider that buys, but takes much longer than it did, is said to be slow wherever its state stands.
+#[tokio::test]
+async fn a_provider_that_has_become_slow_is_told_so_with_since_when() {
+    let bench = Bench::start().await;
+    let mut connection = bench.database.connect().await.unwrap();
+    let call = || (Measure::Call, "sandbox".to_owned());
+    let mut counted: Vec<Figure> = (2..8)
+        .map(|hours| timed(call(), (20, 0), 80, hours))
+        .collect();
+    counted.push(timed(call(), (20, 0), 4_000, 0));
+    figures::add(&mut connection, Uuid::now_v7(), &counted)
+        .await
+        .unwrap();
+    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let badge = "<span class=\"badge warn\">slow</span>";
+    let page = browser.get("/providers").await.text().await.unwrap();
+    for part in [
+        badge,
+        "sandbox is slow.</p>",
+        "<p>It buys, but since <time",
+        "calls to sandbox are slow: half of them take",
+    ] {
+        assert!(page.contains(part), "no {part:?} in {page}");
+    }
+    assert!(!page.contains("The others buy"), "{page}");
+    let page = browser.get("/").await.text().await.unwrap();
+    // No provisioner runs here, so the step is stopped, and only the row of the provider says it.
+    assert!(page.contains(badge), "{page}");
+    assert!(
+        page.contains("<a class=\"btn small\" href=\"/providers#sandbox\""),
+        "{page}"
+    );
     bench.stop().await;
 }
