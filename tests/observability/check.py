@@ -1,7 +1,7 @@
 """Checks of deploy/observability; tests/observability/run says which.
 
 check.py files DEPLOY OPERATIONS_MD METRICS_MD
-check.py system DEPLOY PROMETHEUS_URL      (settings of the running system in the environment)
+check.py system DEPLOY PROMETHEUS_URL SPANS      (settings of the running system in the environment)
 """
 
 import base64
@@ -24,6 +24,7 @@ import uuid
 import yaml
 
 import alert_tests
+import exemplars
 import inhibition
 
 # --- PromQL, as far as it is needed to know what an expression names -----------------------------
@@ -55,7 +56,7 @@ def names_in(expr):
             matchers, i = [], i + 1
             while tokens[i][1] != "}":
                 if tokens[i][0] == "name":
-                    matchers.append((tokens[i][1], tokens[i + 1][1], tokens[i + 2][1][1:-1]))
+                    matchers.append((tokens[i][1], tokens[i + 1][1], tokens[i + 2][1][1:-1].replace("\\\\", "\\")))
                     i += 2
                 i += 1
             selectors.append((text, matchers))
@@ -208,6 +209,7 @@ def check_files(deploy, operations, metrics_md):
     problems += inhibition.check(yaml.safe_load((deploy / "alertmanager.yml").read_text()), severities)
 
     problems += check_first_look(deploy)
+    problems += exemplars.check_panels(dashboards(deploy))
     for file, dashboard in dashboards(deploy):
         ids = [panel["id"] for panel in dashboard["panels"]]
         if len(ids) != len(set(ids)):
@@ -482,7 +484,7 @@ def check_system(deploy, prometheus):
     return problems, f"{count} expressions of the dashboards and the alerts"
 
 
-def until_well(deploy, url):
+def until_well(deploy, url, spans):
     """Looks until everything is there: what is read every 15 s takes its time."""
     prometheus, traffic = Prometheus(url), Traffic()
     ends = time.monotonic() + 120
@@ -490,6 +492,8 @@ def until_well(deploy, url):
         traffic.some()
         try:
             problems, what = check_system(deploy, prometheus)
+            problems += exemplars.check_stored(dashboards(deploy), prometheus, filled_in, spans)
+            problems += exemplars.check_formats()
         except (urllib.error.URLError, ConnectionError) as error:
             problems, what = [f"Prometheus does not answer: {error}"], ""
         if not problems or time.monotonic() > ends:
@@ -502,7 +506,7 @@ def main():
     if what == "files":
         problems, checked = check_files(deploy, pathlib.Path(sys.argv[3]), pathlib.Path(sys.argv[4]))
     else:
-        problems, checked = until_well(deploy, sys.argv[3])
+        problems, checked = until_well(deploy, sys.argv[3], pathlib.Path(sys.argv[4]))
     for problem in problems:
         print(problem, file=sys.stderr)
     if problems:

@@ -5,7 +5,8 @@
 //! - `/readyz` responds 200 if the service can take work. Otherwise it responds 503 and names the
 //!   parts that are missing, for example `{"missing":{"database":"…"},"ready":false}`, with
 //!   `findings`: what is wrong in the words of `esimctl attention`.
-//! - `/metrics` shows the metrics in the Prometheus text format.
+//! - `/metrics` shows the metrics in the Prometheus text format, or in `OpenMetrics`, which has
+//!   exemplars, if the request asks for it.
 
 use std::{
     collections::BTreeMap,
@@ -14,11 +15,20 @@ use std::{
     time::Duration,
 };
 
-use axum::{Json, Router, extract::State, http::StatusCode, response::IntoResponse, routing::get};
+use axum::{
+    Json, Router,
+    extract::State,
+    http::{
+        HeaderMap, HeaderValue, StatusCode,
+        header::{ACCEPT, CONTENT_TYPE},
+    },
+    response::IntoResponse,
+    routing::get,
+};
 use opentelemetry::metrics::Gauge;
 use serde_json::Value;
 
-use crate::{Shutdown, connection, listener, lock};
+use crate::{Shutdown, connection, listener, lock, metrics::exposition};
 
 /// How long a connection may stay open without a request. It is longer than the interval of any
 /// scrape, so that a scraper can reuse its connection.
@@ -175,8 +185,16 @@ async fn ready(State(readiness): State<Readiness>) -> impl IntoResponse {
     )
 }
 
-async fn metrics() -> Result<String, (StatusCode, String)> {
-    prometheus::TextEncoder::new()
-        .encode_to_string(&prometheus::gather())
-        .map_err(|error| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))
+async fn metrics(headers: HeaderMap) -> Result<impl IntoResponse, (StatusCode, String)> {
+    let families = prometheus::gather();
+    let mut accepted = headers.get_all(ACCEPT).iter().flat_map(HeaderValue::to_str);
+    let (format, text) = if accepted.any(exposition::asks_for_openmetrics) {
+        let text = exposition::openmetrics(&families).map_err(|error| error.to_string());
+        (exposition::OPENMETRICS, text)
+    } else {
+        let text = prometheus::TextEncoder::new().encode_to_string(&families);
+        (exposition::TEXT, text.map_err(|error| error.to_string()))
+    };
+    text.map(|text| ([(CONTENT_TYPE, format)], text))
+        .map_err(|error| (StatusCode::INTERNAL_SERVER_ERROR, error))
 }

@@ -8,14 +8,17 @@ use axum::{
     extract::{MatchedPath, Request},
     http::{Method, StatusCode},
 };
-use opentelemetry::{KeyValue, metrics::Histogram};
+use opentelemetry::KeyValue;
 use opentelemetry_semantic_conventions::{
     attribute::{ERROR_TYPE, HTTP_REQUEST_METHOD, HTTP_RESPONSE_STATUS_CODE, HTTP_ROUTE},
     metric::HTTP_SERVER_REQUEST_DURATION,
 };
 use tracing::{Span, field, info_span};
 
-use crate::{metrics::Instruments, trace::TRACEPARENT};
+use crate::{
+    metrics::{Durations, Instruments},
+    trace::TRACEPARENT,
+};
 
 /// The bucket bounds of request durations in seconds, as the semantic conventions recommend them.
 const BOUNDS: [f64; 14] = [
@@ -25,7 +28,7 @@ const BOUNDS: [f64; 14] = [
 /// Records the requests of one server. Clones share the instruments.
 #[derive(Clone)]
 pub struct Requests {
-    duration: Histogram<f64>,
+    duration: Durations,
 }
 
 /// A request that is being served.
@@ -101,8 +104,8 @@ impl Requests {
             answered,
             KeyValue::new(HTTP_ROUTE, route.to_owned()),
         ];
-        self.duration
-            .record(request.began.elapsed().as_secs_f64(), &attributes);
+        let seconds = request.began.elapsed().as_secs_f64();
+        self.duration.record(seconds, &attributes, span);
     }
 }
 

@@ -85,6 +85,7 @@ where
             return ExitCode::from(BAD_CONFIGURATION);
         }
     };
+    metrics::build_info();
     removed::warn();
     let outcome = threads()
         .enable_all()

@@ -1,12 +1,16 @@
 //! The metrics that every service has, and constructors of the usual kinds of instruments. The
 //! names, units and labels of all metrics are in docs/metrics.md.
 
+mod exemplars;
+pub(crate) mod exposition;
+
 use opentelemetry::{
     KeyValue, global,
-    metrics::{Counter, Gauge, Histogram, Meter},
+    metrics::{Counter, Gauge, Meter},
 };
 use opentelemetry_semantic_conventions::metric::DB_CLIENT_CONNECTION_COUNT;
 
+pub use self::exemplars::Durations;
 use crate::version;
 
 /// Makes the instruments of one crate.
@@ -61,12 +65,10 @@ impl Instruments {
         name: &'static str,
         description: &'static str,
         bounds: &[f64],
-    ) -> Histogram<f64> {
+    ) -> Durations {
         let histogram = self.0.f64_histogram(name).with_description(description);
-        histogram
-            .with_unit("s")
-            .with_boundaries(bounds.to_vec())
-            .build()
+        let histogram = histogram.with_unit("s").with_boundaries(bounds.to_vec());
+        Durations::new(histogram.build(), name, bounds)
     }
 }
 

@@ -145,7 +145,6 @@ pub fn start(service: &'static str, config: &CommonConfig) -> anyhow::Result<Tel
         .context("telemetry was started twice in one process")?;
 
     global::set_meter_provider(telemetry.meter.clone());
-    crate::metrics::build_info();
     Ok(telemetry)
 }
 

@@ -10,14 +10,15 @@ use desk::{
 use domain::{EndpointId, event::Kind};
 use opentelemetry::{
     KeyValue,
-    metrics::{Counter, Gauge, Histogram},
+    metrics::{Counter, Gauge},
 };
 use pipeline::figures::Figures;
-use runtime::metrics::Instruments;
+use runtime::metrics::{Durations, Instruments};
 use store::{
     deliveries::{Content, Delivery},
     figures::Measure,
 };
+use tracing::Span;
 
 use crate::schedule::Next;
 
@@ -35,9 +36,9 @@ pub struct Metrics {
     pub figures: Figures,
     deliveries: Counter<u64>,
     attempts: Counter<u64>,
-    attempt_duration: Histogram<f64>,
-    delivery_duration: Histogram<f64>,
-    ready_duration: Histogram<f64>,
+    attempt_duration: Durations,
+    delivery_duration: Durations,
+    ready_duration: Durations,
     notices: Counter<u64>,
     overdue: Gauge<f64>,
     blocked: Gauge<u64>,
@@ -159,7 +160,8 @@ impl Metrics {
             KeyValue::new("environment", environment.to_owned()),
         ];
         self.attempts.add(1, &of);
-        self.attempt_duration.record(took.as_secs_f64(), &[]);
+        self.attempt_duration
+            .record(took.as_secs_f64(), &[], &Span::current());
     }
 
     /// Counts a webhook that has used up its retries.
@@ -171,13 +173,13 @@ impl Metrics {
         self.figures
             .took(Measure::Delivered, "", since_order, false);
         self.delivery_duration
-            .record(since_order.as_secs_f64(), &[]);
+            .record(since_order.as_secs_f64(), &[], &Span::current());
     }
 
     fn delivered_at_once(&self, environment: &str, since_ready: Duration) {
         let environment = KeyValue::new("environment", environment.to_owned());
         self.ready_duration
-            .record(since_ready.as_secs_f64(), &[environment]);
+            .record(since_ready.as_secs_f64(), &[environment], &Span::current());
     }
 
     pub fn redeliveries(&self, running: usize) {

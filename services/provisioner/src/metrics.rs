@@ -6,18 +6,23 @@ use std::time::Duration;
 
 use opentelemetry::{
     KeyValue, global,
-    metrics::{Counter, Gauge, Histogram},
+    metrics::{Counter, Gauge},
 };
 use pg::{
     Database,
     server::{Server, server},
 };
 use pipeline::{figures::Figures, metrics::DueRows};
-use runtime::{Shutdown, metrics::Instruments, outage};
+use runtime::{
+    Shutdown,
+    metrics::{Durations, Instruments},
+    outage,
+};
 use store::{
     figures::Measure,
     providers::{self, Backlog, BreakerState},
 };
+use tracing::Span;
 
 use crate::providers::Balance;
 
@@ -39,7 +44,7 @@ pub struct Metrics {
     breaker: Gauge<u64>,
     lanes_held_back: Gauge<u64>,
     calls: Counter<u64>,
-    call_duration: Histogram<f64>,
+    call_duration: Durations,
     parked: Gauge<u64>,
     oldest_overdue: Gauge<f64>,
     due: DueRows,
@@ -49,7 +54,7 @@ pub struct Metrics {
     rerouted: Counter<u64>,
     give_backs: Counter<u64>,
     give_backs_parked: Gauge<u64>,
-    ready_duration: Histogram<f64>,
+    ready_duration: Durations,
 }
 
 impl Default for Metrics {
@@ -202,7 +207,8 @@ impl Metrics {
     ) {
         self.figures.took(Measure::Call, name, took, failed);
         let asked = [provider(name), KeyValue::new("call", call)];
-        self.call_duration.record(took.as_secs_f64(), &asked);
+        self.call_duration
+            .record(took.as_secs_f64(), &asked, &Span::current());
         let [name, call] = asked;
         self.calls
             .add(1, &[name, call, KeyValue::new("outcome", outcome)]);
@@ -256,10 +262,11 @@ impl Metrics {
     /// accepted.
     pub fn ready(&self, name: &str, units: usize, since_order: Duration) {
         self.topups(name, "ready", units);
+        let span = Span::current();
         for _ in 0..units {
             self.figures.took(Measure::Ready, name, since_order, false);
             self.ready_duration
-                .record(since_order.as_secs_f64(), &[provider(name)]);
+                .record(since_order.as_secs_f64(), &[provider(name)], &span);
         }
     }
 

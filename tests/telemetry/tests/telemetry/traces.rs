@@ -138,8 +138,48 @@ async fn an_order_is_one_trace_and_a_retried_webhook_one_of_its_own() {
     }
     attributes_follow_the_conventions(&spans);
     everybody_is_heard(&book);
+    latency_leads_to(&trace, &mut stack).await;
 
     retried_webhook(&sink, &mut stack, &shop).await;
+}
+
+/// The histograms of every stage that the last order passed name its trace to whoever asks for
+/// OpenMetrics.
+async fn latency_leads_to(trace: &str, stack: &mut Stack) {
+    let http = testkit::http::client().unwrap();
+    let exemplar = format!("# {{trace_id=\"{trace}\"");
+    for (stage, histograms) in [
+        (
+            Stage::Ingress,
+            &["http_server_request_duration_seconds"][..],
+        ),
+        (
+            Stage::Provisioner,
+            &[
+                "esim_provider_call_duration_seconds",
+                "esim_topup_ready_duration_seconds",
+            ],
+        ),
+        (
+            Stage::Notifier,
+            &[
+                "esim_delivery_attempt_duration_seconds",
+                "esim_delivery_duration_seconds",
+                "esim_delivery_ready_duration_seconds",
+            ],
+        ),
+    ] {
+        let ready = &stack.process(stage).unwrap().program().ready_url;
+        let asked = http.get(ready.replace("readyz", "metrics"));
+        let asked = asked.header("accept", "application/openmetrics-text; version=1.0.0");
+        let text = asked.send().await.unwrap().text().await.unwrap();
+        for histogram in histograms {
+            let named = text
+                .lines()
+                .any(|line| line.starts_with(histogram) && line.contains(&exemplar));
+            assert!(named, "{histogram} names no {trace}:\n{text}");
+        }
+    }
 }
 
 /// The checker itself: each of these is one step less of what carries the trace on.
