@@ -100,7 +100,7 @@ make_python_environment() {
   cp "$requirements" "$target/complete"
 }
 
-# `python_tools` sets PYTHON, with PyYAML and kubernetes-validate.
+# `python_tools` sets PYTHON, with PyYAML, kubernetes-validate and prometheus-client.
 python_tools() { python_environment python "$ROOT/tests/requirements.txt"; }
 
 # `contract_tools` sets PYTHON and SCHEMATHESIS.
@@ -110,8 +110,9 @@ contract_tools() {
 }
 
 # `bucket_servers` sets BUCKET_SERVER, which speaks S3, and AZURE_SERVER, which speaks as Azure's storage does; both check
-# signatures. Without Node 20 the second one is empty. For Google Cloud Storage no registry has a server: object_store asks it by
-# its XML API, of which fake-gcs-server (PyPI) takes no uploads and gcp-storage-emulator has no lists.
+# signatures. Without Node 20 the second one is empty. For Google Cloud Storage we know no server in a registry: object_store asks
+# it by its XML API, of which fake-gcs-server (PyPI) took no uploads when it was tried, and gcp-storage-emulator (PyPI), which was
+# only read, has no lists among its routes.
 bucket_servers() {
   local PYTHON NODE_MODULES
   python_environment bucket "$ROOT/tests/buckets/requirements.txt"

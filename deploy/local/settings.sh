@@ -242,9 +242,14 @@ PYTHON
   fi
 }
 
-# `holder_of PORT`: what holds it, as far as /proc tells, which only Linux has.
+# `holder_of PORT`: what holds it, as far as this user may know: by /proc on Linux, and elsewhere by lsof, which macOS has.
 holder_of() {
   local port=$1 rows state inode process pid
+  if [[ ! -r /proc/net/tcp ]]; then
+    pid=$(lsof -nP -t -iTCP:"$port" -sTCP:LISTEN 2>/dev/null | head -n 1) || true
+    [[ -z $pid ]] || printf 'pid %s listens there: %s' "$pid" "$(ps -o args= -p "$pid" 2>/dev/null | cut -c 1-120)"
+    return 0
+  fi
   rows=$(awk -v port="$(printf ':%04X' "$port")" 'substr($2, length($2) - 4) == port { print $4, $10 }' /proc/net/tcp{,6} 2>/dev/null) || true
   # Several connections may share a port. A listener (state 0A) says most, and one that has ended (inode 0) least.
   read -r state inode < <(grep '^0A ' <<<"$rows" || grep -v ' 0$' <<<"$rows" || printf '%s\n' "$rows") || true

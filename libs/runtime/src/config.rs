@@ -10,8 +10,12 @@ use std::{ffi::OsString, fmt::Display, io::Write, net::SocketAddr, process::exit
 use anyhow::Context;
 use clap::{
     Args, Parser, ValueEnum,
-    error::ErrorKind::{
-        self, DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand, DisplayVersion,
+    error::{
+        ContextKind, ContextValue,
+        ErrorKind::{
+            self, DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand, DisplayVersion,
+            UnknownArgument,
+        },
     },
 };
 
@@ -173,8 +177,9 @@ enum Asked<C> {
 }
 
 fn try_parse<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result<Asked<C>, String> {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
     let read = || {
-        let mut matches = command::<C>().try_get_matches_from(arguments)?;
+        let mut matches = command::<C>().try_get_matches_from(&arguments)?;
         if let Some((healthcheck::NAME, arguments)) = matches.subcommand()
             && let Some(address) = healthcheck::address(arguments)
         {
@@ -191,7 +196,8 @@ fn try_parse<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result
         }
         C::from_arg_matches_mut(&mut matches).map(Asked::Run)
     };
-    read().or_else(|error: clap::Error| {
+    read().or_else(|mut error: clap::Error| {
+        name_whole(&mut error, &arguments);
         let error = error.format(&mut command::<C>());
         if matches!(
             error.kind(),
@@ -201,6 +207,27 @@ fn try_parse<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result
         }
         Err(one_line::<C>(&error))
     })
+}
+
+/// Of `show -b7`, clap says that there is no `-b`, and how to pass `-b`. Whoever writes this has an id that
+/// begins with a hyphen, so the message names all of it.
+fn name_whole(error: &mut clap::Error, arguments: &[OsString]) {
+    let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else {
+        return;
+    };
+    let is_cluster = error.kind() == UnknownArgument && flag.len() == 2 && flag.starts_with('-');
+    let mut texts = arguments.iter().skip(1).filter_map(|one| one.to_str());
+    let whole = texts.find(|one| one.len() > 2 && one.starts_with(flag.as_str()));
+    if let Some(whole) = whole.filter(|_| is_cluster).map(str::to_owned) {
+        if error.get(ContextKind::Suggested).is_some() {
+            let tip = format!("to pass '{whole}' as a value, use '-- {whole}'");
+            error.insert(
+                ContextKind::Suggested,
+                ContextValue::StyledStrs(vec![tip.into()]),
+            );
+        }
+        error.insert(ContextKind::InvalidArg, ContextValue::String(whole));
+    }
 }
 
 /// The command line of `C`, with the version, the subcommands that programs share, and the
@@ -342,6 +369,28 @@ mod tests {
             assert!(parts.iter().all(|part| line.contains(part)), "{line}");
             assert_eq!(line.lines().count(), 1);
         }
+    }
+
+    #[test]
+    fn an_id_that_begins_with_a_hyphen_is_named_whole_with_the_way_to_pass_it() {
+        let set = ["service", "--database", "x"];
+        let line = asked::<Service>(&[&set[..], &["-b7-id"]].concat()).unwrap_err();
+        assert_eq!(
+            line,
+            "service: error: unexpected argument '-b7-id' found tip: to pass '-b7-id' as a value, use '-- -b7-id'"
+        );
+        let Asked::Run(read) = asked::<Service>(&[&set[..], &["--", "-b7-id"]].concat()).unwrap()
+        else {
+            panic!("not run")
+        };
+        assert_eq!(read.word.as_deref(), Some("-b7-id"));
+        // Where no value is expected there is no tip, and a flag of one letter is named as it is.
+        assert!(line_of_tool("-b7-id").ends_with("'-b7-id' found"));
+        assert!(line_of_tool("-b").ends_with("'-b' found"));
+    }
+
+    fn line_of_tool(argument: &str) -> String {
+        asked::<Tool>(&["tool", "work", argument]).unwrap_err()
     }
 
     #[test]

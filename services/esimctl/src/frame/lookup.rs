@@ -24,10 +24,7 @@ pub async fn find(connection: &mut PgConnection, partner: &str) -> anyhow::Resul
     if let Some(found) = partners::show(connection, partner).await? {
         return Ok(found);
     }
-    let all = partners::list(connection).await?;
-    let asked = partner.trim().to_lowercase();
-    let is_named = |one: &Partner| one.name.trim().to_lowercase() == asked;
-    let mut named: Vec<Partner> = all.into_iter().filter(is_named).collect();
+    let mut named = with_name(connection, partner).await?;
     match (named.pop(), named.is_empty()) {
         (Some(found), true) => Ok(found),
         (None, _) => Err(NotFound(format!(
@@ -36,23 +33,35 @@ pub async fn find(connection: &mut PgConnection, partner: &str) -> anyhow::Resul
         .into()),
         (Some(last), false) => {
             named.push(last);
-            let candidates: Vec<String> = named.iter().take(CANDIDATES).map(candidate).collect();
-            let more = named.len().saturating_sub(CANDIDATES);
-            let more = (more > 0).then(|| format!(", and {more} more"));
             bail!(
-                "{} partners have the name {partner:?}, so nothing was done; name one by its id: {}{}",
+                "{} partners have the name {partner:?}, so nothing was done; name one by its id: {}",
                 named.len(),
-                candidates.join(", "),
-                more.unwrap_or_default()
+                candidates(&named)
             )
         }
     }
 }
 
+/// The partners with this name, in any case and without the spaces around it.
+pub async fn with_name(connection: &mut PgConnection, name: &str) -> anyhow::Result<Vec<Partner>> {
+    let all = partners::list(connection).await?;
+    let asked = name.trim().to_lowercase();
+    let is_named = |one: &Partner| one.name.trim().to_lowercase() == asked;
+    Ok(all.into_iter().filter(is_named).collect())
+}
+
 /// The most partners of one name that an error lists.
 const CANDIDATES: usize = 10;
 
-/// A partner as an error lists it beside others of its name.
+/// Partners of one name, as an error or a warning lists them.
+pub fn candidates(named: &[Partner]) -> String {
+    let some: Vec<String> = named.iter().take(CANDIDATES).map(candidate).collect();
+    let more = named.len().saturating_sub(CANDIDATES);
+    let more = (more > 0).then(|| format!(", and {more} more"));
+    format!("{}{}", some.join(", "), more.unwrap_or_default())
+}
+
+/// A partner as it is listed beside others of its name.
 fn candidate(partner: &Partner) -> String {
     let state = if partner.disabled_at.is_some() {
         ", disabled"

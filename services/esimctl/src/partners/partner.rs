@@ -30,7 +30,7 @@ use crate::{
     confirm::Why,
     console::Console,
     erase::{self, ErasePartner},
-    lookup::{Which, find},
+    lookup::{Which, candidates, find, with_name},
     output::{Row, cells, or_dash, properties, utc},
     partner_apply::{self, Apply},
     partner_change::{change, host, set_webhook},
@@ -352,6 +352,9 @@ async fn create(new: &Create, console: &Console) -> anyhow::Result<()> {
         .context(
             "nothing was created, because this is not the master key of the services: use the same master keys as they do",
         )?;
+    // Several accounts may have one name, but who runs the command twice rarely wants two.
+    let mut same_name = with_name(&mut connection, &new.name).await?;
+    same_name.retain(|one| one.environment == new.environment.as_str());
     let partner_id = PartnerId::new();
     let (access_key, secret_key) = generate::keys()?;
     let webhook_secret = generate::webhook_secret()?;
@@ -380,6 +383,7 @@ async fn create(new: &Create, console: &Console) -> anyhow::Result<()> {
     let created = json!({
         "partner_id": partner_id, "name": new.name, "environment": new.environment, "access_key": access_key,
         "secret_key": secret_key.to_base64(), "webhook_url": webhook_url, "webhook_secret": webhook_secret.to_text(),
+        "same_name": same_name.iter().map(|one| one.partner_id).collect::<Vec<_>>(),
     });
     let text = || {
         let properties = properties(&cells!(new:
@@ -387,7 +391,17 @@ async fn create(new: &Create, console: &Console) -> anyhow::Result<()> {
             secret_key = secret_key.to_base64(), webhook_url = or_dash(webhook_url),
             webhook_secret = webhook_secret.to_text(),
         ));
-        format!("{properties}\n\nsecret_key and webhook_secret are shown only now: keep them safe.")
+        let shown = format!(
+            "{properties}\n\nsecret_key and webhook_secret are shown only now: keep them safe."
+        );
+        if same_name.is_empty() {
+            return shown;
+        }
+        let others = candidates(&same_name);
+        format!(
+            "{shown}\nwarning: there was an account of this name and environment already, which works as before: {others}. If you did \
+             not want a second one, disable the new one with `esimctl partner set {partner_id} --disabled`."
+        )
     };
     console.print(&created, text).with_context(|| {
         format!(

@@ -53,6 +53,7 @@ async fn a_new_partner_is_stored_sealed_and_its_secrets_shown_once() {
         ])
         .await;
     shown.says("shown only now");
+    assert!(!shown.text().contains("warning"), "{}", shown.text());
     let list = operator.json(&["partner", "list"]).await;
     assert_eq!(list.as_array().unwrap().len(), 2);
     operator
@@ -60,6 +61,29 @@ async fn a_new_partner_is_stored_sealed_and_its_secrets_shown_once() {
         .await
         .says(access_key)
         .says(url);
+}
+
+#[tokio::test]
+async fn a_second_account_of_a_name_is_made_with_a_warning_that_names_the_first() {
+    let operator = Operator::new().await;
+    let create = words("partner create --name Acme --environment live");
+    let first = operator.json(&create).await;
+    assert_eq!(first["same_name"], json!([]));
+    // The other environment has accounts of its own.
+    let sandbox = words("partner create --name Acme --environment sandbox");
+    assert_eq!(operator.json(&sandbox).await["same_name"], json!([]));
+    let id = text(&first, "partner_id");
+    let again = words("partner create --name acme --environment live");
+    let shown = operator.run(&again).await;
+    shown.says("warning: there was an account of this name");
+    shown.says(&format!("{id} (live)"));
+    shown.says("shown only now");
+    let third = operator.json(&create).await;
+    let others = third["same_name"].as_array().unwrap();
+    assert!(
+        others.len() == 2 && others.contains(&first["partner_id"]),
+        "{third}"
+    );
 }
 
 #[tokio::test]

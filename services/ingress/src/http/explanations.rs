@@ -42,12 +42,12 @@ pub(crate) fn explanation(code: Code) -> &'static str {
              `Content-Length` is its length in bytes and not in characters."
         }
         Code::NotFound => {
-            "Nothing has this path or id. Check the path, and percent-encode the ids in it \
-             once. For the id of another partner you get the same answer as for an unknown \
-             id. If you looked up an order, it is not stored at this moment. But an earlier \
-             request may still be on its way and store it a moment later. To be certain, \
-             repeat the order, or look it up again one minute after you sent the last request \
-             for it."
+            "Nothing has this path or id. Check the path, and percent-encode the ids in it once. \
+             `/reference` has all paths, and `/partner-guide.md` is the guide. For the id of \
+             another partner you get the same answer as for an unknown id. If you looked up an \
+             order, it is not stored at this moment. But an earlier request may still be on its \
+             way and store it a moment later. To be certain, repeat the order, or look it up \
+             again one minute after you sent the last request for it."
         }
         Code::OrderArchived => {
             "The order, or the order of this topup, is finished and so old that we have moved \

@@ -144,7 +144,7 @@ async fn an_order_is_one_trace_and_a_retried_webhook_one_of_its_own() {
 }
 
 /// The histograms of every stage that the last order passed name its trace to whoever asks for
-/// OpenMetrics.
+/// `OpenMetrics`.
 async fn latency_leads_to(trace: &str, stack: &mut Stack) {
     let http = testkit::http::client().unwrap();
     let exemplar = format!("# {{trace_id=\"{trace}\"");
