@@ -130,8 +130,8 @@ impl Problem {
     /// may see the page.
     fn text(&self) -> String {
         match self {
-            Self::Store(_) => "The database did not answer this page. Try it again in a moment; if that lasts, look at the \
-                               console's log and at `esimctl doctor`."
+            Self::Store(_) => "The database did not answer. Try it again in a moment; if that lasts, look at the console's log, \
+                               or at what esimctl doctor says."
                 .to_owned(),
             other => other.to_string(),
         }

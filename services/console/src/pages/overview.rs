@@ -132,13 +132,12 @@ pub(crate) fn drains(newest: &Look, earlier: Option<&Look>, queue: &Queue) -> St
     }
 }
 
-/// Within which time half of them and 95 % of them ended. A narrow card breaks the line between the two, and
-/// not between a number and its unit.
+/// Within which time half of them and 95 % of them ended. A narrow card parts no number from its unit.
 pub(crate) fn halves(count: Option<&Count>) -> String {
     let whole = |within| took(seconds(within)).replace(' ', "\u{a0}");
     let time = |share| count?.within(share).map(whole);
     match (time(0.5), time(0.95)) {
-        (Some(half), Some(most)) => format!("half\u{a0}{half} · 95\u{a0}%\u{a0}{most}"),
+        (Some(half), Some(most)) => format!("half {half} · 95\u{a0}% {most}"),
         _ => format!("none in {MINUTES} min"),
     }
 }
@@ -205,7 +204,7 @@ fn step(step: Step, look: &Look, times: &Times) -> StepView {
             "wait",
             vec![
                 ("Oldest waits", oldest(age)),
-                ("Held back by endpoints", number(held_back(report))),
+                ("Held back", number(held_back(report))),
                 ("Order to webhook", halves(count(Measure::Delivered))),
                 ("Not taken at once", failed(count(Measure::Attempt))),
             ],

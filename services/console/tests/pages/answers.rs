@@ -164,7 +164,7 @@ async fn support_is_led_to_what_it_may_do_and_offered_nothing_that_would_be_refu
     sqlx::query(waits).execute(&mut connection).await.unwrap();
     wait::soon("the webhooks of the blocked endpoint", async || {
         let page = text(&mut support, "/").await;
-        let held_back = "<dt>Held back by endpoints</dt><dd>1</dd>";
+        let held_back = "<dt>Held back</dt><dd>1</dd>";
         Ok(page.contains(held_back).then_some(()))
     })
     .await;
@@ -319,6 +319,7 @@ async fn a_database_that_is_away_is_named_with_what_to_do() {
         "nothing is bought twice by that",
         "<code class=\"cmd\">esimctl doctor</code>",
         "href=\"/\">Try again now</a>",
+        "again every 10 s",
     ] {
         assert!(page.contains(part), "no {part:?} in {page}");
     }
@@ -332,7 +333,9 @@ async fn a_database_that_is_away_is_named_with_what_to_do() {
         "{part}"
     );
     assert!(
-        part.contains("hx-get=\"/?range=24h\"") && !part.contains("<html"),
+        part.contains("hx-get=\"/?range=24h\"")
+            && part.contains("again every 5 s")
+            && !part.contains("<html"),
         "{part}"
     );
     let token = browser.token.clone();
