@@ -55,7 +55,8 @@ def charts(walk, page):
         page.wait_for_selector(".verdict.good")
         # Each time has orders, and half of them and 95 % of them have a line.
         empty = page.locator(".chart").first.locator("rect[height='0.00']").count() + page.locator(".chart polyline[points='']").count()
-        if empty:
+        bars = [chart.locator("rect").count() for chart in page.locator(".chart").all()]
+        if empty or not bars or not bars[0] or not page.locator(".chart polyline").count():
             walk.problems.append(f"the charts of {span} are not full")
         walk.check(page, f"state charts that are full, {span}")
 

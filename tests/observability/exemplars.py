@@ -52,7 +52,7 @@ def scraped(service, accept):
 
 
 def check_formats():
-    """OpenMetrics is valid and has the same samples as the older text, which is what everybody else gets."""
+    """OpenMetrics is valid and has the same series as the older text, which is what everybody else gets."""
     for service in SERVICES:
         kind, text = scraped(service, f"{OPENMETRICS};version=1.0.0,text/plain;q=0.5")
         if kind != f"{OPENMETRICS}; version=1.0.0; charset=utf-8":

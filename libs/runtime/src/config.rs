@@ -215,9 +215,12 @@ fn name_whole(error: &mut clap::Error, arguments: &[OsString]) {
     let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else {
         return;
     };
-    let is_cluster = error.kind() == UnknownArgument && flag.len() == 2 && flag.starts_with('-');
-    let mut texts = arguments.iter().skip(1).filter_map(|one| one.to_str());
-    let whole = texts.find(|one| one.len() > 2 && one.starts_with(flag.as_str()));
+    let is_cluster =
+        error.kind() == UnknownArgument && flag.chars().count() == 2 && flag.starts_with('-');
+    let texts = arguments.iter().skip(1).filter_map(|one| one.to_str());
+    let mut options = texts.take_while(|one| *one != "--");
+    let whole = options.find(|one| one.starts_with(flag.as_str()));
+    let whole = whole.filter(|one| one.len() > flag.len());
     if let Some(whole) = whole.filter(|_| is_cluster).map(str::to_owned) {
         if error.get(ContextKind::Suggested).is_some() {
             let tip = format!("to pass '{whole}' as a value, use '-- {whole}'");

@@ -130,8 +130,13 @@ impl Problem {
     /// may see the page.
     fn text(&self) -> String {
         match self {
-            Self::Store(_) => "The database did not answer. Try it again in a moment; if that lasts, look at the console's log, \
-                               or at what esimctl doctor says."
+            Self::Store(error) if error.is_transient() => {
+                "The database did not answer. Try it again in a moment; if that lasts, look at the console's log, or at what \
+                 esimctl doctor says."
+                    .to_owned()
+            }
+            Self::Store(_) => "The database refused what this page asked, and trying it again will not help. The console's log \
+                               says why; report it."
                 .to_owned(),
             other => other.to_string(),
         }
@@ -156,7 +161,7 @@ impl IntoResponse for Problem {
         }
         match &self {
             Self::Store(error) => {
-                tracing::error!(%error, "the database did not answer a page of the console; its operator was asked to try it again");
+                tracing::error!(%error, "the database did not answer a page of the console, or refused what it asked; its reader was told which");
             }
             Self::BrokenOff { text, cause, .. } => {
                 tracing::error!(

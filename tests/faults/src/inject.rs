@@ -355,13 +355,13 @@ async fn is_ready(process: &mut Process) -> bool {
 /// not wait until the process is ready, because the servers that it needs may be down.
 async fn befall(process: &mut Process, planned: &Planned) -> Result<Option<u64>> {
     // A process that cannot open what it needs to start ends, as it should, and one that has just
-    // begun has no clock or memory to spoil yet.
+    // begun has no clock or memory to spoil yet. What is not applied counts neither as met nor as missed.
     let needs_ready = matches!(
         planned.fault,
         Fault::FilesExhausted | Fault::MemoryExhausted | Fault::ClockStepped(_)
     );
     if needs_ready && !is_ready(process).await {
-        return Ok(Some(0));
+        return Ok(None);
     }
     match planned.fault {
         Fault::Killed => {

@@ -383,8 +383,7 @@ impl Nats {
     ) -> Result<Option<u64>> {
         let leader = self.leader(stream).await;
         if let Fault::JobsRepeated(late) = fault {
-            let repeated = repeat(self.servers[leader].url(), stream, late, lasts).await?;
-            return Ok(Some(repeated));
+            return repeat(self.servers[leader].url(), stream, late, lasts).await;
         }
         let all = 0..self.servers.len();
         let victims: Vec<usize> = match fault {
@@ -430,20 +429,25 @@ impl Nats {
     }
 }
 
-/// Publishes each message of a stream once more, so much later. Returns how many.
-async fn repeat(url: &str, stream: &str, late: Duration, lasts: Duration) -> Result<u64> {
+/// Publishes each message of a stream once more, so much later. Returns how many, or `None` if there was
+/// no stream all the while, because its servers were wiped and no service has made it again yet.
+async fn repeat(url: &str, stream: &str, late: Duration, lasts: Duration) -> Result<Option<u64>> {
+    let until = tokio::time::Instant::now() + lasts;
     // It does not hear what it publishes itself.
     let client = async_nats::ConnectOptions::new().no_echo();
     let client = client.connect(url).await?;
-    let stream = async_nats::jetstream::new(client.clone())
-        .get_stream(stream)
-        .await?;
+    let context = async_nats::jetstream::new(client.clone());
+    let made = wait::until(lasts, "the stream of jobs", async || {
+        Ok(context.get_stream(stream).await.ok())
+    });
+    let Ok(stream) = made.await else {
+        return Ok(None);
+    };
     let mut heard = Vec::new();
     for subject in stream.cached_info().config.subjects.clone() {
         heard.push(client.subscribe(subject).await?);
     }
     let mut heard = select_all(heard);
-    let until = tokio::time::Instant::now() + lasts;
     let mut repeating = JoinSet::new();
     while let Ok(Some(message)) = tokio::time::timeout_at(until, heard.next()).await {
         let client = client.clone();
@@ -461,5 +465,5 @@ async fn repeat(url: &str, stream: &str, late: Duration, lasts: Duration) -> Res
         repeated += 1;
     }
     client.flush().await?;
-    Ok(repeated)
+    Ok(Some(repeated))
 }

@@ -292,14 +292,14 @@ fn recovery_counts_from_the_end_to_an_order_that_was_sent_later() {
 #[test]
 fn a_kind_of_fault_that_never_strikes_is_red_once_some_should_have() {
     let kind = |counted, struck| Kind {
-        faults: 6,
+        faults: 10,
         counted,
         struck,
         ..Kind::default()
     };
-    assert!(kind(6, 0).never_struck());
-    assert!(!kind(6, 1).never_struck());
-    assert!(!kind(5, 0).never_struck(), "too few to expect a strike");
+    assert!(kind(10, 0).never_struck());
+    assert!(!kind(10, 1).never_struck());
+    assert!(!kind(9, 0).never_struck(), "too few to expect a strike");
     // Nobody counts how often a process meets its own end.
     assert!(!kind(0, 0).never_struck());
 }

@@ -13,20 +13,30 @@ use super::exemplars::{self, Exemplar, Series};
 pub(crate) const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 pub(crate) const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Whether an `Accept` header asks for `OpenMetrics` 1.0.0, as that of Prometheus does.
+/// Whether an `Accept` header wants `OpenMetrics` 1.0.0 at least as much as the older text.
 pub(crate) fn asks_for_openmetrics(accept: &str) -> bool {
-    accept.split(',').any(|range| {
+    let openmetrics = weight(accept, "application/openmetrics-text", "1.0.0");
+    openmetrics > 0.0 && openmetrics >= weight(accept, "text/plain", "0.0.4")
+}
+
+/// How much an `Accept` header wants a media type, from 0 to 1.
+fn weight(accept: &str, wanted: &str, wanted_version: &str) -> f32 {
+    let weights = accept.split(',').filter_map(|range| {
         let mut parts = range.split(';').map(str::trim);
-        let is_openmetrics = parts
-            .next()
-            .is_some_and(|kind| kind.eq_ignore_ascii_case("application/openmetrics-text"));
-        is_openmetrics
-            && parts.all(|parameter| match parameter.split_once('=') {
-                Some(("version", version)) => version == "1.0.0",
-                Some(("q", weight)) => weight.parse().is_ok_and(|weight: f32| weight > 0.0),
-                _ => true,
-            })
-    })
+        if !parts.next()?.eq_ignore_ascii_case(wanted) {
+            return None;
+        }
+        let mut weight = 1.0;
+        for parameter in parts {
+            match parameter.split_once('=') {
+                Some(("version", version)) if version != wanted_version => return None,
+                Some(("q", given)) => weight = given.parse().unwrap_or(0.0),
+                _ => {}
+            }
+        }
+        Some(weight)
+    });
+    weights.fold(0.0, f32::max)
 }
 
 /// Everything that is registered, in `OpenMetrics`.
@@ -174,6 +184,8 @@ mod tests {
             "text/plain;version=0.0.4",
             "application/openmetrics-text;version=0.0.1",
             "application/openmetrics-text;version=1.0.0;q=0",
+            // An operator who wants the older text first.
+            "text/plain;version=0.0.4;q=0.6,application/openmetrics-text;version=1.0.0;q=0.5",
         ] {
             assert!(!asks_for_openmetrics(accept), "{accept}");
         }

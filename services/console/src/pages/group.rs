@@ -29,7 +29,8 @@ impl<'a> Group<'a> {
     }
 
     /// Notes what came of the next one, whose name is `name`. If the database has failed, the form ends
-    /// here: whatever is left would probably fail, too, and perhaps after a long wait.
+    /// here: if it does not answer, whatever is left would fail, too, and perhaps after a long wait; and
+    /// what it has refused somebody has to look at.
     pub(crate) fn note<R, E>(
         &mut self,
         act: &Act<R>,
@@ -70,7 +71,7 @@ impl<'a> Group<'a> {
         let why = if cause.is_transient() {
             "the database did not answer"
         } else {
-            "the database refused it, and the console's log says why"
+            "the database refused it, and the console's log says why; leave it out to settle the rest"
         };
         let rest = match self.chosen - tried {
             0 => "",
@@ -78,7 +79,7 @@ impl<'a> Group<'a> {
         };
         Problem::BrokenOff {
             text: format!(
-                "{} of {} {} recorded. Number {}, {name}, failed because {why}; its page says whether it was recorded all \
+                "{} of {} {} recorded. Number {}, {name}, failed because {why}. Its page says whether it was recorded all \
                  the same.{rest}{}",
                 number(self.done),
                 counted(self.chosen, one, several),

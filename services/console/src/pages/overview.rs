@@ -204,7 +204,7 @@ fn step(step: Step, look: &Look, times: &Times) -> StepView {
             "wait",
             vec![
                 ("Oldest waits", oldest(age)),
-                ("Held back", number(held_back(report))),
+                ("Held back (endpoints)", number(held_back(report))),
                 ("Order to webhook", halves(count(Measure::Delivered))),
                 ("Not taken at once", failed(count(Measure::Attempt))),
             ],

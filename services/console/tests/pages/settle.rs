@@ -230,10 +230,16 @@ async fn what_an_operator_may_not_say_of_a_purchase_is_not_offered() {
     bench.stop().await;
 }
 
-/// Lets the database fail whenever a row of this table is changed whose column has this value.
-async fn failing(connection: &mut PgConnection, (table, column): (&str, &str), value: &str) {
+/// Lets the database fail with this code whenever a row of this table is changed whose column has this
+/// value.
+async fn failing(
+    connection: &mut PgConnection,
+    code: &str,
+    (table, column): (&str, &str),
+    value: &str,
+) {
     let sql = format!(
-        "CREATE FUNCTION fails() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'a disk is broken'; END $$;
+        "CREATE FUNCTION fails() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'a disk is broken' USING ERRCODE = '{code}'; END $$;
          CREATE TRIGGER fails BEFORE UPDATE ON {table} FOR EACH ROW WHEN (OLD.{column} = '{value}') EXECUTE FUNCTION fails()"
     );
     sqlx::raw_sql(sqlx::AssertSqlSafe(sql))
@@ -279,7 +285,13 @@ async fn purchases_that_are_settled_until_the_database_fails_are_told() {
     .fetch_all(&mut connection)
     .await
     .unwrap();
-    failing(&mut connection, ("placements", "placement_id"), &all[1].0).await;
+    failing(
+        &mut connection,
+        "P0001",
+        ("placements", "placement_id"),
+        &all[1].0,
+    )
+    .await;
 
     let path = path(&mut browser).await;
     let page = text(&mut browser, &path).await;
@@ -352,7 +364,13 @@ async fn give_backs_that_are_settled_until_the_database_fails_are_told() {
     .fetch_all(&mut connection)
     .await
     .unwrap();
-    failing(&mut connection, ("esim_requests", "topup_id"), &topups[2]).await;
+    failing(
+        &mut connection,
+        "57P01",
+        ("esim_requests", "topup_id"),
+        &topups[2],
+    )
+    .await;
     // The partner has asked anew for the first one since the page was shown.
     sqlx::query("UPDATE esim_requests SET attempt = 2 WHERE topup_id = $1")
         .bind(&topups[0])
@@ -376,11 +394,13 @@ async fn give_backs_that_are_settled_until_the_database_fails_are_told() {
     assert_eq!(bench.recorded().await, Vec::<String>::new());
 
     let answer = browser.post("/give-backs/settle", &form).await;
-    assert_eq!(answer.status(), 500);
+    // A page that came of a form does not ask again by itself.
+    assert_eq!(answer.status(), 503);
+    assert_eq!(answer.headers().get("refresh"), None);
     let page = answer.text().await.unwrap();
     for part in [
         format!(
-            "1 of 4 give-backs was recorded. Number 3, {}, failed",
+            "1 of 4 give-backs was recorded. Number 3, {}, failed because the database did not answer. Its page",
             topups[2]
         ),
         format!(

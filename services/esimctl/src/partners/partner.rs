@@ -399,8 +399,8 @@ async fn create(new: &Create, console: &Console) -> anyhow::Result<()> {
         }
         let others = candidates(&same_name);
         format!(
-            "{shown}\nwarning: there was an account of this name and environment already, which works as before: {others}. If you did \
-             not want a second one, disable the new one with `esimctl partner set {partner_id} --disabled`."
+            "{shown}\nwarning: this name and environment were taken already, by {others}; nothing of that was changed. If you did not want a second \
+             account, disable the new one with `esimctl partner set {partner_id} --disabled`."
         )
     };
     console.print(&created, text).with_context(|| {
