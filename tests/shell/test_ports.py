@@ -3,6 +3,7 @@
 
 import contextlib
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -15,10 +16,15 @@ CHECK = "source deploy/local/lib.sh && source deploy/local/settings.sh && NATS_P
 
 
 def listener():
-    one = socket.socket()
-    one.bind(("127.0.0.1", 0))
-    one.listen()
-    return one
+    """A listener on a port that no outgoing connection of another program gets, because some tests close it and expect it to be free."""
+    for _ in range(100):
+        one = socket.socket()
+        with contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", random.randrange(10_000, 32_768)))
+            one.listen()
+            return one
+        one.close()
+    raise OSError("none of 100 ports below 32768 is free")
 
 
 def port(one):
