@@ -52,11 +52,16 @@ use tokio::task::JoinSet;
 use verdict::Broken;
 use world::{Load, Setting, World};
 
-/// How long the system may take to come to rest after the last fault, in addition to `PARK_AFTER`.
+/// How long the system may take to come to rest after the last fault, or after it last got further, in
+/// addition to `PARK_AFTER`. At many orders a second some options wait longer than the run lasts:
+/// `flapping` answers the first two attempts of each order with an error, each of which is unsettled for
+/// `SETTLE`, and a lane has few unsettled attempts at a time. What is still bought is not lost.
 ///
 /// The longest way is that of a `rate-limited` order whose sandbox was restarted last: it has forgotten the
 /// attempts, so three more are needed, which may be two minutes apart.
 const REST: Duration = Duration::from_mins(7);
+/// How many placements fewer to buy count as getting further.
+const REST_PROGRESS: i64 = 20;
 const PROGRESS: Duration = Duration::from_secs(5);
 
 /// Send orders through the pipeline while faults occur, and check that nothing is bought twice and
@@ -396,17 +401,22 @@ async fn play(run: &Run, world: &World, progress: &mut Progress) -> Result<Repor
         .max()
         .unwrap_or(begun);
     world.heal().await?;
-    let deadline = epoch.elapsed() + run.park_after + REST;
+    let rest = run.park_after + REST;
+    let healed = epoch.elapsed();
+    let (mut deadline, mut fewest) = (healed + rest, i64::MAX);
     let mut looks = tokio::time::interval(Duration::from_millis(500));
     let mut looked = 0_u32;
     while epoch.elapsed() < deadline {
         looks.tick().await;
-        if world
-            .on_the_way()
-            .await
-            .is_ok_and(|way| way == OnTheWay::default())
-        {
-            break;
+        if let Ok(way) = world.on_the_way().await {
+            if way == OnTheWay::default() {
+                break;
+            }
+            // Nobody waits longer for it than the run has lasted.
+            if way.unbought + REST_PROGRESS <= fewest {
+                fewest = way.unbought;
+                deadline = deadline.max((epoch.elapsed() + rest).min(healed + healed));
+            }
         }
         if looked.is_multiple_of(10) {
             progress.show(line(world, planned, "healing").await);

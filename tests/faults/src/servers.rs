@@ -34,6 +34,9 @@ const NOTICED: Duration = Duration::from_secs(3);
 pub const DATABASE_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a primary that was frozen and replaced goes on before it is stopped.
 const ZOMBIE: Duration = Duration::from_secs(4);
+/// How often a standby is made anew, at most, before the run gives up, and the pause before each.
+const COPIES: u32 = 4;
+const COPY_AGAIN: Duration = Duration::from_secs(2);
 /// How long the stages may take to see that their commits wait for a standby. They look once a second,
 /// unless they are stalled or have just been restarted, too.
 const SEEN: Duration = Duration::from_mins(2);
@@ -276,8 +279,18 @@ impl Postgres {
     /// Makes a new standby in place of the old primary, which does not run any more.
     async fn replace_standby(&mut self, database: &str) -> Result<()> {
         let pair = self.pair.as_mut().context("there is no standby")?;
-        let standby = copy(&self.primary, &pair.folder, pair.copies).await?;
-        pair.copies += 1;
+        // The disk may still be spoiled by another fault, so that the first copy fails.
+        let mut left = COPIES;
+        let standby = loop {
+            let copied = copy(&self.primary, &pair.folder, pair.copies).await;
+            pair.copies += 1;
+            left -= 1;
+            match copied {
+                Err(error) if left == 0 => return Err(error),
+                Err(_) => sleep(COPY_AGAIN).await,
+                Ok(standby) => break standby,
+            }
+        };
         // A run of hours replaces hundreds of servers, and their data would fill the disk.
         std::mem::replace(&mut pair.standby, standby).wipe()?;
         if pair.is_synchronous {

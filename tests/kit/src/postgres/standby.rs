@@ -41,7 +41,8 @@ impl PostgresServer {
         let output = output(&mut copy, START).await?;
         ensure!(
             output.status.success(),
-            "pg_basebackup: {}",
+            "pg_basebackup, {}: {}",
+            output.status,
             String::from_utf8_lossy(&output.stderr).trim()
         );
         standby.start_again().await?;
