@@ -472,6 +472,13 @@ async fn a_later_attempt_reads_what_a_new_provider_is_asked_for() {
     bench.settle(&[not_bought(id, 1)]).await;
     let renamed = "UPDATE topups SET provider_option_id = 'renamed' WHERE placement_id::text = $1";
     bench.set(renamed, id).await;
+    // The settlement has erased what the order wrote for its first claim. What is left, for whatever
+    // reason, is not believed either.
+    bench.stored(order_of(vec![part(PROVIDER, &[0])])).await;
+    let left = "UPDATE placements SET first_claim = (SELECT first_claim FROM placements WHERE state = 'accepted'
+                                                     AND first_claim IS NOT NULL)
+                WHERE placement_id::text = $1";
+    bench.set(left, id).await;
     let claimed = bench.claim(&[id]).await.remove(0);
     assert_eq!(
         (

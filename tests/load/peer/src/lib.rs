@@ -77,8 +77,11 @@ pub const STORED: &str = "
     SELECT option_id::text, external_order_id, iccid, smdp, activate_code, expired_date
     FROM topups JOIN orders USING (order_id) WHERE topup_id = $1";
 
-/// How many connections to `PostgreSQL` a peer opens, as many as our three services together.
-pub const CONNECTIONS: u32 = 24;
+/// How many connections to `PostgreSQL` a peer opens for its requests and for its jobs, together as
+/// many as our three services. They are apart, because a pool is first come, first served: behind 256
+/// requests, each statement of a queue would wait for all of them.
+pub const REQUEST_CONNECTIONS: u32 = 8;
+pub const JOB_CONNECTIONS: u32 = 16;
 /// How many jobs of each kind run at once. A job mostly waits for the other side.
 pub const WORKERS: u16 = 64;
 /// The pause before a purchase whose profiles are not ready is asked for again.

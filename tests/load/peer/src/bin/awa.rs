@@ -14,7 +14,7 @@ use peer::partner::{Partners, Row};
 use peer::provider::{Esim, Provider, Purchase, Unit};
 use peer::server::{Order, Orders, router};
 use peer::webhook::{Stored, Webhooks};
-use peer::{CONNECTIONS, NOT_READY, WORKERS, log, setting, stopped};
+use peer::{JOB_CONNECTIONS, NOT_READY, REQUEST_CONNECTIONS, WORKERS, log, setting, stopped};
 use serde::{Deserialize, Serialize};
 use sqlx::{PgPool, postgres::PgPoolOptions};
 use std::time::Duration;
@@ -49,7 +49,7 @@ struct Tools {
 async fn main() -> Result<()> {
     log();
     let pool = PgPoolOptions::new()
-        .max_connections(CONNECTIONS)
+        .max_connections(JOB_CONNECTIONS)
         .connect(&setting("DATABASE_URL")?)
         .await?;
     awa::migrations::run(&pool).await?;
@@ -79,7 +79,11 @@ async fn main() -> Result<()> {
     client.start().await?;
 
     let listener = TcpListener::bind(setting("LISTEN")?).await?;
-    let router = router(Awa { pool }, partners)?;
+    let requests = PgPoolOptions::new()
+        .max_connections(REQUEST_CONNECTIONS)
+        .connect(&setting("DATABASE_URL")?)
+        .await?;
+    let router = router(Awa { pool: requests }, partners)?;
     tokio::select! {
         served = async { axum::serve(listener, router).await } => served?,
         signal = stopped() => signal?,

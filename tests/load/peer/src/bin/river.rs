@@ -12,7 +12,7 @@ use peer::partner::{Partners, Row};
 use peer::provider::{Provider, Purchase, Unit};
 use peer::server::{Order, Orders, router};
 use peer::webhook::{Stored, Webhooks};
-use peer::{CONNECTIONS, NOT_READY, WORKERS, log, setting, stopped};
+use peer::{JOB_CONNECTIONS, NOT_READY, REQUEST_CONNECTIONS, WORKERS, log, setting, stopped};
 use riverqueue::database::begin_postgres;
 use riverqueue::migrate::PostgresMigrator;
 use riverqueue::sqlx::{self, PgPool, postgres::PgPoolOptions};
@@ -45,7 +45,7 @@ struct Deliver {
 async fn main() -> Result<()> {
     log();
     let pool = PgPoolOptions::new()
-        .max_connections(CONNECTIONS)
+        .max_connections(JOB_CONNECTIONS)
         .connect(&setting("DATABASE_URL")?)
         .await?;
     PostgresMigrator::new(pool.clone()).migrate_up().await?;
@@ -76,7 +76,15 @@ async fn main() -> Result<()> {
     run.wait_ready().await?;
 
     let listener = TcpListener::bind(setting("LISTEN")?).await?;
-    let router = router(River { client, pool }, partners)?;
+    let requests = PgPoolOptions::new()
+        .max_connections(REQUEST_CONNECTIONS)
+        .connect(&setting("DATABASE_URL")?)
+        .await?;
+    let orders = River {
+        client,
+        pool: requests,
+    };
+    let router = router(orders, partners)?;
     tokio::select! {
         served = async { axum::serve(listener, router).await } => served?,
         signal = stopped() => signal?,
