@@ -164,7 +164,7 @@ async fn support_is_led_to_what_it_may_do_and_offered_nothing_that_would_be_refu
     sqlx::query(waits).execute(&mut connection).await.unwrap();
     wait::soon("the webhooks of the blocked endpoint", async || {
         let page = text(&mut support, "/").await;
-        let held_back = "<dt>Held back</dt><dd>1</dd>";
+        let held_back = "<dt>Held back (endpoints)</dt><dd>1</dd>";
         Ok(page.contains(held_back).then_some(()))
     })
     .await;

@@ -75,7 +75,7 @@ async fn a_second_account_of_a_name_is_made_with_a_warning_that_names_the_first(
     let id = text(&first, "partner_id");
     let again = words("partner create --name acme --environment live");
     let shown = operator.run(&again).await;
-    shown.says("warning: there was an account of this name");
+    shown.says("warning: this name and environment were taken already");
     shown.says(&format!("{id} (live)"));
     shown.says("shown only now");
     let third = operator.json(&create).await;
