@@ -338,9 +338,11 @@ fn split(sealed: &[u8]) -> Option<(&str, &[u8])> {
 }
 
 /// The id of the key that a value was sealed with. `head` is the beginning of the value, at least
-/// its first [`HEAD`] bytes.
+/// its first [`HEAD`] bytes. A damaged value may name an id with a NUL, which no key has and which
+/// `PostgreSQL` stores in no text, so that it would stop whoever records it.
 pub fn key_id(head: &[u8]) -> Option<&str> {
-    split(head).map(|(id, _)| id)
+    let (id, _) = split(head)?;
+    (!id.contains('\0')).then_some(id)
 }
 
 impl std::fmt::Debug for Vault {
@@ -459,6 +461,14 @@ mod tests {
         let other = SecretString::from(key("a", 3));
         let twice = Vault::of(&[(Keyring::Partners, &partners), (Keyring::Webhooks, &other)]);
         assert_eq!(twice.unwrap_err(), VaultError::DuplicateKey("a".into()));
+    }
+
+    #[test]
+    fn a_damaged_value_names_no_key_that_a_text_cannot_hold() {
+        assert_eq!(key_id(b"\x02ab!"), Some("ab"));
+        for damaged in [&b""[..], b"\x05ab", b"\x02\xff\xfe!", b"\x02a\0!"] {
+            assert_eq!(key_id(damaged), None, "{damaged:?}");
+        }
     }
 
     #[test]
