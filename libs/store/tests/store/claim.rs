@@ -103,7 +103,7 @@ async fn no_placement_is_taken_up_twice() {
 #[tokio::test]
 async fn repeated_messages_buy_nothing_twice() {
     let bench = Bench::new().await;
-    for _ in 0..20 {
+    for round in 1..=20 {
         let named = bench.due(20).await;
         let backwards: Vec<_> = named.iter().rev().copied().collect();
         // Two replicas have the same messages while a third claims due rows.
@@ -120,6 +120,12 @@ async fn repeated_messages_buy_nothing_twice() {
         assert_eq!(&(&one | &other) | &third, named.iter().copied().collect());
         // A message that comes once more, after all of them.
         assert!(bench.claim(&named).await.is_empty());
+        let begun = "SELECT count(*) FROM placements WHERE state = 'placing' AND attempt = 1";
+        let begun: i64 = sqlx::query_scalar(begun)
+            .fetch_one(&mut *bench.connection().await)
+            .await
+            .unwrap();
+        assert_eq!(begun, 20 * round);
     }
 }
 
