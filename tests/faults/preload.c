@@ -72,8 +72,8 @@ int accept4(int file, struct sockaddr *address, socklen_t *length, int flags) {
   return opened(hidden(file, address, length, flags));
 }
 
-/* The process gets no memory by malloc (its calloc and realloc go on), which ends a program in Rust. The second name of the hidden function is used, because a
-   search for the first one could itself ask for memory. */
+/* The process gets no memory by malloc (its calloc and realloc go on), which ends a program in Rust. The second name of
+   the hidden function is used, because a search for the first one could itself ask for memory. */
 extern void *__libc_malloc(size_t size);
 void *malloc(size_t size) {
   if (!value(MEMORY)) return __libc_malloc(size);

@@ -220,17 +220,18 @@ fn name_whole(error: &mut clap::Error, arguments: &[OsString]) {
     let texts = arguments.iter().skip(1).filter_map(|one| one.to_str());
     let mut options = texts.take_while(|one| *one != "--");
     let whole = options.find(|one| one.starts_with(flag.as_str()));
-    let whole = whole.filter(|one| one.len() > flag.len());
-    if let Some(whole) = whole.filter(|_| is_cluster).map(str::to_owned) {
-        if error.get(ContextKind::Suggested).is_some() {
-            let tip = format!("to pass '{whole}' as a value, use '-- {whole}'");
-            error.insert(
-                ContextKind::Suggested,
-                ContextValue::StyledStrs(vec![tip.into()]),
-            );
-        }
-        error.insert(ContextKind::InvalidArg, ContextValue::String(whole));
+    let Some(whole) = whole.filter(|one| is_cluster && one.len() > flag.len()) else {
+        return;
+    };
+    let whole = whole.to_owned();
+    if error.get(ContextKind::Suggested).is_some() {
+        let tip = format!("to pass '{whole}' as a value, use '-- {whole}'");
+        error.insert(
+            ContextKind::Suggested,
+            ContextValue::StyledStrs(vec![tip.into()]),
+        );
     }
+    error.insert(ContextKind::InvalidArg, ContextValue::String(whole));
 }
 
 /// The command line of `C`, with the version, the subcommands that programs share, and the

@@ -105,7 +105,7 @@ impl Requests {
             KeyValue::new(HTTP_ROUTE, route.to_owned()),
         ];
         let seconds = request.began.elapsed().as_secs_f64();
-        self.duration.record(seconds, &attributes, span);
+        self.duration.record_in(seconds, &attributes, span);
     }
 }
 

@@ -18,7 +18,6 @@ use store::{
     deliveries::{Content, Delivery},
     figures::Measure,
 };
-use tracing::Span;
 
 use crate::schedule::Next;
 
@@ -160,8 +159,7 @@ impl Metrics {
             KeyValue::new("environment", environment.to_owned()),
         ];
         self.attempts.add(1, &of);
-        self.attempt_duration
-            .record(took.as_secs_f64(), &[], &Span::current());
+        self.attempt_duration.record(took.as_secs_f64(), &[]);
     }
 
     /// Counts a webhook that has used up its retries.
@@ -173,13 +171,13 @@ impl Metrics {
         self.figures
             .took(Measure::Delivered, "", since_order, false);
         self.delivery_duration
-            .record(since_order.as_secs_f64(), &[], &Span::current());
+            .record(since_order.as_secs_f64(), &[]);
     }
 
     fn delivered_at_once(&self, environment: &str, since_ready: Duration) {
         let environment = KeyValue::new("environment", environment.to_owned());
         self.ready_duration
-            .record(since_ready.as_secs_f64(), &[environment], &Span::current());
+            .record(since_ready.as_secs_f64(), &[environment]);
     }
 
     pub fn redeliveries(&self, running: usize) {

@@ -22,7 +22,6 @@ use store::{
     figures::Measure,
     providers::{self, Backlog, BreakerState},
 };
-use tracing::Span;
 
 use crate::providers::Balance;
 
@@ -207,8 +206,7 @@ impl Metrics {
     ) {
         self.figures.took(Measure::Call, name, took, failed);
         let asked = [provider(name), KeyValue::new("call", call)];
-        self.call_duration
-            .record(took.as_secs_f64(), &asked, &Span::current());
+        self.call_duration.record(took.as_secs_f64(), &asked);
         let [name, call] = asked;
         self.calls
             .add(1, &[name, call, KeyValue::new("outcome", outcome)]);
@@ -262,11 +260,10 @@ impl Metrics {
     /// accepted.
     pub fn ready(&self, name: &str, units: usize, since_order: Duration) {
         self.topups(name, "ready", units);
-        let span = Span::current();
         for _ in 0..units {
             self.figures.took(Measure::Ready, name, since_order, false);
             self.ready_duration
-                .record(since_order.as_secs_f64(), &[provider(name)], &span);
+                .record(since_order.as_secs_f64(), &[provider(name)]);
         }
     }
 

@@ -403,7 +403,8 @@ async fn play(run: &Run, world: &World, progress: &mut Progress) -> Result<Repor
     world.heal().await?;
     let rest = run.park_after + REST;
     let healed = epoch.elapsed();
-    let (mut deadline, mut fewest) = (healed + rest, i64::MAX);
+    let mut deadline = healed + rest;
+    let mut fewest = i64::MAX;
     let mut looks = tokio::time::interval(Duration::from_millis(500));
     let mut looked = 0_u32;
     while epoch.elapsed() < deadline {

@@ -35,10 +35,21 @@ impl Durations {
         }
     }
 
-    /// Records a duration. If `span` is recorded, too, its trace becomes the exemplar of the bucket.
-    pub fn record(&self, seconds: f64, attributes: &[KeyValue], span: &Span) {
+    /// Records a duration. If the current span is recorded, too, its trace becomes the exemplar of the
+    /// bucket; if no spans are, it is not even asked for.
+    pub fn record(&self, seconds: f64, attributes: &[KeyValue]) {
+        self.record_of(seconds, attributes, Span::current);
+    }
+
+    /// Does the same as [`record`](Self::record) for a span that is not the current one.
+    pub fn record_in(&self, seconds: f64, attributes: &[KeyValue], span: &Span) {
+        self.record_of(seconds, attributes, || span.clone());
+    }
+
+    fn record_of(&self, seconds: f64, attributes: &[KeyValue], span: impl FnOnce() -> Span) {
         self.histogram.record(seconds, attributes);
         if is_recorded() {
+            let span = span();
             let context = span.context();
             let span = context.span();
             self.exemplars.note(

@@ -139,7 +139,8 @@ fn write_exemplar(text: &mut String, exemplar: &Exemplar) -> fmt::Result {
         seconds,
         at,
     } = exemplar;
-    let (second, rest) = (at.div_euclid(1_000), at.rem_euclid(1_000));
+    let second = at.div_euclid(1_000);
+    let rest = at.rem_euclid(1_000);
     let seconds = number(*seconds);
     write!(
         text,
