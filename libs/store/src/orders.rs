@@ -146,8 +146,7 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
 
     let (placements, topups) = parts(&sorted);
     // `stored` stores the orders whose external id is free. `new_placements` and `new_topups` store
-    // the parts of these orders only. Where commits wait for a standby, they all do: a reader would have
-    // to wait for it instead, and could read nothing while it is gone.
+    // the parts of these orders only.
     let stored: Vec<Uuid> = retry_conflicts!(async {
         let query = sqlx::query_scalar!(
             r#"WITH stored AS (
@@ -157,9 +156,12 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
                    INSERT INTO orders (order_id, partner_id, external_order_id, traceparent, answer_by, answering)
                    SELECT order_id, partner_id, external_order_id, traceparent,
                           now() + make_interval(secs => answer_within), answering
-                   FROM unnest($12::uuid[], $13::uuid[], $14::text[], $15::text[], $16::float8[], $17::uuid[])
+                   FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::float8[], $6::uuid[])
                        AS new (order_id, partner_id, external_order_id, traceparent, answer_within, answering)
-                   CROSS JOIN commit_without_flush($19 AND current_setting('synchronous_standby_names') = '')
+                   -- It sets synchronous_commit for this transaction. Where commits wait for a standby, each one
+                   -- does: whoever reads such an order would have to wait for the standby instead, and could read
+                   -- nothing while it is gone.
+                   CROSS JOIN commit_without_flush($7 AND current_setting('synchronous_standby_names') = '')
                    WHERE (SELECT true FROM archived_orders a
                           WHERE a.external_order_id = new.external_order_id AND a.partner_id = new.partner_id
                             AND NOT a.refused LIMIT 1) IS NULL
@@ -168,37 +170,37 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
                    INSERT INTO placements (placement_id, order_id, partner_id, provider, lane, alternatives, first_claim)
                    SELECT new.placement_id, new.order_id, new.partner_id, new.provider, new.lane,
                           new.alternatives::jsonb, new.first_claim
-                   FROM unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::text[], $5::text[], $18::text[], $20::text[])
+                   FROM unnest($8::uuid[], $9::uuid[], $10::uuid[], $11::text[], $12::text[], $13::text[], $14::text[])
                        AS new (placement_id, order_id, partner_id, provider, lane, alternatives, first_claim)
                    JOIN stored ON stored.order_id = new.order_id
                ), new_topups AS (
                    INSERT INTO topups (topup_id, placement_id, position, option_id, provider_option_id)
                    SELECT new.topup_id, new.placement_id, new.position, new.option_id, new.provider_option_id
-                   FROM unnest($6::text[], $7::uuid[], $8::uuid[], $9::int[], $10::uuid[], $11::text[])
+                   FROM unnest($15::text[], $16::uuid[], $17::uuid[], $18::int[], $19::uuid[], $20::text[])
                        AS new (topup_id, order_id, placement_id, position, option_id, provider_option_id)
                    JOIN stored ON stored.order_id = new.order_id
                )
                SELECT order_id AS "order_id!" FROM stored"#,
-            &placements.ids,
-            &placements.orders,
-            &placements.partners,
-            &placements.providers as &[&str],
-            &placements.lanes as &[&str],
-            &topups.ids as &[&str],
-            &topups.orders,
-            &topups.placements,
-            &topups.positions,
-            &topups.options,
-            &topups.provider_options as &[&str],
             &order_ids,
             &partner_ids,
             &external_ids as &[&str],
             &traceparents as &[Option<&str>],
             &answers,
             &answering as &[Option<Uuid>],
-            &placements.alternatives as &[Option<String>],
             all_wait,
+            &placements.ids,
+            &placements.orders,
+            &placements.partners,
+            &placements.providers as &[&str],
+            &placements.lanes as &[&str],
+            &placements.alternatives as &[Option<String>],
             &placements.first_claims as &[Option<String>],
+            &topups.ids as &[&str],
+            &topups.orders,
+            &topups.placements,
+            &topups.positions,
+            &topups.options,
+            &topups.provider_options as &[&str],
         );
         Ok::<_, Error>(query.fetch_all(&mut *connection).await?)
     })?;

@@ -160,7 +160,7 @@ impl Handler for PlacementHandler {
     ) -> anyhow::Result<Vec<(PlacementId, Claimed)>> {
         let claim = match class {
             Class::Fresh => Claim::Fresh,
-            Class::Due => Claim::Due,
+            Class::Due => Claim::Due(self.activity),
         };
         let claimed = self.context.claim(rows, claim).await?;
         Ok(claimed

@@ -21,7 +21,9 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{FirstClaim, Outcome, Settlement, Statements, first::may_still_answer, settle};
+use super::{
+    Activity, FirstClaim, Outcome, Settlement, Statements, first::may_still_answer, settle,
+};
 
 /// How placements are claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,9 +33,11 @@ pub enum Claim {
     /// may name a placement that has due work; the next claim of that work finds that it no longer
     /// applies and deletes it.
     Fresh,
-    /// Placements with due work, in any state. The claim first takes their leases.
-    Due,
-    /// Like `Due`, but even while the breaker of the provider is open; see
+    /// Placements with due work of this activity, in any state. The claim first takes their leases. Work
+    /// that has become the other activity's since it was found is left to that one's worker, so that no
+    /// purchase begins under a permit for look-ups.
+    Due(Activity),
+    /// Placements with due work of either activity, even while the breaker of the provider is open; see
     /// [`crate::providers::probe`].
     Probe,
 }
@@ -143,8 +147,8 @@ pub async fn claim(
     let ids = uuids(placements);
     match which {
         Claim::Fresh => claim_fresh(connection, provider, &ids).await,
-        Claim::Due => claim_due(connection, provider, &ids, lease, false).await,
-        Claim::Probe => claim_due(connection, provider, &ids, lease, true).await,
+        Claim::Due(activity) => claim_due(connection, provider, &ids, lease, Some(activity)).await,
+        Claim::Probe => claim_due(connection, provider, &ids, lease, None).await,
     }
 }
 
@@ -161,12 +165,12 @@ async fn claim_fresh(
         placements,
         false
     ))?;
-    let (mut claimed, unread) = with_first_claims(begun, true);
+    let (mut claimed, unread) = split_by_first_claim(begun, true);
     claimed.extend(read_or_park(connection, provider, &unread, true).await);
     Ok(claimed)
 }
 
-/// Claims placements with due work, in any state.
+/// Claims placements with due work of an activity, in any state. Without an activity it is a probe.
 ///
 /// 1. Each is leased, so that no other process claims it until `lease` has passed.
 /// 2. An attempt is recorded of those that are `accepted`.
@@ -179,16 +183,17 @@ async fn claim_due(
     provider: &str,
     placements: &[Uuid],
     lease: Duration,
-    probe: bool,
+    activity: Option<Activity>,
 ) -> Result<Vec<Claimed>> {
-    let leased = take_leases(connection, provider, placements, lease, probe).await?;
+    let leased = take_leases(connection, provider, placements, lease, activity).await?;
     if leased.is_empty() {
         return Ok(Vec::new());
     }
+    let probe = activity.is_none();
     let begun = retry_conflicts!(begin_attempts(&mut *connection, provider, &leased, probe))?;
     let begun_ids: HashSet<Uuid> = begun.iter().map(|row| row.placement_id).collect();
     let others = leased.into_iter().filter(|id| !begun_ids.contains(id));
-    let (mut claimed, mut unread) = with_first_claims(begun, false);
+    let (mut claimed, mut unread) = split_by_first_claim(begun, false);
     unread.extend(others.map(|placement_id| Unread {
         placement_id,
         begun: None,
@@ -203,13 +208,16 @@ async fn claim_due(
 
 /// Divides the placements whose attempts were recorded: those whose rows say all that the purchase
 /// needs, and those of which it has to be read.
-fn with_first_claims(begun: Vec<Begun>, fresh: bool) -> (Vec<Claimed>, Vec<Unread>) {
+fn split_by_first_claim(begun: Vec<Begun>, fresh: bool) -> (Vec<Claimed>, Vec<Unread>) {
     let mut claimed = Vec::with_capacity(begun.len());
     let mut unread = Vec::new();
     for row in begun {
-        match row.claimed(fresh) {
-            Ok(placement) => claimed.push(placement),
-            Err(begun) => unread.push(begun),
+        match row.first_claim.as_deref().and_then(FirstClaim::parse) {
+            Some(first) => claimed.push(row.claimed(first, fresh)),
+            None => unread.push(Unread {
+                placement_id: row.placement_id,
+                begun: Some(row.attempt),
+            }),
         }
     }
     (claimed, unread)
@@ -256,23 +264,25 @@ async fn read_or_park(
 ///
 /// `free` finds the rows of due work that are still due. Between the look that found them and this
 /// statement they have waited for a permit, so another process may have leased them, which moved
-/// `at` into the future, or the breaker may have opened. `SKIP LOCKED` leaves out rows that another
-/// process is leasing at this moment, so that no claim waits for another one. The `UPDATE` then
-/// takes the leases: it moves `at` to the end of the lease. A placement that has gone to another
-/// provider meanwhile is left to that provider. `$3` is true for a probe, which an open
-/// breaker does not stop.
+/// `at` into the future, or the breaker may have opened. Or another process has looked up and found no
+/// purchase, so that the row is due to buy again, which needs a permit of the other activity. `SKIP LOCKED` leaves out rows that another process is leasing at this
+/// moment, so that no claim waits for another one. The `UPDATE` then takes the leases: it moves `at` to
+/// the end of the lease. A placement that has gone to another provider meanwhile is left to that
+/// provider. `$3` is true for a probe, which neither an open breaker stops nor belongs to one activity.
 async fn take_leases(
     connection: &mut PgConnection,
     provider: &str,
     placements: &[Uuid],
     lease: Duration,
-    probe: bool,
+    activity: Option<Activity>,
 ) -> Result<Vec<Uuid>> {
+    let kinds = activity.map_or(&[][..], Activity::kinds);
+    let kinds: Vec<&str> = kinds.iter().map(|kind| kind.as_str()).collect();
     let query = sqlx::query_scalar!(
         "WITH free AS (
              SELECT w.id FROM work w
              WHERE w.id = ANY ($1) AND w.provider = $4 AND w.at <= now()
-               AND ($3 OR NOT EXISTS (
+               AND ($3 OR w.kind = ANY ($5) AND NOT EXISTS (
                    SELECT FROM providers p WHERE p.name = w.provider AND p.open_until IS NOT NULL))
              FOR UPDATE SKIP LOCKED
          )
@@ -281,8 +291,9 @@ async fn take_leases(
          RETURNING id",
         placements,
         seconds(lease),
-        probe,
+        activity.is_none(),
         provider,
+        &kinds as &[&str],
     );
     Ok(query.fetch_all(connection).await?)
 }
@@ -342,15 +353,7 @@ struct Begun {
 }
 
 impl Begun {
-    /// The claimed placement. The error is what has to be read, because its row does not say it.
-    fn claimed(self, fresh: bool) -> std::result::Result<Claimed, Unread> {
-        let first = self.first_claim.as_deref().and_then(FirstClaim::parse);
-        let Some(first) = first else {
-            return Err(Unread {
-                placement_id: self.placement_id,
-                begun: Some(self.attempt),
-            });
-        };
+    fn claimed(self, first: FirstClaim, fresh: bool) -> Claimed {
         let age = age(self.age);
         let topup = |(topup_id, option_id, provider_option_id)| ClaimedTopup {
             topup_id,
@@ -359,7 +362,7 @@ impl Begun {
             provider_unit_id: None,
             pending: true,
         };
-        Ok(Claimed {
+        Claimed {
             placement_id: self.placement_id.into(),
             order_id: self.order_id.into(),
             partner_id: self.partner_id.into(),
@@ -378,7 +381,7 @@ impl Begun {
             traceparent: first.traceparent,
             reference: None,
             topups: first.units.into_iter().map(topup).collect(),
-        })
+        }
     }
 }
 

@@ -171,10 +171,11 @@ impl Bench {
         due
     }
 
-    /// Claims what is due, as a provisioner does.
+    /// Claims what is due, as the two workers of a provisioner do.
     pub async fn claim_due(&self, provider: &str, limit: usize) -> Vec<Claimed> {
         let due = self.find_due(provider, limit).await;
-        self.claim_as(provider, &due, Claim::Due).await
+        let of = async |activity| self.claim_as(provider, &due, Claim::Due(activity)).await;
+        [of(Activity::Purchases).await, of(Activity::LookUps).await].concat()
     }
 
     /// Makes placements due that many seconds from now, negative in the past.

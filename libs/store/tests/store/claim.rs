@@ -70,6 +70,7 @@ async fn no_placement_is_taken_up_twice() {
         let mut mine = Vec::new();
         let mut after = None;
         let mut connection = bench.connection().await;
+        let due = Claim::Due(Activity::Purchases);
         loop {
             let look = Look {
                 limit: 7,
@@ -85,8 +86,7 @@ async fn no_placement_is_taken_up_twice() {
             if found.is_empty() && after.is_none() {
                 return mine;
             }
-            let claimed =
-                placements::claim(&mut connection, PROVIDER, &found, Claim::Due, LEASE).await;
+            let claimed = placements::claim(&mut connection, PROVIDER, &found, due, LEASE).await;
             let claimed = claimed.unwrap();
             assert!(claimed.len() <= 7);
             mine.extend(claimed.iter().map(|one| {
@@ -157,6 +157,29 @@ async fn what_another_has_locked_is_left_to_it() {
     );
 }
 
+/// A look-up waits for its permit while another process makes it and finds no purchase. The same row is
+/// due to buy again then, for which there has to be a permit of purchases.
+#[tokio::test]
+async fn who_waited_to_look_up_buys_nothing() {
+    let bench = Bench::new().await;
+    let named = [placement(&bench.placing(1).await)];
+    bench.settle(&[unknown(named[0], 1)]).await;
+    bench.due_in(&named, 0.0).await;
+    let waiting = bench.find_due(PROVIDER, 1).await;
+    assert_eq!(waiting, named);
+
+    bench.settle(&[not_bought(named[0], 1)]).await;
+    bench.due_in(&named, 0.0).await;
+    let look_up = bench.claim_as(PROVIDER, &waiting, Claim::Due(Activity::LookUps));
+    assert_eq!(ids(&look_up.await), HashSet::new());
+    let purchase = bench.claim_as(PROVIDER, &named, Claim::Due(Activity::Purchases));
+    let purchase = purchase.await;
+    assert_eq!(
+        (purchase[0].was, purchase[0].attempt),
+        (PlacementState::Accepted, 2)
+    );
+}
+
 #[tokio::test]
 async fn a_message_takes_up_only_what_is_accepted() {
     let bench = Bench::new().await;
@@ -197,14 +220,10 @@ async fn a_lease_ends_and_then_nothing_is_bought_again() {
     for _ in 0..2 {
         bench.due_in(&named, 0.0).await;
         let found = bench.find_due(PROVIDER, 1).await;
-        let claim = placements::claim(
-            &mut connection,
-            PROVIDER,
-            &found,
-            Claim::Due,
-            Duration::from_millis(1),
-        );
-        let again = claim.await.unwrap();
+        let due = Claim::Due(Activity::LookUps);
+        let lease = Duration::from_millis(1);
+        let again = placements::claim(&mut connection, PROVIDER, &found, due, lease).await;
+        let again = again.unwrap();
         assert_eq!(
             (again[0].was, again[0].attempt),
             (PlacementState::Placing, 1)
@@ -218,12 +237,8 @@ async fn a_lease_ends_and_then_nothing_is_bought_again() {
         )
         .await;
     for claimed in [1, 0] {
-        let claim = placements::claim(&mut connection, PROVIDER, &named, Claim::Due, LEASE);
-        assert_eq!(
-            claim.await.unwrap().len(),
-            claimed,
-            "the claim takes the lease"
-        );
+        let claim = bench.claim_as(PROVIDER, &named, Claim::Due(Activity::LookUps));
+        assert_eq!(claim.await.len(), claimed, "the claim takes the lease");
     }
 }
 
@@ -369,7 +384,7 @@ async fn the_work_of_a_placement_that_is_just_being_resolved_is_not_deleted() {
     let mut holder = bench.pool.begin().await.unwrap();
     execute(&mut holder, "LOCK TABLE esims IN ACCESS EXCLUSIVE MODE").await;
     let due = [named];
-    let claim = bench.claim_as(PROVIDER, &due, Claim::Due);
+    let claim = bench.claim_as(PROVIDER, &due, Claim::Due(Activity::LookUps));
     let resolving = async {
         let is_leased = "SELECT at > now() FROM work WHERE id::text = $1";
         wait::soon("the lease", async || {

@@ -11,7 +11,7 @@ use desk::operator::{
 use domain::{Command, HistoryKind, PlacementId, Reason, reason::Code};
 use pg::actions::{Action, Actor, Via};
 use store::{
-    placements::{Claim, asked},
+    placements::{Activity, Claim, asked},
     providers::{self, BreakerLimits},
 };
 
@@ -185,7 +185,9 @@ async fn purchases_on_hold_are_asked_about_and_stay_there_unless_they_are_found(
     assert_eq!(again.unwrap(), None, "the form has asked already");
     let changed = bench.changed().await.1;
     assert_eq!(changed["asked"].as_array().unwrap().len(), 2, "{changed}");
-    let mut claimed = bench.claim_as(PROVIDER, &ids[..2], Claim::Due).await;
+    let mut claimed = bench
+        .claim_as(PROVIDER, &ids[..2], Claim::Due(Activity::LookUps))
+        .await;
     claimed.sort_by_key(|one| one.placement_id == ids[1]);
     assert_eq!(claimed.len(), 2);
     assert!(claimed.iter().all(|one| one.placed_age.is_none()));
@@ -226,7 +228,7 @@ async fn purchases_on_hold_are_asked_about_and_stay_there_unless_they_are_found(
     assert!(answers[&ids[1].uuid()].proves_absence(), "{answers:?}");
     assert!(
         bench
-            .claim_as(PROVIDER, &ids[1..2], Claim::Due)
+            .claim_as(PROVIDER, &ids[1..2], Claim::Due(Activity::LookUps))
             .await
             .is_empty()
     );

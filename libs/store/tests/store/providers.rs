@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use domain::{PartnerId, PlacementId};
-use store::placements::{self, Claim, Outcome, Progress};
+use store::placements::{Claim, Outcome, Progress};
 use store::providers::{self, Backlog, BreakerLimits, BreakerState, ProviderBreaker};
 
 use crate::bench::{
@@ -125,7 +125,7 @@ async fn an_open_breaker_is_probed_once_at_a_time_and_opens_for_longer_each_time
 
     for expected in [20.0, 35.0, 35.0] {
         bench.wait_for_half_open().await;
-        assert!(bench.claim_as(PROVIDER, &[id], Claim::Due).await.is_empty());
+        assert!(bench.claim_due(PROVIDER, 1).await.is_empty());
         assert!(bench.claim(&[id]).await.is_empty());
         let probes = futures_util::future::join_all((0..4).map(|_| bench.probe())).await;
         let mut probes = probes.into_iter().flatten();
@@ -314,10 +314,7 @@ async fn answers_that_leave_it_open_are_counted_in_a_row() {
     let id = placement(&order);
     let again = async || {
         bench.make_due(id).await;
-        let mut connection = bench.connection().await;
-        let lease = Duration::from_millis(1);
-        let claimed = placements::claim(&mut connection, PROVIDER, &[id], Claim::Due, lease).await;
-        let claimed = claimed.unwrap();
+        let claimed = bench.claim_due(PROVIDER, 1).await;
         (claimed[0].unknowns, claimed[0].attempt)
     };
     for unknowns in 1..4 {

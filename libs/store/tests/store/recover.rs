@@ -8,7 +8,7 @@ use domain::{PartnerId, PlacementState};
 use pg::actions::Mode;
 use sqlx::{ConnectOptions, postgres::PgConnectOptions};
 use store::orders::NewOrder;
-use store::placements::{self, Claim};
+use store::placements::{self, Activity, Claim};
 use tools::recover::{self, NotRecovered, Recovered};
 
 use crate::bench::{
@@ -88,8 +88,9 @@ async fn what_may_have_been_bought_is_looked_up_and_nothing_else_is_touched() {
     );
     let due = bench.find_due(PROVIDER, 100).await;
     let mut connection = bench.connection().await;
+    let looked_up = Claim::Due(Activity::LookUps);
     let lease = Duration::from_millis(1);
-    let claimed = placements::claim(&mut connection, PROVIDER, &due, Claim::Due, lease).await;
+    let claimed = placements::claim(&mut connection, PROVIDER, &due, looked_up, lease).await;
     let mut claimed = claimed.unwrap();
     claimed.retain(|one| one.was == PlacementState::Placing);
     assert_eq!(claimed.len(), 2);

@@ -13,7 +13,7 @@ use store::{
     deliveries::{self, AttemptResult, resends},
     esim_requests,
     orders::{self, NewOrder},
-    placements::{self, Claim, Claimed},
+    placements::{self, Activity, Claim, Claimed},
 };
 use tools::{
     archive,
@@ -196,7 +196,10 @@ impl World {
                 .iter()
                 .map(|(order, _)| placement(order))
                 .collect();
-            for claimed in self.claimed(side, &named, Claim::Due).await {
+            for claimed in self
+                .claimed(side, &named, Claim::Due(Activity::LookUps))
+                .await
+            {
                 let of = |(order, _): &&(NewOrder, bool)| placement(order) == claimed.placement_id;
                 let order = self.placed.iter().find(of).unwrap();
                 if claimed.was != domain::PlacementState::Placed {
