@@ -11,9 +11,10 @@
 //!   [`batcher`] collects what is sent together, and [`streams`] has the connection, the streams
 //!   and the subjects. [`majority`] watches whether a stream can store messages, and [`access`]
 //!   holds the credentials.
-//! - Working: [`worker`] makes tickets from messages and from due work, and lets the stage work on
-//!   their rows; [`lookout`] tells idle stages that rows are due. The tickets wait in queues for [`permits`], which bound how many rows a stage
-//!   works on at once, and share this number between lanes and partners. `pace` lowers the share
+//! - Working: [`worker`] makes tickets from messages and from due work, and lets its handler work on
+//!   their rows; [`lookout`] tells idle workers that rows are due. The tickets wait in queues for
+//!   [`permits`], which bound how many rows a worker works on at once, and share this number between
+//!   lanes and partners. `pace` lowers the share
 //!   of partners whose attempts are slow.
 //! - Storing: [`group_commit`] writes many items with one statement.
 //! - Across all of them: [`timing`] has the times that several stages must agree on, [`trace`]

@@ -1,7 +1,7 @@
-//! The lookout: one statement asks for all stages of a process whether any of their rows is due.
+//! The lookout: one statement asks for all workers of a process whether any of their rows is due.
 //!
-//! A stage that has nothing to do would otherwise look for itself, and a process has two or three
-//! stages for each provider. Each statement of an idle process costs three wake-ups, in two processes
+//! A worker that has nothing to do would otherwise look for itself, and a provisioner has three
+//! workers for each provider. Each statement of an idle process costs three wake-ups, in two processes
 //! and in their kernel.
 
 use std::{
@@ -14,7 +14,7 @@ use runtime::{Shutdown, lock, outage};
 use store::work::{self, Kind};
 use tokio::sync::Notify;
 
-/// The time between two questions, and so how much later than its time the row of an idle stage is
+/// The time between two questions, and so how much later than its time the row of an idle worker is
 /// found.
 const PERIOD: Duration = Duration::from_millis(500);
 
@@ -22,12 +22,12 @@ const PERIOD: Duration = Duration::from_millis(500);
 #[derive(Default)]
 pub struct Lookout(Mutex<Watched>);
 
-/// What the stages watch: the kinds of their rows, each with a provider.
+/// What the workers watch: the kinds of their rows, each with a provider.
 #[derive(Clone, Default)]
 struct Watched {
     kinds: Vec<Kind>,
     providers: Vec<String>,
-    stages: Vec<Arc<Notify>>,
+    workers: Vec<Arc<Notify>>,
 }
 
 impl Lookout {
@@ -41,7 +41,7 @@ impl Lookout {
         lookout
     }
 
-    /// What a stage waits for, whose rows are of these kinds. The provider is empty for a stage that
+    /// What a worker waits for, whose rows are of these kinds. The provider is empty for a worker that
     /// has none.
     pub fn watch(&self, kinds: &[Kind], provider: &str) -> Arc<Notify> {
         let due = Arc::new(Notify::new());
@@ -49,7 +49,7 @@ impl Lookout {
         for kind in kinds {
             watched.kinds.push(*kind);
             watched.providers.push(provider.to_owned());
-            watched.stages.push(Arc::clone(&due));
+            watched.workers.push(Arc::clone(&due));
         }
         due
     }
@@ -63,8 +63,8 @@ impl Lookout {
             });
             match due.await {
                 Ok(due) => {
-                    let stages = watched.stages.iter().zip(due);
-                    for (stage, _) in stages.filter(|(_, is_due)| *is_due) {
+                    let workers = watched.workers.iter().zip(due);
+                    for (stage, _) in workers.filter(|(_, is_due)| *is_due) {
                         stage.notify_one();
                     }
                 }

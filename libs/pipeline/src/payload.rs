@@ -144,7 +144,7 @@ pub enum Heartbeat {
 /// NATS, with the subject `topup.left.all`, when a partner cancels an order within its first seconds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type")]
-pub enum Departure {
+pub enum DepartureQuestion {
     #[serde(rename = "topup.left.v1")]
     V1 {
         order_id: OrderId,
@@ -157,7 +157,7 @@ pub enum Departure {
 /// no longer answers it. There is no other reply, because silence already means that nobody knows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type")]
-pub enum Departed {
+pub enum DepartureReply {
     #[serde(rename = "topup.departed.v1")]
     V1 { order_id: OrderId },
 }

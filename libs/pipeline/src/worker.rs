@@ -59,8 +59,8 @@ pub use crate::{
     queues::Class,
 };
 
-/// The longest pause if the last look saw all lanes and nothing was due. Without a lookout the next
-/// look follows it.
+/// How long a worker without a lookout pauses if the last look saw all lanes and nothing was due. With one it
+/// waits for the lookout, and only gives out permits this often.
 const LOOK_IDLE: Duration = Duration::from_millis(500);
 /// The pause between two looks while rows are due, or while lanes are left to look at.
 const LOOK_BUSY: Duration = Duration::from_millis(5);
@@ -340,7 +340,7 @@ impl<H: Handler> Worker<H> {
     /// Looks once at all lanes with due work, and queues tickets for what is due. If there are many
     /// lanes, that takes several looks. Returns whether any row was due.
     ///
-    /// A look that fails, or that has no room for a single ticket, counts as one that found nothing:
+    /// A look that fails, or that has no room for a single ticket, ends here as one that finds nothing more:
     /// the next one comes no sooner.
     async fn look_through(&self, stop: &CancellationToken) -> bool {
         let mut any_due = false;

@@ -56,7 +56,8 @@ pub struct Endpoints(Mutex<Cache>);
 #[derive(Default)]
 struct Cache {
     endpoints: HashMap<EndpointId, Known>,
-    /// The newest configuration version at which an endpoint was read.
+    /// The configuration version at which the endpoints were read; see [`Endpoints::learn`] for when it
+    /// goes back.
     configuration_version: Option<i64>,
 }
 

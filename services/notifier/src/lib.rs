@@ -25,7 +25,7 @@
 //!   e-mail addresses, whose text `mail_text` makes. [`schedule`] decides what a response
 //!   leads to and when to retry. `outcome` says what the result is called in the database, the log
 //!   and the metrics. [`metrics`] declares the metrics.
-//! - `batches` is a second stage of the worker. It makes waiting deliveries due when their partner
+//! - `batches` is what a second worker does. It makes waiting deliveries due when their partner
 //!   sets a new URL, works off resends, and lets `events` make the events about keys that end soon.
 //!   `retention` erases old data.
 //!
@@ -403,7 +403,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let worker_settings = config.worker_settings(&nats, &lookout);
     let admin_listen = config.admin_listen;
     let settings = config.delivery_settings(qr_keys);
-    let stage = Deliver::new(
+    let handler = Deliver::new(
         database.clone(),
         vault,
         Transports { sender, mailer },
@@ -411,7 +411,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         metrics,
         &shutdown,
     );
-    worker::start(Arc::new(stage), &nats, worker_settings, &shutdown);
+    worker::start(Arc::new(handler), &nats, worker_settings, &shutdown);
     shutdown.spawn("sweep", sweep(database, shutdown.clone()));
     tracing::info!(admin = %admin_listen, "notifier is running");
 

@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use crate::{
     Batcher, Shutdown, lock,
-    payload::{Departed, Departure, Reports},
+    payload::{DepartureReply, DepartureQuestion, Reports},
     publish::ReadyRow,
 };
 
@@ -85,12 +85,12 @@ impl Nats {
     }
 
     #[allow(clippy::unused_async, reason = "as in production")]
-    pub async fn ask_departure(&self, question: &Departure) {
+    pub async fn ask_departure(&self, question: &DepartureQuestion) {
         self.send(&self.departures_subject(None), question);
     }
 
     #[allow(clippy::unused_async, reason = "as in production")]
-    pub async fn tell_departure(&self, ingress: Uuid, reply: &Departed) {
+    pub async fn tell_departure(&self, ingress: Uuid, reply: &DepartureReply) {
         self.send(&self.departures_subject(Some(ingress)), reply);
     }
 

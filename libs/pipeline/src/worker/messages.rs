@@ -4,8 +4,9 @@
 //! A message is a hint that rows are new. It is not acknowledged and never delivered again. If it
 //! is lost, or if this process dies after taking it, the sweep makes its rows due at the end of
 //! their first lease. So every error here costs time only, and the loop pulls again after any of
-//! them. When the process stops, it defers the rows of messages that it has taken and will not start,
-//! so that another replica finds them at once.
+//! them. When the process stops, it defers the rows of the messages that it no longer queues, so that
+//! another replica finds them at once. Of those that wait in a queue by then, and get no permit while it
+//! drains, the sweep takes care.
 
 use std::{
     pin::pin,

@@ -196,6 +196,9 @@ pub async fn claim(
 ///   the same moment only one may choose the probe.
 /// - The last step takes the leases of the probes, and of all deliveries whose endpoint was not
 ///   blocked. The other deliveries of an endpoint whose block has ended stay due.
+///
+/// The endpoint's key stands in a subquery with `OFFSET 0`, because in a cell that divides PostgreSQL would
+/// read all endpoints for a key that a cast computes (decision 36).
 async fn take_leases(
     connection: &mut PgConnection,
     ids: &[Uuid],
@@ -311,6 +314,9 @@ struct Row {
 /// - `blocked`: its endpoint is blocked for it. The block may have begun after the delivery was queued.
 /// - `fans_out`: further endpoints may want the same topup.
 /// - `reusable`: the [lean claim](super::claim_known()) may use the endpoint as it is read here.
+///
+/// The endpoint is joined by a `CASE` and no `coalesce`, for which PostgreSQL would read all endpoints in a
+/// cell that divides (decision 36).
 async fn read(
     connection: &mut PgConnection,
     ids: &[Uuid],

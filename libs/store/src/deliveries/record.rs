@@ -267,7 +267,8 @@ struct Acknowledged {
 /// this record. If the server dies within the next moments, these
 /// deliveries are pending again, and their webhooks are repeated with the same id.
 /// `endpoint_failing` tells the caller whether a success has to end a count of failures or a block
-/// of the endpoint.
+/// of the endpoint. There the key of the endpoint is a `CASE` and no `coalesce`, because in a cell that
+/// divides PostgreSQL would read all endpoints for a key that `coalesce` computes (decision 36).
 async fn record_acknowledged(
     connection: &mut PgConnection,
     attempts: &[&Attempted],

@@ -209,10 +209,7 @@ impl Authenticator {
         if let Some(connection) = parts.extensions.get::<Arc<Connection>>() {
             connection.place.authenticated();
         }
-        *sender = Some(Sender {
-            partner: partner.id,
-            signed: true,
-        });
+        *sender = Some(Sender::signed(partner.id));
         if partner.moved {
             return Err(PARTNER_MOVING);
         }

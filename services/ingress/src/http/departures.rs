@@ -6,7 +6,7 @@
 //! messages, all other ingress processes at once.
 //!
 //! Guarantee: [`Departures::has_left`] is true only if a process has said that it no longer answers
-//! this order: the last byte of its answer has left, or never will. Silence proves nothing, because
+//! this order: the last byte of its 201 has left, or never will. Silence proves nothing, because
 //! the process may be stalled or cut off from NATS. Then the order has to wait for `answer_by`, as
 //! if nobody had been asked. So a lost message costs seconds and nothing else.
 //!
@@ -27,7 +27,7 @@ use std::{
 use domain::OrderId;
 use pipeline::{
     Nats,
-    payload::{Departed, Departure},
+    payload::{DepartureQuestion, DepartureReply},
 };
 use runtime::lock;
 use tokio::sync::{mpsc, oneshot};
@@ -90,7 +90,7 @@ impl Departures {
             order_id,
             reply,
         };
-        let question = Departure::V1 {
+        let question = DepartureQuestion::V1 {
             order_id,
             ingress: self.ingress_id,
         };
@@ -105,7 +105,7 @@ impl Departures {
         let (sender, mut replies) = mpsc::channel(REPLIES);
         let questions = self.nats.listen(
             self.nats.departures_subject(None),
-            |Departure::V1 { order_id, ingress }| {
+            |DepartureQuestion::V1 { order_id, ingress }| {
                 if self.knows(order_id) {
                     let _ = sender.try_send((ingress, order_id));
                 }
@@ -113,7 +113,7 @@ impl Departures {
         );
         let received = self.nats.listen(
             self.nats.departures_subject(Some(self.ingress_id)),
-            |Departed::V1 { order_id }| {
+            |DepartureReply::V1 { order_id }| {
                 let waiting = lock(&self.asked).remove(&order_id);
                 for one in waiting.into_iter().flatten() {
                     let _ = one.send(());
@@ -122,7 +122,7 @@ impl Departures {
         );
         let replying = async {
             while let Some((ingress, order_id)) = replies.recv().await {
-                let reply = Departed::V1 { order_id };
+                let reply = DepartureReply::V1 { order_id };
                 self.nats.tell_departure(ingress, &reply).await;
             }
             Ok(())

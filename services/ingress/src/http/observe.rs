@@ -127,11 +127,7 @@ impl Observer {
         };
         let status = response.status();
         let extensions = response.extensions_mut();
-        let authentic = extensions.get::<PartnerId>().map(|partner| Sender {
-            partner: *partner,
-            signed: true,
-        });
-        let Some(sender) = authentic.or_else(|| extensions.get::<Sender>().copied()) else {
+        let Some(sender) = extensions.get::<Sender>().copied() else {
             return;
         };
         let Some(reason) = extensions
@@ -158,7 +154,9 @@ impl Observer {
         let Some(ErrorRecord { reason, cause, .. }) = response.extensions().get() else {
             return;
         };
-        let partner = response.extensions().get::<PartnerId>().copied();
+        let sender = response.extensions().get::<Sender>();
+        let partner = sender.filter(|sender| sender.signed);
+        let partner = partner.map(|sender| sender.partner);
         if status != StatusCode::INTERNAL_SERVER_ERROR {
             self.refused(status, reason, partner, request_id, peer);
             return;

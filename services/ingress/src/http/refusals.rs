@@ -56,6 +56,14 @@ pub(crate) struct Sender {
 }
 
 impl Sender {
+    /// The partner who has signed the request.
+    pub(crate) fn signed(partner: PartnerId) -> Self {
+        Self {
+            partner,
+            signed: true,
+        }
+    }
+
     /// The partner of an access key, while the signature is not verified.
     pub(crate) fn unsigned(partner: PartnerId) -> Self {
         Self {

@@ -271,7 +271,8 @@ impl Orders {
             }
             None => self.answer_then_publish(stored, admitted).await,
         }
-        // From here on this process sends no answer of the order and does not refuse it.
+        // From here on this process sends no 201 of the order and does not refuse it. A 500 may still be
+        // on its way; it promises nothing.
         self.handshake
             .departures
             .note(order_id, answer_deadline.monotonic);

@@ -31,7 +31,7 @@ use crate::{
         connection::{Connection, answer_body},
         described,
         error::{self, ApiError, ErrorRecord},
-        refusals::ExternalOrderId,
+        refusals::{ExternalOrderId, Sender},
     },
     metrics::{Metrics, OrderResult},
     orders::{
@@ -122,7 +122,7 @@ pub(crate) async fn create_order(
     // The log line and the metric of a refused request name its partner. They are made in
     // [`crate::http::observe`], outside of this handler, so the response carries the partner's id
     // there.
-    response.extensions_mut().insert(partner.id);
+    response.extensions_mut().insert(Sender::signed(partner.id));
     if response.extensions().get::<ErrorRecord>().is_some()
         && let Some(id) = notes.external_order_id
     {

@@ -155,7 +155,7 @@ struct PendingOrder {
     arrived: HashSet<DeliveryId>,
     phase: Phase,
     /// Signals that the verdicts decide the answer.
-    decided: Option<oneshot::Sender<()>>,
+    answerable: Option<oneshot::Sender<()>>,
 }
 
 /// What happens to the readiness events of an order.
@@ -170,7 +170,7 @@ enum Phase {
 
 impl PendingOrders {
     fn insert(self: &Arc<Self>, order: &NewOrder) -> PendingAnswer {
-        let (sender, decided) = oneshot::channel();
+        let (sender, answerable) = oneshot::channel();
         let pending = PendingOrder {
             verdicts: order
                 .placements
@@ -185,7 +185,7 @@ impl PendingOrders {
             provider_time: Duration::ZERO,
             arrived: HashSet::new(),
             phase: Phase::Answering { held: Vec::new() },
-            decided: Some(sender),
+            answerable: Some(sender),
         };
         let mut orders = lock(&self.orders);
         // Answered orders whose units never came are forgotten before the map would grow.
@@ -201,7 +201,7 @@ impl PendingOrders {
             pending: Arc::clone(self),
             order_id: order.order_id,
             remember_until: None,
-            decided,
+            answerable,
         }
     }
 
@@ -269,9 +269,9 @@ impl PendingOrder {
         *last = Some(verdict);
         self.provider_time = self.provider_time.max(provider_time);
         if (verdict.means_carried_out() || self.verdicts.values().all(Option::is_some))
-            && let Some(decided) = self.decided.take()
+            && let Some(answerable) = self.answerable.take()
         {
-            let _ = decided.send(());
+            let _ = answerable.send(());
         }
     }
 
@@ -286,7 +286,7 @@ impl PendingOrder {
     }
 }
 
-/// What is known about an order when its answer is decided.
+/// What is known about an order when the verdicts decide its answer, or the time for them ends.
 #[derive(Debug, Default)]
 pub(crate) struct Verdicts {
     pub(crate) known: HashMap<PlacementId, Verdict>,
@@ -303,7 +303,7 @@ pub(crate) struct PendingAnswer {
     /// Until when the order is remembered after its answer, because readiness events of its missing
     /// units may still come. `None` if it is forgotten at once.
     remember_until: Option<Instant>,
-    decided: oneshot::Receiver<()>,
+    answerable: oneshot::Receiver<()>,
 }
 
 impl PendingAnswer {
@@ -311,7 +311,7 @@ impl PendingAnswer {
     /// then. They decide it when one placement is bought or under way, because the order is then
     /// carried out, or when every placement has a verdict.
     pub(crate) async fn verdicts(&mut self, until: Instant) -> Verdicts {
-        let in_time = tokio::time::timeout_at(until.into(), &mut self.decided).await;
+        let in_time = tokio::time::timeout_at(until.into(), &mut self.answerable).await;
         let orders = lock(&self.pending.orders);
         let Some(order) = orders.get(&self.order_id) else {
             return Verdicts::default();
@@ -458,7 +458,7 @@ mod tests {
             let mut answer = pending.insert(&order);
             pending.receive(verdict(&order, 0, first));
             assert_eq!(
-                answer.decided.try_recv().is_ok(),
+                answer.answerable.try_recv().is_ok(),
                 second.is_none(),
                 "{first:?}"
             );
@@ -497,7 +497,7 @@ mod tests {
         });
         pending.receive(verdict(&order, 0, Verdict::NotSent));
         pending.receive(verdict(&order, 0, Verdict::Rejected));
-        assert!(answer.decided.try_recv().is_err());
+        assert!(answer.answerable.try_recv().is_err());
         let verdicts = answer.verdicts(Instant::now()).await;
         assert_eq!(verdicts.provider_time, None, "nothing is decided");
         assert_eq!(

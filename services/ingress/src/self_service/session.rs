@@ -40,6 +40,7 @@ use crate::{
         codes::Code,
         departures::Departures,
         error::{self, ApiError},
+        refusals::Sender,
     },
 };
 
@@ -307,7 +308,7 @@ pub(super) async fn admit(
 
 /// The response to a partner, which no cache may store.
 fn private(mut response: Response, id: PartnerId) -> Response {
-    response.extensions_mut().insert(id);
+    response.extensions_mut().insert(Sender::signed(id));
     response
         .headers_mut()
         .insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));

@@ -177,7 +177,7 @@ impl ProviderContext {
             park,
             announced,
         };
-        let settled = self.settle_units(claimed, outcome, comes_again).await;
+        let settled = self.settle_recorded(claimed, outcome, comes_again).await;
         if settled.moved && claimed.placed_age.is_none() {
             self.calls.metrics.bought(&self.calls.name, since_order);
         }
@@ -190,11 +190,11 @@ impl ProviderContext {
     /// Records an outcome, and retries until the database is back. If the process dies before that,
     /// the attempt is looked up by whichever process claims the placement next.
     pub(crate) async fn settle(&self, claimed: &Claimed, outcome: Outcome) -> Settled {
-        self.settle_units(claimed, outcome, false).await
+        self.settle_recorded(claimed, outcome, false).await
     }
 
     /// The same, where `comes_again` says whether a look-up would bring the same outcome.
-    async fn settle_units(
+    async fn settle_recorded(
         &self,
         claimed: &Claimed,
         outcome: Outcome,
