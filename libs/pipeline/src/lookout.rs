@@ -64,8 +64,8 @@ impl Lookout {
             match due.await {
                 Ok(due) => {
                     let workers = watched.workers.iter().zip(due);
-                    for (stage, _) in workers.filter(|(_, is_due)| *is_due) {
-                        stage.notify_one();
+                    for (worker, _) in workers.filter(|(_, is_due)| *is_due) {
+                        worker.notify_one();
                     }
                 }
                 Err(error) => {

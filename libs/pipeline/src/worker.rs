@@ -340,8 +340,8 @@ impl<H: Handler> Worker<H> {
     /// Looks once at all lanes with due work, and queues tickets for what is due. If there are many
     /// lanes, that takes several looks. Returns whether any row was due.
     ///
-    /// A look that fails, or that has no room for a single ticket, ends here as one that finds nothing more:
-    /// the next one comes no sooner.
+    /// A look that fails counts as one that found nothing, so the next one comes no sooner. One that has no
+    /// room for a single ticket returns what was found before it.
     async fn look_through(&self, stop: &CancellationToken) -> bool {
         let mut any_due = false;
         let mut after = None;

@@ -1,7 +1,7 @@
 //! The work of the notifier that moves rows in batches and calls nobody: it makes deliveries due that
 //! waited for a URL, works off resends, and makes the events and notices about keys that end soon.
 //!
-//! Each is a row of `work`, which the worker of [`pipeline::worker`] runs like a delivery. The stage
+//! Each is a row of `work`, which a worker of [`pipeline::worker`] runs like a delivery. This worker
 //! has permits of its own, so that it holds up no delivery, and each kind has a lane of its own with
 //! permits of its own, so that a long resend holds up no move. Each run of a move or a resend does
 //! one batch and makes the row due again, so partners take turns.
@@ -53,7 +53,7 @@ const NOTICES_EVERY: Duration = Duration::from_mins(1);
 /// connection to PostgreSQL, of which a process has eight.
 const AT_ONCE: usize = 2;
 
-/// The stage that works in batches.
+/// What the worker for batches does.
 pub struct Batches {
     pub database: Database,
     pub metrics: Arc<Metrics>,

@@ -16,7 +16,7 @@
 //!
 //! The modules, in the order in which a delivery meets them:
 //!
-//! - [`deliver`] is the stage that the worker of [`pipeline::worker`] runs: it claims deliveries,
+//! - [`deliver`] is what a worker of [`pipeline::worker`] does: it claims deliveries,
 //!   attempts each once, and records the results. [`pipeline::permits`] shares the requests in
 //!   flight between endpoints.
 //! - [`endpoint`] prepares and caches what all webhooks to one endpoint share, and `client` holds

@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use crate::{
     Batcher, Shutdown, lock,
-    payload::{DepartureReply, DepartureQuestion, Reports},
+    payload::{DepartureQuestion, DepartureReply, Reports},
     publish::ReadyRow,
 };
 

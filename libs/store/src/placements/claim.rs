@@ -33,9 +33,8 @@ pub enum Claim {
     /// may name a placement that has due work; the next claim of that work finds that it no longer
     /// applies and deletes it.
     Fresh,
-    /// Placements with due work of this activity, in any state. The claim first takes their leases. Work
-    /// that has become the other activity's since it was found is left to that one's worker, so that no
-    /// purchase begins under a permit for look-ups.
+    /// Placements with due work of this activity, in any state; the claim first takes their leases. Work
+    /// that has become the other activity's since it was found is left to that one's worker and permits.
     Due(Activity),
     /// Placements with due work of either activity, even while the breaker of the provider is open; see
     /// [`crate::providers::probe`].
@@ -173,7 +172,7 @@ async fn claim_fresh(
 /// Claims placements with due work of an activity, in any state. Without an activity it is a probe.
 ///
 /// 1. Each is leased, so that no other process claims it until `lease` has passed.
-/// 2. An attempt is recorded of those that are `accepted`.
+/// 2. An attempt is recorded of those that are `accepted`, except by look-ups.
 /// 3. What the rows do not say by themselves is read: of these, and of the others, which are looked
 ///    up or collected. A placement whose row cannot be read is parked.
 /// 4. What this process must not work on is put off. An attempt that is in flight elsewhere is due
@@ -189,8 +188,12 @@ async fn claim_due(
     if leased.is_empty() {
         return Ok(Vec::new());
     }
+    // A look-up buys nothing, even if its placement has become `accepted` since its lease was taken.
     let probe = activity.is_none();
-    let begun = retry_conflicts!(begin_attempts(&mut *connection, provider, &leased, probe))?;
+    let begun = match activity {
+        Some(Activity::LookUps) => Vec::new(),
+        _ => retry_conflicts!(begin_attempts(&mut *connection, provider, &leased, probe))?,
+    };
     let begun_ids: HashSet<Uuid> = begun.iter().map(|row| row.placement_id).collect();
     let others = leased.into_iter().filter(|id| !begun_ids.contains(id));
     let (mut claimed, mut unread) = split_by_first_claim(begun, false);
@@ -262,13 +265,13 @@ async fn read_or_park(
 /// Takes the leases of due placements, except of those that another process has leased meanwhile.
 /// Returns the leased ones.
 ///
-/// `free` finds the rows of due work that are still due. Between the look that found them and this
-/// statement they have waited for a permit, so another process may have leased them, which moved
-/// `at` into the future, or the breaker may have opened. Or another process has looked up and found no
-/// purchase, so that the row is due to buy again, which needs a permit of the other activity. `SKIP LOCKED` leaves out rows that another process is leasing at this
-/// moment, so that no claim waits for another one. The `UPDATE` then takes the leases: it moves `at` to
-/// the end of the lease. A placement that has gone to another provider meanwhile is left to that
-/// provider. `$3` is true for a probe, which neither an open breaker stops nor belongs to one activity.
+/// `free` finds the rows of due work that are still due. Since the look that found them they have
+/// waited for a permit, so another process may have leased them, which moved `at` into the future, or
+/// have looked up and found no purchase, so that they are due to buy again, with a permit of the other
+/// activity. Or the breaker may have opened. `SKIP LOCKED` leaves out rows that another process is
+/// leasing at this moment, so that no claim waits for another one. The `UPDATE` then takes the leases:
+/// it moves `at` to the end of the lease. A placement that has gone to another provider is left to that
+/// one. `$3` is true for a probe, which no open breaker stops, and which may be of either activity.
 async fn take_leases(
     connection: &mut PgConnection,
     provider: &str,

@@ -174,6 +174,7 @@ async fn who_waited_to_look_up_buys_nothing() {
     assert_eq!(ids(&look_up.await), HashSet::new());
     let purchase = bench.claim_as(PROVIDER, &named, Claim::Due(Activity::Purchases));
     let purchase = purchase.await;
+    assert_eq!(purchase.len(), 1, "the look-up has taken no lease");
     assert_eq!(
         (purchase[0].was, purchase[0].attempt),
         (PlacementState::Accepted, 2)

@@ -63,8 +63,8 @@ pub(crate) struct Signed {
 #[derive(Debug)]
 pub(crate) struct Denied {
     error: ApiError,
-    /// The partner whose access key the request has. Its response must not depend on it, because
-    /// whoever sent the request did not prove to be the partner.
+    /// The partner whose access key the request has. The response to a request without a valid signature
+    /// must not depend on it, because whoever sent it did not prove to be the partner.
     sender: Option<Sender>,
 }
 

@@ -47,7 +47,8 @@ const COUNTED: usize = 10_000;
 /// The longest path and the longest list of errors that are kept, in bytes.
 const LONGEST: usize = 300;
 
-/// The partner whose access key a refused request has. It is an extension of the response.
+/// The partner whose access key a request has. It is an extension of the response, of each one to a
+/// request with a valid signature and of the refusals of all others.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sender {
     pub(crate) partner: PartnerId,
