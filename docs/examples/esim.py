@@ -139,10 +139,11 @@ class Receiver(http.server.BaseHTTPRequestHandler):
                 # A real shop stores the eSIM here, before it answers. Only ids are printed, because the activation
                 # code is a secret.
                 self.seen.add(webhook_id)
-                if kind:
-                    print("event", kind, webhook_id, flush=True)
-                else:
-                    print("ready", content["external_order_id"], content["topup_id"], flush=True)
+                line = f"event {kind} {webhook_id}"
+                if not kind:
+                    line = f"ready {content['external_order_id']} {content['topup_id']}"
+                # One write, because several requests are answered at the same time.
+                print(line + "\n", end="", flush=True)
             if kind == "webhook.test":
                 # A host that a sandbox account has chosen proves by this answer that it wants our webhooks.
                 answer = json.dumps({"challenge": content["data"].get("challenge")}).encode()

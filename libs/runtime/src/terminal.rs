@@ -141,7 +141,8 @@ pub(crate) fn escaped(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Replaces the user name and password of each URL in a text, as in `nats://user:password@host`.
+/// Replaces the user name and password of each URL in a text. The words `user:password` stay, because with
+/// them our errors say how a URL is written: `nats://user:password@host`.
 pub fn without_passwords(text: &str) -> Cow<'_, str> {
     const BEGINS: &str = "://";
     const ENDS: [char; 8] = ['/', '?', '#', '"', '\'', '`', '\\', '>'];
@@ -152,7 +153,10 @@ pub fn without_passwords(text: &str) -> Cow<'_, str> {
         let ends = |character: char| character.is_whitespace() || ENDS.contains(&character);
         let end = authority.find(ends).unwrap_or(authority.len());
         shown.push_str(before);
-        let secret = authority[..end].rfind('@').unwrap_or_default();
+        let mut secret = authority[..end].rfind('@').unwrap_or_default();
+        if &authority[..secret] == "user:password" {
+            secret = 0;
+        }
         if secret > 0 {
             shown.push_str("[redacted]");
         }
@@ -204,6 +208,11 @@ mod tests {
                 "http://host/a@b and https://host?to=a@b",
             ),
             ("http://@host", "http://@host"),
+            (
+                "not of the form nats://user:password@host:port",
+                "not of the form nats://user:password@host:port",
+            ),
+            ("nats://user:password1@host", "nats://[redacted]@host"),
             ("ops@example.com", "ops@example.com"),
         ] {
             assert_eq!(without_passwords(text), shown);
