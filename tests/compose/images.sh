@@ -72,20 +72,33 @@ standin_images() {
   export POSTGRES_IMAGE=$STANDIN/postgres NATS_IMAGE=$STANDIN/nats PROXY_IMAGE=$STANDIN/haproxy PROMETHEUS_IMAGE=$STANDIN/prometheus RUNTIME_IMAGE=$STANDIN/runtime
 }
 
-# `build_stage_images` uses the Dockerfile's build stage, without optimisation to save time.
+# `build_stage_images` uses the Dockerfile's build stage, without optimisation to save time: first for programs that count
+# their branches under load, and then for the images, with the profile that this gives. A copy of the tree takes the
+# profile, because that of programs without optimisation is of no use to anybody else.
 build_stage_images() {
-  local program commit
+  local program commit arguments
   [[ -z ${STANDIN-} ]] || standin_rust
+  arguments=(--build-arg PROFILE=dev --build-arg RUST_IMAGE="${RUST_IMAGE:-$(image_of RUST_IMAGE)}")
   commit=$(git -C "$ROOT" describe --always --dirty --abbrev=40 --exclude='*')
+  TREE=$WORK/tree
+  mkdir "$TREE"
+  git -C "$ROOT" ls-files -z --cached --others --exclude-standard |
+    tar --create --null --directory "$ROOT" --files-from - --ignore-failed-read | tar --extract --directory "$TREE"
+  build_target profile "${arguments[@]}" --build-arg TRAIN=true --output "$TREE/deploy"
+  [[ -s $TREE/deploy/services.profdata ]] || fail "the training run has written no profile"
   for program in "${PROGRAMS[@]}"; do
-    build_image "$program" --build-arg PROFILE=dev --build-arg GIT_COMMIT="$commit" \
-      --build-arg RUST_IMAGE="${RUST_IMAGE:-$(image_of RUST_IMAGE)}"
+    build_image "$program" "${arguments[@]}" --build-arg GIT_COMMIT="$commit"
     [[ $(docker run --rm --network none "$IMAGES/$program:$VERSION" --version) == *"(commit $commit)" ]] ||
       fail "the image of $program doesn't say that it is of commit $commit"
   done
+  # The stage with the compiler, which shows what the programs were compiled with.
+  build_image build "${arguments[@]}" --build-arg GIT_COMMIT="$commit"
+  [[ $(docker run --rm --network none "$IMAGES/build:$VERSION" cat /.cargo/config.toml) == *'"-Cprofile-use=/src/deploy/services.profdata"'* ]] ||
+    fail "the programs of the images were compiled without the profile"
+  docker image rm --force "$IMAGES/build:$VERSION" >/dev/null
 }
 
-# The machine's Rust toolchain and its crates, with Debian's compiler.
+# The machine's Rust toolchain and its crates, with Debian's compiler and servers.
 standin_rust() {
   local tree=$WORK/standin cargo=${CARGO_HOME:-$HOME/.cargo} toolchain host
   toolchain=$(rustc --print sysroot) host=$(rustc -vV | sed -n 's/^host: //p')
@@ -94,10 +107,15 @@ standin_rust() {
   ! have_image "$RUST_IMAGE" || return 0
   cargo fetch --locked --quiet
   rm -rf "$tree" && mkdir -p "$tree/rust/usr/local/cargo/registry" "$tree/rust/usr/local/lib/rustlib" "$tree/rust/usr/local/bin"
-  debian "$tree/compiler" gcc libc6-dev coreutils dash findutils sed grep
+  # The compiler, and what the training run needs: shell, servers and clients.
+  debian "$tree/compiler" gcc libc6-dev coreutils dash findutils sed grep bash ca-certificates curl mawk openssl postgresql-17 util-linux
+  cat "$tree"/compiler/usr/share/ca-certificates/mozilla/*.crt >"$tree/compiler/etc/ssl/certs/ca-certificates.crt"
+  rm -rf "$tree"/compiler/usr/lib/*/{libLLVM*,libz3.so*} "$tree"/compiler/usr/lib/postgresql/17/lib/bitcode
+  ln -sf mawk "$tree/compiler/usr/bin/awk"
   ln -sf dash "$tree/compiler/usr/bin/sh"
   ln -sf gcc "$tree/compiler/usr/bin/cc"
-  cp -a "$toolchain"/bin/{cargo,rustc} "$tree/rust/usr/local/bin/"
+  [[ -x $toolchain/lib/rustlib/$host/bin/llvm-profdata ]] || rustup component add llvm-tools
+  cp -aL "$toolchain"/bin/{cargo,rustc} "$NATS_SERVER_BIN" "$tree/rust/usr/local/bin/"
   cp -a "$toolchain"/lib/lib* "$tree/rust/usr/local/lib/"
   cp -a "$toolchain/lib/rustlib/$host" "$tree/rust/usr/local/lib/rustlib/"
   cp -a "$cargo"/registry/{cache,index} "$tree/rust/usr/local/cargo/registry/"
@@ -121,10 +139,13 @@ our_images() {
 }
 
 # `build_image PROGRAM ARGUMENT…`
-build_image() {
-  local program=$1
+build_image() { build_target "$1" --tag "$IMAGES/$1:$VERSION" "${@:2}"; }
+
+# `build_target TARGET ARGUMENT…` builds it from TREE, or from the working tree.
+build_target() {
+  local target=$1
   shift
-  docker build --progress plain --file "$ROOT/deploy/Dockerfile" --target "$program" --tag "$IMAGES/$program:$VERSION" \
-    --build-arg RUNTIME_IMAGE="${RUNTIME_IMAGE:-$(image_of RUNTIME_IMAGE)}" "$@" "$ROOT" >"$LOGS/build-$program.log" 2>&1 ||
-    { tail -n 20 "$LOGS/build-$program.log" >&2 && fail "the image of $program could not be built"; }
+  docker build --progress plain --file "$ROOT/deploy/Dockerfile" --target "$target" \
+    --build-arg RUNTIME_IMAGE="${RUNTIME_IMAGE:-$(image_of RUNTIME_IMAGE)}" "$@" "${TREE:-$ROOT}" >"$LOGS/build-$target.log" 2>&1 ||
+    { tail -n 20 "$LOGS/build-$target.log" >&2 && fail "deploy/Dockerfile could not build its target $target"; }
 }

@@ -14,7 +14,7 @@ use clap::{
         ContextKind, ContextValue,
         ErrorKind::{
             self, DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand, DisplayVersion,
-            UnknownArgument,
+            InvalidSubcommand, UnknownArgument,
         },
     },
 };
@@ -245,7 +245,7 @@ fn command<C: Parser>() -> clap::Command {
 
 /// Turns clap's message into one line. The usage block is left out, and the environment variables
 /// of the flags that the message names are added, because most operators set variables and not
-/// flags.
+/// flags. Who names what there is not is told whose `--help` says what there is.
 fn one_line<C: Parser>(error: &clap::Error) -> String {
     let command = C::command();
     let text = error.to_string();
@@ -266,10 +266,21 @@ fn one_line<C: Parser>(error: &clap::Error) -> String {
     let variables: Vec<&str> = named
         .filter_map(|argument| argument.get_env()?.to_str())
         .collect();
-    let hint = if variables.is_empty() {
-        String::new()
-    } else {
-        format!(" (environment: {})", variables.join(", "))
+    let mut hints = Vec::new();
+    if !variables.is_empty() {
+        hints.push(format!("environment: {}", variables.join(", ")));
+    }
+    let mut usage = text.lines().filter_map(|line| line.strip_prefix("Usage: "));
+    if let (UnknownArgument | InvalidSubcommand, Some(usage)) = (error.kind(), usage.next()) {
+        // The words before the first flag or value.
+        let words = usage.split(' ');
+        let words = words.take_while(|word| word.starts_with(|c: char| c.is_ascii_lowercase()));
+        let words: Vec<&str> = words.collect();
+        hints.push(format!("see `{} --help`", words.join(" ")));
+    }
+    let hint = match &hints[..] {
+        [] => String::new(),
+        hints => format!(" ({})", hints.join("; ")),
     };
     format!("{}: {message}{hint}", command.get_name())
 }
@@ -367,7 +378,11 @@ mod tests {
                 &["probe", "--target-url", "x", "--wait", "soon"],
                 &["--wait", "soon", "`2s`"],
             ),
-            (&["probe", "--colour"], &["--colour"]),
+            (&["probe", "--colour"], &["--colour", "see `probe --help`"]),
+            (
+                &["probe", "--wiat", "2s"],
+                &["--wait", "RUNTIME_PROBE_WAIT", "see `probe --help`"],
+            ),
         ] {
             let line = line(arguments);
             assert!(parts.iter().all(|part| line.contains(part)), "{line}");
@@ -381,7 +396,7 @@ mod tests {
         let line = asked::<Service>(&[&set[..], &["-b7-id"]].concat()).unwrap_err();
         assert_eq!(
             line,
-            "service: error: unexpected argument '-b7-id' found tip: to pass '-b7-id' as a value, use '-- -b7-id'"
+            "service: error: unexpected argument '-b7-id' found tip: to pass '-b7-id' as a value, use '-- -b7-id' (see `service --help`)"
         );
         let Asked::Run(read) = asked::<Service>(&[&set[..], &["--", "-b7-id"]].concat()).unwrap()
         else {
@@ -389,12 +404,21 @@ mod tests {
         };
         assert_eq!(read.word.as_deref(), Some("-b7-id"));
         // Where no value is expected there is no tip, and a flag of one letter is named as it is.
-        assert!(line_of_tool("-b7-id").ends_with("'-b7-id' found"));
-        assert!(line_of_tool("-b").ends_with("'-b' found"));
+        let see = "(see `tool work --help`)";
+        for argument in ["-b7-id", "-b"] {
+            let line = asked::<Tool>(&["tool", "work", argument]).unwrap_err();
+            let found = format!("tool: error: unexpected argument '{argument}' found {see}");
+            assert_eq!(line, found);
+        }
     }
 
-    fn line_of_tool(argument: &str) -> String {
-        asked::<Tool>(&["tool", "work", argument]).unwrap_err()
+    #[test]
+    fn who_names_what_there_is_not_is_told_whose_help_says_what_there_is() {
+        let line = asked::<Tool>(&["tool", "wokr"]).unwrap_err();
+        assert!(
+            line.contains("'wokr'") && line.ends_with("(see `tool --help`)"),
+            "{line}"
+        );
     }
 
     #[test]

@@ -153,6 +153,9 @@ pub struct PlacementView {
     /// When a provisioner looks at it next, if it has work.
     #[serde(with = "time::serde::rfc3339::option")]
     pub due_at: Option<OffsetDateTime>,
+    /// Whether buying at its provider is stopped now, by failures, by the provider or by an operator.
+    #[serde(skip)]
+    pub is_buying_stopped: bool,
 }
 
 /// A provider that has rejected a placement, which then went to the next one.
@@ -391,7 +394,8 @@ pub async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<Ord
             r#"SELECT placement_id, p.provider, state, attempt, reason, attempted_at, placed_at, lane,
                       provider_reference, coalesce(tried, '[]')::text AS "tried!",
                       ARRAY (SELECT jsonb_path_query(alternatives, '$[*].provider') #>> '{}') AS "alternatives!: Vec<String>",
-                      (SELECT at FROM work w WHERE w.id = p.placement_id) AS "due_at?"
+                      (SELECT at FROM work w WHERE w.id = p.placement_id) AS "due_at?",
+                      EXISTS (SELECT FROM providers b WHERE b.name = p.provider AND b.open_until IS NOT NULL) AS "is_buying_stopped!"
                FROM placements p
                WHERE order_id = $1 ORDER BY placement_id"#,
             head.order_id,
@@ -413,6 +417,7 @@ pub async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<Ord
                 })?,
                 alternatives: row.alternatives,
                 due_at: row.due_at,
+                is_buying_stopped: row.is_buying_stopped,
             })
         });
         let placements = placements.collect::<Result<_>>()?;

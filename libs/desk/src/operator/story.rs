@@ -185,7 +185,81 @@ async fn around(
     };
     let since = order.created_at;
     let noted = history::around(connection, &providers, &endpoints, since, until).await?;
-    Ok(noted.into_iter().filter_map(moment_of).collect())
+    let stays: Vec<Stay<'_>> = order
+        .placements
+        .iter()
+        .flat_map(|one| stays(order, one, moments))
+        .collect();
+    let concerned = noted.into_iter().filter(|one| {
+        let Some(provider) = &one.provider else {
+            return true;
+        };
+        let mut stays = stays.iter();
+        stays.any(|stay| stay.provider == provider && stay.includes(one.at))
+    });
+    Ok(concerned.filter_map(moment_of).collect())
+}
+
+/// The time in which a purchase waited for a provider: what befell the provider before or after does not
+/// concern the order.
+struct Stay<'a> {
+    provider: &'a str,
+    from: OffsetDateTime,
+    /// None while it lasts.
+    until: Option<OffsetDateTime>,
+}
+
+impl Stay<'_> {
+    fn includes(&self, at: OffsetDateTime) -> bool {
+        at >= self.from && self.until.is_none_or(|until| at <= until)
+    }
+}
+
+/// Where a purchase waited: at each provider until that rejected it, and at the last one until it had
+/// brought or refused each of the eSIMs.
+fn stays<'a>(
+    order: &'a OrderView,
+    placement: &'a PlacementView,
+    moments: &[Moment],
+) -> Vec<Stay<'a>> {
+    let mut from = order.created_at;
+    let mut stays = Vec::new();
+    for tried in &placement.tried {
+        let until = OffsetDateTime::parse(&tried.at, &Rfc3339).unwrap_or(from);
+        stays.push(Stay {
+            provider: &tried.provider,
+            from,
+            until: Some(until),
+        });
+        from = until;
+    }
+    stays.push(Stay {
+        provider: &placement.provider,
+        from,
+        until: ended(order, placement, moments),
+    });
+    stays
+}
+
+/// When the last unit of a placement became ready or failed; none while one is awaited.
+fn ended(
+    order: &OrderView,
+    placement: &PlacementView,
+    moments: &[Moment],
+) -> Option<OffsetDateTime> {
+    let mine = |unit: &&TopupView| unit.placement_id == placement.placement_id;
+    let mut units = order.topups.iter().filter(mine);
+    if units.any(|unit| unit.ready_at.is_none() && unit.state != UnitState::Failed) {
+        return None;
+    }
+    let ready = order.topups.iter().filter(mine);
+    let failed = moments.iter().filter(|one| {
+        matches!(&one.what, What::Failed { placement_id, .. } if *placement_id == placement.placement_id)
+    });
+    ready
+        .filter_map(|unit| unit.ready_at)
+        .chain(failed.map(|one| one.at))
+        .max()
 }
 
 /// What was noted, as a moment. Failed units, and rejections after which the next provider was asked,

@@ -191,6 +191,7 @@ fn order(state: UnitState, reason: Option<Code>) -> OrderView {
             tried: Vec::new(),
             alternatives: Vec::new(),
             due_at: None,
+            is_buying_stopped: false,
         }],
         topups: vec![TopupView {
             topup_id: "20260129120000000000000000".into(),
@@ -293,6 +294,12 @@ fn all() -> Vec<(String, OrderView)> {
         "not bought yet, provisioner dead".into(),
         silent(pending(), Stage::Provisioner),
     );
+    add("not bought yet, buying stopped".into(), {
+        let mut one = pending();
+        one.placements[0].state = Stored::Known(PlacementState::Accepted);
+        one.placements[0].is_buying_stopped = true;
+        one
+    });
     for code in Code::VARIANTS {
         let name: &str = code.into();
         add(

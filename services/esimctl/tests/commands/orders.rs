@@ -182,3 +182,42 @@ async fn names_are_found_by_part_and_case_and_ids_by_their_beginning() {
         .await
         .says("1 more partners: type more of the name");
 }
+
+/// What befell a provider after it had brought an order's eSIMs is no part of the order's story.
+#[tokio::test]
+async fn an_order_tells_of_a_stopped_provider_while_it_waits_for_it() {
+    const STOPPED: &str = "buying at sandbox stopped, so its purchases waited";
+    const WAITS: &str =
+        "the eSIM is accepted and not lost, but buying at the provider is stopped at the moment";
+    let operator = Operator::new().await;
+    let acme = operator.create_partner().await;
+    let (mut connection, ready) = operator.ready_order(&acme, "ready").await;
+    store_order(&mut connection, ready.partner, "waits").await;
+    let stop = [
+        "provider", "open", "sandbox", "--for", "1h", "--reason", "test",
+    ];
+    operator.run(&stop).await.says("sandbox");
+
+    let show = async |id| operator.run(&["order", "show", id]).await;
+    show("waits").await.says(STOPPED).says(WAITS);
+    let shown = show("ready").await;
+    shown.says("the eSIM is ready");
+    assert!(!shown.text().contains("buying at"), "{shown:?}");
+
+    operator
+        .run(&["provider", "close", "sandbox"])
+        .await
+        .says("sandbox");
+    let shown = show("waits").await;
+    shown.says(STOPPED);
+    shown.says("the eSIM is being bought or prepared by the provider");
+    // It was bought after the first stop, and brings its eSIM after the second one.
+    let placed =
+        "UPDATE placements SET state = 'placed', placed_at = now() WHERE placement_id <> $1";
+    let placed = sqlx::query(placed).bind(ready.placement.uuid());
+    placed.execute(&mut connection).await.unwrap();
+    operator.run(&stop).await.says("sandbox");
+    let text = show("waits").await.text().to_owned();
+    assert_eq!(text.matches(STOPPED).count(), 2, "{text}");
+    assert!(!text.contains(WAITS), "{text}");
+}

@@ -333,18 +333,19 @@ impl Kind {
         }
     }
 
-    /// Who feels it, and how.
+    /// Who feels it, and how. Each sentence stands beside those of other findings, so it says nothing of
+    /// what another stage does.
     pub fn felt(&self) -> Cow<'static, str> {
         Cow::Borrowed(match self {
             Self::StageDead { stage, .. } => match stage {
                 Stage::Ingress => "No partner can order: requests get no response.",
-                Stage::Provisioner => "Orders are accepted and wait. Nothing is bought.",
-                Stage::Notifier => "Orders are bought. No partner gets a webhook.",
+                Stage::Provisioner => "Nothing is bought. Orders that were accepted wait.",
+                Stage::Notifier => "No partner gets a webhook. The webhooks wait.",
             },
             Self::DatabaseDown { .. } => {
                 "If all processes see it, no partner can order: orders get a 500."
             }
-            Self::CommitsLost { .. } => "Orders are accepted and wait. Nothing is bought.",
+            Self::CommitsLost { .. } => "Nothing is bought there. Orders that were accepted wait.",
             Self::OnStandby => "No partner can order.",
             Self::NotDurable { .. } => "Nobody now. A crash would lose orders that were answered.",
             Self::StandbyMissing | Self::NotSynchronous => {
@@ -373,8 +374,8 @@ impl Kind {
             Self::Paused { .. } | Self::Blocked { .. } => {
                 "This partner gets no webhooks there. No retry is used up."
             }
-            Self::BreakerOpen { .. } => "Orders for it are accepted and wait. Nothing is lost.",
-            Self::LanesHeldBack { .. } => "Orders of these products wait. Others are not affected.",
+            Self::BreakerOpen { .. } => "Orders for it wait. Nothing is lost.",
+            Self::LanesHeldBack { .. } => "Orders of these products wait.",
             Self::ConnectionsFew { .. } => "Nobody yet. Without connections, orders get a 500.",
             Self::StandbyLags { .. } => "Nobody. A failover would have to wait for it.",
             Self::LongTransaction { .. } => "Nobody yet. Tables grow, and migrations wait.",
@@ -386,7 +387,7 @@ impl Kind {
             | Self::StreamMissing { .. }
             | Self::ConsumerMissing { .. }
             | Self::DeadMessages { .. } => {
-                "Orders go on, some seconds later: the stages find their work in PostgreSQL."
+                "Partners wait some seconds longer, because a stage finds its work only when it looks."
             }
             Self::ReplicasMissing { .. } => {
                 "Nobody. Without a majority, work begins seconds later."

@@ -1,6 +1,7 @@
 //! The state of an order in one sentence, for its partner.
 
 use domain::{
+    PlacementState,
     reason::Code,
     standing::{EndpointState, Hold, Standing},
 };
@@ -137,6 +138,16 @@ fn to_endpoint(order: &OrderView, sent: &Sent<'_>, now: OffsetDateTime) -> Strin
     }
 }
 
+/// Whether a unit waits only because buying at its provider is stopped.
+fn waits_to_buy(order: &OrderView, unit: &TopupView) -> bool {
+    let mut all = order.placements.iter();
+    all.any(|one| {
+        one.placement_id == unit.placement_id
+            && one.is_buying_stopped
+            && one.state.known() == Some(PlacementState::Accepted)
+    })
+}
+
 /// What a group of units of an order is at, for the partner.
 #[expect(
     clippy::too_many_lines,
@@ -214,6 +225,9 @@ fn told(
                 "{is} ready and {waits} for a webhook URL in your account; you can look the eSIM up"
             )
         }
+        Standing::Waiting if units.iter().all(|one| waits_to_buy(order, one)) => format!(
+            "{is} accepted and not lost, but buying at the provider is stopped at the moment; we go on as soon as that is possible again"
+        ),
         Standing::Waiting => format!("{is} being bought or prepared by the provider"),
         Standing::Stalled => format!(
             "{is} accepted and not lost, but our service that buys does not work{}; we are mending it, and then it goes on",
@@ -309,6 +323,8 @@ fn refusal(order: &OrderView) -> String {
 #[derive(PartialEq)]
 struct Group {
     standing: Standing,
+    /// They wait for a provider at which buying is stopped.
+    waits_to_buy: bool,
     /// How the webhook to each endpoint stands.
     endpoints: Vec<(Option<Uuid>, Standing)>,
 }
@@ -346,6 +362,7 @@ pub fn sentence(order: &OrderView, now: OffsetDateTime) -> String {
         let sent = order.sent(topup).into_iter();
         let group = Group {
             standing: order.standing(topup),
+            waits_to_buy: waits_to_buy(order, topup),
             endpoints: sent.map(|one| (one.endpoint_id, one.standing)).collect(),
         };
         match groups.iter_mut().find(|(known, _)| *known == group) {
