@@ -193,6 +193,13 @@ async fn an_order_tells_of_a_stopped_provider_while_it_waits_for_it() {
     let acme = operator.create_partner().await;
     let (mut connection, ready) = operator.ready_order(&acme, "ready").await;
     store_order(&mut connection, ready.partner, "waits").await;
+    for sql in [
+        "INSERT INTO providers (name) VALUES ('sandbox')",
+        "INSERT INTO pulses (instance, stage, number, timeline, replicated, at)
+         VALUES (gen_random_uuid(), 'provisioner', 1, 1, false, now() + interval '1 hour')",
+    ] {
+        sqlx::query(sql).execute(&mut connection).await.unwrap();
+    }
     let stop = [
         "provider", "open", "sandbox", "--for", "1h", "--reason", "test",
     ];
