@@ -76,7 +76,7 @@ standin_images() {
 # their branches under load, and then for the images, with the profile that this gives. A copy of the tree takes the
 # profile, because that of programs without optimisation is of no use to anybody else.
 build_stage_images() {
-  local program commit arguments
+  local program commit arguments compiled known
   [[ -z ${STANDIN-} ]] || standin_rust
   arguments=(--build-arg PROFILE=dev --build-arg RUST_IMAGE="${RUST_IMAGE:-$(image_of RUST_IMAGE)}")
   commit=$(git -C "$ROOT" describe --always --dirty --abbrev=40 --exclude='*')
@@ -91,11 +91,29 @@ build_stage_images() {
     [[ $(docker run --rm --network none "$IMAGES/$program:$VERSION" --version) == *"(commit $commit)" ]] ||
       fail "the image of $program doesn't say that it is of commit $commit"
   done
-  # The stage with the compiler, which shows what the programs were compiled with.
+  # A profile whose functions have other names than those of the programs is ignored without a word. The stage with the
+  # compiler has the flag, and the names that a library has before they are stripped.
   build_image build "${arguments[@]}" --build-arg GIT_COMMIT="$commit"
-  [[ $(docker run --rm --network none "$IMAGES/build:$VERSION" cat /.cargo/config.toml) == *'"-Cprofile-use=/src/deploy/services.profdata"'* ]] ||
+  [[ $(in_build_stage cat /.cargo/config.toml) == *'"-Cprofile-use=/src/deploy/services.profdata"'* ]] ||
     fail "the programs of the images were compiled without the profile"
+  in_build_stage sh -c 'nm --defined-only /target/debug/deps/libingress-*.rlib' 2>/dev/null | grep -o '_ZN7ingress[^ ]*' | sort -u >"$WORK/compiled"
+  "$(llvm_profdata)" show --all-functions "$TREE/deploy/services.profdata" | grep -o '_ZN7ingress[^ :]*' | sort -u >"$WORK/counted"
+  read -r compiled _ < <(wc -l "$WORK/compiled")
+  read -r known _ < <(comm -12 "$WORK/compiled" "$WORK/counted" | wc -l)
+  ((known > 100 && known * 2 > compiled)) || fail "the profile has only $known of the $compiled functions of ingress"
+  say "the profile has $known of the $compiled functions of ingress"
   docker image rm --force "$IMAGES/build:$VERSION" >/dev/null
+}
+
+# `in_build_stage COMMAND…` runs it where the programs were compiled.
+in_build_stage() { docker run --rm --network none "$IMAGES/build:$VERSION" "$@"; }
+
+# `llvm_profdata`: the program, of the machine's Rust.
+llvm_profdata() {
+  local program
+  program=$(rustc --print sysroot)/lib/rustlib/$(rustc -vV | sed -n 's/^host: //p')/bin/llvm-profdata
+  [[ -x $program ]] || rustup component add llvm-tools >&2 || fail "llvm-profdata is missing: rustup component add llvm-tools"
+  printf '%s' "$program"
 }
 
 # The machine's Rust toolchain and its crates, with Debian's compiler and servers.
@@ -114,7 +132,7 @@ standin_rust() {
   ln -sf mawk "$tree/compiler/usr/bin/awk"
   ln -sf dash "$tree/compiler/usr/bin/sh"
   ln -sf gcc "$tree/compiler/usr/bin/cc"
-  [[ -x $toolchain/lib/rustlib/$host/bin/llvm-profdata ]] || rustup component add llvm-tools
+  llvm_profdata >/dev/null
   cp -aL "$toolchain"/bin/{cargo,rustc} "$NATS_SERVER_BIN" "$tree/rust/usr/local/bin/"
   cp -a "$toolchain"/lib/lib* "$tree/rust/usr/local/lib/"
   cp -a "$toolchain/lib/rustlib/$host" "$tree/rust/usr/local/lib/rustlib/"

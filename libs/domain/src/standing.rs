@@ -149,6 +149,8 @@ pub struct Unit<'a> {
     pub give_back: Option<GiveBackState>,
     /// Its webhooks, that to the first endpoint first.
     pub webhooks: &'a [Webhook],
+    /// Why nothing is bought at its provider, if its purchase waits for that.
+    pub stop: Option<Stop>,
     pub silent: Silent,
 }
 
@@ -172,6 +174,8 @@ pub enum Standing {
     NoUrl,
     /// It is being bought, or its profile is awaited.
     Waiting,
+    /// It is accepted, and waits for its provider, at which nothing is bought now.
+    Stopped(Stop),
     /// It is accepted, and waits for our provisioner, which is silent.
     Stalled,
     /// It is bought, and its profile does not come.
@@ -203,6 +207,25 @@ pub enum Hold {
     PausedByPartner,
     /// Our notifier is silent, so nothing is sent to anybody.
     Service,
+}
+
+/// Why nothing is bought at a provider.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Stop {
+    /// It failed, or an operator has stopped it for some time. It is tested, and then buying goes on.
+    ForNow,
+    /// It denies our account, or commits were lost. Only an operator can end that.
+    UntilOperator,
+}
+
+impl Stop {
+    pub fn of(until_operator: bool) -> Self {
+        if until_operator {
+            Self::UntilOperator
+        } else {
+            Self::ForNow
+        }
+    }
 }
 
 /// Who must act before a unit goes on.
@@ -297,7 +320,7 @@ pub fn standing(unit: &Unit<'_>) -> Standing {
         UnitState::Failed => Standing::Failed,
         UnitState::Parked => unit.reason.map_or(Standing::OnHold, parked),
         UnitState::Pending if unit.silent.provisioner => Standing::Stalled,
-        UnitState::Pending => Standing::Waiting,
+        UnitState::Pending => unit.stop.map_or(Standing::Waiting, Standing::Stopped),
     }
 }
 
@@ -306,7 +329,12 @@ impl Standing {
     pub fn is_bought(self) -> bool {
         !matches!(
             self,
-            Self::Waiting | Self::Stalled | Self::OnHold | Self::Failed | Self::Unreadable
+            Self::Waiting
+                | Self::Stopped(_)
+                | Self::Stalled
+                | Self::OnHold
+                | Self::Failed
+                | Self::Unreadable
         )
     }
 
@@ -326,7 +354,9 @@ impl Standing {
             | Self::GivingBack
             | Self::GiveBackStalled
             | Self::GiveBackOnHold => Shown::Ready,
-            Self::Waiting | Self::Stalled | Self::Unreadable => Shown::Processing,
+            Self::Waiting | Self::Stopped(_) | Self::Stalled | Self::Unreadable => {
+                Shown::Processing
+            }
             Self::ProfilesLate
             | Self::Uncollectable
             | Self::Undeliverable
@@ -346,6 +376,7 @@ impl Standing {
             | Self::Failing
             | Self::Held(Hold::Blocked)
             | Self::Waiting
+            | Self::Stopped(Stop::ForNow)
             | Self::GivingBack
             | Self::Returned
             | Self::Failed => Actor::Nobody,
@@ -355,6 +386,7 @@ impl Standing {
             | Self::NoUrl
             | Self::Held(Hold::PausedByPartner) => Actor::Partner,
             Self::Held(Hold::Paused | Hold::Service)
+            | Self::Stopped(Stop::UntilOperator)
             | Self::Stalled
             | Self::GiveBackStalled
             | Self::ProfilesLate
@@ -382,6 +414,12 @@ impl Standing {
             }
             Self::NoUrl => "the partner sets a URL, and then it is sent by itself",
             Self::Waiting => "it is bought, or its profile is collected, by itself",
+            Self::Stopped(Stop::ForNow) => {
+                "it is bought by itself, once buying at its provider goes on"
+            }
+            Self::Stopped(Stop::UntilOperator) => {
+                "an operator ends what stops buying at its provider, and then it is bought by itself"
+            }
             Self::Stalled | Self::GiveBackStalled => {
                 "an operator starts the provisioner, and then it goes on by itself"
             }
@@ -414,6 +452,7 @@ impl Standing {
             Self::Exhausted | Self::Gone => "ready, not delivered",
             Self::NoUrl => "ready, no URL",
             Self::Waiting => "pending",
+            Self::Stopped(_) => "waits for the provider",
             Self::Stalled => "waits for the provisioner",
             Self::ProfilesLate => "bought, profile late",
             Self::Uncollectable => "bought, profile not handed over",

@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, HashMap};
 use domain::{
     GiveBackState, MaybeStored, PlacementState, Stored, Why,
     standing::{
-        self, DeliveryState, EndpointState, Rows, Silent, Standing, UnitState, Webhook, of_webhook,
+        self, DeliveryState, EndpointState, Rows, Silent, Standing, Stop, UnitState, Webhook,
+        of_webhook,
     },
 };
 use pg::{Error, Result};
@@ -153,9 +154,9 @@ pub struct PlacementView {
     /// When a provisioner looks at it next, if it has work.
     #[serde(with = "time::serde::rfc3339::option")]
     pub due_at: Option<OffsetDateTime>,
-    /// Whether buying at its provider is stopped now, by failures, by the provider or by an operator.
+    /// Why nothing is bought at its provider now.
     #[serde(skip)]
-    pub is_buying_stopped: bool,
+    pub stop: Option<Stop>,
 }
 
 /// A provider that has rejected a placement, which then went to the next one.
@@ -257,6 +258,14 @@ impl OrderView {
             .filter(|one| one.topup_id == unit.topup_id)
     }
 
+    /// Why nothing is bought at the provider of a unit whose purchase waits for that.
+    fn stop(&self, unit: &TopupView) -> Option<Stop> {
+        let mut placements = self.placements.iter();
+        let placement = placements.find(|one| one.placement_id == unit.placement_id)?;
+        let waits = placement.state.known() == Some(PlacementState::Accepted);
+        placement.stop.filter(|_| waits)
+    }
+
     /// How one of its units stands, as everybody is told.
     pub fn standing(&self, unit: &TopupView) -> Standing {
         let (Some(state), Some(endpoint)) = (unit.state.known(), self.endpoint.known()) else {
@@ -277,6 +286,7 @@ impl OrderView {
             reason: unit.reason.code(),
             give_back: unit.give_back.known(),
             webhooks: &webhooks,
+            stop: self.stop(unit),
             silent: self.silent(),
         })
     }
@@ -395,7 +405,8 @@ pub async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<Ord
                       provider_reference, coalesce(tried, '[]')::text AS "tried!",
                       ARRAY (SELECT jsonb_path_query(alternatives, '$[*].provider') #>> '{}') AS "alternatives!: Vec<String>",
                       (SELECT at FROM work w WHERE w.id = p.placement_id) AS "due_at?",
-                      EXISTS (SELECT FROM providers b WHERE b.name = p.provider AND b.open_until IS NOT NULL) AS "is_buying_stopped!"
+                      (SELECT b.denied OR b.open_until = '9999-12-31 00:00:00+00' FROM providers b
+                       WHERE b.name = p.provider AND b.open_until IS NOT NULL) AS "stopped_until_operator?"
                FROM placements p
                WHERE order_id = $1 ORDER BY placement_id"#,
             head.order_id,
@@ -417,7 +428,7 @@ pub async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<Ord
                 })?,
                 alternatives: row.alternatives,
                 due_at: row.due_at,
-                is_buying_stopped: row.is_buying_stopped,
+                stop: row.stopped_until_operator.map(Stop::of),
             })
         });
         let placements = placements.collect::<Result<_>>()?;

@@ -149,7 +149,7 @@ mod tests {
             tried: tried.collect(),
             alternatives: alternatives.iter().map(|name| (*name).to_owned()).collect(),
             due_at: None,
-            is_buying_stopped: false,
+            stop: None,
         }
     }
 

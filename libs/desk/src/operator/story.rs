@@ -215,8 +215,8 @@ impl Stay<'_> {
     }
 }
 
-/// Where a purchase waited: at each provider until that rejected it, and at the last one until it had
-/// brought or refused each of the eSIMs.
+/// Where a purchase waited: at each provider until that rejected it, at the last one until it had brought
+/// or refused each of the eSIMs, and there again while an eSIM was given back.
 fn stays<'a>(
     order: &'a OrderView,
     placement: &'a PlacementView,
@@ -238,10 +238,20 @@ fn stays<'a>(
         from,
         until: ended(order, placement, moments),
     });
+    let mine = |unit: &&TopupView| unit.placement_id == placement.placement_id;
+    let given_back = order.topups.iter().filter(mine).filter_map(|unit| {
+        Some(Stay {
+            provider: &placement.provider,
+            from: unit.give_back_asked_at?,
+            until: unit.give_back_ended_at,
+        })
+    });
+    stays.extend(given_back);
     stays
 }
 
-/// When the last unit of a placement became ready or failed; none while one is awaited.
+/// When the last unit of a placement became ready or failed, or its order was refused or cancelled; none
+/// while a unit is awaited.
 fn ended(
     order: &OrderView,
     placement: &PlacementView,
@@ -253,8 +263,10 @@ fn ended(
         return None;
     }
     let ready = order.topups.iter().filter(mine);
-    let failed = moments.iter().filter(|one| {
-        matches!(&one.what, What::Failed { placement_id, .. } if *placement_id == placement.placement_id)
+    let failed = moments.iter().filter(|one| match &one.what {
+        What::Failed { placement_id, .. } => *placement_id == placement.placement_id,
+        What::Refused | What::Cancelled => true,
+        _ => false,
     });
     ready
         .filter_map(|unit| unit.ready_at)

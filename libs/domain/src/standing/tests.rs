@@ -62,13 +62,16 @@ fn each(mut check: impl FnMut(&Unit<'_>)) {
             for give_back in give_backs {
                 for webhooks in &sets {
                     for silent in SILENT {
-                        check(&Unit {
-                            state: *state,
-                            reason: *reason,
-                            give_back,
-                            webhooks,
-                            silent,
-                        });
+                        for stop in [None, Some(Stop::ForNow), Some(Stop::UntilOperator)] {
+                            check(&Unit {
+                                state: *state,
+                                reason: *reason,
+                                give_back,
+                                webhooks,
+                                stop,
+                                silent,
+                            });
+                        }
                     }
                 }
             }
@@ -82,6 +85,7 @@ fn each(mut check: impl FnMut(&Unit<'_>)) {
                     reason: None,
                     give_back: None,
                     webhooks: &[*first, *second],
+                    stop: None,
                     silent,
                 });
             }
@@ -207,5 +211,5 @@ fn each_standing_is_reached() {
         reached.insert(standing(unit));
     });
     // All but that of a newer version, which no unit of this one has.
-    assert_eq!(reached.len(), 24, "{reached:?}");
+    assert_eq!(reached.len(), 26, "{reached:?}");
 }

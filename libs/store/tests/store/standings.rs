@@ -20,7 +20,7 @@ use desk::{
 use domain::{
     GiveBackState, MaybeStored, PlacementState, Reason, Stored, Why,
     reason::Code,
-    standing::{Actor, DeliveryState, EndpointState, Hold, Shown, Standing, UnitState},
+    standing::{Actor, DeliveryState, EndpointState, Hold, Shown, Standing, Stop, UnitState},
 };
 use strum::VariantArray;
 use time::{OffsetDateTime, macros::datetime};
@@ -191,7 +191,7 @@ fn order(state: UnitState, reason: Option<Code>) -> OrderView {
             tried: Vec::new(),
             alternatives: Vec::new(),
             due_at: None,
-            is_buying_stopped: false,
+            stop: None,
         }],
         topups: vec![TopupView {
             topup_id: "20260129120000000000000000".into(),
@@ -294,12 +294,15 @@ fn all() -> Vec<(String, OrderView)> {
         "not bought yet, provisioner dead".into(),
         silent(pending(), Stage::Provisioner),
     );
-    add("not bought yet, buying stopped".into(), {
+    for (name, stop) in [
+        ("for now", Stop::ForNow),
+        ("until an operator", Stop::UntilOperator),
+    ] {
         let mut one = pending();
         one.placements[0].state = Stored::Known(PlacementState::Accepted);
-        one.placements[0].is_buying_stopped = true;
-        one
-    });
+        one.placements[0].stop = Some(stop);
+        add(format!("not bought yet, buying stopped {name}"), one);
+    }
     for code in Code::VARIANTS {
         let name: &str = code.into();
         add(
@@ -399,6 +402,29 @@ fn everybody_is_told_what_the_table_says() {
     );
 }
 
+#[test]
+fn only_the_units_of_a_stopped_provider_are_told_to_wait_for_it() {
+    let mut order = order(UnitState::Pending, None);
+    order.placements[0].state = Stored::Known(PlacementState::Accepted);
+    let (mut placement, mut unit) = (order.placements[0].clone(), order.topups[0].clone());
+    placement.placement_id = SECOND;
+    placement.stop = Some(Stop::ForNow);
+    unit.placement_id = SECOND;
+    order.placements.push(placement);
+    order.topups.push(unit);
+    let told = story::sentence(&order, NOW);
+    for part in [
+        "1 of the 2 eSIMs is accepted and not lost, but buying at the provider is stopped",
+        "1 of the 2 eSIMs is being bought",
+    ] {
+        assert!(told.contains(part), "{told}");
+    }
+    // That the provisioner is dead explains both.
+    order.stages = lives(Some(Stage::Provisioner));
+    let told = story::sentence(&order, NOW);
+    assert!(told.contains("both eSIMs are accepted"), "{told}");
+}
+
 /// What `attention` says of a unit that stands so, and whether it asks for somebody.
 fn finding(standing: Standing) -> Option<(Matter, bool)> {
     match standing {
@@ -426,6 +452,8 @@ fn finding(standing: Standing) -> Option<(Matter, bool)> {
         | Standing::Undeliverable
         | Standing::Vanished
         | Standing::OnHold => Some((Matter::Parked, true)),
+        Standing::Stopped(Stop::ForNow) => Some((Matter::BreakerOpen, false)),
+        Standing::Stopped(Stop::UntilOperator) => Some((Matter::BreakerOpen, true)),
         Standing::GiveBackOnHold => Some((Matter::GiveBacksParked, true)),
     }
 }

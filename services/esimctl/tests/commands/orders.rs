@@ -194,7 +194,7 @@ async fn an_order_tells_of_a_stopped_provider_while_it_waits_for_it() {
     let (mut connection, ready) = operator.ready_order(&acme, "ready").await;
     store_order(&mut connection, ready.partner, "waits").await;
     for sql in [
-        "INSERT INTO providers (name) VALUES ('sandbox')",
+        "INSERT INTO providers (name) VALUES ('sandbox'), ('airalo')",
         "INSERT INTO pulses (instance, stage, number, timeline, replicated, at)
          VALUES (gen_random_uuid(), 'provisioner', 1, 1, false, now() + interval '1 hour')",
     ] {
@@ -206,7 +206,11 @@ async fn an_order_tells_of_a_stopped_provider_while_it_waits_for_it() {
     operator.run(&stop).await.says("sandbox");
 
     let show = async |id| operator.run(&["order", "show", id]).await;
-    show("waits").await.says(STOPPED).says(WAITS);
+    let shown = show("waits").await;
+    shown
+        .says(STOPPED)
+        .says(WAITS)
+        .says("waits for the provider");
     let shown = show("ready").await;
     shown.says("the eSIM is ready");
     assert!(!shown.text().contains("buying at"), "{shown:?}");
@@ -227,4 +231,24 @@ async fn an_order_tells_of_a_stopped_provider_while_it_waits_for_it() {
     let text = show("waits").await.text().to_owned();
     assert_eq!(text.matches(STOPPED).count(), 2, "{text}");
     assert!(!text.contains(WAITS), "{text}");
+
+    // A provider that has rejected the purchase holds it up no more.
+    let other = [
+        "provider", "open", "airalo", "--for", "1h", "--reason", "test",
+    ];
+    operator.run(&other).await.says("airalo");
+    let rejected = r#"UPDATE placements SET tried = jsonb_build_array(jsonb_build_object(
+        'provider', 'airalo', 'lane', 'ready', 'attempt', 1, 'reason', 'sold out', 'at',
+        to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'))) WHERE placement_id <> $1"#;
+    let rejected = sqlx::query(rejected).bind(ready.placement.uuid());
+    rejected.execute(&mut connection).await.unwrap();
+    operator.run(&other).await.says("airalo");
+    let text = show("waits").await.text().to_owned();
+    assert_eq!(
+        text.matches("buying at airalo stopped").count(),
+        1,
+        "{text}"
+    );
+    // At the sandbox it waits only since then.
+    assert!(!text.contains(STOPPED), "{text}");
 }

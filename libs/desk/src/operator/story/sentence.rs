@@ -1,7 +1,6 @@
 //! The state of an order in one sentence, for its partner.
 
 use domain::{
-    PlacementState,
     reason::Code,
     standing::{EndpointState, Hold, Standing},
 };
@@ -123,6 +122,7 @@ fn to_endpoint(order: &OrderView, sent: &Sent<'_>, now: OffsetDateTime) -> Strin
         Standing::NoUrl => format!("waiting for a URL of {to}"),
         // A webhook stands in no other way; a newer version may know one.
         Standing::Waiting
+        | Standing::Stopped(_)
         | Standing::Stalled
         | Standing::ProfilesLate
         | Standing::Uncollectable
@@ -136,16 +136,6 @@ fn to_endpoint(order: &OrderView, sent: &Sent<'_>, now: OffsetDateTime) -> Strin
         | Standing::Failed
         | Standing::Unreadable => format!("sent to {to} by a newer version of this program"),
     }
-}
-
-/// Whether a unit waits only because buying at its provider is stopped.
-fn waits_to_buy(order: &OrderView, unit: &TopupView) -> bool {
-    let mut all = order.placements.iter();
-    all.any(|one| {
-        one.placement_id == unit.placement_id
-            && one.is_buying_stopped
-            && one.state.known() == Some(PlacementState::Accepted)
-    })
 }
 
 /// What a group of units of an order is at, for the partner.
@@ -225,10 +215,10 @@ fn told(
                 "{is} ready and {waits} for a webhook URL in your account; you can look the eSIM up"
             )
         }
-        Standing::Waiting if units.iter().all(|one| waits_to_buy(order, one)) => format!(
+        Standing::Waiting => format!("{is} being bought or prepared by the provider"),
+        Standing::Stopped(_) => format!(
             "{is} accepted and not lost, but buying at the provider is stopped at the moment; we go on as soon as that is possible again"
         ),
-        Standing::Waiting => format!("{is} being bought or prepared by the provider"),
         Standing::Stalled => format!(
             "{is} accepted and not lost, but our service that buys does not work{}; we are mending it, and then it goes on",
             since(order.silent_since(Stage::Provisioner))
@@ -323,8 +313,6 @@ fn refusal(order: &OrderView) -> String {
 #[derive(PartialEq)]
 struct Group {
     standing: Standing,
-    /// They wait for a provider at which buying is stopped.
-    waits_to_buy: bool,
     /// How the webhook to each endpoint stands.
     endpoints: Vec<(Option<Uuid>, Standing)>,
 }
@@ -362,7 +350,6 @@ pub fn sentence(order: &OrderView, now: OffsetDateTime) -> String {
         let sent = order.sent(topup).into_iter();
         let group = Group {
             standing: order.standing(topup),
-            waits_to_buy: waits_to_buy(order, topup),
             endpoints: sent.map(|one| (one.endpoint_id, one.standing)).collect(),
         };
         match groups.iter_mut().find(|(known, _)| *known == group) {
