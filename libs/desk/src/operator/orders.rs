@@ -380,6 +380,42 @@ struct Head {
     endpoint_until: Option<OffsetDateTime>,
 }
 
+/// The placements of an order.
+async fn placements(connection: &mut PgConnection, order_id: Uuid) -> Result<Vec<PlacementView>> {
+    let query = sqlx::query!(
+        r#"SELECT placement_id, p.provider, state, attempt, reason, attempted_at, placed_at, lane,
+                  provider_reference, coalesce(tried, '[]')::text AS "tried!",
+                  ARRAY (SELECT jsonb_path_query(alternatives, '$[*].provider') #>> '{}') AS "alternatives!: Vec<String>",
+                  (SELECT at FROM work w WHERE w.id = p.placement_id) AS "due_at?",
+                  (SELECT b.denied OR b.open_until = '9999-12-31 00:00:00+00' FROM providers b
+                   WHERE b.name = p.provider AND b.open_until IS NOT NULL) AS "stopped_until_operator?"
+           FROM placements p
+           WHERE order_id = $1 ORDER BY placement_id"#,
+        order_id,
+    );
+    let rows = query.fetch_all(connection).await?;
+    let placements = rows.into_iter().map(|row| {
+        Ok(PlacementView {
+            placement_id: row.placement_id,
+            provider: row.provider,
+            state: row.state.into(),
+            attempt: row.attempt,
+            reason: row.reason.into(),
+            attempted_at: row.attempted_at,
+            placed_at: row.placed_at,
+            lane: row.lane,
+            provider_reference: row.provider_reference,
+            tried: serde_json::from_str(&row.tried).map_err(|error| {
+                Error::Unreadable(format!("the providers that were tried: {error}"))
+            })?,
+            alternatives: row.alternatives,
+            due_at: row.due_at,
+            stop: row.stopped_until_operator.map(Stop::of),
+        })
+    });
+    placements.collect()
+}
+
 /// These orders, the newest first.
 pub async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<OrderView>> {
     let query = with_state!(
@@ -400,38 +436,7 @@ pub async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<Ord
     let stages = stages::read(&mut *connection).await?;
     let mut orders = Vec::with_capacity(heads.len());
     for head in heads {
-        let query = sqlx::query!(
-            r#"SELECT placement_id, p.provider, state, attempt, reason, attempted_at, placed_at, lane,
-                      provider_reference, coalesce(tried, '[]')::text AS "tried!",
-                      ARRAY (SELECT jsonb_path_query(alternatives, '$[*].provider') #>> '{}') AS "alternatives!: Vec<String>",
-                      (SELECT at FROM work w WHERE w.id = p.placement_id) AS "due_at?",
-                      (SELECT b.denied OR b.open_until = '9999-12-31 00:00:00+00' FROM providers b
-                       WHERE b.name = p.provider AND b.open_until IS NOT NULL) AS "stopped_until_operator?"
-               FROM placements p
-               WHERE order_id = $1 ORDER BY placement_id"#,
-            head.order_id,
-        );
-        let rows = query.fetch_all(&mut *connection).await?;
-        let placements = rows.into_iter().map(|row| {
-            Ok(PlacementView {
-                placement_id: row.placement_id,
-                provider: row.provider,
-                state: row.state.into(),
-                attempt: row.attempt,
-                reason: row.reason.into(),
-                attempted_at: row.attempted_at,
-                placed_at: row.placed_at,
-                lane: row.lane,
-                provider_reference: row.provider_reference,
-                tried: serde_json::from_str(&row.tried).map_err(|error| {
-                    Error::Unreadable(format!("the providers that were tried: {error}"))
-                })?,
-                alternatives: row.alternatives,
-                due_at: row.due_at,
-                stop: row.stopped_until_operator.map(Stop::of),
-            })
-        });
-        let placements = placements.collect::<Result<_>>()?;
+        let placements = placements(&mut *connection, head.order_id).await?;
         let query = sqlx::query_as!(
             TopupView,
             r#"SELECT t.topup_id, t.option_id, t.placement_id,
