@@ -340,7 +340,7 @@ impl Kind {
             Self::StageDead { stage, .. } => match stage {
                 Stage::Ingress => "No partner can order: requests get no response.",
                 Stage::Provisioner => "Nothing is bought. Orders that were accepted wait.",
-                Stage::Notifier => "No partner gets a webhook. The webhooks wait.",
+                Stage::Notifier => "No partner gets a webhook until one runs again.",
             },
             Self::DatabaseDown { .. } => {
                 "If all processes see it, no partner can order: orders get a 500."
