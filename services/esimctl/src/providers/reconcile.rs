@@ -22,7 +22,7 @@ pub const EXAMPLES: &str = "Examples:
 It reads the account from the settings of the provisioner, as `esimctl provider check` does, and changes nothing. It lists
 purchases of the provider that we do not know (orphan), that we have and the provider has not (missing), that were made
 twice (bought_twice), or at another price than the option says (price_differs), each with what to do about it.
-docs/operations.md, section \"Reconcile with a provider\", has more.
+docs/reference.md, section \"Reconcile with a provider\", has more.
 
 Purchases of the last 15 minutes may be missing in a list of the provider, so they are not looked for. The exit status is
 3 if something was found that does not agree. A provider without such a list is compared with a file that its portal

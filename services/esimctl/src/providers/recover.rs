@@ -166,7 +166,7 @@ fn described(recovered: &Recovered, treatment: Treatment, moved: &str) -> String
     match newest_order_at {
         Some(at) => lines.push(format!(
             "The newest order is of {}; orders that came later are missing in this database. The \
-             section \"Find purchases that have no placement\" of docs/operations.md says how to \
+             section \"Find purchases that have no placement\" of docs/reference.md says how to \
              find their purchases with --ledger",
             utc(*at)
         )),
