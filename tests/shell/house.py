@@ -11,7 +11,8 @@ whether by `use` or by a path in the code. It fails, with one line for each faul
 - code compares or takes apart a text that is meant for people: a field or column named reason, message,
   command, detail or text. A state that a program reads is a code (decision 35);
 - a field named state holds a text instead of an enum, so that any text could stand there;
-- docs/architecture.md names a file that is not there, or, beside it in a table, a function that it has not;
+- docs/architecture.md or CONTRIBUTING.md names a file that is not there, or, beside it in a table, a function or
+  another name that the file has not; or CONTRIBUTING.md names a test that is not there;
 - a fault that house.toml lists as known is gone. So that list can only shrink.
 
 A re-export (`pub use`) is no arrow: whoever names the item through it has an arrow to the file that
@@ -269,6 +270,40 @@ def path_in_the_code(root):
                     yield f"docs/architecture.md names the function {name}, which {' and '.join(files)} has not"
 
 
+# Files that each crate has, so that a recipe may name them without their folder.
+EACH_CRATE = {"main.rs", "lib.rs", "metrics.rs"}
+
+
+def recipes(root):
+    """What CONTRIBUTING.md names and the code does not have: a file, or what a row of a table names beside its files."""
+    page = root / "CONTRIBUTING.md"
+    tests = None
+    for line in page.read_text().splitlines() if page.exists() else []:
+        spans = [span for span in re.findall(r"`([^`\s]+)`", line) if "NAME" not in span and not span.startswith(".local")]
+        files = [name for name in spans if re.fullmatch(r"[\w.-]+(/[\w.-]+)+|[\w-]+\.(rs|md)|\.sqlx", name)]
+        missing = [name for name in files if not (root / name).exists() and name not in EACH_CRATE]
+        yield from (f"CONTRIBUTING.md names a file that is not there: {name}" for name in missing)
+        if not line.startswith("|") or missing:
+            continue
+        sources = [file for name in files for file in inside(root / name)]
+        for name in spans:
+            if re.fullmatch(r"[a-z]\w*(_\w+){3,}", name):
+                tests = tests or "".join(file.read_text() for part in ("libs", "services", "tests") for file in (root / part).rglob("*.rs"))
+                if not re.search(rf"\bfn {name}\b", tests):
+                    yield f"CONTRIBUTING.md names the test {name}, which is not there"
+            elif sources and re.fullmatch(r"[A-Za-z][\w-]*(::\w+)*", name):
+                last = re.escape(name.split("::")[-1])
+                if not any(re.search(rf"\b{last}\b", file.read_text()) for file in sources):
+                    yield f"CONTRIBUTING.md names {name}, which {' and '.join(files)} has not"
+
+
+def inside(path):
+    """The file, or the text files of the folder."""
+    if path.is_file():
+        return [path]
+    return [file for file in path.rglob("*") if file.suffix in (".rs", ".sql", ".md", ".py", ".ts")] if path.is_dir() else []
+
+
 def check(root):
     """The faults, as lines."""
     root = Path(root)
@@ -363,7 +398,7 @@ def check(root):
             faults.append(f"{kind}: {one}{line}")
         for one in sorted(listed - found):
             faults.append(f"house.toml lists what is gone: {one}")
-    return faults + list(path_in_the_code(root))
+    return faults + list(path_in_the_code(root)) + list(recipes(root))
 
 
 if __name__ == "__main__":

@@ -130,6 +130,19 @@ class House(unittest.TestCase):
         ):
             self.finds({"docs/architecture.md": page}, fault)
 
+    def test_what_the_recipes_name(self):
+        row = "| `libs/roof/src/left.rs`, `metrics.rs` | `left`, `Left::left`; `UPDATE=1 run` |\n"
+        self.assertEqual(self.faults({"CONTRIBUTING.md": row}), [])
+        for page, fault in (
+            (row.replace("left.rs", "gone.rs"), "CONTRIBUTING.md names a file that is not there: libs/roof/src/gone.rs"),
+            ("It is in `libs/roof/src/gone.rs`.", "a file that is not there: libs/roof/src/gone.rs"),
+            ("| `described.rs` | its schema |", "a file that is not there: described.rs"),
+            (row.replace("`left`", "`gone`"), "CONTRIBUTING.md names gone, which libs/roof/src/left.rs and metrics.rs has not"),
+            (row.replace("Left::left", "Left::gone"), "CONTRIBUTING.md names Left::gone"),
+            (row.replace("`left`", "`it_holds_in_each_case`"), "the test it_holds_in_each_case, which is not there"),
+        ):
+            self.finds({"CONTRIBUTING.md": page}, fault)
+
     def test_what_is_known_must_exist(self):
         known = '\n[known]\narrows = ["libs/roof/src/low.rs -> libs/roof/src/right.rs"]\ncircles = ["libs/ground/src/a.rs -> libs/ground/src/b.rs"]\n'
         faults = self.faults({}, FLOORS + known)
