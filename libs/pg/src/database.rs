@@ -146,9 +146,10 @@ impl Database {
         Ok(primary.acknowledge(sent.await?))
     }
 
-    /// Notes whether NATS is up for this process, which its next pulses tell.
-    pub fn note_nats(&self, is_up: bool) {
-        self.pool.primary.note_nats(is_up);
+    /// Notes whether NATS is up for this process, and what it refuses to it, which its next pulses
+    /// tell.
+    pub fn note_nats(&self, is_up: bool, refused: Option<String>) {
+        self.pool.primary.note_nats(is_up, refused);
     }
 
     /// Notes that this process ends in an orderly way, after its last pulse.

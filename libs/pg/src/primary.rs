@@ -23,10 +23,7 @@ mod server;
 mod unfit;
 
 use std::{
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -34,11 +31,8 @@ use runtime::clock::Moment;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
+use self::server::{Server, ahead};
 pub use self::{server::DurabilityConfig, unfit::Unfit};
-use self::{
-    server::{Server, ahead},
-    unfit::LARGEST_SKEW_AT_START,
-};
 use crate::{Error, Result};
 
 /// After a silence of this length, a response of the server is believed only if a new connection
@@ -73,8 +67,8 @@ pub(crate) struct Primary {
     /// work on the first connection to another primary.
     examining: tokio::sync::Mutex<()>,
     known: Mutex<Known>,
-    /// Whether this process is without NATS, which its pulses tell.
-    is_without_nats: AtomicBool,
+    /// What its pulses tell of this process besides.
+    told: Mutex<Told>,
 }
 
 #[derive(Debug, Default)]
@@ -92,6 +86,16 @@ struct Known {
     /// Whether commits waited for a standby when that pulse was acknowledged.
     is_replicated: bool,
     losses: u64,
+}
+
+/// What the pulses of a process tell operators.
+#[derive(Clone, Debug, Default)]
+struct Told {
+    is_without_nats: bool,
+    /// What NATS refuses to it.
+    nats_refused: Option<String>,
+    /// How far the server's clock was ahead of ours at the last pulse, in seconds, if that is too far.
+    clock_ahead: Option<f64>,
 }
 
 impl Known {
@@ -125,7 +129,7 @@ impl Primary {
             durability,
             examining: tokio::sync::Mutex::default(),
             known: Mutex::default(),
-            is_without_nats: AtomicBool::new(false),
+            told: Mutex::default(),
         }
     }
 
@@ -199,13 +203,9 @@ impl Primary {
                     newest,
                 });
             }
-            None if server.clock_ahead.abs() > LARGEST_SKEW_AT_START.as_secs_f64() => {
-                let difference = Duration::try_from_secs_f64(server.clock_ahead.abs().round());
-                return Err(Unfit::Clock {
-                    difference: difference.unwrap_or(Duration::MAX),
-                });
-            }
-            _ => {}
+            // Later each pulse checks the clocks, and it has to be committed to tell of them.
+            None => server.check_clock()?,
+            Some(_) => {}
         }
         Ok(known.before())
     }
@@ -257,12 +257,17 @@ impl Primary {
             before = self.known().before();
             beat = self.beat(connection, number, before.acknowledged).await?;
         }
-        let unfit = beat.server.check(&self.durability).err();
-        Ok(Sent {
+        Ok(self.judge(number, beat.server))
+    }
+
+    /// Whether anything may run on the server that has committed the pulse `number`.
+    fn judge(&self, number: i64, server: Server) -> Sent {
+        let fit = server.check(&self.durability);
+        Sent {
             number,
-            server: beat.server,
-            unfit,
-        })
+            unfit: fit.and_then(|()| server.check_clock()).err(),
+            server,
+        }
     }
 
     /// Reads the pulse that the database has, and what the server says about itself, and commits the
@@ -277,6 +282,7 @@ impl Primary {
         number: i64,
         acknowledged: i64,
     ) -> Result<Beat> {
+        let told = self.told().clone();
         let asked = Moment::now();
         let query = sqlx::query!(
             r#"WITH server AS MATERIALIZED (
@@ -290,16 +296,22 @@ impl Primary {
                ), before AS MATERIALIZED (
                    SELECT coalesce(max(number), 0) AS number FROM pulses WHERE instance = $1
                ), pulse AS (
-                   INSERT INTO pulses AS p (instance, stage, number, timeline, replicated, at, no_nats_since)
+                   INSERT INTO pulses AS p (instance, stage, number, timeline, replicated, at, no_nats_since,
+                       nats_refused, nats_refused_since, clock_ahead, clock_off_since)
                    -- The same as `Server::is_replicated`.
                    SELECT $1, $2, $3, server.timeline,
                           btrim(server.standby_names) <> '' AND server.synchronous_commit <> ALL ('{off,local}'), now(),
-                          CASE WHEN $5::bool THEN now() END
+                          CASE WHEN $5::bool THEN now() END, $6, CASE WHEN $6::text IS NOT NULL THEN now() END,
+                          $7, CASE WHEN $7::float8 IS NOT NULL THEN now() END
                    FROM server CROSS JOIN before WHERE before.number >= $4
                    ON CONFLICT (instance) DO UPDATE
                    SET number = greatest(p.number, excluded.number), timeline = excluded.timeline,
                        replicated = excluded.replicated, at = excluded.at,
-                       no_nats_since = CASE WHEN $5 THEN coalesce(p.no_nats_since, now()) END
+                       no_nats_since = CASE WHEN $5 THEN coalesce(p.no_nats_since, now()) END,
+                       nats_refused = excluded.nats_refused,
+                       nats_refused_since = CASE WHEN $6 IS NOT NULL THEN coalesce(p.nats_refused_since, now()) END,
+                       clock_ahead = excluded.clock_ahead,
+                       clock_off_since = CASE WHEN $7 IS NOT NULL THEN coalesce(p.clock_off_since, now()) END
                )
                SELECT before.number AS "stored!", server.timeline AS "timeline!", server.clock AS "clock!",
                       server.synchronous_commit AS "synchronous_commit!", server.standby_names AS "standby_names!",
@@ -309,7 +321,9 @@ impl Primary {
             self.stage,
             number,
             acknowledged,
-            self.is_without_nats.load(Ordering::Relaxed),
+            told.is_without_nats,
+            told.nats_refused,
+            told.clock_ahead,
         );
         let row = query.fetch_one(connection).await?;
         Ok(Beat {
@@ -326,9 +340,15 @@ impl Primary {
         })
     }
 
-    /// Notes whether this process is without NATS, for its next pulses.
-    pub(crate) fn note_nats(&self, is_up: bool) {
-        self.is_without_nats.store(!is_up, Ordering::Relaxed);
+    fn told(&self) -> MutexGuard<'_, Told> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes whether this process is without NATS, and what NATS refuses to it, for its next pulses.
+    pub(crate) fn note_nats(&self, is_up: bool, refused: Option<String>) {
+        let mut told = self.told();
+        told.is_without_nats = !is_up;
+        told.nats_refused = refused;
     }
 
     /// Takes the number of the next pulse. Returns it with what is known before it.
@@ -340,6 +360,8 @@ impl Primary {
 
     /// Takes over the result of a pulse, once the server that gave it is believed.
     pub(crate) fn acknowledge(&self, sent: Sent) -> Pulse {
+        let clock_ahead = sent.server.clock_ahead;
+        self.told().clock_ahead = sent.server.check_clock().is_err().then_some(clock_ahead);
         let mut known = self.known();
         known.acknowledged = known.acknowledged.max(sent.number);
         known.is_replicated = sent.server.is_replicated();
@@ -347,7 +369,7 @@ impl Primary {
         Pulse {
             is_replicated: known.is_replicated,
             unfit: sent.unfit,
-            clock_ahead: sent.server.clock_ahead,
+            clock_ahead,
             losses: known.losses,
         }
     }
@@ -561,7 +583,7 @@ mod tests {
         primary.known().timeline = Some(3);
         assert!(
             primary.examined(3, &ahead).is_ok(),
-            "only the start is refused"
+            "the pulse checks it from then on"
         );
         let refused = primary.examined(2, &server("on", "")).err().unwrap();
         let expected = Unfit::Replaced {
@@ -570,6 +592,28 @@ mod tests {
         };
         assert_eq!(refused, expected);
         assert!(!refused.needs_operator());
+    }
+
+    #[test]
+    fn while_the_clocks_differ_nothing_runs_and_the_pulse_tells_it() {
+        let primary = Primary::new("test", DurabilityConfig::default());
+        let mut number = 0;
+        let mut pulse = |ahead| {
+            let mut server = server("on", "");
+            server.clock_ahead = ahead;
+            number += 1;
+            let pulse = primary.acknowledge(primary.judge(number, server));
+            (pulse.unfit.is_none(), primary.told().clock_ahead)
+        };
+        assert_eq!(pulse(20.0), (true, None));
+        assert!(primary.check().is_ok());
+        assert_eq!(pulse(-600.0), (false, Some(-600.0)));
+        assert!(matches!(
+            primary.check(),
+            Err(Error::Unfit(Unfit::Clock { .. }))
+        ));
+        assert_eq!(pulse(0.5), (true, None));
+        assert!(primary.check().is_ok());
     }
 
     #[test]

@@ -1,8 +1,7 @@
 //! Names the external effects on an order's way, for example a commit, a purchase or a webhook, and runs
-//! each through one function, [`perform`]. If the crate is compiled with the feature `failpoints`,
-//! the crash tests can make a process die right before or right after each effect. They check that
-//! even then nothing is bought twice and nothing is lost. Without the feature, [`perform`] adds
-//! nothing.
+//! each through one function, [`perform`]. The crash tests can make a process of a debug build die right
+//! before or right after each effect. They check that even then nothing is bought twice and nothing is
+//! lost. In a release build [`perform`] adds nothing.
 
 use std::fmt;
 
@@ -128,7 +127,7 @@ impl Point {
         })
     }
 
-    /// The name of the point, as in `FAILPOINTS`.
+    /// The name of the point, as in `FAILPOINT`.
     pub fn name(&self) -> String {
         format!("{}.{}", self.effect, self.side)
     }
@@ -143,8 +142,8 @@ impl fmt::Display for Point {
 }
 
 /// Awaits `act`, which has the effect, and returns its result unchanged. In a program that is shipped
-/// it does nothing else, so whoever follows an order may read `perform(Effect::X, act)` as `act`. In one
-/// that is compiled for crash tests, the name marks the two moments, before and after the effect, at
+/// it does nothing else, so whoever follows an order may read `perform(Effect::X, act)` as `act`. In a
+/// debug build the name marks the two moments, before and after the effect, at
 /// which such a test can kill the process.
 pub async fn perform<F: Future>(effect: Effect, act: F) -> F::Output {
     reach(effect, Side::Before);
@@ -153,33 +152,25 @@ pub async fn perform<F: Future>(effect: Effect, act: F) -> F::Output {
     output
 }
 
-#[cfg(not(feature = "failpoints"))]
+#[cfg(not(all(feature = "failpoints", debug_assertions)))]
 #[inline]
 fn reach(_: Effect, _: Side) {}
 
-/// Runs the action that `FAILPOINTS` assigns to this point, if there is one. The syntax is that of
-/// the crate `fail`: `purchase.after=return` kills the process at this point,
-/// `purchase.after=2*off->return` does so at the third time, and `sleep(ms)` makes the process
-/// stall.
-#[cfg(feature = "failpoints")]
-fn reach(effect: Effect, side: Side) {
-    use std::sync::LazyLock;
+/// The point at which this process dies, such as `purchase.after`; `FAILPOINT` names it.
+#[cfg(all(feature = "failpoints", debug_assertions))]
+pub(crate) static FAILPOINT: std::sync::LazyLock<Option<String>> =
+    std::sync::LazyLock::new(|| std::env::var("FAILPOINT").ok());
 
-    static CONFIGURED: LazyLock<()> = LazyLock::new(|| {
-        let configured = std::env::var("FAILPOINTS").unwrap_or_default();
-        for (name, action) in configured.split(';').filter_map(|one| one.split_once('=')) {
-            if let Err(error) = fail::cfg(name, action) {
-                tracing::error!(name, error, "FAILPOINTS has an action that cannot be read");
-            }
-        }
-    });
-    LazyLock::force(&CONFIGURED);
-    let point = format!("{effect}.{side}");
-    let died = fail::eval(&point, |_| {
+/// Kills the process if this is the point where it shall die.
+#[cfg(all(feature = "failpoints", debug_assertions))]
+fn reach(effect: Effect, side: Side) {
+    use rustix::process::{Signal, getpid, kill_process};
+
+    let Some(point) = &*FAILPOINT else { return };
+    if *point == format!("{effect}.{side}") {
         // Like `kill -9`: nothing is flushed, closed or dropped.
-        rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
-    });
-    if let Some(Err(error)) = died {
-        tracing::error!(point, %error, "cannot kill the process");
+        if let Err(error) = kill_process(getpid(), Signal::KILL) {
+            tracing::error!(point, %error, "cannot kill the process");
+        }
     }
 }

@@ -9,8 +9,8 @@
 //! - Sending: [`payload`] defines the messages, [`publish`] sends jobs and readiness events, and
 //!   [`reports`] carries verdicts and readiness to the ingress process that is answering an order.
 //!   [`batcher`] collects what is sent together, and [`streams`] has the connection, the streams
-//!   and the subjects. [`majority`] watches whether a stream can store messages, and [`access`]
-//!   holds the credentials.
+//!   and the subjects. [`majority`] watches whether a stream can store messages, [`refused`] what the
+//!   server refuses, and [`access`] holds the credentials.
 //! - Working: [`worker`] makes tickets from messages and from due work, and lets its handler work on
 //!   their rows; [`lookout`] tells idle workers that rows are due. The tickets wait in queues for
 //!   [`permits`], which bound how many rows a worker works on at once, and share this number between
@@ -36,6 +36,7 @@ pub mod permits;
 pub mod publish;
 pub mod pulse;
 mod queues;
+mod refused;
 pub mod reports;
 pub mod streams;
 pub mod timing;

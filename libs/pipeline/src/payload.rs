@@ -12,6 +12,13 @@ use domain::{DeliveryId, OrderId, PartnerId, PlacementId};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+/// The stream of jobs. Each stream is named with the prefix of the system in front.
+pub const JOBS: &str = "TOPUP_JOBS";
+/// The stream of readiness events.
+pub const READY: &str = "TOPUP_READY";
+/// The stream of messages that could not be read.
+pub const DEAD: &str = "TOPUP_DEAD";
+
 /// The most rows in one message. Small messages spread a burst of orders over the replicas. A
 /// process pulls a message only while it has room for this many tickets. Even so it may defer some
 /// of them, for example if they are all of one lane and partner, because one queue gets only half

@@ -235,8 +235,11 @@ impl Nats {
                 }
                 None => self.client().publish(address, payload).await?,
             }
-            #[cfg(feature = "failpoints")]
-            self.send_now().await;
+            #[cfg(all(feature = "failpoints", debug_assertions))]
+            if crate::effect::FAILPOINT.is_some() {
+                self.send_now().await;
+            }
+            self.refused.sent(&subject);
             anyhow::Ok(())
         };
         if let Err(error) = perform(effect, sent).await {
@@ -264,6 +267,7 @@ impl Nats {
             .context
             .send_publish(subject.to_owned(), message.clone())
             .await?;
+        self.refused.sent(subject);
         match sent.await {
             Err(error) if error.kind() == PublishErrorKind::StreamNotFound => {
                 Box::pin(self.ensure_streams()).await?;

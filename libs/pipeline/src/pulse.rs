@@ -35,7 +35,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 const PATIENCE_AT_THE_END: Duration = Duration::from_secs(10);
 
 /// Sends pulses until the soft stop, and keeps the part `database` of the readiness up to date. Each
-/// pulse tells whether NATS is up, because who only sees the database would not notice. The
+/// pulse tells whether NATS is up and takes all messages, because who only sees the database would not notice. The
 /// schema must have been checked, because an older one has no table for pulses.
 pub async fn run(
     database: Database,
@@ -54,7 +54,7 @@ pub async fn run(
                 tracing::debug!(%error, "cannot look where new connections to PostgreSQL lead");
             }
         }
-        database.note_nats(nats.is_up());
+        database.note_nats(nats.is_up(), nats.refused());
         let began = Instant::now();
         let mut pulse = pin!(database.pulse());
         let committed = if let Ok(committed) = timeout(PATIENCE, &mut pulse).await {

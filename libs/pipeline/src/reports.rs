@@ -23,6 +23,9 @@ use crate::{
 /// it, so a longer one is not ours.
 const LONGEST: usize = 64 * 1024;
 
+/// The pause before a subscription that the server has refused is tried again.
+const SUBSCRIBE_AGAIN: Duration = Duration::from_secs(10);
+
 /// One report, and the ingress process that it is for. `ingress::orders::handshake` receives it
 /// there.
 pub struct Report {
@@ -72,7 +75,8 @@ impl Nats {
     }
 
     /// Passes the messages of a core NATS subject to `receive`. Messages that cannot be read, or
-    /// that are longer than one of ours can be, are logged and skipped. Returns an error when the
+    /// that are longer than one of ours can be, are logged and skipped. If the server refuses the
+    /// subscription, it is tried again, because the permission may come. Returns an error when the
     /// subscription ends.
     pub async fn listen<M: DeserializeOwned>(
         &self,
@@ -83,8 +87,22 @@ impl Nats {
 
         // The lines are sampled, so that a flood of forged messages does not flood the log.
         let unreadable = Sampler::every(Duration::from_secs(10));
+        let mut refused = self.refused.subscriptions();
         let mut messages = self.client().subscribe(subject.clone()).await?;
-        while let Some(message) = messages.next().await {
+        loop {
+            let next = tokio::select! {
+                next = messages.next() => next,
+                refused = refused.recv() => {
+                    if refused.is_ok_and(|refused| refused == subject) {
+                        tokio::time::sleep(SUBSCRIBE_AGAIN).await;
+                        messages = self.client().subscribe(subject.clone()).await?;
+                    }
+                    continue;
+                }
+            };
+            let Some(message) = next else {
+                anyhow::bail!("the subscription to {subject} ended unexpectedly")
+            };
             match read(&message.payload) {
                 Ok(message) => receive(message),
                 Err(error) => {
@@ -100,7 +118,6 @@ impl Nats {
                 }
             }
         }
-        anyhow::bail!("the subscription to {subject} ended unexpectedly")
     }
 }
 

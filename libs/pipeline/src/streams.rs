@@ -10,7 +10,7 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::Context;
 use async_nats::{
-    Client, Event,
+    Client, Event, ServerError,
     connection::State,
     jetstream::{
         self, ErrorCode,
@@ -29,11 +29,10 @@ use uuid::Uuid;
 use crate::{
     access::NatsAccess,
     majority::{self, Watched},
+    refused::Refused,
 };
 
-pub const JOBS: &str = "TOPUP_JOBS";
-pub const READY: &str = "TOPUP_READY";
-pub const DEAD: &str = "TOPUP_DEAD";
+pub use crate::payload::{DEAD, JOBS, READY};
 
 const MIB: i64 = 1024 * 1024;
 /// The size of a stream of jobs or readiness events, in bytes. NATS reserves as much of its memory.
@@ -111,8 +110,45 @@ fn is_plain(text: &str) -> bool {
         .all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte))
 }
 
-fn log_event(event: &Event) {
+/// The addresses of `NATS_URL`.
+fn servers(config: &NatsConfig) -> anyhow::Result<Vec<async_nats::ServerAddr>> {
+    config
+        .nats_url
+        .expose_secret()
+        .split(',')
+        .map(|url| Some(url.trim()).filter(|url| !url.is_empty())?.parse().ok())
+        .collect::<Option<_>>()
+        .ok_or_else(|| {
+            BadSetting::error(
+                "NATS_URL is not of the form nats://host:port, or \
+                 nats://user:password@host:port; separate several addresses by commas",
+            )
+        })
+}
+
+impl NatsConfig {
+    /// Refuses what [`Nats::connect`] refuses.
+    pub fn check(&self, name: &str) -> anyhow::Result<()> {
+        let mut servers = servers(self)?;
+        self.access.options_for(name, &mut servers).map(drop)
+    }
+}
+
+/// What the server has refused is logged once, because each order would log it again.
+fn log_event(event: &Event, refused: &Refused) {
     match event {
+        Event::ServerError(ServerError::Other(report)) => {
+            let (is_refusal, is_first) = refused.note(report);
+            if is_refusal && is_first {
+                tracing::error!(
+                    report,
+                    "NATS refuses what this process needs, so orders are carried out, but late; give its user the \
+                     permissions of deploy/nats/nats.conf"
+                );
+            } else if !is_refusal {
+                tracing::warn!(error = report, "NATS reports an error");
+            }
+        }
         Event::Connected => tracing::info!("connected to NATS"),
         Event::Disconnected => {
             tracing::warn!(
@@ -139,6 +175,7 @@ pub struct Nats {
     /// Limits the log lines about unpublished messages, because every publish fails while NATS is
     /// down.
     pub(crate) unpublished: Arc<Sampler>,
+    pub(crate) refused: Arc<Refused>,
     /// One token for each item that waits in a batcher.
     pub(crate) unsent: TaskTracker,
 }
@@ -148,18 +185,9 @@ impl Nats {
     /// it connects in the background, so that a service can start without it. `name` is the name of
     /// the connection on the server.
     pub async fn connect(config: &NatsConfig, name: &str) -> anyhow::Result<Self> {
-        let mut servers: Vec<async_nats::ServerAddr> = config
-            .nats_url
-            .expose_secret()
-            .split(',')
-            .map(|url| Some(url.trim()).filter(|url| !url.is_empty())?.parse().ok())
-            .collect::<Option<_>>()
-            .ok_or_else(|| {
-                BadSetting::error(
-                    "NATS_URL is not of the form nats://host:port, or \
-                     nats://user:password@host:port; separate several addresses by commas",
-                )
-            })?;
+        let mut servers = servers(config)?;
+        let refused = Arc::new(Refused::new(&config.stream_prefix));
+        let reported = Arc::clone(&refused);
         // The first check follows at once. Until then a connection counts as enough.
         let (is_up, was_up) = watch::channel(true);
         let breaks = is_up.clone();
@@ -174,7 +202,8 @@ impl Nats {
                 if matches!(event, Event::Disconnected) {
                     breaks.send_replace(false);
                 }
-                async move { log_event(&event) }
+                log_event(&event, &reported);
+                std::future::ready(())
             })
             .connect(servers)
             .await
@@ -191,6 +220,7 @@ impl Nats {
             config: config.clone(),
             was_up,
             unpublished: Arc::new(Sampler::every(LOG_EVERY)),
+            refused,
             unsent: TaskTracker::new(),
         };
         tokio::spawn(majority::watch(Watched {
@@ -210,6 +240,11 @@ impl Nats {
     /// to streams are dropped instead of queued, because their rows start once they are due.
     pub fn is_up(&self) -> bool {
         *self.was_up.borrow() && self.is_connected()
+    }
+
+    /// What the server refuses for lack of a permission, for operators; `None` if nothing.
+    pub fn refused(&self) -> Option<String> {
+        self.refused.lasting()
     }
 
     /// Whether there is a connection. Reports need no more than that, because no server stores them:
@@ -246,7 +281,7 @@ impl Nats {
     }
 
     /// Sends what the connection has buffered, so that an effect has happened before its failpoint.
-    #[cfg(feature = "failpoints")]
+    #[cfg(all(feature = "failpoints", debug_assertions))]
     pub(crate) async fn send_now(&self) {
         let _ = tokio::time::timeout(FLUSH, self.client.flush()).await;
     }

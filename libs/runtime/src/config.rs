@@ -119,20 +119,26 @@ impl BadSetting {
 
 /// Reads the settings from the arguments, the environment and files (`NAME_FILE`, `SETTINGS_DIR`).
 ///
+/// `check` holds the rules that clap does not know, such as those between two settings.
+///
 /// It does not return if a setting is invalid: it prints one line that names the setting, and ends
 /// the process with exit status 2. It does not return either for `--help`, `--version` and the
-/// subcommands `healthcheck`, `config show`, `completions` and `man`.
-pub fn parse<C: Parser>() -> C {
-    parse_from(std::env::args_os())
+/// subcommands `healthcheck`, `config show`, `completions` and `man`. `config show` refuses what a
+/// start would refuse, but for a setting that is missing, which it shows as such.
+pub fn parse<C: Parser>(check: impl FnOnce(&C) -> anyhow::Result<()>) -> C {
+    parse_from(std::env::args_os(), check)
 }
 
 /// Does the same as [`parse`] with these arguments. The first one is the name of the program.
-pub fn parse_from<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> C {
+pub fn parse_from<C: Parser>(
+    arguments: impl IntoIterator<Item = OsString>,
+    check: impl FnOnce(&C) -> anyhow::Result<()>,
+) -> C {
     let arguments = setting_files::add(&command::<C>(), arguments, |name| std::env::var_os(name))
         .map_err(|reason| format!("{}: {reason}", C::command().get_name()));
-    match arguments.and_then(try_parse) {
+    match arguments.and_then(|arguments| try_parse(arguments, check)) {
         Ok(Asked::Run(config)) => config,
-        Ok(Asked::Text(text)) => answered::<C>(terminal::print(text), 0),
+        Ok(Asked::Text(text) | Asked::Show(text, _)) => answered::<C>(terminal::print(text), 0),
         Ok(Asked::Help(help)) => {
             let status = help.exit_code();
             let printed = help.print().and_then(|()| std::io::stdout().flush());
@@ -170,13 +176,18 @@ fn answered<C: Parser>(printed: anyhow::Result<()>, status: i32) -> ! {
 enum Asked<C> {
     Run(C),
     Healthcheck(SocketAddr),
+    /// Print the settings and end; without those that could be checked if one is missing.
+    Show(String, Option<C>),
     /// Print this and end.
     Text(String),
     /// Print the help or the version and end.
     Help(clap::Error),
 }
 
-fn try_parse<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result<Asked<C>, String> {
+fn try_parse<C: Parser>(
+    arguments: impl IntoIterator<Item = OsString>,
+    check: impl FnOnce(&C) -> anyhow::Result<()>,
+) -> Result<Asked<C>, String> {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     let read = || {
         let mut matches = command::<C>().try_get_matches_from(&arguments)?;
@@ -187,7 +198,10 @@ fn try_parse<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result
         }
         let asked = command::<C>();
         if let Some(text) = shown::asked(&asked, &matches, |name| std::env::var_os(name)) {
-            return Ok(Asked::Text(text));
+            // The struct of the settings knows nothing of this subcommand.
+            matches.remove_subcommand();
+            let complete = C::from_arg_matches_mut(&mut matches).ok();
+            return Ok(Asked::Show(text, complete));
         }
         match manual::asked(&asked, &matches) {
             Some(Ok(text)) => return Ok(Asked::Text(text)),
@@ -196,7 +210,7 @@ fn try_parse<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result
         }
         C::from_arg_matches_mut(&mut matches).map(Asked::Run)
     };
-    read().or_else(|mut error: clap::Error| {
+    let asked = read().or_else(|mut error: clap::Error| {
         name_whole(&mut error, &arguments);
         let error = error.format(&mut command::<C>());
         if matches!(
@@ -206,7 +220,11 @@ fn try_parse<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result
             return Ok(Asked::Help(error));
         }
         Err(one_line::<C>(&error))
-    })
+    })?;
+    if let Asked::Run(config) | Asked::Show(_, Some(config)) = &asked {
+        check(config).map_err(|error| format!("{}: {error:#}", C::command().get_name()))?;
+    }
+    Ok(asked)
 }
 
 /// Of `show -b7`, clap says that there is no `-b`, and how to pass `-b`. Whoever writes this has an id that
@@ -330,7 +348,7 @@ mod tests {
     }
 
     fn asked<C: Parser>(arguments: &[&str]) -> Result<Asked<C>, String> {
-        try_parse(arguments.iter().map(OsString::from))
+        try_parse(arguments.iter().map(OsString::from), |_| Ok(()))
     }
 
     fn line(arguments: &[&str]) -> String {
@@ -388,6 +406,31 @@ mod tests {
             assert!(parts.iter().all(|part| line.contains(part)), "{line}");
             assert_eq!(line.lines().count(), 1);
         }
+    }
+
+    #[test]
+    fn the_settings_are_shown_only_if_a_start_would_take_them() {
+        let check = |probe: &Probe| {
+            if probe.wait < Duration::from_secs(1) {
+                return Err(BadSetting::error(
+                    "RUNTIME_PROBE_WAIT is too short for its URL",
+                ));
+            }
+            Ok(())
+        };
+        let ask = |arguments: &[&str]| try_parse(arguments.iter().map(OsString::from), check);
+        let set = ["probe", "--target-url", "x", "--wait"];
+        for command in [&[][..], &["config", "show"]] {
+            let refused = ask(&[&set[..], &["5ms"], command].concat()).unwrap_err();
+            assert_eq!(
+                refused,
+                "probe: RUNTIME_PROBE_WAIT is too short for its URL"
+            );
+            assert!(ask(&[&set[..], &["5s"], command].concat()).is_ok());
+        }
+        // A setting that is missing is shown as such.
+        let shown = ask(&["probe", "--wait", "5ms", "config", "show"]);
+        assert!(matches!(shown, Ok(Asked::Show(_, None))), "{shown:?}");
     }
 
     #[test]

@@ -60,8 +60,19 @@ fn threads() -> tokio::runtime::Builder {
     threads
 }
 
-/// Runs a service until it ends, by itself, by a signal or by a failure. It reads the settings,
-/// starts the telemetry, calls `run`, stops softly and, after `SHUTDOWN_TIMEOUT`, hard, and flushes
+/// Checks the settings of a service: those of its own, which may need an executor and the
+/// cryptography of the process, as in a start; and those that are variables only.
+pub fn checked(check: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
+    telemetry::install_cryptography();
+    telemetry::check(&|name: &str| std::env::var(name).ok())?;
+    let executor = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    executor.block_on(async { check() })
+}
+
+/// Runs a service until it ends, by itself, by a signal or by a failure. It reads the settings and
+/// refuses those that `check` refuses, as [`config::parse`] says, starts the telemetry, calls `run`, stops softly and, after `SHUTDOWN_TIMEOUT`, hard, and flushes
 /// the telemetry at the very end, so that the last log lines of a failure are exported, too.
 ///
 /// The exit status is 0 after a clean stop, 1 after a failure, which is logged once, and 2 for an
@@ -69,6 +80,7 @@ fn threads() -> tokio::runtime::Builder {
 pub fn main<C, F, R>(
     service: &'static str,
     run: F,
+    check: impl FnOnce(&C) -> anyhow::Result<()>,
     common: impl FnOnce(&C) -> &CommonConfig,
 ) -> ExitCode
 where
@@ -76,7 +88,7 @@ where
     F: FnOnce(C, Shutdown) -> R,
     R: Future<Output = anyhow::Result<()>>,
 {
-    let config: C = config::parse();
+    let config: C = config::parse(|config| checked(|| check(config)));
     let common = common(&config).clone();
     let telemetry = match telemetry::start(service, &common) {
         Ok(telemetry) => telemetry,

@@ -13,6 +13,7 @@ mod export;
 mod gate;
 mod lines;
 mod settings;
+mod values;
 
 use std::{
     io::IsTerminal,
@@ -46,6 +47,7 @@ use self::{
     export::Transport,
     gate::Gate,
     lines::{Ids, Shape},
+    settings::Environment,
 };
 use crate::{CommonConfig, config::LogFormat, log_filter::filter};
 
@@ -107,12 +109,25 @@ pub fn is_recorded() -> bool {
     }
 }
 
+/// reqwest, tonic and async-nats use the cryptography provider of the process.
+pub(crate) fn install_cryptography() {
+    // This fails if there is one already, which is fine.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+}
+
+/// Refuses what a start refuses, and the values of standard variables that the SDK would ignore: it
+/// would record and send other things than the operator asked for, and say nothing.
+pub(crate) fn check(environment: Environment<'_>) -> anyhow::Result<()> {
+    for signal in ["TRACES", "METRICS", "LOGS"] {
+        settings::target(signal, environment)?;
+    }
+    values::check(environment)
+}
+
 /// Starts the logs, the spans and the metrics of this process. A second call in the same process
 /// fails.
 pub fn start(service: &'static str, config: &CommonConfig) -> anyhow::Result<Telemetry> {
-    // reqwest, tonic and async-nats use the cryptography provider of the process. This fails if a
-    // test has installed one already, which is fine.
-    let _ = rustls::crypto::ring::default_provider().install_default();
+    install_cryptography();
     global::set_text_map_propagator(TraceContextPropagator::new());
 
     let (telemetry, gate) = providers(service)?;
@@ -151,6 +166,7 @@ pub fn start(service: &'static str, config: &CommonConfig) -> anyhow::Result<Tel
 /// Makes the providers of the three signals, and the gate of the spans if spans are exported.
 fn providers(service: &'static str) -> anyhow::Result<(Telemetry, Option<Gate>)> {
     let environment = |name: &str| std::env::var(name).ok();
+    check(&environment)?;
     let traces = settings::target("TRACES", &environment)?;
     let metrics = settings::target("METRICS", &environment)?;
     let logs = settings::target("LOGS", &environment)?;

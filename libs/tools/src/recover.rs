@@ -70,7 +70,7 @@ pub struct Routed {
 #[derive(Debug, thiserror::Error)]
 pub enum NotRecovered {
     #[error(
-        "{0} connections of provisioners are open: stop all provisioners first, because they may be buying"
+        "provisioners have connections ({0}): stop all provisioners first, because they may be buying"
     )]
     Provisioners(i64),
     /// Another session has written `placements` and has not ended its transaction.

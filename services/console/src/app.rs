@@ -51,6 +51,13 @@ pub(crate) struct Settings {
     pub(crate) trace_url: Option<String>,
 }
 
+impl Config {
+    /// Refuses what a start refuses after clap has taken it.
+    pub fn check(&self) -> anyhow::Result<()> {
+        App::open(self).map(drop)
+    }
+}
+
 impl App {
     pub(crate) fn open(config: &Config) -> anyhow::Result<Self> {
         let vault = config

@@ -1,5 +1,7 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    runtime::main("console", console::run, |config| &config.common)
+    runtime::main("console", console::run, console::Config::check, |config| {
+        &config.common
+    })
 }

@@ -1,5 +1,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    esim_partner::run(&runtime::config::parse())
+    esim_partner::run(&runtime::config::parse(|_| Ok(())))
 }

@@ -38,6 +38,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::Parser;
 use pg::config::DatabaseConfig;
+use runtime::config::BadSetting;
 
 // The modules are found under their own names, whatever folder they are in.
 use crate::{
@@ -119,6 +120,17 @@ pub struct Config {
     command: Option<Command>,
     #[command(flatten)]
     database: Option<DatabaseConfig>,
+}
+
+impl Config {
+    /// Refuses settings that no command could work with, for `config show`. Each command checks what it
+    /// uses itself.
+    pub fn check(&self) -> anyhow::Result<()> {
+        if let (None, Some(database)) = (&self.command, &self.database) {
+            database.options("esimctl").map_err(BadSetting::error)?;
+        }
+        Ok(())
+    }
 }
 
 /// Adds examples to the help of a group: the first example of each of its commands, which is the

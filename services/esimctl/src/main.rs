@@ -1,5 +1,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    esimctl::run(&runtime::config::parse())
+    esimctl::run(&runtime::config::parse(esimctl::Config::check))
 }

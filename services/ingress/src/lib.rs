@@ -239,6 +239,22 @@ fn brand(text: &str) -> Result<String, String> {
     }
 }
 
+impl Config {
+    /// Refuses what a start refuses after clap has taken it.
+    pub fn check(&self) -> anyhow::Result<()> {
+        self.open()?;
+        self.nats.check("ingress")
+    }
+
+    /// The database and the keys of the settings.
+    fn open(&self) -> anyhow::Result<(Database, Vault, Keys)> {
+        let database = self.database.open("ingress").map_err(BadSetting::error)?;
+        let vault = self.master_key.vault(&Keyring::ALL);
+        let qr_keys = self.qr.keys().map_err(BadSetting::error)?;
+        Ok((database, vault.map_err(BadSetting::error)?, qr_keys))
+    }
+}
+
 /// Runs the stage until the soft stop, and then until the work in flight is finished.
 pub async fn run(mut config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     config.limits.fit(config.max_items);
@@ -298,18 +314,15 @@ pub async fn run(mut config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
 /// Opens what several parts of the process share. Invalid keys and URLs end the start here, before
 /// anything listens.
 async fn connect(config: &Config) -> anyhow::Result<Parts> {
-    let database = config.database.open("ingress").map_err(BadSetting::error)?;
+    let (database, vault, qr_keys) = config.open()?;
     runtime::metrics::connections({
         let database = database.clone();
         move || database.connections()
     });
     warn_of_many_connections(config);
     Ok(Parts {
-        vault: config
-            .master_key
-            .vault(&Keyring::ALL)
-            .map_err(BadSetting::error)?,
-        qr_keys: config.qr.keys().map_err(BadSetting::error)?,
+        vault,
+        qr_keys,
         nats: Nats::connect(&config.nats, "ingress").await?,
         metrics: Metrics::default(),
         database,

@@ -1,5 +1,7 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    runtime::main("ingress", ingress::run, |config| &config.common)
+    runtime::main("ingress", ingress::run, ingress::Config::check, |config| {
+        &config.common
+    })
 }

@@ -72,7 +72,7 @@ use store::{
     deliveries::{self, resends},
     work::Kind,
 };
-use vault::Keyring;
+use vault::{Keyring, Vault};
 use webhooks::{
     config::{GuardConfig, QrConfig, SourceConfig, public_url},
     qr::QrUrls,
@@ -260,7 +260,37 @@ fn at_most(most: Duration, text: &str) -> Result<Duration, String> {
     Ok(duration)
 }
 
+/// What the settings open.
+struct Opened {
+    database: Database,
+    vault: Vault,
+    qr_keys: QrKeys,
+    transports: Transports,
+}
+
 impl Config {
+    /// Refuses what a start refuses after clap has taken it.
+    pub fn check(&self) -> anyhow::Result<()> {
+        self.open()?;
+        self.nats.check("notifier")
+    }
+
+    fn open(&self) -> anyhow::Result<Opened> {
+        let keyrings = [Keyring::Webhooks, Keyring::Profiles];
+        Ok(Opened {
+            database: self.database.open("notifier").map_err(BadSetting::error)?,
+            vault: self
+                .master_key
+                .vault(&keyrings)
+                .map_err(BadSetting::error)?,
+            qr_keys: self.qr.keys().map_err(BadSetting::error)?,
+            transports: Transports {
+                sender: self.sender()?,
+                mailer: self.relay.mailer(self.webhook_timeout)?,
+            },
+        })
+    }
+
     /// Creates the sender of webhooks.
     fn sender(&self) -> anyhow::Result<Sender> {
         let limits = client::Limits {
@@ -328,19 +358,14 @@ fn watched_streams() -> Vec<Watched> {
 
 /// Runs the stage until the soft stop.
 pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
-    let database = config
-        .database
-        .open("notifier")
-        .map_err(BadSetting::error)?;
+    let Opened {
+        database,
+        vault,
+        qr_keys,
+        transports,
+    } = config.open()?;
     let pool = database.clone();
     runtime::metrics::connections(move || pool.connections());
-    let vault = config
-        .master_key
-        .vault(&[Keyring::Webhooks, Keyring::Profiles])
-        .map_err(BadSetting::error)?;
-    let qr_keys = config.qr.keys().map_err(BadSetting::error)?;
-    let sender = config.sender()?;
-    let mailer = config.relay.mailer(config.webhook_timeout)?;
     let nats = Nats::connect(&config.nats, "notifier").await?;
 
     let readiness = Readiness::new(&shutdown, &["database"]);
@@ -406,7 +431,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let handler = Deliver::new(
         database.clone(),
         vault,
-        Transports { sender, mailer },
+        transports,
         settings,
         metrics,
         &shutdown,

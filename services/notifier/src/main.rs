@@ -1,5 +1,10 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    runtime::main("notifier", notifier::run, |config| &config.common)
+    runtime::main(
+        "notifier",
+        notifier::run,
+        notifier::Config::check,
+        |config| &config.common,
+    )
 }

@@ -3,9 +3,13 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use clap::Parser;
-use pg::config::{MasterKeyConfig, PoolConfig};
+use pg::{
+    Database,
+    config::{MasterKeyConfig, PoolConfig},
+};
 use pipeline::{NatsConfig, worker::Limits};
 use runtime::{CommonConfig, config::BadSetting};
+use vault::{Keyring, Vault};
 
 use crate::{
     providers::{self, Accounts, Connected, Paced},
@@ -243,8 +247,29 @@ impl Config {
         self.provider_timeout * 2 + turns + Duration::from_secs(10)
     }
 
+    /// Refuses what a start refuses after clap has taken it.
+    pub fn check(&self) -> anyhow::Result<()> {
+        self.check_together()?;
+        self.connect("config")?;
+        self.open()?;
+        self.nats.check("provisioner")
+    }
+
+    /// The database and the keys of the settings.
+    pub(crate) fn open(&self) -> anyhow::Result<(Database, Vault)> {
+        let database = self
+            .database
+            .open("provisioner")
+            .map_err(BadSetting::error)?;
+        let vault = self
+            .master_key
+            .vault(&[Keyring::Profiles])
+            .map_err(BadSetting::error)?;
+        Ok((database, vault))
+    }
+
     /// Refuses settings that contradict each other.
-    pub(crate) fn check(&self) -> anyhow::Result<()> {
+    pub(crate) fn check_together(&self) -> anyhow::Result<()> {
         if self.settle <= self.provider_timeout * 2 {
             return Err(BadSetting::error(format!(
                 "SETTLE ({:?}) must be more than twice PROVIDER_TIMEOUT ({:?}), because a \

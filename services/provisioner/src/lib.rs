@@ -53,11 +53,9 @@ use std::sync::Arc;
 use pipeline::{Nats, figures, pulse};
 use runtime::{
     Shutdown,
-    config::BadSetting,
     health::{self, Readiness},
 };
 use uuid::Uuid;
-use vault::Keyring;
 
 pub use crate::config::Config;
 use crate::{
@@ -71,7 +69,7 @@ use crate::{
 
 /// Runs the stage until the soft stop, and then until the work in flight is finished.
 pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
-    config.check()?;
+    config.check_together()?;
     let instance = Uuid::now_v7().simple().to_string();
     let providers = config.connect(&instance)?;
     let parts = connect(&config).await?;
@@ -126,17 +124,11 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
 /// Opens what several parts of the process share. Invalid keys and URLs end the start here, before
 /// anything listens.
 async fn connect(config: &Config) -> anyhow::Result<Parts> {
-    let database = config
-        .database
-        .open("provisioner")
-        .map_err(BadSetting::error)?;
+    let (database, vault) = config.open()?;
     let pool = database.clone();
     runtime::metrics::connections(move || pool.connections());
     Ok(Parts {
-        vault: config
-            .master_key
-            .vault(&[Keyring::Profiles])
-            .map_err(BadSetting::error)?,
+        vault,
         nats: Nats::connect(&config.nats, "provisioner").await?,
         metrics: Metrics::default(),
         database,

@@ -1,5 +1,10 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    runtime::main("provisioner", provisioner::run, |config| &config.common)
+    runtime::main(
+        "provisioner",
+        provisioner::run,
+        provisioner::Config::check,
+        |config| &config.common,
+    )
 }

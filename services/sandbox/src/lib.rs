@@ -47,6 +47,7 @@ use std::{fmt::Display, net::SocketAddr, path::PathBuf, process::ExitCode, sync:
 
 use anyhow::Context;
 use clap::{ArgAction, Args, Parser, ValueEnum, builder::NonEmptyStringValueParser};
+use reqwest::Url;
 use runtime::{
     CommonConfig, Shutdown,
     config::BadSetting,
@@ -154,6 +155,30 @@ pub struct ServeConfig {
     pub common: CommonConfig,
 }
 
+impl ServeConfig {
+    /// Refuses secrets that cannot be used.
+    pub fn check(&self) -> anyhow::Result<()> {
+        self.secret_key()?;
+        self.callback_url().map(drop)
+    }
+
+    fn secret_key(&self) -> anyhow::Result<Option<SecretKey>> {
+        secret(
+            "SANDBOX_SECRET_KEY",
+            self.secret_key.as_ref(),
+            SecretKey::from_base64,
+        )
+    }
+
+    fn callback_url(&self) -> anyhow::Result<Option<Url>> {
+        secret(
+            "SANDBOX_CALLBACK_URL",
+            self.callback_url.as_ref(),
+            callbacks::url,
+        )
+    }
+}
+
 /// The command of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Command {
@@ -199,14 +224,11 @@ pub async fn serve(
     shutdown: Shutdown,
     further: impl FnOnce(&Sandbox) -> Further,
 ) -> anyhow::Result<()> {
+    let secret_key = config.secret_key()?;
+    let callback_url = config.callback_url()?;
     let path = config
         .ledger
         .context("the file of purchases is not named: set --ledger (SANDBOX_LEDGER)")?;
-    let secret_key = secret(
-        "SANDBOX_SECRET_KEY",
-        config.secret_key.as_ref(),
-        SecretKey::from_base64,
-    )?;
     let credentials = Credentials {
         access_key: config
             .access_key
@@ -214,11 +236,6 @@ pub async fn serve(
         secret: secret_key
             .context("there is no secret key: set --secret-key (SANDBOX_SECRET_KEY)")?,
     };
-    let callback_url = secret(
-        "SANDBOX_CALLBACK_URL",
-        config.callback_url.as_ref(),
-        callbacks::url,
-    )?;
     let ledger = Arc::new(Ledger::open(&path)?);
     let bought = ledger.summary(None);
     let listener = runtime::listener::bind("LISTEN", config.listen).await?;

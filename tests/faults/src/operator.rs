@@ -50,7 +50,7 @@ impl Victims {
             // Exit status 3 says that purchases contradict the database, which is why it runs.
             match self.esimctl.run_allowing::<Value>(&args, &[3]).await {
                 Ok(_) => Ok(Some(())),
-                Err(error) if format!("{error:#}").contains("connections of provisioners") => {
+                Err(error) if format!("{error:#}").contains("provisioners have connections") => {
                     Ok(None)
                 }
                 Err(error) => Err(error),

@@ -78,7 +78,8 @@ fn main() -> ExitCode {
             .enable_all()
             .build()?;
         if arguments.get(1).is_some_and(|first| first == "grow") {
-            let grow: Grow = ::runtime::config::parse_from(arguments.into_iter().skip(1));
+            let grow: Grow =
+                ::runtime::config::parse_from(arguments.into_iter().skip(1), |_| Ok(()));
             return runtime.block_on(checked(&grow.system, grow.run()));
         }
         let settings = Settings::parse_from(arguments);

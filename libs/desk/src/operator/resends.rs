@@ -111,7 +111,7 @@ pub enum NotStarted {
     #[error("a resend was started by the same form already")]
     Already,
     #[error(
-        "{0} partners that may have webhooks to send again could not be looked at in time, so it would be incomplete: \
+        "partners that may have webhooks to send again and could not be looked at in time: {0}; so it would be incomplete: \
          choose a state that fewer webhooks have, a shorter time, or one partner after the other"
     )]
     TooMany(usize),

@@ -1,11 +1,13 @@
 //! A PostgreSQL server as it describes itself, and what the operator demands of it.
 
+use std::time::Duration;
+
 use clap::Args;
 use runtime::clock::Moment;
 use sqlx::{AssertSqlSafe, PgConnection, Row, postgres::PgRow};
 use time::OffsetDateTime;
 
-use super::unfit::Unfit;
+use super::unfit::{LARGEST_SKEW, Unfit};
 use crate::Result;
 
 /// What the operator demands of the server.
@@ -130,6 +132,18 @@ impl Server {
             });
         }
         Ok(())
+    }
+
+    /// Whether its clock and ours agree as far as the work needs: signatures hold a time, and a purchase
+    /// that was not found is believed to be absent after a time.
+    pub(super) fn check_clock(&self) -> Result<(), Unfit> {
+        if self.clock_ahead.abs() <= LARGEST_SKEW.as_secs_f64() {
+            return Ok(());
+        }
+        let difference = Duration::try_from_secs_f64(self.clock_ahead.abs().round());
+        Err(Unfit::Clock {
+            difference: difference.unwrap_or(Duration::MAX),
+        })
     }
 }
 

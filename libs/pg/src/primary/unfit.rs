@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-/// A program does not start if its clock and the server's differ by more than this. Partners sign
-/// the time of their requests, so ingress would refuse all of them at a difference of five minutes.
-pub(super) const LARGEST_SKEW_AT_START: Duration = Duration::from_secs(30);
+/// A program does not work while its clock and the server's differ by more than this. Partners sign
+/// the time of their requests, so ingress would refuse all of them at a difference of five minutes; and
+/// they would refuse our webhooks, whose time we sign.
+pub(super) const LARGEST_SKEW: Duration = Duration::from_secs(30);
 
 /// Why a server is not used, although it responds.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -35,8 +36,8 @@ pub enum Unfit {
     )]
     NotReplicated { names: String, commit: String },
     #[error(
-        "the clock of this machine differs from PostgreSQL's by {difference:?}, and at most {LARGEST_SKEW_AT_START:?} is \
-         allowed at the start: synchronise both clocks (NTP) and start again"
+        "the clock of this machine differs from PostgreSQL's by {difference:?}, and at most {LARGEST_SKEW:?} is \
+         allowed: synchronise both clocks (NTP)"
     )]
     Clock { difference: Duration },
     #[error(

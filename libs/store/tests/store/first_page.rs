@@ -28,7 +28,7 @@ async fn found(bench: &Bench, is_wanted: impl Fn(&Kind) -> bool) -> Option<Findi
 async fn a_process_without_nats_says_so_with_its_pulse() {
     let bench = Bench::new().await;
     let down = async || found(&bench, |kind| matches!(kind, Kind::NatsDown { .. })).await;
-    bench.store.note_nats(false);
+    bench.store.note_nats(false, None);
     bench.store.pulse().await.unwrap();
     bench.sql("UPDATE pulses SET stage = 'notifier'").await;
     assert!(down().await.is_none(), "it makes a new connection at once");
@@ -40,9 +40,60 @@ async fn a_process_without_nats_says_so_with_its_pulse() {
     let told = finding.told();
     assert!(told.needs_person && told.since.is_some(), "{told:?}");
     assert!(told.what.contains("notifier"), "{told:?}");
-    bench.store.note_nats(true);
+    bench.store.note_nats(true, None);
     bench.store.pulse().await.unwrap();
     assert!(down().await.is_none());
+}
+
+#[tokio::test]
+async fn a_process_whose_messages_nats_refuses_says_so_with_its_pulse() {
+    let bench = Bench::new().await;
+    let refused = async || {
+        let finding = found(&bench, |kind| matches!(kind, Kind::NatsRefuses { .. })).await;
+        finding.map(|finding| finding.told())
+    };
+    let pulse = async |what: Option<&str>| {
+        bench.store.note_nats(true, what.map(str::to_owned));
+        bench.store.pulse().await.unwrap();
+        bench.sql("UPDATE pulses SET stage = 'provisioner'").await;
+    };
+    pulse(None).await;
+    assert!(refused().await.is_none());
+    pulse(Some("publish TOPUP_READY, ask TOPUP_JOBS")).await;
+    let told = refused().await.unwrap();
+    assert!(told.needs_person && told.since.is_some(), "{told:?}");
+    assert!(
+        told.what.contains("provisioner") && told.what.contains("publish TOPUP_READY"),
+        "{told:?}"
+    );
+    let since = told.since;
+    pulse(Some("publish TOPUP_READY")).await;
+    assert_eq!(refused().await.unwrap().since, since);
+    // A stolen role of a stage tells operators nothing else by it.
+    bench.store.note_nats(true, Some("call 0900".to_owned()));
+    assert!(bench.store.pulse().await.is_err());
+    pulse(None).await;
+    assert!(refused().await.is_none());
+}
+
+#[tokio::test]
+async fn a_process_whose_clock_has_stepped_is_named() {
+    let bench = Bench::new().await;
+    bench.store.pulse().await.unwrap();
+    let off = async || found(&bench, |kind| matches!(kind, Kind::ClockOff { .. })).await;
+    assert!(off().await.is_none());
+    bench
+        .sql("UPDATE pulses SET stage = 'notifier', clock_ahead = 600, clock_off_since = now()")
+        .await;
+    let told = off().await.unwrap().told();
+    assert!(told.needs_person && told.since.is_some(), "{told:?}");
+    assert_eq!(
+        told.what,
+        "the clock of a process of notifier is 600 s behind PostgreSQL's, so that process does nothing"
+    );
+    // The next pulse of a process whose clock agrees takes it back.
+    bench.store.pulse().await.unwrap();
+    assert!(off().await.is_none());
 }
 
 #[tokio::test]

@@ -146,6 +146,8 @@ const WEBHOOKS: [Case; 13] = [
 
 fn lives(silent: Option<Stage>) -> Vec<Life> {
     let life = |stage| Life {
+        nats_refused: None,
+        clock_off: None,
         stage,
         running: u64::from(silent != Some(stage)),
         missing: 0,

@@ -79,6 +79,7 @@ fn page_of(kind: &Kind) -> Option<String> {
         | Kind::RetentionBehind { .. }
         | Kind::NotSynchronous
         | Kind::NatsDown { .. }
+        | Kind::NatsRefuses { .. }
         | Kind::StreamMissing { .. }
         | Kind::ReplicasMissing { .. }
         | Kind::ConsumerMissing { .. }

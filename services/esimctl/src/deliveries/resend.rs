@@ -6,6 +6,7 @@
 
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, Subcommand, ValueEnum};
+use desk::operator::words::noun;
 use desk::operator::{
     deliveries,
     resends::{self, Cancelled, LeftOut, NotStarted, Part, Preview, Resend, Waiting},
@@ -299,7 +300,11 @@ fn of(resend: &Resend) -> String {
     match (resend.delivery_id, resend.partner_id) {
         (Some(delivery), _) => format!("delivery {delivery}"),
         (None, Some(partner)) => format!("partner {partner}"),
-        (None, None) => format!("{} partners", resend.parts),
+        (None, None) => format!(
+            "{} {}",
+            resend.parts,
+            noun(resend.parts, "partner", "partners")
+        ),
     }
 }
 

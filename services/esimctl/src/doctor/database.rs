@@ -113,7 +113,7 @@ pub fn seconds_of(moment: OffsetDateTime) -> f64 {
 pub fn skew(of: Clock, ahead: f64, lines: &mut Lines<'_>) {
     if ahead.abs() < SKEW {
         let check = match of {
-            Clock::Postgresql | Clock::Nats => "clock",
+            Clock::Postgresql | Clock::Nats | Clock::Stage(_) => "clock",
             Clock::Openid => "openid clock",
         };
         lines.fine(

@@ -97,7 +97,7 @@ fn backup(series: &Series, now: f64, lines: &mut Lines<'_>) {
     match age {
         Some(age) if age <= 26.0 * HOUR => lines.fine(
             "backup",
-            format!("the last base backup is {:.0} hours old", age / HOUR),
+            format!("the last base backup is {:.0} h old", age / HOUR),
         ),
         old => {
             let hours = old.map(|age| whole(age / HOUR));

@@ -3,6 +3,7 @@
 use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
 use accounts::partners;
+use desk::operator::words::counted;
 use desk::{master_key, operator::health::session};
 use pg::PgConnection;
 use vault::{Keyring, Vault};
@@ -140,7 +141,10 @@ async fn rotation(vault: &Vault, connection: &mut PgConnection, lines: &mut Line
         Ok(0) => lines.fine("rotation", "every value is under the newest key"),
         Ok(left) => lines.warning(
             "rotation",
-            format!("{left} values are under older keys, so these keys must stay"),
+            format!(
+                "{} under older keys, so these keys must stay",
+                counted(left, "value is", "values are")
+            ),
             "run `esimctl master-key reencrypt --replicas-restarted`",
             SEE,
         ),

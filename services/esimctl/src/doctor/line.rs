@@ -246,6 +246,7 @@ fn place(kind: &Kind) -> (Area, &'static str) {
         Matter::LanesHeldBack => (Area::Work, "lanes"),
         Matter::RetentionBehind => (Area::Work, "retention"),
         Matter::NatsDown => (Area::Nats, "nats"),
+        Matter::NatsRefuses => (Area::Nats, "permissions"),
         Matter::StreamMissing | Matter::ReplicasMissing => (Area::Nats, "streams"),
         Matter::ConsumerMissing => (Area::Nats, "consumers"),
         Matter::DeadMessages => (Area::Nats, "dead messages"),

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
+use desk::operator::words::counted;
 use pg::PgConnection;
 use store::deliveries::endpoints;
 use tokio::time::timeout;
@@ -61,7 +62,10 @@ pub async fn check(servers: &NameServers, connection: &mut PgConnection, lines: 
     if unknown.is_empty() {
         lines.fine(
             "names",
-            format!("the hosts of {} endpoints were found", hosts.len()),
+            format!(
+                "every host of an endpoint was found: {}",
+                counted(hosts.len(), "host", "hosts")
+            ),
         );
     } else {
         lines.bad(

@@ -19,8 +19,8 @@ pub const FOUND: u8 = 3;
 /// A comparison with a list of a provider found something. It is an error, so that a script sees it by the exit status.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "the list of {provider} has {orphans} purchases without a placement, {mismatches} that contradict the database, and \
-     lacks {missing} of ours; they are listed above, each with what to do"
+    "purchases in the list of {provider} without a placement: {orphans}; in contradiction to the database: {mismatches}; \
+     of ours that it lacks: {missing}. They are listed above, each with what to do"
 )]
 pub struct Discrepancies {
     pub provider: String,

@@ -11,6 +11,7 @@
 
 use anyhow::{Context, bail};
 use clap::{Args, builder::NonEmptyStringValueParser};
+use desk::operator::words::{counted, noun};
 use desk::{
     archived::PartnerArchive,
     operator::{
@@ -139,8 +140,9 @@ pub async fn partner(asked: &ErasePartner, console: &Console) -> anyhow::Result<
         .await
         .with_context(|| format!("cannot erase {name}"))?;
     let shown = format!(
-        "{name} ({}) and its {orders} orders",
-        printable(&partner.name)
+        "{name} ({}) and its {}",
+        printable(&partner.name),
+        counted(orders, "order", "orders")
     );
     let archives = desk::archived::of_partner(&mut connection, id.into()).await?;
     if asked.confirm.dry_run {
@@ -199,7 +201,7 @@ async fn all_orders(
             return Ok(erased);
         }
         after = next;
-        say(format_args!("{} orders erased", erased.orders));
+        say(counted(erased.orders, "order erased", "orders erased"));
     }
 }
 
@@ -236,11 +238,18 @@ fn describe(name: &str, erased: Erased, verb: &str) -> String {
         undelivered,
     } = erased;
     let rest = if undelivered > 0 {
-        format!(" {undelivered} webhooks were never acknowledged and are no longer sent.")
+        format!(
+            " {} never acknowledged and {} no longer sent.",
+            counted(undelivered, "webhook was", "webhooks were"),
+            noun(undelivered, "is", "are")
+        )
     } else {
         String::new()
     };
     format!(
-        "{name} {verb}: {orders} orders, {profiles} profiles, {attempts} attempts of webhooks.{rest}"
+        "{name} {verb}: {}, {}, {} of webhooks.{rest}",
+        counted(orders, "order", "orders"),
+        counted(profiles, "profile", "profiles"),
+        counted(attempts, "attempt", "attempts")
     )
 }

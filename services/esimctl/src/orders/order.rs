@@ -402,7 +402,7 @@ fn further_webhook(order: &OrderView, sent: &Sent<'_>) -> Option<String> {
         Some(sent.standing.label().to_owned()),
         Some(sent.attempts)
             .filter(|attempts| *attempts > 0)
-            .map(|attempts| counted(attempts.into(), "attempt", "attempts")),
+            .map(|attempts| counted(attempts, "attempt", "attempts")),
         sent.status.map(|status| format!("responded {status}")),
         sent.error
             .filter(|_| sent.delivered_at.is_none())
@@ -422,11 +422,7 @@ fn webhook_attempts(order: &OrderView, topup: &TopupView) -> Option<String> {
         return None;
     }
     Some(list([
-        Some(counted(
-            attempts.into(),
-            "webhook attempt",
-            "webhook attempts",
-        )),
+        Some(counted(attempts, "webhook attempt", "webhook attempts")),
         topup
             .delivery_status
             .map(|status| format!("responded {status}")),

@@ -14,6 +14,7 @@ use clap::{
     Args, Subcommand,
     builder::{PossibleValuesParser, TypedValueParser},
 };
+use desk::operator::words::{counted, noun};
 use desk::operator::{
     entered::{self, Entered, NotEntered, Ready},
     placements::{self, Decision, Listed, NotResolved, Resolved},
@@ -323,14 +324,21 @@ fn preview(preview: &Resolved) -> String {
     } = preview;
     let consequence = match state {
         PlacementState::Placed => {
-            format!("{pending} units are collected from {provider} and delivered")
+            format!(
+                "{} {} collected from {provider} and delivered",
+                counted(*pending, "unit", "units"),
+                noun(*pending, "is", "are")
+            )
         }
         PlacementState::Accepted => format!(
-            "BUYS {pending} units from {provider} by attempt {}; if {provider} has the purchase, it is bought twice",
+            "BUYS {} from {provider} by attempt {}; if {provider} has the purchase, it is bought twice",
+            counted(*pending, "unit", "units"),
             attempt + 1
         ),
         _ => format!(
-            "{failed} units fail for good; the partner gets `topup.failed` if it asked for that event, otherwise tell it yourself"
+            "{} {} for good; the partner gets `topup.failed` if it asked for that event, otherwise tell it yourself",
+            counted(*failed, "unit", "units"),
+            noun(*failed, "fails", "fail")
         ),
     };
     format!("placement {placement_id}: {consequence} (units with a profile: {ready})")
@@ -373,4 +381,43 @@ fn describe(resolved: &Resolved) -> String {
         _ => "is given up as not bought".to_owned(),
     };
     format!("placement {placement_id} {what}; {units}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_unit_is_told_as_one() {
+        let resolved = |state, units| Resolved {
+            placement_id: PlacementId::new(),
+            order_id: domain::OrderId::new(),
+            provider: "sandbox".to_owned(),
+            state,
+            attempt: 1,
+            pending: units,
+            failed: units,
+            ready: 0,
+        };
+        for (state, one, two) in [
+            (
+                PlacementState::Placed,
+                ": 1 unit is collected",
+                ": 2 units are collected",
+            ),
+            (
+                PlacementState::Accepted,
+                ": BUYS 1 unit from",
+                ": BUYS 2 units from",
+            ),
+            (
+                PlacementState::Failed,
+                ": 1 unit fails for good",
+                ": 2 units fail for good",
+            ),
+        ] {
+            let told = [1, 2].map(|units| preview(&resolved(state, units)));
+            assert!(told[0].contains(one) && told[1].contains(two), "{told:?}");
+        }
+    }
 }

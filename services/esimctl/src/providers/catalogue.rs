@@ -14,6 +14,7 @@ use accounts::options::{self, ProductOption};
 use anyhow::ensure;
 use clap::{Args, Subcommand};
 use desk::operator::catalogue::{self, Place, Pull, Pulled, Update};
+use desk::operator::words::counted;
 use domain::{
     Environment, OptionId, option_of,
     product::{Country, Standard},
@@ -413,9 +414,12 @@ impl Report {
         } = pulled;
         let are = if dry_run { "would be" } else { "were" };
         let mut lines = vec![format!(
-            "{} lists {} products. {created} options {are} created, {updated} updated and {disabled} taken out of sale; {} \
-             agree already, and {} products are left out",
-            self.provider, self.products, self.unchanged, self.left_out
+            "{} lists {}. Options that {are} created: {created}, updated: {updated}, taken out of sale: {disabled}; that agree \
+             already: {}. Products that are left out: {}",
+            self.provider,
+            counted(self.products, "product", "products"),
+            self.unchanged,
+            self.left_out
         )];
         section(
             &mut lines,
@@ -502,10 +506,10 @@ pub fn of(standard: &Standard) -> String {
         .map(|cost| format!(", {cost}"))
         .unwrap_or_default();
     format!(
-        "{}{more}, {}, {} days{cost}",
+        "{}{more}, {}, {}{cost}",
         countries.join(" "),
         standard.data,
-        standard.days
+        counted(standard.days, "day", "days")
     )
 }
 

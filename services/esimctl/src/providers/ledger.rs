@@ -14,6 +14,7 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
+use desk::operator::words::counted;
 use domain::product::Price;
 use pg::PgConnection;
 use serde_json::{Value, json};
@@ -254,17 +255,19 @@ pub fn described(found: &Comparison) -> String {
         findings,
     } = found;
     let mut lines = vec![format!(
-        "The list of {provider} has {purchases} purchases: {orphans} have no placement (orphans), {mismatches} contradict \
-         the database, and {placing} belong to placements that are being bought, which the provisioners look up anyway"
+        "The list of {provider} has {}: {orphans} without a placement (orphans), {mismatches} in contradiction to \
+         the database, and {placing} of placements that are being bought, which the provisioners look up anyway",
+        counted(*purchases, "purchase", "purchases")
     )];
     if *not_ours > 0 {
         lines.push(format!(
-            "{not_ours} more have an order id that is no placement id, so this system did not buy them"
+            "{not_ours} more with an order id that is no placement id, which this system did not buy"
         ));
     }
     if *missing > 0 {
         lines.push(format!(
-            "{missing} purchases of ours are missing in the list"
+            "{} missing in the list",
+            counted(*missing, "purchase of ours is", "purchases of ours are")
         ));
     }
     if findings.is_empty() {

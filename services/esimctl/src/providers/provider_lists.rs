@@ -15,6 +15,7 @@ use std::{
 
 use anyhow::{anyhow, bail};
 use clap::Args;
+use desk::operator::words::counted;
 use pg::PgConnection;
 use provisioner::{
     providers::{Accounts, Capabilities, Limits, Listed, Paced, Provider, Trouble},
@@ -125,8 +126,9 @@ impl Reader {
             next = listed.next;
             if shown.elapsed() >= PROGRESS && next.is_some() {
                 say(format_args!(
-                    "esimctl: {} has sent {pages} pages with {entries} {what} so far",
-                    self.name
+                    "esimctl: {} has sent {} with {entries} {what} so far",
+                    self.name,
+                    counted(pages, "page", "pages")
                 ));
                 shown = Instant::now();
             }

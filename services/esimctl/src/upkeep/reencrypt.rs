@@ -14,6 +14,7 @@ use accounts::partners;
 use anyhow::{Context, bail};
 use clap::Args;
 use desk::master_key::{self, Failed, Pass, Usage};
+use desk::operator::words::counted;
 use pg::{PgConnection, config::MasterKeyConfig};
 use runtime::terminal::progress;
 use serde::Serialize;
@@ -212,8 +213,9 @@ pub async fn run(asked: &Reencrypt, console: &Console) -> anyhow::Result<()> {
     let mut left_now = master_key::left(&master_key::usages(&mut connection).await?, &vault);
     if left_now > 0 && !asked.replicas_restarted {
         bail!(
-            "nothing was changed: {left_now} values would be encrypted under {key:?}. An ingress without that key answers \
-             all orders with 500, so restart every replica with it first, and then add `--replicas-restarted`"
+            "nothing was changed: {} would be encrypted under {key:?}. An ingress without that key answers all orders with \
+             500, so restart every replica with it first, and then add `--replicas-restarted`",
+            counted(left_now, "value", "values")
         );
     }
     let all = left_now;

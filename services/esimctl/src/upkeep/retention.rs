@@ -5,6 +5,7 @@
 //! (`confirm`).
 
 use clap::{Args, Subcommand};
+use desk::operator::words::counted;
 use desk::{
     operator::terms::{self, Term},
     retention::Class,
@@ -88,7 +89,10 @@ fn row(term: &Term) -> Row<2> {
 }
 
 fn kept(days: Option<i32>) -> String {
-    days.map_or_else(|| "for ever".to_owned(), |days| format!("{days} days"))
+    days.map_or_else(
+        || "for ever".to_owned(),
+        |days| counted(days, "day", "days"),
+    )
 }
 
 async fn set(asked: &Set, console: &Console) -> anyhow::Result<()> {

@@ -70,7 +70,7 @@ async fn orphans_and_mismatches_are_listed_and_adopted_purchases_are_not() {
     let ended = operator.compare(&list, &["--dry-run"]).await;
     let ledger = &found(&ended)["ledger"];
     assert!(
-        ended.stderr.contains("1 purchases without a placement"),
+        ended.stderr.contains("without a placement: 1;"),
         "{ended:?}"
     );
     for (name, number) in [

@@ -159,7 +159,7 @@ impl Walk {
         let process = self.stack.process(stage)?;
         process.kill().await?;
         let settings = &mut process.program_mut().env;
-        settings.insert("FAILPOINTS".into(), format!("{}=return", point.name()));
+        settings.insert("FAILPOINT".into(), point.name());
         process.spawn()?;
         let reached = self.waves_until_death(stage, point).await;
 
@@ -167,7 +167,7 @@ impl Walk {
             self.stack.process(Stage::Sandbox)?.start().await?;
         }
         let process = self.stack.process(stage)?;
-        process.program_mut().env.remove("FAILPOINTS");
+        process.program_mut().env.remove("FAILPOINT");
         process.kill().await?;
         process.start().await?;
         reached

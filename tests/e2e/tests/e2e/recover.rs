@@ -230,7 +230,7 @@ async fn what_was_bought_after_the_dump_is_found_and_not_bought_again() {
     let found = format!("{found:#}");
     assert!(
         found.contains("exit status: 3")
-            && found.contains("1 purchases without a placement, 0 that contradict the database, and lacks 0 of ours"),
+            && found.contains("without a placement: 1; in contradiction to the database: 0; of ours that it lacks: 0"),
         "{found}"
     );
     let actions: Value = stack.esimctl.run(&["action", "list"]).await.unwrap();

@@ -102,7 +102,7 @@ async fn show(settings: &Settings) -> Result<()> {
     report(&order, &webhooks);
     ensure!(
         webhooks.len() == expected,
-        "{} webhooks are missing",
+        "webhooks that are missing: {}",
         expected - webhooks.len()
     );
     let invalid = webhooks

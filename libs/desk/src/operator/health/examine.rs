@@ -20,7 +20,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
-    finding::{Environment, Finding, Kind, LATE, Setting, Severity, VERY_LATE},
+    finding::{Clock, Environment, Finding, Kind, LATE, Setting, Severity, VERY_LATE},
     session::{self, Session},
     slow,
     stages::{self, Life, Stage},
@@ -110,6 +110,7 @@ pub async fn examine(connection: &mut PgConnection, most: i64) -> Result<Report>
     let waiting = waiting::read(&mut *connection, &backlogs).await?;
     of_stages(&stages, &waiting, &mut findings);
     of_nats(&stages, waiting.at, &mut findings);
+    of_processes(&stages, &mut findings);
     of_breakers(&breakers, &mut findings);
     // An option that is out of sale matters only while an order of it waits.
     let needed = backlogs.iter().filter(|one| one.on_sale || one.due > 0);
@@ -272,6 +273,26 @@ fn of_nats(stages: &[Life], now: OffsetDateTime, findings: &mut Vec<Finding>) {
     let reach = noun(names.len(), "does", "do");
     let why = format!("NATS is down: {} {reach} not reach it", names.join(", "));
     findings.push(Finding::new(Kind::NatsDown { why }, since));
+}
+
+/// What the pulses of processes tell that work, or would.
+fn of_processes(stages: &[Life], findings: &mut Vec<Finding>) {
+    for life in stages {
+        let stage = life.stage;
+        if let Some((ahead, since)) = life.clock_off {
+            // The pulse tells how far PostgreSQL is ahead.
+            let kind = Kind::ClockOff {
+                of: Clock::Stage(stage),
+                ahead: -ahead,
+            };
+            findings.push(Finding::new(kind, Some(since)));
+        }
+        if let Some((what, since)) = &life.nats_refused {
+            let what = what.clone();
+            let kind = Kind::NatsRefuses { stage, what };
+            findings.push(Finding::new(kind, Some(*since)));
+        }
+    }
 }
 
 fn of_breakers(breakers: &[ProviderBreaker], findings: &mut Vec<Finding>) {

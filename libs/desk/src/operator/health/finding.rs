@@ -54,6 +54,8 @@ pub enum Clock {
     Nats,
     /// That of the console's OpenID provider.
     Openid,
+    /// That of a process of a stage, compared with PostgreSQL's.
+    Stage(Stage),
 }
 
 impl Clock {
@@ -62,6 +64,7 @@ impl Clock {
             Self::Postgresql => "PostgreSQL",
             Self::Nats => "NATS",
             Self::Openid => "the OpenID provider",
+            Self::Stage(stage) => stage.as_str(),
         }
     }
 }
@@ -79,7 +82,7 @@ pub enum Setting {
 /// What is wrong. The order is that in which findings are shown: first what stops most.
 ///
 /// The variants after [`Kind::RetentionBehind`] are those that the database cannot show, but for
-/// [`Kind::NatsDown`]. Only `esimctl doctor` finds them.
+/// [`Kind::NatsDown`] and [`Kind::NatsRefuses`]. Only `esimctl doctor` finds them.
 #[derive(Clone, Debug, Serialize, strum::EnumDiscriminants)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[strum_discriminants(
@@ -110,7 +113,7 @@ pub enum Kind {
     NotDurable { settings: Vec<Setting> },
     /// Commits wait for a standby that does not stream.
     StandbyMissing,
-    /// A clock differs from that of the machine that looks.
+    /// A clock differs from that of the machine that looks, or from PostgreSQL's.
     ClockOff { of: Clock, ahead: f64 },
     /// PostgreSQL will refuse every write when its transaction ids are used up.
     Wraparound { age: u64 },
@@ -188,6 +191,8 @@ pub enum Kind {
     NotSynchronous,
     /// NATS cannot be used. The pulses of the stages tell it, too.
     NatsDown { why: String },
+    /// NATS refuses messages of a stage, for lack of a permission. Its pulses tell it.
+    NatsRefuses { stage: Stage, what: String },
     /// A stream does not exist.
     StreamMissing { stream: String },
     /// Servers lack their copies of a stream.
@@ -209,7 +214,7 @@ pub const LATE: f64 = 60.0;
 pub const VERY_LATE: f64 = 900.0;
 /// As in the alert `XidAgeCritical`.
 pub const XID_CRITICAL: u64 = 1_500_000_000;
-/// The difference of clocks at which no stage starts.
+/// The difference of clocks at which no stage works.
 pub const SKEW_AT_START: f64 = 30.0;
 /// From this age on the last backup is no plan any more.
 pub const BACKUP_VERY_OLD: u64 = 72;
@@ -291,6 +296,7 @@ impl Kind {
             | Self::RetentionBehind { .. }
             | Self::ReplicasMissing { .. }
             | Self::ConsumerMissing { .. }
+            | Self::NatsRefuses { .. }
             | Self::DeadMessages { .. }
             | Self::DrillOld { .. } => false,
         };
@@ -333,6 +339,7 @@ impl Kind {
             | Self::RetentionBehind { .. }
             | Self::NotSynchronous
             | Self::NatsDown { .. }
+            | Self::NatsRefuses { .. }
             | Self::StreamMissing { .. }
             | Self::ReplicasMissing { .. }
             | Self::ConsumerMissing { .. }
@@ -426,6 +433,7 @@ impl Matter {
             Self::RetentionBehind => &["RetentionBehind"],
             Self::NotSynchronous => &["StandbyNotSynchronous"],
             Self::NatsDown => &["NatsDown"],
+            Self::NatsRefuses => &["NatsRefuses"],
             Self::StreamMissing => &["MessagesNotArriving"],
             Self::ReplicasMissing => &["StreamReplicasMissing"],
             Self::ConsumerMissing => &["ConsumerStalled"],

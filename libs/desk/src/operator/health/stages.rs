@@ -45,7 +45,7 @@ impl Stage {
 }
 
 /// The processes of a stage.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Life {
     pub stage: Stage,
     /// The processes that have committed a pulse within [`SILENCE`].
@@ -59,6 +59,13 @@ pub struct Life {
     /// Since when a running process of the stage has been without NATS.
     #[serde(skip)]
     pub no_nats_since: Option<OffsetDateTime>,
+    /// What NATS refuses to running processes, and since when.
+    #[serde(skip)]
+    pub nats_refused: Option<(String, OffsetDateTime)>,
+    /// How many seconds PostgreSQL's clock is ahead of that of a running process which does not work
+    /// because of that, and since when.
+    #[serde(skip)]
+    pub clock_off: Option<(f64, OffsetDateTime)>,
     /// When the missing processes, or the last one of the stage, were last alive.
     #[serde(skip)]
     pub missing_since: Option<OffsetDateTime>,
@@ -84,7 +91,8 @@ struct Process {
 /// Reads how each stage lives. The table has a row for each process of the last 30 days.
 pub async fn read(connection: &mut PgConnection) -> Result<Vec<Life>> {
     let query = sqlx::query!(
-        r#"SELECT stage, started_at, at, stopped, no_nats_since, at > now() - make_interval(secs => $1) AS "runs!",
+        r#"SELECT stage, started_at, at, stopped, no_nats_since,
+                  nats_refused, nats_refused_since, clock_ahead, clock_off_since, at > now() - make_interval(secs => $1) AS "runs!",
                   at > now() - make_interval(secs => $2) AS "missed!"
            FROM pulses ORDER BY at"#,
         seconds(SILENCE),
@@ -94,14 +102,24 @@ pub async fn read(connection: &mut PgConnection) -> Result<Vec<Life>> {
     let lives = Stage::ALL.into_iter().map(|stage| {
         let mine = rows.iter().filter(|row| row.stage == stage.as_str());
         let last = mine.clone().map(|row| row.at).max();
-        let missed = mine.filter(|row| row.missed).map(|row| Process {
+        let running = || mine.clone().filter(|row| row.runs);
+        let refused = running().filter_map(|row| {
+            let what = row.nats_refused.clone();
+            what.zip(row.nats_refused_since)
+        });
+        let off = running().filter_map(|row| row.clock_ahead.zip(row.clock_off_since));
+        let missed = mine.clone().filter(|row| row.missed).map(|row| Process {
             started_at: row.started_at,
             at: row.at,
             stopped: row.stopped,
             runs: row.runs,
             no_nats_since: row.no_nats_since,
         });
-        of(stage, &missed.collect::<Vec<_>>(), last)
+        Life {
+            nats_refused: refused.min_by_key(|(_, since)| *since),
+            clock_off: off.min_by_key(|(_, since)| *since),
+            ..of(stage, &missed.collect::<Vec<_>>(), last)
+        }
     });
     Ok(lives.collect())
 }
@@ -128,6 +146,8 @@ fn of(stage: Stage, processes: &[Process], last: Option<OffsetDateTime>) -> Life
     Life {
         stage,
         no_nats_since: without_nats.filter_map(|one| one.no_nats_since).min(),
+        nats_refused: None,
+        clock_off: None,
         running: u64::try_from(running).unwrap_or(u64::MAX),
         missing: u64::try_from(free.len()).unwrap_or(u64::MAX),
         last,

@@ -9,7 +9,7 @@ use store::{figures::Measure, providers::BreakerState};
 use time::OffsetDateTime;
 
 use super::{
-    finding::{Environment, Finding, Kind, Severity},
+    finding::{Clock, Environment, Finding, Kind, Severity},
     phrases::{named, times, wait, whose},
     slow::{took_of, within},
     stages::Stage,
@@ -130,9 +130,19 @@ impl Kind {
                 "synchronous_standby_names names a standby, but none streams, so commits wait".into()
             }
             Self::ClockOff { of, ahead } => {
-                let of = of.owner();
                 let side = if *ahead > 0.0 { "ahead of" } else { "behind" };
-                format!("the clock of {of} is {:.0} s {side} this machine's", ahead.abs())
+                let (whose, compared, effect) = match of {
+                    Clock::Stage(stage) => (
+                        format!("a process of {}", stage.as_str()),
+                        "PostgreSQL's",
+                        ", so that process does nothing",
+                    ),
+                    _ => (of.owner().to_owned(), "this machine's", ""),
+                };
+                format!(
+                    "the clock of {whose} is {:.0} s {side} {compared}{effect}",
+                    ahead.abs()
+                )
             }
             Self::Wraparound { age } => format!(
                 "the oldest row is {age} transactions old; PostgreSQL stops all writes near 2 billion"
@@ -174,7 +184,8 @@ impl Kind {
                     Environment::Sandbox => "sandbox",
                 };
                 format!(
-                    "{waiting} webhooks wait to be sent; the oldest to {partners} partners for {}",
+                    "{} to be sent; the oldest to {partners} partners for {}",
+                    counted(*waiting, "webhook waits", "webhooks wait"),
                     lasted(*oldest)
                 )
             }
@@ -286,7 +297,7 @@ impl Kind {
             Self::Blocked { endpoint } => format!(
                 "{} is blocked after {} in a row, and {}",
                 whose(endpoint),
-                counted(endpoint.failures.into(), "failure", "failures"),
+                counted(endpoint.failures, "failure", "failures"),
                 wait(endpoint)
             ),
             Self::ConnectionsFew { used, most } => {
@@ -309,6 +320,10 @@ impl Kind {
                 "commits wait for no standby, although REQUIRE_SYNCHRONOUS is set, so no stage works".into()
             }
             Self::NatsDown { why } => why.clone(),
+            Self::NatsRefuses { stage, what } => format!(
+                "NATS refuses messages of {}, because its user lacks a permission: {what}",
+                stage.as_str()
+            ),
             Self::StreamMissing { stream } => format!("{stream} does not exist"),
             Self::ReplicasMissing { stream, on } => {
                 format!("{stream} lacks its copies on {}", named(on))
@@ -317,15 +332,24 @@ impl Kind {
                 "nobody takes the messages of {stream}, so work begins seconds later than it could"
             ),
             Self::DeadMessages { stream, messages } => {
-                format!("{stream} holds {messages} messages that a stage could not read")
+                format!(
+                    "{stream} holds {} that a stage could not read",
+                    counted(*messages, "message", "messages")
+                )
             }
             Self::BackupOld { hours: None } => "no file tells of a base backup".into(),
             Self::BackupOld { hours: Some(hours) } => {
-                format!("the last base backup is {hours} hours old")
+                format!(
+                    "the last base backup is {} old",
+                    counted(*hours, "hour", "hours")
+                )
             }
             Self::DrillOld { days: None } => "no file tells of a restore that was tried".into(),
             Self::DrillOld { days: Some(days) } => {
-                format!("the last restore was tried {days} days ago")
+                format!(
+                    "the last restore was tried {} ago",
+                    counted(*days, "day", "days")
+                )
             }
             Self::DiskFilling { volume, percent } => {
                 format!("{percent:.0} % of {volume} are free")
@@ -351,6 +375,14 @@ impl Kind {
             Self::StandbyMissing | Self::NotSynchronous => {
                 "No partner can order: commits wait, and orders get a 5xx."
             }
+            Self::ClockOff {
+                of: Clock::Stage(stage),
+                ..
+            } => match stage {
+                Stage::Ingress => "Orders that reach this process get a 500 or a 401.",
+                Stage::Provisioner => "If all have it, nothing is bought. Orders wait.",
+                Stage::Notifier => "If all have it, no partner gets a webhook.",
+            },
             Self::ClockOff { .. } => {
                 "Partners sign the time of their requests: from five minutes on, orders get a 401."
             }
@@ -384,6 +416,7 @@ impl Kind {
             }
             Self::RetentionBehind { .. } => "Nobody. Data is kept for longer than was promised.",
             Self::NatsDown { .. }
+            | Self::NatsRefuses { .. }
             | Self::StreamMissing { .. }
             | Self::ConsumerMissing { .. }
             | Self::DeadMessages { .. } => {
@@ -421,7 +454,7 @@ impl Kind {
                 "start the standby; only if it is lost for good, empty synchronous_standby_names"
             }
             Self::ClockOff { .. } => {
-                "synchronise the clocks of all machines (NTP); no stage starts at a difference of 30 s"
+                "synchronise the clocks of all machines (NTP); no stage works at a difference of 30 s"
             }
             Self::Wraparound { .. } => "find what holds vacuum back",
             Self::ProcessesMissing { .. } => {
@@ -499,6 +532,9 @@ impl Kind {
                 "connect a synchronous standby and name it in synchronous_standby_names"
             }
             Self::NatsDown { .. } => "start it, or correct NATS_URL and NATS_CA_FILE",
+            Self::NatsRefuses { .. } => {
+                "give its user the permissions that deploy/nats/nats.conf lists, and reload the server"
+            }
             Self::StreamMissing { .. } => {
                 "start the stages, which create it; if STREAM_PREFIX is set for them, set it here, too"
             }
@@ -576,6 +612,7 @@ impl Kind {
             | Self::RetentionBehind { .. }
             | Self::NotSynchronous
             | Self::NatsDown { .. }
+            | Self::NatsRefuses { .. }
             | Self::StreamMissing { .. }
             | Self::ReplicasMissing { .. }
             | Self::ConsumerMissing { .. }
