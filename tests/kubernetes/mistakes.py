@@ -87,6 +87,17 @@ CONTRADICTING = [
     ({"settings": {"ingress": {"LISTEN": "[::]:80"}}}, "settings.ingress.LISTEN: the chart sets it"),
     ({"settings": {"stages": {"NATS_URL": "nats://other:4222"}}}, "settings.stages.NATS_URL: set nats.url"),
     ({"settings": {"provisioner": {"PROVIDERS": "sandbox"}}}, "settings.provisioner.PROVIDERS: set providers"),
+    # Secrets, each with where it belongs.
+    ({"settings": {"ingress": {"MASTER_KEY": "a:b"}}}, "settings.ingress.MASTER_KEY: it is a secret, and whoever may read config maps"),
+    ({"settings": {"notifier": {"MASTER_KEY_WEBHOOKS": "a:b"}}}, "put it into the secret esim-master-webhooks"),
+    ({"settings": {"notifier": {"SMTP_URL": "smtps://user:password@relay"}}}, "esim-mail, and set SMTP_URL_FILE: /run/secrets/esim/smtp-url"),
+    ({"settings": {"console": {"OIDC_CLIENT_SECRET": "x"}}}, "put it into the secret esim-openid"),
+    ({"settings": {"stages": {"QR_KEYS": "x"}}}, "put it into the secret esim-qr"),
+    ({"settings": {"notifier": {"DATABASE_URL": "postgres://x"}}}, "put it into the secret esim-db-notifier"),
+    ({"settings": {"ingress": {"NATS_PASSWORD": "x"}}}, "put it into the secret esim-nats-ingress"),
+    ({"settings": {"common": {"PGPASSWORD": "x"}}}, "settings.common.PGPASSWORD: it is a secret"),
+    ({"settings": {"provisioner": {"USIMSA_SECRET_KEY": "x"}}}, "put it into the secret esim-providers"),
+    ({"settings": {"provisioner": {"USIMSA_CALLBACK_TOKEN": "x"}}}, "settings.provisioner.USIMSA_CALLBACK_TOKEN: it is a secret"),
 ]
 
 RIGHT = [
@@ -105,6 +116,7 @@ RIGHT = [
     # Each unit that the programs read.
     {"settings": {"provisioner": {"PARK_AFTER": "1week"}, "console": {"CONSOLE_SESSION": "1w 2days 3hr"}, "stages": {"DATABASE_TIMEOUT": "3000msec"}}},
     {"settings": {"provisioner": {"PROVIDER_RATE": None, "USIMSA_CALLBACK_TOKEN_FILE": "/run/secrets/esim/token"}}},
+    {"settings": {"notifier": {"SMTP_URL_FILE": "/run/secrets/esim/smtp-url", "MAIL_FROM": "esim@example.com"}}},
     {"postgres": {"enabled": False}, "priorityClassName": "system-cluster-critical"},
 ]
 

@@ -64,6 +64,8 @@ def kubectl(arguments, cluster):
                     assert content, f"{file} is empty"
                     (secret / (key if equals else file.name)).write_bytes(content)
             assert any(secret.iterdir()), f"secret {name} would be empty"
+        case ["kustomize", folder]:
+            subprocess.run([*KUSTOMIZE, folder], check=True)
         case ["apply", "--server-side", "-k", folder]:
             subprocess.run([*KUSTOMIZE, folder], stdout=subprocess.DEVNULL, check=True)
         case ["apply", "--server-side", "--filename", path]:

@@ -44,7 +44,7 @@ def rank(program):
 
 def found():
     """Of each setting its programs, its first default and the first line of its help."""
-    settings = defaultdict(lambda: {"programs": set(), "default": "", "help": ""})
+    settings = defaultdict(lambda: {"programs": set(), "default": "", "help": "", "secret": False})
     files = [*ROOT.glob("libs/*/src/**/*.rs"), *ROOT.glob("services/*/src/**/*.rs")]
     for file in sorted(files, key=lambda file: (rank(file.relative_to(ROOT).parts[1]), file)):
         source = file.read_text()
@@ -65,6 +65,7 @@ def found():
                 text, above = [lines[above].lstrip()[3:].strip(), *text], above - 1
             text = " ".join(text[: text.index("")] if "" in text else text)
             one = settings[name[1]]
+            one["secret"] |= "hide_env_values = true" in match["inner"]
             one["programs"].add(SHARED.get(crate, crate))
             one["help"] = one["help"] or re.sub(r"\s*\[default: [^\]]*\]", "", text)
             one["default"] = one["default"] or (default[1].strip('"') if default else "")
@@ -76,6 +77,7 @@ def row(name, one):
     # A default that is a name in the code, or an expression, stands in the help.
     default = f"`{one['default']}`" if re.fullmatch(r"[\w./*,: \[\]-]+", one["default"]) and "::" not in one["default"] else "–"
     default = "–" if one["default"].isupper() else default
+    default = "secret" if one["secret"] else default
     return f"| `{name}` | {', '.join(programs)} | {default} | {one['help']} |\n"
 
 

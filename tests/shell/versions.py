@@ -13,7 +13,6 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PLACES = [
     ("docker-compose.yml", r"\$\{POSTGRES_IMAGE:-postgres:(\d+)-", "POSTGRES_DEPLOYED"),
     ("deploy/compose.backup.yml", r"\$\{POSTGRES_IMAGE:-postgres:(\d+)-", "POSTGRES_DEPLOYED"),
-    ("deploy/helm/files/postgres.yaml", r"cloudnative-pg/postgresql:(\d+)-", "POSTGRES_DEPLOYED"),
     ("deploy/kubernetes/overlays/local/postgres.yaml", r"cloudnative-pg/postgresql:(\d+)-", "POSTGRES_DEPLOYED"),
     ("deploy/kubernetes/overlays/production/postgres.yaml", r"cloudnative-pg/postgresql:(\d+)-", "POSTGRES_DEPLOYED"),
     ("tests/postgres/deployed.txt", r"^[a-z-]+postgres==(\d+)\.", "POSTGRES_DEPLOYED"),
@@ -62,6 +61,11 @@ def unwatched() -> list[str]:
         for image in re.findall(r"(?:imageName: |_IMAGE: \$\{\w+:-)[a-z0-9]\S+", content) if path.endswith((".yml", ".yaml")) else []:
             if not any(image in one for one in found.get(path, [])):
                 faults.append(f"renovate.json finds no {image} in {path}")
+    # Whoever can move a tag of an action could read the secrets of the release, so a commit is named.
+    for path in [path for path in text if path.startswith(".github/workflows/")]:
+        for action in re.findall(r"uses: (\S.*)", text[path]):
+            if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v[\d.]+", action):
+                faults.append(f"{path}: {action} is not pinned to a commit with its version beside it")
     return faults
 
 

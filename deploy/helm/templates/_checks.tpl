@@ -53,6 +53,8 @@
 {{- if not $read -}}
 {{- $wrong = append $wrong (printf "settings.%s.%s: it is a setting of %s" $section $name (join ", " $setting.of)) -}}
 {{- else if or (kindIs "invalid" $value) (hasSuffix "_FILE" $name) -}}
+{{- else if eq $setting.kind "secret" -}}
+{{- $wrong = append $wrong (printf "settings.%s.%s: it is a secret, and whoever may read config maps would read it: put it into the secret %s" $section $name (replace "PROGRAM" $section $setting.secret)) -}}
 {{- else if and (eq $setting.kind "duration") (not (regexMatch "^(0|([0-9]+ *(ns|nsec|us|usec|ms|msec|s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?|w|wk|weeks?|M|months?|y|years?) *)+)$" $text)) -}}
 {{- $wrong = append $wrong (printf "settings.%s.%s is %q: write a duration like 2s or 500ms" $section $name $text) -}}
 {{- else if and (eq $setting.kind "number") (not (regexMatch "^[0-9]+$" $text)) -}}
@@ -60,6 +62,9 @@
 {{- else if and (eq $setting.kind "truth") (not (has $text (list "true" "false"))) -}}
 {{- $wrong = append $wrong (printf "settings.%s.%s is %q: write true or false" $section $name $text) -}}
 {{- end -}}
+{{- else if or (eq $name "PGPASSWORD") (and $is_account (not (regexMatch "_(URL|FILE)$" $name))) -}}
+{{- $secret := ternary "esim-db-PROGRAM" ($values.providersSecret | default "that providersSecret names") (eq $name "PGPASSWORD") -}}
+{{- $wrong = append $wrong (printf "settings.%s.%s: it is a secret, and whoever may read config maps would read it: put it into the secret %s" $section $name (replace "PROGRAM" $section $secret)) -}}
 {{- else if not (or $is_account (regexMatch "^(OTEL_|PG|TOKIO_|RUST_|SSL_CERT_|(HTTPS?|ALL|NO)_PROXY$)" $name)) -}}
 {{- $wrong = append $wrong (printf "settings.%s.%s: no program has this setting (docs/settings.md lists them)" $section $name) -}}
 {{- end -}}
