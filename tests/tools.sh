@@ -1,6 +1,6 @@
 # Programs that only tests need, in .local/tools: they are not installed into the system, and no service of theirs
 # starts. Source it after deploy/local/lib.sh.
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2034  # the variables set here are read by those scripts
 
 TOOLS=$ROOT/.local/tools
 

@@ -34,6 +34,15 @@ command_line() { [[ $LOCAL_DIR == "$ROOT/.local" ]] && printf 'deploy/local/%s' 
 # `usage FILE` prints the help of a script, which is the comment at its head.
 usage() { sed -n '2,/^[^#]/{s/^# \{0,1\}//p;}' "$1"; }
 
+# `help_of PROGRAM ARGUMENT…` prints the program's own help if the program is built: --help builds nothing.
+help_of() {
+  local folder
+  for folder in ${BIN_DIR:+"$BIN_DIR"} "${CARGO_TARGET_DIR:-$ROOT/target}"/{release,debug}; do
+    [[ ! -x $folder/$1 ]] || exec "$folder/$1" "${@:2}" --help
+  done
+  say "OPTIONS are those of the program $1, which is not built: cargo build --workspace --bin $1"
+}
+
 # --- what the machine has -----------------------------------------------------------------------
 
 # `apt_install PACKAGE…`: false without apt-get or root, so that the caller can name what is missing.

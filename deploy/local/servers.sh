@@ -12,6 +12,9 @@ postgres_in() {
   ((version >= POSTGRES_OLDEST))
 }
 
+# `named VARIABLE WHAT`: the caller named a server, so no other one is taken in its place.
+named() { fail "$1=${!1} is no $2: correct it, or unset it to use another server"; }
+
 find_postgres() {
   local candidate found
   found=$(command -v postgres || true)
@@ -65,6 +68,13 @@ choose_postgres_home() {
   fi
 }
 
+# `quick_passwords` sets QUICK: only tests/run sets POSTGRES_FSYNC=off. Its servers are asked for thousands of connections,
+# each of which would hash its password 4096 times. PostgreSQL 15 cannot be told.
+quick_passwords() {
+  QUICK=()
+  [[ ${POSTGRES_FSYNC:-on} == on || $("$PG_BIN/postgres" --version) == *' 15.'* ]] || QUICK=(-c scram_iterations=1)
+}
+
 # The folder gets its name only when it is complete, so that an interrupted start does not leave half a cluster behind.
 init_postgres() {
   local passwords=$POSTGRES_HOME/password status=0
@@ -73,7 +83,7 @@ init_postgres() {
   (umask 077 && printf '%s\n' "$POSTGRES_PASSWORD" >"$passwords")
   [[ $(id -u) != 0 ]] || chown "$POSTGRES_USER" "$passwords"
   (cd / && as_postgres "$PG_BIN/initdb" --pgdata="$POSTGRES_HOME/new" --username=postgres --pwfile="$passwords" \
-    --auth=scram-sha-256 --encoding=UTF8 --no-locale) >>"$LOCAL_DIR/log/postgres.log" 2>&1 || status=$?
+    --auth=scram-sha-256 --encoding=UTF8 --no-locale ${QUICK[@]+"${QUICK[@]}"}) >>"$LOCAL_DIR/log/postgres.log" 2>&1 || status=$?
   rm -f "$passwords"
   [[ $status == 0 ]] || died postgres "could not be initialised: initdb ended with exit status $status"
   mv "$POSTGRES_HOME/new" "$POSTGRES_HOME/pgdata"
@@ -81,6 +91,7 @@ init_postgres() {
 
 start_postgres() {
   local data=$POSTGRES_HOME/pgdata
+  quick_passwords
   [[ -d $data ]] || init_postgres
   [[ $("$PG_BIN/postgres" --version) == *" $(cat "$data/PG_VERSION")."* ]] ||
     fail "$data belongs to PostgreSQL $(cat "$data/PG_VERSION"), but $PG_BIN is another version; set PG_BIN, or run deploy/local/down --wipe"
@@ -88,7 +99,7 @@ start_postgres() {
   # run. There is no socket, because its path could be too long.
   PROGRAM=$PG_BIN/postgres launch postgres "${AS_POSTGRES[@]}" "$PG_BIN/postgres" -D "$data" \
     -c listen_addresses=127.0.0.1 -c "port=$POSTGRES_PORT" -c unix_socket_directories= \
-    -c max_connections=200 -c shared_buffers=256MB -c max_wal_size=2GB -c "fsync=${POSTGRES_FSYNC:-on}"
+    -c max_connections=200 -c shared_buffers=256MB -c max_wal_size=2GB -c "fsync=${POSTGRES_FSYNC:-on}" ${QUICK[@]+"${QUICK[@]}"}
 }
 
 psql_admin() { PGPASSWORD=$POSTGRES_PASSWORD "$PG_BIN/psql" -X -q -v ON_ERROR_STOP=1 -h 127.0.0.1 -p "$POSTGRES_PORT" -U postgres "$@"; }
@@ -177,6 +188,7 @@ configure_nats() {
 start_nats() {
   local ENVIRONMENT=()
   configure_nats
+  # shellcheck disable=SC2034  # `launch` reads it
   (($(getconf _NPROCESSORS_ONLN) > 2)) || ENVIRONMENT=(GOMAXPROCS=1)
   PROGRAM=$NATS_SERVER_BIN launch nats-server "$NATS_SERVER_BIN" \
     -c "$LOCAL_DIR/nats/nats.conf" -a 127.0.0.1 -p "$NATS_PORT" -m "$NATS_MONITOR_PORT" -sd "$LOCAL_DIR/data/nats"
@@ -190,6 +202,9 @@ ready_nats() { await nats-server http_ok "$NATS_MONITOR_URL/healthz"; }
 find_servers() {
   local pg nats
   need curl curl
+  [[ -z ${PG_BIN-} || $PG_BIN == "$(remembered PG_BIN)" ]] || postgres_in "$PG_BIN" || named PG_BIN "folder of PostgreSQL $POSTGRES_OLDEST or newer"
+  [[ -z ${NATS_SERVER_BIN-} || $NATS_SERVER_BIN == "$(remembered NATS_SERVER_BIN)" ]] || { [[ -x $NATS_SERVER_BIN ]] && nats_new_enough "$NATS_SERVER_BIN"; } ||
+    named NATS_SERVER_BIN "nats-server $NATS_OLDEST or newer"
   pg=$(find_postgres) || { install_postgres && pg=$(find_postgres); } || fail "no PostgreSQL $POSTGRES_OLDEST or newer after its installation"
   nats=$(find_nats) || { install_nats && nats=$(find_nats); } || fail "no nats-server $NATS_OLDEST or newer after its installation"
   derived PG_BIN "$pg"

@@ -224,7 +224,8 @@ ports_held() {
 # of outgoing connections, also for a minute after their end. So the ports are bound, as the servers do it.
 unusable() {
   if command -v python3 >/dev/null; then
-    python3 - "$@" <<'PYTHON'
+    # After Ctrl-C Python would print where it was.
+    python3 - "$@" 2>/dev/null <<'PYTHON'
 import socket, sys
 
 for port in sys.argv[1:]:

@@ -59,6 +59,19 @@ class Settings(unittest.TestCase):
         done = self.bash(script, LOCAL_PORTS="23000")
         self.assertEqual((done.returncode, done.stderr), (0, ""))
 
+    def test_a_server_that_was_named_is_used_or_refused(self):
+        script = "source deploy/local/servers.sh; need() { :; }; find_servers; echo found $PG_BIN"
+        for name in ("NATS_SERVER_BIN", "PG_BIN"):
+            done = self.bash(script, **{"PG_BIN": "", "NATS_SERVER_BIN": "", name: "/nonexistent"})
+            self.assertEqual(done.returncode, 1, done.stdout)
+            self.assertIn(f"error: {name}=/nonexistent is no ", done.stderr)
+
+    def test_who_stops_a_start_sees_no_python(self):
+        (self.folder / "python3").write_text("#!/bin/sh\necho Traceback >&2\nkill -INT $$\n")
+        (self.folder / "python3").chmod(0o755)
+        done = self.bash("unusable 1", PATH=f"{self.folder}:{os.environ['PATH']}")
+        self.assertEqual((done.stdout, done.stderr), ("", ""))
+
     def test_the_log_of_an_earlier_start_is_not_shown(self):
         (self.folder / "log/ingress.log").write_text("an error of yesterday\n")
         script = """INGRESS_PORT=1 INGRESS_ADMIN_PORT=2
