@@ -24,16 +24,15 @@ other = "x86_64-pc-windows-msvc"
 version = "1.2.3"
 
 shutil.rmtree(folder, ignore_errors=True)
-manuals = folder / "manuals"
-(manuals / "completions").mkdir(parents=True)
-subprocess.run([program, "man", manuals / "man1"], check=True, stdout=subprocess.DEVNULL)
+shells = folder / "completions"
+shells.mkdir(parents=True)
 for shell in ("bash", "zsh", "fish"):
     completions = subprocess.run([program, "completions", shell], check=True, capture_output=True).stdout
-    (manuals / "completions" / f"esim-partner.{shell}").write_bytes(completions)
+    (shells / f"esim-partner.{shell}").write_bytes(completions)
 
 
 def packed(into: str, *arguments: str) -> pathlib.Path:
-    command = [*pack, "--version", version, "--manuals", str(manuals), "--into", str(folder / into), *arguments]
+    command = [*pack, "--version", version, "--completions", str(shells), "--into", str(folder / into), *arguments]
     subprocess.run([*command, f"{here}={program}"], check=True, stdout=subprocess.DEVNULL)
     return folder / into
 
@@ -44,13 +43,13 @@ def refused(remedy: str, *arguments: str) -> None:
     assert not (folder / "refused").exists(), arguments
 
 
-common = ["--manuals", str(manuals), "--into", str(folder / "refused")]
+common = ["--completions", str(shells), "--into", str(folder / "refused")]
 refused("not a version such as", "--version", "v1", *common, f"{here}={program}")
 refused("the platforms are", "--version", version, *common, f"sparc={program}")
 refused("there is no file", "--version", version, *common, f"{here}=missing")
 refused("an npm package holds one", "--version", version, *common, f"{here}={program}", f"{here}={program}")
 refused("not a scope such as", "--version", version, *common, "--scope", "acme", f"{here}={program}")
-refused("has no folder", "--version", version, "--manuals", str(folder), *common[2:], f"{here}={program}")
+refused("there is no folder", "--version", version, "--completions", str(folder / "nothing"), *common[2:], f"{here}={program}")
 
 files = packed("packages")
 names = sorted(path.name for path in files.iterdir())

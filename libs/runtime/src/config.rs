@@ -123,7 +123,7 @@ impl BadSetting {
 ///
 /// It does not return if a setting is invalid: it prints one line that names the setting, and ends
 /// the process with exit status 2. It does not return either for `--help`, `--version` and the
-/// subcommands `healthcheck`, `config show`, `completions` and `man`. `config show` refuses what a
+/// subcommands `healthcheck`, `config show` and `completions`. `config show` refuses what a
 /// start would refuse, but for a setting that is missing, which it shows as such.
 pub fn parse<C: Parser>(check: impl FnOnce(&C) -> anyhow::Result<()>) -> C {
     parse_from(std::env::args_os(), check)

@@ -20,6 +20,7 @@
 //! used in paths and commands only if they have the form of one.
 
 mod account;
+mod agent;
 pub mod certify;
 mod checklist;
 mod endpoints;

@@ -14,7 +14,6 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use agent::{Arguments, Fault, Offer, Parameter, Told, Tools, read};
 use clap::Args;
 use domain::TopupId;
 use serde::Deserialize;
@@ -22,6 +21,7 @@ use serde_json::{Value, json};
 
 use crate::{
     account::{Account, Answer, PAGE, encoded},
+    agent::{self, Arguments, Fault, Offer, Parameter, Told, Tools, read},
     order,
 };
 

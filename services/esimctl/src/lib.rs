@@ -9,8 +9,8 @@
 //!
 //! Every command checks its arguments before it connects. Most commands change everything in one
 //! transaction, so that an interrupted command has changed all or nothing. `migrate`, `master-key
-//! reencrypt`, `partner erase`, `cell divide`, `cell purge`, `partner set --webhook-url`, `archive run` and `archive
-//! restore` commit in several steps, because they may have to change many rows; run them again after
+//! reencrypt`, `partner erase`, `cell divide`, `cell purge`, `partner set --webhook-url`, `archive run`
+//! commit in several steps, because they may have to change many rows; run them again after
 //! an interruption.
 //!
 //! A system may consist of several cells, each with a database of its own. The file of cells
@@ -27,7 +27,6 @@ mod commands;
 mod deliveries;
 mod doctor;
 mod frame;
-mod mcp;
 mod orders;
 mod partners;
 mod providers;
@@ -64,7 +63,7 @@ use crate::{
 use crate::{
     commands::{Command, dispatch},
     console::Console,
-    exit::{USAGE, status},
+    exit::status,
 };
 
 const EXAMPLES: &str = "Examples:
@@ -73,7 +72,6 @@ const EXAMPLES: &str = "Examples:
   sandbox catalogue | esimctl option apply -f -
   esimctl partner create --name 'Acme Travel' --environment sandbox
   esimctl order show acme-1001
-  esimctl --mcp                                    tools that only look, for an agent that starts it
 
 Exit status: 0 done, 1 failed (the reason is one line on standard error), 2 wrong arguments or settings, 3 `recover
 --ledger` or `provider reconcile` has found purchases that one side does not know or that contradict the database,
@@ -108,16 +106,8 @@ pub struct Config {
     /// `esimctl cell list --help` shows an example.
     #[arg(long, global = true, value_name = "FILE", env = "ESIM_CELLS", hide = !cell_file::is_named())]
     cells: Option<PathBuf>,
-    /// Let an agent look at the system by the Model Context Protocol, over standard input and output
-    ///
-    /// It offers the commands that only look (attention, status, find, show and list) as tools, and no
-    /// command with it. The database refuses every write of this session. Activation codes, keys and
-    /// secrets are never shown, and of URLs only the host. An agent starts it itself: its settings have
-    /// the command `esimctl` with the argument `--mcp`, and `DATABASE_URL` of a role that operators use.
-    #[arg(long, conflicts_with_all = ["json", "all_cells"])]
-    mcp: bool,
     #[command(subcommand)]
-    command: Option<Command>,
+    command: Command,
     #[command(flatten)]
     database: Option<DatabaseConfig>,
 }
@@ -147,14 +137,6 @@ fn with_examples(command: clap::Command) -> clap::Command {
     command.after_help(format!("Examples:{examples}"))
 }
 
-/// The command of a command line.
-fn command_of(line: &[String]) -> Result<Command, String> {
-    let config = Config::try_parse_from(line).map_err(|error| error.to_string())?;
-    config
-        .command
-        .ok_or_else(|| "there is no command".to_owned())
-}
-
 /// Runs one command. A failure is one line on standard error, so that scripts and log collectors
 /// get it whole.
 pub fn run(config: &Config) -> ExitCode {
@@ -165,20 +147,7 @@ pub fn run(config: &Config) -> ExitCode {
 async fn execute(config: &Config) -> u8 {
     let console = Console::new(config.json, config.database.clone());
     let console = console.with_cells(config.cells.clone());
-    let Some(command) = &config.command else {
-        if config.mcp {
-            return status(mcp::serve(console, command_of).await, "");
-        }
-        return status(
-            Err(anyhow::anyhow!("name a command; see esimctl --help")),
-            "",
-        )
-        .max(USAGE);
-    };
-    if config.mcp {
-        let error = anyhow::anyhow!("--mcp takes no command: an agent calls them as tools");
-        return status(Err(error), "").max(USAGE);
-    }
+    let command = &config.command;
     if config.all_cells {
         return all_cells::run(command, &console).await;
     }
@@ -207,7 +176,7 @@ mod tests {
         Config::command().debug_assert();
     }
 
-    /// `config show`, `completions` and `man` are added to these.
+    /// `config show` and `completions` are added to these.
     #[test]
     fn the_commands_are_few() {
         fn leaves(command: &clap::Command) -> usize {

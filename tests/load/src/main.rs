@@ -49,7 +49,6 @@ mod generator;
 mod grow;
 mod ladder;
 mod number;
-mod peer;
 mod pgbench;
 mod report;
 mod run;

@@ -5,7 +5,7 @@
 //! standard output, so that `--json` can be piped into another program. Progress and questions go
 //! to standard error.
 
-use std::{path::PathBuf, sync::Mutex, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
 use anyhow::Context;
 use pg::{
@@ -53,8 +53,6 @@ pub struct Console {
     cells: Option<PathBuf>,
     /// The cell in which the command runs, with `--all-cells`. It is named in the output.
     cell: Option<String>,
-    /// With `--mcp`, what a command has printed.
-    printed: Option<Mutex<String>>,
 }
 
 impl Console {
@@ -64,25 +62,7 @@ impl Console {
             database,
             cells: None,
             cell: None,
-            printed: None,
         }
-    }
-
-    /// The same console for an agent: it keeps what commands print, and its sessions cannot write.
-    pub fn for_agent(self) -> Self {
-        Self {
-            json: true,
-            printed: Some(Mutex::default()),
-            ..self
-        }
-    }
-
-    /// What was printed since the last call, with [`Self::for_agent`].
-    pub fn taken(&self) -> String {
-        let printed = self.printed.as_ref();
-        printed.map_or_else(String::new, |printed| {
-            std::mem::take(&mut *runtime::lock(printed))
-        })
     }
 
     /// The same console with a file of cells, if one is named.
@@ -97,7 +77,6 @@ impl Console {
             database: Some(cell.database()?),
             cells: self.cells.clone(),
             cell: Some(cell.name.clone()),
-            printed: None,
         })
     }
 
@@ -113,15 +92,8 @@ impl Console {
     }
 
     pub fn database(&self) -> anyhow::Result<PgConnectOptions> {
-        let options = self
-            .database
-            .as_ref()
-            .ok_or(NoDatabase)?
-            .options("esimctl")?;
-        Ok(match self.printed {
-            Some(_) => options.options([("default_transaction_read_only", "on")]),
-            None => options,
-        })
+        let database = self.database.as_ref().ok_or(NoDatabase)?;
+        Ok(database.options("esimctl")?)
     }
 
     /// Connects to the database, and checks that its schema serves this version.
@@ -151,13 +123,7 @@ impl Console {
             (false, None) => text(),
             (false, Some(cell)) => format!("cell {cell}:\n{}\n", text()),
         };
-        match &self.printed {
-            Some(printed) => {
-                runtime::lock(printed).push_str(&text);
-                Ok(())
-            }
-            None => terminal::print(text),
-        }
+        terminal::print(text)
     }
 
     /// Prints a list as JSON or as a table. The text `none` replaces an empty table.

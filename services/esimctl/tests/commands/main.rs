@@ -9,7 +9,6 @@ mod deliveries;
 mod doctor;
 mod erasure;
 mod ledger;
-mod mcp;
 mod operators;
 mod options;
 mod orders;

@@ -1,8 +1,8 @@
-//! What our command lines offer to agents: tools by the Model Context Protocol, over standard input and
-//! output. `esim-partner mcp` has tools for a partner's account, and `esimctl --mcp` for operators.
+//! Tools for agents by the Model Context Protocol, over standard input and output. [`crate::mcp`] says
+//! which tools there are.
 //!
 //! Guarantee: a tool is called only with arguments that are a JSON object, and an error always says what
-//! to do about it. What a tool may change, and what it must not show, is decided by its program.
+//! to do about it. What a tool may change, and what it must not show, is decided by the tools.
 
 use anyhow::Context;
 use rmcp::{
@@ -17,20 +17,20 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 /// The arguments of a call.
-pub type Arguments = Map<String, Value>;
+pub(crate) type Arguments = Map<String, Value>;
 
 /// The remedy for wrong arguments.
-pub const ARGUMENTS: &str = "correct the arguments by the tool's input schema";
+pub(crate) const ARGUMENTS: &str = "correct the arguments by the tool's input schema";
 
 /// An error for the agent: what is wrong and what to do about it.
 #[derive(Debug)]
-pub struct Fault {
-    pub error: String,
-    pub remedy: &'static str,
+pub(crate) struct Fault {
+    pub(crate) error: String,
+    pub(crate) remedy: &'static str,
 }
 
 impl Fault {
-    pub fn new(error: impl Into<String>, remedy: &'static str) -> Self {
+    pub(crate) fn new(error: impl Into<String>, remedy: &'static str) -> Self {
         Self {
             error: error.into(),
             remedy,
@@ -39,20 +39,20 @@ impl Fault {
 }
 
 /// What a tool tells the agent.
-pub type Told = Result<Value, Fault>;
+pub(crate) type Told = Result<Value, Fault>;
 
 /// A parameter: its name, its JSON type, and what it is for.
-pub type Parameter = (&'static str, &'static str, &'static str);
+pub(crate) type Parameter = (&'static str, &'static str, &'static str);
 
 /// A tool: its name, what it is for, its parameters, and those that must be given.
 #[derive(Debug)]
-pub struct Offer {
-    pub name: &'static str,
-    pub about: &'static str,
-    pub parameters: &'static [Parameter],
-    pub required: &'static [&'static str],
+pub(crate) struct Offer {
+    pub(crate) name: &'static str,
+    pub(crate) about: &'static str,
+    pub(crate) parameters: &'static [Parameter],
+    pub(crate) required: &'static [&'static str],
     /// Whether it changes anything.
-    pub changes: bool,
+    pub(crate) changes: bool,
 }
 
 impl Offer {
@@ -76,7 +76,10 @@ impl Offer {
 
     /// The arguments as texts, without those that are null. An argument that the tool does not know,
     /// and one that is missing, is refused.
-    pub fn texts(&self, arguments: &Arguments) -> Result<Vec<(&'static str, String)>, Fault> {
+    pub(crate) fn texts(
+        &self,
+        arguments: &Arguments,
+    ) -> Result<Vec<(&'static str, String)>, Fault> {
         let unknown = arguments
             .keys()
             .find(|name| !self.parameters.iter().any(|(known, ..)| known == name));
@@ -105,7 +108,7 @@ impl Offer {
 }
 
 /// The tools of a program.
-pub trait Tools: Send + Sync + 'static {
+pub(crate) trait Tools: Send + Sync + 'static {
     /// The name of the program.
     const PROGRAM: &'static str;
 
@@ -119,7 +122,7 @@ pub trait Tools: Send + Sync + 'static {
 }
 
 /// Serves one agent until it closes standard input.
-pub async fn serve(tools: impl Tools) -> anyhow::Result<()> {
+pub(crate) async fn serve(tools: impl Tools) -> anyhow::Result<()> {
     let serving = Server(tools).serve(rmcp::transport::stdio()).await;
     let serving = serving.context("the agent has not begun the protocol")?;
     serving.waiting().await?;
@@ -127,7 +130,7 @@ pub async fn serve(tools: impl Tools) -> anyhow::Result<()> {
 }
 
 /// Reads arguments that have a type.
-pub fn read<T: DeserializeOwned>(arguments: Arguments) -> Result<T, Fault> {
+pub(crate) fn read<T: DeserializeOwned>(arguments: Arguments) -> Result<T, Fault> {
     let read = serde_json::from_value(Value::Object(arguments));
     read.map_err(|error| Fault::new(error.to_string(), ARGUMENTS))
 }
