@@ -27,11 +27,6 @@ pub struct NatsAccess {
     #[arg(long, env = "NATS_PASSWORD", hide_env_values = true)]
     pub nats_password: Option<SecretString>,
 
-    /// The user that the password belongs to, if it is not the service: `esimctl doctor` tries those
-    /// of the stages.
-    #[arg(skip)]
-    pub nats_user: Option<String>,
-
     /// A PEM file with the certificates of the CAs that may sign the certificate of NATS
     ///
     /// If it is set, connections without TLS are refused. The file is read at the start.
@@ -87,8 +82,7 @@ impl NatsAccess {
                     )
                 })?
             } else {
-                let user = self.nats_user.clone().unwrap_or_else(|| name.to_owned());
-                options.user_and_password(user, text.to_owned())
+                options.user_and_password(name.to_owned(), text.to_owned())
             };
         }
         if let Some(path) = &self.nats_ca_file {

@@ -23,15 +23,11 @@ use vault::{Keyring, Vault};
 use webhooks::qr::QrGate;
 
 use crate::{
-    access::{
-        authentication::Authenticator,
-        directory::Directory,
-        limits::{LimitsConfig, OrderSize},
-    },
+    access::{authentication::Authenticator, directory::Directory, limits::OrderSize},
     http::routes::QR,
     metrics::Metrics,
     orders::request,
-    pages::qr::{self, QrRenderer},
+    pages::qr::{self, Drawing, QrRenderer},
 };
 
 const ACCESS_KEY: &str = "ak_fuzz";
@@ -41,12 +37,6 @@ const LIMITS: OrderSize = OrderSize {
     items: 100,
     units: 1000,
 };
-
-#[derive(Parser)]
-struct Program {
-    #[command(flatten)]
-    limits: LimitsConfig,
-}
 
 /// The parts of ingress that read untrusted bytes, without a database.
 pub struct Harness {
@@ -80,11 +70,13 @@ impl Default for Harness {
         });
         let gate = QrGate::new(Keys::parse(&QR_KEY.to_owned().into()).expect("a key"), None);
         let [open, closed] = [QrGate::default(), gate.clone()].map(|gate| {
-            let Program { mut limits } = Program::parse_from(["fuzz"]);
-            limits.qr_concurrency = 4;
-            limits.qr_rate = NonZeroU32::MAX;
-            limits.qr_wait = Duration::from_secs(10);
-            let renderer = QrRenderer::new(gate, &limits);
+            let drawing = Drawing {
+                at_once: 4,
+                per_second: NonZeroU32::MAX,
+                wait: Duration::from_secs(10),
+                ..qr::DRAWING
+            };
+            let renderer = QrRenderer::new(gate, drawing);
             Router::new().route(QR, get(qr::show)).with_state(renderer)
         });
         drop(entered);

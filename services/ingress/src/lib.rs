@@ -69,7 +69,7 @@ use crate::{
         authentication::Authenticator,
         directory::Directory,
         gate::Gate,
-        limits::{LimitsConfig, OrderSize},
+        limits::{LimitsConfig, OrderSize, max_body},
     },
     http::{observe::Observer, refusals::Refusals, routes, server::Server},
     metrics::Metrics,
@@ -80,9 +80,18 @@ use crate::{
         handshake::Handshake,
         mishap::Mishaps,
     },
-    pages::qr::QrRenderer,
+    pages::qr::{DRAWING, QrRenderer},
     self_service::{openapi, session::SelfService},
 };
+
+/// Maximum number of database connections that self-service requests use at once, so that orders
+/// always find a free one. A look-up takes a millisecond, so two serve what one process can. A
+/// request that waits 2s for a connection gets a 503 with Retry-After.
+const SELF_SERVICE_CONCURRENCY: u16 = 2;
+/// Maximum number of log lines per second about refused requests. Further refused requests are not
+/// logged, so that a flood of them does not fill the log. The metrics count all of them, and the
+/// next line has the number of missing ones in `suppressed`.
+const REFUSALS_LOGGED: u32 = 20;
 
 /// The maximum number of host names of new webhook URLs that are resolved at the same time. Further
 /// ones wait, so that many new URLs do not overload the name servers.
@@ -256,8 +265,7 @@ impl Config {
 }
 
 /// Runs the stage until the soft stop, and then until the work in flight is finished.
-pub async fn run(mut config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
-    config.limits.fit(config.max_items);
+pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let parts = connect(&config).await?;
     let listener = runtime::listener::bind("LISTEN", config.listen).await?;
 
@@ -282,16 +290,11 @@ pub async fn run(mut config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         jobs,
         &shutdown,
     );
-    let refusals = Refusals::start(
-        parts.database.clone(),
-        &config.limits,
-        parts.metrics.clone(),
-        &shutdown,
-    );
+    let refusals = Refusals::start(parts.database.clone(), parts.metrics.clone(), &shutdown);
     let observer = Observer::new(
         parts.metrics.clone(),
         Some(Arc::clone(&refusals)),
-        config.limits.refusals_logged,
+        REFUSALS_LOGGED,
         &config.brand,
         &config.public_url,
     );
@@ -378,9 +381,9 @@ struct Parts {
 /// Self-service must leave database connections free for orders.
 fn warn_of_many_connections(config: &Config) {
     let connections = config.database.database_connections;
-    if u32::from(config.limits.self_service_concurrency) > connections {
+    if u32::from(SELF_SERVICE_CONCURRENCY) > connections {
         tracing::warn!(
-            self_service = config.limits.self_service_concurrency,
+            self_service = SELF_SERVICE_CONCURRENCY,
             connections,
             "DATABASE_CONNECTIONS is smaller than what self-service requests may use at once, so they can occupy \
              all database connections and delay orders; raise it"
@@ -430,7 +433,7 @@ fn self_service(
         gate: Arc::clone(gate),
         departures: Arc::clone(&orders.handshake.departures),
         database: parts.database.clone(),
-        connections: Semaphore::new(config.limits.self_service_concurrency.into()),
+        connections: Semaphore::new(SELF_SERVICE_CONCURRENCY.into()),
         vault: parts.vault.clone(),
         dns: Dns::new(guard.clone(), &config.guard.webhook_resolvers)?,
         resolving: Semaphore::new(RESOLVING),
@@ -453,10 +456,12 @@ fn router(
     shutdown: &Shutdown,
 ) -> anyhow::Result<Router> {
     let limits = &config.limits;
+    let max_body = max_body(config.max_items);
     let gate = Arc::new(Gate {
         authenticator: Authenticator::new(&config.brand, directory, parts.metrics.clone()),
-        admission: Admission::new(limits, config.max_units),
+        admission: Admission::new(limits, max_body, config.max_units),
         limits: limits.clone(),
+        max_body,
         max_order: OrderSize {
             items: config.max_items.into(),
             units: config.max_units.into(),
@@ -473,7 +478,7 @@ fn router(
         parts.qr_keys.clone(),
         config.qr_bare_until.map(OffsetDateTime::unix_timestamp),
     );
-    let pictures = QrRenderer::new(drawn, limits);
+    let pictures = QrRenderer::new(drawn, DRAWING);
     let document = openapi::document(&config.brand).context("the OpenAPI document")?;
     let sources = config.source.source_addresses.texts();
     let keys = parts.vault.webhook_keys().published();

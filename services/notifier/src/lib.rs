@@ -87,6 +87,26 @@ use crate::{
     webhook::Sender,
 };
 
+/// Bytes that an endpoint may send before the head of its response is complete. The TLS handshake
+/// and interim (1xx) responses count, too. An endpoint that sends more fails the attempt. Otherwise
+/// a hostile endpoint could keep a processor busy and delay the webhooks of all partners.
+const HEAD_MAX: usize = 64 * 1024;
+/// Time from which an endpoint that takes this long to respond counts as slow. A slow endpoint, and
+/// one that has not responded yet, gets at most 8 requests at once, or `DELIVERY_CONCURRENCY` / 64
+/// if that is more. All slow endpoints together get at most half of `DELIVERY_CONCURRENCY`, and half
+/// of `host_concurrency` at one host. So many slow endpoints do not delay the webhooks of the
+/// others. One response that comes sooner gives an endpoint its whole share.
+const ENDPOINT_SLOW: Duration = Duration::from_secs(3);
+/// Time between the event `key.expiring` and the end of the old keys or secret it announces. After a
+/// rotation the old keys, or the old webhook secret, stay valid for a while. Partners that asked for
+/// this event get it this long before that while ends. So if they forgot to change over, they notice
+/// it before their requests are refused.
+const KEY_EXPIRING_NOTICE: Duration = Duration::from_hours(6);
+/// Maximum number of notices about its endpoints that a partner gets within 24 hours. A partner with
+/// a verified channel for notices is told when an endpoint fails, is blocked, recovers, or when the
+/// retries of a webhook have ended. Further notices are left out, so that an endpoint that fails and
+/// recovers again and again does not flood people with mails.
+const NOTICES_PER_DAY: u32 = 50;
 /// The durable consumer that all notifiers share.
 const CONSUMER: &str = "notifier";
 /// How often the gauges of stored rows, such as exhausted deliveries, are updated.
@@ -128,12 +148,6 @@ pub struct Config {
     pub qr: QrConfig,
     #[command(flatten)]
     pub guard: GuardConfig,
-    /// Bytes that an endpoint may send before the head of its response is complete. The TLS
-    /// handshake and interim (1xx) responses count, too. An endpoint that sends more fails the
-    /// attempt. Otherwise a hostile endpoint could keep a processor busy and delay the webhooks of
-    /// all partners.
-    #[arg(skip = 64 * 1024_u32)]
-    pub webhook_head_max: u32,
     /// Timeout of a whole webhook request, at most 18s
     ///
     /// A process has a new webhook to itself for 30 s only. If the first attempt took longer than
@@ -167,21 +181,13 @@ pub struct Config {
     pub delivery_concurrency: u16,
     /// Maximum number of webhook requests in flight to one partner's endpoint, per process. The
     /// limit protects the partner's server from too many requests at once. For each host, up to
-    /// this many unused connections stay open for later requests.
-    #[arg(skip = 64_u16)]
+    /// this many unused connections stay open for later requests. Only tests set it.
+    #[arg(long, hide = true, default_value_t = 64)]
     pub endpoint_concurrency: u16,
-    /// Time from which an endpoint that takes this long to respond counts as slow. A slow endpoint,
-    /// and one that has not responded yet, gets at most 8 requests at once, or
-    /// `DELIVERY_CONCURRENCY` / 64 if that is more. All slow endpoints together get at most half of
-    /// `DELIVERY_CONCURRENCY`, and half of `host_concurrency` at one host. So many slow endpoints
-    /// do not delay the webhooks of the others. One response that comes sooner gives an endpoint
-    /// its whole share.
-    #[arg(skip = Duration::from_secs(3))]
-    pub endpoint_slow: Duration,
     /// Maximum number of webhook requests in flight to one host, per process. Several partners may
     /// have endpoints at one host, which usually fail together. Each of these endpoints can use at
-    /// most half of what the others at the host leave free.
-    #[arg(skip = 256_u16)]
+    /// most half of what the others at the host leave free. Only tests set it.
+    #[arg(long, hide = true, default_value_t = 256)]
     pub host_concurrency: u16,
     /// Consecutive failed attempts after which an endpoint is blocked; 0: never
     ///
@@ -194,12 +200,6 @@ pub struct Config {
     /// within minutes, and its partner can have it tested at once. Only tests set it.
     #[arg(long, hide = true, default_value = "5m", value_parser = block)]
     pub endpoint_block_longest: Duration,
-    /// Time between the event `key.expiring` and the end of the old keys or secret it announces.
-    /// After a rotation the old keys, or the old webhook secret, stay valid for a while. Partners
-    /// that asked for this event get it this long before that while ends. So if they forgot to
-    /// change over, they notice it before their requests are refused.
-    #[arg(skip = Duration::from_hours(6))]
-    pub key_expiring_notice: Duration,
     /// Maximum number of webhooks of one endpoint that are due while a resend makes more of them due.
     /// A partner can ask for thousands of webhooks to be sent again at once. They become due in
     /// batches, so that a slow endpoint takes them at its own pace, and its new webhooks do not wait
@@ -211,13 +211,6 @@ pub struct Config {
         value_parser = clap::value_parser!(u16).range(1..=10_000)
     )]
     pub resend_due: u16,
-
-    /// Maximum number of notices about its endpoints that a partner gets within 24 hours. A partner
-    /// with a verified channel for notices is told when an endpoint fails, is blocked, recovers, or
-    /// when the retries of a webhook have ended. Further notices are left out, so that an endpoint
-    /// that fails and recovers again and again does not flood people with mails.
-    #[arg(skip = 50_u32)]
-    pub notices_per_day: u32,
     #[command(flatten)]
     pub relay: RelayConfig,
     #[command(flatten)]
@@ -295,7 +288,7 @@ impl Config {
     fn sender(&self) -> anyhow::Result<Sender> {
         let limits = client::Limits {
             timeout: self.webhook_timeout,
-            head_max: usize::try_from(self.webhook_head_max).unwrap_or(usize::MAX),
+            head_max: HEAD_MAX,
             idle: self.endpoint_concurrency.into(),
             oldest: client::OLDEST,
         };
@@ -318,7 +311,7 @@ impl Config {
                 permits: self.delivery_concurrency.into(),
                 per_lane: self.host_concurrency.into(),
                 per_owner: self.endpoint_concurrency.into(),
-                slow_attempt: Some(self.endpoint_slow),
+                slow_attempt: Some(ENDPOINT_SLOW),
                 slow: deliver::SLOW,
             },
             lane: worker::unlimited_lanes(),
@@ -337,7 +330,7 @@ impl Config {
                 first: self.endpoint_block_longest / 60,
                 longest: self.endpoint_block_longest,
             },
-            notices_per_day: self.notices_per_day,
+            notices_per_day: NOTICES_PER_DAY,
         }
     }
 }
@@ -406,7 +399,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let batches = Batches {
         database: database.clone(),
         metrics: Arc::clone(&metrics),
-        key_notice: config.key_expiring_notice,
+        key_notice: KEY_EXPIRING_NOTICE,
         resend_due: config.resend_due.into(),
         pauses: batches::Pauses::default(),
         shutdown: shutdown.clone(),

@@ -61,13 +61,6 @@ pub struct Config {
     )]
     pub provider_concurrency: u16,
 
-    /// Maximum number of requests about delivered eSIMs in flight, per provider and process. These
-    /// are questions about the data use of an eSIM, and give-backs. Further ones wait. Those of one
-    /// partner use at most half of this number. The limit is low, because they share
-    /// `PROVIDER_RATE` with purchases, which come first.
-    #[arg(skip = 4_u16)]
-    pub provider_esim_requests: u16,
-
     /// Timeout of a whole call to a provider
     ///
     /// The outcome of a purchase that takes longer is unknown, so it is looked up before anything
@@ -128,8 +121,8 @@ pub struct Config {
     /// not be sent always count. Calls that failed in another way open the breaker only if most of
     /// the options that are being bought fail, because a single bad option is held back by a limit
     /// of its own. A denied call (401, 403) opens the breaker at once. Ten in a row are no accident,
-    /// and an open breaker delays orders by little, so nobody needs another number.
-    #[arg(skip = 10_u32)]
+    /// and an open breaker delays orders by little, so nobody needs another number. Only tests set it.
+    #[arg(long, hide = true, default_value_t = 10)]
     pub breaker_failures: u32,
 
     /// Longest time that a breaker stays open before the next probe. The first time is a sixth of it,
@@ -143,16 +136,10 @@ pub struct Config {
     )]
     pub breaker_open_most: Duration,
 
-    /// Maximum number of callbacks in flight. Further ones get 503 with Retry-After. At most four
-    /// times as many connections are open, and further ones are closed at once. A lost callback
-    /// does no harm, because profiles are also asked for on a schedule.
-    #[arg(skip = 64_u16)]
-    pub callback_concurrency: u16,
-
     /// Maximum number of callbacks per second that reach PostgreSQL, per process. Further ones get
     /// 503 with Retry-After. Callbacks are not authenticated beyond the token in their URL, so this
-    /// keeps a flood of them from slowing down orders.
-    #[arg(skip = 200_u16)]
+    /// keeps a flood of them from slowing down orders. Only tests set it.
+    #[arg(long, hide = true, default_value_t = 200)]
     pub callback_rate: u16,
 
     #[command(flatten)]

@@ -67,6 +67,11 @@ use crate::{
     start::Parts,
 };
 
+/// Maximum number of callbacks in flight. Further ones get 503 with Retry-After. At most four times as
+/// many connections are open, and further ones are closed at once. A lost callback does no harm,
+/// because profiles are also asked for on a schedule.
+const CALLBACK_CONCURRENCY: usize = 64;
+
 /// Runs the stage until the soft stop, and then until the work in flight is finished.
 pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     config.check_together()?;
@@ -151,7 +156,7 @@ async fn receive_callbacks(
         callers,
         parts.database.clone(),
         parts.metrics.clone(),
-        config.callback_concurrency.into(),
+        CALLBACK_CONCURRENCY,
         config.callback_rate.into(),
     );
     let listener = runtime::listener::bind("LISTEN", config.listen).await?;

@@ -39,6 +39,12 @@ use crate::{
     watch::{self, Watched},
 };
 
+/// Maximum number of requests about delivered eSIMs in flight, per provider and process. These are
+/// questions about the data use of an eSIM, and give-backs. Further ones wait. Those of one partner
+/// use at most half of this number. The limit is low, because they share `PROVIDER_RATE` with
+/// purchases, which come first.
+const ESIM_REQUESTS: u16 = 4;
+
 /// What several parts of the process share.
 pub(crate) struct Parts {
     pub(crate) database: Database,
@@ -155,7 +161,7 @@ fn start_workers(
         worker::start(Arc::new(handler), nats, settings, shutdown);
     }
     shutdown.spawn("probes", Arc::clone(context).probe());
-    let requests = config.limits(config.provider_esim_requests);
+    let requests = config.limits(ESIM_REQUESTS);
     let settings = worker::Settings {
         source: None,
         // A partner that asks about many eSIMs does not keep the others waiting.

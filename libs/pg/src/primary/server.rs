@@ -38,11 +38,6 @@ pub struct DurabilityConfig {
         action = clap::ArgAction::Set
     )]
     pub require_synchronous: bool,
-    /// Start although `synchronous_commit` of the server is `off`, for tests that do not care about
-    /// their data. Such a server acknowledges a commit before it is on disk, so a crash of the
-    /// server alone loses answered orders and forgets purchases. So nobody can set it.
-    #[arg(skip)]
-    pub allow_asynchronous_commit: bool,
 }
 
 /// The properties of a server that matter here.
@@ -122,7 +117,9 @@ impl Server {
         {
             return Err(Unfit::Copy);
         }
-        if self.synchronous_commit == "off" && !durability.allow_asynchronous_commit {
+        // Such a server acknowledges a commit before it is on disk, so a crash of the server alone loses
+        // answered orders and forgets purchases.
+        if self.synchronous_commit == "off" {
             return Err(Unfit::AsynchronousCommit);
         }
         if durability.require_synchronous && !self.is_replicated() {
@@ -208,22 +205,17 @@ pub(super) mod tests {
 
     #[test]
     fn what_the_operator_demands_is_checked() {
-        let demands = |require_synchronous, allow_asynchronous_commit| DurabilityConfig {
+        let demands = |require_synchronous| DurabilityConfig {
             cell: None,
             require_synchronous,
-            allow_asynchronous_commit,
         };
         let off = server("off", "");
-        assert_eq!(
-            off.check(&demands(false, false)),
-            Err(Unfit::AsynchronousCommit)
-        );
-        assert_eq!(off.check(&demands(false, true)), Ok(()));
+        assert_eq!(off.check(&demands(false)), Err(Unfit::AsynchronousCommit));
         let alone = server("on", "");
-        assert_eq!(alone.check(&demands(false, false)), Ok(()));
-        let refused = alone.check(&demands(true, false)).unwrap_err();
+        assert_eq!(alone.check(&demands(false)), Ok(()));
+        let refused = alone.check(&demands(true)).unwrap_err();
         assert!(refused.to_string().contains("REQUIRE_SYNCHRONOUS"));
-        assert_eq!(server("on", "*").check(&demands(true, false)), Ok(()));
+        assert_eq!(server("on", "*").check(&demands(true)), Ok(()));
     }
 
     #[test]

@@ -108,7 +108,8 @@ async fn a_loss_that_stopped_nothing_yet_is_found_by_the_next_pulse() {
 }
 
 #[tokio::test]
-async fn a_server_without_synchronous_commit_is_refused_unless_that_is_allowed() {
+async fn a_server_without_synchronous_commit_is_refused_and_one_without_standbys_if_that_is_demanded()
+ {
     let bench = Bench::new().await;
     let name: String = sqlx::query_scalar("SELECT current_database()")
         .fetch_one(&bench.pool)
@@ -127,21 +128,19 @@ async fn a_server_without_synchronous_commit_is_refused_unless_that_is_allowed()
         matches!(refused, Error::Unfit(Unfit::AsynchronousCommit)),
         "{refused}"
     );
-    let allowed = opened(
-        &bench,
-        DurabilityConfig {
-            allow_asynchronous_commit: true,
-            ..DurabilityConfig::default()
-        },
-    );
+    bench
+        .sql(&format!(
+            "ALTER DATABASE \"{name}\" SET synchronous_commit = local"
+        ))
+        .await;
+    let allowed = opened(&bench, DurabilityConfig::default());
     assert!(!allowed.pulse().await.unwrap().is_replicated);
-    // Standbys are demanded all the same, and the start ends instead of waiting for one.
+    // If standbys are demanded, the start ends instead of waiting for one.
     let demanding = opened(
         &bench,
         DurabilityConfig {
-            allow_asynchronous_commit: true,
-            cell: None,
             require_synchronous: true,
+            ..DurabilityConfig::default()
         },
     );
     let wait = accounts::start::wait(&demanding, &VAULT);

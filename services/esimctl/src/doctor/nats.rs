@@ -306,7 +306,6 @@ async fn log_in(
         Ok(password) => {
             let access = NatsAccess {
                 nats_password: Some(password.into()),
-                nats_user: Some(stage.to_owned()),
                 nats_ca_file: command.access.nats_ca_file.clone(),
             };
             connect(&access, stage, servers, lines).await;

@@ -39,6 +39,33 @@ use crate::{
     metrics::{AdmissionGauges, Look},
 };
 
+/// Maximum estimated memory for orders in flight, in MiB. An order counts with the size of its body
+/// while the body is read, and then with 512 bytes per unit. Further orders get a 503 with Retry-
+/// After. Partners share this limit like `MAX_IN_FLIGHT`. If the value is too small for one body of
+/// `MAX_BODY` or one order of `MAX_UNITS`, it is raised so that each of them fits.
+const MAX_IN_FLIGHT_MEMORY: u32 = 64;
+/// Maximum number of self-service requests in flight. These are all signed requests except create-
+/// order and `GET …/webhook/listen`. Further requests wait for up to `QUEUE_DEADLINE`. A single
+/// partner can use at most half of what the other partners leave free. The limit is separate from
+/// `MAX_IN_FLIGHT`, so that a flood of look-ups takes no room from orders. Two connections serve
+/// them all, so more would only wait in another place.
+const SELF_SERVICE_IN_FLIGHT: u32 = 64;
+/// Maximum number of self-service requests that wait until fewer are in flight. A few look-ups at
+/// once are no flood, so they wait a moment instead of being refused. Further requests are refused
+/// at once: with a 429 if the partner has used up its share of the places in flight, otherwise with
+/// a 503, both with Retry-After. A single partner can use at most half of what the other partners
+/// leave free.
+const SELF_SERVICE_WAITING: u32 = 256;
+/// Maximum number of sandbox accounts' requests that wait for webhooks. These are requests of `GET
+/// …/webhook/listen`. Each of them stays open for up to `LISTEN_WAIT` and looks at the database
+/// once a second, so this bounds what they cost it. They do not count towards the requests in
+/// flight. Further requests get a 503 with Retry-After.
+const LISTENERS: u32 = 128;
+/// Maximum number of one sandbox account's requests that wait for webhooks: one for each of a few
+/// developers. Further requests of the account get a 429 with Retry-After, so that one account
+/// cannot take all places.
+const PARTNER_LISTENERS: u32 = 4;
+
 const MIB: u64 = 1024 * 1024;
 /// The memory that one unit of an order needs until the order is answered, in bytes. It is an
 /// estimate, rounded up.
@@ -230,19 +257,18 @@ pub(crate) struct Admission {
     /// `QUEUE_DEADLINE`.
     wait: Duration,
     listeners: Arc<InFlightLimit>,
-    /// The limit of one partner.
-    partner_listeners: u64,
     /// `MAX_IN_FLIGHT`: the capacity of `orders` unless the process is overloaded.
     most_in_flight: u64,
     pub(crate) rates: Rates,
 }
 
 impl Admission {
-    /// Creates the limits. `max_units` is the maximum number of units of one order.
-    pub(crate) fn new(limits: &LimitsConfig, max_units: u32) -> Self {
+    /// Creates the limits. `max_body` is the maximum size of a body in bytes, and `max_units` the
+    /// maximum number of units of one order.
+    pub(crate) fn new(limits: &LimitsConfig, max_body: usize, max_units: u32) -> Self {
         // The largest allowed body and the largest allowed order must fit alone, or they would be
         // refused forever.
-        let least = u64::from(limits.max_body).max(u64::from(max_units) * UNIT);
+        let least = (max_body as u64).max(u64::from(max_units) * UNIT);
         let admission = Self {
             orders: InFlightLimit::new(limits.max_in_flight.into()),
             overload: Arc::new(Mutex::new(Overload::new(
@@ -250,12 +276,11 @@ impl Admission {
                 limits.target_delay,
                 Instant::now(),
             ))),
-            memory: InFlightLimit::new((u64::from(limits.max_in_flight_memory) * MIB).max(least)),
-            self_service: InFlightLimit::new(limits.self_service_in_flight.into()),
-            waiting: InFlightLimit::new(limits.self_service_waiting.into()),
+            memory: InFlightLimit::new((u64::from(MAX_IN_FLIGHT_MEMORY) * MIB).max(least)),
+            self_service: InFlightLimit::new(SELF_SERVICE_IN_FLIGHT.into()),
+            waiting: InFlightLimit::new(SELF_SERVICE_WAITING.into()),
             wait: limits.queue_deadline,
-            listeners: InFlightLimit::new(limits.listeners.into()),
-            partner_listeners: limits.partner_listeners.into(),
+            listeners: InFlightLimit::new(LISTENERS.into()),
             most_in_flight: limits.max_in_flight.into(),
             rates: Rates::new(limits, max_units),
         };
@@ -340,7 +365,7 @@ impl Admission {
 
     /// Admits a request that waits for webhooks. It is not among those of [`Self::self_service`].
     pub(crate) fn listener(&self, partner: &KnownPartner) -> Result<InFlightPermit, ApiError> {
-        let own = Some(self.partner_listeners);
+        let own = Some(PARTNER_LISTENERS.into());
         let in_flight = self.listeners.acquire(partner.id, 1, own);
         in_flight.map_err(|bound| match bound {
             Bound::Share | Bound::Own => {
@@ -548,7 +573,7 @@ mod tests {
     #[test]
     fn of_requests_that_listen_there_are_128_and_four_of_an_account() {
         let program: Program = clap::Parser::parse_from(["program"]);
-        let admission = Admission::new(&program.limits, 100);
+        let admission = Admission::new(&program.limits, 64 * 1024, 100);
         let listen = |partner: &KnownPartner| admission.listener(partner);
         let refused = |partner: &KnownPartner| {
             let response = listen(partner).err().unwrap().into_response();

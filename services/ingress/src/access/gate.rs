@@ -10,6 +10,8 @@ pub(crate) struct Gate {
     pub(crate) authenticator: Authenticator,
     pub(crate) admission: Admission,
     pub(crate) limits: LimitsConfig,
+    /// The maximum size of a body in bytes.
+    pub(crate) max_body: usize,
     /// The maximum size of an order.
     pub(crate) max_order: OrderSize,
 }

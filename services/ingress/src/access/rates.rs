@@ -29,6 +29,12 @@ use crate::{
     },
 };
 
+/// Maximum number of questions per second of one partner that go to a provider. These are `GET
+/// …/topups/{topup_id}/usage` without an answer that is new enough, and `POST
+/// …/topups/{topup_id}/give-back`. Further ones get a 429 with Retry-After. The calls to a provider
+/// are few (`PROVIDER_RATE`), and purchases need them, too.
+const PARTNER_ESIM_REQUESTS_PER_SECOND: NonZeroU32 = NonZeroU32::new(5).unwrap();
+
 /// The number of partners with state at which those that are silent are dropped. Without it, the
 /// map would grow with every partner that ever sent a request.
 const REMEMBERED: usize = 10_000;
@@ -164,7 +170,7 @@ impl Rates {
             esim_requests: Rate::new(
                 "questions to providers about eSIMs",
                 "esim_requests_per_second",
-                all.partner_esim_requests_per_second,
+                PARTNER_ESIM_REQUESTS_PER_SECOND,
                 1,
             ),
             changes: Rate::new(

@@ -1,4 +1,4 @@
-//! Reads the body of a request: within the largest size and the longest time of [`LimitsConfig`].
+//! Reads the body of a request: within the largest size and the longest time.
 //!
 //! Create-order and the self-service requests with a body call it. Create-order calls the two steps
 //! one by one: [`most_bytes`] says how much memory the body may take, so that the order can be
@@ -7,6 +7,8 @@
 //! It relies on hyper, which has checked that `Content-Length` is a number, and never passes on
 //! more bytes than it says.
 
+use std::time::Duration;
+
 use axum::{
     body::Body,
     http::{HeaderMap, header},
@@ -14,26 +16,27 @@ use axum::{
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
 
-use crate::{
-    access::limits::{LimitsConfig, size},
-    http::{codes::Code, error::ApiError},
-};
+use crate::http::{codes::Code, error::ApiError};
+
+/// Maximum time for the body of a request to arrive. The time counts from the moment at which
+/// ingress begins to read the body. A slower request gets a 408. The largest body arrives in it at
+/// 5 kB/s, which is slower than any line that a server has.
+const BODY_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Reads a whole body.
 pub(crate) async fn read(
-    limits: &LimitsConfig,
+    max_body: usize,
     headers: &HeaderMap,
     body: Body,
 ) -> Result<Bytes, ApiError> {
-    most_bytes(limits, headers)?;
-    read_stream(limits, body).await
+    most_bytes(max_body, headers)?;
+    read_stream(max_body, body).await
 }
 
 /// The maximum number of bytes that the body may have according to its headers: `Content-Length`,
 /// or the largest one if the body is chunked and its length is unknown. A body that is too long by its
 /// `Content-Length`, or encoded, is refused before it is read.
-pub(crate) fn most_bytes(limits: &LimitsConfig, headers: &HeaderMap) -> Result<usize, ApiError> {
-    let max_body = size(limits.max_body);
+pub(crate) fn most_bytes(max_body: usize, headers: &HeaderMap) -> Result<usize, ApiError> {
     let length = match headers.get(header::CONTENT_LENGTH) {
         None if headers.contains_key(header::TRANSFER_ENCODING) => max_body,
         None => 0,
@@ -64,8 +67,7 @@ fn is_encoded(headers: &HeaderMap) -> bool {
 }
 
 /// Reads a body whose [`most_bytes`] is within the limit.
-pub(crate) async fn read_stream(limits: &LimitsConfig, body: Body) -> Result<Bytes, ApiError> {
-    let max_body = size(limits.max_body);
+pub(crate) async fn read_stream(max_body: usize, body: Body) -> Result<Bytes, ApiError> {
     let mut pieces = body.into_data_stream();
     let reading = async {
         let mut whole = BytesMut::new();
@@ -79,7 +81,7 @@ pub(crate) async fn read_stream(limits: &LimitsConfig, body: Body) -> Result<Byt
         }
         Ok(whole.freeze())
     };
-    tokio::time::timeout(limits.body_timeout, reading)
+    tokio::time::timeout(BODY_TIMEOUT, reading)
         .await
         .unwrap_or_else(|_| Err(Code::BodyTimeout.into()))
 }

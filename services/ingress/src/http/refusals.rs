@@ -31,10 +31,17 @@ use runtime::{Shutdown, clock, lock, outage, sampler::Sampler};
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
-use crate::{
-    access::limits::LimitsConfig,
-    metrics::{Metrics, Recorded},
-};
+use crate::metrics::{Metrics, Recorded};
+
+/// Maximum number of refused requests of one partner that are kept for operators. `esimctl partner
+/// show --refused` and the console show them. The number holds for each of three kinds: orders,
+/// other requests, and requests without a valid signature. Of these, the newest ones are kept, for
+/// as long as `esimctl retention` says.
+const PARTNER_REFUSALS_KEPT: u32 = 1000;
+/// Maximum number of refused requests of one partner and kind per minute that are kept. So a flood
+/// of refused requests costs the database little, and pushes out the older ones slowly. The next
+/// one that is kept has the number of those that were not.
+const PARTNER_REFUSALS_PER_MINUTE: u32 = 60;
 
 /// The least time between two writes.
 const PACE: Duration = Duration::from_secs(2);
@@ -162,17 +169,11 @@ impl Counted {
 
 impl Refusals {
     /// Starts the task that writes.
-    pub(crate) fn start(
-        database: Database,
-        limits: &LimitsConfig,
-        metrics: Metrics,
-        shutdown: &Shutdown,
-    ) -> Arc<Self> {
-        let newest = limits.partner_refusals_kept;
+    pub(crate) fn start(database: Database, metrics: Metrics, shutdown: &Shutdown) -> Arc<Self> {
         let stop = shutdown.soft();
         let written = metrics.clone();
         let unwritten = TaskTracker::new();
-        let counted = Arc::new(Counted::new(limits.partner_refusals_per_minute));
+        let counted = Arc::new(Counted::new(PARTNER_REFUSALS_PER_MINUTE));
         let lost = Arc::clone(&counted);
         let write = move |refusals: Vec<Refusal>| {
             let lost = Arc::clone(&lost);
@@ -180,8 +181,9 @@ impl Refusals {
             let metrics = written.clone();
             let stop = stop.clone();
             async move {
-                let kept = database
-                    .run(async |connection| refused::keep(connection, &refusals, newest).await);
+                let kept = database.run(async |connection| {
+                    refused::keep(connection, &refusals, PARTNER_REFUSALS_KEPT).await
+                });
                 let recorded = match kept.await {
                     Ok(()) => Recorded::Kept,
                     Err(error) => {

@@ -45,6 +45,10 @@ use crate::{
     http::connection::Connection,
 };
 
+/// Maximum size of the head of a request, in bytes. A request with a larger head gets a 431. The
+/// longest head that a partner needs, with a traceparent and a proxy's headers, has 2 KiB.
+const MAX_HEAD: u32 = 16 * 1024;
+
 /// The response to a connection that exceeds `MAX_CONNECTIONS`, and to one that gives its place to
 /// another one.
 const TOO_MANY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n\
@@ -93,7 +97,7 @@ impl Server {
         let socket = Watched::new(stream, Arc::clone(&connection));
         let service = service_fn(|request| self.handle(Arc::clone(&connection), request));
         let mut http = connection::http(self.limits.head_timeout);
-        http.max_buf_size(size(self.limits.max_head));
+        http.max_buf_size(size(MAX_HEAD));
         connection::serve_in_place(
             &http,
             socket,

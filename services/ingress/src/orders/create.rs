@@ -142,9 +142,9 @@ async fn receive(
     notes: &mut Notes,
 ) -> Result<Received, ApiError> {
     notes.rate = Some(app.gate.admission.request(&signed.partner)?);
-    let most = body::most_bytes(&app.gate.limits, headers)?;
+    let most = body::most_bytes(app.gate.max_body, headers)?;
     let mut admitted = app.gate.admission.order(&signed.partner, most as u64)?;
-    let body = body::read_stream(&app.gate.limits, body).await?;
+    let body = body::read_stream(app.gate.max_body, body).await?;
     app.gate.authenticator.body(signed, &body)?;
     let max = OrderSize {
         units: app

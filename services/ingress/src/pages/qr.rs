@@ -12,6 +12,7 @@
 use std::{
     collections::HashMap,
     net::{IpAddr, Ipv4Addr},
+    num::NonZeroU32,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -30,16 +31,40 @@ use runtime::{listener, lock};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use webhooks::qr::QrGate;
 
-use crate::{
-    access::limits::LimitsConfig,
-    http::{codes::Code, connection::Connection, error::ApiError},
-};
+use crate::http::{codes::Code, connection::Connection, error::ApiError};
 
 /// The sizes that are drawn, in pixels of one side. A larger picture would cost too much memory and
 /// time.
 const SIZES: std::ops::RangeInclusive<usize> = 64..=1024;
 /// The blank border around the code, in modules, which the standard asks for.
 const QUIET_ZONE: usize = 4;
+
+/// How much is drawn.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Drawing {
+    /// Maximum number of pictures that are drawn at once. Further ones wait for up to `wait`.
+    pub(crate) at_once: usize,
+    /// Maximum number of pictures of one source that wait to be drawn next. A source is an IPv4
+    /// address or an IPv6 /64. Its further pictures wait until these are drawn, so a flood from one
+    /// source makes the pictures of the others wait for only so many of its own. Behind a proxy,
+    /// which is then the only source, the pictures are drawn in the order in which they were asked
+    /// for.
+    pub(crate) per_source: usize,
+    /// Maximum number of pictures that are drawn per second. Further ones wait for up to `wait`.
+    pub(crate) per_second: NonZeroU32,
+    /// Maximum time that a request waits for its picture to be drawn. After this time it gets a 503
+    /// with Retry-After.
+    pub(crate) wait: Duration,
+}
+
+/// Drawing costs processor time, anyone can ask for pictures, and orders come first: one at a time,
+/// and as many as take a tenth of one processor, because a picture takes a millisecond of it.
+pub(crate) const DRAWING: Drawing = Drawing {
+    at_once: 1,
+    per_source: 8,
+    per_second: NonZeroU32::new(100).unwrap(),
+    wait: Duration::from_secs(1),
+};
 
 /// Draws pictures, and limits the processor time that this takes.
 pub(crate) struct QrRenderer {
@@ -100,16 +125,16 @@ impl Drop for Turn {
 }
 
 impl QrRenderer {
-    /// Creates the renderer. It draws the pictures that `gate` allows, within the limits `QR_…`.
-    pub(crate) fn new(gate: QrGate, limits: &LimitsConfig) -> Arc<Self> {
-        let permits = Arc::new(Semaphore::new(limits.qr_concurrency.into()));
-        let rate = DefaultDirectRateLimiter::direct(Quota::per_second(limits.qr_rate));
+    /// Creates the renderer. It draws the pictures that `gate` allows, within the limits.
+    pub(crate) fn new(gate: QrGate, drawing: Drawing) -> Arc<Self> {
+        let permits = Arc::new(Semaphore::new(drawing.at_once));
+        let rate = DefaultDirectRateLimiter::direct(Quota::per_second(drawing.per_second));
         Arc::new(Self {
             gate,
             permits,
             rate,
-            wait: limits.qr_wait,
-            per_source: limits.qr_per_source.into(),
+            wait: drawing.wait,
+            per_source: drawing.per_source,
             sources: Mutex::default(),
         })
     }
@@ -246,26 +271,20 @@ fn picture(text: &str, size: usize) -> anyhow::Result<Option<Vec<u8>>> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Parser)]
-    struct Program {
-        #[command(flatten)]
-        limits: LimitsConfig,
-    }
 
     const ONE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
     const OTHER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
 
     /// A renderer of one picture at once.
     fn renderer(wait: Duration) -> Arc<QrRenderer> {
-        let Program { mut limits } = Program::parse_from(["program"]);
-        limits.qr_rate = std::num::NonZeroU32::MAX;
-        limits.qr_wait = wait;
-        limits.qr_per_source = 1;
-        QrRenderer::new(QrGate::default(), &limits)
+        let drawing = Drawing {
+            per_second: NonZeroU32::MAX,
+            wait,
+            per_source: 1,
+            ..DRAWING
+        };
+        QrRenderer::new(QrGate::default(), drawing)
     }
 
     /// Draws a picture that is not finished before the sender of the result is used.

@@ -12,10 +12,7 @@ use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 
 use super::session::{OVERLAP, Session, json};
-use crate::{
-    access::limits::size,
-    http::{codes::Code, error::ApiError},
-};
+use crate::http::{codes::Code, error::ApiError};
 
 /// The account of the partner that signed the request.
 #[derive(Serialize, ToSchema)]
@@ -83,7 +80,7 @@ pub(super) async fn show(session: Session) -> Result<Response, ApiError> {
             orders_in_flight: partner.limits.max_in_flight,
             items_per_order: gate.max_order.items,
             units_per_order: gate.admission.rates.units_per_order(partner).into(),
-            body_bytes: size(gate.limits.max_body),
+            body_bytes: gate.max_body,
         },
         used: AccountUse {
             orders_in_flight: gate.admission.orders_in_flight(partner.id),

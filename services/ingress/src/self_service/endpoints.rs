@@ -277,7 +277,7 @@ impl EndpointChange {
 
 async fn fields(session: &Session, request: Request) -> Result<Fields, ApiError> {
     let (parts, body) = request.into_parts();
-    let body = body::read(&session.gate().limits, &parts.headers, body).await?;
+    let body = body::read(session.gate().max_body, &parts.headers, body).await?;
     Fields::of(&body)
 }
 

@@ -31,6 +31,16 @@ use super::{
 };
 use crate::http::{codes::Code, error::ApiError};
 
+/// How old a provider's answer about the data use of an eSIM may be to be served again. An older
+/// one is served only if the provider does not answer now. Providers count the data with a delay of
+/// an hour or more, so asking more often shows nothing new.
+const USAGE_FRESH: Duration = Duration::from_mins(5);
+/// Maximum time that a request about a delivered eSIM waits for the provider. After this time a
+/// question about the data use gets the last answer, or a 503 with Retry-After if there is none. A
+/// give-back gets a 202 and goes on. It is longer than `PROVIDER_TIMEOUT` of the provisioner by
+/// default, and short enough for the clients of partners.
+const ESIM_REQUEST_WAIT: Duration = Duration::from_secs(12);
+
 /// The pause between two looks for the answer.
 const LOOK: Duration = Duration::from_millis(200);
 /// What `Retry-After` says if a provider does not answer.
@@ -187,7 +197,7 @@ async fn wait(
     is_answered: impl Fn(&Requests) -> bool,
 ) -> Result<Requests, ApiError> {
     let stop = &session.service().stop;
-    let deadline = Instant::now() + session.gate().limits.esim_request_wait;
+    let deadline = Instant::now() + ESIM_REQUEST_WAIT;
     loop {
         let late = Instant::now() >= deadline || stop.is_cancelled();
         match read(session, id).await {
@@ -216,7 +226,7 @@ async fn wait(
         (status = 409, description = "The provider does not show it (`usage_not_available`), the eSIM is not ready (`topup_not_ready`), you gave it back (`topup_returned`), or its fields were erased (`topup_erased`)", body = crate::http::described::Message),
         (status = 503, description = "The provider does not answer, and there is no earlier answer (`usage_unanswered`); `Retry-After` says when to try again", body = crate::http::described::Message)))]
 pub(super) async fn usage(session: Session, Id(id): Id<TopupId>) -> Result<Response, ApiError> {
-    let fresh = session.gate().limits.usage_fresh;
+    let fresh = USAGE_FRESH;
     let before = read(&session, &id).await?;
     delivered(&before)?;
     match (before.reading, before.failure) {

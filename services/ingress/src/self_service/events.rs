@@ -26,6 +26,11 @@ use super::{
 };
 use crate::http::{codes::Code, error::ApiError};
 
+/// Maximum time that `POST …/webhook/test` waits for the outcome of the test. After this time it
+/// gets a 202, and the partner can look the event up. It is longer than the notifier's
+/// `WEBHOOK_TIMEOUT` by default, so that also the test of a slow endpoint gets its outcome.
+const WEBHOOK_TEST_WAIT: Duration = Duration::from_secs(20);
+
 /// The id of an event in a path. The id of a topup is a webhook id, too, but names no event.
 pub(super) struct EventId(DeliveryId);
 
@@ -241,7 +246,7 @@ pub(super) async fn test_endpoint(
     };
     // A notifier sends the test, because ingress opens no connections to partners. This loop reads
     // the state of the event until it has an outcome, the time is over, or the process stops.
-    let deadline = Instant::now() + limits.webhook_test_wait;
+    let deadline = Instant::now() + WEBHOOK_TEST_WAIT;
     loop {
         stop.run_until_cancelled(tokio::time::sleep(LOOK)).await;
         let late = Instant::now() >= deadline || stop.is_cancelled();

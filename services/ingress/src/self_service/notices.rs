@@ -25,6 +25,11 @@ use crate::http::{
     error::{ApiError, Fault},
 };
 
+/// Maximum number of codes per partner within 24 hours that verify a channel for notices. It bounds
+/// what a stranger gets whose e-mail address a partner names by mistake or on purpose. A further
+/// code gets a 429 with Retry-After.
+const NOTICE_VERIFICATIONS_PER_DAY: u32 = 5;
+
 /// The channel for notices.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Notices<'a> {
@@ -115,7 +120,7 @@ pub(super) async fn show(session: Session) -> Result<Response, ApiError> {
         (status = 429, description = "Too many codes were sent (`verification_limited`); `Retry-After` says when to try again", body = crate::http::described::Message)))]
 pub(super) async fn set(session: Session, request: Request) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
-    let body = body::read(&session.gate().limits, &parts.headers, body).await?;
+    let body = body::read(session.gate().max_body, &parts.headers, body).await?;
     let service = session.service();
     let wanted = NewNotices::read(service, &body, session.environment())?;
     let mut warning = None;
@@ -131,7 +136,7 @@ pub(super) async fn set(session: Session, request: Request) -> Result<Response, 
     let secret = generate::webhook_secret().map_err(ApiError::internal)?;
     let limits = VerificationLimits {
         interval: session.gate().limits.redeliver_interval,
-        per_day: session.gate().limits.notice_verifications_per_day,
+        per_day: NOTICE_VERIFICATIONS_PER_DAY,
     };
     let setting = session.change(async |connection, partner| {
         self_service::set_channel(
@@ -238,7 +243,7 @@ pub(super) async fn remove(session: Session) -> Result<Response, ApiError> {
         (status = 422, response = crate::http::described::Unprocessable)))]
 pub(super) async fn verify(session: Session, request: Request) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
-    let body = body::read(&session.gate().limits, &parts.headers, body).await?;
+    let body = body::read(session.gate().max_body, &parts.headers, body).await?;
     let NoticeCode { code } = NoticeCode::read(&body)?;
     let refused = |detail: String| {
         let fault = Fault::with(Code::NoticeCodeInvalid, detail).of_parameter("code");

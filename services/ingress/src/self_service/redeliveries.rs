@@ -181,7 +181,7 @@ impl NewRedelivery {
 pub(super) async fn begin(session: Session, request: Request) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
     session.requires_signed_body()?;
-    let body = body::read(&session.gate().limits, &parts.headers, body).await?;
+    let body = body::read(session.gate().max_body, &parts.headers, body).await?;
     let asked = NewRedelivery::read(&body)?;
     let wanted = Wanted {
         state: asked.state.map(DeliveryState::from),

@@ -64,7 +64,7 @@ pub(super) async fn make_event(session: Session, request: Request) -> Result<Res
         return Err(Code::SandboxOnly.into());
     }
     let (parts, body) = request.into_parts();
-    let body = body::read(&session.gate().limits, &parts.headers, body).await?;
+    let body = body::read(session.gate().max_body, &parts.headers, body).await?;
     let NewSandboxEvent {
         r#type: SandboxEvent::KeyExpiring,
     } = NewSandboxEvent::read(&body)?;

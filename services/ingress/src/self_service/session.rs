@@ -326,7 +326,7 @@ async fn checked(
     if signed.body_digest.is_none() {
         return Ok(body);
     }
-    let body = body::read(&gate.limits, headers, body).await?;
+    let body = body::read(gate.max_body, headers, body).await?;
     gate.authenticator.body(signed, &body)?;
     Ok(body.into())
 }

@@ -78,7 +78,7 @@ pub(super) struct ChangedEndpoint {
         (status = 422, response = crate::http::described::Unprocessable)))]
 pub(super) async fn set(session: Session, request: Request) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
-    let body = body::read(&session.gate().limits, &parts.headers, body).await?;
+    let body = body::read(session.gate().max_body, &parts.headers, body).await?;
     let wanted = NewEndpoint::read(&session.service().guard, &body, session.environment())?;
     let url = wanted.url.as_ref();
     let warning = match url.and_then(Option::as_ref) {

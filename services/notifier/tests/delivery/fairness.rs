@@ -15,7 +15,6 @@ async fn bench() -> Bench {
     Bench::start_with(|config| {
         config.delivery_concurrency = 512;
         config.endpoint_concurrency = 64;
-        config.endpoint_slow = Duration::from_secs(3);
         config.host_concurrency = 256;
         config.endpoint_failures = 20;
         config.webhook_timeout = Duration::from_secs(15);
