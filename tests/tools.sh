@@ -109,16 +109,11 @@ contract_tools() {
   SCHEMATHESIS=$TOOLS/contract/bin/schemathesis
 }
 
-# `bucket_servers` sets BUCKET_SERVER, which speaks S3, and AZURE_SERVER, which speaks as Azure's storage does; both check
-# signatures. Without Node 20 the second one is empty. For Google Cloud Storage we know no server in a registry: object_store asks
-# it by its XML API, of which fake-gcs-server (PyPI) took no uploads when it was tried, and gcp-storage-emulator (PyPI), which was
-# only read, has no lists among its routes.
+# `bucket_servers` sets BUCKET_SERVER, which speaks S3 and checks signatures.
 bucket_servers() {
-  local PYTHON NODE_MODULES
+  local PYTHON
   python_environment bucket "$ROOT/tests/buckets/requirements.txt"
   BUCKET_SERVER=$TOOLS/bucket/bin/nanio
-  AZURE_SERVER=''
-  ! node_packages azurite "$ROOT/tests/buckets" || AZURE_SERVER=$NODE_MODULES/.bin/azurite-blob
 }
 
 # `cargo_tool NAME VERSION` sets TOOL, the program cargo-NAME. Nothing packages it, so it is compiled once: some minutes.

@@ -16,22 +16,16 @@ TABLE archived_orders
 
 TABLE archives
     archive integer NOT NULL
-    folder text NOT NULL
+    file text NOT NULL
     began_at timestamp with time zone NOT NULL DEFAULT now()
     completed_at timestamp with time zone
-    ordered_before timestamp with time zone NOT NULL
-    reserved_to uuid NOT NULL
-    moved_to uuid NOT NULL
+    first_order uuid NOT NULL
+    last_order uuid NOT NULL
     orders bigint NOT NULL DEFAULT 0
-    restored bigint NOT NULL DEFAULT 0
-    first_at timestamp with time zone
-    last_at timestamp with time zone
-    files jsonb NOT NULL DEFAULT '{}'::jsonb
-    keys text[] NOT NULL DEFAULT '{}'::text[]
-    manifest_sha256 text
     partners jsonb NOT NULL DEFAULT '{}'::jsonb
-    CONSTRAINT archives_bounds CHECK (((LEAST(began_at, completed_at, ordered_before, first_at, last_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(began_at, completed_at, ordered_before, first_at, last_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(folder), octet_length(manifest_sha256), pg_column_size(files), pg_column_size(keys)) <= 100000))) NOT VALID
-    CONSTRAINT archives_partners_bounds CHECK ((pg_column_size(partners) <= 10000000)) NOT VALID
+    sha256 text
+    CONSTRAINT archives_bounds CHECK (((LEAST(began_at, completed_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(began_at, completed_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(file), octet_length(sha256)) <= 100000)))
+    CONSTRAINT archives_partners_bounds CHECK ((pg_column_size(partners) <= 10000000))
     CONSTRAINT archives_pkey PRIMARY KEY (archive)
 
 TABLE commit_losses
@@ -799,6 +793,18 @@ BEGIN
     RETURN NULL;
 END
 $function$
+
+VIEW order_deliveries AS
+ SELECT p.order_id,
+    t.topup_id,
+    named.delivery_id
+   FROM (((placements p
+     JOIN topups t ON ((t.placement_id = p.placement_id)))
+     LEFT JOIN esims e ON ((e.topup_id = t.topup_id)))
+     CROSS JOIN LATERAL unnest((ARRAY[e.delivery_id, (md5(('topup.failed '::text || t.topup_id)))::uuid] || ARRAY( SELECT f.delivery_id
+           FROM further_deliveries f
+          WHERE (f.topup_id = t.topup_id)))) named(delivery_id))
+  WHERE (named.delivery_id IS NOT NULL);
 
 VIEW partner_units AS
  SELECT o.partner_id,

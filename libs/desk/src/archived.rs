@@ -1,4 +1,4 @@
-//! Where an order is that is no longer in the tables. `tools::archive` moves it.
+//! Where an order is that is no longer in the tables. `tools::archive` moves it into a file.
 
 use domain::{PartnerId, TopupId};
 use pg::Result;
@@ -21,10 +21,22 @@ pub struct ArchivedOrder {
     /// The order was answered with 422 or cancelled, so its external id is free.
     pub refused: bool,
     pub archive: i32,
-    /// Where the folder of the archive was when it was written.
-    pub folder: String,
+    /// Where the file of the archive was stored: a path or the URL of an object.
+    pub file: String,
     #[serde(with = "time::serde::rfc3339")]
     pub archived_at: OffsetDateTime,
+}
+
+impl ArchivedOrder {
+    /// The command of a shell that shows the order, where its file can be read.
+    pub fn shown_by(&self) -> String {
+        let Self { order_id, file, .. } = self;
+        if file.contains("://") {
+            format!("aws s3 cp '{file}' - | zcat | grep {order_id}")
+        } else {
+            format!("zcat '{file}' | grep {order_id}")
+        }
+    }
 }
 
 /// The archived orders with this order id or external id, at most 20. An order that is only
@@ -37,7 +49,7 @@ pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<Archive
                SELECT order_id FROM archived_orders WHERE order_id = $1
                UNION SELECT order_id FROM archived_orders WHERE external_order_id = $2
            )
-           SELECT a.order_id, a.partner_id, a.external_order_id, a.refused, a.archive, f.folder, a.archived_at
+           SELECT a.order_id, a.partner_id, a.external_order_id, a.refused, a.archive, f.file, a.archived_at
            FROM archived_orders a JOIN archives f ON f.archive = a.archive
            WHERE a.order_id = ANY (ARRAY (SELECT order_id FROM found))
              AND (SELECT true FROM orders o WHERE o.order_id = a.order_id) IS NULL
@@ -101,7 +113,7 @@ pub fn accepted_at(topup_id: &TopupId) -> Option<OffsetDateTime> {
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct PartnerArchive {
     pub archive: i32,
-    pub folder: String,
+    pub file: String,
     /// The number of orders of this partner in it.
     pub orders: i64,
 }
@@ -113,7 +125,7 @@ pub async fn of_partner(
 ) -> Result<Vec<PartnerArchive>> {
     let found = sqlx::query_as!(
         PartnerArchive,
-        r#"SELECT archive, folder, (partners->>$1::uuid::text)::bigint AS "orders!"
+        r#"SELECT archive, file, (partners->>$1::uuid::text)::bigint AS "orders!"
            FROM archives WHERE partners ? $1::uuid::text ORDER BY archive"#,
         partner_id.uuid(),
     );

@@ -180,8 +180,6 @@ pub enum Command {
     RetentionSet,
     #[strum(serialize = "archive run")]
     ArchiveRun,
-    #[strum(serialize = "archive restore")]
-    ArchiveRestore,
 }
 
 /// What the number of changed rows of a record counts.
@@ -273,8 +271,7 @@ impl Command {
             | Self::OperatorEnable
             | Self::OperatorDisable
             | Self::RetentionSet
-            | Self::ArchiveRun
-            | Self::ArchiveRestore => false,
+            | Self::ArchiveRun => false,
         }
     }
 
@@ -349,8 +346,7 @@ impl Command {
             | Self::OperatorEnable
             | Self::OperatorDisable
             | Self::RetentionSet
-            | Self::ArchiveRun
-            | Self::ArchiveRestore => Counts::Rows,
+            | Self::ArchiveRun => Counts::Rows,
         }
     }
 }

@@ -66,7 +66,7 @@ pub enum Command {
     /// Show and set how long profiles, attempts and recorded actions are kept
     #[command(subcommand)]
     Retention(retention::Command),
-    /// Move finished orders into files, and find, check and restore them
+    /// Move finished orders into files
     #[command(subcommand)]
     Archive(archive::Command),
     /// Bring the database's schema to this version

@@ -7,7 +7,7 @@ use crate::bench::Bench;
 /// Tables with a column that leads to an order, and why an archive leaves them out.
 const LEFT_OUT: [(&str, &str); 4] = testkit::rows! {
     "esim_requests" => "Only finished requests are left then, and a unit that was given back is marked in `esims`.";
-    "provider_references" => "Triggers of `placements` delete its rows, and a restore makes them again.";
+    "provider_references" => "Triggers of `placements` delete its rows.";
     "resends" => "They say that webhooks were sent again, and end by the term of attempts.";
     "archived_orders" => "It is what remains of an archived order.";
 };
@@ -26,7 +26,8 @@ async fn each_table_of_an_order_is_archived_or_left_out_for_a_reason() {
             .await
             .unwrap();
         tables.retain(|name| {
-            let is_archived = archive::TABLES.iter().any(|table| table.name == name);
+            let is_archived =
+                name == "orders" || archive::TABLES.iter().any(|table| table.name == name);
             !is_archived && !LEFT_OUT.iter().any(|(left_out, _)| left_out == name)
         });
         tables

@@ -18,7 +18,7 @@
 //! - [`restart`]: a webhook that is sent again while it is pending.
 //! - [`reasons`]: reasons are codes, and what becomes of older prose.
 //! - [`recover`]: recovery after an old dump is restored. [`division`]: a cell divides.
-//! - [`archive`]: finished orders leave the tables and come back as they were. [`archived_tables`]: no
+//! - [`archive`]: finished orders leave the tables. [`archived_tables`]: no
 //!   table is forgotten there.
 //! - [`backup`]: a base backup and its log are restored.
 //! - [`retention`]: what is erased after its term or on request, and a search for it in a dump.

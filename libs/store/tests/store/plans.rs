@@ -125,7 +125,7 @@ const PER_CELL: [(&str, &str); 43] = rows! {
     "SELECT history_id FROM history" => "retention";
     "SELECT request_id FROM refused_requests WHERE request_id = $1" => "an operator's search";
     "SELECT order_id FROM orders WHERE order_id > $1 AND order_id < $2" => "a run of archive";
-    "FROM archived_orders WHERE order_id > $2 AND order_id <= $3" => "a run of archive that was interrupted";
+    "FROM archived_orders WHERE order_id >= $2 AND order_id <= $3 AND archive = $1" => "a run of archive that was interrupted";
     "FROM archived_orders WHERE order_id >= $2 AND order_id < $3 AND partner_id = $1"
         => "a partner's topup: the archived orders of twenty seconds";
     "UNION SELECT order_id FROM archived_orders WHERE external_order_id = $2" => "an operator's search";

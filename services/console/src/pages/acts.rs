@@ -32,7 +32,6 @@ pub(crate) fn is_same(recorded: &Stored<Command>, command: Command) -> bool {
 
 fn words(command: Command) -> &'static str {
     match command {
-        Command::ArchiveRestore => "brought archived orders back",
         Command::ArchiveRun => "archived orders",
         Command::CataloguePull => "pulled a catalogue",
         Command::CataloguePullDisableGone => {

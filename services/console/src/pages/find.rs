@@ -208,12 +208,11 @@ async fn read(
     });
     let archived = archived.into_iter().map(|order| {
         format!(
-            "Order {} ({}) was archived on {} UTC. With a shell: esimctl archive show {} --from {}",
+            "Order {} ({}) was archived on {} UTC. With a shell: {}",
             order.external_order_id,
             order.order_id,
             utc(order.archived_at),
-            order.order_id,
-            order.folder
+            order.shown_by()
         )
     });
     Ok(Found {

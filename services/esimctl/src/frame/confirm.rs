@@ -5,9 +5,8 @@
 //! change in [`Mode::Preview`], which rolls back and so yields exact counts, then shows these and
 //! asks. Then it runs the change again in [`Mode::Apply`], which commits it together with its
 //! record for `esimctl action list`. Rows may change between the two runs, so the counts of the
-//! second run are the ones that are printed and recorded. `resend start`, `partner erase`,
-//! `archive run` and `archive restore` make the same steps themselves, because their previews
-//! differ.
+//! second run are the ones that are printed and recorded. `resend start`, `partner erase`
+//! and `archive run` make the same steps themselves, because their previews differ.
 
 use std::io::IsTerminal;
 

@@ -84,11 +84,11 @@ pub async fn order(asked: &EraseOrder, console: &Console) -> anyhow::Result<()> 
         [] => {
             if let [one, ..] = &desk::archived::find(&mut connection, id).await?[..] {
                 bail!(
-                    "nothing was erased: order {id:?} is in archive {}, whose folder was {}; files cannot be erased in part, so \
-                     restore the order with `esimctl archive restore`, repeat the command, and delete the archive's files when \
-                     they are not needed any more",
-                    one.archive,
-                    one.folder
+                    "nothing was erased: order {id:?} is archived in {}, without activation codes; take its line out of the file \
+                     (zcat, grep -v {}, gzip, and a new sum with sha256sum), or delete the file when its other orders are not \
+                     needed any more",
+                    one.file,
+                    one.order_id
                 );
             }
             bail!(
@@ -174,16 +174,11 @@ fn in_archives(archives: &[PartnerArchive]) -> String {
     if archives.is_empty() {
         return String::new();
     }
-    let of = |one: &PartnerArchive| {
-        format!(
-            "archive {} in {} ({} orders)",
-            one.archive, one.folder, one.orders
-        )
-    };
+    let of = |one: &PartnerArchive| format!("{} ({} orders)", one.file, one.orders);
     let all: Vec<String> = archives.iter().map(of).collect();
     format!(
-        "\nFiles hold data of this partner, which this command does not erase: {}. Delete the files when the other orders in \
-         them are not needed any more. `archive restore` leaves out the orders of an erased partner.",
+        "\nFiles hold data of this partner, which this command does not erase: {}. They have no activation \
+         codes. Delete them when the other orders in them are not needed any more.",
         all.join(", ")
     )
 }

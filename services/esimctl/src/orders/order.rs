@@ -26,7 +26,6 @@ use time::OffsetDateTime;
 use tools::archive;
 
 use crate::{
-    archive::where_it_is,
     console::{Console, NotFound},
     erase::{self, EraseOrder},
     order_list,
@@ -109,25 +108,41 @@ pub struct Story {
     timeline: Vec<Moment>,
 }
 
-/// Why no order was found. A topup id begins with the time of its order, so the archives that may
+/// Why no order was found. A topup id begins with the time of its order, so the files that may
 /// hold the order are named.
 async fn unknown(connection: &mut PgConnection, id: &str) -> anyhow::Result<String> {
     let mut text = format!(
         "there is no order {id:?}; give our order id, a placement id, a topup id, an ICCID, or the partner's external order id"
     );
-    let archives = match id.parse::<TopupId>() {
-        Ok(topup) => archive::of_time(connection, &topup).await?,
-        Err(_) => archive::list(connection).await?,
-    };
-    let folders: Vec<String> = archives.into_iter().map(|one| one.folder).collect();
-    if !folders.is_empty() {
-        let _ = write!(
-            text,
-            "; it may be archived, so search for it with `esimctl archive show {id} --from DIR`, where DIR is one of: {}",
-            folders.join(", ")
-        );
+    if let Ok(topup) = id.parse::<TopupId>() {
+        let archives = archive::of_time(connection, &topup).await?;
+        let files: Vec<String> = archives.into_iter().map(|one| one.file).collect();
+        if !files.is_empty() {
+            let _ = write!(
+                text,
+                "; if it is archived, `zgrep {id}` shows it in one of: {}",
+                files.join(", ")
+            );
+        }
+    } else if !archive::list(connection).await?.is_empty() {
+        text.push_str("; it may be archived, so look for it with `zgrep` in the files of `esimctl archive list`");
     }
     Ok(text)
+}
+
+/// Where archived orders are, and how to see them.
+fn where_it_is(found: &[ArchivedOrder]) -> String {
+    let line = |one: &ArchivedOrder| {
+        printable(&format!(
+            "Order {} ({}) was archived {} into {}. Where the file can be read, show it with: {}",
+            one.order_id,
+            one.external_order_id,
+            utc(one.archived_at),
+            one.file,
+            one.shown_by()
+        ))
+    };
+    found.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
 /// Prints orders with the lanes that they wait for, and archived orders with the same id.

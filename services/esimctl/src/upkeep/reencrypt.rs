@@ -8,8 +8,6 @@
 //! the new key yet could not read a value under it. So `reencrypt` changes nothing until the
 //! operator confirms with `--replicas-restarted` that every replica has the key.
 
-use std::collections::BTreeMap;
-
 use accounts::partners;
 use anyhow::{Context, bail};
 use clap::Args;
@@ -19,7 +17,6 @@ use pg::{PgConnection, config::MasterKeyConfig};
 use runtime::terminal::progress;
 use serde::Serialize;
 use serde_json::json;
-use tools::archive;
 use vault::{Keyring, Vault};
 
 use crate::{
@@ -110,8 +107,7 @@ pub async fn status(keys: &MasterKeyConfig, console: &Console) -> anyhow::Result
         usage,
         ..Row::default()
     }));
-    let archived = archived(&mut connection).await?;
-    let shown = json!({ "keys": rows, "left": left, "archives": archived });
+    let shown = json!({ "keys": rows, "left": left });
     console.print(&shown, || {
         let table = table(rows.iter().map(cells));
         let state = if left == 0 {
@@ -120,47 +116,10 @@ pub async fn status(keys: &MasterKeyConfig, console: &Console) -> anyhow::Result
             let see = "see `esimctl master-key reencrypt --help`";
             format!("Not encrypted under the first key: {left}; {see}.")
         };
-        format!("{table}\n\n{state}{}", needed(&archived))
+        format!("{table}\n\n{state}")
     })?;
     // Only now, because the table shows which keys are needed.
     checked
-}
-
-/// A master key, and the archives whose files need it.
-#[derive(Serialize)]
-struct ArchiveKey {
-    key: String,
-    archives: Vec<i32>,
-}
-
-/// The master keys that archives need. They stay needed after `reencrypt`, which does not change
-/// files.
-async fn archived(connection: &mut PgConnection) -> anyhow::Result<Vec<ArchiveKey>> {
-    let mut keys: BTreeMap<String, Vec<i32>> = BTreeMap::new();
-    for one in archive::list(connection).await? {
-        for key in one.keys {
-            keys.entry(key).or_default().push(one.archive);
-        }
-    }
-    let keys = keys.into_iter();
-    Ok(keys
-        .map(|(key, archives)| ArchiveKey { key, archives })
-        .collect())
-}
-
-fn needed(keys: &[ArchiveKey]) -> String {
-    if keys.is_empty() {
-        return String::new();
-    }
-    let of = |one: &ArchiveKey| {
-        let archives: Vec<String> = one.archives.iter().map(ToString::to_string).collect();
-        format!("{} (archives {})", printable(&one.key), archives.join(", "))
-    };
-    let all: Vec<String> = keys.iter().map(of).collect();
-    format!(
-        "\nThe files of archives need these keys, also after `reencrypt`: {}. Keep a copy of each.",
-        all.join("; ")
-    )
 }
 
 /// Checks that the keys open the stored secrets, because another key may have the same id.

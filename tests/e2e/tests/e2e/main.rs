@@ -11,7 +11,7 @@
 //!   restarts.
 //! - [`esim_partner`]: the partners' command line, and listening.
 //! - [`examples`]: the examples and numbers of the partner guide.
-//! - [`archive`]: finished orders leave the system and come back.
+//! - [`archive`]: finished orders leave the system.
 //! - [`recover`]: an old dump is restored. [`upgrade`]: newer schemas below older programs.
 //! - [`rotation`]: every secret is replaced while orders go on.
 //! - [`routing`]: options that several providers sell.

@@ -9,12 +9,9 @@ use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, postgres::Pg
 use store::deliveries::{events, notices};
 use testkit::{database::Database, postgres::PostgresServer, wait};
 use tokio::process::Command;
-use tools::{
-    archive::NotRestored,
-    cells::{
-        division::{self, NotDivided},
-        purge,
-    },
+use tools::cells::{
+    division::{self, NotDivided},
+    purge,
 };
 
 use super::{ACTION, CELLS, Cell, activate, copy, count, owner, owner_that_sees, stage};
@@ -110,7 +107,7 @@ async fn an_archive_run_that_has_not_ended_refuses_the_activation() {
     let cell = Cell::new().await;
     cell.fence().await;
     let b = copy(&cell.a).await;
-    b.sql("INSERT INTO archives (archive, folder, ordered_before, reserved_to, moved_to) VALUES (1, 'f', now(), gen_random_uuid(), gen_random_uuid())").await;
+    b.sql("INSERT INTO archives (archive, file, first_order, last_order) VALUES (1, 'f', gen_random_uuid(), gen_random_uuid())").await;
     assert!(matches!(activate(&b).await, Err(NotDivided::Archive(_))));
     b.sql("UPDATE archives SET completed_at = now()").await;
     activate(&b).await.unwrap();
@@ -207,24 +204,6 @@ async fn purge_all(bench: &Bench) {
         while purge::step(&mut connection, partner).await.unwrap().1 {}
     }
     purge::end(&mut connection).await.unwrap();
-}
-
-/// PostgreSQL cannot copy rows into a table with policies, so a restore says what is in its way before
-/// it begins.
-#[tokio::test]
-async fn what_is_archived_comes_back_only_after_the_purge() {
-    let cell = Cell::new().await;
-    cell.a.sql("UPDATE walks SET days = NULL").await;
-    let order = cell.a.delivered(cell.staying, "old", 500).await;
-    let mut archive = cell.a.ripe(10).await;
-    let copied = cell.a.moved(&mut archive, &[order]).await;
-    cell.fence().await;
-    let refused = cell.a.restored(&archive, &copied).await.unwrap_err();
-    assert!(matches!(refused, NotRestored::Hidden), "{refused}");
-    assert!(refused.to_string().contains("`esimctl cell purge`"));
-    division::finish(&mut owner(&cell.a).await).await.unwrap();
-    purge_all(&cell.a).await;
-    cell.a.restored(&archive, &copied).await.unwrap();
 }
 
 /// Dumps the tables as an owner who is no superuser.

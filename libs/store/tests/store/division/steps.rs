@@ -25,7 +25,6 @@ use super::{
     ACTION, Cell, FORGOTTEN, NO_LEASE, activate, copy, count, owner, owner_that_sees, stage,
 };
 use crate::{
-    archive::counts,
     bench::{Bench, LEASE, PROVIDER, answered, bought, bought_pending, placement, ready, topups},
     deliveries::{BLOCK_POLICY, attempted},
     esim_requests::due_requests,
@@ -456,33 +455,32 @@ impl World {
     }
 }
 
-/// Moves all finished orders of a side that this session sees into an archive.
+/// Moves all finished orders of a side that this session sees into archives.
 async fn archive_all(side: &Bench, connection: &mut PgConnection) -> Vec<Uuid> {
     let before = runtime::clock::now() + Duration::from_mins(1);
-    let folder = |number| format!("/srv/archive-{number}");
-    let begun = archive::begin(connection, folder, Uuid::nil(), before, ACTION);
-    let mut archive = begun.await.unwrap();
     let mut moved = Vec::new();
-    while let Some(page) = archive::reserve(connection, &mut archive, 100)
-        .await
-        .unwrap()
-    {
+    let mut after = Uuid::nil();
+    loop {
+        let file = |number| format!("/srv/orders-{number}.jsonl.gz");
+        let reserved = archive::reserve(connection, after, before, 100, file).await;
+        let Some((page, archive)) = reserved.unwrap() else {
+            return moved;
+        };
+        after = page.last;
+        let Some(mut archive) = archive else {
+            continue;
+        };
         side.ripen().await;
         let mut transaction = connection.begin().await.unwrap();
         let copied = archive::copy(&mut transaction, &archive, &page.finished)
             .await
             .unwrap();
-        let rows = counts(&copied.parts);
-        archive::delete(&mut transaction, &mut archive, &copied, &rows, &[])
+        archive::complete(&mut transaction, &mut archive, &copied, "sum")
             .await
             .unwrap();
         transaction.commit().await.unwrap();
         moved.extend(copied.orders);
     }
-    archive::complete(connection, &archive, "sum", ACTION)
-        .await
-        .unwrap();
-    moved
 }
 
 /// Nothing is forgotten in the database that serves a partner, and nobody works on what is foreign. Some

@@ -42,7 +42,7 @@ pub const PURGE_EXAMPLES: &str = "Examples:
   esimctl cell purge a --reason 'a has divided' --yes
 
 Run it in both cells soon after a division: until then each has a copy of the other's orders, which takes space, which no
-erasure reaches, and which keeps `archive restore` and a dump by the owner from working.";
+erasure reaches, and which keeps a dump by the owner from working.";
 
 /// How often something is asked while the command waits for it.
 const PAUSE: Duration = Duration::from_millis(50);

@@ -1,36 +1,36 @@
 //! `esimctl archive run`.
 //!
-//! A run works through a queue of batches. It reserves the external ids of a batch, lets the batch
-//! wait for the grace of `tools::archive`, and then moves it: copy, write to disk, delete, commit.
-//! So many batches wait at a time that the grace does not limit the rate. Reserving and moving share
-//! the rate, so that the load of a run is even.
+//! A run works in rounds. It reserves the external ids of many orders, a file's worth at a time, lets
+//! them wait together for the grace of `tools::archive`, and then moves them file by file: copy,
+//! store, read back, delete, commit. Reserving and moving share the rate, so that the load of a run is
+//! even.
 //!
 //! If the program dies, reserved orders stay reserved in the database, and the next run begins by
-//! moving them. Everything else that it needs to know is in the row of the archive.
+//! moving them, into the files that their archives name.
 
 use std::{
     collections::VecDeque,
-    path::{Path, PathBuf},
+    io::Write,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use clap::Args;
-use pg::{PgConnection, schema};
+use flate2::{Compression, write::GzEncoder};
+use pg::{
+    PgConnection,
+    actions::{self, Changed},
+};
 use runtime::terminal::{progress, say};
 use serde_json::json;
 use sqlx::Connection;
 use time::OffsetDateTime;
-use tools::{
-    archive::{self, Archive, Copied, GRACE},
-    cells::division,
-};
-use url::Url;
+use tools::archive::{self, Archive, GRACE};
 use uuid::Uuid;
 
 use super::{
-    bucket::{self, Bucket, name_of},
-    folder::{self, MANIFEST, Writer},
+    bucket::Unavailable,
+    place::{Named, Place},
 };
 use crate::{
     confirm::Confirm,
@@ -41,20 +41,26 @@ use crate::{
 pub const EXAMPLES: &str = "Examples:
   esimctl archive run --to /srv/archives --older-than 400d --dry-run
   esimctl archive run --to /srv/archives --older-than 400d --yes --reason 'yearly archive'
-  esimctl archive run --to /srv/archives --copy-to s3://acme-archives/esim --older-than 400d --yes --reason nightly
+  esimctl archive run --to s3://acme-archives/esim --older-than 400d --yes --reason nightly
   esimctl retention set orders --days 400 --reason 'the term of our contracts'
   esimctl archive run --to /srv/archives --yes --reason nightly       with the stored term, for cron
+  cd /srv/archives && sha256sum -c *.sha256                           checks the files
+  zcat /srv/archives/orders-*.jsonl.gz | grep acme-1001               looks for an order
 
 An order is moved when it is finished: nothing of it is being bought or sent, no placement is parked, no webhook is
-exhausted or waits for a URL, and retention has erased its profiles and attempts (unless these are kept for ever). Other
-orders stay in the database, and a later run looks at them again.
+exhausted or waits for a URL, and retention has erased its profiles, and its attempts if these have a term. Other orders
+stay in the database, and a later run looks at them again. Where profiles are kept for ever, every order that has one stays.
+
+A file has one line for each order: a JSON object with the rows of the order, named as the tables. It has no activation
+code and no answer of an endpoint; `null` stands there. Nothing brings an order back from it.
 
 Look-ups of an archived order say that it is archived, and its external id stays taken for the term `archived` of
 `esimctl retention list`, a year by default.
 
-Run it with the database's owner, as `esimctl migrate`, and only when every ingress has at least the version of this
-program. The folder must be on a disk that keeps what was synced. Copy complete archives to a second place, which --copy-to
-does, for example to a bucket.";
+Run it with the database's owner, as `esimctl migrate`. A folder must be on a disk that keeps what was synced; copy its
+files to a second place. The keys of a bucket come from the environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
+AWS_SESSION_TOKEN if there is one, AWS_REGION, and AWS_ENDPOINT for another service that speaks S3 (with
+AWS_ALLOW_HTTP=true if it has no TLS).";
 
 /// The age in days of the youngest orders that may be archived. A late purchase or a resend may
 /// still change younger ones.
@@ -63,40 +69,43 @@ const YOUNGEST: i64 = 1;
 const OLDEST: i64 = 36_500;
 /// The number of orders that one statement counts.
 const COUNTED: u32 = 50_000;
+/// For how long a round moves orders at the rate. The grace at its beginning is a quarter of the whole.
+const ROUND: Duration = Duration::from_mins(1);
 /// How often progress is reported.
 const REPORT: Duration = Duration::from_secs(5);
-/// How often a batch is tried that lost a conflict with an operator, a resend or retention.
+/// How often a file is tried again after a conflict with an operator, a resend or retention, or while
+/// the bucket does not answer.
 const TRIES: u32 = 10;
+/// A low level, because a higher one costs twice the processor time and saves a tenth of the space.
+const LEVEL: u32 = 3;
+
+/// What somebody who finds the files has to know. It is the first file that a run stores, so a place
+/// that cannot be written is noticed before anything else is done.
+const README: &str = "Finished orders of the eSIM ordering system, archived by `esimctl archive run`.
+orders-*.jsonl.gz: one line for each order, a JSON object with its rows, named as the tables of the database.
+Check the files with `sha256sum -c *.sha256`, and look for an order with `zcat orders-*.jsonl.gz | grep ID`.
+There are no activation codes in them; null stands there.
+";
 
 #[derive(Args, Clone, Debug)]
 pub struct Run {
-    /// The folder in which the folder of the archive is made
-    #[arg(long, value_name = "DIR")]
-    to: PathBuf,
-    /// The bucket to which complete archives are copied, with their manifests last
-    ///
-    /// Archives of the folder that are missing there are copied, too, so a run whose copy failed is
-    /// made good by the next one. `s3://…`, `gs://…`, `az://…` or `file:///…`; the keys come from the
-    /// environment, as `archive show --help` says.
-    #[arg(long, value_name = "BUCKET", value_parser = bucket::url)]
-    copy_to: Option<Url>,
+    /// Where the files are stored: a folder, or a bucket of S3 or of a service that speaks S3
+    #[arg(long, value_name = "DIR|s3://BUCKET", value_parser = Named::parse)]
+    to: Named,
     /// Move orders that are older than this, at least a day
     ///
     /// It is a number of days, such as `400d`. Without this option the term of the class `orders` applies, which
     /// `esimctl retention set orders` stores; by default orders are kept for ever.
     #[arg(long, value_name = "AGE", value_parser = age)]
     older_than: Option<time::Duration>,
-    /// The number of orders that one transaction moves
-    #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=5_000))]
+    /// The number of orders in one file, which one transaction moves
+    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=5_000))]
     batch: u32,
     /// The maximum number of orders per second
     ///
     /// A higher rate is faster, and takes more of the database from the orders that arrive.
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     rate: u32,
-    /// The number of orders after which a further archive is begun
-    #[arg(long, value_name = "ORDERS", default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
-    archive_size: u64,
     #[command(flatten)]
     confirm: Confirm,
 }
@@ -119,12 +128,7 @@ fn age(text: &str) -> Result<time::Duration, String> {
 }
 
 pub async fn run(asked: &Run, console: &Console) -> anyhow::Result<()> {
-    let to = std::fs::canonicalize(&asked.to).with_context(|| {
-        format!(
-            "cannot use the folder {}; make it first, with mode 0700",
-            asked.to.display()
-        )
-    })?;
+    let to = asked.to.open()?;
     let mut connection = console.connect().await?;
     archive::prepare(&mut connection).await?;
     let ordered_before = match asked.older_than {
@@ -137,91 +141,67 @@ pub async fn run(asked: &Run, console: &Console) -> anyhow::Result<()> {
     if asked.confirm.dry_run {
         return preview(&mut connection, ordered_before, console).await;
     }
-    let bucket = asked.copy_to.as_ref().map(Bucket::open).transpose()?;
-    if let Some(bucket) = &bucket {
-        bucket.reach().await?;
-    }
     ensure!(
         archive::lock(&mut connection).await?,
         "another `esimctl archive run` is at work on this database; wait until it ends"
     );
-    // A division that was interrupted holds the lock no longer.
-    if let Some(cell) = division::state(&mut connection).await?.to {
-        bail!(
-            "this cell divides, and cell {cell} would inherit an archive that is not complete, and go on with it in the same folder: \
-             end the division first, with the same `esimctl cell divide`"
-        );
-    }
-    let interrupted = archive::unfinished(&mut connection).await?;
-    let after = interrupted
-        .as_ref()
-        .map_or(Uuid::nil(), |one| one.reserved_to);
-    let total = total(&mut connection, after, ordered_before).await?;
+    let interrupted = interrupted(&mut connection, &to).await?;
+    let total = total(&mut connection, ordered_before).await?;
     asked.confirm.ask(&format!(
-        "Up to {total} orders from before {} are moved into files in {}.",
+        "Up to {total} orders from before {} are moved into files in {to}, and nothing brings them back into the database.",
         utc(ordered_before),
-        to.display()
     ))?;
+    let stored = to.store("README.txt", README.as_bytes()).await;
+    stored.context("nothing was changed")?;
     let mut runner = Runner {
         connection,
         asked,
         to: &to,
+        ordered_before,
         total,
         done: 0,
         left: 0,
+        files: 0,
         began: Instant::now(),
         reported: Instant::now(),
     };
-    let mut archives = Vec::new();
-    if let Some(interrupted) = interrupted {
-        say(format_args!(
-            "archive {} was interrupted after {} orders and is continued",
-            interrupted.archive, interrupted.orders
-        ));
-        archives.push(runner.write(interrupted).await?);
-    }
-    while let Some(begun) = runner.begin(ordered_before).await? {
-        archives.push(runner.write(begun).await?);
-    }
-    let left = runner.left;
-    let orders = runner.done;
-    let mut copied = 0;
-    if let Some(bucket) = &bucket {
-        copied = copy(bucket, &to).await?;
-    }
-    let shown = json!({
-        "archives": archives, "orders": orders, "left": left, "copied": copied, "dry_run": false,
-    });
+    let target = format!("orders from before {} into {to}", utc(ordered_before));
+    runner.note(&target, "begun").await?;
+    let moved = runner.work(interrupted).await;
+    let noted = runner.note(&target, "ended").await;
+    moved.context("the run stopped; nothing is lost, run the command again to go on")?;
+    noted?;
+    let Runner {
+        done, left, files, ..
+    } = runner;
+    let shown = json!({ "orders": done, "files": files, "left": left, "dry_run": false });
     console.print(&shown, || {
-        let names: Vec<&str> = archives.iter().map(|one| one.folder.as_str()).collect();
-        let into = if names.is_empty() {
-            "No order was moved".to_owned()
-        } else {
-            format!("{orders} orders were moved into {}", names.join(", "))
-        };
-        let copies = match &asked.copy_to {
-            Some(bucket) => format!(" {copied} archives were copied to {bucket}."),
-            None => String::new(),
-        };
-        format!("{into}; {left} old orders stay, because they are not finished.{copies}")
+        format!(
+            "{done} orders were moved into {files} files in {to}; {left} old orders stay, because they are not finished or still \
+             have profiles or attempts."
+        )
     })
 }
 
-/// Copies the complete archives of a folder that are not in the bucket, and returns how many.
-async fn copy(bucket: &Bucket, to: &Path) -> anyhow::Result<u64> {
-    let mut copied = 0;
-    for folder in folder::folders(to)? {
-        if folder.join(MANIFEST).exists() {
-            let pushed = bucket.push(&folder).await.with_context(|| {
-                format!(
-                    "the archives in {} are complete, but not all are copied; run the command again to copy the others",
-                    to.display()
-                )
-            })?;
-            copied += u64::from(pushed);
-        }
+/// The archives that an interrupted run has left, with the orders that are reserved for them.
+async fn interrupted(
+    connection: &mut PgConnection,
+    to: &Place,
+) -> anyhow::Result<VecDeque<Reserved>> {
+    let mut found = VecDeque::new();
+    for archive in archive::unfinished(connection).await? {
+        let name = archive.file.rsplit('/').next().unwrap_or_default();
+        ensure!(
+            to.of(name) == archive.file,
+            "archive {} is not complete, and its file is {}; run the command with --to and the place of this file, so that no order \
+             is in two files",
+            archive.archive,
+            archive.file
+        );
+        let orders = archive::reserved(connection, &archive).await?;
+        found.push_back(Reserved { archive, orders });
     }
-    Ok(copied)
+    Ok(found)
 }
 
 /// Says how many orders a run would move. It judges every order, so it reads as much as a run does.
@@ -241,7 +221,8 @@ async fn preview(
     let shown = json!({ "orders": orders, "left": left, "dry_run": true });
     console.print(&shown, || {
         format!(
-            "{orders} orders from before {} would be moved; {left} would stay, because they are not finished.",
+            "{orders} orders from before {} would be moved; {left} would stay, because they are not finished or still have profiles \
+             or attempts.",
             utc(ordered_before)
         )
     })
@@ -250,10 +231,10 @@ async fn preview(
 /// Counts the orders that a run has to look at, in statements that are all short.
 async fn total(
     connection: &mut PgConnection,
-    mut after: Uuid,
     ordered_before: OffsetDateTime,
 ) -> anyhow::Result<u64> {
     let mut total = 0;
+    let mut after = Uuid::nil();
     loop {
         let (count, last) = archive::count(connection, after, ordered_before, COUNTED).await?;
         total += count;
@@ -264,195 +245,137 @@ async fn total(
     }
 }
 
-/// Orders whose external ids are reserved.
-struct Batch {
+/// An archive whose orders are reserved and still in the tables.
+struct Reserved {
+    archive: Archive,
     orders: Vec<Uuid>,
-    /// When the grace has passed. It counts from the moment at which this process knew that the
-    /// reservation is committed, which is later than the time in the row.
-    ripe: Instant,
 }
 
 struct Runner<'a> {
     connection: PgConnection,
     asked: &'a Run,
-    to: &'a Path,
+    to: &'a Place,
+    ordered_before: OffsetDateTime,
     /// About how many orders this run will look at.
     total: u64,
     done: u64,
     /// Orders that were old enough and are not finished.
     left: u64,
+    files: u64,
     began: Instant,
     reported: Instant,
 }
 
 impl Runner<'_> {
-    /// Begins an archive if there is a finished order for it.
-    async fn begin(&mut self, ordered_before: OffsetDateTime) -> anyhow::Result<Option<Archive>> {
+    /// Moves all finished orders that are old enough, round by round.
+    async fn work(&mut self, mut waiting: VecDeque<Reserved>) -> anyhow::Result<()> {
         let mut after = Uuid::nil();
-        self.left = 0;
+        let most = usize::try_from(u64::from(self.asked.rate) * ROUND.as_secs())?;
         loop {
-            let page = archive::page(
-                &mut self.connection,
-                after,
-                ordered_before,
-                self.asked.batch,
-            )
-            .await?;
-            let Some(page) = page else {
-                return Ok(None);
-            };
-            if !page.finished.is_empty() {
-                break;
-            }
-            self.left += page.seen as u64;
-            after = page.last;
-        }
-        let to = self.to;
-        let folder = |number| folder_of(to, number).display().to_string();
-        let target = format!("orders from before {}", utc(ordered_before));
-        let action = self
-            .asked
-            .confirm
-            .action(domain::Command::ArchiveRun, &target);
-        let begun =
-            archive::begin(&mut self.connection, folder, after, ordered_before, action).await?;
-        Ok(Some(begun))
-    }
-
-    /// Writes an archive to its end.
-    async fn write(&mut self, mut archive: Archive) -> anyhow::Result<Archive> {
-        let folder = folder_of(self.to, archive.archive);
-        ensure!(
-            folder.display().to_string() == archive.folder,
-            "archive {} is not complete, and its folder was {}; run the command with --to and the folder that holds it",
-            archive.archive,
-            archive.folder
-        );
-        let mut writer = Writer::open(&folder, &archive)?;
-        let mut queue = self.interrupted(&archive).await?;
-        let mut waiting: u64 = queue.iter().map(|batch| batch.orders.len() as u64).sum();
-        let mut has_more = true;
-        // Enough batches for the time of the grace, so that it does not limit the rate.
-        let most = u64::from(self.asked.rate) * GRACE.as_secs() * 3 / 2;
-        loop {
-            let stored = u64::try_from(archive.orders).unwrap_or_default();
-            let has_room = waiting < most && stored + waiting < self.asked.archive_size;
-            if queue
-                .front()
-                .is_some_and(|batch| batch.ripe <= Instant::now())
-            {
-                let Some(batch) = queue.pop_front() else {
+            // Only when nothing waits: what is reserved already is still in the tables, too.
+            let mut reserved = if waiting.is_empty() { 0 } else { most };
+            while reserved < most {
+                let began = Instant::now();
+                let to = self.to;
+                // The number alone would be given out again after the database was restored from a backup,
+                // and the file of an order that is nowhere else would be replaced.
+                let file = |number| {
+                    to.of(&format!(
+                        "orders-{number}-{:08x}.jsonl.gz",
+                        rand::random::<u32>()
+                    ))
+                };
+                let next = archive::reserve(
+                    &mut self.connection,
+                    after,
+                    self.ordered_before,
+                    self.asked.batch,
+                    file,
+                );
+                let Some((page, archive)) = next.await? else {
                     break;
                 };
-                let began = Instant::now();
-                self.move_batch(&mut archive, &mut writer, &batch.orders)
-                    .await?;
-                waiting -= batch.orders.len() as u64;
-                self.pace(began, batch.orders.len()).await;
-                self.report();
-            } else if has_more && has_room {
-                let began = Instant::now();
-                let page =
-                    archive::reserve(&mut self.connection, &mut archive, self.asked.batch).await?;
-                let Some(page) = page else {
-                    has_more = false;
-                    continue;
-                };
+                after = page.last;
                 self.left += (page.seen - page.finished.len()) as u64;
-                waiting += page.finished.len() as u64;
-                if !page.finished.is_empty() {
-                    queue.push_back(Batch {
-                        orders: page.finished,
-                        ripe: Instant::now() + GRACE,
-                    });
-                }
+                reserved += page.finished.len();
                 self.pace(began, page.seen).await;
-            } else if let Some(batch) = queue.front() {
-                tokio::time::sleep_until(batch.ripe.into()).await;
-            } else {
-                break;
+                if let Some(archive) = archive {
+                    let orders = page.finished;
+                    waiting.push_back(Reserved { archive, orders });
+                }
+            }
+            if waiting.is_empty() {
+                return Ok(());
+            }
+            tokio::time::sleep(GRACE).await;
+            while let Some(reserved) = waiting.pop_front() {
+                let began = Instant::now();
+                let orders = reserved.orders.len();
+                self.move_orders(reserved).await?;
+                self.pace(began, orders).await;
+                self.report();
             }
         }
-        let manifest = writer.complete(&archive, schema::latest())?;
-        let target = format!("archive {} in {}", archive.archive, archive.folder);
-        let action = self
-            .asked
-            .confirm
-            .action(domain::Command::ArchiveRun, &target);
-        archive::complete(&mut self.connection, &archive, &manifest, action).await?;
-        let completed = archive::get(&mut self.connection, archive.archive).await?;
-        Ok(completed.unwrap_or(archive))
     }
 
-    /// The batches that an interrupted run has reserved and not moved.
-    async fn interrupted(&mut self, archive: &Archive) -> anyhow::Result<VecDeque<Batch>> {
-        let mut queue = VecDeque::new();
-        let mut after = archive.moved_to;
-        loop {
-            let orders =
-                archive::reserved(&mut self.connection, archive, after, self.asked.batch).await?;
-            let Some(last) = orders.last() else {
-                return Ok(queue);
-            };
-            after = *last;
-            queue.push_back(Batch {
-                orders,
-                ripe: Instant::now() + GRACE,
-            });
-        }
-    }
-
-    /// Moves a batch. A batch that lost a conflict is tried again.
-    async fn move_batch(
-        &mut self,
-        archive: &mut Archive,
-        writer: &mut Writer,
-        batch: &[Uuid],
-    ) -> anyhow::Result<()> {
+    /// Moves the orders of an archive. It is tried again after a conflict, and while the bucket does not
+    /// answer.
+    async fn move_orders(&mut self, reserved: Reserved) -> anyhow::Result<()> {
         let mut tries = 1;
         loop {
-            match self.try_to_move(archive, writer, batch).await {
+            match self.try_to_move(&reserved).await {
                 Ok(moved) => {
+                    self.files += 1;
                     self.done += moved;
-                    self.left += batch.len() as u64 - moved;
+                    self.left += reserved.orders.len() as u64 - moved;
                     return Ok(());
                 }
                 Err(error) => {
-                    let is_conflict = error
-                        .downcast_ref::<pg::Error>()
-                        .is_some_and(pg::Error::is_transient);
-                    if !is_conflict || tries == TRIES || self.connection.ping().await.is_err() {
-                        return Err(error.context(format!(
-                            "archive {} stopped after {} orders; nothing is lost, run the command again to go on",
-                            archive.archive, archive.orders
-                        )));
+                    let is_passing = error.is::<Unavailable>()
+                        || error
+                            .downcast_ref::<pg::Error>()
+                            .is_some_and(pg::Error::is_transient);
+                    if !is_passing || tries == TRIES || self.connection.ping().await.is_err() {
+                        return Err(error);
                     }
                     tries += 1;
-                    say(format_args!("a batch is tried again: {error:#}"));
-                    writer.rollback()?;
+                    say(format_args!("a file is tried again: {error:#}"));
                     tokio::time::sleep(Duration::from_secs(1)).await;
                 }
             }
         }
     }
 
-    /// Moves a batch in one transaction, and returns how many orders were moved.
-    async fn try_to_move(
-        &mut self,
-        archive: &mut Archive,
-        writer: &mut Writer,
-        batch: &[Uuid],
-    ) -> anyhow::Result<u64> {
+    /// Moves the orders of an archive in one transaction, and returns how many were moved.
+    async fn try_to_move(&mut self, reserved: &Reserved) -> anyhow::Result<u64> {
+        let mut archive = reserved.archive.clone();
         let mut transaction = self.connection.begin().await.map_err(pg::Error::from)?;
-        let copied: Copied = archive::copy(&mut transaction, archive, batch).await?;
-        let rows = writer.append(&copied.parts)?;
-        let mut moved = archive.clone();
-        let written = writer.written();
-        archive::delete(&mut transaction, &mut moved, &copied, &rows, &written).await?;
+        let copied = archive::copy(&mut transaction, &archive, &reserved.orders).await?;
+        let name = archive.file.rsplit('/').next().unwrap_or_default();
+        let mut packed = GzEncoder::new(Vec::new(), Compression::new(LEVEL));
+        packed.write_all(copied.lines.as_bytes())?;
+        let sha256 = self.to.store(name, &packed.finish()?).await?;
+        let sums = format!("{sha256}  {name}\n");
+        self.to
+            .store(&format!("{name}.sha256"), sums.as_bytes())
+            .await?;
+        archive::complete(&mut transaction, &mut archive, &copied, &sha256).await?;
         transaction.commit().await.map_err(pg::Error::from)?;
-        writer.committed();
-        *archive = moved;
         Ok(copied.orders.len() as u64)
+    }
+
+    /// Records the action.
+    async fn note(&mut self, target: &str, what: &str) -> anyhow::Result<()> {
+        let action = self
+            .asked
+            .confirm
+            .action(domain::Command::ArchiveRun, target);
+        let done = i64::try_from(self.done)?;
+        let changed = Changed::created(
+            json!({ "run": what, "orders": self.done, "files": self.files, "left": self.left }),
+        );
+        actions::record(&mut self.connection, action, done, changed).await?;
+        Ok(())
     }
 
     /// Waits as long as a step with this many orders must take at the rate of the run. An order is
@@ -487,8 +410,4 @@ impl Runner<'_> {
             say(text);
         }
     }
-}
-
-fn folder_of(to: &Path, archive: i32) -> PathBuf {
-    to.join(name_of(archive))
 }
