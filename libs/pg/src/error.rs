@@ -18,8 +18,12 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Error {
     /// A statement failed, or the connection broke and it is unknown whether the statement took
     /// effect.
-    #[error("database: {}", reason(.0))]
-    Database(Arc<sqlx::Error>),
+    #[error("database{}: {}", during(*.transaction), reason(.cause))]
+    Database {
+        cause: Arc<sqlx::Error>,
+        /// The name of the [`transaction!`](crate::transaction!) that it has ended.
+        transaction: Option<&'static str>,
+    },
     #[error(
         "database: no connection to {address} within {waited:?}: it doesn't respond (DATABASE_URL), or all {most} connections are in use (DATABASE_CONNECTIONS)"
     )]
@@ -46,6 +50,11 @@ pub enum Error {
     Vault(#[from] VaultError),
     #[error("the database holds a value that this version does not know: {0}")]
     Unreadable(String),
+}
+
+/// Names the transaction of an error.
+fn during(transaction: Option<&'static str>) -> String {
+    transaction.map_or_else(String::new, |name| format!(" ({name})"))
 }
 
 /// The text of the error. Position and routine in the source of PostgreSQL are left out, because a
@@ -90,7 +99,10 @@ fn without_response(error: &sqlx::Error) -> String {
 
 impl From<sqlx::Error> for Error {
     fn from(error: sqlx::Error) -> Self {
-        Self::Database(Arc::new(error))
+        Self::Database {
+            cause: Arc::new(error),
+            transaction: None,
+        }
     }
 }
 
@@ -101,6 +113,15 @@ macro_rules! store_error {
         impl From<sqlx::Error> for $error {
             fn from(error: sqlx::Error) -> Self {
                 Self::Store(error.into())
+            }
+        }
+
+        impl $crate::transaction::TransactionError for $error {
+            fn database(&mut self) -> Option<&mut $crate::Error> {
+                match self {
+                    Self::Store(error) => Some(error),
+                    _ => None,
+                }
             }
         }
     };
@@ -127,8 +148,23 @@ impl Error {
     /// The error of the server, if the server refused the statement.
     fn refused(&self) -> Option<&(dyn DatabaseError + 'static)> {
         match self {
-            Self::Database(error) => error.as_database_error(),
+            Self::Database { cause, .. } => cause.as_database_error(),
             _ => None,
+        }
+    }
+
+    /// The same error, with the name of the transaction that it has ended.
+    #[must_use]
+    pub(crate) fn in_transaction(self, name: &'static str) -> Self {
+        match self {
+            Self::Database {
+                cause,
+                transaction: None,
+            } => Self::Database {
+                cause,
+                transaction: Some(name),
+            },
+            other => other,
         }
     }
 
@@ -162,6 +198,9 @@ impl Error {
     /// refused again, so such an error is never [transient](Self::is_transient). For a batch it
     /// means that one of its items is probably at fault.
     pub fn is_about_data(&self) -> bool {
+        if self.cannot_be_read() {
+            return true;
+        }
         // The classes are 21 (a row was affected twice), 22 (invalid data), 23 (a violated
         // constraint) and 54 (a limit was exceeded: for example, a value is too large for an
         // index).
@@ -175,9 +214,36 @@ impl Error {
     /// so callers retry it only a bounded number of times, if at all.
     pub fn is_transient(&self) -> bool {
         match self {
+            Self::NoConnection { .. } | Self::Silent(_) | Self::Replaced | Self::Unfit(_) => true,
             Self::Vault(_) | Self::Unreadable(_) => false,
-            _ => self.code().is_none() || self.is_of(&["08", "25", "40", "53", "55", "57", "58"]),
+            Self::Database { cause, .. } => match &**cause {
+                sqlx::Error::Io(_)
+                | sqlx::Error::Tls(_)
+                | sqlx::Error::PoolTimedOut
+                | sqlx::Error::PoolClosed
+                | sqlx::Error::WorkerCrashed
+                | sqlx::Error::BeginFailed
+                // A connection that is closed during its first message looks like this, too.
+                | sqlx::Error::Protocol(_) => true,
+                sqlx::Error::Database(_) => {
+                    self.is_of(&["08", "25", "40", "53", "55", "57", "58"])
+                }
+                // What this program has asked wrongly, or cannot read of what it got.
+                _ => false,
+            },
         }
+    }
+
+    /// Whether a value of the statement cannot be sent, or one of its result cannot be read. The server
+    /// has no part in that, so such an error has no SQLSTATE, and a repeat meets it again.
+    fn cannot_be_read(&self) -> bool {
+        matches!(self, Self::Database { cause, .. } if matches!(
+            **cause,
+            sqlx::Error::Encode(_)
+                | sqlx::Error::Decode(_)
+                | sqlx::Error::ColumnDecode { .. }
+                | sqlx::Error::TypeNotFound { .. }
+        ))
     }
 
     /// Whether one item of a batch may have caused the error, so that writing the items one by one
@@ -209,4 +275,51 @@ macro_rules! retry_conflicts {
             }
         }
     }};
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Only an error of the connection goes away by itself. What this program cannot send or read is
+    /// as wrong the next time, and one item of a batch that has such a value must not hold up the others.
+    #[test]
+    fn what_can_never_succeed_is_not_repeated_for_ever() {
+        let unreadable = || sqlx::Error::ColumnDecode {
+            index: "provider".to_owned(),
+            source: "invalid utf-8".into(),
+        };
+        for error in [
+            unreadable(),
+            sqlx::Error::Decode("unexpected null".into()),
+            sqlx::Error::Encode("too many elements".into()),
+        ] {
+            let error = Error::from(error);
+            assert!(error.is_about_data(), "{error}");
+            assert!(!error.is_transient(), "{error}");
+            assert!(error.may_concern_one_item(), "{error}");
+        }
+        for error in [
+            sqlx::Error::RowNotFound,
+            sqlx::Error::ColumnNotFound("provider".to_owned()),
+        ] {
+            let error = Error::from(error);
+            assert!(!error.is_transient() && !error.is_about_data(), "{error}");
+        }
+        for error in [
+            sqlx::Error::Io(ErrorKind::ConnectionReset.into()),
+            sqlx::Error::PoolTimedOut,
+            sqlx::Error::Protocol("unexpected end".to_owned()),
+        ] {
+            let error = Error::from(error);
+            assert!(error.is_transient() && !error.is_about_data(), "{error}");
+        }
+        for error in [
+            Error::Silent(Duration::from_secs(10)),
+            Error::Replaced,
+            Error::Unfit(Unfit::Standby),
+        ] {
+            assert!(error.is_transient(), "{error}");
+        }
+    }
 }

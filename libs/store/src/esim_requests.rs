@@ -111,7 +111,9 @@ pub async fn due(
 /// `free` locks the rows of `work`, and `known` what is asked, in the form that is committed now. A
 /// request that somebody is just changing is left for the next look, because waiting for it here
 /// could be a deadlock. `done` deletes the rows whose request has ended, for example because the
-/// claim of its give-back has answered the question about the use, too.
+/// claim of its give-back has answered the question about the use, too. A request that names another
+/// provider or partner than those of its eSIM cannot be read: this provider may know another eSIM by the
+/// same number.
 pub async fn claim(
     connection: &mut PgConnection,
     provider: &str,
@@ -151,9 +153,9 @@ pub async fn claim(
                   coalesce(extract(epoch FROM now() - l.give_back_asked_at), 0)::float8 AS "asked_age!",
                   coalesce(extract(epoch FROM now() - l.attempted_at), 0)::float8 AS "attempt_age!"
            FROM open l
-           LEFT JOIN esims e ON e.topup_id = l.topup_id
+           LEFT JOIN esims e ON e.topup_id = l.topup_id AND e.provider = $1
            LEFT JOIN topups t ON t.topup_id = l.topup_id
-           LEFT JOIN placements p ON p.placement_id = t.placement_id"#,
+           LEFT JOIN placements p ON p.placement_id = t.placement_id AND p.partner_id = l.partner_id"#,
         provider,
         rows,
         seconds(lease),
@@ -164,7 +166,12 @@ pub async fn claim(
         let topup_id = row.topup_id.clone();
         match read(row) {
             Ok(one) => claimed.push(one),
-            Err(error) => set_aside(connection, &topup_id, &error.to_string()).await?,
+            // The others must not wait for it. Its lease ends, and the next claim tries again.
+            Err(error) => {
+                if let Err(error) = set_aside(connection, &topup_id, &error.to_string()).await {
+                    tracing::warn!(topup.id = topup_id, %error, "a request cannot be set aside");
+                }
+            }
         }
     }
     Ok(claimed)

@@ -86,14 +86,14 @@ async fn settle_others(
 
 /// Whether the general statements for this settlement may commit one by one. Failed units forbid
 /// that, because a further statement marks them as failed: if the process died before it, they
-/// would stay pending without any work. Outcomes that bought nothing are rare, so the cost of the
-/// transaction does not matter there. What is parked is noted in the history with it.
+/// would stay pending without any work. What is parked is noted in the history by a further statement,
+/// too. Outcomes that bought nothing are rare, so the cost of the transaction does not matter there.
 ///
 /// Other purchases may take further statements as well: one parks a purchase that nobody expected,
 /// and a second settlement of the same placement has a round of its own. They need no larger
-/// transaction, because each statement leaves every row in a state that the machine allows, and a
-/// repeat finds what the first one recorded. If the process dies in between, readiness events are
-/// missing, and the sweep finds their deliveries.
+/// transaction, because each statement leaves every row in a state that the machine allows, writes
+/// what the history has to tell of it itself, and says the same again when it is repeated. If the process
+/// dies in between, readiness events are missing, and the sweep finds their deliveries.
 fn needs_no_transaction(settlement: &Settlement) -> bool {
     let has_not_failed = |unit: &Unit| !matches!(unit.progress, Progress::Failed(_));
     matches!(&settlement.outcome, Outcome::Bought { units, park: None, .. } if units.iter().all(has_not_failed))
@@ -339,15 +339,20 @@ impl Bought {
                    DELETE FROM held
                    WHERE id = ANY (ARRAY (SELECT placement_id FROM moved WHERE park IS NULL))
                    RETURNING id
+               ), cleared AS (
+                   -- The history remembers the end of the wait. A repeat finds nothing to end, so this is no
+                   -- statement of its own.
+                   INSERT INTO history (order_id, placement_id, provider, kind)
+                   SELECT order_id, placement_id, provider, $14
+                   FROM moved WHERE placement_id = ANY (ARRAY (SELECT id FROM unheld))
                )
-               -- One row for each moved placement, one more for each ready unit, and one for each end of a wait.
-               SELECT placement_id AS "placement_id!", NULL::uuid AS "delivery_id?", false AS "cleared!" FROM moved
-               UNION ALL SELECT placement_id, delivery_id, false FROM ready
-               UNION ALL SELECT id, NULL, true FROM unheld
+               -- One row for each moved placement, and one more for each ready unit.
+               SELECT placement_id AS "placement_id!", NULL::uuid AS "delivery_id?" FROM moved
+               UNION ALL SELECT placement_id, delivery_id FROM ready
                -- And one for each unit that this very settlement has made ready before: its batch is repeated
                -- after an error, or because its response was lost, and nobody has announced these yet.
                UNION ALL
-               SELECT unit.placement_id, unit.delivery_id, false
+               SELECT unit.placement_id, unit.delivery_id
                FROM unit JOIN esims e ON e.topup_id = unit.topup_id AND e.delivery_id = unit.delivery_id
                WHERE unit.placement_id = ANY (ARRAY (SELECT placement_id FROM moved))"#,
             &self.placements,
@@ -363,15 +368,12 @@ impl Bought {
             &self.deliveries as &[Option<Uuid>],
             &self.references as &[Option<String>],
             &self.code_digests as &[Option<Vec<u8>>],
+            HistoryKind::Cleared.as_str(),
         );
-        let mut notes = Vec::new();
-        for row in query.fetch_all(&mut *connection).await? {
-            if row.cleared {
-                notes.push(Note::new(row.placement_id, HistoryKind::Cleared));
-            }
+        for row in query.fetch_all(connection).await? {
             note(changes, row.placement_id, row.delivery_id);
         }
-        history::write(connection, &notes).await
+        Ok(())
     }
 
     /// Notes those purchases that this transaction has parked. One that was parked before stays so
@@ -424,6 +426,9 @@ impl Bought {
     /// Parks purchases that nobody expected: by another attempt than the current one, or of a
     /// placement that is open again or closed. A later attempt than the current one was recorded by
     /// a commit that the database has lost.
+    ///
+    /// One statement parks them and notes it. If it is repeated, because its response was lost, it finds
+    /// them parked for the same purchase and returns them once more, so that nobody misses the alarm.
     async fn park_unexpected(
         &self,
         connection: &mut PgConnection,
@@ -445,7 +450,7 @@ impl Bought {
                    WHERE p.placement_id = new.placement_id
                      AND (p.state IN ('accepted', 'refused', 'failed')
                           OR (p.attempt <> new.attempt AND NOT p.disputed))
-                   RETURNING p.placement_id, p.provider, p.partner_id, p.attempt, p.reason
+                   RETURNING p.placement_id, p.order_id, p.provider, p.partner_id, p.attempt, p.reason
                ), done AS (
                    -- Nothing is done for it until an operator resolves it.
                    DELETE FROM work WHERE id = ANY (ARRAY (SELECT placement_id FROM moved))
@@ -454,28 +459,32 @@ impl Bought {
                    INSERT INTO held (id, state, provider, partner_id)
                    SELECT placement_id, 'parked', provider, partner_id FROM moved
                    ON CONFLICT DO NOTHING
+               ), noted AS (
+                   INSERT INTO history (order_id, placement_id, provider, kind, attempt, reason)
+                   SELECT order_id, placement_id, provider, $4, attempt, reason FROM moved
                )
-               SELECT placement_id AS "placement_id!", attempt AS "attempt!", reason FROM moved"#,
+               SELECT placement_id AS "placement_id!", true AS "moved!" FROM moved
+               UNION ALL
+               SELECT p.placement_id, false
+               FROM unnest($1::uuid[], $2::int[]) AS new (placement_id, attempt)
+               JOIN placements p ON p.placement_id = new.placement_id
+               WHERE p.placement_id = ANY ($1) AND p.disputed
+                 AND starts_with(p.reason, 'bought_unexpectedly: attempt ' || new.attempt || ' was bought')"#,
             &self.placements,
             &self.attempts,
             &self.references as &[Option<String>],
+            HistoryKind::Disputed.as_str(),
         );
-        let mut notes = Vec::new();
-        for row in query.fetch_all(&mut *connection).await? {
-            notes.push(Note {
-                attempt: Some(row.attempt),
-                reason: row.reason,
-                ..Note::new(row.placement_id, HistoryKind::Disputed)
-            });
+        for row in query.fetch_all(connection).await? {
             changes.insert(
                 row.placement_id.into(),
                 Settled {
-                    moved: true,
+                    moved: row.moved,
                     unexpected: true,
                     ..Settled::default()
                 },
             );
         }
-        history::write(connection, &notes).await
+        Ok(())
     }
 }

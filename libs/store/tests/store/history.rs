@@ -247,6 +247,68 @@ async fn a_block_of_an_endpoint_and_its_end_are_remembered() {
     assert_eq!(told.len(), 2, "{told:?}");
 }
 
+/// An error that goes away hides nothing: what was found out is noted and told when the settlement is
+/// repeated. So nothing is changed before it is noted.
+#[tokio::test]
+async fn a_transient_error_loses_no_note_and_no_alarm() {
+    let bench = Bench::new().await;
+    bench
+        .sql(
+            "CREATE SEQUENCE failures;
+             CREATE FUNCTION fail_once() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                 IF nextval('failures') % 2 = 1 THEN
+                     RAISE EXCEPTION 'no space is left' USING ERRCODE = '53100';
+                 END IF;
+                 RETURN NEW;
+             END $$;
+             CREATE TRIGGER fails BEFORE INSERT ON history FOR EACH ROW WHEN (NEW.kind IN ('disputed', 'cleared'))
+             EXECUTE FUNCTION fail_once()",
+        )
+        .await;
+    let twice = async |settlement: Settlement| {
+        let batch = [settlement];
+        let mut connection = bench.connection().await;
+        let error = store::placements::settle(&mut connection, &batch)
+            .await
+            .unwrap_err();
+        assert!(error.is_transient(), "{error}");
+        store::placements::settle(&mut connection, &batch)
+            .await
+            .unwrap()
+            .remove(0)
+    };
+
+    let unexpected = bench.placing(1).await;
+    bench.sql("UPDATE placements SET state = 'failed'").await;
+    let purchase = bought(
+        placement(&unexpected),
+        1,
+        vec![ready(&topups(&unexpected)[0])],
+        true,
+    );
+    let told = twice(purchase).await;
+    assert!(told.moved && told.unexpected, "{told:?}");
+    assert_eq!(
+        kinds(&bench.noted(&unexpected).await),
+        [("disputed", Some(1))]
+    );
+
+    let cleared = bench.placing(1).await;
+    let parked = Outcome::Parked {
+        reason: Code::OutcomeUnknown.into(),
+    };
+    bench.settle(&[settled(&cleared, 1, parked)]).await;
+    let purchase = bought(
+        placement(&cleared),
+        1,
+        vec![ready(&topups(&cleared)[0])],
+        true,
+    );
+    assert!(twice(purchase).await.moved);
+    let noted = bench.noted(&cleared).await;
+    assert_eq!(kinds(&noted), [("parked", Some(1)), ("cleared", None)]);
+}
+
 /// A unit that fails is remembered with the time, which is stored nowhere else.
 #[tokio::test]
 async fn a_failed_unit_and_a_purchase_that_nobody_expected_are_remembered() {

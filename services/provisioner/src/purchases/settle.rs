@@ -133,7 +133,11 @@ impl ProviderContext {
                     iccid,
                     code,
                     expired_date,
-                } => match (Profile { code, expired_date }).seal(&self.vault, &topup_id) {
+                } => match (Profile { code, expired_date }).seal(
+                    &self.vault,
+                    claimed.partner_id,
+                    &topup_id,
+                ) {
                     Ok(profile) => Progress::Ready(ReadyProfile {
                         iccid,
                         profile,
@@ -324,9 +328,8 @@ impl ProviderContext {
                 attempt = claimed.attempt,
                 provider.name = self.calls.name,
                 provider.option = claimed.lane,
-                "a purchase was made, and its placement is disputed or not stored here any more; that is in order if \
-                 the partner has moved to another cell. If commits were lost, the purchase is an orphan, which \
-                 `esimctl recover --ledger` names"
+                "a purchase was made, and its placement already waits for an operator or is not stored any more. If commits \
+                 were lost, the purchase is an orphan, which `esimctl recover --ledger` names"
             );
         } else if !settled.moved {
             tracing::info!(
@@ -340,16 +343,40 @@ impl ProviderContext {
 
     /// Counts the topups that failed or are parked.
     fn count(&self, claimed: &Claimed, outcome: &Outcome, settled: &Settled) {
+        if let Some(next) = &settled.rerouted {
+            self.calls.metrics.rerouted(&self.calls.name, next);
+        }
+        if settled.moved {
+            let counted = Counted::of(claimed, outcome, settled);
+            let undecided =
+                matches!(outcome, Outcome::Rejected { .. }) && claimed.report_to.is_some();
+            self.calls
+                .metrics
+                .failed(&self.calls.name, counted.failed, !undecided);
+            self.calls.metrics.parked(&self.calls.name, counted.parked);
+        }
+    }
+}
+
+/// How many topups an outcome has failed, and how many now wait for an operator.
+#[derive(Debug, PartialEq, Eq)]
+struct Counted {
+    failed: usize,
+    parked: usize,
+}
+
+impl Counted {
+    fn of(claimed: &Claimed, outcome: &Outcome, settled: &Settled) -> Self {
         let pending = claimed.topups.iter().filter(|topup| topup.pending).count();
         let (failed, parked) = match outcome {
+            // Nothing of what the provider has said is stored then.
+            Outcome::Bought { .. } if settled.unexpected => (0, pending),
             Outcome::Bought { units, park, .. } => {
                 let failed = |unit: &&Unit| matches!(unit.progress, Progress::Failed(_));
-                let parks =
-                    (park.is_some() && claimed.was != PlacementState::Parked) || settled.unexpected;
                 let known = units
                     .iter()
                     .filter(|unit| !matches!(unit.progress, Progress::Pending));
-                let parked = if parks {
+                let parked = if park.is_some() && claimed.was != PlacementState::Parked {
                     pending.saturating_sub(known.count())
                 } else {
                     0
@@ -363,17 +390,7 @@ impl ProviderContext {
                 (0, 0)
             }
         };
-        if let Some(next) = &settled.rerouted {
-            self.calls.metrics.rerouted(&self.calls.name, next);
-        }
-        if settled.moved {
-            let undecided =
-                matches!(outcome, Outcome::Rejected { .. }) && claimed.report_to.is_some();
-            self.calls
-                .metrics
-                .failed(&self.calls.name, failed, !undecided);
-            self.calls.metrics.parked(&self.calls.name, parked);
-        }
+        Self { failed, parked }
     }
 }
 
@@ -397,7 +414,80 @@ fn comes_again(look_up: LookUp, listed: usize, ordered: usize) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use domain::{OptionId, OrderId, PartnerId, PlacementId, TopupIds};
+    use store::placements::ClaimedTopup;
+
     use super::*;
+
+    fn claimed(pending: usize) -> Claimed {
+        let topup = |_| ClaimedTopup {
+            topup_id: TopupIds::new([7; 32]).next(runtime::clock::now()),
+            option_id: OptionId::new(),
+            provider_option_id: "ready".to_owned(),
+            provider_unit_id: None,
+            pending: true,
+        };
+        Claimed {
+            placement_id: PlacementId::new(),
+            order_id: OrderId::new(),
+            partner_id: PartnerId::new(),
+            external_order_id: "order".to_owned(),
+            ordered_at: runtime::clock::now(),
+            lane: "ready".to_owned(),
+            was: PlacementState::Placing,
+            fresh: false,
+            attempt: 1,
+            attempt_age: Duration::ZERO,
+            age: Duration::ZERO,
+            placed_age: None,
+            unknowns: 0,
+            call_may_be_in_flight: false,
+            report_to: None,
+            traceparent: None,
+            reference: None,
+            topups: (0..pending).map(topup).collect(),
+        }
+    }
+
+    #[test]
+    fn each_unit_of_an_unexpected_purchase_waits_for_an_operator() {
+        let claimed = claimed(2);
+        let failed = |topup: &ClaimedTopup| Unit {
+            topup_id: topup.topup_id.clone(),
+            provider_unit_id: "unit".to_owned(),
+            progress: Progress::Failed("no stock".to_owned()),
+        };
+        let bought = Outcome::Bought {
+            reference: None,
+            units: claimed.topups.iter().map(failed).collect(),
+            collect_in: None,
+            park: None,
+            announced: true,
+        };
+        for (unexpected, counted) in [
+            (
+                true,
+                Counted {
+                    failed: 0,
+                    parked: 2,
+                },
+            ),
+            (
+                false,
+                Counted {
+                    failed: 2,
+                    parked: 0,
+                },
+            ),
+        ] {
+            let settled = Settled {
+                moved: true,
+                unexpected,
+                ..Settled::default()
+            };
+            assert_eq!(Counted::of(&claimed, &bought, &settled), counted);
+        }
+    }
 
     #[test]
     fn only_what_an_exact_look_up_lists_whole_comes_again() {

@@ -119,7 +119,8 @@ pub struct ReadyProfile {
 pub struct Settled {
     /// Whether the settlement changed the placement. A late or repeated one does not.
     pub moved: bool,
-    /// The purchase was unexpected, so the placement is now parked and an operator must look at it.
+    /// The purchase was unexpected, so the placement is parked and an operator must look at it. A repeat
+    /// of the settlement says so, too, and has not moved it.
     pub unexpected: bool,
     /// The provider to which the placement went, because it was rejected and has a further pair.
     pub rerouted: Option<String>,
