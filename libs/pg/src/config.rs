@@ -85,6 +85,32 @@ pub const PLANS: [(&str, &str); 3] = [
 /// startup options, so [`crate::schema::check`] finds it missing and knows that there is a pooler.
 pub(crate) const STARTUP_OPTIONS: (&str, &str) = ("esim.startup_options", "kept");
 
+/// Settings of the session that the statements rely on. Every session of every program sets them itself,
+/// because the server would otherwise take what an administrator has set for a database or a role
+/// (`ALTER DATABASE`, `ALTER ROLE`), or what a stolen role has set for itself. sqlx sets `DateStyle`, `TimeZone`
+/// and `client_encoding` likewise. Others are checked: `synchronous_commit` decides what an answer is
+/// worth, and belongs to the operator ([`crate::primary`]).
+pub const RELIED_ON: [(&str, &str); 11] = [
+    // Tables are found in no other schema, in particular in none that is named like the role. Temporary
+    // tables come last.
+    ("search_path", "public,pg_temp"),
+    // The policies of `work`, `held` and `walks` decide what a stage sees. `off` makes each statement
+    // fail that they would filter.
+    ("row_security", "on"),
+    // Each statement sees what was committed before it, and sees the newest row after it has waited for
+    // a lock. Stricter levels would end it with a conflict instead.
+    ("default_transaction_isolation", "read committed"),
+    ("default_transaction_read_only", "off"),
+    ("default_transaction_deferrable", "off"),
+    // No limits but our own: a stage has those of `PoolConfig::session`, and the migrator sets its own.
+    ("lock_timeout", "0"),
+    ("statement_timeout", "0"),
+    ("idle_in_transaction_session_timeout", "0"),
+    ("idle_session_timeout", "0"),
+    ("standard_conforming_strings", "on"),
+    ("transform_null_equals", "off"),
+];
+
 /// Why the settings do not make a login.
 #[derive(Debug, thiserror::Error)]
 pub enum BadDatabase {
@@ -141,6 +167,7 @@ impl DatabaseConfig {
         Ok(options
             .application_name(application)
             .options([STARTUP_OPTIONS])
+            .options(RELIED_ON)
             .disable_statement_logging())
     }
 }

@@ -15,5 +15,5 @@ mod version;
 
 pub use migrate::{MigrationError, Patience, Wait, apply, migrate};
 pub use progress::{IndexBuild, index_build, pid};
-pub use roles::{Privilege, ROLES, Role, grant, missing, set_password};
+pub use roles::{Privilege, ROLES, Role, grant, missing, set_password, settings};
 pub use version::{SchemaError, check, latest, migrations};

@@ -128,7 +128,7 @@ pub const ROLES: [Role; 5] = [
 /// at once.
 const CONFLICTS: u32 = 10;
 
-/// Revokes all privileges of the role on tables and views of this owner, so that a grant of an
+/// Revokes all privileges of the role on tables, views and functions of this owner, so that a grant of an
 /// older version does not stay. Then it grants what every role needs: the use of the schema, the
 /// tables that the check at the start reads, and, if the owner may pass it on, the role
 /// `pg_read_all_stats`. Without that one, the metrics of the server do not see the sessions of
@@ -136,6 +136,7 @@ const CONFLICTS: u32 = 10;
 const REVOKE: &str = "DO $$
 DECLARE
     owned regclass;
+    called regprocedure;
 BEGIN
     FOR owned IN
         SELECT oid FROM pg_class
@@ -143,6 +144,12 @@ BEGIN
           AND pg_has_role(relowner, 'USAGE')
     LOOP
         EXECUTE format('REVOKE ALL ON %s FROM ROLE_NAME', owned);
+    END LOOP;
+    FOR called IN
+        SELECT oid FROM pg_proc
+        WHERE pronamespace = current_schema()::regnamespace AND prokind = 'f' AND pg_has_role(proowner, 'USAGE')
+    LOOP
+        EXECUTE format('REVOKE ALL ON FUNCTION %s FROM ROLE_NAME', called);
     END LOOP;
     EXECUTE format('GRANT USAGE ON SCHEMA %I TO ROLE_NAME', current_schema());
     IF pg_has_role('pg_read_all_stats', 'USAGE WITH ADMIN OPTION') THEN
@@ -153,10 +160,10 @@ $$;
 GRANT SELECT ON _sqlx_migrations, _schema_serves TO ROLE_NAME;
 ";
 
-/// Grants each existing role its privileges on tables, and takes all others away. Returns the roles
-/// that exist.
+/// Grants each existing role its privileges on tables, and takes all others away, together with the
+/// [settings](settings) that somebody has given the role. Returns the roles that exist.
 ///
-/// Both happen in one transaction, so a running session sees either the old or the new privileges
+/// The privileges change in one transaction, so a running session sees either the old or the new ones
 /// and never none.
 pub async fn grant(connection: &mut PgConnection) -> Result<Vec<Role>> {
     let mut granted = Vec::new();
@@ -164,6 +171,7 @@ pub async fn grant(connection: &mut PgConnection) -> Result<Vec<Role>> {
         if !exists(connection, role).await? {
             continue;
         }
+        reset_settings(connection, role).await?;
         retry(
             connection,
             &(REVOKE.replace("ROLE_NAME", role.name) + role.grants),
@@ -172,6 +180,36 @@ pub async fn grant(connection: &mut PgConnection) -> Result<Vec<Role>> {
         granted.push(role);
     }
     Ok(granted)
+}
+
+/// The settings that a role has of its own (`ALTER ROLE … SET`), in all databases or in this one, such as
+/// `search_path=evil`. A role may set most of them for itself. So whoever has stolen its password can
+/// leave them behind, and a new password does not end them.
+pub async fn settings(connection: &mut PgConnection, role: Role) -> Result<Vec<String>> {
+    let query = sqlx::query_scalar(
+        "SELECT unnest(s.setconfig) FROM pg_db_role_setting s JOIN pg_roles r ON r.oid = s.setrole
+         WHERE r.rolname = $1
+           AND s.setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_database()))
+         ORDER BY 1",
+    );
+    Ok(query.bind(role.name).fetch_all(connection).await?)
+}
+
+/// Ends the [settings] of a role. Where the owner may not change the role, for example because
+/// another tool has created it, they stay, and [`settings`] goes on to tell them.
+async fn reset_settings(connection: &mut PgConnection, role: Role) -> Result<()> {
+    if settings(connection, role).await?.is_empty() {
+        return Ok(());
+    }
+    let name = role.name;
+    let statements = format!(
+        "ALTER ROLE {name} RESET ALL;
+         DO $$ BEGIN EXECUTE format('ALTER ROLE {name} IN DATABASE %I RESET ALL', current_database()); END $$"
+    );
+    match retry(connection, &statements).await {
+        Err(error) if error.is_denied() => Ok(()),
+        done => done,
+    }
 }
 
 /// The roles that do not exist yet. Where an operator of the database creates them, this may be a
@@ -253,7 +291,7 @@ mod tests {
             "INSERT ON orders",
             "INSERT (endpoint_id) ON partner_endpoints",
             "UPDATE (blocked_until) ON partner_endpoints",
-            "EXECUTE ON close_placements(uuid)",
+            "EXECUTE ON refuse_order(uuid, boolean)",
             "EXECUTE ON commits_lost(uuid, bigint, bigint)",
             "DELETE ON pulses",
         ] {

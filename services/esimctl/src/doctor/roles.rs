@@ -102,6 +102,17 @@ fn one(role: Role, state: &session::RoleState, lines: &mut Lines<'_>) {
             SEE,
         );
     }
+    if !state.settings.is_empty() {
+        lines.warning(
+            "privileges",
+            format!(
+                "{name} has settings of its own ({}), which somebody with its password may have left behind",
+                one_line(&state.settings.join(", "))
+            ),
+            format!("run `esimctl migrate`, or as an administrator of PostgreSQL: ALTER ROLE {name} RESET ALL"),
+            "docs/key-rotation.md#the-others",
+        );
+    }
     if state.missing.is_empty() {
         lines.fine("privileges", format!("{name} has what it needs"));
     } else {

@@ -38,8 +38,8 @@ pub const EXAMPLES: &str = "Examples:
   esimctl migrate --await-roles 5m   where an operator of PostgreSQL creates the roles
 
 DATABASE_URL must name the owner of the tables. After the migrations the command grants each role what its program
-needs. The roles are esim_ingress, esim_provisioner, esim_notifier, esim_operator and esim_console; one that does not
-exist is left out. With --roles, their passwords are read from the files database-ingress, database-provisioner, database-notifier,
+needs, and ends the settings that a role has of its own (ALTER ROLE … SET). The roles are esim_ingress, esim_provisioner,
+esim_notifier, esim_operator and esim_console; one that does not exist is left out. With --roles, their passwords are read from the files database-ingress, database-provisioner, database-notifier,
 database-operator and database-console of the folder; the last one may be missing if there is no console.
 
 Orders continue while the command runs. If a lock is not free within --lock-timeout, the command tries again after a
@@ -138,6 +138,18 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
             "the schema is at this version, but the roles were not granted their privileges; run the command as the owner of the tables",
         )?
     };
+    for role in &roles {
+        let settings = schema::settings(&mut connection, *role).await?;
+        if !settings.is_empty() {
+            say(format_args!(
+                "esimctl: {} keeps settings of its own ({}), because the role of DATABASE_URL may not change it: as an \
+                 administrator of PostgreSQL run ALTER ROLE {} RESET ALL",
+                role.name,
+                settings.join(", "),
+                role.name
+            ));
+        }
+    }
     let roles: Vec<&str> = roles.iter().map(|role| role.name).collect();
     console.print(
         &json!({ "schema_version": version, "was": was, "roles": roles }),

@@ -47,9 +47,19 @@ async fn of_roles(system: &mut System) {
         .await;
     system
         .by_sql(
-            "REVOKE EXECUTE ON FUNCTION close_placements(uuid) FROM esim_ingress",
-            "GRANT EXECUTE ON FUNCTION close_placements(uuid) TO esim_ingress",
-            found("fault", "EXECUTE ON close_placements(uuid)"),
+            "REVOKE EXECUTE ON FUNCTION refuse_order(uuid, boolean) FROM esim_ingress",
+            "GRANT EXECUTE ON FUNCTION refuse_order(uuid, boolean) TO esim_ingress",
+            found("fault", "EXECUTE ON refuse_order(uuid, boolean)"),
+        )
+        .await;
+    system
+        .by_sql(
+            "ALTER ROLE esim_notifier SET search_path = evil",
+            "ALTER ROLE esim_notifier RESET search_path",
+            found(
+                "warning",
+                "esim_notifier has settings of its own (search_path=evil)",
+            ),
         )
         .await;
     system

@@ -86,6 +86,8 @@ pub struct RoleState {
     pub is_powerful: bool,
     /// Privileges that its program needs and that it lacks, such as `SELECT ON orders`.
     pub missing: Vec<String>,
+    /// Its [settings](pg::schema::settings).
+    pub settings: Vec<String>,
 }
 
 /// Reads the state of a role; `None` if it does not exist.
@@ -123,6 +125,7 @@ pub async fn role(connection: &mut PgConnection, role: Role) -> Result<Option<Ro
         logs_in: row.try_get("rolcanlogin")?,
         is_powerful: row.try_get("powerful")?,
         missing,
+        settings: pg::schema::settings(connection, role).await?,
     }))
 }
 
