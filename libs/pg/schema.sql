@@ -13,6 +13,7 @@ TABLE archived_orders
     CONSTRAINT archived_orders_pkey PRIMARY KEY (order_id)
     CREATE INDEX archived_orders_at ON public.archived_orders USING btree (archived_at)
     CREATE INDEX archived_orders_external ON public.archived_orders USING btree (external_order_id, partner_id)
+    POLICY all_rows USING true WITH CHECK true
 
 TABLE archives
     archive integer NOT NULL
@@ -27,6 +28,7 @@ TABLE archives
     CONSTRAINT archives_bounds CHECK (((LEAST(began_at, completed_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(began_at, completed_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(file), octet_length(sha256)) <= 100000)))
     CONSTRAINT archives_partners_bounds CHECK ((pg_column_size(partners) <= 10000000))
     CONSTRAINT archives_pkey PRIMARY KEY (archive)
+    POLICY all_rows USING true WITH CHECK true
 
 TABLE commit_losses
     timeline bigint NOT NULL
@@ -34,6 +36,7 @@ TABLE commit_losses
     at timestamp with time zone NOT NULL DEFAULT now()
     CONSTRAINT commit_losses_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (octet_length(told) <= 100000))) NOT VALID
     CONSTRAINT commit_losses_pkey PRIMARY KEY (timeline)
+    POLICY all_rows USING true WITH CHECK true
 
 TABLE deliveries
     delivery_id uuid NOT NULL
@@ -64,6 +67,7 @@ TABLE deliveries
     CREATE INDEX deliveries_created ON public.deliveries USING btree (created_at)
     CREATE INDEX deliveries_events ON public.deliveries USING btree (partner_id, created_at) WHERE (kind <> 'topup.ready'::text)
     CREATE INDEX deliveries_partner ON public.deliveries USING btree (partner_id, created_at)
+    POLICY all_rows USING true WITH CHECK true
     WITH (fillfactor=70)
 
 TABLE delivery_attempts
@@ -79,6 +83,7 @@ TABLE delivery_attempts
     CONSTRAINT delivery_attempts_detail_bounds CHECK ((octet_length(detail) <= 100000)) NOT VALID
     CONSTRAINT delivery_attempts_pkey PRIMARY KEY (delivery_id, attempt, at)
     CREATE INDEX delivery_attempts_at ON public.delivery_attempts USING btree (at)
+    POLICY all_rows USING true WITH CHECK true
 
 TABLE esim_requests
     topup_id text COLLATE "C" NOT NULL
@@ -103,6 +108,7 @@ TABLE esim_requests
     CONSTRAINT esim_requests_bounds CHECK (((LEAST(usage_asked_at, ends_at, read_at, usage_failed_at, give_back_asked_at, attempted_at, not_returned_at, ended_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(usage_asked_at, ends_at, read_at, usage_failed_at, give_back_asked_at, attempted_at, not_returned_at, ended_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(topup_id), octet_length(provider), octet_length(usage_failure), octet_length(give_back), octet_length(reason), octet_length(message)) <= 100000))) NOT VALID
     CONSTRAINT esim_requests_pkey PRIMARY KEY (topup_id)
     CREATE INDEX esim_requests_parked ON public.esim_requests USING btree (provider, ended_at) WHERE (give_back = 'parked'::text)
+    POLICY all_rows USING true WITH CHECK true
 
 TABLE esims
     topup_id text COLLATE "C" NOT NULL
@@ -121,6 +127,7 @@ TABLE esims
     CREATE UNIQUE INDEX esims_code_key ON public.esims USING btree (code_digest) WHERE (code_digest IS NOT NULL)
     CREATE UNIQUE INDEX esims_iccid ON public.esims USING btree (iccid) WHERE (iccid IS NOT NULL)
     CREATE UNIQUE INDEX esims_provider_unit_key ON public.esims USING btree (provider, provider_unit_id)
+    POLICY all_rows USING true WITH CHECK true
     WITH (fillfactor=70)
 
 TABLE further_deliveries
@@ -128,6 +135,8 @@ TABLE further_deliveries
     delivery_id uuid NOT NULL
     CONSTRAINT further_deliveries_bounds CHECK ((octet_length(topup_id) <= 100000)) NOT VALID
     CONSTRAINT further_deliveries_pkey PRIMARY KEY (topup_id, delivery_id)
+    CREATE CONSTRAINT TRIGGER further_delivery_of_its_topup AFTER INSERT ON public.further_deliveries DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION further_delivery_of_its_topup()
+    POLICY all_rows USING true WITH CHECK true
 
 TABLE held
     id uuid NOT NULL
@@ -169,6 +178,10 @@ TABLE history
     CREATE INDEX history_endpoint ON public.history USING btree (endpoint_id, at) WHERE (endpoint_id IS NOT NULL)
     CREATE INDEX history_order ON public.history USING btree (order_id, at) WHERE (order_id IS NOT NULL)
     CREATE INDEX history_provider ON public.history USING btree (provider, at) WHERE ((order_id IS NULL) AND (provider IS NOT NULL))
+    POLICY history_ends USING true
+    POLICY history_erased USING true
+    POLICY history_of_role WITH CHECK ((CURRENT_USER <> 'esim_provisioner'::name) OR (kind <> 'resolved'::text))
+    POLICY history_readable USING true
 
 TABLE minutely
     span text NOT NULL
@@ -181,6 +194,7 @@ TABLE minutely
     histogram bigint[] NOT NULL
     CONSTRAINT minutely_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(span), octet_length(measure), octet_length(subject), pg_column_size(histogram)) <= 100000) AND (array_ndims(histogram) = 1) AND (array_position(histogram, NULL::bigint) IS NULL)))
     CONSTRAINT minutely_pkey PRIMARY KEY (span, at, measure, subject, instance)
+    POLICY all_rows USING true WITH CHECK true
 
 TABLE operator_actions
     action_id uuid NOT NULL
@@ -200,6 +214,15 @@ TABLE operator_actions
     CREATE INDEX operator_actions_apart ON public.operator_actions USING btree (((operator = 'partner'::text)), at)
     CREATE INDEX operator_actions_at ON public.operator_actions USING btree (at)
     CREATE INDEX operator_actions_target ON public.operator_actions USING btree ("left"(split_part(target, ' '::text, 2), 100))
+    POLICY actions_end USING true
+    POLICY actions_of_role WITH CHECK 
+CASE CURRENT_USER
+    WHEN 'esim_ingress'::name THEN ((operator = 'partner'::text) AND (via = 'api'::text))
+    WHEN 'esim_console'::name THEN ((operator <> 'partner'::text) AND (via = 'console'::text) AND acts_at_the_console(operator))
+    WHEN 'esim_operator'::name THEN ((operator <> 'partner'::text) AND (COALESCE(via, 'esimctl'::text) = 'esimctl'::text))
+    ELSE true
+END
+    POLICY actions_readable USING true
 
 TABLE operator_sessions
     token_digest bytea NOT NULL
@@ -214,6 +237,7 @@ TABLE operator_sessions
     CONSTRAINT operator_sessions_bounds CHECK (((LEAST(created_at, used_at, ends_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(created_at, used_at, ends_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(source), octet_length(issuer), octet_length(name), octet_length(role), octet_length(token_digest)) <= 100000))) NOT VALID
     CONSTRAINT operator_sessions_pkey PRIMARY KEY (token_digest)
     CREATE INDEX operator_sessions_operator ON public.operator_sessions USING btree (operator_id)
+    POLICY all_rows USING true WITH CHECK true
 
 TABLE operator_sign_ins
     subject text NOT NULL
@@ -221,6 +245,7 @@ TABLE operator_sign_ins
     until timestamp with time zone NOT NULL
     CONSTRAINT operator_sign_ins_bounds CHECK ((((until >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (until <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (octet_length(subject) <= 100000))) NOT VALID
     CONSTRAINT operator_sign_ins_pkey PRIMARY KEY (subject)
+    POLICY all_rows USING true WITH CHECK true
 
 TABLE operators
     operator_id uuid NOT NULL
@@ -235,6 +260,7 @@ TABLE operators
     CONSTRAINT operators_bounds CHECK (((LEAST(setup_until, disabled_at, signed_in_at, created_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(setup_until, disabled_at, signed_in_at, created_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(name), octet_length(role), octet_length(password), octet_length(setup_digest)) <= 100000))) NOT VALID
     CONSTRAINT operators_name_key UNIQUE (name)
     CONSTRAINT operators_pkey PRIMARY KEY (operator_id)
+    POLICY all_rows USING true WITH CHECK true
 
 TABLE options
     option_id uuid NOT NULL
@@ -259,6 +285,7 @@ TABLE options
     CREATE INDEX options_version ON public.options USING btree (version)
     CREATE CONSTRAINT TRIGGER option_changed AFTER INSERT OR UPDATE ON public.options DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION configuration_changed()
     CREATE TRIGGER options_version BEFORE INSERT OR UPDATE ON public.options FOR EACH ROW EXECUTE FUNCTION next_configuration_version()
+    POLICY all_rows USING true WITH CHECK true
 
 TABLE orders
     order_id uuid NOT NULL
@@ -275,6 +302,7 @@ TABLE orders
     CONSTRAINT orders_external_order_id_key UNIQUE NULLS NOT DISTINCT (external_order_id, partner_id, refused_at)
     CONSTRAINT orders_pkey PRIMARY KEY (order_id)
     CREATE INDEX orders_partner ON public.orders USING btree (partner_id, order_id)
+    POLICY all_rows USING true WITH CHECK true
 
 TABLE partner_endpoints
     endpoint_id uuid NOT NULL
@@ -320,6 +348,7 @@ END) STORED
     CREATE TRIGGER endpoint_blocked AFTER UPDATE OF blocks ON public.partner_endpoints FOR EACH ROW WHEN (((new.blocks > 0) <> (old.blocks > 0))) EXECUTE FUNCTION endpoint_blocked()
     CREATE TRIGGER endpoint_blocked_at_once AFTER INSERT ON public.partner_endpoints FOR EACH ROW WHEN ((new.blocks > 0)) EXECUTE FUNCTION endpoint_blocked()
     CREATE TRIGGER endpoint_moved AFTER INSERT OR UPDATE OF moving_since ON public.partner_endpoints FOR EACH ROW WHEN ((new.moving_since IS NOT NULL)) EXECUTE FUNCTION endpoint_moved()
+    POLICY all_rows USING true WITH CHECK true
 
 TABLE partners
     partner_id uuid NOT NULL
@@ -351,6 +380,7 @@ TABLE partners
     CREATE CONSTRAINT TRIGGER partner_changed AFTER INSERT OR UPDATE ON public.partners DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION configuration_changed()
     CREATE TRIGGER partner_created AFTER INSERT ON public.partners FOR EACH ROW EXECUTE FUNCTION first_endpoint()
     CREATE TRIGGER partners_version BEFORE INSERT OR UPDATE ON public.partners FOR EACH ROW EXECUTE FUNCTION next_configuration_version()
+    POLICY all_rows USING true WITH CHECK true
 
 TABLE placements
     placement_id uuid NOT NULL
@@ -382,6 +412,7 @@ TABLE placements
     CREATE TRIGGER placement_deleted AFTER DELETE ON public.placements FOR EACH ROW WHEN ((old.provider_reference IS NOT NULL)) EXECUTE FUNCTION note_provider_reference()
     CREATE TRIGGER placement_inserted AFTER INSERT ON public.placements FOR EACH ROW WHEN ((new.provider_reference IS NOT NULL)) EXECUTE FUNCTION note_provider_reference()
     CREATE TRIGGER placement_named AFTER UPDATE OF provider_reference ON public.placements FOR EACH ROW WHEN ((new.provider_reference IS DISTINCT FROM old.provider_reference)) EXECUTE FUNCTION note_provider_reference()
+    POLICY all_rows USING true WITH CHECK true
     WITH (fillfactor=60)
 
 TABLE provider_lanes
@@ -395,12 +426,14 @@ TABLE provider_lanes
     updated_at timestamp with time zone NOT NULL DEFAULT now()
     CONSTRAINT provider_lanes_bounds CHECK (((LEAST(since, updated_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(since, updated_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(provider), octet_length(lane), octet_length(instance), octet_length(reason)) <= 100000))) NOT VALID
     CONSTRAINT provider_lanes_pkey PRIMARY KEY (provider, lane, instance)
+    POLICY all_rows USING true WITH CHECK true
 
 TABLE provider_references
     reference text NOT NULL
     placement_id uuid NOT NULL
     CONSTRAINT provider_references_bounds CHECK ((octet_length(reference) <= 100000)) NOT VALID
     CONSTRAINT provider_references_pkey PRIMARY KEY (reference, placement_id)
+    POLICY all_rows USING true WITH CHECK true
 
 TABLE provider_replicas
     provider text NOT NULL
@@ -409,6 +442,7 @@ TABLE provider_replicas
     until timestamp with time zone NOT NULL
     CONSTRAINT provider_replicas_bounds CHECK ((((until >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (until <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(provider), octet_length(instance)) <= 100000) AND ((share >= (0)::double precision) AND (share <= ('1000000000'::numeric)::double precision)))) NOT VALID
     CONSTRAINT provider_replicas_pkey PRIMARY KEY (provider, instance)
+    POLICY all_rows USING true WITH CHECK true
 
 TABLE providers
     name text NOT NULL
@@ -423,6 +457,7 @@ TABLE providers
     balance_at timestamp with time zone
     CONSTRAINT providers_bounds CHECK (((LEAST(open_until, changed_at, failing_since, balance_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(open_until, changed_at, failing_since, balance_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(name), octet_length(reason), octet_length(balance)) <= 100000) AND ((openings >= 0) AND (openings <= 1000000000)) AND ((version >= 0) AND (version <= '9000000000000000000'::bigint)))) NOT VALID
     CONSTRAINT providers_pkey PRIMARY KEY (name)
+    POLICY all_rows USING true WITH CHECK true
 
 TABLE pulses
     instance uuid NOT NULL
@@ -438,6 +473,7 @@ TABLE pulses
     CONSTRAINT pulses_pkey PRIMARY KEY (instance)
     CREATE INDEX pulses_at ON public.pulses USING btree (at)
     CREATE TRIGGER pulses_deleted AFTER DELETE ON public.pulses FOR EACH STATEMENT EXECUTE FUNCTION forget_losses_of_another_cluster()
+    POLICY all_rows USING true WITH CHECK true
 
 TABLE refused_requests
     request_id uuid NOT NULL
@@ -456,6 +492,7 @@ TABLE refused_requests
     CREATE INDEX refused_requests_at ON public.refused_requests USING btree (at)
     CREATE INDEX refused_requests_external ON public.refused_requests USING btree (external_order_id) WHERE (external_order_id IS NOT NULL)
     CREATE INDEX refused_requests_partner ON public.refused_requests USING btree (partner_id, kind, request_id)
+    POLICY all_rows USING true WITH CHECK true
 
 TABLE resends
     resend_id uuid NOT NULL
@@ -485,6 +522,16 @@ TABLE resends
     CREATE INDEX resends_created ON public.resends USING btree (created_at) WHERE ((batch_id IS NULL) AND ((delivery_id IS NULL) OR (via <> 'api'::text)))
     CREATE UNIQUE INDEX redeliveries_running ON public.resends USING btree (partner_id) WHERE (ended_at IS NULL)
     CREATE TRIGGER resend_begun AFTER INSERT ON public.resends FOR EACH ROW WHEN (((new.ended_at IS NULL) AND (new.partner_id IS NOT NULL))) EXECUTE FUNCTION resend_begun()
+    POLICY resends_end USING true
+    POLICY resends_go_on USING true
+    POLICY resends_of_role WITH CHECK 
+CASE CURRENT_USER
+    WHEN 'esim_ingress'::name THEN ((asked_by = 'partner'::text) AND (via = 'api'::text))
+    WHEN 'esim_console'::name THEN ((asked_by <> 'partner'::text) AND (via = 'console'::text))
+    WHEN 'esim_operator'::name THEN ((asked_by <> 'partner'::text) AND (via = 'esimctl'::text))
+    ELSE true
+END
+    POLICY resends_readable USING true
 
 TABLE system
     singleton boolean NOT NULL DEFAULT true
@@ -497,6 +544,7 @@ TABLE system
     CONSTRAINT system_cell_bounds CHECK (((octet_length(cell) <= 100000) AND (octet_length((cut)::text) <= 10000000))) NOT VALID
     CONSTRAINT system_pkey PRIMARY KEY (singleton)
     CONSTRAINT system_singleton_check CHECK (singleton)
+    POLICY all_rows USING true WITH CHECK true
 
 TABLE topups
     topup_id text COLLATE "C" NOT NULL
@@ -510,6 +558,7 @@ TABLE topups
     CONSTRAINT topups_topup_id_key PRIMARY KEY (topup_id)
     CREATE INDEX topups_placement ON public.topups USING btree (placement_id)
     CREATE TRIGGER topup_failed AFTER UPDATE OF state ON public.topups FOR EACH ROW WHEN (((new.state = 'failed'::text) AND (old.state <> 'failed'::text))) EXECUTE FUNCTION topup_failed()
+    POLICY all_rows USING true WITH CHECK true
 
 TABLE walks
     name text NOT NULL
@@ -556,6 +605,16 @@ CASE CURRENT_USER
 END
     WITH (autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_threshold=500)
 
+CREATE OR REPLACE FUNCTION public.acts_at_the_console(asked_name text)
+ RETURNS boolean
+ LANGUAGE sql
+ STABLE SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+    SELECT EXISTS (SELECT FROM operators WHERE name = asked_name AND disabled_at IS NULL)
+           OR EXISTS (SELECT FROM operator_sessions WHERE name = asked_name AND ends_at > now())
+$function$
+
 CREATE OR REPLACE FUNCTION public.channel_moved()
  RETURNS trigger
  LANGUAGE plpgsql
@@ -565,33 +624,6 @@ BEGIN
     NEW.verified_at := NULL;
     NEW.code_digest := NULL;
     RETURN NEW;
-END
-$function$
-
-CREATE OR REPLACE FUNCTION public.close_placements(closed_order uuid)
- RETURNS TABLE(placement_id uuid, was text, attempt integer, refusal_status text, refusal_message text)
- LANGUAGE plpgsql
- SECURITY DEFINER
- SET search_path TO 'public', 'pg_temp'
-AS $function$
-BEGIN
-    -- The locks are taken in one order, so that two calls wait for each other instead of deadlocking. They also wait
-    -- for a claim or a settlement that is under way.
-    PERFORM FROM placements p WHERE p.order_id = closed_order ORDER BY p.placement_id FOR UPDATE;
-    IF EXISTS (SELECT FROM placements p WHERE p.order_id = closed_order AND p.state NOT IN ('accepted', 'failed')) THEN
-        RETURN;
-    END IF;
-    RETURN QUERY
-        WITH before AS MATERIALIZED (
-            SELECT p.placement_id, p.state FROM placements p WHERE p.order_id = closed_order
-        ), moved AS (
-            UPDATE placements p SET state = 'refused', first_claim = NULL FROM before
-            WHERE p.placement_id = before.placement_id
-            RETURNING p.placement_id, before.state, p.attempt, p.refusal_status, p.refusal_message
-        ), done AS (
-            DELETE FROM work WHERE id IN (SELECT moved.placement_id FROM moved)
-        )
-        SELECT * FROM moved ORDER BY moved.placement_id;
 END
 $function$
 
@@ -728,6 +760,30 @@ BEGIN
 END
 $function$
 
+CREATE OR REPLACE FUNCTION public.further_delivery_of_its_topup()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    -- Both may be gone by then.
+    IF EXISTS (
+        SELECT FROM further_deliveries f
+        LEFT JOIN deliveries d ON d.delivery_id = f.delivery_id
+        WHERE f.topup_id = NEW.topup_id AND f.delivery_id = NEW.delivery_id
+          AND (d.topup_id = f.topup_id AND d.endpoint_id IS NOT NULL
+               AND d.partner_id = (SELECT e.partner_id FROM partner_endpoints e WHERE e.endpoint_id = d.endpoint_id)
+               AND d.partner_id = (SELECT p.partner_id FROM topups t JOIN placements p ON p.placement_id = t.placement_id
+                                   WHERE t.topup_id = f.topup_id)) IS NOT TRUE
+    ) THEN
+        RAISE EXCEPTION 'delivery % is not one of topup % to a further endpoint of its partner', NEW.delivery_id, NEW.topup_id
+            USING ERRCODE = 'check_violation';
+    END IF;
+    RETURN NULL;
+END
+$function$
+
 CREATE OR REPLACE FUNCTION public.kind_of_work(state text, attempt integer)
  RETURNS text
  LANGUAGE sql
@@ -751,6 +807,7 @@ $function$
 CREATE OR REPLACE FUNCTION public.next_configuration_version()
  RETURNS trigger
  LANGUAGE plpgsql
+ SET search_path TO 'public', 'pg_temp'
 AS $function$
 BEGIN
     -- This changes nothing and locks nothing. It fails for a role that may not raise the version: notifiers have a privilege
@@ -838,7 +895,47 @@ VIEW partner_units AS
      JOIN placements p ON ((p.order_id = o.order_id)))
      JOIN topups t ON ((t.placement_id = p.placement_id)))
      LEFT JOIN esims e ON ((e.topup_id = t.topup_id)))
-     LEFT JOIN deliveries d ON ((d.delivery_id = e.delivery_id)));
+     LEFT JOIN deliveries d ON (((d.delivery_id = e.delivery_id) AND (d.partner_id = o.partner_id))));
+
+CREATE OR REPLACE FUNCTION public.refuse_order(refused_order uuid, is_cancelled boolean)
+ RETURNS TABLE(placement_id uuid, was text, attempt integer, refusal_status text, refusal_message text, reason text)
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    -- The locks are taken in one order, so that two calls wait for each other instead of deadlocking. They also wait
+    -- for a claim or a settlement that is under way, whose outcome the next statements see.
+    PERFORM FROM placements p WHERE p.order_id = refused_order ORDER BY p.placement_id FOR UPDATE;
+    IF EXISTS (SELECT FROM placements p WHERE p.order_id = refused_order AND p.state NOT IN ('accepted', 'failed')) THEN
+        RETURN;
+    END IF;
+    -- Before the units, because the trigger topup_failed tells no partner of the units of a refused order.
+    UPDATE orders o SET refused_at = now(), cancelled_at = CASE WHEN is_cancelled THEN now() END
+    WHERE o.order_id = refused_order AND o.refused_at IS NULL;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    RETURN QUERY
+        WITH before AS MATERIALIZED (
+            SELECT p.placement_id, p.state FROM placements p WHERE p.order_id = refused_order
+        ), moved AS (
+            -- An order that is refused keeps nothing for a first claim, which can never come.
+            UPDATE placements p SET state = 'refused', first_claim = NULL FROM before
+            WHERE p.placement_id = before.placement_id
+            RETURNING p.placement_id, before.state, p.attempt, p.refusal_status, p.refusal_message, p.reason
+        ), done AS (
+            DELETE FROM work WHERE id IN (SELECT moved.placement_id FROM moved)
+        ), failed AS (
+            -- A unit gets the reason of its placement if there is one.
+            UPDATE topups t
+            SET state = 'failed',
+                reason = coalesce(moved.reason, CASE WHEN is_cancelled THEN 'order_cancelled' ELSE 'order_refused' END)
+            FROM moved WHERE t.placement_id = moved.placement_id
+        )
+        SELECT * FROM moved ORDER BY moved.placement_id;
+END
+$function$
 
 CREATE OR REPLACE FUNCTION public.resend_begun()
  RETURNS trigger
@@ -869,6 +966,78 @@ BEGIN
         RETURN false;
     END IF;
     PERFORM mark_returned(resolved_topup);
+    RETURN true;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION public.resolve_placement(of_placement uuid, decision text, at_provider text, at_reference text)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+DECLARE
+    parked placements;
+    goes_on boolean := decision IN ('bought', 'retry');
+    has_units boolean;
+    pair jsonb;
+    new_state text;
+BEGIN
+    IF decision NOT IN ('bought', 'not_bought', 'retry') OR (at_provider IS NOT NULL AND decision <> 'bought') THEN
+        RAISE EXCEPTION 'the decision % at % is unknown', decision, at_provider USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    SELECT * INTO parked FROM placements WHERE placement_id = of_placement FOR UPDATE;
+    IF NOT FOUND OR parked.state <> 'parked'
+       OR (goes_on AND (SELECT refused_at IS NOT NULL FROM orders WHERE order_id = parked.order_id)) THEN
+        RETURN false;
+    END IF;
+    has_units := EXISTS (SELECT FROM topups t JOIN esims e ON e.topup_id = t.topup_id WHERE t.placement_id = of_placement);
+    IF has_units AND (decision = 'retry' OR at_provider IS NOT NULL) THEN
+        RETURN false;
+    END IF;
+    IF at_provider IS NOT NULL THEN
+        SELECT one INTO pair
+        FROM jsonb_array_elements(coalesce(parked.alternatives, '[]') || coalesce(parked.tried, '[]')) one
+        WHERE one->>'provider' = at_provider LIMIT 1;
+        IF NOT FOUND THEN
+            RETURN false;
+        END IF;
+        -- The units get the names that this provider has for their options.
+        UPDATE topups SET provider_option_id = coalesce(pair->'options'->>option_id::text, provider_option_id)
+        WHERE placement_id = of_placement;
+    END IF;
+    new_state := CASE decision WHEN 'bought' THEN 'placed' WHEN 'retry' THEN 'accepted' ELSE 'failed' END;
+    UPDATE placements
+    SET state = new_state, not_found_at = NULL, unknowns = 0, disputed = false,
+        placed_at = CASE WHEN decision = 'bought' THEN now() END,
+        -- A retry is another purchase, so look-ups must not ask about the old one. The stored reference is that of the
+        -- placement's own provider.
+        provider_reference = CASE WHEN decision = 'bought' AND at_reference IS NOT NULL THEN at_reference
+                                  WHEN decision <> 'retry' AND at_provider IS NULL THEN provider_reference END,
+        provider = coalesce(pair->>'provider', provider), lane = coalesce(pair->>'lane', lane),
+        reason = CASE WHEN NOT goes_on THEN 'given_up' END,
+        -- The operator has looked at this provider only, so no other one may be asked.
+        alternatives = NULL
+    WHERE placement_id = of_placement;
+    -- Its collect or its next attempt is due, or nothing is left to do. In any case it no longer waits in `held`.
+    IF goes_on THEN
+        INSERT INTO work AS w (id, kind, provider, lane, partner_id, at)
+        SELECT placement_id, kind_of_work(state, attempt), provider, lane, partner_id, now()
+        FROM placements WHERE placement_id = of_placement
+        ON CONFLICT (id) DO UPDATE
+        SET kind = excluded.kind, at = excluded.at, provider = excluded.provider, lane = excluded.lane;
+    ELSE
+        DELETE FROM work WHERE id = of_placement;
+    END IF;
+    DELETE FROM held WHERE id = of_placement;
+    -- Units follow their placement. A unit with a profile stays ready. If the placement goes on, failed units without an eSIM
+    -- get another chance; otherwise all units without a profile fail.
+    UPDATE topups t
+    SET state = CASE WHEN goes_on THEN 'pending' ELSE 'failed' END, reason = CASE WHEN NOT goes_on THEN 'given_up' END
+    WHERE placement_id = of_placement
+      AND CASE WHEN goes_on THEN state = 'failed' AND NOT EXISTS (SELECT FROM esims e WHERE e.topup_id = t.topup_id)
+               ELSE state = 'pending' AND NOT EXISTS (
+                   SELECT FROM esims e WHERE e.topup_id = t.topup_id AND e.ready_at IS NOT NULL) END;
     RETURN true;
 END
 $function$

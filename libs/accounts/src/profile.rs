@@ -1,11 +1,12 @@
 //! The secret part of an eSIM profile, sealed for storage.
 //!
 //! The provisioner seals a profile before it is stored. The notifier opens it to send it in a
-//! webhook, and ingress to show it to its partner. The sealed text is bound to its topup, so it
-//! cannot be opened for another one. The ICCID is not part of it: it is stored in plain text,
+//! webhook, and ingress to show it to its partner. The sealed text is bound to its topup and to the
+//! partner that has ordered it, so it cannot be opened for another one: a row of a delivery that names
+//! somebody else's topup shows nothing of it. The ICCID is not part of it: it is stored in plain text,
 //! because an index keeps it unique, and it installs nothing.
 
-use domain::{ActivationCode, TopupId};
+use domain::{ActivationCode, PartnerId, TopupId};
 use pg::Result;
 use serde::{Deserialize, Serialize};
 use sqlx::PgConnection;
@@ -32,14 +33,22 @@ pub struct SealedProfile {
 
 #[derive(Serialize, Deserialize)]
 struct Stored {
+    partner_id: PartnerId,
     smdp: String,
     activate_code: String,
     expired_date: String,
 }
 
 impl Profile {
-    pub fn seal(&self, vault: &Vault, topup_id: &TopupId) -> Result<SealedProfile> {
+    /// Seals the profile of a topup for the partner that has ordered it.
+    pub fn seal(
+        &self,
+        vault: &Vault,
+        partner_id: PartnerId,
+        topup_id: &TopupId,
+    ) -> Result<SealedProfile> {
         let stored = Stored {
+            partner_id,
             smdp: self.code.smdp().to_owned(),
             activate_code: self.code.matching_id().to_owned(),
             expired_date: self.expired_date.clone(),
@@ -56,15 +65,36 @@ impl Profile {
         vault.digest(Keyring::Profiles, self.code.identity().as_bytes())
     }
 
-    pub fn open(vault: &Vault, topup_id: &TopupId, sealed: &[u8]) -> Result<Self> {
+    /// Opens the profile of a topup for its partner. For any other partner it counts as damaged.
+    pub fn open(
+        vault: &Vault,
+        partner_id: PartnerId,
+        topup_id: &TopupId,
+        sealed: &[u8],
+    ) -> Result<Self> {
+        let (profile, owner) = Self::unseal(vault, topup_id, sealed)?;
+        if owner != partner_id {
+            return Err(VaultError::Damaged.into());
+        }
+        Ok(profile)
+    }
+
+    /// Opens the profile of a topup of any partner, for operators and for a new master key.
+    pub fn open_of_anybody(vault: &Vault, topup_id: &TopupId, sealed: &[u8]) -> Result<Self> {
+        Ok(Self::unseal(vault, topup_id, sealed)?.0)
+    }
+
+    /// The profile, and the partner that it was sealed for.
+    fn unseal(vault: &Vault, topup_id: &TopupId, sealed: &[u8]) -> Result<(Self, PartnerId)> {
         let bytes = vault.open(Purpose::Profile(topup_id), sealed)?;
         let stored: Stored = serde_json::from_slice(&bytes).map_err(|_| VaultError::Damaged)?;
         let code = ActivationCode::new(&stored.smdp, &stored.activate_code)
             .map_err(|_| VaultError::Damaged)?;
-        Ok(Self {
+        let profile = Self {
             code,
             expired_date: stored.expired_date,
-        })
+        };
+        Ok((profile, stored.partner_id))
     }
 }
 

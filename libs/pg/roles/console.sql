@@ -26,10 +26,13 @@ GRANT SELECT, INSERT, DELETE, UPDATE (used_at) ON operator_sessions TO esim_cons
 GRANT SELECT, INSERT, UPDATE, DELETE ON operator_sign_ins TO esim_console;
 
 -- What its operators change, each together with its record.
-GRANT INSERT ON operator_actions TO esim_console;
-GRANT UPDATE (state, not_found_at, placed_at, reason, unknowns, disputed, provider_reference, alternatives, provider, lane)
-    ON placements TO esim_console;
-GRANT UPDATE (state, reason, provider_option_id) ON topups TO esim_console;
+-- Time and role of a record are those of the database, and a policy lets it record only who has an account or a session.
+GRANT INSERT (action_id, operator, command, target, affected, reason, via, source, before, after)
+    ON operator_actions TO esim_console;
+-- It moves placements and units only by this function, which resolves what is parked. A lock of a placement's row needs the
+-- privilege to change a column; this one says when a provider has called about it.
+GRANT EXECUTE ON FUNCTION resolve_placement(uuid, text, text, text) TO esim_console;
+GRANT UPDATE (hinted_at) ON placements TO esim_console;
 -- A parked give-back that is resolved as returned erases the profile. Only the function can do both, and for no other eSIM.
 GRANT EXECUTE ON FUNCTION resolve_give_back(text, integer, boolean) TO esim_console;
 GRANT UPDATE (state, schedule_start, delivered_at) ON deliveries TO esim_console;
@@ -37,7 +40,10 @@ GRANT INSERT (delivery_id, attempt, at, duration_ms, status, class) ON delivery_
 GRANT INSERT, UPDATE (kind, at, provider, lane), DELETE ON work TO esim_console;
 GRANT DELETE ON held TO esim_console;
 GRANT UPDATE (open_until, reason, denied, openings, version, changed_at, failing_since) ON providers TO esim_console;
-GRANT INSERT, UPDATE (ended_at, cancelled_at) ON resends TO esim_console;
+GRANT UPDATE (ended_at, cancelled_at),
+    INSERT (resend_id, partner_id, state, since, until, matching, phase, after_at, after_id, batch_id, asked_by, via, reason,
+            delivery_id, resent, ended_at, skipped)
+    ON resends TO esim_console;
 
 -- A partner whose key has leaked is disabled, or gets new keys; its limits are changed. Its configuration gets a new
 -- version, which ingress reads.
@@ -65,4 +71,6 @@ GRANT UPDATE (lane) ON held TO esim_console;
 GRANT EXECUTE ON FUNCTION commits_lost(uuid, bigint, bigint) TO esim_console;
 
 -- What did not go straight, and what its operators resolve.
-GRANT SELECT, INSERT ON history TO esim_console;
+GRANT SELECT,
+    INSERT (order_id, placement_id, topup_id, provider, kind, attempt, reason, detail, before, after)
+    ON history TO esim_console;

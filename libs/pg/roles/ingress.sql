@@ -13,10 +13,10 @@ GRANT INSERT ON orders TO esim_ingress;
 GRANT INSERT (placement_id, order_id, partner_id, provider, lane, alternatives, first_claim) ON placements TO esim_ingress;
 GRANT INSERT (topup_id, placement_id, position, option_id, provider_option_id) ON topups TO esim_ingress;
 
--- It moves placements only by this function, which refuses all of an order or none.
-GRANT EXECUTE ON FUNCTION close_placements(uuid) TO esim_ingress;
-GRANT UPDATE (refused_at, cancelled_at) ON orders TO esim_ingress;
-GRANT UPDATE (state, reason) ON topups TO esim_ingress;
+-- It moves placements, fails units and frees an external id only by this function, which refuses all of an order or none. A
+-- lock of an order's row needs the privilege to change a column; this one decides nothing.
+GRANT EXECUTE ON FUNCTION refuse_order(uuid, boolean) TO esim_ingress;
+GRANT UPDATE (traceparent) ON orders TO esim_ingress;
 
 -- What partners see and change themselves: docs/decisions/0017-partner-endpoints.md. Profiles go out in a partner's own
 -- look-up, and a rotation keeps the old key and the old secret.
@@ -37,10 +37,14 @@ GRANT INSERT (delivery_id, partner_id, kind, created_at, credential, ends_at, en
 GRANT INSERT ON delivery_attempts TO esim_ingress;
 GRANT INSERT, UPDATE ON work TO esim_ingress;
 GRANT DELETE ON held TO esim_ingress;
-GRANT SELECT, INSERT ON operator_actions TO esim_ingress;
+-- The record of what partners change. Time and role are those of the database, and a policy lets it record partners only.
+GRANT SELECT, INSERT (action_id, operator, command, target, affected, reason, via, source, before, after)
+    ON operator_actions TO esim_ingress;
 
 -- Resends, which the notifiers work off; partners call them redeliveries. The walks of the sweeps tell which pending deliveries have no row in `work` yet.
-GRANT SELECT, INSERT, UPDATE (ended_at, cancelled_at) ON resends TO esim_ingress;
+GRANT SELECT, UPDATE (ended_at, cancelled_at),
+    INSERT (resend_id, partner_id, state, since, until, matching, phase, after_at, after_id, batch_id, asked_by, via, reason)
+    ON resends TO esim_ingress;
 GRANT SELECT ON walks TO esim_ingress;
 
 -- Its pulse, and what it does if the server has lost commits.

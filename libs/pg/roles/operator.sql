@@ -8,7 +8,9 @@ GRANT SELECT (topup_id, provider, provider_unit_id, iccid, ready_at, delivery_id
     TO esim_operator;
 
 GRANT UPDATE (version) ON system TO esim_operator;
-GRANT INSERT ON partners, options, operator_actions TO esim_operator;
+GRANT INSERT ON partners, options TO esim_operator;
+GRANT INSERT (action_id, operator, command, target, affected, reason, via, source, before, after)
+    ON operator_actions TO esim_operator;
 GRANT UPDATE (name, environment, access_key, secret_key, old_access_key, old_secret_key, old_keys_until,
               disabled_at, max_in_flight,
               requests_per_second, orders_per_second, units_per_second, signed_body_required, has_further_endpoints,
@@ -18,13 +20,16 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON partner_endpoints TO esim_operator;
 GRANT UPDATE ON options, providers TO esim_operator;
 -- Lists of a provider are read at its rate, in which `esimctl` takes a share like a replica of the provisioner.
 GRANT INSERT, UPDATE, DELETE ON provider_replicas TO esim_operator;
-GRANT UPDATE (state, not_found_at, placed_at, reason, unknowns, disputed, provider_reference, alternatives, provider, lane)
-    ON placements TO esim_operator;
-GRANT UPDATE (state, reason, provider_option_id) ON topups TO esim_operator;
+GRANT EXECUTE ON FUNCTION resolve_placement(uuid, text, text, text) TO esim_operator;
+-- What has been entered by hand is no longer parked.
+GRANT UPDATE (state, reason, disputed, unknowns) ON placements TO esim_operator;
 GRANT UPDATE (state, schedule_start, delivered_at) ON deliveries TO esim_operator;
 GRANT INSERT ON delivery_attempts TO esim_operator;
 GRANT INSERT, UPDATE, DELETE ON work, held TO esim_operator;
-GRANT SELECT, DELETE, INSERT, UPDATE (ended_at, cancelled_at) ON resends TO esim_operator;
+GRANT SELECT, DELETE, UPDATE (ended_at, cancelled_at),
+    INSERT (resend_id, partner_id, state, since, until, matching, phase, after_at, after_id, batch_id, asked_by, via, reason,
+            delivery_id, resent, ended_at, skipped)
+    ON resends TO esim_operator;
 
 -- A profile that an operator enters by hand, with its webhook.
 GRANT INSERT (topup_id, provider, provider_unit_id, iccid, profile, ready_at, delivery_id, code_digest),
@@ -35,6 +40,7 @@ GRANT INSERT ON deliveries TO esim_operator;
 GRANT UPDATE (days, after, up_to, began_at) ON walks TO esim_operator;
 GRANT SELECT, DELETE ON refused_requests TO esim_operator;
 GRANT UPDATE (profile, erased_at) ON esims TO esim_operator;
+GRANT UPDATE (reason) ON topups TO esim_operator;
 GRANT UPDATE (traceparent, erased_at) ON orders TO esim_operator;
 GRANT UPDATE (reason, refusal_status, refusal_message, tried, first_claim) ON placements TO esim_operator;
 GRANT DELETE ON delivery_attempts, deliveries, further_deliveries TO esim_operator;
@@ -52,4 +58,6 @@ GRANT SELECT, DELETE ON esim_requests TO esim_operator;
 GRANT EXECUTE ON FUNCTION resolve_give_back(text, integer, boolean) TO esim_operator;
 
 -- What did not go straight. An erasure removes its texts.
-GRANT SELECT, INSERT, UPDATE (reason, detail, before, after) ON history TO esim_operator;
+GRANT SELECT, UPDATE (reason, detail, before, after),
+    INSERT (order_id, placement_id, topup_id, provider, kind, attempt, reason, detail, before, after)
+    ON history TO esim_operator;

@@ -31,4 +31,5 @@ GRANT EXECUTE ON FUNCTION mark_returned(text) TO esim_provisioner;
 GRANT UPDATE (erased_at, returned_at) ON esims TO esim_provisioner;
 
 -- What did not go straight.
-GRANT INSERT ON history TO esim_provisioner;
+GRANT INSERT (order_id, placement_id, topup_id, provider, kind, attempt, reason, detail, before, after)
+    ON history TO esim_provisioner;

@@ -338,7 +338,7 @@ impl Pool {
 fn is_transient(error: &Error) -> bool {
     match error {
         Error::Unfit(unfit) => !unfit.needs_operator(),
-        Error::Database(error) => match &**error {
+        Error::Database { cause, .. } => match &**cause {
             sqlx::Error::Io(error) => error.kind() == io::ErrorKind::ConnectionRefused,
             sqlx::Error::Database(error) => {
                 matches!(error.code().as_deref(), Some("57P03" | "53300"))

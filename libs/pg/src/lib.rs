@@ -24,8 +24,10 @@ pub mod primary;
 pub mod schema;
 pub mod server;
 pub mod sessions;
+pub mod transaction;
 
 pub use columns::{age, count, rfc3339, seconds, signed, unsigned, uuids};
 pub use database::Database;
 pub use error::{CONFLICTS, Error, Result};
 pub use sqlx::PgConnection;
+pub use transaction::{End, Transaction};

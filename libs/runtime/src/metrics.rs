@@ -4,6 +4,8 @@
 mod exemplars;
 pub(crate) mod exposition;
 
+use std::sync::LazyLock;
+
 use opentelemetry::{
     KeyValue, global,
     metrics::{Counter, Gauge, Meter},
@@ -84,6 +86,21 @@ pub(crate) fn build_info() {
             "Version and commit of the process; always 1",
         )
         .record(1, &build);
+}
+
+/// Counts a transaction of the database by its name and by how it ended.
+pub fn transaction(name: &'static str, outcome: &'static str) {
+    static TRANSACTIONS: LazyLock<Counter<u64>> = LazyLock::new(|| {
+        Instruments::of("pg").counter(
+            "esim.transactions",
+            "Transactions of several statements, by their end",
+        )
+    });
+    let labels = [
+        KeyValue::new("transaction", name),
+        KeyValue::new("outcome", outcome),
+    ];
+    TRANSACTIONS.add(1, &labels);
 }
 
 /// Registers the metric of a pool of database connections. `look` returns two numbers: the

@@ -13,7 +13,7 @@ mod refusal;
 
 use std::{collections::BTreeMap, time::Duration};
 
-use domain::{OptionId, OrderId, PartnerId, PlacementId, Reason, TopupId, reason::Code};
+use domain::{OptionId, OrderId, PartnerId, PlacementId, TopupId};
 use pg::{
     Error, Result,
     actions::{self, Action, Actor, Changed},
@@ -406,12 +406,11 @@ pub async fn refuse(
         return Ok(None);
     }
     // If no attempt was made, the provider has not refused anything, so the order stands.
-    let closed = close(&mut transaction, order_id).await?;
+    let closed = close(&mut transaction, order_id, false).await?;
     if !closed.iter().any(|placement| placement.was_attempted) {
         transaction.rollback().await?;
         return Ok(None);
     }
-    finish_refusal(&mut transaction, order_id, &closed, false).await?;
     transaction.commit().await?;
     let attempted = closed.into_iter().filter(|one| one.was_attempted);
     Ok(Some(attempted.map(|one| one.refusal).collect()))
@@ -419,78 +418,37 @@ pub async fn refuse(
 
 /// A placement that [`close`] moved to `refused`.
 struct Closed {
-    placement_id: Uuid,
     /// Whether an attempt of it has ended.
     was_attempted: bool,
     refusal: Refusal,
 }
 
-/// Moves all placements of a locked order to `refused` and returns them. If one is bought or may be
-/// bought, it moves and returns none. The function `close_placements` does
-/// this (its text is in `libs/pg/schema.sql`), because ingress has no privilege to update placements
-/// itself.
-async fn close(connection: &mut PgConnection, order_id: OrderId) -> Result<Vec<Closed>> {
+/// Refuses or cancels a locked order: moves all of its placements to `refused` and returns them, fails
+/// its units, and marks the order. If one is bought or may be bought, it changes nothing and returns
+/// none. The function `refuse_order` does this (its text is in `libs/pg/schema.sql`), because ingress has
+/// no privilege to do any of it itself.
+async fn close(
+    connection: &mut PgConnection,
+    order_id: OrderId,
+    is_cancelled: bool,
+) -> Result<Vec<Closed>> {
     let query = sqlx::query!(
-        r#"SELECT closed.placement_id AS "placement_id!",
-                  closed.was = 'failed' OR closed.attempt > 0 AS "was_attempted!",
-                  closed.refusal_status, closed.refusal_message
-           FROM close_placements($1) closed"#,
+        r#"SELECT closed.was = 'failed' OR closed.attempt > 0 AS "was_attempted!",
+                  closed.refusal_status, closed.refusal_message, closed.reason
+           FROM refuse_order($1, $2) closed"#,
         order_id.uuid(),
+        is_cancelled,
     );
-    let rows = query.fetch_all(&mut *connection).await?;
-    // The function may have waited for an outcome that was being recorded, which its own statement does
-    // not see. So the reasons are read by the next one.
-    let query = sqlx::query!(
-        "SELECT placement_id, reason FROM placements WHERE order_id = $1",
-        order_id.uuid(),
-    );
-    let reasons = query.fetch_all(connection).await?.into_iter();
-    let reasons: BTreeMap<Uuid, Option<String>> =
-        reasons.map(|row| (row.placement_id, row.reason)).collect();
+    let rows = query.fetch_all(connection).await?;
     let closed = rows.into_iter().map(|row| Closed {
-        placement_id: row.placement_id,
         was_attempted: row.was_attempted,
         refusal: Refusal::read(
             row.refusal_status,
             row.refusal_message,
-            reasons.get(&row.placement_id).and_then(Option::as_deref),
+            row.reason.as_deref(),
         ),
     });
     Ok(closed.collect())
-}
-
-/// Marks the order as refused after [`close`] has moved its placements, and its topups as failed. A
-/// topup gets the reason of its placement if there is one.
-async fn finish_refusal(
-    connection: &mut PgConnection,
-    order_id: OrderId,
-    closed: &[Closed],
-    cancelled: bool,
-) -> Result<()> {
-    let placements: Vec<Uuid> = closed
-        .iter()
-        .map(|placement| placement.placement_id)
-        .collect();
-    let reason = Reason::from(if cancelled {
-        Code::OrderCancelled
-    } else {
-        Code::OrderRefused
-    });
-    let statement = sqlx::query!(
-        "WITH refused AS (
-             UPDATE orders SET refused_at = now(), cancelled_at = CASE WHEN $3 THEN now() END WHERE order_id = $1
-         )
-         UPDATE topups t
-         SET state = 'failed',
-             reason = coalesce((SELECT p.reason FROM placements p WHERE p.placement_id = t.placement_id), $4)
-         WHERE t.placement_id = ANY ($2)",
-        order_id.uuid(),
-        &placements,
-        cancelled,
-        reason.to_string(),
-    );
-    statement.execute(connection).await?;
-    Ok(())
 }
 
 /// The result of [`cancel`].
@@ -563,12 +521,11 @@ pub async fn cancel(
             rest: age(undecided_for),
         });
     }
-    let closed = close(&mut transaction, order_id).await?;
+    let closed = close(&mut transaction, order_id, true).await?;
     if closed.is_empty() {
         transaction.rollback().await?;
         return Ok(Cancelled::TooLate);
     }
-    finish_refusal(&mut transaction, order_id, &closed, true).await?;
     let action = Action {
         actor: Actor::PARTNER,
         command: domain::Command::OrderCancel,

@@ -26,7 +26,7 @@ use std::{
 };
 
 use accounts::profile::Profile;
-use domain::{DeliveryId, EndpointKey, endpoint::BlockPolicy, event::Kind};
+use domain::{DeliveryId, EndpointKey, PartnerId, endpoint::BlockPolicy, event::Kind};
 use pg::{Database, PgConnection};
 use pipeline::{
     Effect, GroupCommit,
@@ -407,7 +407,7 @@ impl Deliver {
         if is_mail(delivery) {
             return self.mail(delivery, &content, now).await;
         }
-        let (body, kind) = self.body(&content)?;
+        let (body, kind) = self.body(delivery.partner_id, &content)?;
         let secrets = endpoint
             .secrets
             .as_ref()
@@ -526,11 +526,15 @@ impl Deliver {
 
     /// Makes the body of the webhook. The second part is the kind of an event; it is `None` for the
     /// specified webhook.
-    fn body(&self, content: &Content) -> Result<(Vec<u8>, Option<&'static str>), Failure> {
+    fn body(
+        &self,
+        partner: PartnerId,
+        content: &Content,
+    ) -> Result<(Vec<u8>, Option<&'static str>), Failure> {
         let (body, kind) = match content {
             Content::Esim(esim) if esim.erased => return Err(Failure::Erased),
             Content::Esim(esim) => {
-                let profile = Profile::open(&self.vault, &esim.topup_id, &esim.profile)
+                let profile = Profile::open(&self.vault, partner, &esim.topup_id, &esim.profile)
                     .map_err(Failure::Profile)?;
                 let order = &esim.external_order_id;
                 let qr = &self.settings.qr;

@@ -26,7 +26,7 @@ pub async fn code(
     let Some(sealed) = query.fetch_optional(&mut *transaction).await? else {
         return Ok(None);
     };
-    let profile = Profile::open(vault, topup_id, &sealed)?;
+    let profile = Profile::open_of_anybody(vault, topup_id, &sealed)?;
     actions::finish(transaction, mode, 0, Changed::nothing()).await?;
     Ok(Some(profile))
 }

@@ -176,7 +176,8 @@ async fn store_profile(
     row: &Row,
     unit: &str,
 ) -> Result<(), NotEntered> {
-    let sealed = entered.profile.seal(vault, entered.topup_id)?;
+    let partner = row.partner_id.into();
+    let sealed = entered.profile.seal(vault, partner, entered.topup_id)?;
     let statement = sqlx::query!(
         "WITH stored AS (
              INSERT INTO esims AS e (topup_id, provider, provider_unit_id, iccid, profile, ready_at, delivery_id, code_digest)

@@ -8,9 +8,8 @@
 use std::iter;
 
 use domain::{
-    HistoryKind, OrderId, PartnerId, PlacementId, PlacementState, Reason, Stored, Why,
+    HistoryKind, OrderId, PartnerId, PlacementId, PlacementState, Stored, Why,
     placement::{Event, Placement, Resolution},
-    reason::Code,
 };
 use pg::{
     Error, Result,
@@ -251,11 +250,6 @@ pub enum NotResolved {
 
 pg::store_error!(NotResolved);
 
-/// The stored reason of a placement and of its units that were given up by [`Resolution::NotBought`].
-fn given_up() -> String {
-    Reason::from(Code::GivenUp).to_string()
-}
-
 /// The longest number of a purchase that calls to a provider name.
 const LONGEST_REFERENCE: usize = 128;
 
@@ -299,78 +293,29 @@ impl Decision<'_> {
     }
 }
 
-/// The names of a placement at another provider.
-#[derive(Default)]
-struct Pair {
-    provider: Option<String>,
-    lane: Option<String>,
-    /// The provider's names of the options by ours, as JSON.
-    options: Option<String>,
-}
-
-/// The pair of a placement at `provider`, which is not the `present` one.
-async fn pair(
+/// Checks that a placement may be at `provider`, which is not the `present` one: it was sold there, or
+/// could go there.
+async fn check_pair(
     connection: &mut PgConnection,
     placement_id: PlacementId,
     present: &str,
     provider: &str,
-) -> Result<Pair, NotResolved> {
-    let query = sqlx::query!(
-        r#"SELECT pair->>'provider' AS "provider!", pair->>'lane' AS "lane!", (pair->'options')::text AS options
+) -> Result<(), NotResolved> {
+    let query = sqlx::query_scalar!(
+        r#"SELECT pair->>'provider' AS "provider!"
            FROM placements p
            CROSS JOIN jsonb_array_elements(coalesce(p.alternatives, '[]') || coalesce(p.tried, '[]')) pair
            WHERE p.placement_id = $1"#,
         placement_id.uuid(),
     );
-    let pairs = query.fetch_all(connection).await?;
-    let others = pairs.iter().map(|pair| pair.provider.as_str());
-    let known: Vec<&str> = iter::once(present).chain(others).collect();
-    let known = known.join(", ");
-    let found = pairs.into_iter().find(|pair| pair.provider == provider);
-    let found = found.ok_or(NotResolved::NotItsProvider(known))?;
-    Ok(Pair {
-        provider: Some(found.provider),
-        lane: Some(found.lane),
-        options: found.options,
-    })
-}
-
-/// Gives the units of a placement the names that another provider has for their options.
-async fn rename_options(
-    connection: &mut PgConnection,
-    placement_id: PlacementId,
-    options: &str,
-) -> Result<(), Error> {
-    let statement = sqlx::query!(
-        "UPDATE topups SET provider_option_id = coalesce($2::text::jsonb->>option_id::text, provider_option_id)
-             WHERE placement_id = $1",
-        placement_id.uuid(),
-        options,
-    );
-    statement.execute(connection).await?;
-    Ok(())
-}
-
-/// Gives the units of a placement the names of `provider`, if it is another one than the `present`
-/// one.
-async fn take_at(
-    connection: &mut PgConnection,
-    placement_id: PlacementId,
-    present: &str,
-    has_units: bool,
-    provider: Option<&str>,
-) -> Result<Pair, NotResolved> {
-    let Some(provider) = provider else {
-        return Ok(Pair::default());
-    };
-    let pair = pair(connection, placement_id, present, provider).await?;
-    if has_units {
-        return Err(NotResolved::BoughtHere(present.to_owned()));
+    let others = query.fetch_all(connection).await?;
+    if others.iter().any(|other| other == provider) {
+        return Ok(());
     }
-    if let Some(options) = &pair.options {
-        rename_options(connection, placement_id, options).await?;
-    }
-    Ok(pair)
+    let known: Vec<&str> = iter::once(present)
+        .chain(others.iter().map(String::as_str))
+        .collect();
+    Err(NotResolved::NotItsProvider(known.join(", ")))
 }
 
 /// Locks a placement before anything about it or its units is read. A statement that locks and reads at
@@ -427,66 +372,42 @@ pub async fn resolve(
     if row.has_units && decision.resolution == Resolution::Retry {
         return Err(NotResolved::HasUnits);
     }
-    let due = settled.state != PlacementState::Failed;
     let placed = settled.state == PlacementState::Placed;
     let other = decision
         .bought_at
         .filter(|other| placed && *other != row.provider);
-    let provider = &row.provider;
-    let pair = take_at(
-        &mut transaction,
-        placement_id,
-        provider,
-        row.has_units,
-        other,
-    );
-    let pair = pair.await?;
-    // `settled` moves the placement. `due` makes its collect or its next attempt due, or `done`
-    // deletes its work if it was not bought. In any case it no longer waits in `held`.
-    let statement = sqlx::query!(
-        "WITH settled AS (
-             UPDATE placements p
-             SET state = $2, not_found_at = NULL, unknowns = 0, disputed = false,
-                 placed_at = CASE WHEN $3 THEN now() END,
-                 -- A retry is another purchase, so look-ups must not ask about the old one. The stored reference is
-                 -- that of the placement's own provider.
-                 provider_reference = CASE WHEN $3 AND $7::text IS NOT NULL THEN $7
-                                           WHEN ($3 OR NOT $4) AND $5::text IS NULL THEN p.provider_reference END,
-                 provider = coalesce($5, p.provider), lane = coalesce($6, p.lane),
-                 reason = CASE WHEN $4 THEN NULL ELSE $8 END,
-                 -- The operator has looked at this provider only, so no other one may be asked.
-                 alternatives = NULL
-             WHERE p.placement_id = $1
-             RETURNING p.placement_id, p.state, p.attempt, p.provider, p.lane, p.partner_id
-         ), due AS (
-             INSERT INTO work AS w (id, kind, provider, lane, partner_id, at)
-             SELECT placement_id, kind_of_work(state, attempt), provider, lane, partner_id, now()
-             FROM settled WHERE $4
-             ON CONFLICT (id) DO UPDATE
-             SET kind = excluded.kind, at = excluded.at, provider = excluded.provider, lane = excluded.lane
-         ), done AS (
-             DELETE FROM work WHERE id = ANY (ARRAY (SELECT placement_id FROM settled WHERE NOT $4))
-         )
-         DELETE FROM held WHERE id = ANY (ARRAY (SELECT placement_id FROM settled))",
+    if let Some(other) = other {
+        check_pair(&mut transaction, placement_id, &row.provider, other).await?;
+        if row.has_units {
+            return Err(NotResolved::BoughtHere(row.provider));
+        }
+    }
+    let decided = match decision.resolution {
+        Resolution::Bought => "bought",
+        Resolution::NotBought => "not_bought",
+        Resolution::Retry => "retry",
+    };
+    // The function checks once more what was checked above, because the role of the console has no
+    // other way to move a placement.
+    let query = sqlx::query_scalar!(
+        r#"SELECT resolve_placement($1, $2, $3, $4) AS "moved!""#,
         placement_id.uuid(),
-        settled.state.as_str(),
-        placed,
-        due,
-        pair.provider,
-        pair.lane,
-        decision.reference,
-        given_up(),
+        decided,
+        other,
+        decision.reference.filter(|_| placed),
     );
-    statement.execute(&mut *transaction).await?;
-    let units = settle_units(&mut transaction, placement_id, due).await?;
+    if !query.fetch_one(&mut *transaction).await? {
+        return Err(NotResolved::NotParked(parked.state));
+    }
+    let units = units(&mut transaction, placement_id).await?;
     let was = Was::new(parked.state, &row.provider, row.reason, row.placed_at);
-    let is = was.resolved(settled.state, pair.provider.as_deref());
+    let is = was.resolved(settled.state, other);
     let changed = note_resolved(&mut transaction, placement_id, row.attempt, &was, &is).await?;
     actions::finish(transaction, mode, 1, changed).await?;
     Ok(Resolved {
         placement_id,
         order_id: row.order_id.into(),
-        provider: pair.provider.unwrap_or(row.provider),
+        provider: other.map_or(row.provider, str::to_owned),
         state: settled.state,
         attempt: settled.attempt,
         pending: units.pending,
@@ -522,27 +443,7 @@ struct Units {
     ready: i64,
 }
 
-/// Moves the units of a placement that goes on (`due`) or is given up, and counts them.
-async fn settle_units(
-    connection: &mut PgConnection,
-    placement_id: PlacementId,
-    due: bool,
-) -> Result<Units> {
-    // Units follow their placement. A unit with a profile stays ready. If the placement goes on,
-    // failed units without an eSIM get another chance; otherwise all units without a profile fail.
-    let statement = sqlx::query!(
-        "UPDATE topups t
-         SET state = CASE WHEN $2 THEN 'pending' ELSE 'failed' END,
-             reason = CASE WHEN $2 THEN NULL ELSE $3 END
-         WHERE placement_id = $1
-           AND CASE WHEN $2 THEN state = 'failed' AND NOT EXISTS (SELECT FROM esims e WHERE e.topup_id = t.topup_id)
-                    ELSE state = 'pending' AND NOT EXISTS (
-                        SELECT FROM esims e WHERE e.topup_id = t.topup_id AND e.ready_at IS NOT NULL) END",
-        placement_id.uuid(),
-        due,
-        given_up(),
-    );
-    statement.execute(&mut *connection).await?;
+async fn units(connection: &mut PgConnection, placement_id: PlacementId) -> Result<Units> {
     let query = sqlx::query_as!(
         Units,
         r#"SELECT count(*) FILTER (WHERE state = 'pending' AND e.ready_at IS NULL) AS "pending!",

@@ -212,7 +212,8 @@ pub async fn webhooks(
                   d.kind <> 'topup.ready'
                       AND (d.kind <> ALL (n.events)
                            OR (d.kind = 'topup.failed'
-                               AND (t.state = 'failed' AND o.refused_at IS NULL AND e.ready_at IS NULL) IS NOT TRUE))
+                               AND (t.state = 'failed' AND l.order_id = o.order_id AND o.refused_at IS NULL
+                                    AND e.ready_at IS NULL) IS NOT TRUE))
                       AS "pointless!"
            FROM (SELECT * FROM (
                      SELECT delivery_id, partner_id, kind, topup_id, order_id, created_at, credential, ends_at,
@@ -227,7 +228,7 @@ pub async fn webhooks(
            JOIN partner_endpoints n ON n.endpoint_id = d.partner_id
            LEFT JOIN topups t ON t.topup_id = d.topup_id
            LEFT JOIN esims e ON e.topup_id = d.topup_id
-           LEFT JOIN orders o ON o.order_id = d.order_id
+           LEFT JOIN orders o ON o.order_id = d.order_id AND o.partner_id = d.partner_id
            LEFT JOIN placements l ON l.placement_id = t.placement_id AND d.kind = 'topup.failed'
            ORDER BY d.created_at, d.webhook_id"#,
         partner_id.uuid(),

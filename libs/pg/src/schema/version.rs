@@ -44,7 +44,7 @@ pub enum SchemaError {
 impl From<Error> for SchemaError {
     fn from(error: Error) -> Self {
         let refused = match &error {
-            Error::Database(cause) => Self::refused(cause),
+            Error::Database { cause, .. } => Self::refused(cause),
             Error::Unfit(unfit) if unfit.needs_operator() => Some(Self::Unfit(unfit.clone())),
             _ => None,
         };

@@ -308,6 +308,9 @@ struct Row {
 ///
 /// Every delivery belongs to a partner. All other tables are joined from the left, because an
 /// endpoint may have been deleted, and only some kinds of deliveries have an order, a topup or an eSIM.
+/// A delivery that names an endpoint or an order of another partner is read as if these were gone, so a
+/// role that may only insert deliveries sends nothing of one partner to another one. The profile of a
+/// topup opens for its own partner only.
 /// Some columns are answers to a question:
 ///
 /// - `pointless`: the delivery need not be sent any more.
@@ -342,7 +345,8 @@ async fn read(
                       WHEN 'notice.verify' THEN n.verified_at IS NOT NULL OR d.created_at < now() - interval '30 minutes'
                       ELSE d.kind NOT LIKE 'notice.%' AND d.kind <> ALL (n.events)
                            OR (d.kind = 'topup.failed'
-                               AND (t.state = 'failed' AND o.refused_at IS NULL AND e.ready_at IS NULL) IS NOT TRUE)
+                               AND (t.state = 'failed' AND l.order_id = o.order_id AND o.refused_at IS NULL
+                                    AND e.ready_at IS NULL) IS NOT TRUE)
                   END AS "pointless!",
                   -- A blocked endpoint gets its probe, and tests unless it is paused.
                   NOT (n.blocked_until IS NULL
@@ -362,7 +366,8 @@ async fn read(
            FROM deliveries d
            JOIN partners p ON p.partner_id = d.partner_id
            LEFT JOIN partner_endpoints n ON n.endpoint_id = CASE WHEN d.endpoint_id IS NULL THEN d.partner_id ELSE d.endpoint_id END
-           LEFT JOIN orders o ON o.order_id = d.order_id
+                                              AND n.partner_id = d.partner_id
+           LEFT JOIN orders o ON o.order_id = d.order_id AND o.partner_id = d.partner_id
            LEFT JOIN topups t ON t.topup_id = d.topup_id
            LEFT JOIN esims e ON e.topup_id = d.topup_id
            LEFT JOIN placements l ON l.placement_id = t.placement_id AND d.kind = 'topup.failed'

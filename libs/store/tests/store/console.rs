@@ -58,6 +58,14 @@ impl Bench {
         sqlx::PgConnection::connect(&url).await.unwrap()
     }
 
+    /// An account without a password, so that the console may record what somebody does.
+    pub async fn account(&self, name: &str) {
+        self.sql(&format!(
+            "INSERT INTO operators (operator_id, name, role) VALUES (gen_random_uuid(), '{name}', 'operator')"
+        ))
+        .await;
+    }
+
     pub async fn sign_in(&self, name: &str, password: &str) -> Result<Opened, NotSignedIn> {
         let mut console = self.as_role("console").await;
         let password = SecretString::from(password);
@@ -399,7 +407,9 @@ async fn what_needs_a_person_is_one_list_with_one_action_each() {
         ])
         .await;
     // An open breaker lets nothing be claimed, so it opens last.
+    bench.account("ana").await;
     let open = Action {
+        actor: Actor::console("ana", "192.0.2.1"),
         command: Command::ProviderOpen,
         target: "provider sandbox",
         ..action(Command::OperatorSignOut)

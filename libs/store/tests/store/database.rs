@@ -80,7 +80,7 @@ async fn a_statement_that_takes_too_long_is_ended_by_the_server() {
     let bench = Bench::empty().await;
     let (_relay, database) = through_a_relay(&bench, 1).await;
     let error = sleep(&database, 60.0).await.unwrap_err();
-    let Error::Database(error) = error else {
+    let Error::Database { cause: error, .. } = error else {
         panic!("{error}")
     };
     let code = error

@@ -228,6 +228,7 @@ async fn purchases_on_hold_are_asked_about_and_stay_there_unless_they_are_found(
     ];
     let ids = orders.each_ref().map(placement);
     bench.settle(&[parked(ids[0], 1), parked(ids[1], 1)]).await;
+    bench.account("ana").await;
     let mut console = bench.as_role("console").await;
     let seen = ("sandbox", "never");
     let asked = operated::ask(&mut console, &ids, seen, action()).await;

@@ -173,6 +173,8 @@ fn wrong_statement(
         "create view ",
         // The table is new, or is read by nobody else while it is renamed.
         "create policy ",
+        // A block that does one of these for each table.
+        "do",
         // PostgreSQL only lets it add columns at the end, which older programs do not read.
         "create or replace view ",
         "insert into ",

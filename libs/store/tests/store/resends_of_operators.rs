@@ -70,6 +70,7 @@ async fn a_resend_sends_what_matches_at_several_partners_and_can_be_cancelled() 
         actor: Actor::console("ana", "192.0.2.1"),
         ..action(domain::Command::ResendStart)
     };
+    bench.account("ana").await;
     let id = Uuid::now_v7();
     let started = asked::start(&mut console, id, None, &wanted, start)
         .await
@@ -89,7 +90,10 @@ async fn a_resend_sends_what_matches_at_several_partners_and_can_be_cancelled() 
         (found.asked_by.as_str(), found.via.as_str()),
         ("ana", "console")
     );
-    let cancel = action(domain::Command::ResendCancel);
+    let cancel = Action {
+        command: domain::Command::ResendCancel,
+        ..start
+    };
     let ended = asked::cancel(&mut console, started.resend_id, cancel).await;
     let Ok(Cancelled::Now(ended)) = ended else {
         panic!("{ended:?}");

@@ -1,5 +1,5 @@
-//! What each database role may do, and above all what it may not: the credentials of one stage must
-//! not suffice to do the work of another.
+//! The privileges of the database roles and the functions that check what a role may do. What each role can
+//! and cannot do is tried in the module `stolen`.
 
 use std::collections::BTreeSet;
 
@@ -8,13 +8,7 @@ use pg::schema;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
 use crate::bench::{Bench, execute, order, placement};
-
-/// A connection as a stage has it.
-async fn connect(bench: &Bench, stage: &str) -> PgConnection {
-    PgConnection::connect(&bench.database.url_of(stage).unwrap())
-        .await
-        .unwrap()
-}
+use crate::stolen::connect;
 
 /// The SQLSTATE of a statement that fails.
 async fn refused(connection: &mut PgConnection, statement: &'static str) -> String {
@@ -26,161 +20,6 @@ async fn refused(connection: &mut PgConnection, statement: &'static str) -> Stri
         .code()
         .unwrap()
         .into_owned()
-}
-
-/// What somebody with the credentials of one stage may not do.
-const DENIED: [(&str, &[&str]); 5] = testkit::rows! {
-    "ingress" => &[
-        "UPDATE partners SET disabled_at = NULL",
-        "UPDATE partners SET max_in_flight = NULL", "UPDATE partners SET signed_body_required = false",
-        "UPDATE partners SET environment = 'live'", "UPDATE esims SET profile = ''",
-        "UPDATE esims SET iccid = '1'", "DELETE FROM delivery_attempts", "DELETE FROM operator_actions",
-        "INSERT INTO partners (partner_id) VALUES (gen_random_uuid())",
-        "UPDATE options SET provider_option_id = 'cheap'", "UPDATE placements SET attempt = 0",
-        "UPDATE deliveries SET partner_id = gen_random_uuid()",
-        "INSERT INTO deliveries (topup_id) VALUES ('a')",
-        "INSERT INTO placements (placement_id, state) VALUES (gen_random_uuid(), 'placed')",
-        "UPDATE placements SET state = 'refused'", "DELETE FROM orders", "DELETE FROM work",
-        "INSERT INTO work VALUES (gen_random_uuid(), 'buy', 'sandbox', '', gen_random_uuid(), now())",
-        "UPDATE providers SET open_until = NULL", "UPDATE deliveries SET kind = 'key.expiring'",
-        "UPDATE partner_endpoints SET partner_id = gen_random_uuid()", "UPDATE partner_endpoints SET verified_at = now()",
-        "DELETE FROM further_deliveries",
-    ];
-    "provisioner" => &[
-        "SELECT partner_id FROM partners",
-        "SELECT answer FROM delivery_attempts", "SELECT state FROM deliveries",
-        "UPDATE partner_endpoints SET url = 'https://attacker.example/'", "UPDATE orders SET refused_at = now()",
-        "INSERT INTO orders (order_id) VALUES (gen_random_uuid())",
-        "INSERT INTO placements (placement_id) VALUES (gen_random_uuid())",
-        "UPDATE topups SET option_id = gen_random_uuid()", "UPDATE options SET enabled = false",
-        "DELETE FROM deliveries", "DELETE FROM esims", "SELECT close_placements(gen_random_uuid())",
-        "SELECT url FROM partner_endpoints",
-    ];
-    "notifier" => &[
-        "SELECT secret_key FROM partners", "SELECT old_secret_key FROM partners",
-        "SELECT access_key FROM partners", "SELECT * FROM partners",
-        "UPDATE partners SET name = ''",
-        // Granted for FOR SHARE only: the trigger of partners refuses it.
-        "UPDATE partners SET created_at = now()",
-        "UPDATE placements SET state = 'accepted'",
-        "INSERT INTO work VALUES (gen_random_uuid(), 'buy', 'sandbox', '', gen_random_uuid(), now())",
-        "SELECT close_placements(gen_random_uuid())",
-        "INSERT INTO placements (placement_id) VALUES (gen_random_uuid())",
-        "INSERT INTO orders (order_id) VALUES (gen_random_uuid())", "UPDATE orders SET refused_at = now()",
-        "UPDATE esims SET iccid = '1'", "UPDATE deliveries SET partner_id = gen_random_uuid()",
-        "UPDATE walks SET days = 1",
-        "UPDATE partner_endpoints SET url = 'https://attacker.example/'", "UPDATE partner_endpoints SET secrets = '{}'",
-        "DELETE FROM partner_endpoints", "INSERT INTO partner_endpoints (endpoint_id) VALUES (gen_random_uuid())",
-    ];
-    "operator" => &[
-        "SELECT profile FROM esims", "UPDATE operator_actions SET reason = ''",
-        "DELETE FROM operator_actions", "INSERT INTO orders (order_id) VALUES (gen_random_uuid())",
-        "UPDATE placements SET attempt = 0", "DELETE FROM partners",
-        "SELECT token_digest FROM operator_sessions", "INSERT INTO operator_sessions (operator_id) VALUES (gen_random_uuid())",
-    ];
-    "console" => &[
-        // It may read profiles, which are sealed: docs/decisions/0033-console.md.
-        "UPDATE esims SET profile = NULL", "UPDATE partners SET environment = 'live'",
-        "UPDATE partners SET name = ''", "UPDATE partner_endpoints SET partner_id = gen_random_uuid()",
-        "UPDATE partner_endpoints SET verified_at = now()", "UPDATE partner_endpoints SET told = NULL",
-        "UPDATE partners SET moved_to = NULL",
-        "UPDATE operators SET role = 'operator'", "UPDATE operators SET disabled_at = NULL",
-        "INSERT INTO operators (operator_id) VALUES (gen_random_uuid())", "DELETE FROM operators",
-        "UPDATE operator_actions SET reason = ''", "DELETE FROM operator_actions",
-        "UPDATE operator_sessions SET ends_at = 'infinity'", "UPDATE operator_sessions SET role = 'operator'",
-        "UPDATE providers SET name = 'another'",
-        "UPDATE work SET partner_id = gen_random_uuid()", "UPDATE held SET state = 'parked'",
-        "INSERT INTO held (id, state, provider, partner_id) VALUES (gen_random_uuid(), 'parked', '', gen_random_uuid())",
-        "INSERT INTO orders (order_id) VALUES (gen_random_uuid())", "UPDATE placements SET attempt = 0",
-        "UPDATE options SET enabled = true", "UPDATE walks SET days = 1", "DELETE FROM delivery_attempts",
-        "UPDATE esim_requests SET attempt = 0", "UPDATE orders SET refused_at = now()", "SELECT mark_returned('a')",
-    ];
-};
-/// What the credentials of one role still allow, under the words with which `docs/security.md` says so.
-const STILL: [(&str, &[(&str, &str)]); 5] = testkit::rows! {
-    "ingress" => &[
-        ("redirect webhooks", "UPDATE partner_endpoints SET url = 'https://attacker.example/'"),
-        ("read keys, profiles", "SELECT secret_key, profile FROM partners, esims"),
-        ("of any partner", "INSERT INTO esim_requests (topup_id, partner_id, provider, give_back)
-                            SELECT 'a', gen_random_uuid(), '', 'asked'"),
-        ("pause an endpoint", "UPDATE partner_endpoints SET blocked_until = 'infinity'"),
-        ("stop all buying", "SELECT commits_lost(gen_random_uuid(), 1, NULL)"),
-    ];
-    "provisioner" => &[
-        ("erase their profiles", "UPDATE esims SET profile = NULL"),
-        ("close a breaker", "UPDATE providers SET open_until = NULL"),
-        ("stop all buying", "SELECT commits_lost(gen_random_uuid(), 1, NULL)"),
-    ];
-    "notifier" => &[
-        ("erase profiles, attempts and the operators' record", "UPDATE esims SET profile = NULL"),
-        ("erase profiles, attempts and the operators' record", "DELETE FROM operator_actions"),
-        ("make deliveries due and record them", "UPDATE deliveries SET state = 'delivered'"),
-        ("stop all buying", "SELECT commits_lost(gen_random_uuid(), 1, NULL)"),
-    ];
-    "operator" => &[
-        ("change partners, options and due work", "UPDATE partner_endpoints SET url = 'https://attacker.example/'"),
-        ("erase orders and partners", "UPDATE esims SET profile = NULL"),
-    ];
-    "console" => &[
-        ("it opens sessions", "INSERT INTO operator_sessions (token_digest, operator_id, source, ends_at)
-                               VALUES ('', gen_random_uuid(), '', now())"),
-        ("have a placement bought again", "UPDATE placements SET state = 'accepted'"),
-        ("close breakers", "UPDATE providers SET open_until = NULL"),
-        ("redirect webhooks", "UPDATE partner_endpoints SET url = 'https://attacker.example/'"),
-        ("lock a partner out of its account", "UPDATE partners SET secret_key = ''"),
-        ("read sealed profiles, keys, secrets and headers", "SELECT headers, secrets FROM partner_endpoints"),
-        ("ask to give back any eSIM", "UPDATE esim_requests SET give_back = 'asked'"),
-        ("enable a partner that was disabled", "UPDATE partners SET disabled_at = NULL"),
-        ("stop all buying", "SELECT commits_lost(gen_random_uuid(), 1, NULL)"),
-    ];
-};
-/// What no stage may do.
-const ANYBODY: [&str; 8] = [
-    "CREATE TABLE mine ()",
-    "DROP TABLE orders",
-    "ALTER TABLE work DISABLE ROW LEVEL SECURITY",
-    "CREATE FUNCTION mine() RETURNS int LANGUAGE sql AS 'SELECT 1'",
-    "DELETE FROM _sqlx_migrations",
-    "COPY partners TO PROGRAM 'cat'",
-    "SET ROLE esim_operator",
-    "SELECT next_version_of_row()",
-];
-
-#[tokio::test]
-async fn a_stage_may_not_do_the_work_of_another() {
-    let bench = Bench::new().await;
-    bench.partner(Some("https://partner.example/")).await;
-    for (stage, statements) in DENIED {
-        let mut connection = connect(&bench, stage).await;
-        for statement in statements.iter().chain(&ANYBODY) {
-            if stage == "operator" && statement.starts_with("SET ROLE") {
-                continue;
-            }
-            assert_eq!(
-                refused(&mut connection, statement).await,
-                "42501",
-                "{stage}: {statement}"
-            );
-        }
-    }
-}
-
-/// The page does not promise more than the privileges keep: what a role can do is written there.
-#[tokio::test]
-async fn the_page_on_security_says_what_each_role_can_still_do() {
-    let bench = Bench::new().await;
-    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/security.md");
-    let page = std::fs::read_to_string(page).unwrap();
-    for (stage, rows) in STILL {
-        let mut connection = connect(&bench, stage).await;
-        for (words, statement) in rows {
-            assert!(page.contains(words), "docs/security.md: {words}");
-            let mut transaction = connection.begin().await.unwrap();
-            let done = sqlx::raw_sql(*statement).execute(&mut *transaction).await;
-            done.unwrap_or_else(|error| panic!("{stage}: {statement}: {error}"));
-            transaction.rollback().await.unwrap();
-        }
-    }
 }
 
 /// The console resolves a give-back that is parked after the attempt that its operator has seen, and
@@ -301,7 +140,7 @@ async fn ingress_refuses_no_order_that_may_be_bought() {
         if placing {
             bench.claim(&[placement(&order)]).await;
         }
-        let sql = "SELECT count(*) FROM close_placements($1)";
+        let sql = "SELECT count(*) FROM refuse_order($1, false)";
         let count: i64 = sqlx::query_scalar(sql)
             .bind(order.order_id.uuid())
             .fetch_one(&mut ingress)
@@ -433,13 +272,16 @@ async fn each_table_has_its_grants() {
 async fn a_migration_takes_what_is_not_granted() {
     let bench = Bench::new().await;
     let mut owner = bench.connection().await;
-    let grants = "GRANT ALL ON partners TO esim_notifier; GRANT DELETE ON orders TO esim_ingress";
+    let grants = "GRANT ALL ON partners TO esim_notifier; GRANT DELETE ON orders TO esim_ingress;
+                  GRANT EXECUTE ON FUNCTION refuse_order(uuid, boolean) TO esim_notifier";
     execute(&mut owner, grants).await;
     let mut notifier = connect(&bench, "notifier").await;
     let read = "SELECT secret_key FROM partners";
     execute(&mut notifier, read).await;
     schema::migrate(&mut owner).await.unwrap();
     assert_eq!(refused(&mut notifier, read).await, "42501");
+    let refuse = "SELECT refuse_order(gen_random_uuid(), true)";
+    assert_eq!(refused(&mut notifier, refuse).await, "42501");
     let mut ingress = connect(&bench, "ingress").await;
     assert_eq!(refused(&mut ingress, "DELETE FROM orders").await, "42501");
 }

@@ -259,7 +259,7 @@ async fn ready_units(bench: &Bench, partner: PartnerId, count: usize) -> Vec<Top
         code: ActivationCode::new("smdp.example.com", "A1-B2").unwrap(),
         expired_date: "2026-12-31".into(),
     };
-    let seal = |topup| profile.seal(&VAULT, topup).unwrap().sealed;
+    let seal = |topup| profile.seal(&VAULT, partner, topup).unwrap().sealed;
     sqlx::query(
         "UPDATE esims t SET profile = new.profile
          FROM unnest($1::text[], $2::bytea[]) AS new(topup_id, profile) WHERE t.topup_id = new.topup_id",
@@ -346,7 +346,7 @@ async fn everything_is_sealed_anew_and_opens_with_the_new_key_alone() {
     assert_eq!(deliveries.len(), UNITS);
     for delivery in &deliveries {
         let esim = esim(delivery);
-        Profile::open(&new, &esim.topup_id, &esim.profile).unwrap();
+        Profile::open(&new, partner, &esim.topup_id, &esim.profile).unwrap();
     }
     let first = &deliveries[0];
     assert_eq!(first.target.secrets.len(), 2);

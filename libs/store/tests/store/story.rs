@@ -204,6 +204,7 @@ async fn the_sentence_says_what_holds_a_webhook_up_and_names_no_time_in_the_past
 async fn the_timeline_has_failed_units_and_what_operators_did() {
     let bench = Bench::new().await;
     let partner = bench.partner(Some("https://partner.example/")).await;
+    bench.account("tester").await;
     let mut console = bench.as_role("console").await;
     for (resolution, command, place) in [
         (Resolution::Bought, domain::Command::PlacementBought, ""),
@@ -224,6 +225,7 @@ async fn the_timeline_has_failed_units_and_what_operators_did() {
         bench.settle(&[parked(placement(&stored), 1)]).await;
         let target = format!("placement {}{place}", placement(&stored));
         let action = Action {
+            actor: actions::Actor::console("tester", "192.0.2.1"),
             target: &target,
             ..action(command)
         };
@@ -285,7 +287,9 @@ async fn the_timeline_has_what_operators_did_however_much_they_did_elsewhere() {
         .await;
     let target = format!("order {}", stored.order_id);
     let mut console = bench.as_role("console").await;
+    bench.account("tester").await;
     let done = Action {
+        actor: actions::Actor::console("tester", "192.0.2.1"),
         target: &target,
         ..action(domain::Command::OrderErase)
     };

@@ -337,7 +337,7 @@ async fn store_order(
         provider_unit_id: "unit-1".to_owned(),
         progress: Progress::Ready(ReadyProfile {
             iccid: Iccid::parse(ICCID).unwrap(),
-            profile: profile.seal(&vault(), &topup).unwrap(),
+            profile: profile.seal(&vault(), partner, &topup).unwrap(),
             delivery_id: DeliveryId::new(),
         }),
     };

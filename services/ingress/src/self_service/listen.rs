@@ -25,7 +25,7 @@ use webhooks::{body::Body, event};
 
 use super::{
     query::{Query, number},
-    session::{Search, SelfService, Session, json},
+    session::{Search, Session, json},
 };
 use crate::http::{
     codes::Code,
@@ -133,7 +133,7 @@ async fn answer(
         .map_err(ApiError::internal)?;
     let webhooks = found
         .iter()
-        .filter_map(|stored| webhook(service, &secrets, stored).transpose());
+        .filter_map(|stored| webhook(session, &secrets, stored).transpose());
     let webhooks = webhooks.collect::<Result<Vec<_>, _>>()?;
     let next_cursor = cursor(found.last().map_or(after, |last| &last.position));
     Ok(json(
@@ -147,10 +147,11 @@ async fn answer(
 
 /// Makes and signs a webhook. `None` if there is nothing to send any more.
 fn webhook(
-    service: &SelfService,
+    session: &Session,
     secrets: &[Secret],
     stored: &StoredWebhook,
 ) -> Result<Option<Webhook>, ApiError> {
+    let service = session.service();
     let (body, kind) = match &stored.content {
         None => return Ok(None),
         Some(Stored::Esim {
@@ -160,8 +161,8 @@ fn webhook(
             iccid,
             profile,
         }) => {
-            let profile =
-                Profile::open(&service.vault, topup_id, profile).map_err(ApiError::internal)?;
+            let profile = Profile::open(&service.vault, session.id(), topup_id, profile)
+                .map_err(ApiError::internal)?;
             let order = external_order_id;
             let body = Body::new(topup_id, *option_id, order, iccid, &profile, &service.qr);
             (serde_json::to_string(&body), None)

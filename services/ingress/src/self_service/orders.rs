@@ -24,7 +24,7 @@ use webhooks::qr::QrUrls;
 
 use super::{
     query::{Query, cursor},
-    session::{Id, Search, SelfService, Session, json, or_archived},
+    session::{Id, Search, Session, json, or_archived},
     topups::{self, Topup},
 };
 use crate::http::{
@@ -165,8 +165,8 @@ async fn find(
 
 impl Whole {
     /// The decrypted profiles of the units, as [`Self::topups`] takes them.
-    fn profiles(&self, service: &SelfService) -> Result<Vec<Option<Profile>>, ApiError> {
-        let profiles = self.units.iter().map(|unit| topups::profile(service, unit));
+    fn profiles(&self, session: &Session) -> Result<Vec<Option<Profile>>, ApiError> {
+        let profiles = self.units.iter().map(|unit| topups::profile(session, unit));
         profiles.collect()
     }
 
@@ -180,11 +180,11 @@ impl Whole {
         Summary::new(&self.head, self_service::count(&self.units))
     }
 
-    fn shown(&self, service: &SelfService) -> Result<Response, ApiError> {
-        let profiles = self.profiles(service)?;
+    fn shown(&self, session: &Session) -> Result<Response, ApiError> {
+        let profiles = self.profiles(session)?;
         let order = Order {
             summary: self.summary(),
-            topups: self.topups(&profiles, &service.qr),
+            topups: self.topups(&profiles, &session.service().qr),
         };
         Ok(json(StatusCode::OK, &order))
     }
@@ -201,7 +201,7 @@ impl Whole {
     responses((status = 200, description = "The order", body = Order), (status = 404, response = crate::http::described::NotFound), (status = 410, response = crate::http::described::Archived)))]
 pub(super) async fn show(session: Session, Id(id): Id<ExternalId>) -> Result<Response, ApiError> {
     let order = find(&session, &id.0, None).await?;
-    order.shown(session.service())
+    order.shown(&session)
 }
 
 /// Cancel an order
@@ -236,7 +236,7 @@ pub(super) async fn cancel(session: Session, Id(id): Id<ExternalId>) -> Result<R
         // The id is free now, so another order may have it by the time the order is shown.
         Cancelled::Done(order_id) | Cancelled::Before(order_id) => {
             let order = find(&session, &id.0, Some(order_id)).await?;
-            order.shown(session.service())
+            order.shown(&session)
         }
         Cancelled::Undecided { rest, .. } => Ok(retry_after(Code::OrderNotAnswered, rest)),
         Cancelled::TooLate => Err(Code::OrderNotWaiting.into()),
@@ -357,12 +357,11 @@ async fn list_one(session: &Session, id: &str, filter: &Filter) -> Result<Respon
         Err(error) => return Err(error),
     };
     let found = found.filter(|whole| filter.takes(&whole.summary()));
-    let service = session.service();
-    let profiles = found.as_ref().map(|whole| whole.profiles(service));
+    let profiles = found.as_ref().map(|whole| whole.profiles(session));
     let profiles = profiles.transpose()?.unwrap_or_default();
     let listed = found.iter().map(|whole| ListedOrder {
         summary: whole.summary(),
-        topups: Some(whole.topups(&profiles, &service.qr)),
+        topups: Some(whole.topups(&profiles, &session.service().qr)),
     });
     let page = Orders {
         orders: listed.collect(),

@@ -116,11 +116,12 @@ impl<'a> Topup<'a> {
 
 /// Decrypts the profile of a ready unit. A profile that cannot be decrypted is an error, because a
 /// partner must not take its eSIM for erased.
-pub(super) fn profile(service: &SelfService, unit: &Unit) -> Result<Option<Profile>, ApiError> {
+pub(super) fn profile(session: &Session, unit: &Unit) -> Result<Option<Profile>, ApiError> {
     let (UnitState::Ready, Some(sealed)) = (unit.state, &unit.profile) else {
         return Ok(None);
     };
-    Profile::open(&service.vault, &unit.topup_id, sealed)
+    let vault = &session.service().vault;
+    Profile::open(vault, session.id(), &unit.topup_id, sealed)
         .map(Some)
         .map_err(ApiError::internal)
 }
@@ -137,7 +138,7 @@ pub(super) async fn show(session: Session, Id(id): Id<TopupId>) -> Result<Respon
         or_archived(found, is_topup_archived(connection, partner, &id)).await
     });
     let unit = reading.await??;
-    let profile = profile(session.service(), &unit)?;
+    let profile = profile(&session, &unit)?;
     let topup = Topup::new(&unit, profile.as_ref(), &session.service().qr);
     Ok(json(StatusCode::OK, &topup))
 }

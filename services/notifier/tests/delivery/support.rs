@@ -199,7 +199,7 @@ impl Bench {
         due_in: Option<Duration>,
     ) -> Vec<TopupId> {
         let ids: Vec<TopupId> = (0..count).map(|_| self.ids.next(clock::now())).collect();
-        let seal = |id| profile().seal(&self.vault, id).unwrap().sealed;
+        let seal = |id| profile().seal(&self.vault, partner, id).unwrap().sealed;
         let profiles: Vec<Vec<u8>> = ids.iter().map(seal).collect();
         sqlx::query(
             "WITH new AS (
@@ -310,7 +310,7 @@ impl Bench {
                 iccid: Iccid::parse(iccid(&topup_id)).unwrap(),
                 profile: SealedProfile {
                     code_digest: topup_id.as_str().into(),
-                    ..profile().seal(&self.vault, &topup_id).unwrap()
+                    ..profile().seal(&self.vault, partner_id, &topup_id).unwrap()
                 },
                 delivery_id,
             }),

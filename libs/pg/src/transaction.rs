@@ -1,0 +1,192 @@
+//! The door to transactions.
+//!
+//! Statements that belong together run in a [`transaction!`](crate::transaction!), which begins, commits and
+//! rolls back, repeats what lost a conflict, and names itself in errors and metrics. It is the only place
+//! that makes a [`Transaction`]. So a function that takes one cannot be run outside of a transaction: its
+//! statements commit together, or not at all. A function whose statements may commit one by one
+//! takes a [`PgConnection`], and its head says why that is enough.
+//!
+//! The schema's own steps (`schema::migrate`) begin transactions of their own kind.
+
+use std::ops::{Deref, DerefMut};
+
+use runtime::metrics;
+use sqlx::{Connection, PgConnection, Postgres};
+
+use crate::{CONFLICTS, Error, Result};
+
+/// An open transaction. It derefs to its connection, so statements run on `&mut **transaction`. Dropped
+/// before its end, it is rolled back.
+#[derive(Debug)]
+pub struct Transaction<'c> {
+    inner: sqlx::Transaction<'c, Postgres>,
+}
+
+impl Deref for Transaction<'_> {
+    type Target = PgConnection;
+
+    fn deref(&self) -> &PgConnection {
+        &self.inner
+    }
+}
+
+impl DerefMut for Transaction<'_> {
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        &mut self.inner
+    }
+}
+
+/// How a transaction ends that has met no error. An error always rolls back.
+#[derive(Debug)]
+pub enum End<T> {
+    Commit(T),
+    /// Nothing of it stays, for example because it was a preview, or because there was nothing to do.
+    Rollback(T),
+}
+
+/// An error of a function that runs a transaction. [`store_error!`](crate::store_error!) implements it.
+pub trait TransactionError: From<Error> {
+    /// The error of the database in it, if it is one.
+    fn database(&mut self) -> Option<&mut Error>;
+}
+
+impl TransactionError for Error {
+    fn database(&mut self) -> Option<&mut Error> {
+        Some(self)
+    }
+}
+
+/// How a transaction begins.
+#[derive(Clone, Copy, Debug)]
+pub enum Kind {
+    /// Each statement sees what was committed before it.
+    Writing,
+    /// All statements see what was committed before the first one, and they only read.
+    Snapshot,
+}
+
+/// One run of [`transaction!`](crate::transaction!), which is the only caller.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Run {
+    name: &'static str,
+    conflicts: u32,
+}
+
+impl Run {
+    pub fn new(name: &'static str) -> Self {
+        Self { name, conflicts: 0 }
+    }
+
+    pub async fn begin<'c>(
+        &self,
+        connection: &'c mut PgConnection,
+        kind: Kind,
+    ) -> Result<Transaction<'c>> {
+        let begun = match kind {
+            Kind::Writing => connection.begin().await,
+            Kind::Snapshot => {
+                let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
+                connection.begin_with(begin).await
+            }
+        };
+        match begun {
+            Ok(inner) => Ok(Transaction { inner }),
+            Err(error) => Err(self.named(error.into())),
+        }
+    }
+
+    /// Ends the transaction. `None` means that it lost a conflict, so it has changed nothing and is run again.
+    pub async fn end<T, E: TransactionError>(
+        &mut self,
+        transaction: Transaction<'_>,
+        done: Result<End<T>, E>,
+    ) -> Option<Result<T, E>> {
+        let inner = transaction.inner;
+        let ended = match done {
+            Ok(End::Commit(done)) => match inner.commit().await {
+                Ok(()) => {
+                    metrics::transaction(self.name, "committed");
+                    return Some(Ok(done));
+                }
+                Err(error) => Error::from(error).into(),
+            },
+            Ok(End::Rollback(done)) => match inner.rollback().await {
+                Ok(()) => {
+                    metrics::transaction(self.name, "rolled_back");
+                    return Some(Ok(done));
+                }
+                Err(error) => Error::from(error).into(),
+            },
+            Err(error) => {
+                // Now, because what it has locked would otherwise stay locked until the connection is used
+                // again. If it fails, the server rolls back when it notices that the connection is gone.
+                let _ = inner.rollback().await;
+                error
+            }
+        };
+        self.failed(ended)
+    }
+
+    fn failed<T, E: TransactionError>(&mut self, mut error: E) -> Option<Result<T, E>> {
+        let Some(cause) = error.database() else {
+            metrics::transaction(self.name, "rolled_back");
+            return Some(Err(error));
+        };
+        if cause.is_conflict() && self.conflicts < CONFLICTS {
+            self.conflicts += 1;
+            metrics::transaction(self.name, "conflict");
+            return None;
+        }
+        metrics::transaction(self.name, "failed");
+        let named = self.named(cause.clone());
+        *cause = named;
+        Some(Err(error))
+    }
+
+    fn named(&self, error: Error) -> Error {
+        error.in_transaction(self.name)
+    }
+}
+
+/// Says of what type an asynchronous block is, which the compiler cannot find out by itself.
+#[doc(hidden)]
+pub fn typed<T, E, F: Future<Output = Result<T, E>>>(block: F) -> F {
+    block
+}
+
+/// Runs statements in a transaction: `transaction!(connection, "name", |transaction| -> Result<T, E> { … })`.
+///
+/// The block ends with [`End::Commit`] or [`End::Rollback`], or with an error, which rolls back. If it loses
+/// a deadlock or a serialisation conflict, the server has rolled it back and it is run again, at most
+/// [`CONFLICTS`] times. So the block does nothing that a repetition would do twice: it
+/// sends nothing and counts nothing. The name, which is that of the deed, stands in errors and in the
+/// metric `esim_transactions_total`.
+///
+/// This is a macro, because the compiler does not recognise a future that holds an async closure as
+/// `Send`.
+#[macro_export]
+macro_rules! transaction {
+    ($connection:expr, $name:literal, |$transaction:ident| -> Result<$t:ty, $e:ty> $body:block) => {
+        $crate::transaction!(
+            $crate::transaction::Kind::Writing, $connection, $name, |$transaction| -> Result<$t, $e> $body
+        )
+    };
+    ($kind:expr, $connection:expr, $name:literal, |$transaction:ident| -> Result<$t:ty, $e:ty> $body:block) => {{
+        let mut run = $crate::transaction::Run::new($name);
+        loop {
+            let mut begun = match run.begin(&mut *$connection, $kind).await {
+                Ok(begun) => begun,
+                Err(error) => break Err(<$e as From<$crate::Error>>::from(error)),
+            };
+            let done = $crate::transaction::typed::<$crate::transaction::End<$t>, $e, _>(async {
+                let $transaction = &mut begun;
+                $body
+            })
+            .await;
+            if let Some(ended) = run.end(begun, done).await {
+                break ended;
+            }
+        }
+    }};
+}
