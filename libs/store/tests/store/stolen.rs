@@ -557,8 +557,18 @@ async fn a_forged_delivery_sends_no_profile_of_somebody_else() {
     let further = format!("'{endpoint}'");
     let mut forged: Vec<DeliveryId> = Vec::new();
     for (stage, columns, partner, names) in [
-        ("provisioner", ("option_id", "gen_random_uuid()"), thief, &topup),
-        ("provisioner", ("option_id", "gen_random_uuid()"), thief, &own),
+        (
+            "provisioner",
+            ("option_id", "gen_random_uuid()"),
+            thief,
+            &topup,
+        ),
+        (
+            "provisioner",
+            ("option_id", "gen_random_uuid()"),
+            thief,
+            &own,
+        ),
         ("notifier", ("endpoint_id", "NULL"), thief, &topup),
         ("notifier", ("endpoint_id", "NULL"), thief, &own),
         ("notifier", ("endpoint_id", &further), victim, &topup),
