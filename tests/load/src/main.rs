@@ -49,6 +49,7 @@ mod generator;
 mod grow;
 mod ladder;
 mod number;
+mod peer;
 mod pgbench;
 mod report;
 mod run;

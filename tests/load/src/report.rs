@@ -3,6 +3,7 @@
 use crate::book::{Book, Errors, Latency};
 use crate::counts::{Counted, Counts, Idle};
 pub use crate::number::{approximate, round};
+use crate::peer;
 use crate::settings::{Disturbance, Load, Mode, System};
 use crate::system::{self, Build, Usage};
 use crate::verdicts::Verdicts;
@@ -137,7 +138,11 @@ impl Report {
             partners: load.partners,
             option: load.option.clone(),
             beside: load.beside.clone(),
-            placement_wait: system::placement_wait(&system.run_dir),
+            placement_wait: if system.peer {
+                peer::PLACEMENT_WAIT.to_owned()
+            } else {
+                system::placement_wait(&system.run_dir)
+            },
             build: system::build(&system.run_dir),
             cores: std::thread::available_parallelism().map_or(0, usize::from),
             pgbench: run.pgbench.map(round),

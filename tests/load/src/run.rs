@@ -3,6 +3,7 @@
 use crate::book::{Book, Latency};
 use crate::counts::{self, Counted, Idle, Totals};
 use crate::generator::{self, Pace, Schedule, Sender, Window};
+use crate::peer;
 use crate::report::{Circumstances, Report, approximate};
 use crate::settings::{Disturbance, Load, Mode, System};
 use crate::sink::Sink;
@@ -178,9 +179,13 @@ pub async fn partners(load: &Load, sink: &Sink) -> Result<Vec<Partner>> {
 }
 
 async fn senders(load: &Load, system: &System, sink: &Sink) -> Result<Vec<Rc<Sender>>> {
-    let option = Esimctl::new([]).sandbox_option(&load.option).await?;
-    let option_id = option.option_id;
-    let partners = partners(load, sink).await?;
+    let (partners, option_id) = if system.peer {
+        let option_id = domain::sandbox_option(&load.option).to_string();
+        (peer::partners(load, system, sink).await?, option_id)
+    } else {
+        let option = Esimctl::new([]).sandbox_option(&load.option).await?;
+        (partners(load, sink).await?, option.option_id)
+    };
     let run = Uuid::now_v7().simple().to_string();
     let sender = |partner: &Partner| {
         Sender::new(&system.base_url, partner, &option_id, load.qty, &run).map(Rc::new)

@@ -133,6 +133,10 @@ pub struct System {
     /// Folder with the files `<process>.pid` of the running processes
     #[arg(long, default_value_os_t = testkit::local_dir().join("run"))]
     pub run_dir: PathBuf,
+    /// A peer of tests/load/peer runs instead of the pipeline: the partners are made at its `POST
+    /// /partners`, and not with esimctl
+    #[arg(long)]
+    pub peer: bool,
     /// Commit of the running programs, for the report
     #[arg(long, env = "LOAD_COMMIT")]
     pub commit: Option<String>,
