@@ -10,8 +10,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use desk::operator::health::{Finding, Kind};
-use pg::Database;
+use desk::operator::health::{Finding, Kind, finding::Clock};
+use pg::{Database, primary::Unfit};
 use runtime::{
     Shutdown,
     clock::{self, Moment},
@@ -61,21 +61,30 @@ pub async fn run(
             committed
         } else {
             let error = format!("a commit takes longer than {PATIENCE:?}");
-            is_away(&readiness, &error, &mut away_since);
+            is_away(&readiness, down(error), &mut away_since);
             pulse.await
         };
         match committed {
             Ok(pulse) => {
                 metrics.show(&pulse, began.elapsed());
                 if let Some(unfit) = &pulse.unfit {
-                    is_away(&readiness, &unfit.to_string(), &mut away_since);
+                    let why = match unfit {
+                        Unfit::Clock { .. } => Kind::ClockOff {
+                            of: Clock::Postgresql,
+                            ahead: pulse.clock_ahead,
+                        },
+                        other => Kind::DatabaseDown {
+                            why: other.to_string(),
+                        },
+                    };
+                    is_away(&readiness, (unfit.to_string(), why), &mut away_since);
                 } else {
                     away_since = None;
                     readiness.set_ready("database");
                     outage::DATABASE.worked();
                 }
             }
-            Err(error) => is_away(&readiness, &error.to_string(), &mut away_since),
+            Err(error) => is_away(&readiness, down(error.to_string()), &mut away_since),
         }
     }
     // Without the note operators miss this process for an hour, or until another one begins.
@@ -92,13 +101,21 @@ pub async fn run(
     Ok(())
 }
 
-/// Notes that nothing can be committed now. The first line is written in any case, because it says
+fn down(error: String) -> (String, Kind) {
+    let why = error.clone();
+    (error, Kind::DatabaseDown { why })
+}
+
+/// Notes that nothing can be committed now, and why. The first line is written in any case, because it says
 /// why the stage is not ready; the lines after it share the limit of an outage with all others.
-fn is_away(readiness: &Readiness, error: &str, since: &mut Option<OffsetDateTime>) {
+fn is_away(
+    readiness: &Readiness,
+    (error, why): (String, Kind),
+    since: &mut Option<OffsetDateTime>,
+) {
     let since = *since.get_or_insert_with(clock::now);
-    let why = error.to_owned();
-    let finding = Finding::new(Kind::DatabaseDown { why }, Some(since));
-    let was_ready = readiness.set_not_ready("database", error, json!(finding.told()));
+    let finding = Finding::new(why, Some(since));
+    let was_ready = readiness.set_not_ready("database", &error, json!(finding.told()));
     let others = outage::DATABASE.failed();
     if was_ready || others.is_some() {
         tracing::error!(

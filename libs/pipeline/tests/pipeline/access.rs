@@ -9,6 +9,8 @@ use secrecy::SecretString;
 use testkit::nats::NatsServer;
 use tokio::sync::mpsc;
 
+use crate::bench::until;
+
 const PATIENCE: Duration = Duration::from_secs(20);
 const USERS: [&str; 4] = ["ingress", "provisioner", "notifier", "operator"];
 
@@ -171,6 +173,39 @@ async fn a_stage_may_not_do_the_work_of_another() {
             break;
         }
     }
+}
+
+/// A refused message is lost without an error, so operators are told what is refused.
+#[tokio::test]
+async fn what_the_server_refuses_to_a_stage_is_known() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = server(folder.path()).await;
+    let config = NatsConfig {
+        nats_url: SecretString::from(server.url()),
+        access: access("notifier"),
+        stream_prefix: String::new(),
+        stream_replicas: 1,
+    };
+    let nats = Nats::connect(&config, "notifier").await.unwrap();
+    tokio::time::timeout(PATIENCE, nats.until_up())
+        .await
+        .unwrap();
+    nats.ensure_streams().await.unwrap();
+    assert_eq!(nats.refused(), None);
+    let subject = nats.ready_batch_subject();
+    nats.client().publish(subject, "".into()).await.unwrap();
+    until("the refused message", async || {
+        nats.refused().as_deref() == Some("publish TOPUP_READY")
+    })
+    .await;
+    let listening = nats.clone();
+    let subject = nats.departures_subject(None);
+    tokio::spawn(async move { listening.listen(subject, |_: serde_json::Value| {}).await });
+    until("the refused subscription", async || {
+        nats.refused()
+            .is_some_and(|refused| refused.contains("subscribe DEPARTURES"))
+    })
+    .await;
 }
 
 /// A stage may create consumers, because NATS may lose them at any time. Their number is bounded, so
