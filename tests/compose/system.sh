@@ -113,6 +113,43 @@ proxy_manners() {
   say "proxy: sends a POST once, makes no answer up, logs no path"
 }
 
+# `two_systems`: with the lines of the proxy's sample, the access key of a request decides which of two systems gets it
+# (docs/scale.md). The lines of the sample are those with a `#` and no blank, or four, behind it.
+two_systems() {
+  local network=$COMPOSE_PROJECT_NAME-systems image system container_of=() proxy url key expected answer
+  image=${PROXY_IMAGE:-$(image_of PROXY_IMAGE)}
+  docker network create --label "esim-test=$COMPOSE_PROJECT_NAME" "$network" >/dev/null
+  for system in ingress ingress-2; do
+    container_of+=("$(docker run --detach --rm --label "esim-test=$COMPOSE_PROJECT_NAME" --network "$network" --network-alias "$system" \
+      --env "ANSWER=while read -r line && [ \"\${#line}\" -gt 1 ]; do :; done; printf 'HTTP/1.0 200 OK\\r\\n\\r\\n$system'" \
+      --entrypoint sh "$image" -c 'for port in 9090 8080; do while true; do nc -l -p "$port" -e sh -c "$ANSWER"; done & done; wait')")
+  done
+  sed -E 's/^( *)#([^ ]|    )/\1\2/' "$ROOT/deploy/proxy/haproxy.cfg" >"$WORK/systems.cfg"
+  printf 'key-of-the-second ingress-2\n' >"$WORK/systems.map"
+  chmod 644 "$WORK"/systems.*
+  proxy=$(docker run --detach --rm --label "esim-test=$COMPOSE_PROJECT_NAME" --network "$network" --read-only --cap-drop ALL \
+    --volume "$WORK/systems.cfg:/usr/local/etc/haproxy/haproxy.cfg:ro" \
+    --volume "$WORK/systems.map:/usr/local/etc/haproxy/systems.map:ro" "$image")
+  url=http://$(address "$proxy"):8080/api/v1/api_partner/orders
+  until_true 'the proxy to find its ingress' answers_http "http://$(address "$proxy"):8405/healthz"
+  while read -r key expected; do
+    until_true "the key $key to lead to $expected" answers_as "$expected" "$url" "$key"
+  done <<<$'key-of-the-second ingress-2\nkey-of-the-first ingress\nKEY-OF-THE-SECOND ingress'
+  # Without the second system its partners get a 503 of the proxy, and the first system none of their orders.
+  docker kill "${container_of[1]}" >/dev/null
+  answer=$(curl --silent --max-time 10 --header 'X-Service-Access-Key: key-of-the-second' --data '{}' --write-out ' %{http_code}' "$url")
+  [[ $answer == '{"error":"Service unavailable"} 503' ]] || fail "without the second system the proxy answers $answer"
+  until_true 'the first system to be reached without the second' answers_as ingress "$url" key-of-the-first
+  docker kill "${container_of[0]}" "$proxy" >/dev/null
+  until_true 'the network to be free' docker network rm "$network" >/dev/null 2>&1
+  say "two systems: the access key decides which one gets a request"
+}
+
+# `answers_as BODY URL ACCESS_KEY`: the answer to a request with this access key has this body.
+answers_as() {
+  [[ $(curl --silent --max-time 5 --header "X-Service-Access-Key: $3" "$2") == "$1" ]]
+}
+
 # `esimctl_wrappers BIN_DIR`: a folder for BIN_DIR whose esimctl runs in the container.
 esimctl_wrappers() {
   WRAPPERS=$WORK/bin TOOLS=$1

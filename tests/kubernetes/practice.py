@@ -22,7 +22,7 @@ def read(path):
 
 
 def check(rendered):
-    for part in (versions, rollouts, labels, defaults, egress, routes, rights, samples, monitors, postgres, second_cell):
+    for part in (versions, rollouts, labels, defaults, egress, routes, rights, samples, monitors, postgres):
         yield from part(rendered)
 
 
@@ -232,28 +232,3 @@ def postgres(rendered):
         versions["CloudNativePG"] = set(re.findall(":([0-9]+)[.-]", one["spec"].get("imageName", "")))
         if len(set.union(*versions.values())) != 1 or not all(versions.values()):
             yield one, f"these name different versions of PostgreSQL: {versions}"
-
-
-def second_cell(rendered):
-    """The sample of a second cell's database has the version and the settings of the first one, which it copies: a standby with
-    smaller limits refuses to start. And the policies let the one connect to the other."""
-    sample = read("samples/cell-b.yaml")
-    [copy] = [one for one in sample if one["kind"] == "Cluster"]
-    for one in rendered.of("Cluster"):
-        if "plugins" not in one["spec"]:
-            continue
-        for field in ("imageName", "instances", "postgresql", "resources", "storage", "walStorage", "affinity"):
-            if one["spec"].get(field) != copy["spec"].get(field):
-                yield one, f"samples/cell-b.yaml has another {field}"
-    policies = [one["spec"] for one in sample if one["kind"] == "NetworkPolicy"]
-    ends = {("Ingress", "esim-db"): "esim-db-b", ("Egress", "esim-db-b"): "esim-db"}
-    for (direction, at), other in ends.items():
-        side = direction.lower()
-        peers = [
-            str(rule.get("from", rule.get("to", [])))
-            for policy in policies
-            if policy["podSelector"]["matchLabels"]["cnpg.io/cluster"] == at
-            for rule in policy.get(side, [])
-        ]
-        if not any(f"'{other}'" in peer for peer in peers):
-            yield copy, f"samples/cell-b.yaml has no {side} of {at} for {other}"

@@ -86,8 +86,6 @@ pub struct Partner {
     pub units_per_second: Option<i32>,
     /// Requests that do not sign their query and body are denied.
     pub signed_body_required: bool,
-    /// The cell to which the partner is moving or has moved; `None` if this cell serves it.
-    pub moved_to: Option<String>,
     /// Since when the partner is disabled, so that its requests are denied.
     #[serde(with = "time::serde::rfc3339::option")]
     pub disabled_at: Option<OffsetDateTime>,
@@ -118,8 +116,6 @@ pub struct Credentials {
     /// The valid keys: the current pair and, during an overlap, also the old one.
     pub keys: Vec<Keys>,
     pub disabled: bool,
-    /// The partner is moving to another cell or has moved there, so this cell serves it no more.
-    pub moved: bool,
     pub limits: Limits,
     /// Requests that do not sign their query and body are denied.
     pub signed_body_required: bool,
@@ -182,7 +178,7 @@ macro_rules! partners {
                       array_remove(e.events, 'topup.ready') AS "webhook_events!",
                       CASE WHEN e.secret_ends[2] > now() THEN e.secret_ends[2] END AS old_webhook_secret_until,
                       max_in_flight, requests_per_second, orders_per_second, units_per_second, signed_body_required,
-                      moved_to, disabled_at, p.created_at
+                      disabled_at, p.created_at
                FROM partners p
                JOIN partner_endpoints e ON e.endpoint_id = p.partner_id
                WHERE "# + $condition
@@ -305,11 +301,10 @@ pub async fn show(
     Ok(found.fetch_optional(connection).await?)
 }
 
-/// Keeps other changes of a partner out until the end of the transaction. Returns whether it exists and
-/// belongs to this cell.
+/// Keeps other changes of a partner out until the end of the transaction. Returns whether it exists.
 pub async fn lock(connection: &mut PgConnection, partner_id: PartnerId) -> Result<bool> {
     let query = sqlx::query!(
-        "SELECT partner_id FROM partners WHERE partner_id = $1 AND moved_to IS NULL FOR NO KEY UPDATE",
+        "SELECT partner_id FROM partners WHERE partner_id = $1 FOR NO KEY UPDATE",
         partner_id.uuid()
     );
     Ok(query.fetch_optional(connection).await?.is_some())
@@ -454,7 +449,7 @@ macro_rules! credentials {
                       CASE WHEN old_keys_until > now()
                            THEN extract(epoch FROM least(old_keys_until, now() + interval '10 years') - now())::float8
                       END AS old_ends_in,
-                      disabled_at IS NOT NULL AS "disabled!", moved_to IS NOT NULL AS "moved!",
+                      disabled_at IS NOT NULL AS "disabled!",
                       max_in_flight, requests_per_second, orders_per_second, units_per_second, signed_body_required,
                       version
                FROM partners WHERE "#
@@ -477,7 +472,6 @@ macro_rules! credentials {
                 environment: row.environment.parse().ok(),
                 keys: std::iter::once(new).chain(old).collect(),
                 disabled: row.disabled,
-                moved: row.moved,
                 limits: Limits {
                     max_in_flight: row.max_in_flight.map(unsigned),
                     requests_per_second: row.requests_per_second.map(unsigned),

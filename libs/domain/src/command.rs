@@ -123,18 +123,6 @@ pub enum Command {
     PartnerTold,
     #[strum(serialize = "partner erase")]
     PartnerErase,
-    /// A partner goes to another cell.
-    #[strum(serialize = "partner move")]
-    PartnerMove,
-    /// A cell divides, or does not after all.
-    #[strum(serialize = "cell divide")]
-    CellDivide,
-    #[strum(serialize = "cell divide --cancel")]
-    CellDivideCancel,
-    #[strum(serialize = "cell activate")]
-    CellActivate,
-    #[strum(serialize = "cell purge")]
-    CellPurge,
     // Providers and the catalogue.
     #[strum(serialize = "provider open")]
     ProviderOpen,
@@ -247,11 +235,6 @@ impl Command {
             | Self::KeysRotate
             | Self::PartnerTold
             | Self::PartnerErase
-            | Self::PartnerMove
-            | Self::CellDivide
-            | Self::CellDivideCancel
-            | Self::CellActivate
-            | Self::CellPurge
             | Self::ProviderOpen
             | Self::ProviderClose
             | Self::ProviderReconcile
@@ -322,11 +305,6 @@ impl Command {
             | Self::KeysRotate
             | Self::PartnerTold
             | Self::PartnerErase
-            | Self::PartnerMove
-            | Self::CellDivide
-            | Self::CellDivideCancel
-            | Self::CellActivate
-            | Self::CellPurge
             | Self::ProviderOpen
             | Self::ProviderClose
             | Self::ProviderReconcile

@@ -6,7 +6,7 @@ GRANT SELECT ON system, options, orders, placements, topups, work, held, deliver
     resends, archives, archived_orders, provider_references, minutely, esim_requests, refused_requests
     TO esim_console;
 GRANT SELECT (partner_id, name, environment, access_key, old_access_key, old_keys_until, disabled_at,
-              max_in_flight, requests_per_second, orders_per_second, units_per_second, signed_body_required, has_further_endpoints, moved_to, erased_at,
+              max_in_flight, requests_per_second, orders_per_second, units_per_second, signed_body_required, has_further_endpoints, erased_at,
               created_at, version)
     ON partners TO esim_console;
 GRANT SELECT (endpoint_id, partner_id, nth, lane, purpose, url, host, secret_ends, events, created_at, verified_at, code_until, failures,

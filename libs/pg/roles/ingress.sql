@@ -1,7 +1,7 @@
 -- Ingress stores orders, refuses them, and acts for partners on what is theirs.
 GRANT SELECT (partner_id, environment, access_key, secret_key, old_access_key, old_secret_key, old_keys_until,
               disabled_at, max_in_flight, requests_per_second, orders_per_second, units_per_second,
-              signed_body_required, moved_to, created_at, version)
+              signed_body_required, created_at, version)
     ON partners TO esim_ingress;
 GRANT SELECT ON options, system, orders, placements TO esim_ingress;
 GRANT SELECT (topup_id, placement_id, position, option_id, state, reason) ON topups TO esim_ingress;

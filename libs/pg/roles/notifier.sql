@@ -1,6 +1,6 @@
 -- The notifier delivers. It reads profiles, webhook URLs and webhook secrets. It changes none of them, but erases what
 -- is past its term.
-GRANT SELECT (partner_id, environment, old_keys_until, has_further_endpoints, disabled_at, moved_to, created_at)
+GRANT SELECT (partner_id, environment, old_keys_until, has_further_endpoints, disabled_at, created_at)
     ON partners TO esim_notifier;
 -- The health of endpoints, and the codes that verify channels for notices.
 GRANT SELECT, UPDATE (failures, blocks, blocked_until, probe, moving_since, paused_by_partner, failing_since, told, told_at,

@@ -6,7 +6,6 @@ GRANT SELECT (topup_id, placement_id, position, option_id, provider_option_id, s
 GRANT SELECT ON esims TO esim_provisioner;
 GRANT SELECT (delivery_id) ON deliveries TO esim_provisioner;
 GRANT SELECT ON walks TO esim_provisioner;
-GRANT SELECT (singleton, cell, cut) ON system TO esim_provisioner;
 
 GRANT UPDATE (state, attempt, attempted_at, not_found_at, placed_at, reason, unknowns, hinted_at, refusal_status,
               refusal_message, disputed, provider_reference, provider, lane, alternatives, tried, first_claim)

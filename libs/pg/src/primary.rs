@@ -290,9 +290,7 @@ impl Primary {
                    SELECT ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint AS timeline,
                           current_setting('synchronous_commit') AS synchronous_commit,
                           current_setting('synchronous_standby_names') AS standby_names,
-                          extract(epoch FROM clock_timestamp())::float8 AS clock, s.cell,
-                          (s.cut->>'timeline')::bigint AS cut
-                   FROM system s WHERE s.singleton
+                          extract(epoch FROM clock_timestamp())::float8 AS clock
                ), before AS MATERIALIZED (
                    SELECT coalesce(max(number), 0) AS number FROM pulses WHERE instance = $1
                ), pulse AS (
@@ -314,8 +312,7 @@ impl Primary {
                        clock_off_since = CASE WHEN $7 IS NOT NULL THEN coalesce(p.clock_off_since, now()) END
                )
                SELECT before.number AS "stored!", server.timeline AS "timeline!", server.clock AS "clock!",
-                      server.synchronous_commit AS "synchronous_commit!", server.standby_names AS "standby_names!",
-                      server.cell, server.cut
+                      server.synchronous_commit AS "synchronous_commit!", server.standby_names AS "standby_names!"
                FROM server CROSS JOIN before"#,
             self.instance,
             self.stage,
@@ -334,8 +331,6 @@ impl Primary {
                 standby_names: row.standby_names,
                 clock_ahead: ahead(asked, row.clock),
                 has_pulses: true,
-                cell: row.cell,
-                cut: row.cut,
             },
         })
     }

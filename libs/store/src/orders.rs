@@ -26,18 +26,6 @@ use uuid::Uuid;
 pub use self::refusal::Refusal;
 use crate::placements::FirstClaim;
 
-/// The check of the table `orders` that refuses those of partners that have moved to another cell.
-/// `tools::cells` adds it.
-pub const FREEZE: &str = "orders_of_moved_partners";
-
-/// Whether an order was refused because its partner lives in another cell, or is about to. After a
-/// division the policy that hides the partner's rows refuses it before the check does, with the SQLSTATE of
-/// a missing privilege. A stage otherwise never gets that for an order, because its start looks at its
-/// privileges.
-pub fn is_frozen(error: &pg::Error) -> bool {
-    error.constraint() == Some(FREEZE) || error.is_denied()
-}
-
 #[derive(Clone, Debug)]
 pub struct NewOrder {
     pub order_id: OrderId,

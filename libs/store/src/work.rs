@@ -224,8 +224,8 @@ pub async fn due_deliveries(
         Kind::WEBHOOKS,
         "",
         look,
-        "CROSS JOIN LATERAL (SELECT coalesce(nullif(pair.lane, '')::uuid, pair.partner_id) AS endpoint_id OFFSET 0) k
-         LEFT JOIN partner_endpoints e ON e.endpoint_id = k.endpoint_id",
+        "LEFT JOIN partner_endpoints e
+             ON e.endpoint_id = coalesce(nullif(pair.lane, '')::uuid, pair.partner_id)",
         "CASE WHEN e.blocked_until > now() THEN '-infinity' ELSE now() END",
         "CASE WHEN e.blocked_until IS NULL THEN $7::bigint ELSE 1 END"
     )

@@ -3,7 +3,7 @@
 use clap::Subcommand;
 
 use crate::{
-    action, archive, catalogue, cell, cell_file, console::Console, delivery, doctor, endpoint,
+    action, archive, catalogue, console::Console, delivery, doctor, endpoint,
     find, give_back, master_key, migrate, operator, option, order, partner, placement, provider,
     recover, resend, retention, secret_set, status,
 };
@@ -85,9 +85,6 @@ pub enum Command {
     /// Create operators who sign in at the console, and change what they may do
     #[command(subcommand)]
     Operator(operator::Command),
-    /// List the cells, write the proxy's map of them, and check that they fit together
-    #[command(subcommand, hide = !cell_file::is_named())]
-    Cell(cell::Command),
 }
 
 pub async fn dispatch(command: &Command, console: &Console) -> anyhow::Result<()> {
@@ -103,7 +100,6 @@ pub async fn dispatch(command: &Command, console: &Console) -> anyhow::Result<()
         Command::Provider(command) => provider::run(command, console).await,
         Command::Retention(command) => retention::run(command, console).await,
         Command::Archive(command) => archive::run(command, console).await,
-        Command::Cell(command) => cell::run(command, console).await,
         Command::Action(command) => action::run(command, console).await,
         Command::Resend(command) => resend::run(command, console).await,
         Command::Operator(command) => operator::run(command, console).await,

@@ -9,20 +9,15 @@
 //!
 //! Every command checks its arguments before it connects. Most commands change everything in one
 //! transaction, so that an interrupted command has changed all or nothing. `migrate`, `master-key
-//! reencrypt`, `partner erase`, `cell divide`, `cell purge`, `partner set --webhook-url`, `archive run`
+//! reencrypt`, `partner erase`, `partner set --webhook-url`, `archive run`
 //! commit in several steps, because they may have to change many rows; run them again after
 //! an interruption.
-//!
-//! A system may consist of several cells, each with a database of its own. The file of cells
-//! (`cell_file`) lists them for `cell` and `--all-cells`; all other commands work on
-//! the one database that `DATABASE_URL` names.
 //!
 //! A group of commands has a module of its own, such as `partner`, in the folder of its subject, such as
 //! `partners`. All of them share the modules in `frame`: `console` connects to the database and prints the
 //! result, `output` lays out text, `lookup` finds the partner that an argument names, and `confirm` shows a
 //! preview and asks before a change that cannot be taken back.
 
-mod cells;
 mod commands;
 mod deliveries;
 mod doctor;
@@ -33,7 +28,7 @@ mod providers;
 mod status;
 mod upkeep;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::process::ExitCode;
 
 use clap::Parser;
 use pg::config::DatabaseConfig;
@@ -41,7 +36,6 @@ use runtime::config::BadSetting;
 
 // The modules are found under their own names, whatever folder they are in.
 use crate::{
-    cells::{all_cells, cell, cell_file},
     deliveries::{delivery, endpoint, event, resend, webhook_url},
     frame::{
         confirm, console, csv, exit, listing, lookup, manifest, moment, output, plan, progress,
@@ -93,19 +87,6 @@ pub struct Config {
     /// error.
     #[arg(long, global = true)]
     json: bool,
-    /// Run the command in every cell, and name the cell in the output
-    ///
-    /// It works with `find`, `order show`, `partner list`, `partner show`, `option list`, `option apply`,
-    /// `provider list` and `migrate`. With `--json` each cell gives a line `{"cell":…,"result":…}`. The
-    /// exit status is the worst of all cells. `find` and a `show` succeed if one cell has what they look
-    /// for.
-    #[arg(long, global = true, hide = !cell_file::is_named())]
-    all_cells: bool,
-    /// The file that lists the cells, for `cell` and `--all-cells`
-    ///
-    /// `esimctl cell list --help` shows an example.
-    #[arg(long, global = true, value_name = "FILE", env = "ESIM_CELLS", hide = !cell_file::is_named())]
-    cells: Option<PathBuf>,
     #[command(subcommand)]
     command: Command,
     #[command(flatten)]
@@ -146,20 +127,16 @@ pub fn run(config: &Config) -> ExitCode {
 #[tokio::main(flavor = "current_thread")]
 async fn execute(config: &Config) -> u8 {
     let console = Console::new(config.json, config.database.clone());
-    let console = console.with_cells(config.cells.clone());
     let command = &config.command;
-    if config.all_cells {
-        return all_cells::run(command, &console).await;
-    }
     // Their exit status says more than success or failure.
     let ended = match command {
         Command::Doctor(command) => doctor::run(command, &console).await,
         Command::Attention(command) => status::attention(command, &console).await,
-        other => return status(dispatch(other, &console).await, ""),
+        other => return status(dispatch(other, &console).await),
     };
     match ended {
         Ok(status) => status,
-        Err(error) => status(Err(error), ""),
+        Err(error) => status(Err(error)),
     }
 }
 

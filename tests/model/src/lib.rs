@@ -14,9 +14,8 @@
 //! Smaller models stand beside it: [`routes`] of a purchase that arrives after its placement went to
 //! another provider, [`webhooks`] of what happens between a ready eSIM and the acknowledgements of its
 //! endpoints, [`resend`] of many webhooks that are sent again beside their retries, [`give_back`] of
-//! what happens after a delivery, [`crash`] of what a crash of PostgreSQL may lose, and [`cut`] of the
-//! cut by which a cell divides, and [`repeats`] of three POSTs with one id and the purchases of their
-//! orders. And [`history`] compares what happened in a fault run with the model.
+//! what happens after a delivery, [`crash`] of what a crash of PostgreSQL may lose, and [`repeats`] of
+//! three POSTs with one id and the purchases of their orders. And [`history`] compares what happened in a fault run with the model.
 //!
 //! Time is logical. One tick is half of the settling delay, see [`State`]. A row is either due or
 //! not, and a due row may be claimed at any moment. The model does not know leases, because nothing
@@ -24,7 +23,6 @@
 
 mod actions;
 pub mod crash;
-pub mod cut;
 pub mod explore;
 pub mod give_back;
 pub mod history;

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use model::{
-    Settings, check, crash, cut,
+    Settings, check, crash,
     explore::{self, SmallModel},
     give_back, repeats, resend, routes, webhooks,
 };
@@ -17,7 +17,7 @@ use model::{
 /// With `--webhooks` it explores the webhooks of ready eSIMs instead, with `--resend` many of them that
 /// are sent again, with `--routes` a purchase that arrives after its placement went to another provider,
 /// with `--give-back` the give-back of a delivered eSIM, with `--crash` what a crash of PostgreSQL may
-/// lose, with `--cut` how a cell divides, and with `--repeats` three POSTs with one external id.
+/// lose, and with `--repeats` three POSTs with one external id.
 ///
 /// The exit status is 0 if every promise holds in every state. It is 1 if one is broken; then the
 /// shortest counterexample that was found is printed. It is 2 for an invalid argument.
@@ -42,17 +42,14 @@ struct Arguments {
     /// Check what a crash of PostgreSQL may lose instead of a purchase
     #[arg(long, conflicts_with_all = ["without", "broken", "placements", "faults", "attempts", "give_back", "webhooks"])]
     crash: bool,
-    /// Check the cut by which a cell divides instead of a purchase
-    #[arg(long, conflicts_with_all = ["without", "broken", "placements", "faults", "attempts", "give_back", "webhooks", "crash"])]
-    cut: bool,
     /// Check a purchase that arrives after its placement went to another provider
-    #[arg(long, conflicts_with_all = ["without", "broken", "placements", "faults", "attempts", "give_back", "webhooks", "crash", "cut"])]
+    #[arg(long, conflicts_with_all = ["without", "broken", "placements", "faults", "attempts", "give_back", "webhooks", "crash"])]
     routes: bool,
     /// Check many webhooks that are sent again beside their retries
-    #[arg(long, conflicts_with_all = ["without", "broken", "placements", "faults", "attempts", "give_back", "webhooks", "crash", "cut", "routes"])]
+    #[arg(long, conflicts_with_all = ["without", "broken", "placements", "faults", "attempts", "give_back", "webhooks", "crash", "routes"])]
     resend: bool,
     /// Check three POSTs with one external id, each with a purchase of its own
-    #[arg(long, conflicts_with_all = ["without", "broken", "placements", "faults", "attempts", "give_back", "webhooks", "crash", "cut", "routes", "resend"])]
+    #[arg(long, conflicts_with_all = ["without", "broken", "placements", "faults", "attempts", "give_back", "webhooks", "crash", "routes", "resend"])]
     repeats: bool,
     /// Switch off a safeguard of repeated POSTs. Can be given several times
     #[arg(long, value_name = "SAFEGUARD", requires = "repeats")]
@@ -63,9 +60,6 @@ struct Arguments {
     /// Switch off a safeguard of a resend. Can be given several times
     #[arg(long, value_name = "SAFEGUARD", requires = "resend")]
     resend_without: Vec<resend::Safeguard>,
-    /// Switch off a safeguard of the cut. Can be given several times
-    #[arg(long, value_name = "SAFEGUARD", requires = "cut")]
-    cut_without: Vec<cut::Safeguard>,
     /// Switch off a safeguard against such a loss. Can be given several times
     #[arg(long, value_name = "SAFEGUARD", requires = "crash")]
     crash_without: Vec<crash::Safeguard>,
@@ -87,9 +81,6 @@ fn main() -> ExitCode {
     }
     if arguments.crash {
         return print_small::<crash::Protocol>(&arguments.crash_without);
-    }
-    if arguments.cut {
-        return print_small::<cut::Protocol>(&arguments.cut_without);
     }
     if arguments.routes {
         return print_small::<routes::Protocol>(&arguments.routes_without);

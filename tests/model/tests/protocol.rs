@@ -332,29 +332,6 @@ fn without_any_one_safeguard_a_crash_of_postgresql_breaks_a_promise() {
 }
 
 #[test]
-fn a_cell_divides_without_a_loss_and_buys_nothing_twice() {
-    holds_and_reaches_all(&explore::check::<cut::Protocol>(&[]));
-}
-
-#[test]
-fn without_any_one_safeguard_a_division_breaks_a_promise() {
-    use cut::{Promise, Safeguard};
-    for safeguard in Safeguard::value_variants() {
-        let expected = match safeguard {
-            Safeguard::Membrane | Safeguard::Gate => Promise::BoughtOnce,
-            Safeguard::Freeze | Safeguard::Positions | Safeguard::PositionsBack => {
-                Promise::NothingLost
-            }
-        };
-        breaks_promise(
-            explore::check::<cut::Protocol>(&[*safeguard]),
-            expected,
-            safeguard,
-        );
-    }
-}
-
-#[test]
 fn a_purchase_after_its_placement_went_to_another_provider_is_kept_once_it_is_heard_of() {
     holds_and_reaches_all(&explore::check::<routes::Protocol>(&[]));
 }

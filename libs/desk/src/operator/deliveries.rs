@@ -156,7 +156,7 @@ pub async fn resendable(
                   extract(epoch FROM clock_timestamp() - greatest(d.attempted_at, d.created_at))::float8 AS "age!",
                   clock_timestamp() AS "now!"
            FROM deliveries d
-           LEFT JOIN partner_endpoints n ON n.endpoint_id = CASE WHEN d.endpoint_id IS NULL THEN d.partner_id ELSE d.endpoint_id END
+           LEFT JOIN partner_endpoints n ON n.endpoint_id = coalesce(d.endpoint_id, d.partner_id)
            LEFT JOIN work w ON w.id = d.delivery_id
            LEFT JOIN orders o ON o.order_id = d.order_id
            LEFT JOIN topups t ON t.topup_id = d.topup_id

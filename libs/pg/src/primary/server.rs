@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use runtime::clock::Moment;
-use sqlx::{AssertSqlSafe, PgConnection, Row, postgres::PgRow};
+use sqlx::{PgConnection, Row};
 use time::OffsetDateTime;
 
 use super::unfit::{LARGEST_SKEW, Unfit};
@@ -14,14 +14,6 @@ use crate::Result;
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "PostgreSQL")]
 pub struct DurabilityConfig {
-    /// The cell of this process: work only in the database of this name [default: in any]
-    ///
-    /// Set it wherever a cell may divide. The new cell begins as a copy of the old one, with its
-    /// passwords and its unfinished purchases. With this setting the stages of the new cell can start
-    /// at any time, and wait until `esimctl cell activate` has given the copy its name. A system of
-    /// one cell does not need it.
-    #[arg(long, env = "CELL")]
-    pub cell: Option<String>,
     /// Work only while every commit waits for a standby
     ///
     /// If the primary is lost, a standby that was synchronous has every order that was answered. An
@@ -50,10 +42,6 @@ pub(super) struct Server {
     pub(super) clock_ahead: f64,
     /// Whether the schema has pulses; an older one has not.
     pub(super) has_pulses: bool,
-    /// The name of the cell to which the database belongs.
-    pub(super) cell: Option<String>,
-    /// The timeline on which the cell began to divide, while it does.
-    pub(super) cut: Option<i64>,
 }
 
 /// What [`Server::read`] asks. This is not a prepared statement, because through a pooler another
@@ -63,24 +51,13 @@ const SERVER: &str = "SELECT \
     current_setting('synchronous_commit') AS synchronous_commit, \
     current_setting('synchronous_standby_names') AS standby_names, \
     extract(epoch FROM clock_timestamp())::float8 AS clock, \
-    to_regclass('pulses') IS NOT NULL AS has_pulses, \
-    found.cell, (found.cut->>'timeline')::bigint AS cut FROM ";
-/// The row of the cell. Both names inside are those of `older` in a schema whose table `system` does
-/// not have these columns yet.
-const CELL: &str = "(SELECT NULL::text AS cell, NULL::jsonb AS cut) older LEFT JOIN LATERAL (SELECT cell, cut FROM system) found ON true";
-/// The same for a schema without that table.
-const NO_CELL: &str = "(SELECT NULL::text AS cell, NULL::jsonb AS cut) found";
+    to_regclass('pulses') IS NOT NULL AS has_pulses";
 
 impl Server {
     /// One statement, because each new connection waits for it.
     pub(super) async fn read(connection: &mut PgConnection) -> Result<Self> {
         let asked = Moment::now();
-        let mut found = ask(connection, CELL).await;
-        // 42P01: there is no such table.
-        if found.as_ref().is_err_and(|error| error.is_of(&["42P01"])) {
-            found = ask(connection, NO_CELL).await;
-        }
-        let row = found?;
+        let row = sqlx::raw_sql(SERVER).fetch_one(connection).await?;
         let timeline: Option<String> = row.try_get("timeline")?;
         let clock_ahead = ahead(asked, row.try_get("clock")?);
         Ok(Self {
@@ -89,8 +66,6 @@ impl Server {
             standby_names: row.try_get("standby_names")?,
             clock_ahead,
             has_pulses: row.try_get("has_pulses")?,
-            cell: row.try_get("cell")?,
-            cut: row.try_get("cut")?,
         })
     }
 
@@ -99,24 +74,8 @@ impl Server {
             && !matches!(self.synchronous_commit.as_str(), "off" | "local")
     }
 
-    /// Whether the operator accepts how the server commits, and whether this process may work in the
-    /// database at all: it may not in another cell, nor in a copy of one that was promoted while the
-    /// cell divides. Nobody else can tell the copy from the original then.
+    /// Whether the operator accepts how the server commits.
     pub(super) fn check(&self, durability: &DurabilityConfig) -> Result<(), Unfit> {
-        if let Some(cell) = &durability.cell
-            && self.cell.as_ref() != Some(cell)
-        {
-            return Err(Unfit::Cell {
-                found: self.cell.clone(),
-                cell: cell.clone(),
-            });
-        }
-        if self
-            .cut
-            .is_some_and(|cut| Some(cut) != self.timeline.map(i64::from))
-        {
-            return Err(Unfit::Copy);
-        }
         // Such a server acknowledges a commit before it is on disk, so a crash of the server alone loses
         // answered orders and forgets purchases.
         if self.synchronous_commit == "off" {
@@ -144,11 +103,6 @@ impl Server {
     }
 }
 
-async fn ask(connection: &mut PgConnection, cell: &str) -> Result<PgRow> {
-    let query = AssertSqlSafe(format!("{SERVER}{cell}"));
-    Ok(sqlx::raw_sql(query).fetch_one(connection).await?)
-}
-
 /// How far the server's `clock`, in seconds of Unix time, is ahead of ours, now that the response to what
 /// was `asked` is there. The server looked at its clock at some moment between the question and the
 /// response, which may be far apart, because a commit may wait for a standby. So only what lies outside of
@@ -173,8 +127,6 @@ pub(super) mod tests {
             standby_names: names.to_owned(),
             clock_ahead: 0.0,
             has_pulses: true,
-            cell: None,
-            cut: None,
         }
     }
 
@@ -206,7 +158,6 @@ pub(super) mod tests {
     #[test]
     fn what_the_operator_demands_is_checked() {
         let demands = |require_synchronous| DurabilityConfig {
-            cell: None,
             require_synchronous,
         };
         let off = server("off", "");
@@ -216,33 +167,5 @@ pub(super) mod tests {
         let refused = alone.check(&demands(true)).unwrap_err();
         assert!(refused.to_string().contains("REQUIRE_SYNCHRONOUS"));
         assert_eq!(server("on", "*").check(&demands(true)), Ok(()));
-    }
-
-    #[test]
-    fn a_process_works_in_its_own_cell_only_and_in_no_copy_of_one_that_divides() {
-        let of = |cell: Option<&str>| DurabilityConfig {
-            cell: cell.map(str::to_owned),
-            ..DurabilityConfig::default()
-        };
-        let mut found = server("on", "");
-        assert_eq!(found.check(&of(None)), Ok(()));
-        assert!(matches!(
-            found.check(&of(Some("a"))),
-            Err(Unfit::Cell { .. })
-        ));
-        found.cell = Some("a".to_owned());
-        assert_eq!(found.check(&of(None)), Ok(()));
-        assert_eq!(found.check(&of(Some("a"))), Ok(()));
-        assert!(matches!(
-            found.check(&of(Some("b"))),
-            Err(Unfit::Cell { .. })
-        ));
-        // The original goes on while the cell divides, and its promoted copy has another timeline.
-        found.cut = Some(1);
-        assert_eq!(found.check(&of(Some("a"))), Ok(()));
-        found.timeline = Some(2);
-        for cell in [None, Some("a")] {
-            assert_eq!(found.check(&of(cell)), Err(Unfit::Copy));
-        }
     }
 }

@@ -40,17 +40,6 @@ pub enum Unfit {
          allowed: synchronise both clocks (NTP)"
     )]
     Clock { difference: Duration },
-    #[error(
-        "the database belongs to {}, but CELL is {cell}: a copy of another cell waits for `esimctl cell activate {cell}`, which \
-         also names a database that has no name yet; otherwise correct CELL or DATABASE_URL",
-        found.as_ref().map_or("no cell".to_owned(), |found| format!("cell {found}"))
-    )]
-    Cell { found: Option<String>, cell: String },
-    #[error(
-        "the server was promoted while its cell divides, so it may be the copy that becomes the new cell: run `esimctl cell \
-         divide` again, with --cancel if the cell shall not divide"
-    )]
-    Copy,
 }
 
 impl Unfit {

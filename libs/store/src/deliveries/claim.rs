@@ -196,9 +196,6 @@ pub async fn claim(
 ///   the same moment only one may choose the probe.
 /// - The last step takes the leases of the probes, and of all deliveries whose endpoint was not
 ///   blocked. The other deliveries of an endpoint whose block has ended stay due.
-///
-/// The endpoint's key stands in a subquery with `OFFSET 0`, because in a cell that divides PostgreSQL would
-/// read all endpoints for a key that a cast computes (decision 36).
 async fn take_leases(
     connection: &mut PgConnection,
     ids: &[Uuid],
@@ -209,10 +206,10 @@ async fn take_leases(
                -- The endpoint may have been blocked while the delivery waited for a permit. Such a
                -- delivery stays due; only a test is sent to a blocked endpoint.
                -- The lane of a delivery to a further endpoint is the id of this endpoint.
-               SELECT w.id, k.endpoint_id, w.at, e.blocked_until <= now() AS block_ended
+               SELECT w.id, coalesce(nullif(w.lane, '')::uuid, w.partner_id) AS endpoint_id, w.at,
+                      e.blocked_until <= now() AS block_ended
                FROM work w
-               CROSS JOIN LATERAL (SELECT coalesce(nullif(w.lane, '')::uuid, w.partner_id) AS endpoint_id OFFSET 0) k
-               LEFT JOIN partner_endpoints e ON e.endpoint_id = k.endpoint_id
+               LEFT JOIN partner_endpoints e ON e.endpoint_id = coalesce(nullif(w.lane, '')::uuid, w.partner_id)
                WHERE w.id = ANY ($1) AND w.at <= now()
                  AND (e.blocked_until IS NULL OR e.blocked_until <= now() OR w.at = '-infinity')
                FOR UPDATE OF w SKIP LOCKED
@@ -317,9 +314,6 @@ struct Row {
 /// - `blocked`: its endpoint is blocked for it. The block may have begun after the delivery was queued.
 /// - `fans_out`: further endpoints may want the same topup.
 /// - `reusable`: the [lean claim](super::claim_known()) may use the endpoint as it is read here.
-///
-/// The endpoint is joined by a `CASE` and no `coalesce`, for which PostgreSQL would read all endpoints in a
-/// cell that divides (decision 36).
 async fn read(
     connection: &mut PgConnection,
     ids: &[Uuid],
@@ -365,7 +359,7 @@ async fn read(
                   coalesce(CASE WHEN n.secret_ends[2] > now() THEN n.secrets ELSE n.secrets[:1] END, '{}') AS "secrets!"
            FROM deliveries d
            JOIN partners p ON p.partner_id = d.partner_id
-           LEFT JOIN partner_endpoints n ON n.endpoint_id = CASE WHEN d.endpoint_id IS NULL THEN d.partner_id ELSE d.endpoint_id END
+           LEFT JOIN partner_endpoints n ON n.endpoint_id = coalesce(d.endpoint_id, d.partner_id)
                                               AND n.partner_id = d.partner_id
            LEFT JOIN orders o ON o.order_id = d.order_id AND o.partner_id = d.partner_id
            LEFT JOIN topups t ON t.topup_id = d.topup_id

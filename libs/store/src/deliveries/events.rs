@@ -137,7 +137,7 @@ pub async fn expiring(connection: &mut PgConnection, notice: Duration) -> Result
              JOIN partner_endpoints e ON e.partner_id = p.partner_id
              CROSS JOIN LATERAL (VALUES ('keys', p.old_keys_until), ('webhook_secret', e.secret_ends[2]))
                  AS old (credential, ends_at)
-             WHERE p.disabled_at IS NULL AND p.moved_to IS NULL AND 'key.expiring' = ANY (e.events)
+             WHERE p.disabled_at IS NULL AND 'key.expiring' = ANY (e.events)
                AND ends_at > now() AND ends_at < now() + make_interval(secs => $1)
          ), created AS (
              -- The id is derived from the subject, so that each look makes the same one.

@@ -177,7 +177,7 @@ pub async fn keys_expire(connection: &mut PgConnection, notice: Duration) -> Res
                  SELECT nullif(f.endpoint_id, f.partner_id), 'webhook_secret', f.secret_ends[2] FROM partner_endpoints f
                  WHERE f.partner_id = p.partner_id AND f.purpose = 'webhooks'
              ) old
-             WHERE c.purpose = 'notices' AND c.verified_at IS NOT NULL AND p.disabled_at IS NULL AND p.moved_to IS NULL
+             WHERE c.purpose = 'notices' AND c.verified_at IS NOT NULL AND p.disabled_at IS NULL
                AND old.ends_at > now() AND old.ends_at < now() + make_interval(secs => $1)
          ), created AS (
              -- The id is derived from the subject, so that each look makes the same one.
@@ -218,7 +218,6 @@ pub async fn source_addresses(connection: &mut PgConnection, addresses: &[String
                FROM changed, partner_endpoints c
                JOIN partners p ON p.partner_id = c.partner_id
                WHERE c.purpose = 'notices' AND c.verified_at IS NOT NULL AND p.disabled_at IS NULL
-                 AND p.moved_to IS NULL
                RETURNING delivery_id, partner_id, endpoint_id
            ), due AS (
                INSERT INTO work (id, kind, provider, lane, partner_id, at)

@@ -267,8 +267,7 @@ struct Acknowledged {
 /// this record. If the server dies within the next moments, these
 /// deliveries are pending again, and their webhooks are repeated with the same id.
 /// `endpoint_failing` tells the caller whether a success has to end a count of failures or a block
-/// of the endpoint. There the key of the endpoint is a `CASE` and no `coalesce`, because in a cell that
-/// divides PostgreSQL would read all endpoints for a key that `coalesce` computes (decision 36).
+/// of the endpoint.
 async fn record_acknowledged(
     connection: &mut PgConnection,
     attempts: &[&Attempted],
@@ -284,7 +283,7 @@ async fn record_acknowledged(
            WHERE d.delivery_id = new.delivery_id AND d.state = 'pending' AND d.attempt = 0
            RETURNING d.delivery_id, coalesce(d.endpoint_id, d.partner_id) AS "endpoint_id!",
                      (SELECT true FROM partner_endpoints e
-                      WHERE e.endpoint_id = CASE WHEN d.endpoint_id IS NULL THEN d.partner_id ELSE d.endpoint_id END AND (e.failures > 0 OR e.blocked_until IS NOT NULL OR e.told IS NOT NULL)
+                      WHERE e.endpoint_id = coalesce(d.endpoint_id, d.partner_id) AND (e.failures > 0 OR e.blocked_until IS NOT NULL OR e.told IS NOT NULL)
                      ) IS TRUE AS "endpoint_failing!""#,
         &columns.ids,
         &columns.at,

@@ -17,7 +17,7 @@
 //! - [`self_service`]: what partners see and change themselves.
 //! - [`restart`]: a webhook that is sent again while it is pending.
 //! - [`reasons`]: reasons are codes, and what becomes of older prose.
-//! - [`recover`]: recovery after an old dump is restored. [`division`]: a cell divides.
+//! - [`recover`]: recovery after an old dump is restored.
 //! - [`archive`]: finished orders leave the tables. [`archived_tables`]: no
 //!   table is forgotten there.
 //! - [`backup`]: a base backup and its log are restored.
@@ -56,7 +56,6 @@ mod console;
 mod database;
 mod deliveries;
 mod described;
-mod division;
 mod drill;
 mod endpoints;
 mod esim_requests;

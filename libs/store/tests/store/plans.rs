@@ -13,13 +13,8 @@ use std::{
 use serde_json::Value;
 use sqlx::{AssertSqlSafe, PgConnection, Row};
 use testkit::{database::Database, rows};
-use tools::cells::division;
-use uuid::Uuid;
 
-use crate::{
-    bench::execute,
-    division::{ACTION, BOUND},
-};
+use crate::bench::execute;
 
 /// Tables that grow with the orders.
 const GROWING: [&str; 16] = [
@@ -100,9 +95,9 @@ const SMALL: [(&str, &str); 3] = rows! {
     "WHERE partner_id = $1 AND give_back = 'parked')" => "partner erase: the same";
 };
 
-/// Statements that name no key. Each runs once for each cell: a loop of a stage, a gauge, or an
+/// Statements that name no key. Each runs once for the whole system: a loop of a stage, a gauge, or an
 /// operator's list.
-const PER_CELL: [(&str, &str); 43] = rows! {
+const PER_SYSTEM: [(&str, &str); 43] = rows! {
     "FROM (SELECT topup_id, profile FROM esims WHERE topup_id < ':' ORDER BY topup_id DESC LIMIT 1000)"
         => "start: the newest profiles check the master key";
     "WITH RECURSIVE pair (lane, partner_id, nth)" => "the looks at due work";
@@ -426,8 +421,8 @@ async fn every_statement_finds_its_rows_by_an_index_and_names_a_key() {
     }
     let walking = compare(&walking, &[&WALKS[..], &COUNTS].concat());
     assert!(walking.is_empty(), "{}", walking.join("\n"));
-    let per_cell = [&PER_CELL[..], &PAGES, &WALKS, &COUNTS].concat();
-    let without_key = compare(&without_key, &per_cell);
+    let per_system = [&PER_SYSTEM[..], &PAGES, &WALKS, &COUNTS].concat();
+    let without_key = compare(&without_key, &per_system);
     assert!(without_key.is_empty(), "{}", without_key.join("\n"));
 
     // The rules find what they are for.
@@ -512,63 +507,6 @@ async fn one_order_opens_few_tables() {
         tables(&plan, &mut opened);
         let opened: Vec<&str> = opened.iter().map(String::as_str).collect();
         assert_eq!(opened.join(", "), expected);
-    }
-}
-
-/// The membrane of a division is a filter on rows that an index has found: with it each statement
-/// reads the same tables by a key, and no statement lacks a right. A condition that computes the key
-/// by a function, or by `coalesce`, would read the table whole, because PostgreSQL evaluates it only
-/// for rows that the policy shows.
-#[tokio::test]
-async fn a_divided_cell_takes_the_same_plans() {
-    let (_database, mut connection) = migrated().await;
-    fill(&mut connection).await;
-    execute(&mut connection, "SET enable_seqscan = off").await;
-    let all = statements();
-    let mut before = Vec::new();
-    for statement in &all {
-        before.push(plan(&mut connection, statement).await);
-    }
-    let leaving: Vec<Uuid> =
-        sqlx::query_scalar("SELECT partner_id FROM partners ORDER BY partner_id LIMIT 200")
-            .fetch_all(&mut connection)
-            .await
-            .unwrap();
-    division::freeze(&mut connection, ("a", "b"), &leaving, ACTION)
-        .await
-        .unwrap();
-    division::fence(&mut connection).await.unwrap();
-    // No policy binds the superuser of the tests.
-    execute(&mut connection, BOUND).await;
-    let mut changed = Vec::new();
-    let mut filters = 0;
-    for (statement, before) in all.iter().zip(before) {
-        let after = plan(&mut connection, statement).await;
-        filters += after.to_string().matches("esim.elsewhere").count();
-        let mut read = [BTreeSet::new(), BTreeSet::new()];
-        scans(&before, &mut read[0]);
-        scans(&after, &mut read[1]);
-        let mut now_whole = read[1].difference(&read[0]);
-        if now_whole.any(|table| table.starts_with("all of ")) {
-            changed.push(format!("{read:?}:\n{}\n", statement.text));
-        }
-    }
-    assert!(filters > 200, "only {filters} filters of the membrane");
-    assert!(changed.is_empty(), "{}", changed.join("\n"));
-}
-
-/// Collects the tables of a plan, and whether each is read by a key. The membrane may change which of
-/// two indexes that have the key is the cheaper one.
-fn scans(node: &Value, found: &mut BTreeSet<String>) {
-    let table = node["Relation Name"].as_str().unwrap_or_default();
-    let is_keyed = ["Index Cond", "Recheck Cond", "TID Cond"]
-        .iter()
-        .any(|name| !node[*name].is_null());
-    if !table.is_empty() && node["Operation"].is_null() {
-        found.insert(format!("{}{table}", if is_keyed { "" } else { "all of " }));
-    }
-    for child in node["Plans"].as_array().into_iter().flatten() {
-        scans(child, found);
     }
 }
 

@@ -140,7 +140,6 @@ async fn a_server_without_synchronous_commit_is_refused_and_one_without_standbys
         &bench,
         DurabilityConfig {
             require_synchronous: true,
-            ..DurabilityConfig::default()
         },
     );
     let wait = accounts::start::wait(&demanding, &VAULT);

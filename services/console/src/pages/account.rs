@@ -22,8 +22,7 @@ pub(crate) fn form(
     (seen, lately): (&str, &str),
     session: &Session,
 ) -> Option<ReasonForm> {
-    // A partner that has moved is disabled or enabled in its new cell.
-    if !session.may(Role::Operator) || partner.moved_to.is_some() || !partner.has_secret_key {
+    if !session.may(Role::Operator) || !partner.has_secret_key {
         return None;
     }
     let id = partner.partner_id;

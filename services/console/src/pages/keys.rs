@@ -80,9 +80,7 @@ pub(crate) async fn show(
         } else {
             partner.webhook_events.join(", ")
         },
-        may: visit.session.may(Role::Operator)
-            && partner.has_secret_key
-            && partner.moved_to.is_none(),
+        may: visit.session.may(Role::Operator) && partner.has_secret_key,
         account: account::form(partner, (&read.seen, &day), &visit.session),
     })
 }

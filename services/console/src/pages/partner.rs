@@ -147,8 +147,6 @@ struct OrderRow {
 pub(crate) fn standing(partner: &Partner) -> (&'static str, &'static str) {
     if partner.disabled_at.is_some() {
         ("disabled", "bad")
-    } else if partner.moved_to.is_some() {
-        ("moved to another cell", "note")
     } else {
         ("enabled", "good")
     }

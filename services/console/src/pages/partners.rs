@@ -145,7 +145,7 @@ pub(crate) async fn show(
         let mine = health.remove(&partner.partner_id).unwrap_or_default();
         let mut badges = mine.badges;
         let (standing, class) = standing(&partner);
-        if partner.disabled_at.is_some() || partner.moved_to.is_some() {
+        if partner.disabled_at.is_some() {
             badges.insert(0, (class, standing.to_owned()));
         }
         if badges.is_empty() {

@@ -21,7 +21,7 @@ use uuid::Uuid;
 
 use crate::{
     confirm::{By, Confirm},
-    console::{Console, NotFound, list},
+    console::{Console, list},
     delivery,
     lookup::find_id,
     moment::check_range,
@@ -153,16 +153,16 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
             let action = by.action(domain::Command::ResendCancel, &target, reason);
             match resends::cancel(&mut connection, *id, action).await? {
                 Cancelled::Now(found) | Cancelled::EndedBefore(found) => print(console, &found),
-                Cancelled::Unknown => Err(unknown(*id).into()),
+                Cancelled::Unknown => Err(unknown(*id)),
             }
         }
     }
 }
 
-fn unknown(id: Uuid) -> NotFound {
-    NotFound(format!(
+fn unknown(id: Uuid) -> anyhow::Error {
+    anyhow!(
         "there is no resend {id}; see `esimctl resend list`"
-    ))
+    )
 }
 
 async fn start(

@@ -5,7 +5,7 @@
 //! standard output, so that `--json` can be piped into another program. Progress and questions go
 //! to standard error.
 
-use std::{path::PathBuf, time::Duration};
+use std::time::Duration;
 
 use anyhow::Context;
 use pg::{
@@ -15,13 +15,9 @@ use pg::{
 };
 use runtime::terminal;
 use serde::Serialize;
-use serde_json::json;
 use sqlx::{ConnectOptions, postgres::PgConnectOptions};
 
-use crate::{
-    cell_file::{Cell, Cells},
-    output::{Row, table},
-};
+use crate::output::{Row, table};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -34,25 +30,10 @@ pub const UNREACHABLE: &str =
 #[error("this command needs the database: name it with --database-url or in DATABASE_URL")]
 pub struct NoDatabase;
 
-/// The command needs the file of cells, but none is named.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "this command needs the file of cells: name it with --cells or in ESIM_CELLS; `esimctl cell list --help` shows an example"
-)]
-pub struct NoCells;
-
-/// There is no such row in the database. With `--all-cells` another cell may have it.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct NotFound(pub String);
-
 /// Where a command finds its database, and how it prints its result.
 pub struct Console {
     json: bool,
     database: Option<DatabaseConfig>,
-    cells: Option<PathBuf>,
-    /// The cell in which the command runs, with `--all-cells`. It is named in the output.
-    cell: Option<String>,
 }
 
 impl Console {
@@ -60,35 +41,7 @@ impl Console {
         Self {
             json,
             database,
-            cells: None,
-            cell: None,
         }
-    }
-
-    /// The same console with a file of cells, if one is named.
-    pub fn with_cells(self, cells: Option<PathBuf>) -> Self {
-        Self { cells, ..self }
-    }
-
-    /// The same console on the database of a cell.
-    pub fn of_cell(&self, cell: &Cell) -> anyhow::Result<Self> {
-        Ok(Self {
-            json: self.json,
-            database: Some(cell.database()?),
-            cells: self.cells.clone(),
-            cell: Some(cell.name.clone()),
-        })
-    }
-
-    /// Reads the file of cells.
-    pub fn cells(&self) -> anyhow::Result<Cells> {
-        Cells::read(self.cells.as_ref().ok_or(NoCells)?)
-    }
-
-    /// Connects to the database of a cell, as [`Self::connect`] does.
-    pub async fn connect_to(&self, cell: &Cell) -> anyhow::Result<PgConnection> {
-        let connected = self.of_cell(cell)?.connect().await;
-        connected.with_context(|| format!("cell {}", cell.name))
     }
 
     pub fn database(&self) -> anyhow::Result<PgConnectOptions> {
@@ -117,11 +70,10 @@ impl Console {
         value: &T,
         text: impl FnOnce() -> String,
     ) -> anyhow::Result<()> {
-        let text = match (self.json, &self.cell) {
-            (true, None) => serde_json::to_string(value)?,
-            (true, Some(cell)) => json!({ "cell": cell, "result": value }).to_string(),
-            (false, None) => text(),
-            (false, Some(cell)) => format!("cell {cell}:\n{}\n", text()),
+        let text = if self.json {
+            serde_json::to_string(value)?
+        } else {
+            text()
         };
         terminal::print(text)
     }

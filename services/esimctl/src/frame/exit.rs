@@ -3,10 +3,7 @@
 use pg::config::{BadDatabase, MasterKeyError};
 use runtime::terminal::{is_closed, say};
 
-use super::{
-    console::{NoCells, NoDatabase},
-    output::one_line,
-};
+use super::{console::NoDatabase, output::one_line};
 
 /// Exit status of a command that failed.
 pub const FAILED: u8 = 1;
@@ -41,21 +38,16 @@ pub struct WouldChange {
     pub changed: usize,
 }
 
-/// The exit status of a result. An error is printed; `of` says where it happened, if there are
-/// several places.
-pub fn status(result: anyhow::Result<()>, of: &str) -> u8 {
+/// The exit status of a result. An error is printed.
+pub fn status(result: anyhow::Result<()>) -> u8 {
     let error = match result {
         Ok(()) => return 0,
         // The reader, such as `head`, has all that it wanted, and whatever the command changed is done.
         Err(error) if is_closed(&error) => return 0,
         Err(error) => error,
     };
-    say(format_args!(
-        "esimctl: {of}{}",
-        one_line(&with_causes(&error))
-    ));
+    say(format_args!("esimctl: {}", one_line(&with_causes(&error))));
     let wrong_settings = error.is::<NoDatabase>()
-        || error.is::<NoCells>()
         || error.is::<BadDatabase>()
         || error.is::<MasterKeyError>();
     if wrong_settings {

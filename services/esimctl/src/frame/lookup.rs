@@ -5,12 +5,10 @@
 //! name that a partner or a log line gives. A rotation with `--overlap 0` forgets the old key.
 
 use accounts::partners::{self, Partner};
-use anyhow::bail;
+use anyhow::{anyhow, bail};
 use clap::Args;
 use domain::PartnerId;
 use pg::PgConnection;
-
-use crate::console::NotFound;
 
 #[derive(Args, Clone, Debug)]
 pub struct Which {
@@ -27,10 +25,9 @@ pub async fn find(connection: &mut PgConnection, partner: &str) -> anyhow::Resul
     let mut named = with_name(connection, partner).await?;
     match (named.pop(), named.is_empty()) {
         (Some(found), true) => Ok(found),
-        (None, _) => Err(NotFound(format!(
+        (None, _) => Err(anyhow!(
             "there is no partner with the id, access key or name {partner:?}; see `esimctl partner list`"
-        ))
-        .into()),
+        )),
         (Some(last), false) => {
             named.push(last);
             bail!(

@@ -1,10 +1,11 @@
 //! `esimctl find`: searches for an id of any kind. The console's box does the same search.
 
+use anyhow::bail;
 use clap::{Args, builder::NonEmptyStringValueParser};
 use desk::operator::search::{self, OrderHit, PartnerHit};
 
 use crate::{
-    console::{Console, NotFound, list},
+    console::{Console, list},
     output::{Row, cells, or_dash, utc},
     refused,
 };
@@ -31,14 +32,13 @@ pub struct Command {
 pub async fn run(asked: &Command, console: &Console) -> anyhow::Result<()> {
     let hits = search::find(&mut console.connect().await?, &asked.id).await?;
     if hits.is_empty() {
-        return Err(NotFound(format!(
+        bail!(
             "nothing has the id or name {:?}: looked for it as an order, placement or topup id, an external order id, an ICCID, \
              also as the beginning of one, a provider's number of a purchase or of a unit, a partner's id, access key or part \
              of a name, and the external order id or request id of a refused request; archived orders are found by `esimctl \
              order show`",
             asked.id
-        ))
-        .into());
+        );
     }
     console.print(&hits, || {
         let parts = [

@@ -26,7 +26,7 @@ use time::OffsetDateTime;
 use tools::archive;
 
 use crate::{
-    console::{Console, NotFound},
+    console::Console,
     erase::{self, EraseOrder},
     order_list,
     output::{Row, cells, moment_after, or_dash, printable, properties, table, took, utc},
@@ -84,7 +84,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     let found = orders::find(&mut connection, id).await?;
     let archived = desk::archived::find(&mut connection, id).await?;
     if found.is_empty() && archived.is_empty() {
-        return Err(NotFound(unknown(&mut connection, id).await?).into());
+        return Err(anyhow::Error::msg(unknown(&mut connection, id).await?));
     }
     let mut lanes = provider_lanes::list(&mut connection).await?;
     let mut stories = Vec::with_capacity(found.len());

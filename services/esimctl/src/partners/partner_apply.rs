@@ -244,7 +244,7 @@ async fn locked(
         };
         ensure!(
             partners::lock(transaction, id).await?,
-            "{}: partner {id} is moving or has moved to another cell; apply the file there",
+            "{}: there is no partner {id} any more",
             wanted.at
         );
         found.push(Some(id));

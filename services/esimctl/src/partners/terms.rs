@@ -82,9 +82,6 @@ pub fn describe(partner: &Partner) -> String {
 }
 
 pub fn state(partner: &Partner) -> String {
-    if let Some(cell) = &partner.moved_to {
-        return format!("moving or moved to cell {cell}");
-    }
     match partner.disabled_at {
         Some(at) => format!("disabled since {}", utc(at)),
         None if partner.has_secret_key => "enabled".to_owned(),

@@ -8,8 +8,7 @@
 //! 3. The timestamp is at most five minutes from our clock.
 //! 4. The access key belongs to an active partner that has a secret key.
 //! 5. The signature is valid.
-//! 6. The partner is not moving to another cell.
-//! 7. If the account requires it, the signature covers the body; if the signature covers it, the
+//! 6. If the account requires it, the signature covers the body; if the signature covers it, the
 //!    body that arrived is the signed one.
 //!
 //! Guarantees: a [`Signed`] request was signed with a valid key of an active partner, at most five
@@ -33,7 +32,7 @@ use crate::{
     http::{
         codes::Code,
         connection::Connection,
-        error::{ApiError, PARTNER_MOVING},
+        error::ApiError,
         refusals::Sender,
     },
     metrics::Metrics,
@@ -210,9 +209,6 @@ impl Authenticator {
             connection.place.authenticated();
         }
         *sender = Some(Sender::signed(partner.id));
-        if partner.moved {
-            return Err(PARTNER_MOVING);
-        }
         if partner.signed_body_required && body_digest.is_none() {
             return Err(self.denied_naming(Code::ContentSha256Missing, &names.content_sha256));
         }

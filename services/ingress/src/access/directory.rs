@@ -56,8 +56,6 @@ pub(crate) struct KnownPartner {
     pub(crate) id: PartnerId,
     pub(crate) environment: Environment,
     pub(crate) disabled: bool,
-    /// The partner is moving to another cell or has moved there.
-    pub(crate) moved: bool,
     pub(crate) key: Key,
     pub(crate) limits: Limits,
     /// Whether requests are denied unless their signature covers the query and the body.
@@ -74,7 +72,6 @@ impl KnownPartner {
             id: PartnerId::new(),
             environment,
             disabled: false,
-            moved: false,
             key: Key::Missing,
             limits: Limits::default(),
             signed_body_required: false,
@@ -256,7 +253,6 @@ impl Directory {
             id: PartnerId::new(),
             environment: Environment::Sandbox,
             disabled: false,
-            moved: false,
             key: Key::Known(secret),
             limits: Limits::default(),
             signed_body_required,
@@ -353,7 +349,6 @@ impl Directory {
                 // Without a usable key nothing is bought for it, whatever stands here.
                 environment: credentials.environment.unwrap_or(Environment::Sandbox),
                 disabled: credentials.disabled,
-                moved: credentials.moved,
                 key,
                 limits: credentials.limits,
                 signed_body_required: credentials.signed_body_required,
@@ -520,8 +515,7 @@ mod tests {
                 id,
                 environment: Environment::Sandbox,
                 disabled: false,
-                moved: false,
-                key: Key::Missing,
+                    key: Key::Missing,
                 limits: Limits::default(),
                 signed_body_required: false,
                 until: *until,

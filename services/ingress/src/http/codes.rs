@@ -461,13 +461,6 @@ pub(crate) enum Code {
     ))]
     Overloaded,
 
-    #[strum(props(
-        status = 503,
-        bought = "no",
-        message = "Your account is being moved; nothing was stored. Try again in a few seconds"
-    ))]
-    PartnerMoving,
-
     #[strum(props(status = 500, bought = "**maybe**", message = "Internal server error"))]
     InternalError,
 }

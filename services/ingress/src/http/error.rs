@@ -112,8 +112,8 @@ pub(crate) enum ApiError {
     Unprocessable(Vec<Fault>),
     /// 429: a limit of the partner is used up for a time.
     Limited(Limited),
-    /// 503: this process is overloaded, an earlier request with the same external id is not decided
-    /// yet, or the partner is moving to another cell. `bound` names what was reached, for the metrics and the log.
+    /// 503: this process is overloaded, or an earlier request with the same external id is not decided
+    /// yet. `bound` names what was reached, for the metrics and the log.
     Unavailable { code: Code, bound: &'static str },
     /// 500. The cause is logged and not part of the response.
     Internal(anyhow::Error),
@@ -161,13 +161,6 @@ impl From<&anyhow::Error> for Cause {
         }
     }
 }
-
-/// 503: the partner is moving to another cell. Its requests succeed again once the proxy sends them
-/// there.
-pub(crate) const PARTNER_MOVING: ApiError = ApiError::Unavailable {
-    code: Code::PartnerMoving,
-    bound: "partner_moving",
-};
 
 impl From<Code> for ApiError {
     fn from(code: Code) -> Self {

@@ -425,13 +425,6 @@ pub(crate) fn explanation(code: Code) -> &'static str {
              same `external_order_id` may have stored its order. Send the request again after \
              `Retry-After` seconds, or after a few seconds if there is no such header."
         }
-        Code::PartnerMoving => {
-            "Your account is moving to another part of our system, which takes some seconds \
-             to minutes. This request stored nothing and changed nothing. An earlier request \
-             with the same `external_order_id` may have stored its order; that order moves \
-             along. Send the request again after `Retry-After` seconds until you get another \
-             answer."
-        }
         Code::InternalError => {
             "Something failed on our side. If the request was an order, it may be stored and \
              bought. Send it again with the same `external_order_id` until you get a definite \

@@ -44,7 +44,7 @@ use pipeline::{
 };
 use runtime::{Shutdown, clock::Moment};
 use serde::Serialize;
-use store::orders::{NewOrder, NewTopup, OrderStatus, Refusal, is_frozen};
+use store::orders::{NewOrder, NewTopup, OrderStatus, Refusal};
 use tokio::sync::{Semaphore, oneshot};
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
@@ -54,7 +54,7 @@ use crate::{
     access::{admission::Admitted, directory::Directory},
     http::{
         codes::Code,
-        error::{ApiError, Fault, PARTNER_MOVING},
+        error::{ApiError, Fault},
     },
     metrics::{Metrics, OrderResult},
     orders::{
@@ -181,7 +181,7 @@ impl Writer for InsertAndAnnounce {
     /// data, such as a missing privilege, concerns all orders of the batch, and a statement for each
     /// of them would only add load while their partners wait.
     fn one_is_at_fault(error: &pg::Error) -> bool {
-        error.is_about_data() || is_frozen(error)
+        error.is_about_data()
     }
 }
 
@@ -483,9 +483,6 @@ impl Orders {
                         topup.topup_id = self.topup_ids.next(now);
                     }
                 }
-                // The partner has just begun to move to another cell, and this process does not know it
-                // yet. PostgreSQL refused the order, so nothing is stored.
-                Err(error) if is_frozen(&error) => return Err(PARTNER_MOVING),
                 result => return result.map_err(ApiError::internal),
             }
         }

@@ -17,7 +17,6 @@
 //! - [`routing`]: options that several providers sell.
 //! - [`catalogue`]: products, prices and purchases of a provider are compared with ours, and partners
 //!   filter what they are offered.
-//! - [`division`]: a cell divides.
 //! - [`faults`], [`database_away`]: processes, servers and connections fail.
 //! - [`flushed`]: `PostgreSQL` crashes right after somebody was told of an order.
 //! - [`health`]: a stage that dies is named by every view, and named as mended.
@@ -42,7 +41,6 @@ mod after_delivery;
 mod archive;
 mod catalogue;
 mod database_away;
-mod division;
 mod duplicates;
 mod endpoints;
 mod esim_partner;

@@ -50,10 +50,10 @@ pub async fn due(connection: &mut PgConnection, most: i64) -> Result<Vec<Queue>>
            SELECT coalesce(nullif(endpoint.lane, '')::uuid, endpoint.partner_id) AS "endpoint_id!",
                   endpoint.partner_id AS "partner_id!", p.environment = 'live' AS "is_live!",
                   EXISTS (SELECT FROM partner_endpoints e
-                          WHERE e.endpoint_id = CASE endpoint.lane WHEN '' THEN endpoint.partner_id ELSE endpoint.lane::uuid END
+                          WHERE e.endpoint_id = coalesce(nullif(endpoint.lane, '')::uuid, endpoint.partner_id)
                             AND e.blocked_until IS NOT NULL) AS "is_stopped!",
                   EXISTS (SELECT FROM partner_endpoints e
-                          WHERE e.endpoint_id = CASE endpoint.lane WHEN '' THEN endpoint.partner_id ELSE endpoint.lane::uuid END
+                          WHERE e.endpoint_id = coalesce(nullif(endpoint.lane, '')::uuid, endpoint.partner_id)
                             AND e.unproven_since IS NOT NULL AND e.failures = 0 AND e.blocked_until < 'infinity') AS "is_paced!",
                   due.due AS "due!", due.overdue
            FROM endpoint
