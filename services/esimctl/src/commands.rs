@@ -3,9 +3,9 @@
 use clap::Subcommand;
 
 use crate::{
-    action, archive, catalogue, console::Console, delivery, doctor, endpoint,
-    find, give_back, master_key, migrate, operator, option, order, partner, placement, provider,
-    recover, resend, retention, secret_set, status,
+    action, archive, catalogue, console::Console, delivery, doctor, endpoint, find, give_back,
+    master_key, migrate, operator, option, order, partner, placement, provider, recover, resend,
+    retention, secret_set, status,
 };
 
 #[derive(Subcommand, Clone, Debug)]

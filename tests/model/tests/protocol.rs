@@ -9,7 +9,7 @@ use domain::{
     placement::{Event, Placement},
 };
 use model::{
-    Assumption, Promise, Protocol, Report, Safeguard, Settings, State, check, crash, cut, explore,
+    Assumption, Promise, Protocol, Report, Safeguard, Settings, State, check, crash, explore,
     give_back, repeats, resend, routes, webhooks,
 };
 use stateright::Model;

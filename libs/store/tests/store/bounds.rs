@@ -22,10 +22,7 @@ const MARKS: [(&str, &str); 3] = [
 
 /// Columns that may hold more than 100,000 bytes, and how many. The list of an archive's partners
 /// grows with their number.
-const LARGE: [(&str, u32); 2] = [
-    ("archives.partners", 10_000_000),
-    ("system.cut", 10_000_000),
-];
+const LARGE: [(&str, u32); 1] = [("archives.partners", 10_000_000)];
 
 /// A column of a table, and its type.
 #[derive(sqlx::FromRow)]

@@ -160,9 +160,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
 }
 
 fn unknown(id: Uuid) -> anyhow::Error {
-    anyhow!(
-        "there is no resend {id}; see `esimctl resend list`"
-    )
+    anyhow!("there is no resend {id}; see `esimctl resend list`")
 }
 
 async fn start(

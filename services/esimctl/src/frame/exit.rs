@@ -47,9 +47,8 @@ pub fn status(result: anyhow::Result<()>) -> u8 {
         Err(error) => error,
     };
     say(format_args!("esimctl: {}", one_line(&with_causes(&error))));
-    let wrong_settings = error.is::<NoDatabase>()
-        || error.is::<BadDatabase>()
-        || error.is::<MasterKeyError>();
+    let wrong_settings =
+        error.is::<NoDatabase>() || error.is::<BadDatabase>() || error.is::<MasterKeyError>();
     if wrong_settings {
         USAGE
     } else if error.is::<Discrepancies>() || error.is::<WouldChange>() {

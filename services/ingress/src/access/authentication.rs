@@ -29,12 +29,7 @@ use axum::{
 
 use crate::{
     access::directory::{Directory, Key, KnownPartner},
-    http::{
-        codes::Code,
-        connection::Connection,
-        error::ApiError,
-        refusals::Sender,
-    },
+    http::{codes::Code, connection::Connection, error::ApiError, refusals::Sender},
     metrics::Metrics,
 };
 

@@ -515,7 +515,7 @@ mod tests {
                 id,
                 environment: Environment::Sandbox,
                 disabled: false,
-                    key: Key::Missing,
+                key: Key::Missing,
                 limits: Limits::default(),
                 signed_body_required: false,
                 until: *until,
