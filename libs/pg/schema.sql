@@ -368,10 +368,9 @@ TABLE partners
     erased_at timestamp with time zone
     created_at timestamp with time zone NOT NULL DEFAULT now()
     version bigint NOT NULL
-    moved_to text
     has_further_endpoints boolean NOT NULL DEFAULT false
     CONSTRAINT partners_access_key_key UNIQUE (access_key)
-    CONSTRAINT partners_bounds CHECK (((LEAST(old_keys_until, disabled_at, erased_at, created_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(old_keys_until, disabled_at, erased_at, created_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(name), octet_length(environment), octet_length(access_key), octet_length(old_access_key), octet_length(moved_to), octet_length(secret_key), octet_length(old_secret_key)) <= 100000))) NOT VALID
+    CONSTRAINT partners_bounds CHECK (((LEAST(old_keys_until, disabled_at, erased_at, created_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(old_keys_until, disabled_at, erased_at, created_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(name), octet_length(environment), octet_length(access_key), octet_length(old_access_key), octet_length(secret_key), octet_length(old_secret_key)) <= 100000))) NOT VALID
     CONSTRAINT partners_environment_check CHECK ((environment = ANY (ARRAY['sandbox'::text, 'live'::text])))
     CONSTRAINT partners_limits CHECK ((LEAST(max_in_flight, requests_per_second, orders_per_second, units_per_second) > 0))
     CONSTRAINT partners_old_access_key_key UNIQUE (old_access_key)
@@ -542,10 +541,7 @@ TABLE system
     version bigint NOT NULL DEFAULT 0
     addresses text[] NOT NULL DEFAULT '{}'::text[]
     told_at timestamp with time zone NOT NULL DEFAULT now()
-    cell text
-    cut jsonb
     CONSTRAINT system_bounds CHECK ((((told_at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (told_at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (pg_column_size(addresses) <= 100000))) NOT VALID
-    CONSTRAINT system_cell_bounds CHECK (((octet_length(cell) <= 100000) AND (octet_length((cut)::text) <= 10000000))) NOT VALID
     CONSTRAINT system_pkey PRIMARY KEY (singleton)
     CONSTRAINT system_singleton_check CHECK (singleton)
     POLICY all_rows USING true WITH CHECK true
