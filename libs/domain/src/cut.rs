@@ -31,7 +31,7 @@ pub struct Unit<'a> {
 pub struct Cut {
     /// A purchase buys one option only, so each option of an order gets a placement of its own.
     pub one_option: bool,
-    /// The most units of a purchase; `None` if the provider sets no limit.
+    /// The maximum number of units of a purchase; `None` if the provider sets no limit.
     pub units: Option<NonZeroUsize>,
 }
 

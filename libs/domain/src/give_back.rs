@@ -21,7 +21,7 @@
 //!
 //! - The attempt is recorded before the call. While it is `sending`, the call may still be carried
 //!   out, so a look that finds the eSIM in its place does not refuse the give-back.
-//! - Only a look after the settling delay shows that the call is not carried out any more, and it
+//! - Only a look after the settling delay shows that the call is no longer carried out, and it
 //!   must be the second one that says so.
 //! - An eSIM that is installed cannot be given back, so a call that is still on its way has no
 //!   effect on it. That is the provider's rule, and the only thing that we take from it.
@@ -97,7 +97,7 @@ pub enum Event {
     /// A look after this attempt shows that the eSIM is not given back.
     NotReturned {
         attempt: u32,
-        /// The look began after the settling delay, so the call cannot be carried out any more.
+        /// The look began after the settling delay, so the call can no longer be carried out.
         after_settling_delay: bool,
     },
     /// The outcome of this attempt stayed unknown for too long.

@@ -75,7 +75,7 @@ pub enum Event {
     NotFound {
         /// The attempt that was looked up.
         attempt: u32,
-        /// The look-up began after the settling delay, so the purchase cannot arrive any more.
+        /// The look-up began after the settling delay, so the purchase can no longer arrive.
         after_settling_delay: bool,
     },
     /// Ingress answers the order with 422, or the order is cancelled. Only a placement that

@@ -14,7 +14,7 @@ use std::{
 
 use crate::owner::Owner;
 
-/// After this time without an attempt, the pace of a partner is not known any more.
+/// After this time without an attempt, the pace of a partner is no longer known.
 const REMEMBERED: Duration = Duration::from_mins(10);
 /// The number of partners at which those that are silent are dropped.
 const MANY: usize = 10_000;

@@ -19,10 +19,10 @@ pub const READY: &str = "TOPUP_READY";
 /// The stream of messages that could not be read.
 pub const DEAD: &str = "TOPUP_DEAD";
 
-/// The most rows in one message. Small messages spread a burst of orders over the replicas. A
-/// process pulls a message only while it has room for this many tickets. Even so it may defer some
-/// of them, for example if they are all of one lane and partner, because one queue gets only half
-/// of the room.
+/// The maximum number of rows in one message. Small messages spread a burst of orders over the
+/// replicas. A process pulls a message only while it has room for this many tickets. Even so it may
+/// defer some of them, for example if they are all of one lane and partner, because one queue gets
+/// only half of the room.
 pub const ROWS_PER_MESSAGE: usize = 32;
 
 /// A job: placements wait to be bought. It is sent by ingress to the provisioners over JetStream,

@@ -22,7 +22,7 @@ use crate::{
     trace,
 };
 
-/// The most rows that are sent at once, in all messages together.
+/// The maximum number of rows that are sent at once, in all messages together.
 const BATCH: usize = 1024;
 
 /// A placement that waits to be bought, and the provider that its job goes to.

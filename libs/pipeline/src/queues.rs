@@ -26,9 +26,9 @@ use crate::permits::{LaneStates, Limits, Permit, Permits, QueueKey, decrement};
 
 /// How many fresh tickets get a permit for each due one, while both wait.
 const FRESH_FOR_EACH_DUE: usize = 3;
-/// The most queues that are asked before a permit is left free. With thousands of queues at their
-/// limits, asking all of them would take too long while the lock is held. The next permit continues
-/// after them.
+/// The maximum number of queues that are asked before a permit is left free. With thousands of
+/// queues at their limits, asking all of them would take too long while the lock is held. The next
+/// permit continues after them.
 const QUEUES_PER_PERMIT: usize = 64;
 /// How many tickets of a class may wait for each permit of the worker. They are enough work for the
 /// next seconds, so that permits are never idle between two pulls, and few enough that other

@@ -45,13 +45,13 @@ const LOG_EVERY: Duration = Duration::from_secs(10);
 /// The age after which a message is dropped, whether it was taken or not. Its rows have long been
 /// due then.
 const MAX_AGE: Duration = Duration::from_mins(1);
-/// The most messages for one provider, so that a provider that nobody serves leaves room for the
-/// others.
+/// The maximum number of messages for one provider, so that a provider that nobody serves leaves
+/// room for the others.
 const MAX_JOBS: i64 = 10_000;
 /// The largest message that a stream accepts, in bytes. Ours have at most about 5 KiB.
 const MAX_MESSAGE: i32 = 64 * 1024;
 
-/// The most consumers of a stream of work. There is one for each provider, or one for all notifiers.
+/// The maximum number of consumers of a stream of work. There is one for each provider, or one for all notifiers.
 /// Whoever has the credentials of a stage may create others, and each takes about 50 KiB of the
 /// server.
 const MAX_CONSUMERS: i32 = 64;

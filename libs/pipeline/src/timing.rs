@@ -33,6 +33,6 @@ pub const DELIVERY_FIRST_LEASE: Duration = Duration::from_secs(30);
 const _: () = assert!(ANSWER.as_secs() < PLACEMENT_FIRST_LEASE.as_secs());
 
 // An ingress process holds the readiness events of an order that it is still answering. If the
-// process dies, the sweep finds the deliveries. By then the answer must not be on its way any more.
+// process dies, the sweep finds the deliveries. By then the answer must no longer be on its way.
 const _: () =
     assert!(PLACEMENT_WAIT_MAX.as_secs() + ANSWER.as_secs() < DELIVERY_FIRST_LEASE.as_secs());

@@ -11,7 +11,7 @@ use crate::generate::{NotGenerated, random};
 
 /// The fewest characters of a password. NIST SP 800-63B asks for 15 where it is the only factor.
 pub const SHORTEST: usize = 15;
-/// The most bytes of a password, so that hashing a long text costs nothing more.
+/// The maximum number of bytes of a password, so that hashing a long text costs nothing more.
 pub const LONGEST: usize = 256;
 
 /// Why a password was not hashed.

@@ -40,7 +40,7 @@ const CHARTED: Duration = Duration::from_secs(20);
 pub(crate) const MINUTES: i32 = 10;
 /// The most parked purchases that are read to see what is wrong.
 const PARKED: i64 = 100;
-/// The most actions of people that are shown.
+/// The maximum number of actions of people that are shown.
 const ACTIONS: u32 = 5;
 
 /// What one look at the database has read.

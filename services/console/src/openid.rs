@@ -56,7 +56,7 @@ const LONGEST: usize = 1024 * 1024;
 const FRESH: Duration = Duration::from_mins(10);
 /// How soon metadata may be fetched again because a signature has no known key, or after a failure.
 const AGAIN: Duration = Duration::from_secs(5);
-/// The most characters of a person's name or subject. `OpenID` Connect allows as many for a subject.
+/// The maximum number of characters of a person's name or subject. `OpenID` Connect allows as many for a subject.
 const LONGEST_NAME: usize = 255;
 /// How far the provider's clock may be ahead of ours.
 const AHEAD: i64 = 60;

@@ -13,7 +13,7 @@ use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode
 
 use crate::{App, cookies};
 
-/// The most bytes of the cookie. A longer sentence is cut.
+/// The maximum number of bytes of the cookie. A longer sentence is cut.
 const LONGEST: usize = 1_500;
 
 impl App {

@@ -17,7 +17,7 @@ use crate::{
 
 /// The cookie with the name of the zone. It is no secret, and says nothing of who reads.
 pub(crate) const COOKIE: &str = "console-zone";
-/// The most bytes of a name of a zone.
+/// The maximum number of bytes of a name of a zone.
 pub(crate) const LONGEST: usize = 64;
 
 /// The zone and the moment of a page.

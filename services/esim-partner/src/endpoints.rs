@@ -75,7 +75,7 @@ pub(crate) enum Endpoints {
         #[command(flatten)]
         change: Change,
     },
-    /// Delete an endpoint; what waits for it is not sent any more
+    /// Delete an endpoint; what waits for it is no longer sent
     #[command(after_help = with_id!("remove 01994b7c-7d3e-7c3e-9c1d-0f6a5b4c3d2e"))]
     Remove(Which),
     /// Replace the secret of an endpoint; for 24 hours the old one also signs

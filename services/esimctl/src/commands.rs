@@ -11,17 +11,17 @@ use crate::{
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {
     // In the order of tasks: what is wrong, what is it about, what can be done, and then the upkeep.
-    /// Look for what is wrong, and say how to mend it
+    /// Examine the system, and say how to mend what is wrong
     ///
     /// It looks at PostgreSQL, roles, keys, NATS, stages, waiting work, name servers, the console's OpenID
     /// provider and backups, and changes nothing. It does not look at the console, whose `/readyz` says
     /// whether it runs.
     #[command(after_help = doctor::EXAMPLES)]
     Doctor(Box<doctor::Command>),
-    /// Say what is wrong, since when, who feels it and what to do
+    /// Say what is wrong, since when, who is affected and what to do
     #[command(after_help = status::ATTENTION_EXAMPLES)]
     Attention(status::Attention),
-    /// Say the same, and show the stages, what waits at each provider and endpoint, and figures
+    /// Show what is wrong, the stages, what waits at each provider and endpoint, and figures
     #[command(after_help = status::EXAMPLES)]
     Status(status::Command),
     /// Find orders and partners by any id, number or name
@@ -54,7 +54,7 @@ pub enum Command {
     /// List and import the options that partners may order, and take one out of sale
     #[command(subcommand)]
     Option(option::Command),
-    /// Take products and prices of a provider over into the options
+    /// Import products and prices of a provider as options
     #[command(subcommand)]
     Catalogue(catalogue::Command),
     /// Show what operators and partners changed, and why

@@ -34,7 +34,7 @@ use uuid::Uuid;
 
 use crate::{events, metrics::Metrics};
 
-/// The most rows of one batch that moves deliveries to a new URL.
+/// The maximum number of rows of one batch that moves deliveries to a new URL.
 const BATCH: u32 = 500;
 /// How long a row belongs to the process that claimed it. A batch of a move or a resend takes a
 /// fraction of it. Notices may take longer, and then a second process does the same beside it.
@@ -170,7 +170,8 @@ impl Handler for Batches {
                 others,
                 kind = claimed.kind.as_str(),
                 partner.id = %claimed.partner_id,
-                "cannot do a batch; it is done again in some seconds"
+                "a batch of work on events, resends or moved webhooks failed; it is tried again \
+                 within seconds"
             );
         }
         drop(permit);

@@ -43,8 +43,8 @@ use webhooks::dns::{Dns, NameError};
 /// looked up again after its TTL, so a longer age would be what makes a partner wait. A new
 /// connection each minute costs nothing that could be measured.
 pub const OLDEST: Duration = Duration::from_mins(1);
-/// The most headers that hyper reads of a response. What has more within the bytes that are allowed
-/// still counts by its status: [`crate::head`].
+/// The maximum number of headers that hyper reads of a response. What has more within the bytes
+/// that are allowed still counts by its status: [`crate::head`].
 const HEADERS: usize = 1_024;
 /// How much of the beginning of a response is kept to say what is wrong with it. It has room for a
 /// few interim responses.

@@ -19,8 +19,8 @@ use webhooks::mail::is_mail;
 
 use crate::webhook::NoResponse;
 
-/// The most endpoints that are cached. When the cache is full, it is emptied, and the endpoints
-/// that are still in use return to it with their next delivery.
+/// The maximum number of endpoints that are cached. When the cache is full, it is emptied, and the
+/// endpoints that are still in use return to it with their next delivery.
 const KEPT: usize = 10_000;
 
 /// A prepared endpoint.

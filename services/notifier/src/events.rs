@@ -17,7 +17,7 @@ use crate::metrics::Metrics;
 
 /// The pause before a start is tried again.
 const AGAIN: Duration = Duration::from_millis(500);
-/// The most rows of one statement.
+/// The maximum number of rows of one statement.
 const BATCH: u32 = 500;
 
 /// Does what has to be done once after each start, and tries again until it is done or the soft stop.

@@ -13,7 +13,7 @@ use crate::metrics::RetentionMetrics;
 
 /// How often the walks are continued, and the gauges updated.
 const LOOK: Duration = Duration::from_secs(10);
-/// The most rows of one statement.
+/// The maximum number of rows of one statement.
 const MOST_ROWS: u32 = 500;
 
 /// Erases at most `rate` rows per second until the soft stop; 0 erases nothing.

@@ -10,7 +10,7 @@ const JITTER: f64 = 0.1;
 /// The longest wait that `Retry-After` can ask for.
 const LONGEST_WAIT: Duration = Duration::from_hours(24);
 
-/// The most retries of a schedule.
+/// The maximum number of retries of a schedule.
 const MOST_RETRIES: usize = 32;
 /// The longest wait of a schedule.
 const LONGEST_SCHEDULED: Duration = Duration::from_hours(24 * 7);

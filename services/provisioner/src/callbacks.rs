@@ -41,15 +41,15 @@ const ROUTE: &str = "/callbacks/{provider}/{token}";
 const MAX_BODY: usize = 64 * 1024;
 /// The longest wait for the head of a request, and for its body.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
-/// The most statements that run at the same time. They are far fewer than there are connections to
-/// the database, so that orders always find a free one.
+/// The maximum number of statements that run at the same time. They are far fewer than there are
+/// connections to the database, so that orders always find a free one.
 const STATEMENTS: usize = 2;
 /// How many connections may be open for each request that may be in flight.
 const CONNECTIONS: usize = 4;
 /// The interval in which statements are counted.
 const WINDOW: Duration = Duration::from_secs(1);
-/// The most statements about one unit in a window. The second one schedules a collect for later,
-/// which sees all further changes, so a third one is not needed.
+/// The maximum number of statements about one unit in a window. The second one schedules a collect
+/// for later, which sees all further changes, so a third one is not needed.
 const PER_UNIT: u8 = 2;
 
 /// The providers that call back, by name: the token of the URL, and the adapter that reads the

@@ -37,7 +37,7 @@ pub struct Calls {
     pub timeout: Duration,
 }
 
-/// The most calls that a look-up, or another operation that buys nothing, may take the time of. A
+/// A look-up, or another operation that buys nothing, is ended after the time of this many calls. A
 /// search at a busy account asks for dozens of pages, and each of them may wait for its turn.
 const LONGEST: u32 = 30;
 

@@ -63,7 +63,7 @@ const ACTIVE: Duration = Duration::from_secs(10);
 /// How long a lane is still reported after it was last held back. Otherwise a lane that is held
 /// back every other second would appear and disappear all the time.
 const REPORTED: Duration = Duration::from_secs(10);
-/// The most lanes in one report, which is written to PostgreSQL.
+/// The maximum number of lanes in one report, which is written to PostgreSQL.
 const REPORTED_LANES: usize = 256;
 /// For how long no purchase must have begun, while as many are being sent as there are permits,
 /// before the process counts as stuck.

@@ -61,8 +61,8 @@ use crate::{
     reporter::Reporter,
 };
 
-/// The most attempts of one placement. After the last one the placement is parked, because a
-/// provider at which purchases are sent and never arrive needs a person.
+/// The maximum number of attempts of one placement. After the last one the placement is parked,
+/// because a provider at which purchases are sent and never arrive needs a person.
 const MAX_ATTEMPTS: u32 = 50;
 /// The longest wait that is honoured if a provider asks for one, so that a nonsensical
 /// `Retry-After` cannot stop a placement for days.
@@ -70,8 +70,8 @@ const LONGEST_WAIT: Duration = Duration::from_mins(10);
 /// The age of an order from which on its work starts a trace of its own, because a trace that lasts
 /// hours is hard to read.
 const ONE_TRACE: Duration = Duration::from_mins(5);
-/// The most outcomes of one provider that may wait to be recorded while the database is slow or
-/// away. If there are as many, permits are kept and buying stops.
+/// The maximum number of outcomes of one provider that may wait to be recorded while the database
+/// is slow or away. If there are as many, permits are kept and buying stops.
 pub const UNRECORDED: usize = 1024;
 /// If a call takes at least this long, the wait for its permit counts as the provider's time, too.
 const SLOW_CALL: Duration = Duration::from_millis(100);

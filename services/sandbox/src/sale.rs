@@ -19,7 +19,7 @@ use crate::{
     state::Sandbox,
 };
 
-/// The most units of one order.
+/// The maximum number of units of one order.
 pub const MAX_UNITS: u64 = 10_000;
 
 /// How a sale ended. In all other cases it ends with an [`Error`].

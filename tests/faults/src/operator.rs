@@ -64,7 +64,7 @@ impl Victims {
     }
 
     /// Resolves the placements whose purchase ended after the promotion, so that the provisioner
-    /// found that the attempt is not recorded any more.
+    /// found that the attempt is no longer recorded.
     async fn resolve_bought(&self) -> Result<()> {
         let list = ["placement", "list", "--state", "parked", "--limit", "10000"];
         let listed: Value = self.esimctl.run(&list).await?;

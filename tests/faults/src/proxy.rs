@@ -27,7 +27,7 @@ struct Route {
 /// The number of answers that were passed on late.
 type Late = Arc<AtomicU64>;
 
-/// The most bytes that are passed on at once.
+/// The maximum number of bytes that are passed on at once.
 const CHUNK: usize = 64 * 1024;
 
 pub struct Proxy {

@@ -276,7 +276,7 @@ impl Postgres {
         Ok(())
     }
 
-    /// Makes a new standby in place of the old primary, which does not run any more.
+    /// Makes a new standby in place of the old primary, which no longer runs.
     async fn replace_standby(&mut self, database: &str) -> Result<()> {
         let pair = self.pair.as_mut().context("there is no standby")?;
         // The disk may still be spoiled by another fault, so that the first copy fails.

@@ -232,7 +232,7 @@ impl PostgresServer {
             .collect()
     }
 
-    /// Deletes the data of a server that does not run any more. Its log stays.
+    /// Deletes the data of a server that no longer runs. Its log stays.
     pub fn wipe(&self) -> Result<()> {
         Ok(std::fs::remove_dir_all(self.data())?)
     }

@@ -20,7 +20,8 @@ use crate::explore::{Condition, Promised, SmallModel, properties};
 const SETTLED: u8 = 2;
 /// The age at which an attempt is parked whose looks keep failing.
 const OVERDUE: u8 = 3;
-/// The most attempts; afterwards the give-back is refused, as it is after `PARK_AFTER`.
+/// The maximum number of attempts; afterwards the give-back is refused, as it is after
+/// `PARK_AFTER`.
 const ATTEMPTS: u32 = 2;
 
 /// A rule of a give-back, without which a promise breaks.
@@ -32,7 +33,7 @@ pub enum Safeguard {
     GiveBackSettled,
     /// An unknown outcome is looked at, and not taken for a refusal
     GiveBackLooked,
-    /// A process does not send an attempt any more once SETTLE/2 has passed since its claim
+    /// A process no longer sends an attempt once SETTLE/2 has passed since its claim
     GiveBackAbandon,
 }
 

@@ -89,7 +89,7 @@ pub struct Order {
 }
 
 impl Order {
-    /// Whether it cannot be refused any more, as another POST finds.
+    /// Whether it can no longer be refused, as another POST finds.
     fn is_decided(&self) -> bool {
         use PlacementState::{Parked, Placed};
         self.late || matches!(self.placement.state, Placed | Parked)

@@ -19,7 +19,7 @@ pub enum Safeguard {
     LookUp,
     /// "No such purchase" allows another attempt only once SETTLE has passed
     Settle,
-    /// A process does not send an attempt any more once SETTLE/2 has passed since its claim
+    /// A process no longer sends an attempt once SETTLE/2 has passed since its claim
     Abandon,
     /// This time counts from before the claim is sent, and not from the response to it
     EarlyClock,

@@ -489,5 +489,5 @@ impl Model for Protocol {
     }
 }
 
-/// The most faults of one history: crashes, failures of an endpoint, and lost answers of the database.
+/// The maximum number of faults of one history: crashes, failures of an endpoint, and lost answers of the database.
 const FAULTS: u8 = 2;

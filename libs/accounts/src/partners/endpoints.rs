@@ -207,7 +207,7 @@ pub async fn set_events(
     Ok(found.is_some())
 }
 
-/// Deletes a further endpoint. What it still waits for is not sent any more: deliveries that are
+/// Deletes a further endpoint. What it still waits for is no longer sent: deliveries that are
 /// due are deleted by the claim that finds them, and those that are held are forgotten here.
 /// Returns false if the partner has no such endpoint.
 ///

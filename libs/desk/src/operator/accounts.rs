@@ -23,7 +23,7 @@ use uuid::Uuid;
 
 /// How long a link is valid.
 pub const SETUP_LASTS: Duration = Duration::from_hours(24);
-/// The most characters of a name.
+/// The maximum number of characters of a name.
 pub const LONGEST_NAME: usize = 100;
 /// How the names of people whom an OpenID provider knows begin. No account has such a name, so that
 /// a record cannot be mistaken.

@@ -223,7 +223,7 @@ async fn of_state(
     })
 }
 
-/// The most rows that are counted for a tab. The statement names it, too, because the planner takes an
+/// The maximum number of rows that are counted for a tab. The statement names it, too, because the planner takes an
 /// unknown limit for a tenth of the rows.
 const COUNTED: i64 = 100;
 

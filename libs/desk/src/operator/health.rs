@@ -8,7 +8,7 @@
 //! backup, only the doctor looks at; it says it in the same findings.
 //!
 //! A finding is a code with its detail ([`Kind`]). Its sentences are made in [`told`], by exhaustive
-//! matches, so a kind without an answer to "what, who feels it, what do I do" does not compile.
+//! matches, so a kind without an answer to "what, who is affected, what do I do" does not compile.
 //!
 //! Every statement reads by an index and is bounded, so that looking costs little while the system
 //! works under load.

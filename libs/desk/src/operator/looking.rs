@@ -16,11 +16,11 @@ pub enum Patience {
 /// After this time a page begins no further look. Together with the last one, and with what else the page
 /// reads, it stays below a tenth of a second.
 const AT_ONCE: Duration = Duration::from_millis(30);
-/// The most rows of a look. One of a page is small, because it is not interrupted. So many rows are always
+/// The maximum number of rows of a look. One of a page is small, because it is not interrupted. So many rows are always
 /// looked through, however slow that is.
 const MOST_OF_PAGE: usize = 300;
 const MOST: usize = 1_000;
-/// The most rows that are looked through.
+/// The maximum number of rows that are looked through.
 const ROWS: usize = 20_000;
 
 /// The looks of one list.

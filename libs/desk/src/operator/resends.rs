@@ -33,7 +33,7 @@ pub use self::{
     waiting::Waiting,
 };
 
-/// The most partners that a resend may have something to send for.
+/// The maximum number of partners that a resend may have something to send for.
 pub const MOST_PARTNERS: usize = 10_000;
 /// How long a preview counts. A use of a connection must end within `DATABASE_TIMEOUT`, and an
 /// operator waits for it.

@@ -34,13 +34,13 @@ use super::accounts::{Role, blocking};
 
 /// For how long attempts are counted.
 pub const WINDOW: Duration = Duration::from_mins(15);
-/// The most attempts for one name within the window.
+/// The maximum number of attempts for one name within the window.
 pub const PER_NAME: i32 = 10;
-/// The most attempts from one address within the window.
+/// The maximum number of attempts from one address within the window.
 pub const PER_SOURCE: i32 = 30;
-/// The most counts that are stored.
+/// The maximum number of counts that are stored.
 const MOST_COUNTED: i64 = 10_000;
-/// The most bytes of a name that are looked at.
+/// The maximum number of bytes of a name that are looked at.
 const LONGEST: usize = 400;
 
 /// How often the use of a session is noted at most; see [`note_after`].

@@ -67,7 +67,7 @@ fn shown(channel: Option<&Channel>) -> Value {
 pub struct VerificationLimits {
     /// The shortest time between two codes.
     pub interval: Duration,
-    /// The most codes within 24 hours.
+    /// The maximum number of codes within 24 hours.
     pub per_day: u32,
 }
 
@@ -85,7 +85,7 @@ pub enum SetChannel {
 const DAY: Duration = Duration::from_hours(24);
 
 /// Sets the partner's channel and makes its code due. An earlier channel ends, and what waits for
-/// it is not sent any more.
+/// it is no longer sent.
 pub async fn set_channel(
     connection: &mut PgConnection,
     vault: &Vault,

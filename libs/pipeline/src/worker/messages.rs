@@ -30,7 +30,7 @@ use crate::{
 
 /// How long one pull stays open if no messages come.
 const PULL: Duration = Duration::from_secs(3);
-/// The most messages of one pull.
+/// The maximum number of messages of one pull.
 const PULL_MESSAGES: usize = 64;
 /// The delay before the next pull after a failed one. It doubles with each further failure.
 const PULL_AGAIN: Duration = Duration::from_millis(500);

@@ -20,7 +20,7 @@ use uuid::Uuid;
 /// time of the last attempt, but [`Source::All`] is read by the time of creation. Retries end after
 /// about 28 hours, so a week covers all deliveries except those that were sent again much later.
 const REACH: Duration = Duration::days(7);
-/// The most rows of one page.
+/// The maximum number of rows of one page.
 const LOOK: usize = 1_000;
 
 /// Where the deliveries of a walk stand together.

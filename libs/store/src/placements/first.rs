@@ -9,8 +9,8 @@ use pg::signed;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-/// The most units of a placement that has it. With more, the row would become too long; such
-/// placements are rare.
+/// The maximum number of units of a placement that has it. With more, the row would become too
+/// long; such placements are rare.
 const MOST_UNITS: usize = 8;
 
 #[derive(Serialize, Deserialize)]

@@ -44,7 +44,7 @@ async fn what_may_have_been_bought_is_looked_up_and_nothing_else_is_touched() {
     let bench = Bench::new().await;
     let accepted = bench.accepted(Duration::ZERO).await;
     let placing = bench.placing(1).await;
-    // Halfway back to `accepted`: the first "no such purchase" must not count any more.
+    // Halfway back to `accepted`: the first "no such purchase" must no longer count.
     bench
         .settle(&[not_found(placement(&placing), 1, true)])
         .await;

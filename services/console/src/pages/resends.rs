@@ -39,14 +39,14 @@ use crate::{
 
 /// How far back a preview reaches at most, as durations of settings do.
 const LONGEST: Duration = Duration::days(365);
-/// The most resends of the list.
+/// The maximum number of resends of the list.
 const MOST: i64 = 50;
 /// The states that a filter may name. Without one it means all that were not delivered.
 const STATES: [DeliveryState; 2] = [DeliveryState::Exhausted, DeliveryState::Delivered];
 
 /// How long a preview counts before it is shown. Whoever needs the rest asks for it, and waits.
 const AT_ONCE: std::time::Duration = std::time::Duration::from_millis(40);
-/// The most endpoints that are named as the reason why a resend stands still.
+/// The maximum number of endpoints that are named as the reason why a resend stands still.
 const STILL: usize = 5;
 /// So few partners are counted all the same.
 const FEW: usize = 10;

@@ -21,7 +21,7 @@ use crate::{
     view::{Given, Shell, page},
 };
 
-/// The most tries that are shown, the newest ones.
+/// The maximum number of tries that are shown, the newest ones.
 const MOST: i64 = 50;
 
 #[derive(Template)]

@@ -18,7 +18,7 @@ use crate::{
     view::local_path,
 };
 
-/// The most bytes of the cookie of an attempt, which holds a secret and a path.
+/// The maximum number of bytes of the cookie of an attempt, which holds a secret and a path.
 const LONGEST: usize = 2_000;
 /// How long a sign-in may take at the provider, in seconds.
 const LASTS: u32 = 15 * 60;

@@ -23,7 +23,8 @@ use crate::output::one_line;
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Confirmation")]
 pub struct Confirm {
-    // Before `dry_run`, because each field takes its value away from the arguments, and `By` looks at that one.
+    // This field stands before `dry_run`: clap reads the fields in this order and removes each
+    // value from the arguments, and `By` needs to see whether `--dry-run` was given.
     #[command(flatten)]
     by: By,
     /// Why you make the change, for example the number of a ticket

@@ -47,7 +47,7 @@ pub async fn with_name(connection: &mut PgConnection, name: &str) -> anyhow::Res
     Ok(all.into_iter().filter(is_named).collect())
 }
 
-/// The most partners of one name that an error lists.
+/// The maximum number of partners of one name that an error lists.
 const CANDIDATES: usize = 10;
 
 /// Partners of one name, as an error or a warning lists them.

@@ -41,7 +41,7 @@ pub enum Command {
     /// List the catalogue
     #[command(after_help = LIST_EXAMPLES)]
     List,
-    /// Bring options to what a file says: create the new ones, and change the others
+    /// Make the options match a file: create new ones, and change the others
     ///
     /// The same file again changes nothing, so a script may apply it at every deployment.
     #[command(after_help = option_file::EXAMPLES, alias = "import")]

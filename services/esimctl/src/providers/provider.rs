@@ -74,7 +74,7 @@ pub enum Command {
     /// Try our account at a provider: keys, balance and clock; nothing is bought
     #[command(after_help = provider_check::EXAMPLES)]
     Check(Box<Check>),
-    /// Compare the provider's list of purchases with ours: unknown, missing, twice, otherwise priced
+    /// Compare the provider's list of purchases with ours: unknown, missing, duplicate or differently priced
     #[command(after_help = reconcile::EXAMPLES)]
     Reconcile(Box<Reconcile>),
     /// Close a provider's breaker, so that its work goes on at once

@@ -20,8 +20,8 @@ pub const EXAMPLES: &str = "Examples:
   esimctl provider reconcile esim-access --since 2026-11-01T00:00:00Z --json
 
 It reads the account from the settings of the provisioner, as `esimctl provider check` does, and changes nothing. It lists
-purchases of the provider that we do not know (orphan), that we have and the provider has not (missing), that were made
-twice (bought_twice), or at another price than the option says (price_differs), each with what to do about it.
+purchases of the provider that we do not know (orphan), purchases of ours that the provider does not list (missing), those
+that were made twice (bought_twice), or at another price than the option says (price_differs), each with what to do.
 docs/reference.md, section \"Reconcile with a provider\", has more.
 
 Purchases of the last 15 minutes may be missing in a list of the provider, so they are not looked for. The exit status is

@@ -39,8 +39,8 @@ const ASK: Duration = Duration::from_millis(500);
 /// How much longer than the deadline of its answer an order is remembered. `answer_by` counts from a
 /// moment after that deadline began; afterwards nobody asks.
 const LONGER: Duration = Duration::from_secs(10);
-/// The most replies that wait to be sent. Further ones are dropped, and the askers wait for
-/// `answer_by`.
+/// The maximum number of replies that wait to be sent. Further ones are dropped, and the askers
+/// wait for `answer_by`.
 const REPLIES: usize = 256;
 
 pub(crate) struct Departures {

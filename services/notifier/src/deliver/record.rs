@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::metrics::Metrics;
 
-/// The most items that one commit records, which bounds how long its transaction holds locks. Larger ones
+/// The maximum number of items that one commit records, which bounds how long its transaction holds locks. Larger ones
 /// cost as much for each item.
 const BATCH: usize = 512;
 

@@ -9,7 +9,7 @@ const PER_SECOND: f64 = 10.0;
 /// Failing calls for each one with a response, so that a busy provider is tested more often than an idle
 /// one.
 const PER_RESPONSE: f64 = 0.2;
-/// The most tokens that are saved up while nothing fails: those of one second.
+/// The maximum number of tokens that are saved up while nothing fails: those of one second.
 const CAPACITY: f64 = 10.0;
 /// The largest debt. Purchases that were in flight when a lane began to fail are charged
 /// afterwards; this bound keeps other lanes from paying for them longer than some seconds.

@@ -11,8 +11,9 @@ pub(super) const FLOOR: usize = 1;
 /// The limit up to which a lane that has failed doubles its limit with each good round. From there
 /// on it grows by one, because the lane has shown that it cannot bear everything.
 const THRESHOLD_AFTER_FAILURE: usize = 8;
-/// The most results that decide whether a round fails. If all results of a large round counted, a
-/// lane could fail for long before its limit falls, because of the good results from before.
+/// The maximum number of results that decide whether a round fails. If all results of a large round
+/// counted, a lane could fail for long before its limit falls, because of the good results from
+/// before.
 const JUDGED_MOST: usize = 16;
 
 /// What this process knows of a lane.

@@ -25,7 +25,7 @@ use super::ProviderContext;
 
 /// How often a half-open breaker looks for a placement to probe with.
 const PROBE: Duration = Duration::from_millis(500);
-/// The most lanes that are read to find one placement to probe with.
+/// The maximum number of lanes that are read to find one placement to probe with.
 const PROBED_LANES: usize = 16;
 
 /// What the last probe of the provider tried, so that the next one tries something else.

@@ -338,7 +338,7 @@ async fn an_attempt_of_a_dead_process_is_settled_by_what_the_esim_shows() {
                 (Some(expected), attempts),
                 "{provider} {option}"
             );
-            // The second attempt follows only once the first one cannot arrive any more.
+            // The second attempt follows only once the first one can no longer arrive.
             let settle = bench.config.settle.as_secs_f64();
             assert!(attempts == 1 || row.pause >= settle, "{provider}: {row:?}");
             let canceled = bench.canceled(&unit).await;

@@ -17,7 +17,7 @@ async fn age(stack: &Stack, topup_id: &str) -> String {
     let digits = time::macros::format_description!("[year][month][day][hour][minute][second]");
     let topup = at.format(digits).unwrap() + &topup_id[14..];
     let mut database = stack.database.connect().await.unwrap();
-    // The profile is bound to the old topup id, so it would not open any more. It counts as erased by
+    // The profile is bound to the old topup id, so it would no longer open. It counts as erased by
     // retention.
     let aging = sqlx::query(
         "WITH old AS (

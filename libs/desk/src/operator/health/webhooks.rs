@@ -7,7 +7,7 @@ use pg::{Result, age, count};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-/// The most endpoints that are looked at.
+/// The maximum number of endpoints that are looked at.
 pub const MOST_ENDPOINTS: i32 = 1_000;
 
 /// The webhooks that wait for one endpoint.

@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use crate::operator::words::noun;
 
-/// The most endpoints that are named.
+/// The maximum number of endpoints that are named.
 const MOST: usize = 20;
 
 /// The webhooks of an endpoint that a filter does not match.

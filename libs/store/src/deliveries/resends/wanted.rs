@@ -41,7 +41,7 @@ impl Phase {
 
 /// The most matching deliveries of a state that are counted.
 const MOST_COUNTED: usize = 10_000;
-/// The most rows that the count of a state looks at.
+/// The maximum number of rows that the count of a state looks at.
 const MOST_LOOKED_AT: usize = 20_000;
 
 /// Which webhooks are sent again.

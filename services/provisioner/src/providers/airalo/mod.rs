@@ -53,14 +53,15 @@ const BALANCE: &str = "/v2/balance";
 const PACKAGES: &str = "/v2/packages";
 const USAGE: &str = "/v2/sims/{iccid}/usage";
 
-/// The most orders of one page of a list.
+/// The maximum number of orders of one page of a list.
 const PAGE: usize = 50;
-/// The most pages of one search. A description contains our id in one order, so a second page is
-/// already odd. If a search has more, its outcome is unknown.
+/// The maximum number of pages of one search. A description contains our id in one order, so a
+/// second page is already odd. If a search has more, its outcome is unknown.
 const PAGES: usize = 5;
 /// The size of a page of the catalogue: countries and regions, each with all of its products.
 const PACKAGES_PAGE: usize = 25;
-/// The most pages of the catalogue when its prices are read. A longer list is not believed.
+/// The maximum number of pages of the catalogue when its prices are read. A longer list is not
+/// believed.
 const LIST_PAGES: u32 = 400;
 /// A day in the filter of a list.
 const DAY: StaticFormatDescription = format_description!("[year]-[month]-[day]");

@@ -20,7 +20,7 @@ use crate::providers::{
 const TOKEN: &str = "/v2/token";
 /// The longest time for which a token is used. It lasts a day, whatever `expires_in` says.
 const LONGEST: Duration = Duration::from_hours(23);
-/// How long before its end a token is not used any more, so that no call arrives after it.
+/// How long before its end a token is no longer used, so that no call arrives after it.
 const SPARE: Duration = Duration::from_mins(1);
 /// The shortest time between two requests for a token.
 const PAUSE: Duration = Duration::from_secs(21);

@@ -28,7 +28,7 @@ use crate::providers::provider::{FindResponse, Sought, Trouble};
 
 /// The length of a slot, in seconds.
 const SLOT: i64 = 10;
-/// The most pages of a slot. They hold what an account makes at 200 eSIMs per second.
+/// The maximum number of pages of a slot. They hold what an account makes at 200 eSIMs per second.
 const PAGES: u32 = 20;
 /// How long an answer serves other searches.
 const FRESH: Duration = Duration::from_secs(2);
