@@ -20,6 +20,7 @@ from esim_partner import (
     OrderState,
     Partner,
     PlacedOrder,
+    Unanswered,
     Unavailable,
     Waits,
 )
@@ -42,6 +43,12 @@ PROXY: Scripted = (502, "", "<h1>Bad gateway</h1>")
 BUSY: Scripted = (503, "order_undecided", {"error": "busy"})
 DENIED: Scripted = (401, "signature_invalid", {"error": {"code": "unauthorized", "message": "Invalid signature."}})
 LIMITED: Scripted = (429, "rate_limited", {"error": "slow down"})
+#: What a proxy answers by itself, perhaps after it has passed the request on.
+FOREIGN: list[Scripted] = [
+    (status, "", body)
+    for status in (301, 400, 401, 403, 404, 408, 410, 413, 422, 429, 503)
+    for body in ("<h1>No</h1>", {"errors": ["has already been taken"]})
+]
 
 
 #: The look-up of an id that no order has.
@@ -111,13 +118,15 @@ class Shop:
         self.slept: list[float] = []
         self.partner = Partner(service.url, "ak_example", "c2VjcmV0LWtleQ==", sleep=self.slept.append)
 
-    def place(self, items: list[Item], patience: float) -> PlacedOrder:
-        return self.partner.order("A-1", items, patience=patience)
+    def place(self, items: list[Item], first_call: bool, patience: float) -> PlacedOrder:
+        return self.partner.order("A-1", items, first_call=first_call, patience=patience)
 
-    def order(self, *script: Scripted, items: list[Item] = ITEMS, patience: float = 1e6) -> PlacedOrder:
+    def order(
+        self, *script: Scripted, items: list[Item] = ITEMS, first_call: bool = True, patience: float = 1e6
+    ) -> PlacedOrder:
         self.service.script = list(script)
         try:
-            return self.place(items, patience)
+            return self.place(items, first_call, patience)
         finally:
             assert self.service.script == [], "not every answer was asked for"
 
@@ -125,12 +134,12 @@ class Shop:
 class AsyncShop(Shop):
     """The same with the client for asyncio."""
 
-    def place(self, items: list[Item], patience: float) -> PlacedOrder:
+    def place(self, items: list[Item], first_call: bool, patience: float) -> PlacedOrder:
         async def sleep(seconds: float) -> None:
             self.slept.append(seconds)
 
         partner = AsyncPartner(self.service.url, "ak_example", "c2VjcmV0LWtleQ==", sleep=sleep)
-        return asyncio.run(partner.order("A-1", items, patience=patience))
+        return asyncio.run(partner.order("A-1", items, first_call=first_call, patience=patience))
 
 
 @pytest.fixture(params=[Shop, AsyncShop])
@@ -190,6 +199,51 @@ def test_a_refusal_after_a_lost_answer_is_believed_only_after_a_minute(shop: Sho
             shop.order(lost, REFUSED, answer)
     with pytest.raises(InDoubt):
         shop.order(lost, REFUSED, patience=30)
+
+
+@pytest.mark.parametrize("foreign", FOREIGN)
+def test_an_error_without_a_code_of_the_service_is_no_answer(shop: Shop, foreign: Scripted) -> None:
+    """Row 3: a proxy's own 403 after the order went through was said to have stored nothing."""
+    assert shop.order(foreign, TAKEN, stored()).stored_before
+    with pytest.raises(InDoubt):
+        shop.order(foreign, patience=0.9)
+    # The request may have passed the proxy and still be on its way.
+    assert shop.order(foreign, REFUSED, stored()).stored_before
+    # The same holds for look-ups, after a taken id and alone.
+    assert shop.order(TAKEN, foreign, stored()).stored_before
+    shop.service.script = [foreign, stored()]
+    assert shop.partner.find_order("A-1")
+    shop.service.script = [foreign] * 5
+    with pytest.raises(Unanswered):
+        shop.partner.find_order("A-1")
+    shop.service.script = [foreign] * 5
+    with pytest.raises(Unanswered):
+        list(shop.partner.orders())
+
+
+def test_a_further_call_says_nothing_of_the_calls_before_it(shop: Shop) -> None:
+    """Row 2: a shop that called again during an outage was told that nothing is stored of an order that is bought."""
+    with pytest.raises(InDoubt, match="this call stored nothing, but an earlier one may have"):
+        shop.order(LIMITED, first_call=False, patience=5)
+    # What an earlier call has sent may arrive within a minute, so a refusal is believed only then.
+    assert shop.order(REFUSED, stored(), first_call=False).stored_before
+    assert 55 < shop.slept[-1] <= 60
+    assert shop.order(TAKEN, stored(state="cancelled"), stored(), first_call=False).stored_before
+    for answer in (UNKNOWN, stored(state="refused"), stored(OTHER)):
+        with pytest.raises(OrderRefused):
+            shop.order(REFUSED, answer, first_call=False)
+    with pytest.raises(InDoubt):
+        shop.order(REFUSED, ARCHIVED, first_call=False)
+    with pytest.raises(InDoubt):
+        shop.order(REFUSED, first_call=False, patience=30)
+    # It is the request that is wrong, and not the order that is refused.
+    with pytest.raises(ApiError) as error:
+        shop.order(DENIED, first_call=False)
+    assert not isinstance(error.value, OrderRefused)
+    shop.service.server.shutdown()
+    shop.service.server.server_close()
+    with pytest.raises(InDoubt):
+        shop.order(first_call=False, patience=0.5)
 
 
 @pytest.mark.parametrize("state", [OrderState.PROCESSING, OrderState.READY, OrderState.PARTLY_FAILED, OrderState.FAILED])
@@ -347,10 +401,10 @@ def test_no_wait_is_longer_than_the_caller_allowed(shop: Shop) -> None:
         shop.service.retry_after = seconds
         with pytest.raises(Unavailable):
             shop.order(LIMITED, patience=5)
-        with pytest.raises(Unavailable):
+        with pytest.raises(Unanswered):
             shop.service.script = [LIMITED]
             shop.partner.find_order("A-1", patience=5)
-        with pytest.raises(Unavailable):
+        with pytest.raises(Unanswered):
             shop.service.script = [LIMITED]
             list(shop.partner.options(patience=5))
     assert shop.slept == []

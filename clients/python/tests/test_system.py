@@ -183,14 +183,14 @@ def test_a_refused_order_says_why(partner: Partner, options: dict[str, uuid.UUID
     def refused() -> OrderRefused | None:
         # An order is accepted until the first heartbeat of a provisioner has arrived.
         try:
-            partner.order(fresh(), [Item(options["out-of-stock"], 1)])
+            partner.order(fresh(), [Item(options["out-of-stock"], 1)], first_call=True)
         except OrderRefused as error:
             return error
         return None
 
     assert until("a refusal", refused).codes == ("provider_rejected",)
     with pytest.raises(OrderRefused) as error:
-        partner.order("", [Item(uuid.uuid4(), 0)])
+        partner.order("", [Item(uuid.uuid4(), 0)], first_call=True)
     assert set(error.value.codes) >= {"external_order_id_blank", "option_not_found", "qty_invalid"}
     assert partner.find_order(fresh()) is None
 

@@ -1,5 +1,6 @@
 // Reads answers. Only what can be read as an answer that the partner guide describes is believed.
 import type { Answer } from "./errors.js";
+import { codesOf } from "./http.js";
 import type { components } from "./schema.js";
 
 type Schemas = components["schemas"];
@@ -76,16 +77,13 @@ export function page<T>(data: unknown, name: string, texts: readonly string[]): 
 
 /** What is read of a response. `error` is its body, if it is none of success. */
 export function answer(response: Response, error: unknown, brand: string): Answer {
-  const named = response.headers.get(`X-${brand}-Error`) ?? "";
-  const codes = named.split(",").map((code) => (code.split(";", 1)[0] ?? "").trim());
   const body = (typeof error === "object" && error !== null ? error : {}) as { error?: unknown; errors?: unknown };
   const one = typeof body.error === "object" && body.error !== null ? (body.error as { message?: unknown }).message : body.error;
   // The errors of a 422 are a list. In another form they are not those of the service, and refuse nothing.
   const messages: unknown[] = Array.isArray(body.errors) ? body.errors : response.status === 422 ? [] : [one];
   return {
     status: response.status,
-    // The codes are words, so anything else does not come from the service.
-    codes: codes.filter((code) => /^[a-z0-9_]{1,64}$/.test(code)),
+    codes: codesOf(response.headers, brand),
     messages: messages.filter((message) => typeof message === "string"),
     requestId: response.headers.get("X-Request-Id") ?? undefined,
     retryAfter: secondsOf(response.headers.get("Retry-After") ?? ""),

@@ -6,13 +6,10 @@ export class InvalidWebhook extends Error {
   override name = "InvalidWebhook";
 }
 
-/** An answer of the service, or of a proxy on the way. */
+/** An answer of the service. */
 export interface Answer {
   status: number;
-  /**
-   * The codes of the errors, such as `option_not_found`. Decide by them, because texts may change. An answer without
-   * codes that is no success does not come from the service but from something in between.
-   */
+  /** The codes of the errors, such as `option_not_found`. Decide by them, because texts may change. */
   codes: string[];
   /** The errors as text. */
   messages: string[];
@@ -36,7 +33,10 @@ export class PartnerError extends Error {
   override name = "PartnerError";
 }
 
-/** The service refused the request. */
+/**
+ * The service refused the request. For an order that is not an `OrderRefused`: this request stored nothing, and it says
+ * nothing about an earlier one. Correct what `codes` name, and call again with the same id.
+ */
 export class ApiError extends PartnerError {
   override name = "ApiError";
 
@@ -55,7 +55,7 @@ export class ApiError extends PartnerError {
 }
 
 /**
- * Nothing is stored or bought, now or later. Correct the order; you may use the same id again. If `codes` has
+ * Nothing is stored or bought, now or later, also by no earlier call. You may use the same id again. If `codes` has
  * `external_order_id_taken`, an earlier request stored the order, and it was cancelled since.
  */
 export class OrderRefused extends ApiError {
@@ -74,14 +74,28 @@ export class OrderIdTaken extends ApiError {
   }
 }
 
-/** The service could not be reached or was too busy. Nothing was stored. */
+/**
+ * The service could not be reached or was too busy, and nothing is stored. Only a call with `firstCall` throws it, because
+ * other calls cannot know what an earlier one has stored.
+ */
 export class Unavailable extends PartnerError {
   override name = "Unavailable";
 }
 
+/** An error that does not come from the service. The request may have reached the service, or still reach it. */
+export class ForeignAnswer extends PartnerError {
+  override name = "ForeignAnswer";
+}
+
+/** A look-up or a list got no answer of the service. It says nothing: an order may be stored or not. */
+export class Unanswered extends PartnerError {
+  override name = "Unanswered";
+}
+
 /**
- * It is unknown whether the order is stored: it may even be bought. Call `order` again with the same id and the same
- * items until it returns or throws something else. Never change the id, because then both orders may be bought.
+ * It is unknown whether the order is stored, by this call or by an earlier one: it may even be bought. Call `order` again
+ * with the same id and the same items until it returns or throws something else. Never change the id, because then both
+ * orders may be bought.
  */
 export class InDoubt extends PartnerError {
   override name = "InDoubt";

@@ -1,4 +1,8 @@
-// Sends a request so that the call ends in time and the answer is not larger than it may be.
+// Sends a request so that the call ends in time, and the answer is not larger than it may be and is of the service.
+//
+// An error without a code in `X-Service-Error` comes from something in between, such as a proxy. It may have passed the
+// request on before, so it says nothing about it, and counts as no answer: the call throws `ForeignAnswer`.
+import { ForeignAnswer } from "./errors.js";
 
 /**
  * In bytes. The largest answers are orders: one with 1,000 units, which is the default limit, has less than 2 MB.
@@ -10,9 +14,9 @@ const EMPTY = [204, 205, 304];
 
 /**
  * `fetch`, except that the time counts for the whole call, up to the last byte of the answer, and that the answer is
- * received before it is returned.
+ * received before it is returned. `brand` is the second part of the names of the headers.
  */
-export async function send(request: Request, seconds: number, most = MAX_ANSWER): Promise<Response> {
+export async function send(request: Request, seconds: number, brand: string, most = MAX_ANSWER): Promise<Response> {
   const controller = new AbortController();
   const { signal } = controller;
   const late = new DOMException(`there was no whole answer within ${seconds} s`, "TimeoutError");
@@ -27,7 +31,7 @@ export async function send(request: Request, seconds: number, most = MAX_ANSWER)
   });
   aborted.catch(() => undefined);
   try {
-    return await Promise.race([received(request, signal, most), aborted]);
+    return await Promise.race([received(request, signal, brand, most), aborted]);
   } finally {
     clearTimeout(timer);
     request.signal.removeEventListener("abort", stop);
@@ -36,11 +40,22 @@ export async function send(request: Request, seconds: number, most = MAX_ANSWER)
   }
 }
 
-async function received(request: Request, signal: AbortSignal, most: number): Promise<Response> {
+/** The codes that an answer names. They are words, so anything else does not come from the service. */
+export function codesOf(headers: Headers, brand: string): string[] {
+  const named = (headers.get(`X-${brand}-Error`) ?? "").split(",").map((code) => (code.split(";", 1)[0] ?? "").trim());
+  return named.filter((code) => /^[a-z0-9_]{1,64}$/.test(code));
+}
+
+async function received(request: Request, signal: AbortSignal, brand: string, most: number): Promise<Response> {
   // A compressed answer could be a thousand times larger than what was received.
   request.headers.set("Accept-Encoding", "identity");
   const response = await fetch(request, { signal, redirect: "manual" });
   const { status, statusText, headers } = response;
+  if (!response.ok && status !== 304 && codesOf(headers, brand).length === 0)
+    throw new ForeignAnswer(
+      `the status ${status} without X-${brand}-Error is not of the service but of something in between, or baseUrl or ` +
+        "brand is wrong",
+    );
   if (!["", "identity"].includes((headers.get("Content-Encoding") ?? "").trim().toLowerCase()))
     throw new Error("the answer is compressed, although that was not asked for");
   const body = await whole(response, most);

@@ -1,15 +1,26 @@
 // A client for partners who order eSIMs: see README.md.
 export {
   ApiError,
+  ForeignAnswer,
   InDoubt,
   InvalidWebhook,
   OrderIdTaken,
   OrderRefused,
   PartnerError,
+  Unanswered,
   Unavailable,
   type Answer,
 } from "./errors.js";
-export { Partner, type Item, type Order, type PartnerOptions, type Patience, type PlacedOrder, type Waits } from "./partner.js";
+export {
+  Partner,
+  type Item,
+  type Order,
+  type OrderOptions,
+  type PartnerOptions,
+  type Patience,
+  type PlacedOrder,
+  type Waits,
+} from "./partner.js";
 export type { components, operations, paths } from "./schema.js";
 export { digest, sign, signature, type Keys } from "./signing.js";
 export {

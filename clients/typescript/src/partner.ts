@@ -2,7 +2,17 @@
 import { setTimeout as wait } from "node:timers/promises";
 import createClient, { type Client } from "openapi-fetch";
 import { answer, found, isGone, optionId, page, stands, topupsOf, type Order, type Topups } from "./answers.js";
-import { ApiError, InDoubt, OrderIdTaken, OrderRefused, PartnerError, Unavailable, printable, type Answer } from "./errors.js";
+import {
+  ApiError,
+  InDoubt,
+  OrderIdTaken,
+  OrderRefused,
+  PartnerError,
+  Unanswered,
+  Unavailable,
+  printable,
+  type Answer,
+} from "./errors.js";
 import { isNotSent, send } from "./http.js";
 import type { components, paths } from "./schema.js";
 import { baseUrl as checkedUrl, seconds as checkedSeconds } from "./settings.js";
@@ -50,6 +60,15 @@ export interface Patience {
   patience?: number;
 }
 
+export interface OrderOptions extends Patience {
+  /**
+   * Whether you know that nobody has called `order` with this id before, for example because you made the id just now.
+   * Then a refusal is final at once. Otherwise it is believed only after a minute, because a request of an earlier call,
+   * also of a process that crashed, may still be on its way.
+   */
+  firstCall?: boolean;
+}
+
 /** A stored order. It is bought once, and each eSIM comes to you in a webhook. */
 export interface PlacedOrder {
   externalOrderId: string;
@@ -69,11 +88,11 @@ interface Answered {
   /** The parsed body of a success, if it is JSON. */
   data: unknown;
 }
-interface Unanswered {
+interface NoAnswer {
   error: unknown;
   notSent: boolean;
 }
-type Outcome = Answered | Unanswered;
+type Outcome = Answered | NoAnswer;
 
 /** The part of the result of openapi-fetch that is read here. */
 interface Result {
@@ -109,7 +128,7 @@ export class Partner {
     this.#sleep = sleep ?? ((seconds) => wait(seconds * 1000));
     this.api = createClient<paths>({
       baseUrl: root.endsWith(PREFIX) ? root : `${root}/api${PREFIX}`,
-      fetch: (request) => send(request, timeout),
+      fetch: (request) => send(request, timeout, this.#brand),
     });
     this.api.use(signature(keys));
   }
@@ -122,17 +141,24 @@ export class Partner {
    * @throws {OrderRefused} if nothing is stored
    * @throws {OrderIdTaken} if another order has the id
    * @throws {InDoubt} if the patience is over without a definite answer
-   * @throws {Unavailable} if the patience is over and nothing was stored
+   * @throws {Unavailable} if the patience of a `firstCall` is over and nothing was stored
    * @throws {ApiError} if the request itself is wrong, for example its signature
    * @throws {TypeError} which names what cannot be sent, for example an `option_id` that is not a UUID
    */
-  async order(externalOrderId: string, items: readonly Item[], { patience = PATIENCE }: Patience = {}): Promise<PlacedOrder> {
-    const end = now() + checkedSeconds("patience", patience);
+  async order(
+    externalOrderId: string,
+    items: readonly Item[],
+    { firstCall = false, patience = PATIENCE }: OrderOptions = {},
+  ): Promise<PlacedOrder> {
+    const began = now();
+    const end = began + checkedSeconds("patience", patience);
     const products = checkedItems(items);
     const body = { external_order_id: checkedId(externalOrderId), products };
+    // Whether a request of this call may have stored the order.
     let inDoubt = false;
-    // When the last request was sent that got no answer. It may be stored even after a later one was refused.
-    let unanswered: number | undefined;
+    // When the last request was sent that got no answer. It may be stored even after a later one was refused. An earlier
+    // call, perhaps of a process that crashed, may have sent one just before this call.
+    let unanswered: number | undefined = firstCall ? undefined : began;
     for (let turn = 0; ; turn++) {
       const sent = now();
       const outcome = await this.#send(end, (sending) => this.api.POST("/orders", { body, ...sending }));
@@ -161,7 +187,7 @@ export class Partner {
           // An order that was refused has freed the id, so the repeat decides. If no order is found, or one in a state
           // that this version does not know, then nothing is certain.
           if (!order || !isGone(order)) inDoubt = true;
-        } else if (answer.status === 422 && answer.codes.length > 0 && answer.messages.length > 0) {
+        } else if (answer.status === 422 && answer.messages.length > 0) {
           const refused = new OrderRefused(answer);
           if (unanswered === undefined) throw refused;
           return this.#settle(externalOrderId, products, end, unanswered, refused);
@@ -170,16 +196,17 @@ export class Partner {
           throw new InDoubt(`the order may be stored, but its repeat was refused: ${textOf(cause)}`, { cause });
         } else if (!storedNothing(answer)) {
           inDoubt = true;
-          // After an error of the service itself nothing is on its way any more. Any other answer may come from
-          // something in between, so the request may still be on its way to the service.
-          if (answer.status < 500 || answer.codes.length === 0) unanswered = sent;
+          // After an error of the service itself nothing is on its way any more. Any other answer is not as documented.
+          if (answer.status < 500) unanswered = sent;
         }
       }
       const seconds = waitAfter(outcome, this.#waits.first[turn] ?? this.#waits.then);
       if (now() + seconds >= end) {
         const last = `the last attempt: ${textOf(cause)}`;
-        if (!inDoubt) throw new Unavailable(`nothing was stored; place the order later; ${last}`, { cause });
-        throw new InDoubt(`there is no definite answer; repeat the order with the same id; ${last}`, { cause });
+        if (inDoubt) throw new InDoubt(`there is no definite answer; repeat the order with the same id; ${last}`, { cause });
+        if (firstCall) throw new Unavailable(`nothing was stored; place the order later; ${last}`, { cause });
+        const doubt = "this call stored nothing, but an earlier one may have; repeat the order with the same id";
+        throw new InDoubt(`${doubt}; ${last}`, { cause });
       }
       await this.#sleep(seconds);
     }
@@ -188,7 +215,7 @@ export class Partner {
   /**
    * The order with this id. `undefined` means that it is not stored now, although a request for it may still be on its
    * way; so this does not replace a repeat of the order. An order that was archived is an `ApiError` with the code
-   * `order_archived`.
+   * `order_archived`. Without an answer of the service it throws `Unanswered`, as the lists do.
    */
   async findOrder(externalOrderId: string, { patience = PATIENCE }: Patience = {}): Promise<Order | undefined> {
     return this.#look(checkedId(externalOrderId), now() + checkedSeconds("patience", patience));
@@ -310,7 +337,7 @@ export class Partner {
       const pause = this.#waits.first[turn];
       const seconds = pause === undefined ? Infinity : waitAfter(outcome, pause);
       if (now() + seconds >= end)
-        throw new Unavailable(`a look-up got no definite answer; the last attempt: ${textOf(cause)}`, { cause });
+        throw new Unanswered(`a look-up got no answer of the service; the last attempt: ${textOf(cause)}`, { cause });
       await this.#sleep(seconds);
     }
   }
@@ -319,7 +346,7 @@ export class Partner {
     const seconds = Math.max(0.001, Math.min(this.#timeout, end - now()));
     let result: Result;
     try {
-      result = await sent({ fetch: (request) => send(request, seconds), parseAs: "text" });
+      result = await sent({ fetch: (request) => send(request, seconds, this.#brand), parseAs: "text" });
     } catch (error) {
       return { error, notSent: isNotSent(error) };
     }
@@ -366,18 +393,17 @@ function created(data: unknown, items: readonly Item[]): Topups | undefined {
   }
 }
 
-/** The request itself is wrong. It stored nothing, and a repeat would get the same answer. */
+/** The service says that the request itself is wrong. It stored nothing, and a repeat would get the same answer. */
 const isWrong = ({ status }: Answer): boolean => status >= 400 && status < 500 && ![408, 422, 429].includes(status);
 
-/** A repeat can succeed, and this request stored nothing. A 503 without a code is not from the service. */
-const storedNothing = ({ status, codes }: Answer): boolean =>
-  status === 408 || status === 429 || (status === 503 && codes.length > 0);
+/** The service says that this request stored nothing, and a repeat can succeed. */
+const storedNothing = ({ status }: Answer): boolean => [408, 429, 503].includes(status);
 
 function waitAfter(outcome: Outcome, otherwise: number): number {
   if (!("answer" in outcome)) return otherwise;
-  const { retryAfter, status, codes } = outcome.answer;
+  const { retryAfter, status } = outcome.answer;
   if (retryAfter !== undefined) return Math.max(1, retryAfter);
-  return status === 503 && codes.length > 0 ? BUSY : otherwise;
+  return status === 503 ? BUSY : otherwise;
 }
 
 const causeOf = (outcome: Outcome): unknown => ("answer" in outcome ? new ApiError(outcome.answer) : outcome.error);

@@ -3,7 +3,7 @@ import { deepStrictEqual, ok, rejects, strictEqual } from "node:assert";
 import { createServer } from "node:http";
 import type { AddressInfo } from "node:net";
 import { after, beforeEach, test } from "node:test";
-import { ApiError, InDoubt, OrderIdTaken, OrderRefused, Partner, Unavailable, type PlacedOrder } from "esim-partner";
+import { ApiError, InDoubt, OrderIdTaken, OrderRefused, Partner, Unanswered, Unavailable, type PlacedOrder } from "esim-partner";
 
 const OPTION = "424b7b26-96e7-5c95-8df9-6654a3998070";
 const OTHER = "28703ec8-aebf-52e0-8465-f0c8e2ff2bef";
@@ -29,6 +29,10 @@ const DENIED: Scripted = {
   body: { error: { code: "unauthorized", message: "Invalid signature." } },
 };
 const ARCHIVED: Scripted = { status: 410, codes: "order_archived", body: { error: "archived" } };
+/** What a proxy answers by itself, perhaps after it has passed the request on. */
+const FOREIGN: Scripted[] = [301, 400, 401, 403, 404, 408, 410, 413, 422, 429, 503].flatMap((status) =>
+  ["<h1>No</h1>", { errors: ["has already been taken"] }].map((body) => ({ status, body })),
+);
 /** The look-up of an id that no order has. */
 const UNKNOWN: Scripted = { status: 200, body: { orders: [], next_cursor: null } };
 
@@ -85,10 +89,15 @@ beforeEach(() => {
   retryAfter = "7";
 });
 
-async function order(answers: (Scripted | undefined)[], patience = 1e6, items = ITEMS): Promise<PlacedOrder> {
+async function order(
+  answers: (Scripted | undefined)[],
+  patience = 1e6,
+  items = ITEMS,
+  firstCall = true,
+): Promise<PlacedOrder> {
   script = [...answers];
   try {
-    return await partner.order("A-1", items, { patience });
+    return await partner.order("A-1", items, { patience, firstCall });
   } finally {
     deepStrictEqual(script, [], "not every answer was asked for");
   }
@@ -141,6 +150,39 @@ for (const [name, lost] of Object.entries({ closed: CLOSED, proxy: PROXY }))
     for (const answer of [stored(OPTION, "enchanted"), ARCHIVED]) await rejects(order([lost, REFUSED, answer]), InDoubt);
     await rejects(order([lost, REFUSED], 30), InDoubt);
   });
+
+test("an error without a code of the service is no answer", async () => {
+  for (const foreign of FOREIGN) {
+    ok((await order([foreign, TAKEN, stored()])).storedBefore);
+    await rejects(order([foreign], 0.9), InDoubt);
+    // The request may have passed the proxy and still be on its way.
+    ok((await order([foreign, REFUSED, stored()])).storedBefore);
+    // The same holds for look-ups, after a taken id and alone.
+    ok((await order([TAKEN, foreign, stored()])).storedBefore);
+    script = [foreign, stored()];
+    ok(await partner.findOrder("A-1"));
+    script = Array(5).fill(foreign) as Scripted[];
+    await rejects(partner.findOrder("A-1"), Unanswered);
+    script = Array(5).fill(foreign) as Scripted[];
+    await rejects(partner.orders().next(), Unanswered);
+  }
+});
+
+test("a further call says nothing of the calls before it", async () => {
+  const further = (answers: (Scripted | undefined)[], patience = 1e6): Promise<PlacedOrder> => order(answers, patience, ITEMS, false);
+  await rejects(further([LIMITED], 5), (error) => error instanceof InDoubt && /an earlier one may have/.test(error.message));
+  // What an earlier call has sent may arrive within a minute, so a refusal is believed only then.
+  ok((await further([REFUSED, stored()])).storedBefore);
+  ok((slept.at(-1) ?? 0) > 55 && (slept.at(-1) ?? 0) <= 60, String(slept));
+  ok((await further([TAKEN, stored(OPTION, "cancelled"), stored()])).storedBefore);
+  for (const answer of [UNKNOWN, stored(OPTION, "refused"), stored(OTHER)]) await rejects(further([REFUSED, answer]), OrderRefused);
+  await rejects(further([REFUSED, ARCHIVED]), InDoubt);
+  await rejects(further([REFUSED], 30), InDoubt);
+  // It is the request that is wrong, and not the order that is refused.
+  await rejects(further([DENIED]), (error) => error instanceof ApiError && !(error instanceof OrderRefused));
+  const nowhere = new Partner({ baseUrl: "http://esim.invalid", accessKey: "ak", secretKey: "c2VjcmV0LWtleQ==", sleep });
+  await rejects(nowhere.order("A-1", ITEMS, { patience: 0.9 }), InDoubt);
+});
 
 for (const state of ["processing", "ready", "partly_failed", "failed"])
   test(`an order that stands is placed with its state: ${state}`, async () => {
@@ -239,11 +281,11 @@ test("the end of the patience says whether the order may be stored", async () =>
   const { port } = nobody.address() as AddressInfo;
   await new Promise((resolve) => nobody.close(resolve));
   const alone = new Partner({ baseUrl: `http://127.0.0.1:${port}`, accessKey: "ak", secretKey: "c2VjcmV0LWtleQ==", sleep });
-  await rejects(alone.order("A-1", ITEMS, { patience: 0.5 }), Unavailable);
+  await rejects(alone.order("A-1", ITEMS, { firstCall: true, patience: 0.5 }), Unavailable);
   // Nothing is sent to a host without an address, or to one that does not speak TLS.
   for (const unreachable of ["http://esim.invalid", baseUrl.replace("http:", "https:")]) {
     const nowhere = new Partner({ baseUrl: unreachable, accessKey: "ak", secretKey: "c2VjcmV0LWtleQ==", sleep });
-    await rejects(nowhere.order("A-1", ITEMS, { patience: 0.9 }), Unavailable);
+    await rejects(nowhere.order("A-1", ITEMS, { firstCall: true, patience: 0.9 }), Unavailable);
   }
 });
 
@@ -287,9 +329,9 @@ test("no wait is longer than the caller allowed", async () => {
     retryAfter = seconds;
     await rejects(order([LIMITED], 5), Unavailable);
     script = [LIMITED];
-    await rejects(partner.findOrder("A-1", { patience: 5 }), Unavailable);
+    await rejects(partner.findOrder("A-1", { patience: 5 }), Unanswered);
     script = [LIMITED];
-    await rejects(collect(), Unavailable);
+    await rejects(collect(), Unanswered);
   }
   deepStrictEqual(slept, []);
   for (const seconds of ["-1", "1.5", "soon", "", "Sun, 06 Nov 1994 08:49:37 GMT", "Sun Nov  6 08:49:37 1994", "0001"]) {

@@ -115,7 +115,7 @@ test("a refused order says why", async () => {
   // An order is accepted until the first heartbeat of a provisioner has arrived.
   const refused = await until("refusal", async () => {
     try {
-      await partner.order(fresh(), [item("out-of-stock", 1)]);
+      await partner.order(fresh(), [item("out-of-stock", 1)], { firstCall: true });
     } catch (error) {
       return error;
     }

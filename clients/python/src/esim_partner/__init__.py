@@ -2,9 +2,20 @@
 
 from importlib.metadata import version
 
-from .errors import Answer, ApiError, InDoubt, InvalidWebhook, OrderIdTaken, OrderRefused, PartnerError, Unavailable
+from .errors import (
+    Answer,
+    ApiError,
+    InDoubt,
+    InvalidWebhook,
+    OrderIdTaken,
+    OrderRefused,
+    PartnerError,
+    Unanswered,
+    Unavailable,
+)
 from .flow import Item, PlacedOrder, PlacedTopup, Waits
 from .generated.models import Esim, KeyExpiring, Order, OrderState, TopupFailed, WebhookTest
+from .http import ForeignAnswer
 from .partner import AsyncPartner, Partner
 from .signing import Keys, Signature
 from .webhooks import Webhook, WebhookVerifier
@@ -16,6 +27,7 @@ __all__ = [
     "ApiError",
     "AsyncPartner",
     "Esim",
+    "ForeignAnswer",
     "InDoubt",
     "InvalidWebhook",
     "Item",
@@ -31,6 +43,7 @@ __all__ = [
     "PlacedTopup",
     "Signature",
     "TopupFailed",
+    "Unanswered",
     "Unavailable",
     "Waits",
     "Webhook",

@@ -26,11 +26,10 @@ def printable(text: str) -> str:
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer of the service, or of a proxy on the way."""
+    """An answer of the service."""
 
     status: int
-    #: The codes of the errors, such as ``option_not_found``. Decide by them, because texts may change. An answer
-    #: without codes that is no success does not come from the service but from something in between.
+    #: The codes of the errors, such as ``option_not_found``. Decide by them, because texts may change.
     codes: tuple[str, ...]
     #: The errors as text.
     messages: tuple[str, ...]
@@ -48,7 +47,8 @@ class Answer:
 
 
 class ApiError(PartnerError):
-    """The service refused the request."""
+    """The service refused the request. For an order that is not an :class:`OrderRefused`: this request stored nothing, and
+    it says nothing about an earlier one. Correct what ``codes`` name, and call again with the same id."""
 
     def __init__(self, answer: Answer, message: str = "") -> None:
         super().__init__(f"{message}: {answer}" if message else str(answer))
@@ -60,7 +60,7 @@ class ApiError(PartnerError):
 
 
 class OrderRefused(ApiError):
-    """Nothing is stored or bought, now or later. Correct the order; you may use the same id again.
+    """Nothing is stored or bought, now or later, also by no earlier call. You may use the same id again.
 
     If ``codes`` has ``external_order_id_taken``, an earlier request stored the order, and it was cancelled since.
     """
@@ -75,12 +75,17 @@ class OrderIdTaken(ApiError):
 
 
 class Unavailable(PartnerError):
-    """The service could not be reached or was too busy. Nothing was stored."""
+    """The service could not be reached or was too busy, and nothing is stored. Only a call with ``first_call=True``
+    raises it, because other calls cannot know what an earlier one has stored."""
 
 
 class InDoubt(PartnerError):
-    """It is unknown whether the order is stored: it may even be bought.
+    """It is unknown whether the order is stored, by this call or by an earlier one: it may even be bought.
 
     Call :meth:`Partner.order` again with the same id and the same items until it returns or raises something else. Never
     change the id, because then both orders may be bought.
     """
+
+
+class Unanswered(PartnerError):
+    """A look-up or a list got no answer of the service. It says nothing: an order may be stored or not."""

@@ -1,8 +1,8 @@
 """What the client does with each answer, without sending anything: :mod:`.partner` does that, sync or async.
 
 Each function yields a :class:`Request` and gets its outcome, or yields a :class:`Pause`. Only what can be read as an
-answer that the partner guide describes is believed. Anything else, for example an answer that is cut, is treated like no
-answer: the request is repeated, and an order is looked up.
+answer that the partner guide describes is believed. Anything else, for example the page of a proxy or an answer that is
+cut, is treated like no answer: the request is repeated, and an order is looked up.
 """
 
 from __future__ import annotations
@@ -20,8 +20,19 @@ from uuid import UUID
 
 import httpx
 
-from .errors import Answer, ApiError, InDoubt, OrderIdTaken, OrderRefused, PartnerError, Unavailable, printable
+from .errors import (
+    Answer,
+    ApiError,
+    InDoubt,
+    OrderIdTaken,
+    OrderRefused,
+    PartnerError,
+    Unanswered,
+    Unavailable,
+    printable,
+)
 from .generated.models import Order, OrderState
+from .http import codes
 
 TAKEN = "external_order_id_taken"
 #: The wait after a 503 without ``Retry-After``.
@@ -124,15 +135,20 @@ class Unreadable(PartnerError):
     """An answer that the partner guide does not describe."""
 
 
-def order(external_order_id: str, items: Sequence[AnyItem], waits: Waits, patience: float) -> Flow[PlacedOrder]:
+def order(
+    external_order_id: str, items: Sequence[AnyItem], first_call: bool, waits: Waits, patience: float
+) -> Flow[PlacedOrder]:
     """:meth:`Partner.order`."""
-    until = time.monotonic() + patience
+    began = time.monotonic()
+    until = began + patience
     products = _products(items)
     ordered = _count((item["option_id"], item["qty"]) for item in products)
     body = {"external_order_id": _external_order_id(external_order_id), "products": products}
+    # Whether a request of this call may have stored the order.
     is_in_doubt = False
-    # When the last request was sent that got no answer. It may be stored even after a later one was refused.
-    unanswered: float | None = None
+    # When the last request was sent that got no answer. It may be stored even after a later one was refused. An earlier
+    # call, perhaps of a process that crashed, may have sent one just before this call.
+    unanswered: float | None = None if first_call else began
     for pause in itertools.chain(waits.first, itertools.repeat(waits.then)):
         sent = time.monotonic()
         outcome = yield Request("POST", "/orders", until, body=body)
@@ -157,7 +173,7 @@ def order(external_order_id: str, items: Sequence[AnyItem], waits: Waits, patien
             # An order that was refused has freed the id, so the repeat decides. If no order is found, or one in a state
             # that this version does not know, then nothing is certain.
             is_in_doubt |= found is None or found.state not in GONE
-        elif outcome.status == 422 and outcome.codes and outcome.messages:
+        elif outcome.status == 422 and outcome.messages:
             refused = OrderRefused(outcome)
             if unanswered is None:
                 raise refused
@@ -168,14 +184,16 @@ def order(external_order_id: str, items: Sequence[AnyItem], waits: Waits, patien
             raise problem
         elif not _stored_nothing(outcome):
             is_in_doubt = True
-            # After an error of the service itself nothing is on its way any more. Any other answer may come from
-            # something in between, so the request may still be on its way to the service.
-            if not (outcome.status >= 500 and outcome.codes):
+            # After an error of the service itself nothing is on its way any more. Any other answer is not as documented.
+            if outcome.status < 500:
                 unanswered = sent
         pause = _wait(outcome, pause)
         if time.monotonic() + pause >= until:
             if is_in_doubt:
                 text = "there is no definite answer; repeat the order with the same id; the last attempt"
+                raise InDoubt(f"{text}: {printable(str(problem))}") from problem
+            if not first_call:
+                text = "this call stored nothing, but an earlier one may have; repeat the order with the same id; the last attempt"
                 raise InDoubt(f"{text}: {printable(str(problem))}") from problem
             text = "nothing was stored; place the order later; the last attempt"
             raise Unavailable(f"{text}: {printable(str(problem))}") from problem
@@ -210,8 +228,8 @@ def read(
             problem = ApiError(outcome)
         wait = None if pause is None else _wait(outcome, pause)
         if wait is None or time.monotonic() + wait >= until:
-            text = f"GET {path} got no definite answer; the last attempt"
-            raise Unavailable(f"{text}: {printable(str(problem))}") from problem
+            text = f"GET {path} got no answer of the service; the last attempt"
+            raise Unanswered(f"{text}: {printable(str(problem))}") from problem
         yield Pause(wait)
     raise AssertionError("the last turn returns or raises")
 
@@ -248,12 +266,9 @@ def answer(response: httpx.Response, brand: str) -> Answer:
     if response.status_code == 422 and not isinstance(errors, list):
         # The errors of a 422 are a list. In another form they are not those of the service, and refuse nothing.
         messages = []
-    named = response.headers.get(f"X-{brand}-Error", "")
-    codes = [code.partition(";")[0].strip() for code in named.split(",")]
     return Answer(
         status=response.status_code,
-        # The codes are words, so anything else does not come from the service.
-        codes=tuple(code for code in codes if re.fullmatch("[a-z0-9_]{1,64}", code)),
+        codes=codes(response.headers, brand),
         messages=tuple(message for message in messages if isinstance(message, str)),
         request_id=response.headers.get("X-Request-Id"),
         retry_after=_seconds(response.headers.get("Retry-After", "")),
@@ -269,7 +284,7 @@ def _taken(external_order_id: str, waits: Waits, until: float, taken: Answer) ->
         if "order_archived" in error.codes:
             raise OrderIdTaken(taken, None) from error
         raise InDoubt(f"the id is taken, but the look-up of the order was refused: {error}") from error
-    except Unavailable as error:
+    except Unanswered as error:
         raise InDoubt("the id is taken, but the order could not be looked up; repeat it with the same id") from error
 
 
@@ -382,19 +397,19 @@ def _placed(found: Order) -> PlacedOrder:
 
 
 def _is_wrong(answer: Answer) -> bool:
-    """The request itself is wrong. It stored nothing, and a repeat would get the same answer."""
+    """The service says that the request itself is wrong. It stored nothing, and a repeat would get the same answer."""
     return 400 <= answer.status < 500 and answer.status not in (408, 422, 429)
 
 
 def _stored_nothing(answer: Answer) -> bool:
-    """A repeat can succeed, and this request stored nothing. A 503 without a code is not from the service."""
-    return answer.status in (408, 429) or (answer.status == 503 and bool(answer.codes))
+    """The service says that this request stored nothing, and a repeat can succeed."""
+    return answer.status in (408, 429, 503)
 
 
 def _wait(outcome: Outcome, otherwise: float) -> float:
     if isinstance(outcome, Answer) and outcome.retry_after is not None:
         return max(1.0, outcome.retry_after)
-    if isinstance(outcome, Answer) and outcome.status == 503 and outcome.codes:
+    if isinstance(outcome, Answer) and outcome.status == 503:
         return BUSY
     return otherwise
 

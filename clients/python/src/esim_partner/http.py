@@ -1,4 +1,8 @@
-"""The HTTP clients of this package: no call is longer than its timeout, and no answer larger than ``MAX_ANSWER``.
+"""The HTTP clients of this package: no call is longer than its timeout, no answer is larger than ``MAX_ANSWER``, and each
+is of the service.
+
+An error without a code in ``X-Service-Error`` comes from something in between, such as a proxy. It may have passed the
+request on before, so it says nothing about it, and counts as no answer: the call raises :class:`ForeignAnswer`.
 
 httpx counts a timeout anew for each piece that it receives, so an answer that comes a byte at a time would last without
 end. Here the timeout is that of the whole call, from the look-up of the address to the last byte of the answer.
@@ -7,6 +11,7 @@ end. Here the timeout is that of the whole call, from the look-up of the address
 import asyncio
 import contextlib
 import contextvars
+import re
 import socket
 import threading
 from collections.abc import Callable
@@ -22,6 +27,16 @@ MAX_ANSWER = 32 * 1024 * 1024
 LIMITS = httpx.Limits(max_keepalive_connections=0)
 #: A compressed answer could be a thousand times larger than what was received.
 HEADERS = {"Accept-Encoding": "identity"}
+
+
+class ForeignAnswer(httpx.HTTPError):
+    """An error that does not come from the service. The request may have reached the service, or still reach it."""
+
+
+def codes(headers: httpx.Headers, brand: str) -> tuple[str, ...]:
+    """The codes that an answer names. They are words, so anything else does not come from the service."""
+    named = [code.partition(";")[0].strip() for code in headers.get(f"X-{brand}-Error", "").split(",")]
+    return tuple(code for code in named if re.fullmatch("[a-z0-9_]{1,64}", code))
 
 
 class Call:
@@ -65,7 +80,12 @@ class Call:
 class Collected:
     """The body of an answer as it arrives."""
 
-    def __init__(self, response: httpx.Response) -> None:
+    def __init__(self, response: httpx.Response, brand: str) -> None:
+        if not (response.is_success or response.status_code == 304 or codes(response.headers, brand)):
+            raise ForeignAnswer(
+                f"the status {response.status_code} without X-{brand}-Error is not of the service but of something in "
+                "between, or base_url or brand is wrong"
+            )
         encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
         if encoding not in ("", "identity"):
             raise httpx.DecodingError("the answer is compressed, although that was not asked for")
@@ -100,7 +120,11 @@ def _timeout(request: httpx.Request) -> float | None:
 
 
 class BoundedClient(httpx.Client):
-    """An ``httpx.Client`` whose calls end in time."""
+    """An ``httpx.Client`` whose calls end in time, with an answer of the service."""
+
+    def __init__(self, brand: str, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._brand = brand
 
     def send(self, request: httpx.Request, *, stream: bool = False, **arguments: Any) -> httpx.Response:
         if stream:
@@ -112,7 +136,7 @@ class BoundedClient(httpx.Client):
         def exchange() -> httpx.Response:
             response = send(request, stream=True, **arguments)
             try:
-                collected = Collected(response)
+                collected = Collected(response, self._brand)
                 for chunk in response.iter_raw():
                     collected.add(chunk)
             finally:
@@ -152,7 +176,11 @@ def _in_time(work: Callable[[], httpx.Response], seconds: float | None) -> httpx
 
 
 class BoundedAsyncClient(httpx.AsyncClient):
-    """An ``httpx.AsyncClient`` whose calls end in time."""
+    """An ``httpx.AsyncClient`` whose calls end in time, with an answer of the service."""
+
+    def __init__(self, brand: str, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._brand = brand
 
     async def send(self, request: httpx.Request, *, stream: bool = False, **arguments: Any) -> httpx.Response:
         if stream:
@@ -164,7 +192,7 @@ class BoundedAsyncClient(httpx.AsyncClient):
             async with asyncio.timeout(seconds):
                 response = await super().send(request, stream=True, **arguments)
                 try:
-                    collected = Collected(response)
+                    collected = Collected(response, self._brand)
                     async for chunk in response.aiter_raw():
                         collected.add(chunk)
                 finally:

@@ -56,6 +56,7 @@ class _Account:
             httpx_args={"auth": auth},
         )
         shared: dict[str, Any] = {
+            "brand": brand,
             "base_url": url,
             "auth": auth,
             "timeout": limit,
@@ -135,7 +136,12 @@ class Partner(_Account):
         self._sleep = sleep
 
     def order(
-        self, external_order_id: str, items: Sequence[AnyItem], *, patience: float = PATIENCE
+        self,
+        external_order_id: str,
+        items: Sequence[AnyItem],
+        *,
+        first_call: bool = False,
+        patience: float = PATIENCE,
     ) -> PlacedOrder:
         """Places an order, and repeats the request with the same id until the answer is definite.
 
@@ -143,18 +149,23 @@ class Partner(_Account):
         again after a crash of your program is safe, too. The call takes at most ``patience`` seconds, whatever the
         other side does.
 
+        An earlier call with the same id, also one of a process that crashed, may have sent a request that is still on
+        its way. So a refusal is believed only after a minute, in which such a request has arrived or is lost. Pass
+        ``first_call=True`` if you know that nobody has called this with the id before, for example because you made
+        the id just now: then a refusal is final at once.
+
         Raises :class:`OrderRefused` if nothing is stored, :class:`OrderIdTaken` if another order has the id,
         :class:`InDoubt` if the patience is over without a definite answer, :class:`Unavailable` if it is over and
-        nothing was stored, and :class:`ApiError` if the request itself is wrong, for example its signature. A
-        ``ValueError`` names what cannot be sent, for example an ``option_id`` that is not a UUID.
+        the first call stored nothing, and :class:`ApiError` if the request itself is wrong, for example its
+        signature. A ``ValueError`` names what cannot be sent, for example an ``option_id`` that is not a UUID.
         """
         patience = settings.seconds("patience", patience)
-        return self._run(flow.order(external_order_id, items, self._waits, patience))
+        return self._run(flow.order(external_order_id, items, first_call, self._waits, patience))
 
     def find_order(self, external_order_id: str, *, patience: float = PATIENCE) -> Order | None:
         """The order with this id. ``None`` means that it is not stored now, although a request for it may still be on
         its way; so this does not replace a repeat of the order. An order that was archived is an :class:`ApiError` with
-        the code ``order_archived``."""
+        the code ``order_archived``. Without an answer of the service it raises :class:`Unanswered`, as the lists do."""
         patience = settings.seconds("patience", patience)
         return self._run(flow.find(external_order_id, self._waits, patience))
 
@@ -250,12 +261,17 @@ class AsyncPartner(_Account):
         self._sleep = sleep
 
     async def order(
-        self, external_order_id: str, items: Sequence[AnyItem], *, patience: float = PATIENCE
+        self,
+        external_order_id: str,
+        items: Sequence[AnyItem],
+        *,
+        first_call: bool = False,
+        patience: float = PATIENCE,
     ) -> PlacedOrder:
         """The same as :meth:`Partner.order`. If the task is cancelled, the order may be stored: call this again with the
         same id."""
         patience = settings.seconds("patience", patience)
-        return await self._run(flow.order(external_order_id, items, self._waits, patience))
+        return await self._run(flow.order(external_order_id, items, first_call, self._waits, patience))
 
     async def find_order(self, external_order_id: str, *, patience: float = PATIENCE) -> Order | None:
         """The same as :meth:`Partner.find_order`."""
