@@ -28,9 +28,15 @@ import (
 
 const api = "/api/v1/api_partner"
 
-var client = http.Client{Timeout: 30 * time.Second}
+// A signed request goes to no other host.
+var client = http.Client{
+	Timeout:       30 * time.Second,
+	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+}
 
-// answer holds the status, the error code and the JSON of an answer. Status 0 means that there was no answer.
+// answer holds the status, the error code and the JSON of an answer. Status 0 means that there was no answer of the
+// service: none that can be read, or an error without X-Service-Error, which comes from something in between, such as a
+// proxy. It may have passed the request on before.
 type answer struct {
 	status int
 	code   string
@@ -104,36 +110,73 @@ func signed(method, path string, body any) answer {
 	if err != nil {
 		return answer{body: []byte(err.Error())}
 	}
-	return answer{response.StatusCode, response.Header.Get("X-Service-Error"), received}
+	code := response.Header.Get("X-Service-Error")
+	if code == "" && response.StatusCode/100 != 2 {
+		text := fmt.Sprintf("the status %d without X-Service-Error is not of the service", response.StatusCode)
+		return answer{body: []byte(text)}
+	}
+	if !json.Valid(received) {
+		return answer{body: []byte("the answer is not JSON")}
+	}
+	return answer{response.StatusCode, code, received}
 }
 
 func show(externalOrderID string) answer {
 	return signed("GET", api+"/orders/"+url.PathEscape(externalOrderID), nil)
 }
 
-// order orders until it is known whether the order is stored. After a 5xx, a 429 or without an answer, it sends the
-// same id again, because another id would be a second order. It gives up after five requests; a real shop goes on until
-// the answer is definite.
+// isDecided tells whether repeating the request would not change its answer.
+func isDecided(answer answer) bool {
+	isLater := answer.status == http.StatusTooManyRequests || answer.status == http.StatusRequestTimeout
+	return answer.status != 0 && answer.status < 500 && !isLater
+}
+
+// isGone tells whether a look-up shows that nothing is bought.
+func isGone(shown answer) bool {
+	var order struct{ State string }
+	isRead := shown.status == http.StatusOK && json.Unmarshal(shown.body, &order) == nil
+	return shown.status == http.StatusNotFound || isRead && (order.State == "refused" || order.State == "cancelled")
+}
+
+// order orders until it is known whether the order is stored. After a 5xx, a 408, a 429 or without an answer, it sends
+// the same id again, because another id would be a second order. It gives up after five requests; a real shop goes on
+// until the answer is definite.
 func order(externalOrderID, optionID string, qty int) answer {
 	body := map[string]any{
 		"external_order_id": externalOrderID,
 		"products":          []any{map[string]any{"option_id": optionID, "qty": qty}},
 	}
+	var unanswered time.Time // when the last request was sent that got no answer
 	for wait := time.Second; ; wait *= 2 {
+		sent := time.Now()
 		answer := signed("POST", api+"/orders", body)
+		if answer.status == 0 {
+			unanswered = sent
+		}
 		taken := strings.Contains(answer.code, "external_order_id_taken")
 		if taken {
 			// An earlier request stored this order, so nothing more is ordered. This shows what became of it.
-			shown := show(externalOrderID)
-			var order struct{ State string }
-			if shown.status != http.StatusOK || json.Unmarshal(shown.body, &order) != nil ||
-				(order.State != "refused" && order.State != "cancelled") {
+			if shown := show(externalOrderID); isDecided(shown) && !isGone(shown) {
 				return shown
 			}
-			// It is not bought, and its id is free again, so the repeat decides.
+			// It is not bought, and its id is free again, or the look-up got no answer. The repeat decides.
 		}
-		final := !taken && answer.status != 0 && answer.status < 500 && answer.status != http.StatusTooManyRequests
-		if final || wait > 8*time.Second {
+		final := !taken && isDecided(answer)
+		if final && answer.status == http.StatusUnprocessableEntity && !unanswered.IsZero() {
+			// The request without an answer may still be on its way, and be stored in spite of this refusal.
+			rest := time.Until(unanswered.Add(time.Minute)).Round(time.Second)
+			fmt.Fprintf(os.Stderr, "HTTP status 422; looking the order up in %s\n", rest)
+			time.Sleep(rest)
+			if shown := show(externalOrderID); !isGone(shown) {
+				return shown
+			}
+			return answer
+		}
+		if final {
+			return answer
+		}
+		if wait > 8*time.Second {
+			fmt.Fprintln(os.Stderr, "it is unknown whether the order is stored: order it again with the same id")
 			return answer
 		}
 		why := string(answer.body)

@@ -33,7 +33,8 @@ function keyIn(name, prefix = "") {
 
 /**
  * Sends a signed request and returns the status, the error code and the JSON of the answer. Status 0 means that there
- * was no answer, or none that can be read, such as the page of a proxy.
+ * was no answer of the service: none that can be read, or an error without X-Service-Error, which comes from something
+ * in between, such as a proxy. It may have passed the request on before.
  */
 async function signed(method, path, body) {
   const [baseUrl, accessKey, key] = [setting("BASE_URL"), setting("ACCESS_KEY"), keyIn("SECRET_KEY")];
@@ -55,8 +56,10 @@ async function signed(method, path, body) {
         "Content-Type": "application/json",
       },
       signal: AbortSignal.timeout(30_000),
+      redirect: "manual", // a signed request goes to no other host
     });
     const code = answer.headers.get("X-Service-Error") ?? "";
+    if (!answer.ok && !code) throw `the status ${answer.status} without X-Service-Error is not of the service`;
     return { status: answer.status, code, json: await answer.json() };
   } catch (error) {
     return { status: 0, code: "", json: { error: String(error.cause?.code ?? error) } };
@@ -72,24 +75,45 @@ const show = async (externalOrderId) => {
   return found ? { ...answer, json: found } : { ...answer, status: answer.status === 200 ? 404 : answer.status };
 };
 
+/** Whether repeating the request would not change its answer. */
+const isDecided = ({ status }) => status > 0 && status < 500 && ![408, 429].includes(status);
+
+/** Whether a look-up shows that nothing is bought. */
+const isGone = ({ status, json }) => status === 404 || (status === 200 && ["refused", "cancelled"].includes(json.state));
+
 /**
- * Orders until it is known whether the order is stored. After a 5xx, a 429 or without an answer, it sends the same id
- * again, because another id would be a second order. It gives up after five requests; a real shop goes on until the
+ * Orders until it is known whether the order is stored. After a 5xx, a 408, a 429 or without an answer, it sends the same
+ * id again, because another id would be a second order. It gives up after five requests; a real shop goes on until the
  * answer is definite.
  */
 async function order(externalOrderId, optionId, qty) {
   const body = { external_order_id: externalOrderId, products: [{ option_id: optionId, qty: Number(qty) }] };
+  let unanswered; // when the last request was sent that got no answer
   for (const wait of [1000, 2000, 4000, 8000, null]) {
+    const sent = Date.now();
     const answer = await signed("POST", `${API}/orders`, body);
+    if (answer.status === 0) unanswered = sent;
     const isTaken = answer.code.includes("external_order_id_taken");
     if (isTaken) {
       // An earlier request stored this order, so nothing more is ordered. This shows what became of it.
       const shown = await show(externalOrderId);
-      if (shown.status !== 200 || !["refused", "cancelled"].includes(shown.json.state)) return shown;
-      // It is not bought, and its id is free again, so the repeat decides.
+      if (isDecided(shown) && !isGone(shown)) return shown;
+      // It is not bought, and its id is free again, or the look-up got no answer. The repeat decides.
     }
-    const isFinal = !isTaken && answer.status > 0 && answer.status < 500 && answer.status !== 429;
-    if (isFinal || wait === null) return answer;
+    const isFinal = !isTaken && isDecided(answer);
+    if (isFinal && answer.status === 422 && unanswered) {
+      // The request without an answer may still be on its way, and be stored in spite of this refusal.
+      const rest = Math.max(0, unanswered + 60_000 - Date.now());
+      console.error(`HTTP status 422; looking the order up in ${Math.round(rest / 1000)} s`);
+      await new Promise((resolve) => setTimeout(resolve, rest));
+      const shown = await show(externalOrderId);
+      return isGone(shown) ? answer : shown;
+    }
+    if (isFinal) return answer;
+    if (wait === null) {
+      console.error("it is unknown whether the order is stored: order it again with the same id");
+      return answer;
+    }
     const why = answer.status ? `HTTP status ${answer.status} ${answer.code}`.trimEnd() : answer.json.error;
     console.error(`${why}; repeating the order in ${wait / 1000} s`);
     await new Promise((resolve) => setTimeout(resolve, wait));

@@ -38,9 +38,11 @@ function key_in(string $name, string $prefix = ''): string
 }
 
 /**
- * Sends a signed request and returns the status (0 if there was no answer), the error code and the body. The path must
- * be percent-encoded already. The signature also covers the body, because the text that is signed contains the body's
- * SHA-256, which is sent in X-Service-Content-SHA256.
+ * Sends a signed request and returns the status, the error code and the body. The path must be percent-encoded already.
+ * The signature also covers the body, because the text that is signed contains the body's SHA-256, which is sent in
+ * X-Service-Content-SHA256. Status 0 means that there was no answer of the service: none that can be read, or an error
+ * without X-Service-Error, which comes from something in between, such as a proxy. It may have passed the request on
+ * before.
  */
 function signed(string $method, string $path, ?array $body = null): array
 {
@@ -79,7 +81,26 @@ function signed(string $method, string $path, ?array $body = null): array
             $code = trim(substr($line, strlen('X-Service-Error:')));
         }
     }
+    if ($code === '' && ($status < 200 || $status > 299)) {
+        return [0, '', "the status $status without X-Service-Error is not of the service"];
+    }
+    if (json_decode($answer) === null) {
+        return [0, '', 'the answer is not JSON'];
+    }
     return [$status, $code, $answer];
+}
+
+/** Whether repeating the request would not change its answer. */
+function is_decided(int $status): bool
+{
+    return $status > 0 && $status < 500 && !in_array($status, [408, 429], true);
+}
+
+/** Whether a look-up shows that nothing is bought. */
+function is_gone(array $shown): bool
+{
+    [$status, , $body] = $shown;
+    return $status === 404 || ($status === 200 && in_array(json_decode($body)->state, ['refused', 'cancelled'], true));
 }
 
 function show(string $externalOrderId): array
@@ -88,26 +109,42 @@ function show(string $externalOrderId): array
 }
 
 /**
- * Orders until it is known whether the order is stored. After a 5xx, a 429 or without an answer, it sends the same id
- * again, because another id would be a second order. It gives up after five requests; a real shop goes on until the
- * answer is definite.
+ * Orders until it is known whether the order is stored. After a 5xx, a 408, a 429 or without an answer, it sends the
+ * same id again, because another id would be a second order. It gives up after five requests; a real shop goes on until
+ * the answer is definite.
  */
 function order(string $externalOrderId, string $optionId, int $qty): array
 {
     $body = ['external_order_id' => $externalOrderId, 'products' => [['option_id' => $optionId, 'qty' => $qty]]];
+    $unanswered = null; // when the last request was sent that got no answer
     foreach ([1, 2, 4, 8, null] as $wait) {
+        $sent = time();
         $answer = signed('POST', API . '/orders', $body);
         [$status, $code] = $answer;
+        $unanswered = $status === 0 ? $sent : $unanswered;
         $isTaken = str_contains($code, 'external_order_id_taken');
         if ($isTaken) {
             // An earlier request stored this order, so nothing more is ordered. This shows what became of it.
             $shown = show($externalOrderId);
-            if ($shown[0] !== 200 || !in_array(json_decode($shown[2])?->state, ['refused', 'cancelled'], true)) {
+            if (is_decided($shown[0]) && !is_gone($shown)) {
                 return $shown;
             }
-            // It is not bought, and its id is free again, so the repeat decides.
+            // It is not bought, and its id is free again, or the look-up got no answer. The repeat decides.
         }
-        if ((!$isTaken && $status > 0 && $status < 500 && $status !== 429) || $wait === null) {
+        $isFinal = !$isTaken && is_decided($status);
+        if ($isFinal && $status === 422 && $unanswered !== null) {
+            // The request without an answer may still be on its way, and be stored in spite of this refusal.
+            $rest = max(0, $unanswered + 60 - time());
+            file_put_contents('php://stderr', "HTTP status 422; looking the order up in $rest s\n");
+            sleep($rest);
+            $shown = show($externalOrderId);
+            return is_gone($shown) ? $answer : $shown;
+        }
+        if ($isFinal) {
+            return $answer;
+        }
+        if ($wait === null) {
+            file_put_contents('php://stderr', "it is unknown whether the order is stored: order it again with the same id\n");
             return $answer;
         }
         $why = $status > 0 ? trim("HTTP status $status $code") : $answer[2];

@@ -42,9 +42,17 @@ def key_in(name, prefix=""):
     return key
 
 
+class Direct(urllib.request.HTTPRedirectHandler):
+    """A signed request goes to no other host."""
+
+    def redirect_request(self, *_):
+        return None
+
+
 def signed(method, path, body=None):
     """Sends a signed request and returns the status, the headers and the JSON of the answer. Status 0 means that there was
-    no answer, or none that can be read, such as the page of a proxy."""
+    no answer of the service: none that can be read, or an error without X-Service-Error, which comes from something in
+    between, such as a proxy. It may have passed the request on before."""
     base_url, access_key, key = setting("BASE_URL"), setting("ACCESS_KEY"), key_in("SECRET_KEY")
     if not base_url.startswith(("http://", "https://")):
         sys.exit("BASE_URL does not begin with http:// or https://")
@@ -66,9 +74,11 @@ def signed(method, path, body=None):
     )
     try:
         try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
+            with urllib.request.build_opener(Direct).open(request, timeout=30) as answer:
                 return answer.status, answer.headers, json.load(answer)
         except urllib.error.HTTPError as error:
+            if not error.headers.get("X-Service-Error"):
+                return 0, {}, {"error": f"the status {error.code} without X-Service-Error is not of the service"}
             return error.code, error.headers, json.loads(error.read() or b"null")
     except (OSError, http.client.HTTPException, ValueError) as error:
         return 0, {}, {"error": str(error)}
@@ -77,25 +87,48 @@ def signed(method, path, body=None):
 def order(external_order_id, option_id, qty):
     """Orders until it is known whether the order is stored.
 
-    After a 5xx, a 429 or without an answer, it sends the same id again, because another id would be a second order.
-    It gives up after five requests; a real shop goes on until the answer is definite.
+    After a 5xx, a 408, a 429 or without an answer, it sends the same id again, because another id would be a second
+    order. It gives up after five requests; a real shop goes on until the answer is definite.
     """
+    unanswered = None  # when the last request was sent that got no answer
     body = {"external_order_id": external_order_id, "products": [{"option_id": option_id, "qty": qty}]}
     for wait in [1, 2, 4, 8, None]:
+        sent = time.time()
         status, headers, answer = signed("POST", API + "/orders", body)
+        if status == 0:
+            unanswered = sent
         if "external_order_id_taken" in (headers.get("X-Service-Error") or ""):
             # An earlier request stored this order, so nothing more is ordered. This shows what became of it.
             shown = show(external_order_id)
-            if shown[0] != 200 or shown[2]["state"] not in ("refused", "cancelled"):
+            if is_decided(shown[0]) and not is_gone(shown):
                 return shown
-            # It is not bought, and its id is free again, so the repeat decides.
-        elif status and status < 500 and status != 429:
-            return status, headers, answer
+            # It is not bought, and its id is free again, or the look-up got no answer. The repeat decides.
+        elif is_decided(status):
+            if status != 422 or unanswered is None:
+                return status, headers, answer
+            # The request without an answer may still be on its way, and be stored in spite of this refusal.
+            rest = max(0, unanswered + 60 - time.time())
+            print(f"HTTP status {status}; looking the order up in {rest:.0f} s", file=sys.stderr)
+            time.sleep(rest)
+            shown = show(external_order_id)
+            return (status, headers, answer) if is_gone(shown) else shown
         if wait is None:
+            print("it is unknown whether the order is stored: order it again with the same id", file=sys.stderr)
             return status, headers, answer
         why = f"HTTP status {status} {headers.get('X-Service-Error') or ''}".rstrip() if status else answer["error"]
         print(f"{why}; repeating the order in {wait} s", file=sys.stderr)
         time.sleep(wait)
+
+
+def is_decided(status):
+    """Whether repeating the request would not change its answer."""
+    return 0 < status < 500 and status not in (408, 429)
+
+
+def is_gone(shown):
+    """Whether a look-up shows that nothing is bought."""
+    status, _, order = shown
+    return status == 404 or (status == 200 and order["state"] in ("refused", "cancelled"))
 
 
 def show(external_order_id):

@@ -8,9 +8,10 @@
 #   … docs/examples/esim.sh webhook URL
 #
 # It prints the body of the answer. If the answer is not a 2xx, it also prints the status and the error code on standard
-# error, and fails. It sends each request once: after a 5xx or without an answer, run the same `order` again with the
-# same EXTERNAL_ORDER_ID. The error code external_order_id_taken then means that the order is stored, and `show` shows
-# it. EXTERNAL_ORDER_ID may consist of letters, digits, `-`, `.` and `_` only, because nothing is percent-encoded here.
+# error, and fails. It sends each request once. An error without a code comes from something in between, such as a proxy,
+# and counts as no answer. After a 5xx or without an answer, run the same `order` again with the same EXTERNAL_ORDER_ID.
+# The error code external_order_id_taken then means that the order is stored, and `show` shows it. EXTERNAL_ORDER_ID may
+# consist of letters, digits, `-`, `.` and `_` only, because nothing is percent-encoded here.
 set -eu
 
 api=/api/v1/api_partner
@@ -54,7 +55,7 @@ signed() {
     2*) ;;
     *)
       code=$(tr -d '\r' <"$head" | sed -n 's/^[Xx]-[Ss]ervice-[Ee]rror: //p')
-      echo "HTTP status $status $code" >&2
+      echo "HTTP status $status ${code:-without X-Service-Error, which is not of the service, so it is unknown what the request did}" >&2
       exit 1
       ;;
   esac
