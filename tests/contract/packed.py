@@ -9,6 +9,7 @@ import os
 import pathlib
 import platform
 import shutil
+import signal as signals
 import subprocess
 import sys
 import tarfile
@@ -107,6 +108,22 @@ for path in installed:
     # What the program says, and its exit status, reach whoever has called it.
     wrong = subprocess.run([path, "nonsense"], capture_output=True, text=True)
     assert wrong.returncode == 2 and "unrecognized" in wrong.stderr, (path, wrong)
+
+# Whoever ends what was started ends the program: nobody writes to its standard error afterwards.
+nowhere = {"BASE_URL": "http://127.0.0.1:9", "ACCESS_KEY": "ak", "SECRET_KEY": "c2VjcmV0LWtleQ=="}
+for path in installed:
+    for signal in (signals.SIGTERM, signals.SIGINT, signals.SIGHUP):
+        listen = [path, "listen", "--forward-to", "http://127.0.0.1:9/"]
+        running = subprocess.Popen(listen, env={**environment, **nowhere}, stderr=subprocess.PIPE)
+        assert running.stderr
+        try:
+            assert b"trying again" in running.stderr.readline(), path
+            running.send_signal(signal)
+            running.communicate(timeout=10)
+            assert running.returncode == -signal, (path, signal, running.returncode)
+        finally:
+            running.kill()
+
 if has_npm:
     for path in (folder / "npm" / "lib" / "node_modules").glob("esim-partner-cli-*"):
         shutil.rmtree(path)
