@@ -2,7 +2,9 @@
 //!
 //! [`Account::send`] is the only way in which the commands talk to the service. It signs the
 //! method, the path, the query and the body, and returns a response of any status: the caller
-//! decides what a status means. It never repeats a request, because only the caller knows whether
+//! decides what a status means. An error without a code in `X-Service-Error` is not the service's: something in
+//! between, such as a proxy, may have passed the request on before, so it counts as no answer. `send` never
+//! repeats a request, because only the caller knows whether
 //! that is safe, and it follows no redirects, because a signed request must not go to another host.
 //! No request takes longer than [`TIMEOUT`] and no answer is longer than [`LARGEST_ANSWER`], whatever
 //! the other side sends. The settings are checked when they are read ([`profile::check`]), so that a mistake
@@ -13,7 +15,7 @@ use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 use anyhow::{Context, ensure};
 use clap::Args;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
-use reqwest::{Method, Url};
+use reqwest::{Method, StatusCode, Url};
 use runtime::client;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -69,10 +71,13 @@ pub(crate) struct Account {
     http: reqwest::Client,
 }
 
-/// A response of any status.
+/// A response of the service, of any status.
 pub(crate) struct Answer {
     pub(crate) status: u16,
+    /// The codes of an error. Empty for a success.
     pub(crate) codes: String,
+    /// How long the service asks to wait before the next request.
+    pub(crate) retry_after: Option<Duration>,
     request_id: String,
     pub(crate) date: String,
     /// The body as sent.
@@ -92,23 +97,15 @@ impl Answer {
     }
 
     /// The status, the error codes and the id of the request, for people. With the id we can find
-    /// the request in our logs. An answer without one is not the service's.
+    /// the request in our logs.
     pub(crate) fn summary(&self) -> String {
-        let status = self.status;
-        let mut summary = format!("HTTP status {status}");
-        if !self.codes.is_empty() {
-            summary = format!("{summary} {}", self.codes);
-        }
-        if self.is_ours() {
-            format!("{summary} (request {})", self.request_id)
-        } else {
-            format!("{summary}, without a request id, so not from the service: check BASE_URL")
-        }
-    }
-
-    /// Whether it has what every answer of the service has.
-    pub(crate) fn is_ours(&self) -> bool {
-        !self.request_id.is_empty()
+        let Self {
+            status,
+            codes,
+            request_id,
+            ..
+        } = self;
+        format!("HTTP status {status} {codes} (request {request_id})")
     }
 
     /// The JSON of a 2xx; an error for any other status.
@@ -116,6 +113,29 @@ impl Answer {
         ensure!(self.is_success(), "{}", self.summary());
         serde_json::from_value(self.json).context(UNEXPECTED)
     }
+}
+
+/// Fails if an answer is not the service's: an error without codes. A request that may have changed something may
+/// have been carried out all the same.
+fn ensure_ours(
+    method: &Method,
+    status: StatusCode,
+    header: &str,
+    codes: &str,
+) -> anyhow::Result<()> {
+    let is_ours = status.is_success() || !codes.trim().is_empty();
+    let unknown = if *method == Method::GET {
+        ""
+    } else {
+        "; it is unknown whether the request was carried out, so repeat it"
+    };
+    ensure!(
+        is_ours,
+        "HTTP status {} without {header} is not the service's but that of a proxy on the way, or BASE_URL or BRAND is \
+         wrong{unknown}",
+        status.as_u16()
+    );
+    Ok(())
 }
 
 /// A client for requests to the host of `url`, with this timeout for a whole exchange.
@@ -255,7 +275,7 @@ impl Account {
         let method = Method::from_bytes(method.as_bytes())?;
         let mut request = self
             .http
-            .request(method, format!("{base_url}{target}"))
+            .request(method.clone(), format!("{base_url}{target}"))
             .header(format!("X-{brand}-Access-Key"), access_key)
             .header(format!("X-{brand}-Timestamp"), timestamp)
             .header(format!("X-{brand}-Content-SHA256"), digest)
@@ -274,7 +294,10 @@ impl Account {
                 .unwrap_or_default()
                 .to_owned()
         };
-        let codes = header(&format!("x-{brand}-error"));
+        let codes_header = format!("X-{brand}-Error");
+        let codes = header(&codes_header);
+        ensure_ours(&method, answer.status(), &codes_header, &codes)?;
+        let retry_after = header("retry-after").parse().ok().map(Duration::from_secs);
         let request_id = header("x-request-id");
         let date = header("date");
         let status = answer.status().as_u16();
@@ -283,6 +306,7 @@ impl Account {
         Ok(Answer {
             status,
             codes,
+            retry_after,
             request_id,
             date,
             text,
@@ -381,22 +405,23 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_without_a_request_id_is_not_the_services() {
-        let of = |status, codes: &str, request_id: &str| Answer {
-            status,
-            codes: codes.to_owned(),
-            request_id: request_id.to_owned(),
-            date: String::new(),
-            text: String::new(),
-            json: Value::Null,
+    fn an_error_without_a_code_is_not_the_services() {
+        let ours = |method, status: u16, codes| {
+            let status = StatusCode::from_u16(status).unwrap();
+            ensure_ours(&method, status, "X-Service-Error", codes)
+                .map_err(|error| error.to_string())
         };
-        assert_eq!(
-            of(404, "order_not_found", "17").summary(),
-            "HTTP status 404 order_not_found (request 17)"
-        );
-        let summary = of(404, "", "").summary();
-        assert!(summary.starts_with("HTTP status 404, "), "{summary}");
-        assert!(summary.ends_with("check BASE_URL"), "{summary}");
+        assert_eq!(ours(Method::GET, 404, "not_found"), Ok(()));
+        assert_eq!(ours(Method::POST, 201, ""), Ok(()));
+        for status in [301, 401, 403, 404, 408, 413, 422, 429, 500, 502, 503] {
+            let said = ours(Method::POST, status, " ").unwrap_err();
+            assert!(
+                said.contains("X-Service-Error") && said.contains("unknown"),
+                "{said}"
+            );
+            let said = ours(Method::GET, status, "").unwrap_err();
+            assert!(!said.contains("unknown"), "{said}");
+        }
     }
 
     #[test]

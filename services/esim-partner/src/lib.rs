@@ -8,7 +8,7 @@
 //! output, because other users of the machine can see arguments, and logs may keep both.
 //!
 //! [`account`] sends the signed requests, with the keys that [`profile`] reads and stores.
-//! [`order`] places orders, and triggers the outcomes of the sandbox for tests. [`listen`] forwards
+//! [`keys`] lists and replaces them. [`order`] places orders, and triggers the outcomes of the sandbox for tests. [`listen`] forwards
 //! webhooks to an endpoint that the service cannot reach, such as one on a laptop. [`endpoints`] and
 //! [`notices`] change where the service sends webhooks and notices. [`tail`] follows orders and
 //! webhook attempts. [`webhooks`] lists missed webhooks and has them sent again. [`mcp`] lets an agent use the account. [`certify`] sends
@@ -24,6 +24,7 @@ mod agent;
 pub mod certify;
 mod checklist;
 mod endpoints;
+mod keys;
 mod listen;
 mod login;
 mod mcp;
@@ -31,11 +32,13 @@ mod notices;
 mod order;
 mod private;
 mod profile;
+mod shown;
 mod tail;
 mod webhooks;
 
 use std::process::ExitCode;
 
+use anyhow::ensure;
 use clap::{
     Args, Parser, Subcommand,
     builder::{StringValueParser, TypedValueParser},
@@ -57,6 +60,7 @@ const EXAMPLES: &str = "Examples:
   esim-partner trigger ready
   esim-partner order A-1042 424b7b26-96e7-5c95-8df9-6654a3998070 --qty 2
   esim-partner orders show A-1042
+  esim-partner cancel A-1042
   esim-partner logs tail
   esim-partner webhooks redeliver --since 2h
   esim-partner redeliver 20250129123456123456789012
@@ -105,6 +109,12 @@ const SHOW_EXAMPLES: &str = "Examples:
   esim-partner orders show A-1042
 
 The output holds the activation codes of ready eSIMs, which are as good as money: keep it out of logs and tickets.";
+
+const CANCEL_EXAMPLES: &str = "Examples:
+  esim-partner cancel A-1042
+
+A success means that nothing is bought and that the id is free again. Otherwise the code says why: order_not_answered
+(try again in some seconds), order_not_waiting (an eSIM is bought, or may be) or order_refused (nothing was bought).";
 
 const LIST_EXAMPLES: &str = "Examples:
   esim-partner orders list
@@ -166,7 +176,8 @@ enum AccountCommand {
     ///
     /// Without a definite answer, such as after a 5xx or a broken connection, the order is sent
     /// again with the same id. If an earlier request stored the same order, that order is shown,
-    /// and the command succeeds.
+    /// and the command succeeds. A refusal is about this command only: if an earlier one ended
+    /// without an answer less than a minute ago, repeat the command after that minute.
     #[command(after_help = ORDER_EXAMPLES)]
     Order {
         /// The id that you give the order; each order needs one of its own
@@ -192,6 +203,12 @@ enum AccountCommand {
     /// Show or list your orders
     #[command(subcommand, after_help = ORDERS_EXAMPLES)]
     Orders(Orders),
+    /// Cancel an order of which nothing was bought
+    #[command(after_help = CANCEL_EXAMPLES)]
+    Cancel {
+        /// The id that you gave the order
+        external_order_id: String,
+    },
     /// List the options that you may order, one page at a time
     #[command(after_help = OPTIONS_EXAMPLES)]
     Options(Options),
@@ -239,6 +256,9 @@ enum AccountCommand {
         #[arg(long)]
         state: bool,
     },
+    /// List or replace the keys of the account
+    #[command(subcommand, after_help = keys::EXAMPLES)]
+    Keys(keys::Keys),
     /// List and change the endpoints that receive your webhooks
     #[command(subcommand, after_help = endpoints::EXAMPLES)]
     Endpoints(Endpoints),
@@ -378,6 +398,17 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
         AccountCommand::Orders(Orders::Show { external_order_id }) => {
             account.order(external_order_id).await?
         }
+        AccountCommand::Cancel { external_order_id } => {
+            // The API names the order by the path, from which URL libraries and proxies remove these two.
+            let is_folder = matches!(external_order_id.as_str(), "." | "..");
+            ensure!(
+                !is_folder,
+                "an order with the id {external_order_id:?} cannot be cancelled, because no path can name it"
+            );
+            let path = format!("/orders/{}", encoded(external_order_id));
+            account.send("DELETE", &path, "", None).await?
+        }
+        AccountCommand::Keys(keys) => keys.run(&account).await?,
         AccountCommand::Orders(Orders::List { state, cursor }) => {
             let state = state.as_ref().map(Stored::as_str);
             let given = [("state", state), ("cursor", cursor.as_deref())];
@@ -410,7 +441,11 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
             account.send("POST", &path, "", None).await?
         }
     };
-    // A deletion is answered without a body.
+    // A deletion is answered with a 204, without a body.
+    ensure!(
+        !answer.is_success() || answer.status == 204 || answer.json.is_object(),
+        account::UNEXPECTED
+    );
     if !answer.json.is_null() {
         print(serde_json::to_string_pretty(&answer.json)?)?;
     }

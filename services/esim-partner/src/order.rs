@@ -1,13 +1,13 @@
 //! Places orders, and triggers outcomes in the sandbox.
 //!
-//! An order without a definite answer (a 5xx, a 429 or a broken connection) may be stored or not.
-//! [`place`] finds out by sending the same body with the same external order id again, which never
+//! An order without a definite answer (a 5xx, a broken connection, or the answer of a proxy) may be stored or
+//! not. [`place`] finds out by sending the same body with the same external order id again, which never
 //! buys twice: if the order is stored, the answer is `external_order_id_taken`, and then the order
 //! is looked up. This is what every partner's program should do, so the messages say what happens.
 
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use domain::TopupId;
 use futures_util::{FutureExt, future::BoxFuture};
 use runtime::terminal::{one_line, print, printable, say};
@@ -18,9 +18,12 @@ use crate::{
     tail::OrderState,
 };
 
-/// The waits before a request without a definite answer is sent again, in seconds. After the last
-/// repetition its result stands.
+/// The waits before a request without a definite answer is sent again, in seconds.
 const RETRIES: [u64; 4] = [1, 2, 4, 8];
+/// The longest wait that is granted if the service asks for one.
+const LONGEST_WAIT: Duration = Duration::from_mins(2);
+/// How long a request without an answer may still be on its way, for example in a proxy.
+const ON_ITS_WAY: Duration = Duration::from_mins(1);
 /// The maximum number of pages of options that are read.
 const MOST_PAGES: usize = 100;
 /// The outcome that makes an event and orders nothing.
@@ -30,7 +33,8 @@ const EVENT: &str = "key.expiring";
 /// body is sent again. If the id is taken by an order of the same units, an earlier request has
 /// stored this order, and the stored order is the result unless nothing was bought for it: what counts is
 /// the state that is looked up, never that the id is taken. If it is taken by another order, the
-/// result is the refusal.
+/// result is the refusal. A refusal after a request without an answer decides nothing, because that request may
+/// still arrive.
 pub(crate) async fn place(
     account: &Account,
     id: &str,
@@ -40,12 +44,17 @@ pub(crate) async fn place(
     let body = json!({"external_order_id": id, "products": [{"option_id": option_id, "qty": qty}]});
     let send = || account.send("POST", "/orders", "", Some(&body)).boxed();
     let is_created = |answer: &Value| units(answer, "products") == Some(qty);
-    let answer = definite("repeating the order", send, is_created)
+    let in_doubt = "it is unknown whether the order is stored: repeat the same command, which does not buy twice";
+    let Definite { answer, is_first } = definite("repeating the order", send, is_created)
         .await
-        .context(
-            "it is unknown whether the order is stored: repeat the same command, which does not buy twice",
-        )?;
+        .context(in_doubt)?;
     if !answer.codes.contains("external_order_id_taken") {
+        ensure!(
+            answer.is_success() || is_first,
+            "{in_doubt}, {ON_ITS_WAY:?} from now: the order was refused ({}), but an earlier request got no answer and \
+             may still be on its way",
+            answer.summary()
+        );
         return Ok(answer);
     }
     let look_up = || account.order(id).boxed();
@@ -53,7 +62,8 @@ pub(crate) async fn place(
     let is_order = |answer: &Value| Stored::of(answer).is_some();
     let stored = definite("looking it up again", look_up, is_order)
         .await
-        .context(failed)?;
+        .context(failed)?
+        .answer;
     ensure!(stored.is_success(), "{failed}: {}", stored.summary());
     match Stored::of(&stored.json).filter(|_| is_same(&stored.json, option_id, qty)) {
         Some(Stored::Placed) => {
@@ -112,16 +122,23 @@ fn units(answer: &Value, field: &str) -> Option<u32> {
     u32::try_from(units.len()).ok()
 }
 
-/// Sends a request until its answer is definite, or until the retries have ended. A success is definite
+/// A definite answer.
+struct Definite {
+    answer: Answer,
+    /// Whether every request had an answer of the service, so that none can be on its way any more.
+    is_first: bool,
+}
+
+/// Sends a request until its answer is definite, that is, neither temporary nor missing. A success is definite
 /// only if `is_documented` says that its body is one. `again` names the next try in the message before
-/// each wait.
+/// each wait, which is at least as long as the service asks for. When the retries have ended, it is an error.
 ///
 /// The futures are boxed, because `esim-partner mcp` needs to know that they may go to another thread.
 async fn definite<'a>(
     again: &str,
     send: impl Fn() -> BoxFuture<'a, anyhow::Result<Answer>>,
     is_documented: impl Fn(&Value) -> bool,
-) -> anyhow::Result<Answer> {
+) -> anyhow::Result<Definite> {
     let judged = |answer: Answer| {
         ensure!(
             !answer.is_success() || is_documented(&answer.json),
@@ -129,16 +146,25 @@ async fn definite<'a>(
         );
         Ok(answer)
     };
-    for wait in RETRIES.map(Duration::from_secs) {
-        let why = match send().await.and_then(judged) {
-            Ok(answer) if !answer.is_temporary() => return Ok(answer),
-            Ok(answer) => answer.summary(),
-            Err(error) => one_line(&format!("{error:#}")),
+    let mut is_first = true;
+    let mut waits = RETRIES.map(Duration::from_secs).into_iter();
+    loop {
+        let (why, asked) = match send().await.and_then(judged) {
+            Ok(answer) if !answer.is_temporary() => return Ok(Definite { answer, is_first }),
+            Ok(answer) => (answer.summary(), answer.retry_after),
+            Err(error) => {
+                is_first = false;
+                (one_line(&format!("{error:#}")), None)
+            }
+        };
+        let wait = waits.next().map(|wait| wait.max(asked.unwrap_or_default()));
+        let Some(wait) = wait.filter(|wait| *wait <= LONGEST_WAIT) else {
+            let later = asked.map(|asked| format!("; it asks to wait {asked:?}"));
+            bail!("{why}{}", later.unwrap_or_default());
         };
         say(format_args!("esim-partner: {why}; {again} in {wait:?}"));
         tokio::time::sleep(wait).await;
     }
-    send().await.and_then(judged)
 }
 
 /// Whether an order consists of `qty` units of one option.

@@ -5,6 +5,9 @@
 //! number of requests in a round is bounded ([`WATCHED`], [`MOST_DELIVERIES`]), so that a busy
 //! account does not use up its own rate limit. Consequently an old order is no longer followed, and
 //! an attempt may be printed some rounds late.
+//!
+//! A line begins with the time of what it tells. Where the API does not say the time, it is the time at which the
+//! change was seen, and if that was the first look, the line says that it happened before.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -86,6 +89,8 @@ struct Order {
     state: Stored<OrderState>,
     #[serde(with = "rfc3339")]
     created_at: OffsetDateTime,
+    #[serde(default, with = "rfc3339::option")]
+    cancelled_at: Option<OffsetDateTime>,
     #[serde(default)]
     topups: Vec<Topup>,
 }
@@ -97,6 +102,51 @@ struct Topup {
     state: Stored<Shown>,
     error: Option<String>,
     delivery: Option<Stored<DeliveryState>>,
+    #[serde(default, with = "rfc3339::option")]
+    ready_at: Option<OffsetDateTime>,
+    #[serde(default, with = "rfc3339::option")]
+    delivered_at: Option<OffsetDateTime>,
+    #[serde(default, with = "rfc3339::option")]
+    returned_at: Option<OffsetDateTime>,
+    esim: Option<Esim>,
+}
+
+#[derive(Clone, Deserialize)]
+struct Esim {
+    #[serde(default)]
+    activate_code: String,
+}
+
+impl Order {
+    /// When the order got its state, if the API says so.
+    fn since(&self) -> Option<OffsetDateTime> {
+        match self.state.known()? {
+            OrderState::Cancelled => self.cancelled_at,
+            OrderState::Ready => self.topups.iter().filter_map(|topup| topup.ready_at).max(),
+            _ => None,
+        }
+    }
+}
+
+impl Topup {
+    /// When the topup got its state, if the API says so.
+    fn since(&self, order: &Order) -> Option<OffsetDateTime> {
+        match self.state.known()? {
+            Shown::Processing => Some(order.created_at),
+            Shown::Ready => self.ready_at,
+            Shown::Returned => self.returned_at,
+            _ => None,
+        }
+    }
+
+    /// When its webhook got its state, if the API says so. The retries end with the last attempt.
+    fn delivery_since(&self, last: Option<OffsetDateTime>) -> Option<OffsetDateTime> {
+        match self.delivery.as_ref()?.known()? {
+            DeliveryState::Delivered => self.delivered_at,
+            DeliveryState::Exhausted => last,
+            DeliveryState::Pending | DeliveryState::NoEndpoint => self.ready_at,
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -251,26 +301,34 @@ async fn look(
     let now = runtime::clock::now();
     let id = order.external_order_id.clone();
     if order.state != followed.order.state {
-        note(printed, now, &format!("order   {id:?} {}", order.state));
+        let since = order.since().unwrap_or(now);
+        note(printed, since, &format!("order   {id:?} {}", order.state));
     }
     for topup in &order.topups {
+        let is_first = !followed.topups.contains_key(&topup.topup_id);
         let seen = followed.topups.entry(topup.topup_id.clone()).or_default();
+        let mut tell = |since: Option<OffsetDateTime>, text: String| {
+            let before = if since.is_none() && is_first {
+                " (before this time)"
+            } else {
+                ""
+            };
+            note(printed, since.unwrap_or(now), &format!("{text}{before}"));
+        };
         let Topup {
             topup_id,
             state,
             error,
             delivery,
+            ..
         } = topup;
         if seen.state.as_ref() != Some(state) {
             let error = error
                 .as_ref()
                 .map(|error| format!(" {error:?}"))
                 .unwrap_or_default();
-            note(
-                printed,
-                now,
-                &format!("topup   {topup_id} of {id:?} {state}{error}"),
-            );
+            let text = format!("topup   {topup_id} of {id:?} {state}{error}");
+            tell(topup.since(&order), text);
             seen.state = Some(state.clone());
         }
         let changed = seen.delivery != *delivery;
@@ -281,15 +339,20 @@ async fn look(
             let found: Deliveries = account
                 .get(&format!("/topups/{topup_id}/deliveries"), "")
                 .await?;
+            let last = found.attempts.iter().map(|attempt| attempt.at).max();
             for attempt in found.attempts {
                 if attempt.attempt > seen.attempt {
                     seen.attempt = attempt.attempt;
-                    note(printed, attempt.at, &line_of(topup_id, &attempt));
+                    let code = topup.esim.as_ref().map(|esim| esim.activate_code.as_str());
+                    tell(Some(attempt.at), line_of(topup_id, &attempt, code));
                 }
             }
             if changed {
                 let state = delivery.as_ref().map_or("", Stored::as_str);
-                note(printed, now, &format!("webhook {topup_id} {state}"));
+                tell(
+                    topup.delivery_since(last),
+                    format!("webhook {topup_id} {state}"),
+                );
                 seen.delivery.clone_from(delivery);
             }
         }
@@ -298,12 +361,24 @@ async fn look(
     Ok(())
 }
 
-fn line_of(topup_id: &TopupId, attempt: &Attempt) -> String {
+/// An attempt as a line. A receiver may answer with the webhook that it got, and the line may be kept in a log, so an
+/// answer with the activation code of the eSIM is left out.
+fn line_of(topup_id: &TopupId, attempt: &Attempt, code: Option<&str>) -> String {
     let number = attempt.attempt;
     let outcome = &attempt.outcome;
     let took = attempt.duration_ms;
     let status = attempt.status.map(|status| format!(" status {status}"));
-    let answer = attempt.answer.as_ref().map(|answer| format!(" {answer:?}"));
+    let holds_code = |answer: &str| {
+        let code = code.filter(|code| !code.is_empty());
+        code.is_some_and(|code| answer.contains(code)) || answer.contains("LPA:")
+    };
+    let answer = attempt.answer.as_ref().map(|answer| {
+        if holds_code(answer) {
+            " (an answer that holds the activation code)".to_owned()
+        } else {
+            format!(" {answer:?}")
+        }
+    });
     let status = status.unwrap_or_default();
     let answer = answer.unwrap_or_default();
     format!("webhook {topup_id} attempt {number}: {outcome}{status} after {took} ms{answer}")

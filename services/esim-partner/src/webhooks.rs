@@ -96,6 +96,8 @@ pub(crate) struct List {
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     limit: u32,
     /// Print the webhooks as JSON, one on each line
+    ///
+    /// The answers of your endpoint are left out, because it may have answered with the activation code.
     #[arg(long)]
     json: bool,
 }
@@ -146,6 +148,15 @@ fn line(webhook: &Value) -> String {
     line
 }
 
+/// A webhook without what its receiver answered, because that may be the webhook that it got, and logs may keep the
+/// output.
+fn without_answer(mut webhook: Value) -> Value {
+    if let Some(attempt) = webhook["last_attempt"].as_object_mut() {
+        attempt.remove("answer");
+    }
+    webhook
+}
+
 impl Webhooks {
     pub(crate) async fn run(&self, account: &Account) -> anyhow::Result<bool> {
         match self {
@@ -177,21 +188,18 @@ impl List {
         let mut empty = 0;
         loop {
             let page: Page = account.get("/webhooks", &query).await?;
-            for webhook in page.webhooks.iter().take(left) {
+            let count = page.webhooks.len();
+            for webhook in page.webhooks.into_iter().take(left) {
                 if self.json {
-                    print(webhook)?;
+                    print(without_answer(webhook))?;
                 } else {
-                    print(printable(&line(webhook)))?;
+                    print(printable(&line(&webhook)))?;
                 }
             }
-            left = left.saturating_sub(page.webhooks.len());
+            left = left.saturating_sub(count);
             // With a filter, pages may be empty although more follow. Only another server than ours would
             // go on like this for ever.
-            empty = if page.webhooks.is_empty() {
-                empty + 1
-            } else {
-                0
-            };
+            empty = if count == 0 { empty + 1 } else { 0 };
             ensure!(
                 empty < MOST_EMPTY,
                 "{MOST_EMPTY} pages in a row had no webhook: check BASE_URL"
