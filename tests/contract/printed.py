@@ -28,7 +28,6 @@ NAMED = ("deploy/local/up", "deploy/local/down", "deploy/local/demo", "tests/run
 READY = "424b7b26-96e7-5c95-8df9-6654a3998070"
 WAIT = 60
 
-TUTORIAL = "tutorial.py runs it in this stage"
 COMPOSE = "stage compose runs docker-compose.yml, where a container engine is"
 INSTALLS = "install.py runs the commands of the packages' READMEs in this stage"
 NOT_RUN = {
@@ -40,9 +39,6 @@ NOT_RUN = {
     "esim-partner mcp": "an agent starts it; tests/e2e speaks the protocol to it",
     "pip install ./esim_partner-*.whl": INSTALLS,
     "npm install ./esim-partner-*.tgz": INSTALLS,
-    f"docs/examples/esim.py order A-1 {READY} 1": TUTORIAL,
-    "docs/examples/esim.py show A-1": TUTORIAL,
-    "docs/examples/esim.py redeliver TOPUP_ID": TUTORIAL,
 }
 
 
@@ -283,6 +279,12 @@ def guide() -> None:
     tail.shows(topup_id)
 
     third.run(take("set -a; . ~/.config/esim-partner/default.env; set +a"))
+    order, show = take(f"docs/examples/esim.py order A-1 {READY} 1"), take("docs/examples/esim.py show A-1")
+    ordered = re.search(r"\d{26}", third.run(order))[0]
+    assert ordered in third.run(show)
+    endpoint.shows(rf"^ready A-1 {ordered}$")
+    # A repeat shows the order that is stored.
+    assert ordered in third.run(order)
     third.run(take("docs/examples/esim.py webhook http://127.0.0.1:3000/", ("3000", port)))
     listed = third.run(take("esim-partner endpoints list"))
     first = re.search(r'"endpoint_id": ?"([^"]+)"', listed)[1]
@@ -306,8 +308,8 @@ def guide() -> None:
 
     # The text names these commands without their arguments.
     order_id = endpoint.shows(r"ready (trigger-ready-\S+)")[1]
-    third.run(f"{take('esim-partner orders show')} {order_id}")
-    take("esim-partner listen")
+    third.run(f"esim-partner orders show {order_id}")
+    assert "ready" in third.run(take("esim-partner trigger"))
     synopsis = next(command for command in PRINTED if command.startswith("esim-partner endpoints list |"))
     take(synopsis)
     for command in synopsis.removeprefix("esim-partner endpoints ").split(" | "):
@@ -316,14 +318,9 @@ def guide() -> None:
     third.run(take("esim-partner notices set --email ops@example.com"), fails="email_not_offered")
     third.run(take("esim-partner notices verify CODE", ("CODE", "7KQM-2XWB-9TRA")), fails="notices_not_set")
 
-    # The tutorial's own account, and the signature in shell.
+    # The signature in shell.
     fourth = Terminal()
-    fourth.run(take("set -a; . .local/env; set +a"))
-    shop = keys_of(fourth.run(take("$BIN_DIR/esimctl partner create --name 'My shop' --environment sandbox")))
-    export = next(command for command in PRINTED if command.startswith("export BASE_URL=…"))
-    given = [("BASE_URL=…", f"BASE_URL={keys['BASE_URL']}"), ("ACCESS_KEY=…", f"ACCESS_KEY={shop['ACCESS_KEY']}"),
-             ("SECRET_KEY=…", f"SECRET_KEY='{shop['SECRET_KEY']}'"), ("whsec_…", shop["WEBHOOK_SECRET"])]  # fmt: skip
-    fourth.run(take(export, *given))
+    fourth.run(take("set -a; . ~/.config/esim-partner/default.env; set +a"))
     fourth.run("BODY='" + json.dumps({"external_order_id": "signed-in-shell", "products": [{"option_id": READY, "qty": 1}]}) + "'")
     for start in ("TS=", "DIGEST=", "SIGNATURE="):
         fourth.run(take(next(command for command in PRINTED if command.startswith(start))))

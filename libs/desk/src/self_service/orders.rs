@@ -16,7 +16,9 @@ use uuid::Uuid;
 /// another clock. The two times differ by less than this.
 const SKEW: time::Duration = time::Duration::minutes(5);
 
-/// The state of a topup.
+/// The state of a topup: `processing` (it is being bought, or its eSIM is awaited), `on_hold` (it is not
+/// certain what the provider sold, so we look into it), `ready`, `returned` (you have given the eSIM
+/// back) or `failed` (there will be no eSIM).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = TopupState)]
@@ -55,7 +57,9 @@ impl UnitState {
     }
 }
 
-/// The state of an order.
+/// The state of an order: `processing` (at least one topup is `processing` or `on_hold`), `ready` (all
+/// are ready, or were given back), `partly_failed` (some are ready, the others failed), `failed` (all
+/// failed), `refused` (it was answered with 422) or `cancelled`. Of the last two nothing was bought.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OrderState {

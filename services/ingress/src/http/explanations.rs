@@ -42,19 +42,16 @@ pub(crate) fn explanation(code: Code) -> &'static str {
              `Content-Length` is its length in bytes and not in characters."
         }
         Code::NotFound => {
-            "Nothing has this path or id. Check the path, and percent-encode the ids in it once. \
-             `/reference` has all paths, and `/partner-guide.md` is the guide. For the id of \
-             another partner you get the same answer as for an unknown id. If you looked up an \
-             order, it is not stored at this moment. But an earlier request may still be on its \
-             way and store it a moment later. To be certain, repeat the order, or look it up \
-             again one minute after you sent the last request for it."
+            "Nothing has this path or id, or it is of another partner. Check the path, and \
+             percent-encode the ids in it once. An order that you look up is not stored at \
+             this moment, but an earlier request may still be on its way: repeat the order, \
+             or look it up again one minute after your last request."
         }
         Code::OrderArchived => {
-            "The order, or the order of this topup, is finished and so old that we have moved \
-             it out of our system into an archive. It can be neither shown nor changed here, \
-             and its webhooks cannot be sent again. Its `external_order_id` stays taken for a \
-             year after that, unless we agreed on another time. Use the copy that you stored, \
-             or ask us if you need the order."
+            "The order, or the order of this topup, is finished and so old that we have \
+             moved it out of our system, so it can be neither shown nor changed. Its \
+             `external_order_id` stays taken for a year after that, unless we agreed on \
+             another time. Use the copy that you stored, or ask us."
         }
         Code::MethodNotAllowed => {
             "The path exists, but does not accept this method. The header `Allow` names the \
@@ -67,32 +64,29 @@ pub(crate) fn explanation(code: Code) -> &'static str {
              `X-Service-Access-Key`, `X-Service-Signature` and `X-Service-Timestamp`."
         }
         Code::TimestampInvalid => {
-            "The timestamp is not the Unix time in seconds, or it differs by more than 300 s \
-             from our clock, whose time is in the `Date` header of the answer. Correct your \
-             clock, and sign each request anew when you send it. A frequent mistake is to \
-             send milliseconds."
+            "The timestamp is not the Unix time in seconds (milliseconds are a frequent \
+             mistake), or it differs by more than 300 s from our clock, whose time is in \
+             the `Date` header of the answer. Correct your clock, and sign each request \
+             anew."
         }
         Code::AccessKeyUnknown => {
-            "No active account has this access key. Check that the key is complete, and that \
-             it belongs to the system at this base URL. If you or we have changed your keys, \
-             use the new pair: the old pair is accepted only during the overlap, which \
-             usually lasts a day. If your key should be valid, ask us, because we may have \
-             disabled your account."
+            "No active account has this access key. Check that it is complete and belongs \
+             to the system at this base URL. If the keys were changed, use the new pair, \
+             because the old one is accepted only during the overlap. Otherwise ask us: we \
+             may have disabled your account."
         }
         Code::SecretKeyMissing => {
-            "No secret key is stored for your account, so we cannot check any signature. You \
-             cannot correct this yourself: ask us for new keys."
+            "No secret key is stored for your account, so we cannot check any signature. \
+             Ask us for new keys."
         }
         Code::SignatureInvalid => {
-            "The signature is not the one that we compute from your request. Check your code \
-             with the test vector of the guide. These are the frequent mistakes. The secret \
-             key is used as Base64 text; it must be decoded first. The signed path is not the \
-             one that was sent; it must have its prefix (`/api/v1/api_partner`) and its \
-             percent-encoding. The query is signed although `X-Service-Content-SHA256` is not \
-             sent, or it is not signed although that header is sent. The signed text ends \
-             with a line feed. The timestamp in the header is not the signed one. The \
-             signature is written in Base64 or in uppercase; it must be lowercase \
-             hexadecimal."
+            "The signature is not the one that we compute from your request. Check your \
+             code with the test vector of the guide. Frequent mistakes: the secret key is \
+             not decoded from Base64 first; the signed path lacks its prefix \
+             (`/api/v1/api_partner`) or its percent-encoding; the query is signed although \
+             `X-Service-Content-SHA256` is not sent, or is not signed although it is; the \
+             signed text ends with a line feed; the timestamp in the header is not the \
+             signed one; the signature is not in lowercase hexadecimal."
         }
         Code::ContentSha256Missing => {
             "Your account, or this kind of request, accepts only signatures that cover the \
@@ -101,13 +95,11 @@ pub(crate) fn explanation(code: Code) -> &'static str {
         }
         Code::ContentSha256Invalid => {
             "`X-Service-Content-SHA256` is not the SHA-256 of the body as it arrived, in \
-             lowercase hexadecimal. Compute it over the bytes that you send. If you serialize \
-             the same object a second time, the bytes can differ."
+             lowercase hexadecimal. Compute it over the bytes that you send."
         }
         Code::SandboxOnly => {
             "Only sandbox accounts may send this request, because it is meant for \
-             development: listening for webhooks, or making an event. Use the keys of a \
-             sandbox account. A live account receives webhooks at its webhook URL, and events \
+             development. A live account receives webhooks at its webhook URL, and events \
              when they happen."
         }
 
@@ -121,12 +113,10 @@ pub(crate) fn explanation(code: Code) -> &'static str {
              NUL character. The message says which of them it is."
         }
         Code::ExternalOrderIdTaken => {
-            "An earlier order has this id, and that order is stored. This request ordered \
-             nothing, even if its body differs, because bodies are not compared. The units of \
-             the earlier order are bought or being bought, or some of them have failed since. \
-             So refund your customer only for units that are `failed`. `Location` names the \
-             order; look it up to get its `topup_id`s, their states and the eSIMs. If you \
-             meant to place another order, choose a new id for it."
+            "An earlier order has this id and is stored. This request ordered nothing, even \
+             if its body differs. `Location` names the earlier order; look it up, and \
+             refund your customer only for units that are `failed`. If you meant another \
+             order, choose a new id for it."
         }
         Code::ProductsBlank => "`products` is missing or empty. Send at least one item.",
         Code::ProductsInvalid => {
@@ -140,10 +130,8 @@ pub(crate) fn explanation(code: Code) -> &'static str {
              that you may order."
         }
         Code::OptionNotFound => {
-            "No option that you may order has this id. `GET /options` lists the options that \
-             you may order. A live account may order the enabled live options of the \
-             connected providers. A sandbox account may order every enabled option, but all \
-             its orders go to our test provider, which sells nothing real."
+            "No option that you may order has this id. `GET /options` lists those that you \
+             may order."
         }
         Code::QtyInvalid => {
             "`qty` is not a positive integer. Write it as a number in digits only: no string, \
@@ -164,26 +152,24 @@ pub(crate) fn explanation(code: Code) -> &'static str {
              `external_order_id` again. Order something else, or send the order again later."
         }
         Code::ProviderUnreachable => {
-            "We could not reach the provider, so it is certain that nothing was bought. You \
-             can use the `external_order_id` again, so send the same order again later."
+            "We could not reach the provider, so nothing was bought. You can use the \
+             `external_order_id` again, so send the same order again later."
         }
         Code::ProviderUnavailable => {
-            "The provider did not carry the order out, because it had too much to do or does not \
-             serve us at the moment, so it is certain that nothing was bought. You can use the \
-             `external_order_id` again, so send the same order again later."
+            "The provider had too much to do or does not serve us at the moment, so nothing \
+             was bought. You can use the `external_order_id` again, so send the same order \
+             again later."
         }
 
         // Everything else that partners send.
         Code::ParameterUnknown => {
             "The query or the body has a parameter that this request does not have; the \
-             message names it. Correct its spelling, or leave it out. We refuse such a \
-             request instead of ignoring the parameter, because the answer would not be the \
-             one that you meant."
+             message names it. Correct its spelling, or leave it out."
         }
         Code::ParameterRepeated => {
-            "The query or an object of the body has this parameter twice. Send it once: we \
-             could only guess which of the two you mean, and a program between us may guess \
-             otherwise. An order with a repeated key buys nothing."
+            "The query or an object of the body has this parameter twice. Send it once, \
+             because we could only guess which of the two you mean. An order with a \
+             repeated key buys nothing."
         }
         Code::LimitInvalid => {
             "`limit` is not an integer from 1 to 100. Leave it out to get pages of 20 \
@@ -211,8 +197,7 @@ pub(crate) fn explanation(code: Code) -> &'static str {
         }
         Code::CountryInvalid => {
             "`country` is not a country code of ISO 3166-1 alpha-2 in capital letters, such \
-             as `JP`. Regions have no code; filter by one of their countries, and look at \
-             `countries` of what you get."
+             as `JP`. Regions have no code; filter by one of their countries."
         }
         Code::OptionNumberInvalid => {
             "`min_data_mb`, `min_days` or `max_days` is not a whole number from 1 to \
@@ -222,10 +207,9 @@ pub(crate) fn explanation(code: Code) -> &'static str {
             "`unlimited` is neither `true` nor `false`. Leave it out to get both."
         }
         Code::WebhookStateInvalid => {
-            "`state` is not a state of webhooks that this request accepts. The states are \
-             `pending`, `exhausted`, `no_endpoint` and `delivered`. Webhooks that wait for a \
-             URL (`no_endpoint`) cannot be sent again by a redelivery; they are sent when you \
-             set one."
+            "`state` is not a state of webhooks that this request accepts: `pending`, \
+             `exhausted`, `no_endpoint` or `delivered`. Webhooks that wait for a URL \
+             (`no_endpoint`) cannot be sent again; they are sent when you set one."
         }
         Code::WaitInvalid => {
             "`wait` is not a whole number of seconds from 0 to 65535. We wait for at most \
@@ -240,10 +224,9 @@ pub(crate) fn explanation(code: Code) -> &'static str {
              that you can ask for. An empty list means that you want none."
         }
         Code::EventTypeInvalid => {
-            "`type` does not name an event that can be made in the sandbox. The message names \
-             those that can. The other events follow from what you order or ask for: a \
-             `topup.failed` from an order of the sandbox option `partly`, and a \
-             `webhook.test` from `POST /webhook/test`."
+            "`type` does not name an event that can be made in the sandbox; the message \
+             names those that can. A `topup.failed` follows an order of the sandbox option \
+             `partly`, and a `webhook.test` follows `POST /webhook/test`."
         }
         Code::HeadersInvalid => {
             "`headers` cannot be used; the message says why. It must be an object of at most \
@@ -253,10 +236,10 @@ pub(crate) fn explanation(code: Code) -> &'static str {
              with `webhook-`."
         }
         Code::UrlMissing => {
-            "The body has neither `url` nor `events`, so there is nothing to change. For a \
-             further endpoint it has no `headers` either, and `null` counts as missing. To \
-             create one, `url` is required. Send a string as `url` to set the URL. `null` \
-             removes your webhook URL; a further endpoint has to be deleted instead."
+            "The body has nothing to change: neither `url` nor `events`, nor `headers` for \
+             a further endpoint, where `null` counts as missing. To create an endpoint, \
+             `url` is required. `null` removes your webhook URL; a further endpoint has to \
+             be deleted instead."
         }
         Code::UrlInvalid => {
             "The webhook URL cannot be used; the message says why. It must be an `http` or \
@@ -264,10 +247,9 @@ pub(crate) fn explanation(code: Code) -> &'static str {
              (`#…`) and white space."
         }
         Code::UrlForbidden => {
-            "We do not send webhooks to this address or port. Use a public address, or a host \
-             name all of whose addresses are public. The port must be 80, 443 or at least \
-             1024, unless we have allowed others. A live account needs `https`. In \
-             particular, `localhost` and private addresses are refused."
+            "We do not send webhooks to this address or port. Use a host name all of whose \
+             addresses are public. The port must be 80, 443 or at least 1024, unless we \
+             have allowed others. A live account needs `https`."
         }
         Code::NoticeChannelMissing => {
             "The body must name either a `url` or an `email` for notices, and only one of \
@@ -279,17 +261,14 @@ pub(crate) fn explanation(code: Code) -> &'static str {
         }
         Code::EmailNotOffered => "We send no mails, so notices can only go to a URL. Send a `url`.",
         Code::NoticeCodeInvalid => {
-            "The code is not the one that we sent last to your channel for notices, or no \
-             code is valid any more; the message says which. A code is valid for half an \
-             hour, and five wrong ones end it. Set the channel again with `PUT /notices` to \
-             get a new code."
+            "The code is not the one that we sent last to your channel for notices, or none \
+             is valid any more, because half an hour has passed or five wrong ones were \
+             tried. Set the channel again with `PUT /notices` to get a new code."
         }
         Code::OrderNotAnswered => {
-            "The create-order request of this order may still be waiting for its answer. If \
-             the order were cancelled now, you could get a 201 for a cancelled order. Try \
-             again after `Retry-After` seconds, which are about 6 at most. If you have the \
-             201 already, you rarely get this error: then the process of ours that answered \
-             cannot be asked."
+            "The create-order request of this order may still be waiting for its answer, \
+             and you could get a 201 for a cancelled order. Try again after `Retry-After` \
+             seconds, which are about 6 at most."
         }
         Code::OrderNotWaiting => {
             "At least one unit of the order is bought, or may be bought, so the order can no \
@@ -301,15 +280,12 @@ pub(crate) fn explanation(code: Code) -> &'static str {
         }
         Code::TopupNotReady => {
             "The eSIM of this topup is not ready, so there is no webhook to send again, no \
-             use to show and nothing to give back. Look the topup up to see its state. While \
-             it is `processing` or `on_hold`, you need do nothing: the webhook is sent as \
-             soon as the eSIM is ready. If it is `failed`, there is no eSIM and no webhook."
+             use to show and nothing to give back. Look the topup up to see its state."
         }
         Code::TopupErased => {
-            "We have erased the fields of this eSIM, usually because 90 days have passed \
-             since its delivery. We can neither show nor send them again, so use the copy \
-             that you stored. Its data use can no longer be shown, and it can no longer be \
-             given back."
+            "We have erased the fields of this eSIM, usually 90 days after its delivery. We \
+             can neither show nor send them again, so use the copy that you stored. The \
+             eSIM can no longer be given back."
         }
         Code::TopupReturned => {
             "You have given the eSIM of this topup back, so nobody can install it any more. \
@@ -331,15 +307,14 @@ pub(crate) fn explanation(code: Code) -> &'static str {
              did. For example, it has expired. It stays yours."
         }
         Code::GiveBackFailed => {
-            "The eSIM is not given back, because its provider could not be asked for half an \
-             hour, or because we looked into it and found it in its place. It stays yours. \
-             Ask again later."
+            "The eSIM is not given back, because its provider could not be asked for half \
+             an hour, or because we looked into it and found it in its place. Ask again \
+             later."
         }
         Code::EventVoid => {
-            "The event cannot be sent again. Either it is a test, and `POST /webhook/test` \
-             sends a new one. Or you no longer ask for events of its type. Or it is no longer \
-             true, because the failed topup has become ready after all or its order was \
-             cancelled. Look the topup up to see which of these it is."
+            "The event cannot be sent again: it is a test, you no longer ask for events of \
+             its type, or it is no longer true, because the failed topup has become ready \
+             after all or its order was cancelled."
         }
         Code::EventNotWanted => {
             "You do not ask for events of this type, so we would not send it. Ask for them \
@@ -350,9 +325,9 @@ pub(crate) fn explanation(code: Code) -> &'static str {
              URL with `PUT /webhook`; the webhooks that wait for a URL are then sent."
         }
         Code::WebhookPaused => {
-            "The endpoint is paused, so nothing is sent to it. If you paused it, resume it \
-             with `POST /endpoints/{endpoint_id}/resume`. If we paused it, ask us to resume \
-             it. The webhooks that wait are then sent."
+            "The endpoint is paused, so nothing is sent to it. Resume it with `POST \
+             /endpoints/{endpoint_id}/resume`, or ask us if we paused it. The webhooks that \
+             wait are then sent."
         }
         Code::RedeliveryRunning => {
             "A redelivery of many webhooks is running, which `Location` and the message name. \
@@ -363,26 +338,26 @@ pub(crate) fn explanation(code: Code) -> &'static str {
              first one. Delete one that you no longer need."
         }
         Code::FirstEndpoint => {
-            "This is the first endpoint of your account, which is its webhook URL. It cannot \
-             be deleted, and has no headers of its own. Change or remove its URL and its \
-             events with `PUT /webhook`."
+            "This is the first endpoint of your account, which cannot be deleted and has no \
+             headers of its own. Change or remove its URL and its events with `PUT \
+             /webhook`."
         }
         Code::NoticesNotSet => {
             "There is no channel for notices that could be verified. Set one with `PUT \
              /notices`."
         }
         Code::RotationUnderWay => {
-            "You or we have changed your keys or your webhook secret, and the old ones are \
-             still valid. There can be only one old pair of keys, and one old secret, beside \
-             the new one. Try again when the overlap has ended, or ask us to end it."
+            "The old keys, or the old webhook secret, of an earlier change are still valid, \
+             and there can be only one old one. Try again when the overlap has ended, or \
+             ask us to end it."
         }
 
         // Load, and our faults.
         Code::OrderUndecided => {
-            "An earlier create-order request with this id has not got its answer yet, and its \
-             order may still be refused with a 422. Send the same request again in a few \
-             seconds. If the earlier order stands by then, you get `external_order_id_taken`. \
-             If it was refused, the repeated request places a new order."
+            "An earlier create-order request with this id has no answer yet, and its order \
+             may still be refused. Send the same request again in a few seconds: if the \
+             earlier order stands, you get `external_order_id_taken`; if it was refused, \
+             the repeat places a new order."
         }
         Code::RateLimited => {
             "Your account sends more requests, orders or units per second than it may, or \
@@ -428,8 +403,8 @@ pub(crate) fn explanation(code: Code) -> &'static str {
         Code::InternalError => {
             "Something failed on our side. If the request was an order, it may be stored and \
              bought. Send it again with the same `external_order_id` until you get a definite \
-             answer: after pauses of 1, 2, 4 and 8 s, and then about once a minute, without a \
-             time limit. If the error persists, send us the `X-Request-Id` of the answer."
+             answer, as the guide says. If the error persists, send us the `X-Request-Id` of \
+             the answer."
         }
     }
 }

@@ -69,9 +69,8 @@ struct Notes {
 /// Create an order
 ///
 /// The answer names one topup for each unit of the order. When the eSIM of a topup is ready, a
-/// webhook is sent for it. After a 5xx or without an answer, repeat the request with the same
-/// `external_order_id` until the answer is definite: a 201 or a 422. Pause for 1, 2, 4 and 8 s, and
-/// then for about a minute between the repeats. There is no time limit.
+/// webhook is sent for it. Without a definite answer, which the guide defines, repeat the request
+/// with the same `external_order_id` until you get one.
 #[utoipa::path(post, path = "/orders", operation_id = "create_order", tag = "Orders", request_body = described::NewOrder,
     responses(
         (status = 201, description = "The order is stored", body = accept::CreatedOrder,

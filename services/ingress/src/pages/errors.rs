@@ -11,7 +11,7 @@ use strum::VariantArray;
 use crate::http::{codes::Code, explanations::explanation};
 
 const TITLE: &str = "Errors";
-const INTRODUCTION: &str = "Each error answer names its codes in the header `X-Service-Error`, and the header `Link` has links to their sections of this page. If an item of the order is wrong, its index follows the code, counted from 0 (`qty_invalid; item=2`). If a parameter is wrong, its name follows (`limit_invalid; parameter=limit`). Let your program decide by the code, because a code never changes its meaning, while texts may change. `Bought` is shown for the codes that an order can get. `no` means that this request buys nothing, now or later; it says nothing about an earlier request with the same `external_order_id`. `maybe` means that the order may be stored and bought. If there are several codes and `external_order_id_taken` is one of them, an earlier order with this id is stored, whatever else is wrong with the new request.";
+const INTRODUCTION: &str = "For developers whose request got an error: what each code in `X-Service-Error` means, and what to do. Let your program decide by the code, because a code never changes its meaning, while texts may change. `Bought` is shown for the codes that an order can get. `no` means that this request buys nothing, now or later; it says nothing about an earlier request with the same `external_order_id`. `maybe` means that the order may be stored and bought.";
 
 /// The page as Markdown.
 #[cfg(test)]

@@ -13,6 +13,7 @@ use signing::ed25519::PublicKey;
 
 mod errors;
 pub(crate) mod qr;
+mod reference;
 
 /// The path of the page that explains each error code.
 pub(crate) const ERRORS: &str = "/errors";
@@ -47,13 +48,15 @@ macro_rules! example {
 
 /// Each page: its path, its type and its text. Header names have the neutral brand, which
 /// [`router`] replaces.
-fn pages(document: &str, keys: &str) -> [(&'static str, &'static str, String); 14] {
+fn pages(document: &str, keys: &str) -> [(&'static str, &'static str, String); 15] {
     let errors = format!("{HEAD}{}</main>\n</html>\n", errors::html());
     let guide =
         include_str!("../../../../docs/partner-guide.md").replace("](errors.md", "](errors");
+    let reference = reference::markdown(document);
     let summary = include_str!("llms.txt");
-    // The summary, the guide and the errors in one text, for programs that read one file only.
-    let everything = [summary, &guide, include_str!("../../../../docs/errors.md")].join("\n\n");
+    // All texts in one, for programs that read one file only.
+    let errors_text = include_str!("../../../../docs/errors.md");
+    let everything = [summary, &guide, &reference, errors_text].join("\n\n");
     [
         ("/openapi.json", "application/json", document),
         (WEBHOOK_KEYS, "application/json", keys),
@@ -72,6 +75,7 @@ fn pages(document: &str, keys: &str) -> [(&'static str, &'static str, String); 1
         ("/llms.txt", TEXT, summary),
         ("/llms-full.txt", TEXT, &everything),
         ("/partner-guide.md", MARKDOWN, &guide),
+        ("/partner-reference.md", MARKDOWN, &reference),
         example!("esim.sh"),
         example!("esim.py"),
         example!("esim.mjs"),

@@ -36,7 +36,8 @@ pub(super) struct Account<'a> {
     source_addresses: &'a [String],
 }
 
-/// The limits of each process that answers requests. The service may consist of several processes.
+/// The limits of each process that answers requests. The service may consist of several processes, so
+/// in total you can send more.
 #[derive(Serialize, ToSchema)]
 struct AccountLimits {
     requests_per_second: u32,

@@ -92,7 +92,9 @@ impl<'a> Usage<'a> {
     }
 }
 
-/// The state of a give-back.
+/// The state of a give-back: `not_asked`, `under_way` (the provider is being asked), `on_hold` (it is
+/// not certain whether the provider has the eSIM back, so we look into it; do not sell it meanwhile),
+/// `returned` (nobody can install it any more) or `refused` (it stays yours).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = GiveBackState)]
@@ -215,8 +217,9 @@ async fn wait(
 ///
 /// What the provider says about the eSIM: whether it is installed, how much of its data is used, and
 /// when it ends. Providers count with a delay of an hour or more. An answer of the provider is kept
-/// for some minutes and served again; `age_seconds` says how old it is. If the provider does not
-/// answer, you get its last answer, however old it is.
+/// for 5 minutes and served again; `age_seconds` says how old it is. If the provider does not
+/// answer, you get its last answer, however old it is. An account may have providers asked about
+/// eSIMs, by this request or a give-back, 5 times per second.
 #[utoipa::path(get, path = "/topups/{topup_id}/usage", operation_id = "show_usage", tag = "Topups",
     params(("topup_id" = String, Path, description = "The id of the topup, 26 digits")),
     responses(
@@ -256,8 +259,10 @@ pub(super) async fn usage(session: Session, Id(id): Id<TopupId>) -> Result<Respo
 /// Gives an eSIM back that nobody has installed, if its provider takes it back. We first ask the
 /// provider whether it can be given back. After a 200 it is certain that nobody can install the eSIM
 /// any more; its fields are erased here. After a 409 it is certain that the eSIM stays yours. After a
-/// 202 neither is certain yet: look at the state until it is. Repeating the request while it is under
-/// way, or when it is done, changes nothing.
+/// 202, which comes after about 12 s, neither is certain yet: look at the state until it is.
+/// Repeating the request while it is under way, or when it is done, changes nothing; after a refusal
+/// it asks anew. There is no webhook about a give-back, and a webhook of the eSIM that was not
+/// delivered yet is not sent any more. Whether and how you are refunded is part of our agreement.
 #[utoipa::path(post, path = "/topups/{topup_id}/give-back", operation_id = "give_back", tag = "Topups",
     params(("topup_id" = String, Path, description = "The id of the topup, 26 digits")),
     responses(

@@ -214,7 +214,8 @@ pub(super) async fn redeliver(session: Session, Id(id): Id<EventId>) -> Result<R
 ///
 /// Sends a signed `webhook.test` event to the webhook URL, once, and waits for the outcome. The
 /// test is sent even while the endpoint is blocked after failures, and if you acknowledge it, the
-/// block ends. The header `webhook-type` distinguishes it from the webhook of a topup.
+/// block ends. The header `webhook-type` distinguishes it from the webhook of a topup. Without an
+/// outcome within 20 s the answer is a 202. You can send a test every 10 s.
 #[utoipa::path(post, path = "/webhook/test", operation_id = "test_webhook", tag = "Webhook",
     responses(
         (status = 200, description = "The outcome: `delivered`, or `exhausted`, which means that the test failed for the reason in its attempt", body = EventDetail),

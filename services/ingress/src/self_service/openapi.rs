@@ -33,7 +33,7 @@ const PREFIX: &str = "X-Service-";
     info(
         title = "Partner eSIM ordering",
         version = "1",
-        description = "Order eSIMs, look orders up, and receive each eSIM by webhook. Each error response has stable codes in `X-Service-Error`, by which your program should decide. Every answer has an `X-Request-Id`; quote it when you ask us about a request. After a 5xx or without an answer, an order may be stored: repeat it with the same `external_order_id` after pauses of 1, 2, 4 and 8 s and then about once a minute, until you get a definite answer. Ignore fields, headers and codes that you do not know, because we may add some.",
+        description = "Order eSIMs, look orders up, and receive each eSIM by webhook. Each error response has stable codes in `X-Service-Error`, by which your program should decide. Every answer has an `X-Request-Id`; quote it when you ask us about a request. An error without `X-Service-Error` is not from us, but from something in between, such as a proxy, and counts as no answer. After a 5xx or without an answer, an order may be stored: repeat it with the same `external_order_id` until you get a definite answer, which the guide defines. Ignore fields, headers and codes that you do not know, because we may add some.",
         license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0")
     ),
     servers(

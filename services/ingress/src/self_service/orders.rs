@@ -195,7 +195,8 @@ impl Whole {
 /// Shows the state of the order and of each topup, with the eSIM once it is ready. Use it when
 /// create-order got no answer, to see whether the order is stored, and when a webhook is missing,
 /// to get the eSIM. If several orders had this id, the one that stands is shown, or else the newest
-/// one that was refused or cancelled.
+/// one that was refused or cancelled. An order that we have archived is a 410 for a year, unless we
+/// agreed on another time, and then a 404.
 #[utoipa::path(get, path = "/orders/{external_order_id}", operation_id = "show_order", tag = "Orders",
     params(("external_order_id" = String, Path, description = "Your own id of the order")),
     responses((status = 200, description = "The order", body = Order), (status = 404, response = crate::http::described::NotFound), (status = 410, response = crate::http::described::Archived)))]

@@ -164,9 +164,12 @@ impl NewRedelivery {
 /// last attempt began in the given range of time and that you did not acknowledge, or with `state`
 /// those in this state. Each keeps its `webhook-id`, so that your program can recognise a repeat,
 /// and its retries begin anew. The webhooks are sent at the pace of your endpoint; new ones do not
-/// wait behind them. The answer comes at once; look the redelivery up to see its progress. One
-/// redelivery can run at a time, and a further one can begin a minute after the last one began. This
-/// request needs a signature that covers its body.
+/// wait behind them, because at most 200 of an endpoint wait for an attempt at a time. Left out are
+/// webhooks whose eSIM was erased, notices, and webhooks that are due anyway, for example because
+/// their endpoint is blocked; so `matching` can be 0 in the middle of an outage. The answer comes at
+/// once; look the redelivery up to see its progress. One redelivery can run at a time, and a further
+/// one can begin a minute after the last one began. This request needs a signature that covers its
+/// body.
 #[utoipa::path(post, path = "/webhooks/redeliver", operation_id = "redeliver_webhooks", tag = "Webhook",
     request_body = NewRedelivery,
     security(("access_key" = [], "timestamp" = [], "signature" = [], "content_sha256" = [])),

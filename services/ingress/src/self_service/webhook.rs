@@ -69,8 +69,9 @@ pub(super) struct ChangedEndpoint {
 /// After a new URL is set, the webhooks that wait are sent to it within seconds, and a blocked
 /// endpoint is tested at once. Setting the same URL again changes nothing. With `null` the URL is
 /// removed, and webhooks wait until one is set. A field that you leave out keeps its value; one of
-/// the two is required. A URL whose host has a forbidden address is refused. If the host cannot be
-/// resolved within two seconds, the URL is set and the answer has a `warning`.
+/// the two is required. A URL whose host has a forbidden address is refused, and each attempt checks
+/// the addresses again. If the host cannot be resolved within two seconds, the URL is set and the
+/// answer has a `warning`. Webhooks that are exhausted are not sent to a new URL: have them sent again.
 #[utoipa::path(put, path = "/webhook", operation_id = "set_webhook", tag = "Webhook", request_body = NewEndpoint,
     responses(
         (status = 200, description = "The endpoint", body = ChangedEndpoint),
