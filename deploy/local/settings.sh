@@ -49,12 +49,10 @@ gather_settings() {
     secret "$password" "$(random_hex 16)"
     derived "$(upper "$name")_DATABASE_URL" "postgres://esim_$name:${!password}@127.0.0.1:$POSTGRES_PORT/esim"
   done
-  # An earlier version made one key for all purposes. If it is there, it stays in use, because it encrypts what is stored.
   unset MASTER_KEY MASTER_KEY_FILE
-  [[ ! -f $LOCAL_DIR/master.key ]] || derived MASTER_KEY_FILE "$LOCAL_DIR/master.key"
   for name in "${PURPOSES[@]}"; do
     unset "MASTER_KEY_$(upper "$name")_FILE"
-    [[ -f $LOCAL_DIR/master.key ]] || derived "MASTER_KEY_$(upper "$name")_FILE" "$LOCAL_DIR/master-$name.key"
+    derived "MASTER_KEY_$(upper "$name")_FILE" "$LOCAL_DIR/master-$name.key"
   done
   for name in "${ROLES[@]}"; do
     [[ $name != console ]] || continue # it talks to PostgreSQL only

@@ -9,7 +9,7 @@ TABLE archived_orders
     refused boolean NOT NULL
     archive integer NOT NULL
     archived_at timestamp with time zone NOT NULL DEFAULT now()
-    CONSTRAINT archived_orders_bounds CHECK ((((archived_at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (archived_at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (octet_length(external_order_id) <= 100000))) NOT VALID
+    CONSTRAINT archived_orders_bounds CHECK ((((archived_at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (archived_at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (octet_length(external_order_id) <= 100000)))
     CONSTRAINT archived_orders_pkey PRIMARY KEY (order_id)
     CREATE INDEX archived_orders_at ON public.archived_orders USING btree (archived_at)
     CREATE INDEX archived_orders_external ON public.archived_orders USING btree (external_order_id, partner_id)
@@ -25,8 +25,7 @@ TABLE archives
     orders bigint NOT NULL DEFAULT 0
     partners jsonb NOT NULL DEFAULT '{}'::jsonb
     sha256 text
-    CONSTRAINT archives_bounds CHECK (((LEAST(began_at, completed_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(began_at, completed_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(file), octet_length(sha256)) <= 100000)))
-    CONSTRAINT archives_partners_bounds CHECK ((pg_column_size(partners) <= 10000000))
+    CONSTRAINT archives_bounds CHECK (((LEAST(began_at, completed_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(began_at, completed_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(file), octet_length(sha256)) <= 100000) AND (pg_column_size(partners) <= 10000000)))
     CONSTRAINT archives_pkey PRIMARY KEY (archive)
     POLICY all_rows USING true WITH CHECK true
 
@@ -34,7 +33,7 @@ TABLE commit_losses
     timeline bigint NOT NULL
     told text NOT NULL
     at timestamp with time zone NOT NULL DEFAULT now()
-    CONSTRAINT commit_losses_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (octet_length(told) <= 100000))) NOT VALID
+    CONSTRAINT commit_losses_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (octet_length(told) <= 100000)))
     CONSTRAINT commit_losses_pkey PRIMARY KEY (timeline)
     POLICY all_rows USING true WITH CHECK true
 
@@ -61,9 +60,8 @@ TABLE deliveries
     external_order_id text
     traceparent text
     ordered_at timestamp with time zone
-    CONSTRAINT deliveries_bounds CHECK (((LEAST(ends_at, attempted_at, delivered_at, created_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(ends_at, attempted_at, delivered_at, created_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(kind), octet_length(topup_id), octet_length(credential), octet_length(state), octet_length(error), pg_column_size(notice)) <= 100000))) NOT VALID
+    CONSTRAINT deliveries_bounds CHECK (((LEAST(ends_at, attempted_at, delivered_at, created_at, ordered_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(ends_at, attempted_at, delivered_at, created_at, ordered_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(kind), octet_length(topup_id), octet_length(credential), octet_length(state), octet_length(error), pg_column_size(notice), octet_length(external_order_id), octet_length(traceparent)) <= 100000)))
     CONSTRAINT deliveries_pkey PRIMARY KEY (delivery_id)
-    CONSTRAINT deliveries_unit_bounds CHECK ((((ordered_at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (ordered_at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(external_order_id), octet_length(traceparent)) <= 100000))) NOT VALID
     CREATE INDEX deliveries_created ON public.deliveries USING btree (created_at)
     CREATE INDEX deliveries_events ON public.deliveries USING btree (partner_id, created_at) WHERE (kind <> 'topup.ready'::text)
     CREATE INDEX deliveries_partner ON public.deliveries USING btree (partner_id, created_at)
@@ -79,8 +77,7 @@ TABLE delivery_attempts
     class text NOT NULL
     answer bytea
     detail text
-    CONSTRAINT delivery_attempts_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(class), octet_length(answer)) <= 100000))) NOT VALID
-    CONSTRAINT delivery_attempts_detail_bounds CHECK ((octet_length(detail) <= 100000)) NOT VALID
+    CONSTRAINT delivery_attempts_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(class), octet_length(answer), octet_length(detail)) <= 100000)))
     CONSTRAINT delivery_attempts_pkey PRIMARY KEY (delivery_id, attempt, at)
     CREATE INDEX delivery_attempts_at ON public.delivery_attempts USING btree (at)
     POLICY all_rows USING true WITH CHECK true
@@ -105,7 +102,7 @@ TABLE esim_requests
     reason text
     message text
     ended_at timestamp with time zone
-    CONSTRAINT esim_requests_bounds CHECK (((LEAST(usage_asked_at, ends_at, read_at, usage_failed_at, give_back_asked_at, attempted_at, not_returned_at, ended_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(usage_asked_at, ends_at, read_at, usage_failed_at, give_back_asked_at, attempted_at, not_returned_at, ended_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(topup_id), octet_length(provider), octet_length(usage_failure), octet_length(give_back), octet_length(reason), octet_length(message)) <= 100000))) NOT VALID
+    CONSTRAINT esim_requests_bounds CHECK (((LEAST(usage_asked_at, ends_at, read_at, usage_failed_at, give_back_asked_at, attempted_at, not_returned_at, ended_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(usage_asked_at, ends_at, read_at, usage_failed_at, give_back_asked_at, attempted_at, not_returned_at, ended_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(topup_id), octet_length(provider), octet_length(usage_failure), octet_length(give_back), octet_length(reason), octet_length(message)) <= 100000)))
     CONSTRAINT esim_requests_pkey PRIMARY KEY (topup_id)
     CREATE INDEX esim_requests_parked ON public.esim_requests USING btree (provider, ended_at) WHERE (give_back = 'parked'::text)
     POLICY all_rows USING true WITH CHECK true
@@ -121,8 +118,7 @@ TABLE esims
     erased_at timestamp with time zone
     returned_at timestamp with time zone
     code_digest bytea
-    CONSTRAINT esims_bounds CHECK (((LEAST(ready_at, erased_at, returned_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(ready_at, erased_at, returned_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(topup_id), octet_length(provider), octet_length(provider_unit_id), octet_length(iccid), octet_length(profile)) <= 100000))) NOT VALID
-    CONSTRAINT esims_code_digest_bounds CHECK ((octet_length(code_digest) <= 100000)) NOT VALID
+    CONSTRAINT esims_bounds CHECK (((LEAST(ready_at, erased_at, returned_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(ready_at, erased_at, returned_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(topup_id), octet_length(provider), octet_length(provider_unit_id), octet_length(iccid), octet_length(profile), octet_length(code_digest)) <= 100000)))
     CONSTRAINT esims_pkey PRIMARY KEY (topup_id)
     CREATE UNIQUE INDEX esims_code_key ON public.esims USING btree (code_digest) WHERE (code_digest IS NOT NULL)
     CREATE UNIQUE INDEX esims_iccid ON public.esims USING btree (iccid) WHERE (iccid IS NOT NULL)
@@ -133,7 +129,7 @@ TABLE esims
 TABLE further_deliveries
     topup_id text COLLATE "C" NOT NULL
     delivery_id uuid NOT NULL
-    CONSTRAINT further_deliveries_bounds CHECK ((octet_length(topup_id) <= 100000)) NOT VALID
+    CONSTRAINT further_deliveries_bounds CHECK ((octet_length(topup_id) <= 100000))
     CONSTRAINT further_deliveries_pkey PRIMARY KEY (topup_id, delivery_id)
     CREATE CONSTRAINT TRIGGER further_delivery_of_its_topup AFTER INSERT ON public.further_deliveries DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION further_delivery_of_its_topup()
     POLICY all_rows USING true WITH CHECK true
@@ -145,7 +141,7 @@ TABLE held
     partner_id uuid NOT NULL
     at timestamp with time zone NOT NULL DEFAULT now()
     lane text NOT NULL DEFAULT ''::text
-    CONSTRAINT held_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(state), octet_length(provider), octet_length(lane)) <= 100000))) NOT VALID
+    CONSTRAINT held_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(state), octet_length(provider), octet_length(lane)) <= 100000)))
     CONSTRAINT held_pkey PRIMARY KEY (id)
     CREATE INDEX held_partner ON public.held USING btree (partner_id, state, at)
     CREATE INDEX held_state ON public.held USING btree (state, provider, at)
@@ -172,7 +168,7 @@ TABLE history
     detail text
     before jsonb
     after jsonb
-    CONSTRAINT history_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(topup_id), octet_length(provider), octet_length(kind), octet_length(reason), octet_length(detail), pg_column_size(before), pg_column_size(after)) <= 100000))) NOT VALID
+    CONSTRAINT history_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(topup_id), octet_length(provider), octet_length(kind), octet_length(reason), octet_length(detail), pg_column_size(before), pg_column_size(after)) <= 100000)))
     CONSTRAINT history_pkey PRIMARY KEY (history_id)
     CREATE INDEX history_at ON public.history USING btree (at) WHERE (order_id IS NULL)
     CREATE INDEX history_endpoint ON public.history USING btree (endpoint_id, at) WHERE (endpoint_id IS NOT NULL)
@@ -209,7 +205,7 @@ TABLE operator_actions
     source text
     before jsonb
     after jsonb
-    CONSTRAINT operator_actions_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(operator), octet_length(database_role), octet_length(command), octet_length(target), octet_length(reason), octet_length(via), octet_length(source), pg_column_size(before), pg_column_size(after)) <= 100000))) NOT VALID
+    CONSTRAINT operator_actions_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(operator), octet_length(database_role), octet_length(command), octet_length(target), octet_length(reason), octet_length(via), octet_length(source), pg_column_size(before), pg_column_size(after)) <= 100000)))
     CONSTRAINT operator_actions_pkey PRIMARY KEY (action_id)
     CREATE INDEX operator_actions_apart ON public.operator_actions USING btree (((operator = 'partner'::text)), at)
     CREATE INDEX operator_actions_at ON public.operator_actions USING btree (at)
@@ -234,7 +230,7 @@ TABLE operator_sessions
     issuer text
     name text
     role text
-    CONSTRAINT operator_sessions_bounds CHECK (((LEAST(created_at, used_at, ends_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(created_at, used_at, ends_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(source), octet_length(issuer), octet_length(name), octet_length(role), octet_length(token_digest)) <= 100000))) NOT VALID
+    CONSTRAINT operator_sessions_bounds CHECK (((LEAST(created_at, used_at, ends_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(created_at, used_at, ends_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(source), octet_length(issuer), octet_length(name), octet_length(role), octet_length(token_digest)) <= 100000)))
     CONSTRAINT operator_sessions_pkey PRIMARY KEY (token_digest)
     CREATE INDEX operator_sessions_operator ON public.operator_sessions USING btree (operator_id)
     POLICY all_rows USING true WITH CHECK true
@@ -243,7 +239,7 @@ TABLE operator_sign_ins
     subject text NOT NULL
     attempts integer NOT NULL
     until timestamp with time zone NOT NULL
-    CONSTRAINT operator_sign_ins_bounds CHECK ((((until >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (until <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (octet_length(subject) <= 100000))) NOT VALID
+    CONSTRAINT operator_sign_ins_bounds CHECK ((((until >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (until <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (octet_length(subject) <= 100000)))
     CONSTRAINT operator_sign_ins_pkey PRIMARY KEY (subject)
     POLICY all_rows USING true WITH CHECK true
 
@@ -257,7 +253,7 @@ TABLE operators
     disabled_at timestamp with time zone
     signed_in_at timestamp with time zone
     created_at timestamp with time zone NOT NULL DEFAULT now()
-    CONSTRAINT operators_bounds CHECK (((LEAST(setup_until, disabled_at, signed_in_at, created_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(setup_until, disabled_at, signed_in_at, created_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(name), octet_length(role), octet_length(password), octet_length(setup_digest)) <= 100000))) NOT VALID
+    CONSTRAINT operators_bounds CHECK (((LEAST(setup_until, disabled_at, signed_in_at, created_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(setup_until, disabled_at, signed_in_at, created_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(name), octet_length(role), octet_length(password), octet_length(setup_digest)) <= 100000)))
     CONSTRAINT operators_name_key UNIQUE (name)
     CONSTRAINT operators_pkey PRIMARY KEY (operator_id)
     POLICY all_rows USING true WITH CHECK true
@@ -278,7 +274,7 @@ TABLE options
     days integer
     cost bigint
     cost_currency text
-    CONSTRAINT options_bounds CHECK ((GREATEST(octet_length(name), octet_length(provider), octet_length(provider_option_id), octet_length(environment), octet_length(cost_currency), pg_column_size(details), pg_column_size(alternatives), pg_column_size(countries)) <= 100000)) NOT VALID
+    CONSTRAINT options_bounds CHECK ((GREATEST(octet_length(name), octet_length(provider), octet_length(provider_option_id), octet_length(environment), octet_length(cost_currency), pg_column_size(details), pg_column_size(alternatives), pg_column_size(countries)) <= 100000))
     CONSTRAINT options_details CHECK ((jsonb_typeof(details) = 'object'::text))
     CONSTRAINT options_environment_check CHECK ((environment = ANY (ARRAY['sandbox'::text, 'live'::text])))
     CONSTRAINT options_pkey PRIMARY KEY (option_id)
@@ -298,7 +294,7 @@ TABLE orders
     cancelled_at timestamp with time zone
     erased_at timestamp with time zone
     created_at timestamp with time zone NOT NULL DEFAULT now()
-    CONSTRAINT orders_bounds CHECK (((LEAST(refused_at, answer_by, cancelled_at, erased_at, created_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(refused_at, answer_by, cancelled_at, erased_at, created_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(external_order_id), octet_length(traceparent)) <= 100000))) NOT VALID
+    CONSTRAINT orders_bounds CHECK (((LEAST(refused_at, answer_by, cancelled_at, erased_at, created_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(refused_at, answer_by, cancelled_at, erased_at, created_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(external_order_id), octet_length(traceparent)) <= 100000)))
     CONSTRAINT orders_external_order_id_key UNIQUE NULLS NOT DISTINCT (external_order_id, partner_id, refused_at)
     CONSTRAINT orders_pkey PRIMARY KEY (order_id)
     CREATE INDEX orders_partner ON public.orders USING btree (partner_id, order_id)
@@ -370,7 +366,7 @@ TABLE partners
     version bigint NOT NULL
     has_further_endpoints boolean NOT NULL DEFAULT false
     CONSTRAINT partners_access_key_key UNIQUE (access_key)
-    CONSTRAINT partners_bounds CHECK (((LEAST(old_keys_until, disabled_at, erased_at, created_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(old_keys_until, disabled_at, erased_at, created_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(name), octet_length(environment), octet_length(access_key), octet_length(old_access_key), octet_length(secret_key), octet_length(old_secret_key)) <= 100000))) NOT VALID
+    CONSTRAINT partners_bounds CHECK (((LEAST(old_keys_until, disabled_at, erased_at, created_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(old_keys_until, disabled_at, erased_at, created_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(name), octet_length(environment), octet_length(access_key), octet_length(old_access_key), octet_length(secret_key), octet_length(old_secret_key)) <= 100000)))
     CONSTRAINT partners_environment_check CHECK ((environment = ANY (ARRAY['sandbox'::text, 'live'::text])))
     CONSTRAINT partners_limits CHECK ((LEAST(max_in_flight, requests_per_second, orders_per_second, units_per_second) > 0))
     CONSTRAINT partners_old_access_key_key UNIQUE (old_access_key)
@@ -403,8 +399,7 @@ TABLE placements
     alternatives jsonb
     tried jsonb
     first_claim text
-    CONSTRAINT placements_bounds CHECK (((LEAST(attempted_at, not_found_at, placed_at, hinted_at, created_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(attempted_at, not_found_at, placed_at, hinted_at, created_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(provider), octet_length(lane), octet_length(state), octet_length(reason), octet_length(refusal_status), octet_length(refusal_message), octet_length(provider_reference), pg_column_size(alternatives), pg_column_size(tried)) <= 100000))) NOT VALID
-    CONSTRAINT placements_first_claim_bounds CHECK ((octet_length(first_claim) <= 100000)) NOT VALID
+    CONSTRAINT placements_bounds CHECK (((LEAST(attempted_at, not_found_at, placed_at, hinted_at, created_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(attempted_at, not_found_at, placed_at, hinted_at, created_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(provider), octet_length(lane), octet_length(state), octet_length(reason), octet_length(refusal_status), octet_length(refusal_message), octet_length(provider_reference), pg_column_size(alternatives), pg_column_size(tried), octet_length(first_claim)) <= 100000)))
     CONSTRAINT placements_pkey PRIMARY KEY (placement_id)
     CREATE INDEX placements_created ON public.placements USING btree (created_at)
     CREATE INDEX placements_order ON public.placements USING btree (order_id)
@@ -423,14 +418,14 @@ TABLE provider_lanes
     reason text NOT NULL
     since timestamp with time zone NOT NULL
     updated_at timestamp with time zone NOT NULL DEFAULT now()
-    CONSTRAINT provider_lanes_bounds CHECK (((LEAST(since, updated_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(since, updated_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(provider), octet_length(lane), octet_length(instance), octet_length(reason)) <= 100000))) NOT VALID
+    CONSTRAINT provider_lanes_bounds CHECK (((LEAST(since, updated_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(since, updated_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(provider), octet_length(lane), octet_length(instance), octet_length(reason)) <= 100000)))
     CONSTRAINT provider_lanes_pkey PRIMARY KEY (provider, lane, instance)
     POLICY all_rows USING true WITH CHECK true
 
 TABLE provider_references
     reference text NOT NULL
     placement_id uuid NOT NULL
-    CONSTRAINT provider_references_bounds CHECK ((octet_length(reference) <= 100000)) NOT VALID
+    CONSTRAINT provider_references_bounds CHECK ((octet_length(reference) <= 100000))
     CONSTRAINT provider_references_pkey PRIMARY KEY (reference, placement_id)
     POLICY all_rows USING true WITH CHECK true
 
@@ -439,7 +434,7 @@ TABLE provider_replicas
     instance text NOT NULL
     share double precision NOT NULL
     until timestamp with time zone NOT NULL
-    CONSTRAINT provider_replicas_bounds CHECK ((((until >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (until <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(provider), octet_length(instance)) <= 100000) AND ((share >= (0)::double precision) AND (share <= ('1000000000'::numeric)::double precision)))) NOT VALID
+    CONSTRAINT provider_replicas_bounds CHECK ((((until >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (until <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(provider), octet_length(instance)) <= 100000) AND ((share >= (0)::double precision) AND (share <= ('1000000000'::numeric)::double precision))))
     CONSTRAINT provider_replicas_pkey PRIMARY KEY (provider, instance)
     POLICY all_rows USING true WITH CHECK true
 
@@ -454,7 +449,7 @@ TABLE providers
     denied boolean NOT NULL DEFAULT false
     balance text
     balance_at timestamp with time zone
-    CONSTRAINT providers_bounds CHECK (((LEAST(open_until, changed_at, failing_since, balance_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(open_until, changed_at, failing_since, balance_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(name), octet_length(reason), octet_length(balance)) <= 100000) AND ((openings >= 0) AND (openings <= 1000000000)) AND ((version >= 0) AND (version <= '9000000000000000000'::bigint)))) NOT VALID
+    CONSTRAINT providers_bounds CHECK (((LEAST(open_until, changed_at, failing_since, balance_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(open_until, changed_at, failing_since, balance_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(name), octet_length(reason), octet_length(balance)) <= 100000) AND ((openings >= 0) AND (openings <= 1000000000)) AND ((version >= 0) AND (version <= '9000000000000000000'::bigint))))
     CONSTRAINT providers_pkey PRIMARY KEY (name)
     POLICY all_rows USING true WITH CHECK true
 
@@ -472,7 +467,7 @@ TABLE pulses
     clock_off_since timestamp with time zone
     nats_refused text
     nats_refused_since timestamp with time zone
-    CONSTRAINT pulses_bounds CHECK (((LEAST(at, started_at, no_nats_since, clock_off_since, nats_refused_since) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(at, started_at, no_nats_since, clock_off_since, nats_refused_since) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND ((nats_refused IS NULL) OR (nats_refused ~ '^((publish|subscribe|ask) [A-Z_]{1,20}(, |$))+$'::text)) AND (octet_length(stage) <= 100000))) NOT VALID
+    CONSTRAINT pulses_bounds CHECK (((LEAST(at, started_at, no_nats_since, clock_off_since, nats_refused_since) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(at, started_at, no_nats_since, clock_off_since, nats_refused_since) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND ((nats_refused IS NULL) OR (nats_refused ~ '^((publish|subscribe|ask) [A-Z_]{1,20}(, |$))+$'::text)) AND (octet_length(stage) <= 100000)))
     CONSTRAINT pulses_pkey PRIMARY KEY (instance)
     CREATE INDEX pulses_at ON public.pulses USING btree (at)
     CREATE TRIGGER pulses_deleted AFTER DELETE ON public.pulses FOR EACH STATEMENT EXECUTE FUNCTION forget_losses_of_another_cluster()
@@ -490,7 +485,7 @@ TABLE refused_requests
     path text NOT NULL
     external_order_id text
     unrecorded bigint NOT NULL
-    CONSTRAINT refused_requests_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(kind), octet_length(reason), octet_length(errors), octet_length(method), octet_length(path), octet_length(external_order_id)) <= 100000))) NOT VALID
+    CONSTRAINT refused_requests_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(kind), octet_length(reason), octet_length(errors), octet_length(method), octet_length(path), octet_length(external_order_id)) <= 100000)))
     CONSTRAINT refused_requests_pkey PRIMARY KEY (request_id)
     CREATE INDEX refused_requests_at ON public.refused_requests USING btree (at)
     CREATE INDEX refused_requests_external ON public.refused_requests USING btree (external_order_id) WHERE (external_order_id IS NOT NULL)
@@ -517,13 +512,12 @@ TABLE resends
     via text NOT NULL DEFAULT 'api'::text
     reason text NOT NULL DEFAULT ''::text
     skipped bigint NOT NULL DEFAULT 0
-    CONSTRAINT redeliveries_bounds CHECK (((LEAST(since, until, after_at, created_at, ended_at, cancelled_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(since, until, after_at, created_at, ended_at, cancelled_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(state), octet_length(phase)) <= 100000))) NOT VALID
-    CONSTRAINT redeliveries_pkey PRIMARY KEY (resend_id)
-    CONSTRAINT resends_bounds CHECK ((GREATEST(octet_length(asked_by), octet_length(via), octet_length(reason)) <= 100000)) NOT VALID
-    CREATE INDEX redeliveries_partner ON public.resends USING btree (partner_id, created_at)
+    CONSTRAINT resends_bounds CHECK (((LEAST(since, until, after_at, created_at, ended_at, cancelled_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(since, until, after_at, created_at, ended_at, cancelled_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(state), octet_length(phase), octet_length(asked_by), octet_length(via), octet_length(reason)) <= 100000)))
+    CONSTRAINT resends_pkey PRIMARY KEY (resend_id)
     CREATE INDEX resends_batch ON public.resends USING btree (batch_id) WHERE (batch_id IS NOT NULL)
     CREATE INDEX resends_created ON public.resends USING btree (created_at) WHERE ((batch_id IS NULL) AND ((delivery_id IS NULL) OR (via <> 'api'::text)))
-    CREATE UNIQUE INDEX redeliveries_running ON public.resends USING btree (partner_id) WHERE (ended_at IS NULL)
+    CREATE INDEX resends_partner ON public.resends USING btree (partner_id, created_at)
+    CREATE UNIQUE INDEX resends_running ON public.resends USING btree (partner_id) WHERE (ended_at IS NULL)
     CREATE TRIGGER resend_begun AFTER INSERT ON public.resends FOR EACH ROW WHEN (((new.ended_at IS NULL) AND (new.partner_id IS NOT NULL))) EXECUTE FUNCTION resend_begun()
     POLICY resends_end USING true
     POLICY resends_go_on USING true
@@ -541,7 +535,7 @@ TABLE system
     version bigint NOT NULL DEFAULT 0
     addresses text[] NOT NULL DEFAULT '{}'::text[]
     told_at timestamp with time zone NOT NULL DEFAULT now()
-    CONSTRAINT system_bounds CHECK ((((told_at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (told_at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (pg_column_size(addresses) <= 100000))) NOT VALID
+    CONSTRAINT system_bounds CHECK ((((told_at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (told_at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (pg_column_size(addresses) <= 100000)))
     CONSTRAINT system_pkey PRIMARY KEY (singleton)
     CONSTRAINT system_singleton_check CHECK (singleton)
     POLICY all_rows USING true WITH CHECK true
@@ -554,7 +548,7 @@ TABLE topups
     provider_option_id text NOT NULL
     state text NOT NULL DEFAULT 'pending'::text
     reason text
-    CONSTRAINT topups_bounds CHECK ((GREATEST(octet_length(topup_id), octet_length(provider_option_id), octet_length(state), octet_length(reason)) <= 100000)) NOT VALID
+    CONSTRAINT topups_bounds CHECK ((GREATEST(octet_length(topup_id), octet_length(provider_option_id), octet_length(state), octet_length(reason)) <= 100000))
     CONSTRAINT topups_topup_id_key PRIMARY KEY (topup_id)
     CREATE INDEX topups_placement ON public.topups USING btree (placement_id)
     CREATE TRIGGER topup_failed AFTER UPDATE OF state ON public.topups FOR EACH ROW WHEN (((new.state = 'failed'::text) AND (old.state <> 'failed'::text))) EXECUTE FUNCTION topup_failed()
@@ -586,7 +580,7 @@ TABLE work
     lane text NOT NULL
     partner_id uuid NOT NULL
     at timestamp with time zone NOT NULL
-    CONSTRAINT work_bounds CHECK ((((at = '-infinity'::timestamp with time zone) OR ((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone))) AND (GREATEST(octet_length(kind), octet_length(provider), octet_length(lane)) <= 100000))) NOT VALID
+    CONSTRAINT work_bounds CHECK ((((at = '-infinity'::timestamp with time zone) OR ((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone))) AND (GREATEST(octet_length(kind), octet_length(provider), octet_length(lane)) <= 100000)))
     CONSTRAINT work_pkey PRIMARY KEY (id)
     CREATE INDEX work_at ON public.work USING btree (kind, provider, at)
     CREATE INDEX work_lane ON public.work USING btree (kind, provider, lane, partner_id, at)
@@ -675,17 +669,6 @@ BEGIN
         VALUES (gen_random_uuid(), session_user, session_user, 'commit fence', 'all providers', opened, why);
     END IF;
     RETURN true;
-END
-$function$
-
-CREATE OR REPLACE FUNCTION public.commits_lost(why text, new_timeline bigint)
- RETURNS boolean
- LANGUAGE plpgsql
- SECURITY DEFINER
- SET search_path TO 'public', 'pg_temp'
-AS $function$
-BEGIN
-    RETURN commits_lost(NULL::uuid, NULL::bigint, new_timeline);
 END
 $function$
 
@@ -851,7 +834,7 @@ BEGIN
 END
 $function$
 
-VIEW order_deliveries AS
+VIEW order_deliveries WITH (security_invoker=true) AS
  SELECT p.order_id,
     t.topup_id,
     named.delivery_id
@@ -863,7 +846,7 @@ VIEW order_deliveries AS
           WHERE (f.topup_id = t.topup_id)))) named(delivery_id))
   WHERE (named.delivery_id IS NOT NULL);
 
-VIEW partner_units AS
+VIEW partner_units WITH (security_invoker=true) AS
  SELECT o.partner_id,
     o.order_id,
     o.external_order_id,

@@ -97,10 +97,6 @@ def main():
     count = len(settings) + len(forms)
     if count > MOST:
         wrong.append(f"there are {count} settings, more than {MOST}: what nobody needs to set is a constant with its reason")
-    removed = (ROOT / "libs/runtime/src/removed.rs").read_text()
-    for name in re.findall(r'^\s*\(?"([A-Z_]+)",', removed, re.M):
-        if name in settings:
-            wrong.append(f"{name} is a setting, but libs/runtime/src/removed.rs says that it is none")
     print("\n".join(wrong) if wrong else f"{count} settings: {len(settings)} in docs/settings.md, and {len(forms)} forms for the account at a provider ({len(of_accounts)} names)")
     return bool(wrong)
 

@@ -5,8 +5,8 @@
 //! that are made from it where they are shown, by an exhaustive `match`, so a new code does not
 //! compile before somebody has said what partner, support and operator read.
 //!
-//! Older versions stored prose. A migration has mapped what it knew; any other text is read as
-//! [`Code::Legacy`], with the text as its detail.
+//! After a rollback there may be codes of the newer version. Any text that is none of ours is read as
+//! [`Code::Unknown`], with the text as its detail.
 
 use std::fmt;
 
@@ -69,8 +69,8 @@ pub enum Code {
     OrderRefused,
     /// Its order was cancelled before it was sent.
     OrderCancelled,
-    /// Text that an older version has stored.
-    Legacy,
+    /// A code that this version does not know, because a newer one has stored it.
+    Unknown,
 }
 
 impl Code {
@@ -97,7 +97,7 @@ impl Code {
             | Self::GivenUp
             | Self::OrderRefused
             | Self::OrderCancelled
-            | Self::Legacy => false,
+            | Self::Unknown => false,
         }
     }
 }
@@ -130,7 +130,7 @@ impl Reason {
                 code,
                 detail: detail.map(str::to_owned),
             },
-            Err(_) => Self::with(Code::Legacy, stored),
+            Err(_) => Self::with(Code::Unknown, stored),
         }
     }
 
@@ -162,7 +162,7 @@ impl Reason {
             Code::GivenUp => "an operator settled it as not bought",
             Code::OrderRefused => "its order was refused",
             Code::OrderCancelled => "its order was cancelled",
-            Code::Legacy => return self.detail.clone().unwrap_or_default(),
+            Code::Unknown => return self.detail.clone().unwrap_or_default(),
         };
         match &self.detail {
             Some(detail) => format!("{what}: {detail}"),
@@ -229,18 +229,18 @@ mod tests {
         for code in Code::VARIANTS {
             for reason in [Reason::from(*code), Reason::with(*code, "HTTP 500: a: b")] {
                 assert_eq!(Reason::read(&reason.to_string()), reason);
-                let is_told = *code == Code::Legacy || !reason.told().is_empty();
+                let is_told = *code == Code::Unknown || !reason.told().is_empty();
                 assert!(is_told, "{code:?}");
             }
         }
     }
 
     #[test]
-    fn prose_of_older_versions_is_kept() {
-        for prose in ["bought, but odd", "outcome unknown: HTTP 500", ""] {
-            let read = Reason::read(prose);
-            assert_eq!(read.code, Code::Legacy);
-            assert_eq!(read.told(), prose);
+    fn what_a_newer_version_has_stored_is_kept() {
+        for stored in ["newer_code", "newer_code: HTTP 500", ""] {
+            let read = Reason::read(stored);
+            assert_eq!(read.code, Code::Unknown);
+            assert_eq!(read.told(), stored);
         }
     }
 

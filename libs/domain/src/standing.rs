@@ -260,7 +260,7 @@ fn parked(code: Code) -> Standing {
         | Code::GivenUp
         | Code::OrderRefused
         | Code::OrderCancelled
-        | Code::Legacy => Standing::OnHold,
+        | Code::Unknown => Standing::OnHold,
     }
 }
 

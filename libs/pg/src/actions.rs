@@ -204,7 +204,7 @@ pub struct Recorded {
     /// The number of changed rows.
     pub affected: i64,
     pub reason: String,
-    /// `esimctl`, `console` or `api`; `None` if an older version recorded it.
+    /// `esimctl`, `console` or `api`; `None` if the database recorded it itself.
     pub via: Option<String>,
     /// The address of the browser, or from which the database saw `esimctl`.
     pub source: Option<String>,

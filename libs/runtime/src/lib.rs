@@ -28,7 +28,6 @@ pub mod metrics;
 pub mod moment;
 pub mod outage;
 mod process;
-mod removed;
 pub mod retry_after;
 pub mod sampler;
 mod setting_files;
@@ -98,7 +97,6 @@ where
         }
     };
     metrics::build_info();
-    removed::warn();
     let outcome = threads()
         .enable_all()
         .build()

@@ -36,6 +36,11 @@ use runtime::config::BadSetting;
 
 // The modules are found under their own names, whatever folder they are in.
 use crate::{
+    commands::{Command, dispatch},
+    console::Console,
+    exit::status,
+};
+use crate::{
     deliveries::{delivery, endpoint, event, resend, webhook_url},
     frame::{
         confirm, console, csv, exit, listing, lookup, manifest, moment, output, plan, progress,
@@ -53,11 +58,6 @@ use crate::{
         action, archive, database_password, master_key, migrate, operator, reencrypt, retention,
         secret_set,
     },
-};
-use crate::{
-    commands::{Command, dispatch},
-    console::Console,
-    exit::status,
 };
 
 const EXAMPLES: &str = "Examples:

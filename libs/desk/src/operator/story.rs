@@ -342,7 +342,7 @@ async fn actions(connection: &mut PgConnection, order: &OrderView) -> Result<Vec
         .chain(placements.map(|one| one.placement_id.to_string()))
         .chain(topups.map(|one| one.topup_id.clone()))
         .collect();
-    // `named` is materialized, so that its rows are found by the index of targets (0024). Otherwise a plan
+    // `named` is materialized, so that its rows are found by the index of targets. Otherwise a plan
     // for the newest ones could walk through all actions by time. The index holds the first 100
     // characters of an id, and ids are shorter.
     let query = sqlx::query_as!(

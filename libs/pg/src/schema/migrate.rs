@@ -98,11 +98,6 @@ pub enum MigrationError {
     )]
     Changed(i64),
     #[error(
-        "the database was made by a program from before version 0.1.0, whose data no later version reads: name an empty \
-         database in DATABASE_URL, and import partners and options again"
-    )]
-    BeforeFirstRelease,
-    #[error(
         "{wait}; gave up after {waited:?} (--give-up){}. End that transaction, or migrate again later",
         if *.unfinished_index { UNFINISHED_INDEX } else { "" }
     )]
@@ -180,10 +175,9 @@ async fn apply_missing<F: FnMut(&Wait)>(
     let applied = connection.list_applied_migrations(TABLE).await?;
     for migration in migrations.iter() {
         match applied.iter().find(|one| one.version == migration.version) {
-            // The first migration has not changed since version 0.1.0, so another text of it is
-            // that of a program from before.
+            // The baseline never changes, so another text of it is that of an earlier version.
             Some(applied) if applied.checksum != migration.checksum && migration.version == 1 => {
-                return Err(MigrationError::BeforeFirstRelease);
+                return Err(SchemaError::BeforeBaseline.into());
             }
             Some(applied) if applied.checksum != migration.checksum => {
                 return Err(MigrationError::Changed(migration.version));

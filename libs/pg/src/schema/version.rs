@@ -5,9 +5,6 @@ use vault::VaultError;
 
 use crate::{Error, Result, config::STARTUP_OPTIONS, primary::Unfit};
 
-/// The table in which migrations declare which programs they serve.
-const SERVES_TABLE: &str = "_schema_serves";
-
 pub(super) static MIGRATIONS: Migrator = sqlx::migrate!("./migrations");
 
 /// Why this program cannot work with the database. Except for [`SchemaError::Store`], waiting does
@@ -27,6 +24,11 @@ pub enum SchemaError {
          knows schema {known}: deploy a newer version"
     )]
     Ahead { found: i64, serves: i64, known: i64 },
+    #[error(
+        "the database was made by an earlier version, whose schema no program reads any more (no installation of one \
+         exists): name an empty database in DATABASE_URL, run `esimctl migrate`, and apply partners and options again"
+    )]
+    BeforeBaseline,
     #[error(
         "a connection pooler drops the session settings (statement_timeout, enable_seqscan): DATABASE_URL must name \
          PostgreSQL itself, not PgBouncer or another pooler; DATABASE_CONNECTIONS bounds the connections"
@@ -107,6 +109,9 @@ pub(super) async fn serves(connection: &mut PgConnection, known: i64) -> Result<
             needed: known,
         });
     }
+    if !has_baseline(connection).await? {
+        return Err(SchemaError::BeforeBaseline);
+    }
     let serves = oldest_served(connection, known).await?.unwrap_or(known);
     if serves > known {
         return Err(SchemaError::Ahead {
@@ -118,11 +123,14 @@ pub(super) async fn serves(connection: &mut PgConnection, known: i64) -> Result<
     Ok(found)
 }
 
-/// The newest applied migration; 0 if there is none. Neither the table of the migrator nor
-/// `_schema_serves` exists in an empty database, so both are looked for first. That is also why
-/// these statements are not checked at compile time.
+/// The newest applied migration; 0 if there is none. The tables of the migrator do not exist in an
+/// empty database, so the first of them is looked for. That is also why these statements are not
+/// checked at compile time.
 async fn applied(connection: &mut PgConnection) -> Result<i64> {
-    if !exists(connection, "_sqlx_migrations").await? {
+    let exists: bool = sqlx::query_scalar("SELECT to_regclass('_sqlx_migrations') IS NOT NULL")
+        .fetch_one(&mut *connection)
+        .await?;
+    if !exists {
         return Ok(0);
     }
     let version =
@@ -132,25 +140,24 @@ async fn applied(connection: &mut PgConnection) -> Result<i64> {
     Ok(version)
 }
 
+/// Whether the first migration that was applied is this program's, from which all others go on.
+async fn has_baseline(connection: &mut PgConnection) -> Result<bool> {
+    let applied: Option<Vec<u8>> =
+        sqlx::query_scalar("SELECT checksum FROM _sqlx_migrations WHERE version = 1")
+            .fetch_optional(connection)
+            .await?;
+    let ours = MIGRATIONS.iter().find(|migration| migration.version == 1);
+    Ok(ours.map(|migration| &*migration.checksum) == applied.as_deref())
+}
+
 /// The oldest program that all applied migrations newer than `known` serve; `None` if no applied
 /// migration is newer. A migration without a row in `_schema_serves` serves its own version only.
 async fn oldest_served(connection: &mut PgConnection, known: i64) -> Result<Option<i64>> {
-    let oldest = if exists(connection, SERVES_TABLE).await? {
-        "SELECT max(coalesce(s.serves, m.version))
-         FROM _sqlx_migrations m LEFT JOIN _schema_serves s ON s.version = m.version
-         WHERE m.success AND m.version > $1"
-    } else {
-        "SELECT max(version) FROM _sqlx_migrations WHERE success AND version > $1"
-    };
+    let oldest = "SELECT max(coalesce(s.serves, m.version))
+                  FROM _sqlx_migrations m LEFT JOIN _schema_serves s ON s.version = m.version
+                  WHERE m.success AND m.version > $1";
     Ok(sqlx::query_scalar(oldest)
         .bind(known)
-        .fetch_one(connection)
-        .await?)
-}
-
-async fn exists(connection: &mut PgConnection, table: &str) -> Result<bool> {
-    Ok(sqlx::query_scalar("SELECT to_regclass($1) IS NOT NULL")
-        .bind(table)
         .fetch_one(connection)
         .await?)
 }

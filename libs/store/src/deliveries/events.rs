@@ -10,7 +10,7 @@
 //! of `deliveries`), so that repeating its insert conflicts with the primary key and changes
 //! nothing.
 //!
-//! The trigger `topup_failed` (`migrations/0042_one_endpoint.sql`) creates the events about failed topups.
+//! The trigger `topup_failed` (`migrations/0001_baseline.sql`) creates the events about failed topups.
 //! The notifier calls [`expiring`] and [`forget`] regularly. Ingress calls [`test()`], [`find`] and
 //! [`list`] for self-service, and `esimctl` shows events with the latter two.
 

@@ -62,7 +62,7 @@ pub async fn claim_known(
              AND (SELECT version FROM system) = $2
              AND d.state = 'pending' AND d.kind = 'topup.ready' AND d.endpoint_id IS NULL AND d.attempt = 0
              AND d.created_at > now() - make_interval(secs => $3)
-             -- What older programs have settled lacks these, and an erased profile is missing.
+             -- What an operator has entered lacks these, and an erased profile is missing.
              AND d.order_id IS NOT NULL AND d.option_id IS NOT NULL AND d.external_order_id IS NOT NULL
              AND d.ordered_at IS NOT NULL AND e.ready_at IS NOT NULL AND e.iccid IS NOT NULL
              AND e.profile IS NOT NULL"#,

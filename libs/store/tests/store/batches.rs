@@ -14,7 +14,6 @@ use store::work::Kind;
 use uuid::Uuid;
 
 use crate::bench::{Bench, execute, look};
-use crate::upgrade::{before, shown, upgrade};
 
 const URL: &str = "https://partner.example/hook";
 const LEASE: Duration = Duration::from_mins(1);
@@ -157,32 +156,6 @@ async fn the_notices_are_one_row_for_all_partners_and_processes() {
     // Another process starts.
     batches::begin_notices(&mut notifier).await.unwrap();
     assert_eq!(claim(&mut notifier).await.len(), 1);
-}
-
-/// What runs when the schema changes becomes work.
-#[tokio::test]
-async fn moves_and_resends_of_the_version_before_become_work() {
-    let bench = before("work in batches").await;
-    let mut owner = bench.connection().await;
-    let partner = Uuid::now_v7();
-    let running = Uuid::now_v7();
-    let rows = format!(
-        "INSERT INTO partners (partner_id, name, environment, access_key, secret_key, webhook_url, webhook_secret)
-         VALUES ('{partner}', 'p', 'live', 'ak', 'x', 'https://one.example/', 'one');
-         UPDATE endpoints SET moving_since = now() WHERE partner_id = '{partner}';
-         INSERT INTO redeliveries (redelivery_id, partner_id, since, until, phase, ended_at)
-         VALUES ('{running}', '{partner}', now(), now(), 'exhausted', NULL),
-                (gen_random_uuid(), '{partner}', now(), now(), 'exhausted', now())"
-    );
-    execute(&mut owner, &rows).await;
-    upgrade(&bench).await;
-    let work = "SELECT id, kind, partner_id FROM work";
-    let mut expected = [
-        format!("({partner},moved,{partner})"),
-        format!("({running},resend,{partner})"),
-    ];
-    expected.sort_unstable();
-    assert_eq!(shown(&mut owner, work).await, expected.join(" "));
 }
 
 /// Deliveries that wait for a URL go on waiting when a pause ends. Otherwise they would become due and

@@ -429,9 +429,8 @@ async fn the_work_of_a_placement_that_is_just_being_resolved_is_not_deleted() {
     );
 }
 
-/// Nulls what the first claim finds on the row of the placement, as if a program of an older schema had
-/// stored the order.
-const BY_AN_OLDER_PROGRAM: &str =
+/// Nulls what the first claim finds on the row of the placement, as it is on placements of many units.
+const NOT_ON_THE_ROW: &str =
     "UPDATE placements SET first_claim = NULL WHERE placement_id::text = $1";
 
 #[tokio::test]
@@ -454,7 +453,7 @@ async fn the_first_claim_reads_the_same_from_the_row_as_from_the_tables() {
         // The same placement again, as if it had not been claimed.
         let again = "UPDATE placements SET state = 'accepted', attempt = 0, attempted_at = NULL WHERE placement_id::text = $1";
         bench.set(again, id).await;
-        bench.set(BY_AN_OLDER_PROGRAM, id).await;
+        bench.set(NOT_ON_THE_ROW, id).await;
         let mut tables = bench.claim(&[id]).await.remove(0);
         // They are read a moment later.
         assert!(tables.age >= row.age && tables.attempt_age >= row.attempt_age);
@@ -471,7 +470,7 @@ async fn a_claim_of_orders_of_two_versions_takes_each_of_them_once() {
     bench.store(&orders).await;
     let all: Vec<PlacementId> = orders.iter().map(placement).collect();
     for (id, damage) in [
-        (all[0], BY_AN_OLDER_PROGRAM),
+        (all[0], NOT_ON_THE_ROW),
         (
             all[1],
             "UPDATE placements SET first_claim = '{\"of\": \"a newer version\"}' WHERE placement_id::text = $1",

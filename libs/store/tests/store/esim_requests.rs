@@ -171,27 +171,6 @@ async fn what_is_asked_is_work_until_it_is_answered() {
     assert_eq!(bench.value::<i64>(kinds, &topup).await, 0);
 }
 
-/// `esim_requests.at` said when a request is due.
-#[tokio::test]
-async fn a_request_from_before_it_was_work_becomes_work() {
-    let bench = before_requests().await;
-    let rows =
-        "INSERT INTO esim_requests (topup_id, partner_id, provider, at, usage_asked_at, give_back)
-         VALUES ('both', gen_random_uuid(), 'sandbox', now(), now(), 'sending'),
-                ('back', gen_random_uuid(), 'sandbox', '2036-01-01', NULL, 'asked'),
-                ('over', gen_random_uuid(), 'sandbox', NULL, NULL, 'parked')";
-    bench.sql(rows).await;
-    crate::upgrade::upgrade(&bench).await;
-    let mut owner = bench.connection().await;
-    let work = "SELECT lane, kind, provider, at <= now() AS due FROM work";
-    let expected = "(back,give_back,sandbox,f) (both,give_back,sandbox,t) (both,usage,sandbox,t)";
-    assert_eq!(crate::upgrade::shown(&mut owner, work).await, expected);
-}
-
-async fn before_requests() -> Bench {
-    crate::upgrade::before("requests as work").await
-}
-
 #[tokio::test]
 async fn each_statement_moves_a_give_back_as_the_machine_does() {
     let bench = Bench::new().await;

@@ -205,7 +205,7 @@ async fn the_sweep_fans_out_what_no_claim_has() {
             &topups[0],
         )
         .await;
-    // A notifier of an older version held this one, because there is no URL.
+    // This one is held, because there is no URL.
     let held = ids(&topups[1..2]);
     deliveries::set_no_endpoint(&mut *bench.connection().await, &held)
         .await

@@ -107,7 +107,7 @@ async fn what_the_lean_claim_cannot_read_is_left_to_the_other_one() {
     let partner = bench.partner(Some(URL)).await;
     let mut left = Vec::new();
     for change in [
-        // A program of an older schema has settled it.
+        // An operator has entered it.
         "UPDATE deliveries SET option_id = NULL, external_order_id = NULL, ordered_at = NULL WHERE topup_id = $1",
         "UPDATE esims SET profile = NULL, erased_at = now() WHERE topup_id = $1",
         "UPDATE deliveries SET attempt = 1 WHERE topup_id = $1",

@@ -16,7 +16,6 @@
 //! - [`notices`]: what partners are told on another channel.
 //! - [`self_service`]: what partners see and change themselves.
 //! - [`restart`]: a webhook that is sent again while it is pending.
-//! - [`reasons`]: reasons are codes, and what becomes of older prose.
 //! - [`recover`]: recovery after an old dump is restored.
 //! - [`archive`]: finished orders leave the tables. [`archived_tables`]: no
 //!   table is forgotten there.
@@ -33,13 +32,12 @@
 //! - [`further`]: several endpoints of one partner. [`health`]: every statement that changes the health
 //!   of an endpoint, against the machine of crate `domain`.
 //! - [`history`]: what did not go straight.
-//! - [`one_endpoint`]: the upgrade to one table of endpoints.
 //! - [`rotation`]: replaced keys and secrets, and re-encryption under another master key.
 //! - [`sweep`]: rows without an outcome after their first lease.
 //! - [`console`]: what the console needs below its pages.
 //! - [`configuration`]: operators' changes, as services see them.
 //! - [`schema`], [`migrations`]: migrations beside live traffic and older programs. [`snapshot`]:
-//!   the committed `schema.sql` is current. [`upgrade`]: rows that a migration moves. [`pooler`]: poolers are refused.
+//!   the committed `schema.sql` is current. [`upgrade`]: a database of the baseline with rows. [`pooler`]: poolers are refused.
 
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
@@ -70,7 +68,6 @@ mod machine;
 mod migrations;
 mod nodelay;
 mod notices;
-mod one_endpoint;
 mod operator;
 mod orders;
 mod plans;
@@ -78,7 +75,6 @@ mod pooler;
 mod primary;
 mod provider_lanes;
 mod providers;
-mod reasons;
 mod recover;
 mod refused;
 mod resends;

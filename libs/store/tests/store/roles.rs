@@ -118,16 +118,6 @@ async fn whoever_says_that_commits_were_lost_is_named_and_hides_no_later_loss() 
         [("esim_notifier".into(), "commit fence".into(), 1)],
         "only a change is recorded"
     );
-    // What programs of the version before write as the reason stands nowhere.
-    bench.sql("UPDATE providers SET open_until = NULL").await;
-    bench
-        .sql("SELECT commits_lost('ask the attacker: ' || repeat('x', 130000000), NULL)")
-        .await;
-    let length: i32 = sqlx::query_scalar("SELECT length(reason) FROM providers")
-        .fetch_one(&bench.pool)
-        .await
-        .unwrap();
-    assert!(length < 500, "{length}");
 }
 
 /// Ingress has the privilege to refuse. It can't undo a purchase or repeat one with it.

@@ -50,7 +50,10 @@ const PARTS: &str = "
 
 /// Views and functions.
 const OTHERS: &str = "
-    SELECT relname AS name, 'VIEW ' || relname || ' AS' || E'\\n' || pg_get_viewdef(oid) AS text FROM pg_class
+    SELECT relname AS name,
+           'VIEW ' || relname || coalesce(' WITH (' || array_to_string(reloptions, ', ') || ')', '') || ' AS' || E'\\n'
+           || pg_get_viewdef(oid) AS text
+    FROM pg_class
     WHERE relnamespace = 'public'::regnamespace AND relkind = 'v'
     UNION ALL
     SELECT proname, pg_get_functiondef(oid) FROM pg_proc WHERE pronamespace = 'public'::regnamespace

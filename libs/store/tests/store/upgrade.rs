@@ -1,40 +1,55 @@
-//! Migrations that move rows into other tables, and the one that removes what only older programs
-//! needed: no row and no value is lost.
+//! An upgrade of a database with rows: no row and no value of it is lost. It begins with the baseline,
+//! the first migration, and goes through all that came after it and one more, of the kind that comes next.
 
-use domain::{PartnerId, TopupId};
 use pg::schema::{self, Patience};
-use sqlx::migrate::Migrator;
-use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use sqlx::migrate::{Migration, MigrationType, Migrator};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, SqlSafeStr};
 
-use crate::bench::{Bench, execute, order, topups};
+use crate::bench::{Bench, execute};
 
-/// A database with the schema before the migration with this name.
-pub(crate) async fn before(name: &str) -> Bench {
-    let bench = Bench::empty().await;
-    let all = schema::migrations();
-    let moved = all.iter().find(|one| one.description == name).unwrap();
-    let older = all
-        .iter()
-        .filter(|one| one.version < moved.version)
-        .cloned()
-        .collect();
-    let older = Migrator::with_migrations(older);
-    let mut connection = bench.connection().await;
-    schema::apply(&mut connection, &older, Patience::default(), |_| {})
+/// Columns of the baseline that a later migration has removed under `-- contract: why`.
+const CONTRACTED: [&str; 0] = [];
+
+/// What the next migration might do, with the index that it would build by another one.
+const NEXT: [&str; 2] = [
+    "-- serves: 1\nALTER TABLE orders ADD COLUMN newer text; ALTER TABLE topups ADD COLUMN price bigint NOT NULL DEFAULT 0;",
+    "-- no-transaction\n-- serves: 1\nCREATE INDEX CONCURRENTLY orders_newer ON orders (newer) WHERE newer IS NOT NULL;",
+];
+
+async fn apply(connection: &mut PgConnection, migrations: Vec<Migration>) {
+    let migrations = Migrator::with_migrations(migrations);
+    schema::apply(connection, &migrations, Patience::default(), |_| {})
         .await
         .unwrap();
+}
+
+/// A database with the schema of the baseline.
+async fn baseline() -> Bench {
+    let bench = Bench::empty().await;
+    let first = schema::migrations().iter().take(1).cloned().collect();
+    apply(&mut *bench.connection().await, first).await;
     bench
 }
 
-/// Applies the other migrations, too.
-pub(crate) async fn upgrade(bench: &Bench) {
-    schema::migrate(&mut *bench.connection().await)
-        .await
-        .unwrap();
+/// Applies all later migrations, and those of [`NEXT`].
+async fn upgrade(bench: &Bench) {
+    let mut all: Vec<Migration> = schema::migrations().iter().cloned().collect();
+    for (version, sql) in (schema::latest() + 1..).zip(NEXT) {
+        let no_tx = sql.starts_with("-- no-transaction");
+        let kind = MigrationType::Simple;
+        all.push(Migration::new(
+            version,
+            "next".into(),
+            kind,
+            sql.into_sql_str(),
+            no_tx,
+        ));
+    }
+    apply(&mut *bench.connection().await, all).await;
 }
 
 /// What a query shows, as one text.
-pub(crate) async fn shown(connection: &mut PgConnection, query: &str) -> String {
+async fn shown(connection: &mut PgConnection, query: &str) -> String {
     let query =
         format!("SELECT coalesce(string_agg(x::text, ' ' ORDER BY x), '') FROM ({query}) x");
     sqlx::query_scalar(AssertSqlSafe(query))
@@ -48,78 +63,6 @@ async fn role(bench: &Bench, stage: &str) -> PgConnection {
         .await
         .unwrap()
 }
-
-/// What was read under old names, and how it is read now.
-const SMALL: [(&str, &str); 5] = [
-    (
-        "SELECT version FROM configuration_version",
-        "SELECT version FROM system",
-    ),
-    (
-        "SELECT addresses, told_at FROM source_addresses",
-        "SELECT addresses, told_at FROM system",
-    ),
-    (
-        "SELECT stage, up_to, fence_at, fence_xid FROM sweeps",
-        "SELECT name, up_to, fence_at, fence_xid FROM walks WHERE name IN ('placements', 'deliveries')",
-    ),
-    (
-        "SELECT class, days, after, up_to, began_at FROM retention WHERE class <> 'changes'",
-        "SELECT name, days, after, up_to, began_at FROM walks WHERE name NOT IN ('placements', 'deliveries', 'changes')",
-    ),
-    (
-        "SELECT archive, partner_id, orders FROM archive_partners",
-        "SELECT archive, key::uuid, value::bigint FROM archives, jsonb_each_text(partners)",
-    ),
-];
-
-#[tokio::test]
-async fn the_rows_of_small_tables_are_carried_over() {
-    let bench = before("small tables").await;
-    let rows = "INSERT INTO options (option_id, name, provider, provider_option_id, environment)
-         SELECT gen_random_uuid(), 'an option', 'sandbox', n, 'sandbox' FROM generate_series(1, 7) n;
-         INSERT INTO source_addresses (addresses, told_at) VALUES ('{192.0.2.1}', '2026-01-01');
-         UPDATE sweeps SET up_to = '2026-02-01', fence_at = '2026-02-02', fence_xid = '77' WHERE stage = 'placements';
-         UPDATE sweeps SET up_to = '2026-02-03' WHERE stage = 'deliveries';
-         UPDATE retention SET days = 17, after = 'topup 3', up_to = '2026-03-01', began_at = '2025-01-01' WHERE class = 'profiles';
-         INSERT INTO archives (archive, folder, ordered_before, reserved_to, moved_to, orders)
-         SELECT n, 'folder', now(), gen_random_uuid(), gen_random_uuid(), 5 FROM generate_series(1, 3) n;
-         INSERT INTO archive_partners (archive, partner_id, orders)
-         SELECT n, md5(partner)::uuid, n + 1 FROM generate_series(1, 2) n, unnest('{one,other}'::text[]) partner";
-    bench.sql(rows).await;
-    let mut owner = bench.connection().await;
-    let mut stored = Vec::new();
-    for (old, _) in SMALL {
-        stored.push(shown(&mut owner, old).await);
-    }
-    assert!(stored.iter().all(|rows| !rows.is_empty()), "{stored:?}");
-    upgrade(&bench).await;
-    for ((_, now), before) in SMALL.into_iter().zip(stored) {
-        assert_eq!(shown(&mut owner, now).await, before, "{now}");
-    }
-    let archives = "SELECT archive, orders FROM archives";
-    assert_eq!(shown(&mut owner, archives).await, "(1,5) (2,5) (3,5)");
-    // The version of the configuration goes on where it was.
-    bench.sql("UPDATE options SET name = 'newer'").await;
-    let newest = "SELECT max(version) = 14 AND (SELECT version FROM system) = 8 FROM options";
-    assert_eq!(shown(&mut owner, newest).await, "(t)");
-}
-
-/// Tables and columns that were there only for programs older than the version before.
-const CONTRACTED: [&str; 12] = [
-    "esim_requests.at",
-    "hourly.created",
-    "hourly.done",
-    "hourly.failed",
-    "hourly.hour",
-    "hourly.stage",
-    "partners.old_webhook_secret",
-    "partners.old_webhook_secret_until",
-    "partners.webhook_events",
-    "partners.webhook_host",
-    "partners.webhook_secret",
-    "partners.webhook_url",
-];
 
 /// A column of a table, and a value for it that depends on `n`.
 struct Column {
@@ -139,8 +82,7 @@ impl Column {
             ("partners" | "options", "environment") => "'live'",
             ("partner_endpoints", "endpoint_id") => "md5('endpoint ' || n)::uuid",
             ("system", "singleton") => "true",
-            ("partners", "webhook_url") => "'https://One.example/' || n",
-            ("partners", "webhook_events") => "'{topup.failed}'::text[]",
+            ("pulses", "nats_refused") => "'publish TOPUP_READY'",
             ("operators" | "operator_sessions", "role") => "'viewer'",
             ("operators", "name") => "'operator' || n",
             _ => match kind {
@@ -184,13 +126,14 @@ async fn values(connection: &mut PgConnection, column: &Column) -> String {
     shown(connection, &query).await
 }
 
-/// A database of the version before with values in every column of every table: each of them is there
-/// afterwards, in the same place, or with the endpoint to which it belongs.
+/// Values in every column of every table: each of them is there afterwards, in the same place.
 #[tokio::test]
-async fn the_contraction_loses_no_row_and_no_value() {
-    let bench = before("contraction").await;
+async fn an_upgrade_of_a_database_of_the_baseline_loses_no_row_and_no_value() {
+    let bench = baseline().await;
     let mut owner = bench.connection().await;
     let before = columns(&mut owner).await;
+    // The rows name nothing that is there, which triggers would refuse.
+    execute(&mut owner, "SET session_replication_role = replica").await;
     for of_table in before.chunk_by(|one, next| one.table == next.table) {
         let written = of_table.iter().filter_map(|one| Some((one, one.value?)));
         let names: Vec<String> = written
@@ -206,41 +149,28 @@ async fn the_contraction_loses_no_row_and_no_value() {
         );
         execute(&mut owner, &insert).await;
     }
-    let webhooks = "SELECT partner_id, webhook_url, webhook_host, webhook_secret, old_webhook_secret, old_webhook_secret_until,
-                           webhook_events FROM partners";
-    let webhooks = shown(&mut owner, webhooks).await;
-    assert!(webhooks.contains("one.example") && webhooks.contains("topup.failed"));
     let mut stored = Vec::new();
     for column in before {
         let found = values(&mut owner, &column).await;
         assert!(!found.is_empty(), "{} has no row", column.path());
         stored.push((column, found));
     }
+    execute(&mut owner, "RESET session_replication_role").await;
     upgrade(&bench).await;
     let now: Vec<String> = columns(&mut owner).await.iter().map(Column::path).collect();
+    assert!(now.iter().any(|path| path == "topups.price"), "{now:?}");
     let mut gone = Vec::new();
     for (column, found) in stored {
-        if now.contains(&column.path()) {
-            assert_eq!(
-                values(&mut owner, &column).await,
-                found,
-                "{}",
-                column.path()
-            );
+        let path = column.path();
+        if now.contains(&path) {
+            assert_eq!(values(&mut owner, &column).await, found, "{path}");
         } else {
-            gone.push(column.path());
+            gone.push(path);
         }
     }
     assert_eq!(gone, CONTRACTED);
-    let endpoints = "SELECT partner_id, url, host, secrets[1], secrets[2], secret_ends[2], array_remove(events, 'topup.ready')
-                     FROM partner_endpoints WHERE nth = 0";
-    assert_eq!(shown(&mut owner, endpoints).await, webhooks);
-    // A partner still has its first endpoint from the beginning.
-    bench
-        .sql("INSERT INTO partners (partner_id, name, environment, access_key) VALUES (md5('p')::uuid, 'p', 'live', 'ak')")
-        .await;
-    let first = "SELECT nth, url, events, cardinality(secrets) FROM partner_endpoints WHERE partner_id = md5('p')::uuid";
-    assert_eq!(shown(&mut owner, first).await, "(0,,{topup.ready},0)");
+    let index = "SELECT indisvalid FROM pg_index WHERE indexrelid = 'orders_newer'::regclass";
+    assert_eq!(shown(&mut owner, index).await, "(t)");
 }
 
 /// The provisioner can neither hide deliveries from their sweep nor end the erasing of data.
@@ -263,85 +193,4 @@ async fn a_stage_moves_its_own_walks_only() {
         names.sort_unstable();
         assert_eq!(format!("({})", names.join(") (")), own, "{stage}");
     }
-}
-
-/// A row with an infinite time that a version before the bounds has let in stops no upgrade, and ends no
-/// program after it.
-#[tokio::test]
-async fn infinite_times_from_before_the_bounds_stop_no_upgrade() {
-    let bench = before("finite times").await;
-    let mut connection = bench.connection().await;
-    for (table, change) in [
-        ("sweeps", "up_to = 'infinity', fence_at = 'infinity'"),
-        ("retention", "began_at = '-infinity'"),
-        (
-            "providers",
-            "open_until = 'infinity', changed_at = '-infinity'",
-        ),
-        ("source_addresses", "told_at = 'infinity'"),
-    ] {
-        let check =
-            "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conname = $1 || '_bounds'";
-        let check: String = sqlx::query_scalar(check)
-            .bind(table)
-            .fetch_one(&mut *connection)
-            .await
-            .unwrap();
-        let spoil = format!(
-            "ALTER TABLE {table} DROP CONSTRAINT {table}_bounds; UPDATE {table} SET {change};
-             ALTER TABLE {table} ADD CONSTRAINT {table}_bounds {check}"
-        );
-        if table == "providers" {
-            execute(
-                &mut connection,
-                "INSERT INTO providers (name) VALUES ('usimsa')",
-            )
-            .await;
-        }
-        execute(&mut connection, &spoil).await;
-    }
-    drop(connection);
-    upgrade(&bench).await;
-    let mut connection = bench.connection().await;
-    let all = store::providers::list(&mut connection).await.unwrap();
-    assert!(all[0].open_until.is_some() && !all[0].lost_commits());
-    let query = "SELECT name FROM walks WHERE NOT isfinite(began_at) OR NOT isfinite(fence_at) OR up_to = 'infinity'";
-    assert_eq!(shown(&mut connection, query).await, "");
-    // The sweeps look at the last day again, instead of at nothing any more.
-    let query = "SELECT count(*) FROM walks WHERE name IN ('placements', 'deliveries') AND up_to < now() - interval '23 hours'";
-    assert_eq!(shown(&mut connection, query).await, "(2)");
-}
-
-#[tokio::test]
-async fn profiles_that_retention_looks_at_again_become_work() {
-    let bench = before("work of retention").await;
-    let topups = topups(&order(PartnerId::new(), 3));
-    let mut ids: Vec<&str> = topups.iter().map(TopupId::as_str).collect();
-    // Ids of one second are in no order.
-    ids.sort_unstable();
-    // The statement of this version knows columns that the older schema lacks.
-    let ordered = "WITH placed AS (
-                       INSERT INTO placements (placement_id, order_id, partner_id, provider, lane)
-                       VALUES (gen_random_uuid(), gen_random_uuid(), gen_random_uuid(), 'sandbox', 'lane')
-                       RETURNING placement_id
-                   )
-                   INSERT INTO topups (topup_id, placement_id, position, option_id, provider_option_id)
-                   SELECT topup, placement_id, 0, gen_random_uuid(), 'option' FROM placed, unnest($1::text[]) AS topup";
-    let ordered = sqlx::query(ordered).bind(&ids[..]);
-    ordered.execute(&bench.pool).await.unwrap();
-    let rows = "INSERT INTO retention_due (topup_id, at)
-                SELECT topup, '2026-01-01'::timestamptz + make_interval(days => nth::int)
-                FROM unnest($1::text[]) WITH ORDINALITY AS t (topup, nth)";
-    let rows = sqlx::query(rows).bind(&ids[..2]);
-    rows.execute(&bench.pool).await.unwrap();
-    let shows = "SELECT topup_id, at FROM retention_due";
-    let mut owner = bench.connection().await;
-    let stored = shown(&mut owner, shows).await;
-    upgrade(&bench).await;
-    let now = "SELECT lane, at FROM work WHERE kind = 'erase'";
-    assert_eq!(shown(&mut owner, now).await, stored);
-    let work =
-        "SELECT kind, provider, count(*), count(DISTINCT id), min(lane) FROM work GROUP BY 1, 2";
-    let expected = format!("(erase,\"\",2,2,{})", ids[0]);
-    assert_eq!(shown(&mut owner, work).await, expected);
 }

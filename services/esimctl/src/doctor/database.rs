@@ -188,6 +188,9 @@ async fn schema(connection: &mut PgConnection, lines: &mut Lines<'_>) -> bool {
             let remedy = match &error {
                 SchemaError::Behind { .. } => "run `esimctl migrate` as the owner of the tables",
                 SchemaError::Ahead { .. } => "use the esimctl of the version that runs",
+                SchemaError::BeforeBaseline => {
+                    "name an empty database, and run `esimctl migrate` on it"
+                }
                 _ => "point DATABASE_URL at PostgreSQL itself, and at the database of the system",
             };
             lines.fault(

@@ -38,10 +38,7 @@ pub struct Console {
 
 impl Console {
     pub fn new(json: bool, database: Option<DatabaseConfig>) -> Self {
-        Self {
-            json,
-            database,
-        }
+        Self { json, database }
     }
 
     pub fn database(&self) -> anyhow::Result<PgConnectOptions> {

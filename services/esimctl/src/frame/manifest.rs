@@ -22,21 +22,16 @@ const MOST_FAULTS: usize = 10;
 
 /// Where a command finds its file.
 #[derive(clap::Args, Clone, Debug)]
-#[group(id = "manifest", required = true, multiple = false)]
 pub struct Source {
     /// The file, in YAML or JSON, or `-` for standard input
     #[arg(short = 'f', long, value_name = "FILE")]
-    file: Option<String>,
-    // Where scripts for earlier versions name it.
-    #[arg(value_name = "FILE", hide = true)]
-    old_file: Option<String>,
+    file: String,
 }
 
 impl Source {
     /// The name of the file; `-` is standard input.
     pub fn name(&self) -> &str {
-        let named = self.file.as_ref().or(self.old_file.as_ref());
-        named.map_or("-", String::as_str)
+        &self.file
     }
 
     pub fn read(&self) -> anyhow::Result<String> {

@@ -44,7 +44,7 @@ pub enum Command {
     /// Make the options match a file: create new ones, and change the others
     ///
     /// The same file again changes nothing, so a script may apply it at every deployment.
-    #[command(after_help = option_file::EXAMPLES, alias = "import")]
+    #[command(after_help = option_file::EXAMPLES)]
     Apply(Apply),
     /// Take an option out of sale, or put it back
     #[command(after_help = SET_EXAMPLES)]

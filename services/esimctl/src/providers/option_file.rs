@@ -51,8 +51,7 @@ Options that are not in the file stay as they are. A file with any fault changes
 object is a fault. docs/options.schema.json describes the file for editors and checks.
 A provider that no provisioner has ever served gets a warning, and `esimctl doctor` repeats it.
 
---dry-run prints what would be created and changed, and ends with status 0 if that is nothing and 3 otherwise.
-`esimctl option import FILE` is the old form of this command.";
+--dry-run prints what would be created and changed, and ends with status 0 if that is nothing and 3 otherwise.";
 
 const LONGEST_TEXT: usize = 255;
 /// The maximum number of alternatives of an option.

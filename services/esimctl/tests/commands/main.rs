@@ -213,7 +213,7 @@ async fn an_order_is_found_by_each_of_its_ids() {
     // empty.
     let catalogue = json!({ "options": [option("ready")] }).to_string();
     operator
-        .run_with_input(&["option", "import", "-"], catalogue)
+        .run_with_input(&["option", "apply", "-f", "-"], catalogue)
         .await
         .text();
     let ids = [
@@ -317,7 +317,7 @@ async fn options_are_imported_whole_or_not_at_all() {
     let catalogue = |options: &[&Value]| json!({ "options": options }).to_string();
     let import = async |text: String| {
         operator
-            .run_with_input(&["option", "import", "-", "--json"], text)
+            .run_with_input(&["option", "apply", "-f", "-", "--json"], text)
             .await
     };
     let counts = |imported: u32, unchanged: u32| [json!(imported), json!(unchanged)];
@@ -328,11 +328,11 @@ async fn options_are_imported_whole_or_not_at_all() {
     std::fs::write(&file, catalogue(&[&one])).unwrap();
     let file = file.to_str().unwrap();
     assert_eq!(
-        counted(operator.json(&["option", "import", file]).await),
+        counted(operator.json(&["option", "apply", "-f", file]).await),
         counts(1, 0)
     );
     assert_eq!(
-        operator.run(&["option", "import", file]).await.text(),
+        operator.run(&["option", "apply", "-f", file]).await.text(),
         "0 created, 0 changed, 1 unchanged\n"
     );
 
@@ -382,7 +382,7 @@ async fn options_are_imported_whole_or_not_at_all() {
             .contains("renamed")
     );
     let refused = operator
-        .run(&["option", "import", "/nowhere/options.json"])
+        .run(&["option", "apply", "-f", "/nowhere/options.json"])
         .await;
     refused.fails(1, "cannot open /nowhere/options.json");
 }
@@ -397,7 +397,7 @@ async fn standard_input_is_read_to_its_end_before_anything_fails() {
         .collect();
     let input = json!({ "options": options }).to_string();
     operator
-        .run_with_input(&["option", "import", "-"], input)
+        .run_with_input(&["option", "apply", "-f", "-"], input)
         .await
         .fails(1, "esimctl migrate");
 }
@@ -498,7 +498,7 @@ async fn help_needs_no_settings() {
     for arguments in [
         &["--help"][..],
         &["partner", "--help"],
-        &["option", "import", "--help"],
+        &["option", "apply", "--help"],
     ] {
         run(&mut esimctl(arguments)).await.says("Examples:");
     }

@@ -246,7 +246,7 @@ async fn a_provider_that_nobody_serves_is_found_although_it_is_an_alternative() 
     routed["alternatives"] = json!([{ "provider": "second", "provider_option_id": "x" }]);
     let catalogue = json!({ "options": [routed] }).to_string();
     operator
-        .run_with_input(&["option", "import", "-"], catalogue)
+        .run_with_input(&["option", "apply", "-f", "-"], catalogue)
         .await
         .text();
     let mut connection = operator.database.connect().await.unwrap();

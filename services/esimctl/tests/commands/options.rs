@@ -14,7 +14,7 @@ async fn an_option_is_disabled_and_enabled_with_a_record() {
     other["name"] = json!("JP");
     let catalogue = json!({ "options": [option("one"), twin, other] }).to_string();
     operator
-        .run_with_input(&["option", "import", "-"], catalogue)
+        .run_with_input(&["option", "apply", "-f", "-"], catalogue)
         .await
         .text();
     let enabled = async |name: &str| {
@@ -107,7 +107,7 @@ async fn the_list_can_be_imported_again() {
     let catalogue = json!({ "options": [one, option("two")] }).to_string();
     let import = async |text: String| {
         operator
-            .run_with_input(&["option", "import", "-", "--json"], text)
+            .run_with_input(&["option", "apply", "-f", "-", "--json"], text)
             .await
             .json()
     };
@@ -137,7 +137,7 @@ async fn an_import_warns_of_providers_that_nobody_serves() {
     withdrawn["enabled"] = json!(false);
     let catalogue = json!([live, withdrawn, option("test")]).to_string();
     let import = async |more: &[&str]| {
-        let arguments = [&["option", "import", "-"], more].concat();
+        let arguments = [&["option", "apply", "-f", "-"], more].concat();
         operator.run_with_input(&arguments, catalogue.clone()).await
     };
     let imported = import(&["--json"]).await.json();
@@ -159,7 +159,7 @@ async fn a_key_that_stands_twice_is_refused_with_its_line() {
     let twice = one.replace("\"name\":\"one\"", "\"name\":\"one\",\n\"name\":\"other\"");
     assert_ne!(twice, one);
     operator
-        .run_with_input(&["option", "import", "-"], format!("[{twice}]"))
+        .run_with_input(&["option", "apply", "-f", "-"], format!("[{twice}]"))
         .await
         .fails(1, r#"the key "name" stands twice in one object at line 2"#);
 }
@@ -191,7 +191,7 @@ async fn an_option_that_cannot_be_read_is_named_beside_the_others() {
     let operator = Operator::new().await;
     let catalogue = json!({ "options": [option("fine"), option("damaged")] }).to_string();
     operator
-        .run_with_input(&["option", "import", "-"], catalogue)
+        .run_with_input(&["option", "apply", "-f", "-"], catalogue)
         .await
         .text();
     let mut connection = operator.database.connect().await.unwrap();

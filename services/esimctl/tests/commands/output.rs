@@ -90,7 +90,7 @@ fn files_are_read_as_editors_write_them_and_errors_name_file_and_line() {
     let file = folder.path().join("options.json");
     let import = |text: &[u8]| {
         fs::write(&file, text).unwrap();
-        let mut import = esimctl(&["option", "import", file.to_str().unwrap()]);
+        let mut import = esimctl(&["option", "apply", "-f", file.to_str().unwrap()]);
         said(&import.env("ESIMCTL_OPERATOR", "ana").output().unwrap())
     };
     // It gets as far as the database, so the file was read.
