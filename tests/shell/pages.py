@@ -26,6 +26,7 @@ PAGES = {
     "docs/architecture.md": 4500,
     "docs/console.md": 2500,
     "docs/operations.md": 6000,
+    "docs/partner-guide.md": 5400,
     "docs/performance.md": 2000,
     "docs/reference.md": 5000,
     "docs/reliability.md": 4000,
