@@ -17,6 +17,7 @@ pub mod erase;
 pub mod give_backs;
 pub mod health;
 pub mod looking;
+pub mod minute;
 pub mod options;
 pub mod order_list;
 pub mod orders;

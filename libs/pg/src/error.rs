@@ -8,7 +8,7 @@ use std::{borrow::Cow, io::ErrorKind, sync::Arc, time::Duration};
 use sqlx::error::DatabaseError;
 use vault::VaultError;
 
-use crate::primary::Unfit;
+use crate::unfit::Unfit;
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 

@@ -18,6 +18,7 @@ pub mod actions;
 mod columns;
 pub mod config;
 pub mod database;
+pub mod down;
 mod error;
 mod nodelay;
 pub mod primary;
@@ -25,6 +26,7 @@ pub mod schema;
 pub mod server;
 pub mod sessions;
 pub mod transaction;
+mod unfit;
 
 pub use columns::{age, count, rfc3339, seconds, signed, unsigned, uuids};
 pub use database::Database;

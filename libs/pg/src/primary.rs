@@ -20,7 +20,6 @@
 //! The module `server` holds what a server says about itself, and what the operator demands of it.
 
 mod server;
-mod unfit;
 
 use std::{
     sync::{Mutex, MutexGuard, PoisonError},
@@ -31,8 +30,9 @@ use runtime::clock::Moment;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
+pub use self::server::DurabilityConfig;
 use self::server::{Server, ahead};
-pub use self::{server::DurabilityConfig, unfit::Unfit};
+pub use crate::unfit::Unfit;
 use crate::{Error, Result};
 
 /// After a silence of this length, a response of the server is believed only if a new connection

@@ -10,15 +10,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use desk::operator::health::{Finding, Kind, finding::Clock};
-use pg::{Database, primary::Unfit};
+use pg::{Database, down::Away, primary::Unfit};
 use runtime::{
     Shutdown,
     clock::{self, Moment},
     health::Readiness,
     outage,
 };
-use serde_json::json;
 use time::OffsetDateTime;
 use tokio::time::timeout;
 
@@ -69,13 +67,8 @@ pub async fn run(
                 metrics.show(&pulse, began.elapsed());
                 if let Some(unfit) = &pulse.unfit {
                     let why = match unfit {
-                        Unfit::Clock { .. } => Kind::ClockOff {
-                            of: Clock::Postgresql,
-                            ahead: pulse.clock_ahead,
-                        },
-                        other => Kind::DatabaseDown {
-                            why: other.to_string(),
-                        },
+                        Unfit::Clock { .. } => Away::Clock(pulse.clock_ahead),
+                        other => Away::Down(other.to_string()),
                     };
                     is_away(&readiness, (unfit.to_string(), why), &mut away_since);
                 } else {
@@ -101,21 +94,20 @@ pub async fn run(
     Ok(())
 }
 
-fn down(error: String) -> (String, Kind) {
-    let why = error.clone();
-    (error, Kind::DatabaseDown { why })
+fn down(error: String) -> (String, Away) {
+    let why = Away::Down(error.clone());
+    (error, why)
 }
 
 /// Notes that nothing can be committed now, and why. The first line is written in any case, because it says
 /// why the stage is not ready; the lines after it share the limit of an outage with all others.
 fn is_away(
     readiness: &Readiness,
-    (error, why): (String, Kind),
+    (error, why): (String, Away),
     since: &mut Option<OffsetDateTime>,
 ) {
     let since = *since.get_or_insert_with(clock::now);
-    let finding = Finding::new(why, Some(since));
-    let was_ready = readiness.set_not_ready("database", &error, json!(finding.told()));
+    let was_ready = readiness.set_not_ready("database", &error, why.told(since));
     let others = outage::DATABASE.failed();
     if was_ready || others.is_some() {
         tracing::error!(

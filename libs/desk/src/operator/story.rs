@@ -17,8 +17,7 @@ use super::{
 
 mod sentence;
 mod what;
-pub use sentence::sentence;
-pub(super) use what::minute;
+pub use sentence::{reason, sentence};
 pub use what::{Moment, What, is_off_the_path, told};
 
 /// The most attempts of webhooks that a timeline holds; the newest ones.
@@ -377,12 +376,13 @@ async fn failures(
         return Ok(Vec::new());
     }
     let ids: Vec<String> = failed.iter().map(|one| one.topup_id.clone()).collect();
-    // The event about a failed topup is stored together with the failure, if the partner wants it. Its
-    // id is derived from the topup.
+    // The event about a failed topup is stored together with the failure, for each endpoint that wants it.
     let query = sqlx::query!(
         r#"SELECT topup_id AS "topup_id!", created_at FROM deliveries
-           WHERE delivery_id = ANY (ARRAY (SELECT md5('topup.failed ' || topup)::uuid FROM unnest($1::text[]) topup))
-             AND topup_id IS NOT NULL"#,
+           WHERE delivery_id = ANY (ARRAY (
+                     SELECT unnest(events_of_topup(topup)) FROM unnest($1::text[]) topup
+                     UNION ALL SELECT delivery_id FROM further_deliveries WHERE topup_id = ANY ($1)))
+             AND kind = 'topup.failed' AND topup_id IS NOT NULL"#,
         &ids,
     );
     let events = query.fetch_all(connection).await?;
@@ -439,13 +439,13 @@ async fn webhooks(connection: &mut PgConnection, order: &OrderView) -> Result<Ve
         .map(|one| one.topup_id.clone())
         .collect();
     // `ids` finds the deliveries about these topups: to first endpoints, to further ones, and the
-    // events about failed ones, whose ids are derived from the topup. The last attempt of a delivered
+    // events about them. The last attempt of a delivered
     // topup is on the delivery's own row.
     let query = sqlx::query!(
         r#"WITH ids AS MATERIALIZED (
                SELECT delivery_id FROM esims WHERE topup_id = ANY ($1) AND delivery_id IS NOT NULL
                UNION SELECT delivery_id FROM further_deliveries WHERE topup_id = ANY ($1)
-               UNION SELECT md5('topup.failed ' || topup)::uuid FROM unnest($1::text[]) topup
+               UNION SELECT unnest(events_of_topup(topup)) FROM unnest($1::text[]) topup
            ), attempts AS (
                SELECT d.topup_id, d.kind, d.endpoint_id, a.attempt, a.at, a.duration_ms, a.status, a.class
                FROM deliveries d JOIN delivery_attempts a ON a.delivery_id = d.delivery_id

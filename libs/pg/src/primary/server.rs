@@ -7,8 +7,10 @@ use runtime::clock::Moment;
 use sqlx::{PgConnection, Row};
 use time::OffsetDateTime;
 
-use super::unfit::{LARGEST_SKEW, Unfit};
-use crate::Result;
+use crate::{
+    Result,
+    unfit::{LARGEST_SKEW, Unfit},
+};
 
 /// What the operator demands of the server.
 #[derive(Args, Clone, Debug, Default)]

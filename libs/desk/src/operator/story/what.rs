@@ -4,8 +4,10 @@
 use domain::{Command, HistoryKind, Reason, Stored, Why};
 use serde::Serialize;
 use store::history::Was;
-use time::{OffsetDateTime, macros::format_description};
+use time::OffsetDateTime;
 use uuid::Uuid;
+
+use crate::operator::minute::minute;
 
 /// What happened at a moment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -232,11 +234,4 @@ fn resolved(before: Option<&Was>, after: Option<&Was>) -> String {
 pub fn is_off_the_path(what: &What) -> bool {
     let straight = matches!(what, What::Attempted { .. } | What::Placed { by: None, .. });
     !straight && told(what).is_some()
-}
-
-/// A UTC time to the minute, such as `2025-01-29 12:34 UTC`.
-pub fn minute(at: OffsetDateTime) -> String {
-    let format = format_description!("[year]-[month]-[day] [hour]:[minute] UTC");
-    let at = at.to_offset(time::UtcOffset::UTC);
-    at.format(format).unwrap_or_else(|_| at.to_string())
 }
