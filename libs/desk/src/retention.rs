@@ -290,7 +290,7 @@ impl Walk {
                ), later AS (
                    -- A profile that is not delivered is looked at daily.
                    INSERT INTO work (id, kind, provider, lane, partner_id, at)
-                   SELECT md5('erase ' || topup_id)::uuid, 'erase', '', topup_id, partner_id,
+                   SELECT derived_id('erase', topup_id), 'erase', '', topup_id, partner_id,
                           CASE WHEN delivered THEN ends_at ELSE now() + interval '1 day' END
                    FROM unit
                    WHERE NOT never AND NOT (coalesce(delivered, false) AND ends_at <= now())
@@ -343,7 +343,7 @@ async fn late_profiles(connection: &mut PgConnection, limit: u32) -> Result<Step
                SELECT lane AS topup_id FROM work WHERE kind = 'erase' AND provider = '' AND at <= now()
                ORDER BY at LIMIT $1 FOR UPDATE SKIP LOCKED
            ), unit AS MATERIALIZED (
-               SELECT t.topup_id, md5('erase ' || t.topup_id)::uuid AS work_id, d.state = 'delivered' AS delivered,
+               SELECT t.topup_id, derived_id('erase', t.topup_id) AS work_id, d.state = 'delivered' AS delivered,
                       d.delivered_at + make_interval(days => r.days) AS ends_at,
                       -- There is no profile and there will be none, or profiles are now kept for ever.
                       r.days IS NULL OR (t.state = 'failed' AND d.delivery_id IS NULL AND p.state <> 'parked') AS never

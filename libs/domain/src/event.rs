@@ -1,6 +1,8 @@
 //! The kinds of what is delivered to the endpoints of partners.
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+use strum::VariantArray;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::VariantArray)]
 pub enum Kind {
     /// Not an event but the specified webhook. Further endpoints ask for it as they do for events;
     /// the first endpoint always gets it.
@@ -36,6 +38,10 @@ impl Kind {
     pub const OF_FURTHER_ENDPOINTS: [Self; 3] =
         [Self::TopupReady, Self::TopupFailed, Self::KeyExpiring];
 
+    /// The events about a topup, whose ids at the first endpoint are derived from it: the function
+    /// `events_of_topup` of the database names them, too.
+    pub const EVENTS_OF_TOPUPS: [Self; 1] = [Self::TopupFailed];
+
     /// The kinds of notices.
     pub const NOTICES: [Self; 7] = [
         Self::NoticeVerify,
@@ -47,10 +53,10 @@ impl Kind {
         Self::NoticeSourceAddresses,
     ];
 
-    /// The kind of a notice by its name.
-    pub fn notice(name: &str) -> Option<Self> {
-        let mut notices = Self::NOTICES.into_iter();
-        notices.find(|kind| kind.as_str() == name)
+    /// The kind of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        let mut all = Self::VARIANTS.iter().copied();
+        all.find(|kind| kind.as_str() == name)
     }
 
     /// The names of the kinds that a partner can choose, as errors list them.

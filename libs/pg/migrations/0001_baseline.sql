@@ -717,15 +717,46 @@ JOIN topups t ON t.placement_id = p.placement_id
 LEFT JOIN esims e ON e.topup_id = t.topup_id
 LEFT JOIN deliveries d ON d.delivery_id = e.delivery_id AND d.partner_id = o.partner_id;
 
--- The deliveries that an order can have: those of its units to the first endpoint (of the eSIM, and the event about its failure,
--- whose id is derived from the topup), and those to further endpoints.
+-- What several statements derive or decide alike stands here once. The planner takes these expressions into the statements.
+
+-- The id of what follows from something else, so that whoever makes it twice makes one.
+CREATE FUNCTION derived_id(kind text, source text) RETURNS uuid LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$ SELECT md5(kind || ' ' || source)::uuid $$;
+
+-- The events about a topup that its first endpoint may get. Whatever erases, archives or tells of a topup finds them here.
+-- Those of further endpoints are in further_deliveries.
+CREATE FUNCTION events_of_topup(topup_id text) RETURNS uuid[] LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$ SELECT ARRAY[derived_id('topup.failed', topup_id)] $$;
+
+-- The work that is about a topup and no delivery or placement.
+CREATE FUNCTION work_of_topup(topup_id text) RETURNS uuid[] LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$ SELECT ARRAY[derived_id('erase', topup_id), derived_id('usage', topup_id), derived_id('give_back', topup_id)] $$;
+
+-- Whether an event need not be sent any more: its endpoint no longer wants it, it names a topup of another order, its order was
+-- refused, or its topup is ready after all.
+CREATE FUNCTION is_pointless(
+    kind text, events text[], topup_state text, is_of_its_order boolean, refused_at timestamptz, ready_at timestamptz)
+RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$
+    SELECT kind <> 'topup.ready' AND kind NOT LIKE 'notice.%' AND kind <> ALL (events)
+           OR kind = 'topup.failed' AND (topup_state = 'failed' AND is_of_its_order AND refused_at IS NULL AND ready_at IS NULL)
+               IS NOT TRUE
+$$;
+
+-- Whether an event tells of an order that was or may still be answered with 422. Then the partner must not see it.
+CREATE FUNCTION is_unconfirmed(kind text, refused_at timestamptz, answer_by timestamptz)
+RETURNS boolean LANGUAGE sql STABLE PARALLEL SAFE
+AS $$ SELECT kind = 'topup.failed' AND (refused_at IS NOT NULL OR coalesce(answer_by > now(), false)) $$;
+
+-- The deliveries that an order can have: those of its units to the first endpoint (of the eSIM, and the events about it), and
+-- those to further endpoints.
 CREATE VIEW order_deliveries WITH (security_invoker = true) AS
     SELECT p.order_id, t.topup_id, named.delivery_id
     FROM placements p
     JOIN topups t ON t.placement_id = p.placement_id
     LEFT JOIN esims e ON e.topup_id = t.topup_id
     CROSS JOIN LATERAL unnest(
-        ARRAY[e.delivery_id, md5('topup.failed ' || t.topup_id)::uuid]
+        e.delivery_id || events_of_topup(t.topup_id)
         || ARRAY (SELECT f.delivery_id FROM further_deliveries f WHERE f.topup_id = t.topup_id)) AS named (delivery_id)
     WHERE named.delivery_id IS NOT NULL;
 
@@ -882,7 +913,7 @@ BEGIN
         WHERE p.placement_id = NEW.placement_id AND o.refused_at IS NULL AND 'topup.failed' = ANY (e.events)
     ), created AS (
         INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id, endpoint_id)
-        SELECT md5(concat_ws(' ', 'topup.failed', NEW.topup_id, endpoint_id))::uuid, partner_id, 'topup.failed',
+        SELECT derived_id('topup.failed', NEW.topup_id || coalesce(' ' || endpoint_id::text, '')), partner_id, 'topup.failed',
                NEW.topup_id, order_id, endpoint_id
         FROM wanted
         ON CONFLICT DO NOTHING
@@ -939,6 +970,9 @@ CREATE TABLE providers (
     denied boolean NOT NULL DEFAULT false,
     balance text,
     balance_at timestamptz,
+    -- What the provider does for delivered eSIMs, as its adapter says. Null: no provisioner has said it yet.
+    shows_usage boolean,
+    takes_back boolean,
     CONSTRAINT providers_bounds CHECK (
         least(open_until, changed_at, failing_since, balance_at) >= '0001-01-01 00:00:00+00'
         AND greatest(open_until, changed_at, failing_since, balance_at) <= '9999-12-31 00:00:00+00'

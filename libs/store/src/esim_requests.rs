@@ -66,6 +66,23 @@ pub enum Reason {
     Unreadable,
 }
 
+impl Reason {
+    /// The reason in words.
+    pub fn told(self) -> &'static str {
+        match self {
+            Self::NotAvailable => "the provider takes no eSIM back",
+            Self::Installed => "the eSIM is installed",
+            Self::Refused => "the provider does not take this eSIM back",
+            Self::Unreachable => "the provider could not be asked for too long",
+            Self::Unknown => "the provider did not say whether it has the eSIM back",
+            Self::Resolved => "an operator has found out that the provider does not have it back",
+            Self::Unreadable => {
+                "what is stored about the eSIM cannot be read, so the provider cannot be asked"
+            }
+        }
+    }
+}
+
 /// A request that needs work now.
 #[derive(Clone, Debug)]
 pub struct Claimed {
@@ -235,7 +252,7 @@ pub async fn set_aside(connection: &mut PgConnection, topup_id: &str, why: &str)
     let name: &str = Reason::Unreadable.into();
     let statement = sqlx::query!(
         "WITH done AS (
-             DELETE FROM work WHERE id IN (md5('usage ' || $1)::uuid, md5('give_back ' || $1)::uuid)
+             DELETE FROM work WHERE id IN (derived_id('usage', $1), derived_id('give_back', $1))
          )
          UPDATE esim_requests
          SET usage_failure = CASE WHEN usage_asked_at IS NOT NULL THEN 'failed' ELSE usage_failure END,
@@ -265,7 +282,7 @@ pub async fn record_reading(
     let bytes = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
     let statement = sqlx::query!(
         "WITH answered AS (
-             DELETE FROM work WHERE id = md5('usage ' || $1)::uuid
+             DELETE FROM work WHERE id = derived_id('usage', $1)
          )
          UPDATE esim_requests
          SET installed = $2, data_used = $3, data_total = $4, ends_at = $5, read_at = now(),
@@ -290,7 +307,7 @@ pub async fn record_failure(
     let name: &str = failure.into();
     let statement = sqlx::query!(
         "WITH answered AS (
-             DELETE FROM work WHERE id = md5('usage ' || $1)::uuid
+             DELETE FROM work WHERE id = derived_id('usage', $1)
          )
          UPDATE esim_requests SET usage_asked_at = NULL, usage_failure = $2, usage_failed_at = now()
          WHERE topup_id = $1",
@@ -394,10 +411,10 @@ async fn look_again(
 ) -> Result<()> {
     let statement = sqlx::query!(
         "WITH over AS (
-             DELETE FROM work WHERE id = md5('give_back ' || $1)::uuid AND $2::float8 IS NULL
+             DELETE FROM work WHERE id = derived_id('give_back', $1) AND $2::float8 IS NULL
          )
          INSERT INTO work (id, kind, provider, lane, partner_id, at)
-         SELECT md5('give_back ' || topup_id)::uuid, 'give_back', provider, topup_id, partner_id,
+         SELECT derived_id('give_back', topup_id), 'give_back', provider, topup_id, partner_id,
                 now() + make_interval(secs => $2)
          FROM esim_requests WHERE topup_id = $1 AND $2 IS NOT NULL
          ON CONFLICT (id) DO UPDATE SET at = excluded.at",

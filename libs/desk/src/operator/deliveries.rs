@@ -138,15 +138,12 @@ pub async fn resendable(
     let read = sqlx::query_as!(
         Resendable,
         r#"SELECT d.state, n.url IS NOT NULL AS "has_url!",
-                  -- For other events, the condition `pointless` of the claim (`deliveries::claim`).
                   n.endpoint_id IS NULL
                   OR CASE d.kind
                       WHEN 'topup.ready' THEN e.erased_at IS NOT NULL
                       WHEN 'webhook.test' THEN true
                       WHEN 'notice.verify' THEN true
-                      ELSE d.kind NOT LIKE 'notice.%' AND d.kind <> ALL (n.events)
-                           OR (d.kind = 'topup.failed'
-                               AND (t.state = 'failed' AND o.refused_at IS NULL AND e.ready_at IS NULL) IS NOT TRUE)
+                      ELSE is_pointless(d.kind, n.events, t.state, l.order_id = o.order_id, o.refused_at, e.ready_at)
                   END AS "gone!",
                   -- Without work, or with work that is due within the longest lease, an attempt may be
                   -- in flight.
@@ -160,6 +157,7 @@ pub async fn resendable(
            LEFT JOIN work w ON w.id = d.delivery_id
            LEFT JOIN orders o ON o.order_id = d.order_id
            LEFT JOIN topups t ON t.topup_id = d.topup_id
+           LEFT JOIN placements l ON l.placement_id = t.placement_id
            LEFT JOIN esims e ON e.topup_id = d.topup_id
            WHERE d.delivery_id = $1"#,
         id.uuid(),

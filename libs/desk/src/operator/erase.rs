@@ -163,8 +163,7 @@ async fn orders(connection: &mut PgConnection, orders: &[Uuid]) -> Result<Erased
         Erased,
         r#"WITH unit AS MATERIALIZED (
                SELECT t.topup_id, e.delivery_id,
-                      -- The id of the event `topup.failed` is derived from the topup.
-                      md5('topup.failed ' || t.topup_id)::uuid AS event_id
+                      events_of_topup(t.topup_id) AS events
                FROM placements p
                JOIN topups t ON t.placement_id = p.placement_id
                LEFT JOIN esims e ON e.topup_id = t.topup_id
@@ -172,7 +171,7 @@ async fn orders(connection: &mut PgConnection, orders: &[Uuid]) -> Result<Erased
            ), delivery AS MATERIALIZED (
                SELECT delivery_id, false AS is_event FROM unit WHERE delivery_id IS NOT NULL
                UNION ALL
-               SELECT event_id, true FROM unit
+               SELECT unnest(events), true FROM unit
                UNION ALL
                SELECT d.delivery_id, d.kind <> 'topup.ready' FROM deliveries d
                WHERE d.delivery_id = ANY (ARRAY (
@@ -187,8 +186,7 @@ async fn orders(connection: &mut PgConnection, orders: &[Uuid]) -> Result<Erased
                FROM unit WHERE t.topup_id = unit.topup_id AND t.reason IS NOT NULL
            ), late AS (
                DELETE FROM work WHERE id = ANY (ARRAY (
-                   SELECT md5(kind || ' ' || topup_id)::uuid
-                   FROM unit CROSS JOIN unnest('{erase,usage,give_back}'::text[]) AS kind))
+                   SELECT unnest(work_of_topup(topup_id)) FROM unit))
            ), asked AS (
                DELETE FROM esim_requests WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM unit))
            ), attempts AS (

@@ -361,8 +361,7 @@ async fn find(
             let query = sqlx::query_scalar!(
                 "SELECT d.delivery_id FROM deliveries d LEFT JOIN orders o ON o.order_id = d.order_id
                  WHERE d.delivery_id = $2 AND d.partner_id = $1 AND d.kind <> 'topup.ready'
-                   -- Those that are unconfirmed, as in the view.
-                   AND (d.kind <> 'topup.failed' OR (o.refused_at IS NOT NULL OR o.answer_by > now()) IS NOT TRUE)",
+                   AND NOT is_unconfirmed(d.kind, o.refused_at, o.answer_by)",
                 partner_id.uuid(),
                 id.uuid(),
             );

@@ -156,7 +156,7 @@ async fn make_due(
     // Ingress does not see work of these kinds, and a conflict target, such as `(id)`, would read it.
     let statement = sqlx::query!(
         "INSERT INTO work (id, kind, provider, lane, partner_id, at)
-         SELECT md5(asked.kind || ' ' || r.topup_id)::uuid, asked.kind, r.provider, r.topup_id, r.partner_id, now()
+         SELECT derived_id(asked.kind, r.topup_id), asked.kind, r.provider, r.topup_id, r.partner_id, now()
          FROM esim_requests r
          CROSS JOIN LATERAL (
              SELECT 'usage' AS kind WHERE r.usage_asked_at IS NOT NULL

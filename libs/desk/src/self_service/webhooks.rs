@@ -2,7 +2,7 @@
 //! …/webhook/listen` reads the latter, so that `esim-partner listen` can forward the webhooks of a
 //! sandbox account to an endpoint that we cannot reach.
 
-use domain::{OptionId, PartnerId, TopupId, WebhookId, standing::EndpointState};
+use domain::{OptionId, PartnerId, TopupId, WebhookId, event::Kind, standing::EndpointState};
 use pg::Result;
 use serde::Serialize;
 use sqlx::PgConnection;
@@ -166,18 +166,27 @@ impl Row {
     }
 
     fn event(self) -> Option<Event> {
-        let subject = match self.kind.as_str() {
-            "topup.failed" => Subject::TopupFailed {
+        let subject = match Kind::named(&self.kind)? {
+            Kind::TopupFailed => Subject::TopupFailed {
                 topup_id: self.topup_id?,
                 external_order_id: self.external_order_id?,
                 option_id: self.option_id?.into(),
                 refusal: self.refusal_status.zip(self.refusal_message),
             },
-            "key.expiring" => Subject::KeyExpiring {
+            Kind::KeyExpiring => Subject::KeyExpiring {
                 credential: self.credential?,
                 ends_at: self.ends_at?,
             },
-            _ => return None,
+            // That of a ready topup is no event, and the others are no webhooks that wait for an endpoint.
+            Kind::TopupReady
+            | Kind::WebhookTest
+            | Kind::NoticeVerify
+            | Kind::NoticeEndpointFailing
+            | Kind::NoticeEndpointBlocked
+            | Kind::NoticeEndpointRecovered
+            | Kind::NoticeWebhookExhausted
+            | Kind::NoticeKeysExpire
+            | Kind::NoticeSourceAddresses => return None,
         };
         Some(Event {
             created_at: self.created_at,
@@ -206,22 +215,15 @@ pub async fn webhooks(
                   d.credential, d.ends_at, t.option_id AS "option_id?", o.external_order_id AS "external_order_id?",
                   e.iccid AS "iccid?", CASE WHEN e.erased_at IS NULL THEN e.profile END AS profile,
                   l.refusal_status, l.refusal_message,
-                  coalesce(d.kind = 'topup.failed' AND o.answer_by > now() AND o.refused_at IS NULL, false)
-                      AS "undecided!",
-                  -- The condition `pointless` of the claim of deliveries, for the kinds that are listed.
-                  d.kind <> 'topup.ready'
-                      AND (d.kind <> ALL (n.events)
-                           OR (d.kind = 'topup.failed'
-                               AND (t.state = 'failed' AND l.order_id = o.order_id AND o.refused_at IS NULL
-                                    AND e.ready_at IS NULL) IS NOT TRUE))
-                      AS "pointless!"
+                  o.refused_at IS NULL AND is_unconfirmed(d.kind, NULL, o.answer_by) AS "undecided!",
+                  is_pointless(d.kind, n.events, t.state, l.order_id = o.order_id, o.refused_at, e.ready_at) AS "pointless!"
            FROM (SELECT * FROM (
                      SELECT delivery_id, partner_id, kind, topup_id, order_id, created_at, credential, ends_at,
                             CASE kind WHEN 'topup.ready' THEN topup_id
                                       ELSE 'evt_' || replace(delivery_id::text, '-', '') END COLLATE "C" AS webhook_id
                      FROM deliveries
                      WHERE partner_id = $1 AND endpoint_id IS NULL
-                       AND kind IN ('topup.ready', 'topup.failed', 'key.expiring')
+                       AND kind = ANY ($6)
                        AND created_at >= $2 AND created_at <= now() - make_interval(secs => $4)) named
                  WHERE (created_at, webhook_id) > ($2, $3)
                  ORDER BY created_at, webhook_id LIMIT $5) d
@@ -236,6 +238,7 @@ pub async fn webhooks(
         after.webhook_id,
         COMMIT_LAG,
         limit,
+        &Kind::OF_FURTHER_ENDPOINTS.map(Kind::as_str) as &[&str],
     );
     let rows = query.fetch_all(connection).await?.into_iter();
     let decided = rows.take_while(|row| !row.undecided);

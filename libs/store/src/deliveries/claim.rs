@@ -330,17 +330,12 @@ async fn read(
                   l.refusal_status, l.refusal_message,
                   -- The endpoint was deleted or no longer wants the event, its order was refused or its
                   -- topup is ready after all, or a test or a code for notices could not be sent in time.
-                  -- `desk::operator::deliveries::resendable` and `desk::self_service::webhooks` repeat
-                  -- parts of this condition.
                   n.endpoint_id IS NULL
                   OR CASE d.kind
                       WHEN 'topup.ready' THEN false
                       WHEN 'webhook.test' THEN d.created_at < now() - interval '5 minutes'
                       WHEN 'notice.verify' THEN n.verified_at IS NOT NULL OR d.created_at < now() - interval '30 minutes'
-                      ELSE d.kind NOT LIKE 'notice.%' AND d.kind <> ALL (n.events)
-                           OR (d.kind = 'topup.failed'
-                               AND (t.state = 'failed' AND l.order_id = o.order_id AND o.refused_at IS NULL
-                                    AND e.ready_at IS NULL) IS NOT TRUE)
+                      ELSE is_pointless(d.kind, n.events, t.state, l.order_id = o.order_id, o.refused_at, e.ready_at)
                   END AS "pointless!",
                   -- A blocked endpoint gets its probe, and tests unless it is paused.
                   NOT (n.blocked_until IS NULL
@@ -486,19 +481,26 @@ impl Row {
     }
 
     fn subject(&mut self) -> Option<Subject> {
-        match self.kind.as_str() {
-            "topup.failed" => Some(Subject::TopupFailed {
+        match Kind::named(&self.kind)? {
+            Kind::TopupReady => None,
+            Kind::TopupFailed => Some(Subject::TopupFailed {
                 topup_id: self.topup_id.take()?,
                 external_order_id: self.external_order_id.take()?,
                 option_id: self.option_id?.into(),
                 refusal: self.refusal_status.take().zip(self.refusal_message.take()),
             }),
-            "key.expiring" => Some(Subject::KeyExpiring {
+            Kind::KeyExpiring => Some(Subject::KeyExpiring {
                 credential: self.credential.take()?,
                 ends_at: self.ends_at?,
             }),
-            "webhook.test" => Some(Subject::WebhookTest { challenge: None }),
-            name => self.notice(Kind::notice(name)?),
+            Kind::WebhookTest => Some(Subject::WebhookTest { challenge: None }),
+            notice @ (Kind::NoticeVerify
+            | Kind::NoticeEndpointFailing
+            | Kind::NoticeEndpointBlocked
+            | Kind::NoticeEndpointRecovered
+            | Kind::NoticeWebhookExhausted
+            | Kind::NoticeKeysExpire
+            | Kind::NoticeSourceAddresses) => self.notice(notice),
         }
     }
 

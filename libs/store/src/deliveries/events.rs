@@ -142,8 +142,8 @@ pub async fn expiring(connection: &mut PgConnection, notice: Duration) -> Result
          ), created AS (
              -- The id is derived from the subject, so that each look makes the same one.
              INSERT INTO deliveries (delivery_id, partner_id, kind, credential, ends_at, endpoint_id)
-             SELECT md5(concat_ws(' ', 'key.expiring', coalesce(endpoint_id, partner_id), credential,
-                                  extract(epoch FROM ends_at)))::uuid,
+             SELECT derived_id('key.expiring', concat_ws(' ', coalesce(endpoint_id, partner_id), credential,
+                                                         extract(epoch FROM ends_at))),
                     partner_id, 'key.expiring', credential, ends_at, endpoint_id
              FROM ending
              ON CONFLICT DO NOTHING
@@ -308,10 +308,9 @@ pub async fn list(
         "SELECT delivery_id FROM deliveries d
          WHERE kind <> 'topup.ready' AND partner_id = $1 AND created_at <= coalesce($2, 'infinity'::timestamptz)
            AND (created_at, delivery_id) < (coalesce($2, 'infinity'::timestamptz), $3)
-           -- Those that are unconfirmed, as in the view.
            AND (kind <> 'topup.failed'
                 OR NOT EXISTS (SELECT FROM orders o
-                               WHERE o.order_id = d.order_id AND (o.refused_at IS NOT NULL OR o.answer_by > now())))
+                               WHERE o.order_id = d.order_id AND is_unconfirmed(d.kind, o.refused_at, o.answer_by)))
          ORDER BY created_at DESC, delivery_id DESC LIMIT $4",
         partner_id.uuid(),
         page.before.map(|(at, _)| at),

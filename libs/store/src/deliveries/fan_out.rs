@@ -56,7 +56,7 @@ pub(super) async fn sweep(
 async fn create(connection: &mut PgConnection, ids: &[Uuid]) -> Result<u64> {
     let statement = sqlx::query!(
         "WITH wanted AS MATERIALIZED (
-             SELECT md5(concat_ws(' ', d.kind, d.topup_id, f.endpoint_id))::uuid AS delivery_id,
+             SELECT derived_id(d.kind, d.topup_id || ' ' || f.endpoint_id::text) AS delivery_id,
                     d.partner_id, d.kind, d.topup_id, d.order_id, f.endpoint_id
              FROM deliveries d
              JOIN partner_endpoints f ON f.partner_id = d.partner_id AND f.nth > 0

@@ -155,7 +155,7 @@ pub(super) async fn about(
         i64::from(per_day),
     );
     let told = query.fetch_all(connection).await?.into_iter();
-    let notices = told.filter_map(|row| Some((Kind::notice(&row.kind)?, row.left_out)));
+    let notices = told.filter_map(|row| Some((Kind::named(&row.kind)?, row.left_out)));
     Ok(Made {
         notices: notices.collect(),
     })
@@ -182,8 +182,8 @@ pub async fn keys_expire(connection: &mut PgConnection, notice: Duration) -> Res
          ), created AS (
              -- The id is derived from the subject, so that each look makes the same one.
              INSERT INTO deliveries (delivery_id, partner_id, kind, endpoint_id, credential, ends_at, notice)
-             SELECT md5(concat_ws(' ', 'notice.keys_expire', coalesce(of_endpoint, partner_id), credential,
-                                  extract(epoch FROM ends_at)))::uuid,
+             SELECT derived_id('notice.keys_expire', concat_ws(' ', coalesce(of_endpoint, partner_id), credential,
+                                                              extract(epoch FROM ends_at))),
                     partner_id, 'notice.keys_expire', endpoint_id, credential, ends_at,
                     jsonb_strip_nulls(jsonb_build_object('endpoint_id', of_endpoint))
              FROM ending

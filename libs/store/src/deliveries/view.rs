@@ -78,8 +78,7 @@ pub async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<Vie
                   o.external_order_id AS "external_order_id?", d.state, d.attempt, d.attempted_at, d.duration_ms, d.status,
                   d.error, (SELECT nullif(w.at, '-infinity') FROM work w WHERE w.id = d.delivery_id) AS due_at,
                   d.delivered_at, d.created_at, e.erased_at AS "erased_at?",
-                  coalesce(d.kind = 'topup.failed' AND (o.refused_at IS NOT NULL OR o.answer_by > now()), false)
-                      AS "is_unconfirmed!",
+                  is_unconfirmed(d.kind, o.refused_at, o.answer_by) AS "is_unconfirmed!",
                   CASE WHEN d.state = 'delivered' THEN 'delivered' ELSE last.class END AS class,
                   CASE WHEN d.state <> 'delivered' THEN last.detail END AS detail,
                   CASE WHEN d.state <> 'delivered' OR d.kind <> 'topup.ready' THEN last.answer END AS answer

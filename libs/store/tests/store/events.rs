@@ -27,6 +27,30 @@ const URL: &str = "https://partner.example/hook";
 const HOUR: Duration = Duration::from_hours(1);
 const MINUTE: Duration = Duration::from_mins(1);
 
+/// The ids of the events about a topup are derived in one place. Whatever erases, archives or tells of a topup asks it, so an
+/// event of a new kind survives no erasure.
+#[tokio::test]
+async fn whoever_looks_for_the_events_of_a_topup_finds_those_of_each_kind() {
+    let bench = Bench::new().await;
+    let mut connection = bench.connection().await;
+    let found: Vec<uuid::Uuid> = sqlx::query_scalar("SELECT unnest(events_of_topup('a-topup'))")
+        .fetch_all(&mut *connection)
+        .await
+        .unwrap();
+    let kinds = Kind::EVENTS_OF_TOPUPS.map(Kind::as_str);
+    let derived: Vec<uuid::Uuid> =
+        sqlx::query_scalar("SELECT derived_id(kind, 'a-topup') FROM unnest($1::text[]) kind")
+            .bind(kinds.as_slice())
+            .fetch_all(&mut *connection)
+            .await
+            .unwrap();
+    assert_eq!(found, derived);
+    // The webhook of a ready topup is no event: the topup names it.
+    let mut of_topups = Kind::CHOICES.map(Kind::as_str).to_vec();
+    of_topups.retain(|name| name.starts_with("topup."));
+    assert_eq!(of_topups, kinds);
+}
+
 impl Bench {
     /// A partner that asked for these events.
     async fn listener(&self, kinds: &[Kind]) -> PartnerId {

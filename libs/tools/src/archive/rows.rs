@@ -252,8 +252,7 @@ pub async fn complete(
                DELETE FROM further_deliveries WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM unit)) RETURNING 1
            ), late AS (
                DELETE FROM work WHERE id = ANY (ARRAY (
-                   SELECT md5(kind || ' ' || topup_id)::uuid
-                   FROM unit CROSS JOIN unnest('{erase,usage,give_back}'::text[]) AS kind))
+                   SELECT unnest(work_of_topup(topup_id)) FROM unit))
            ), asked AS (DELETE FROM esim_requests WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM unit))
            ), esims AS (
                DELETE FROM esims WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM unit)) RETURNING 1
