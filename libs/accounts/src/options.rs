@@ -13,42 +13,48 @@ use serde_json::{Map, Value, json};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-/// An option, as it is stored and as the file of `esimctl option apply` has it. `docs/options.schema.json` is
-/// generated from it.
-#[derive(Clone, Debug, serde::Serialize, serde::Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
+/// An option, as it is stored and as `esimctl option list --json` prints it.
+#[derive(Clone, Debug, serde::Serialize)]
 pub struct ProductOption {
     /// The id by which partners order the option.
-    #[schema(value_type = Uuid)]
     pub option_id: OptionId,
     pub name: String,
     pub provider: String,
     pub provider_option_id: String,
     /// The pairs that follow if this provider refuses a purchase, in order of preference. Each names
     /// another provider.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schema(value_type = Vec<Object>)]
     pub alternatives: Vec<Pair>,
-    /// The environment whose partners may order the option: `sandbox` or `live`.
-    #[schema(value_type = String, pattern = "^(sandbox|live)$")]
+    /// The environment whose partners may order the option.
     pub environment: Environment,
     /// Only enabled options can be ordered.
-    #[serde(default = "enabled")]
     pub enabled: bool,
     /// The operator's description for partners: any JSON object. It is empty unless [`all`] has
     /// read it, because orders do not need it.
-    #[serde(default)]
-    #[schema(value_type = Object)]
     pub details: Map<String, Value>,
-    /// What is known of the product in the same form for all providers. It is `None` unless [`all`]
-    /// has read it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<Object>)]
+    /// What is known of the product in the same form for all providers.
     pub standard: Option<Standard>,
 }
 
-fn enabled() -> bool {
-    true
+impl ProductOption {
+    /// An option on sale that one provider sells, without a description.
+    pub fn new(
+        option_id: OptionId,
+        name: impl Into<String>,
+        sold: Pair,
+        environment: Environment,
+    ) -> Self {
+        Self {
+            option_id,
+            name: name.into(),
+            provider: sold.provider,
+            provider_option_id: sold.provider_option_id,
+            alternatives: Vec::new(),
+            environment,
+            enabled: true,
+            details: Map::new(),
+            standard: None,
+        }
+    }
 }
 
 /// Parses the details of an option as they are stored.
@@ -120,128 +126,165 @@ impl StandardColumns {
     }
 }
 
-/// Reads the options that match a condition, without details and standard fields, each with the
-/// row version of its last change.
-macro_rules! options {
-    ($connection:expr, $condition:literal $(, $argument:expr)?) => {
-        sqlx::query!(
-            r#"SELECT option_id, name, provider, provider_option_id, environment, enabled, version,
-                      alternatives::text AS "alternatives!" FROM options "#
-                + $condition
-                $(, $argument)?
-        )
-        .fetch_all($connection)
-        .await?
-        .into_iter()
-        .map(|row| Changed {
-            option_id: row.option_id.into(),
-            row_version: row.version,
-            option: alternatives(&row.alternatives).and_then(|alternatives| {
-                Ok(ProductOption {
-                    option_id: row.option_id.into(),
-                    name: row.name,
-                    provider: row.provider,
-                    provider_option_id: row.provider_option_id,
-                    alternatives,
-                    environment: row.environment.parse()?,
-                    enabled: row.enabled,
-                    details: Map::new(),
-                    standard: None,
-                })
-            }),
+/// The columns of an option.
+struct OptionRow {
+    option_id: Uuid,
+    name: String,
+    provider: String,
+    provider_option_id: String,
+    environment: String,
+    enabled: bool,
+    version: i64,
+    alternatives: String,
+    /// `None` if they were not asked for.
+    details: Option<String>,
+    countries: Option<Vec<String>>,
+    data_mb: Option<i32>,
+    unlimited: Option<bool>,
+    days: Option<i32>,
+    cost: Option<i64>,
+    cost_currency: Option<String>,
+}
+
+impl OptionRow {
+    fn read(self) -> StoredOption {
+        StoredOption {
+            option_id: self.option_id.into(),
+            row_version: self.version,
+            enabled: self.enabled,
+            option: self.option(),
+        }
+    }
+
+    fn option(self) -> Result<ProductOption> {
+        let standard = StandardColumns {
+            countries: self.countries,
+            data_mb: self.data_mb,
+            unlimited: self.unlimited,
+            days: self.days,
+            cost: self.cost,
+            cost_currency: self.cost_currency,
+        };
+        let sold = Pair {
+            provider: self.provider,
+            provider_option_id: self.provider_option_id,
+        };
+        let environment = self.environment.parse()?;
+        Ok(ProductOption {
+            alternatives: alternatives(&self.alternatives)?,
+            enabled: self.enabled,
+            details: (self.details.as_deref()).map_or(Ok(Map::new()), details)?,
+            standard: standard.read()?,
+            ..ProductOption::new(self.option_id.into(), self.name, sold, environment)
         })
-        .collect()
-    };
+    }
+}
+
+/// Reads the options that match a condition, with or without their details, each with the row version
+/// of its last change. The condition's own argument is `$2`.
+macro_rules! options {
+    ($connection:expr, $with_details:expr, $condition:literal $(, $argument:expr)?) => {{
+        let rows = sqlx::query_as!(
+            OptionRow,
+            r#"SELECT option_id, name, provider, provider_option_id, environment, enabled, version,
+                      alternatives::text AS "alternatives!", CASE WHEN $1::bool THEN details::text END AS details,
+                      countries, data_mb, unlimited, days, cost, cost_currency
+               FROM options "#
+                + $condition,
+            $with_details
+            $(, $argument)?
+        );
+        let rows = rows.fetch_all($connection).await?;
+        Ok(rows.into_iter().map(OptionRow::read).collect())
+    }};
 }
 
 /// An option as it is stored.
 #[derive(Debug)]
-pub struct Changed {
+pub struct StoredOption {
     pub option_id: OptionId,
     /// The row version of its last change, for [`changed_since`].
     pub row_version: i64,
+    /// Whether it is on sale, which is also known of an option that cannot be read.
+    pub enabled: bool,
     /// An error if the row cannot be read, which concerns this option only.
     pub option: Result<ProductOption>,
+}
+
+/// Inserts an option, and does what the rest of the statement says if there is one with its id.
+/// Evaluates to whether a row was written.
+macro_rules! insert_option {
+    ($connection:expr, $option:expr, $on_conflict:literal) => {{
+        let option: &ProductOption = $option;
+        let details = Value::from(option.details.clone()).to_string();
+        let alternatives = json!(option.alternatives).to_string();
+        let standard = StandardColumns::of(option.standard.as_ref());
+        let statement = sqlx::query!(
+            "INSERT INTO options AS o (option_id, name, provider, provider_option_id, environment, enabled, details,
+                                       alternatives, countries, data_mb, unlimited, days, cost, cost_currency)
+             VALUES ($1, $2, $3, $4, $5, $6, $7::text::jsonb, $8::text::jsonb, $9, $10, $11, $12, $13, $14)
+             ON CONFLICT (option_id) DO "
+                + $on_conflict,
+            option.option_id.uuid(),
+            option.name,
+            option.provider,
+            option.provider_option_id,
+            option.environment.as_str(),
+            option.enabled,
+            details,
+            alternatives,
+            standard.countries.as_deref(),
+            standard.data_mb,
+            standard.unlimited,
+            standard.days,
+            standard.cost,
+            standard.cost_currency,
+        );
+        Ok(statement.execute($connection).await?.rows_affected() > 0)
+    }};
+}
+
+/// Keeps all other changes of the catalogue out until the end of the transaction. Orders go on.
+pub async fn lock(connection: &mut PgConnection) -> Result<()> {
+    let statement = sqlx::query!("LOCK TABLE options IN SHARE ROW EXCLUSIVE MODE");
+    statement.execute(connection).await?;
+    Ok(())
+}
+
+/// Inserts an option. Returns false, and changes nothing, if there is one with its id.
+pub async fn create(connection: &mut PgConnection, option: &ProductOption) -> Result<bool> {
+    insert_option!(connection, option, "NOTHING")
 }
 
 /// Inserts or updates an option. Returns whether anything changed. An unchanged option is not
 /// written, so it gets no new version and no ingress reads it again.
 pub async fn import(connection: &mut PgConnection, option: &ProductOption) -> Result<bool> {
-    let details = Value::from(option.details.clone()).to_string();
-    let alternatives = json!(option.alternatives).to_string();
-    let standard = StandardColumns::of(option.standard.as_ref());
-    let changed = sqlx::query!(
-        "INSERT INTO options AS o (option_id, name, provider, provider_option_id, environment, enabled, details,
-                                   alternatives, countries, data_mb, unlimited, days, cost, cost_currency)
-         VALUES ($1, $2, $3, $4, $5, $6, $7::text::jsonb, $8::text::jsonb, $9, $10, $11, $12, $13, $14)
-         ON CONFLICT (option_id) DO UPDATE
-         SET name = $2, provider = $3, provider_option_id = $4, environment = $5, enabled = $6, details = $7::text::jsonb,
-             alternatives = $8::text::jsonb,
-             countries = $9, data_mb = $10, unlimited = $11, days = $12, cost = $13, cost_currency = $14
-         WHERE (o.name, o.provider, o.provider_option_id, o.environment, o.enabled, o.details, o.alternatives,
-                o.countries, o.data_mb, o.unlimited, o.days, o.cost, o.cost_currency)
-            IS DISTINCT FROM ($2, $3, $4, $5, $6, $7::text::jsonb, $8::text::jsonb, $9, $10, $11, $12, $13, $14)",
-        option.option_id.uuid(),
-        option.name,
-        option.provider,
-        option.provider_option_id,
-        option.environment.as_str(),
-        option.enabled,
-        details,
-        alternatives,
-        standard.countries.as_deref(),
-        standard.data_mb,
-        standard.unlimited,
-        standard.days,
-        standard.cost,
-        standard.cost_currency,
-    );
-    Ok(changed.execute(connection).await?.rows_affected() > 0)
+    insert_option!(
+        connection,
+        option,
+        "UPDATE
+         SET (name, provider, provider_option_id, environment, enabled, details, alternatives,
+              countries, data_mb, unlimited, days, cost, cost_currency)
+           = (excluded.name, excluded.provider, excluded.provider_option_id, excluded.environment, excluded.enabled,
+              excluded.details, excluded.alternatives, excluded.countries, excluded.data_mb, excluded.unlimited,
+              excluded.days, excluded.cost, excluded.cost_currency)
+         WHERE to_jsonb(o) - 'version' IS DISTINCT FROM to_jsonb(excluded) - 'version'"
+    )
 }
 
-/// All options, with their details and standard fields. One that cannot be read is an error of its
-/// own, so that the others can be shown.
-pub async fn all(connection: &mut PgConnection) -> Result<Vec<Changed>> {
-    let rows = sqlx::query!(
-        r#"SELECT option_id, name, provider, provider_option_id, environment, enabled, version, details::text AS "details!",
-                  alternatives::text AS "alternatives!", countries, data_mb, unlimited, days, cost, cost_currency
-           FROM options ORDER BY environment, provider, name, option_id"#
-    );
-    let rows = rows.fetch_all(connection).await?;
-    let all = rows.into_iter().map(|row| {
-        let standard = StandardColumns {
-            countries: row.countries,
-            data_mb: row.data_mb,
-            unlimited: row.unlimited,
-            days: row.days,
-            cost: row.cost,
-            cost_currency: row.cost_currency,
-        };
-        let option = || {
-            Ok(ProductOption {
-                option_id: row.option_id.into(),
-                name: row.name,
-                provider: row.provider,
-                provider_option_id: row.provider_option_id,
-                alternatives: alternatives(&row.alternatives)?,
-                environment: row.environment.parse()?,
-                enabled: row.enabled,
-                details: details(&row.details)?,
-                standard: standard.read()?,
-            })
-        };
-        Changed {
-            option_id: row.option_id.into(),
-            row_version: row.version,
-            option: option(),
-        }
-    });
-    Ok(all.collect())
+/// All options with their details. One that cannot be read is an error of its own, so that the others
+/// can be shown.
+pub async fn all(connection: &mut PgConnection) -> Result<Vec<StoredOption>> {
+    options!(
+        connection,
+        true,
+        "ORDER BY environment, provider, name, option_id"
+    )
 }
 
 /// The options that can be read, and what is wrong with each of the others.
 #[must_use]
-pub fn readable(stored: Vec<Changed>) -> (Vec<ProductOption>, Vec<String>) {
+pub fn readable(stored: Vec<StoredOption>) -> (Vec<ProductOption>, Vec<String>) {
     let mut readable = Vec::new();
     let mut unreadable = Vec::new();
     for one in stored {
@@ -268,11 +311,11 @@ pub async fn configuration_version(connection: &mut PgConnection) -> Result<i64>
 pub async fn changed_since(
     connection: &mut PgConnection,
     row_version: i64,
-) -> Result<Vec<Changed>> {
-    Ok(options!(connection, "WHERE version > $1", row_version))
+) -> Result<Vec<StoredOption>> {
+    options!(connection, false, "WHERE version > $2", row_version)
 }
 
 /// The options with these ids, without details.
-pub async fn by_ids(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<Changed>> {
-    Ok(options!(connection, "WHERE option_id = ANY($1)", ids))
+pub async fn by_ids(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<StoredOption>> {
+    options!(connection, false, "WHERE option_id = ANY($2)", ids)
 }

@@ -100,6 +100,23 @@ pub struct NewTopup {
     pub provider_option_id: String,
 }
 
+impl NewTopup {
+    /// A unit of an order, of which nothing else is known. Set further fields with `..NewTopup::new(…)`.
+    pub fn new(
+        topup_id: TopupId,
+        position: usize,
+        option_id: OptionId,
+        provider_option_id: impl Into<String>,
+    ) -> Self {
+        Self {
+            topup_id,
+            position,
+            option_id,
+            provider_option_id: provider_option_id.into(),
+        }
+    }
+}
+
 /// Stores orders with all of their parts in one statement. Returns for each order whether it was
 /// stored; it was not if its external id is taken.
 ///

@@ -4,7 +4,7 @@
 //! each statement changes only what it has found in the state that was compared, and leaves all that
 //! belongs to the operator alone: the name, the details, and whether the option is on sale.
 
-use accounts::options::{ProductOption, StandardColumns};
+use accounts::options::{self, ProductOption, StandardColumns};
 use domain::{OptionId, product::Standard};
 use pg::{
     Result,
@@ -63,25 +63,8 @@ pub async fn apply(connection: &mut PgConnection, pull: &Pull, mode: Mode<'_>) -
     let mut transaction = connection.begin().await?;
     let mut pulled = Pulled::default();
     for option in &pull.new {
-        let standard = StandardColumns::of(option.standard.as_ref());
-        let created = sqlx::query!(
-            "INSERT INTO options (option_id, name, provider, provider_option_id, environment, enabled,
-                                  countries, data_mb, unlimited, days, cost, cost_currency)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) ON CONFLICT (option_id) DO NOTHING",
-            option.option_id.uuid(),
-            option.name,
-            option.provider,
-            option.provider_option_id,
-            option.environment.as_str(),
-            option.enabled,
-            standard.countries.as_deref(),
-            standard.data_mb,
-            standard.unlimited,
-            standard.days,
-            standard.cost,
-            standard.cost_currency,
-        );
-        pulled.created += created.execute(&mut *transaction).await?.rows_affected();
+        let created = options::create(&mut transaction, option).await?;
+        pulled.created += u64::from(created);
     }
     for update in &pull.updates {
         let standard = match &update.place {

@@ -394,11 +394,13 @@ pub fn order_of(placements: Vec<NewPlacement>) -> NewOrder {
 
 /// The part of an order with these positions in the response.
 pub fn part(provider: &str, positions: &[usize]) -> NewPlacement {
-    let topup = |position: &usize| NewTopup {
-        topup_id: topup_id(),
-        position: *position,
-        option_id: OptionId::new(),
-        provider_option_id: format!("option-{position}"),
+    let topup = |position: &usize| {
+        NewTopup::new(
+            topup_id(),
+            *position,
+            OptionId::new(),
+            format!("option-{position}"),
+        )
     };
     NewPlacement {
         placement_id: PlacementId::new(),

@@ -19,17 +19,11 @@ const WRITERS: usize = 6;
 const CHANGES: usize = 25;
 
 fn option(name: &str) -> ProductOption {
-    ProductOption {
-        option_id: OptionId::new(),
-        name: name.to_owned(),
+    let sold = Pair {
         provider: "sandbox".into(),
         provider_option_id: name.to_owned(),
-        alternatives: Vec::new(),
-        environment: Environment::Sandbox,
-        enabled: true,
-        details: serde_json::Map::new(),
-        standard: None,
-    }
+    };
+    ProductOption::new(OptionId::new(), name, sold, Environment::Sandbox)
 }
 
 /// A service's view, by following changes.

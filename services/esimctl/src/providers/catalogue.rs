@@ -16,13 +16,15 @@ use clap::{Args, Subcommand};
 use desk::operator::catalogue::{self, Place, Pull, Pulled, Update};
 use desk::operator::words::counted;
 use domain::{
-    Environment, OptionId, option_of,
+    Environment, OptionId,
+    cut::Pair,
+    option_of,
     product::{Country, Standard},
 };
 use pg::actions::Mode;
 use provisioner::providers::{Offer, Unsuitable};
 use serde::Serialize;
-use serde_json::{Map, json};
+use serde_json::json;
 
 use crate::{
     confirm::{Change, Confirm},
@@ -392,16 +394,15 @@ fn new_option(
     } else {
         &offer.name
     };
-    ProductOption {
-        option_id: option_of(&asked.source.name, product),
-        name: name.to_owned(),
+    let option_id = option_of(&asked.source.name, product);
+    let sold = Pair {
         provider: asked.source.name.clone(),
         provider_option_id: provider_option_id.to_owned(),
-        alternatives: Vec::new(),
-        environment: Environment::Live,
+    };
+    ProductOption {
         enabled: !asked.new_disabled,
-        details: Map::new(),
         standard: Some(standard.clone()),
+        ..ProductOption::new(option_id, name, sold, Environment::Live)
     }
 }
 

@@ -225,12 +225,12 @@ pub async fn store_order(
         provider: "sandbox".to_owned(),
         lane: "ready".to_owned(),
         alternatives: Vec::new(),
-        topups: vec![NewTopup {
-            topup_id: order.topup.clone(),
-            position: 0,
-            option_id: OptionId::new(),
-            provider_option_id: "ready".to_owned(),
-        }],
+        topups: vec![NewTopup::new(
+            order.topup.clone(),
+            0,
+            OptionId::new(),
+            "ready".to_owned(),
+        )],
     };
     let new = NewOrder {
         order_id: order.id,

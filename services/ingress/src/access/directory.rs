@@ -24,7 +24,7 @@ use std::{
 };
 
 use accounts::{
-    options::{self, Changed, ProductOption},
+    options::{self, ProductOption, StoredOption},
     partners::{self, Credentials, Keys, Limits},
 };
 use domain::{Environment, OptionId, PartnerId};
@@ -185,7 +185,7 @@ struct Seen {
 struct Changes {
     configuration_version: i64,
     partners: Vec<Credentials>,
-    options: Vec<Changed>,
+    options: Vec<StoredOption>,
     /// The moment before the partners were read, from which the ends of their keys count.
     asked: Moment,
     /// How long that read took.

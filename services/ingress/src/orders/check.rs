@@ -160,12 +160,12 @@ impl Orders {
             for _ in 0..item.quantity {
                 units.push(NewUnit {
                     provider,
-                    topup: NewTopup {
-                        topup_id: self.topup_ids.next(now),
-                        position: units.len(),
-                        option_id: option.option_id,
-                        provider_option_id: provider_option_id.clone(),
-                    },
+                    topup: NewTopup::new(
+                        self.topup_ids.next(now),
+                        units.len(),
+                        option.option_id,
+                        provider_option_id.clone(),
+                    ),
                     alternatives: alternatives.clone(),
                 });
             }

@@ -394,12 +394,12 @@ mod tests {
             provider: "sandbox".into(),
             lane: "option".into(),
             alternatives: Vec::new(),
-            topups: vec![NewTopup {
-                topup_id: ids.next(runtime::clock::now()),
+            topups: vec![NewTopup::new(
+                ids.next(runtime::clock::now()),
                 position,
-                option_id: OptionId::new(),
-                provider_option_id: "option".into(),
-            }],
+                OptionId::new(),
+                "option",
+            )],
         };
         let placements = vec![placement(0), placement(1)];
         NewOrder {

@@ -271,12 +271,7 @@ impl Bench {
         let mut connection = self.pool.acquire().await.unwrap();
         let placement_id = PlacementId::new();
         let topup_id = self.ids.next(clock::now());
-        let topup = NewTopup {
-            topup_id: topup_id.clone(),
-            position: 0,
-            option_id: option_id(),
-            provider_option_id: "option".into(),
-        };
+        let topup = NewTopup::new(topup_id.clone(), 0, option_id(), "option");
         let placement = NewPlacement {
             placement_id,
             provider: "sandbox".into(),

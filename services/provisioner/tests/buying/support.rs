@@ -266,15 +266,14 @@ impl Bench {
 
     fn order(&self, provider: &str, options: &[&str]) -> NewOrder {
         let order_id = OrderId::new();
-        let topups = options
-            .iter()
-            .enumerate()
-            .map(|(position, option)| NewTopup {
-                topup_id: self.ids.next(clock::now()),
+        let topups = options.iter().enumerate().map(|(position, option)| {
+            NewTopup::new(
+                self.ids.next(clock::now()),
                 position,
-                option_id: OptionId::new(),
-                provider_option_id: provider_option(option),
-            });
+                OptionId::new(),
+                provider_option(option),
+            )
+        });
         let lane = domain::lane(options.iter().copied());
         let placement = NewPlacement {
             placement_id: PlacementId::new(),

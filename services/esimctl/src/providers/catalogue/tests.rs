@@ -1,5 +1,4 @@
 use clap::Parser;
-use domain::cut::Pair;
 use provisioner::providers::ProviderId;
 
 use super::*;
@@ -26,16 +25,16 @@ fn offer(product: &str, country: &str, price: &str) -> Offer {
 }
 
 fn ours(product: &str, price: &str) -> ProductOption {
+    let sold = pair("airalo", &format!("{product}@{price}"));
+    let option = ProductOption::new(
+        option_of("airalo", product),
+        product,
+        sold,
+        Environment::Live,
+    );
     ProductOption {
-        option_id: option_of("airalo", product),
-        name: product.to_owned(),
-        provider: "airalo".into(),
-        provider_option_id: format!("{product}@{price}"),
-        alternatives: Vec::new(),
-        environment: Environment::Live,
-        enabled: true,
-        details: Map::new(),
         standard: Some(standard("JP", price)),
+        ..option
     }
 }
 
