@@ -9,10 +9,26 @@ const LONGEST: usize = 2048;
 
 /// An `http` or `https` URL, exactly as it was given. It has no user or password and no fragment.
 /// Whether its host may be reached is not decided here: see [`crate::guard`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+///
+/// Two of them are equal if requests to them are the same ones, in whatever spelling they were given.
+#[derive(Clone, Debug)]
 pub struct WebhookUrl(String);
 
+impl PartialEq for WebhookUrl {
+    fn eq(&self, other: &Self) -> bool {
+        self.is(&other.0)
+    }
+}
+
+impl Eq for WebhookUrl {}
+
 impl WebhookUrl {
+    /// Whether a stored URL leads to the same place: the case of its scheme and host, a default port, an
+    /// empty path, dots in the path and the spelling of escaped characters make no difference.
+    pub fn is(&self, stored: &str) -> bool {
+        self.0 == stored || normal(&self.0).is_some_and(|url| normal(stored) == Some(url))
+    }
+
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -21,6 +37,33 @@ impl WebhookUrl {
     pub fn parsed(&self) -> Option<Url> {
         self.0.parse().ok()
     }
+}
+
+/// The spelling of a URL by which it is compared.
+fn normal(url: &str) -> Option<String> {
+    let mut url: Url = url.parse().ok()?;
+    // A name with a dot at its end is the same name.
+    let host = url.host_str()?;
+    if let Some(host) = host.strip_suffix('.').map(str::to_owned) {
+        url.set_host(Some(&host)).ok()?;
+    }
+    let mut plain = Vec::new();
+    let mut rest = url.as_str().as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        let digits = after.get(..2).filter(|_| *first == b'%');
+        let digits = digits.and_then(|digits| std::str::from_utf8(digits).ok());
+        let byte = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        match byte {
+            // These mean the same with and without an escape (RFC 3986, 2.3).
+            Some(byte) if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) => {
+                plain.push(byte)
+            }
+            Some(byte) => plain.extend(format!("%{byte:02X}").bytes()),
+            None => plain.push(*first),
+        }
+        rest = if byte.is_some() { &after[2..] } else { after };
+    }
+    String::from_utf8(plain).ok()
 }
 
 /// Why a text is not a webhook URL, and how to correct it. The message does not repeat the text,
@@ -115,6 +158,37 @@ mod tests {
     }
 
     #[test]
+    fn two_spellings_of_one_place_are_equal() {
+        let url = parse("https://example.com/a-b/%2F?q=%20").unwrap();
+        for same in [
+            "HTTPS://EXAMPLE.com/a-b/%2F?q=%20",
+            "https://example.com:443/a-b/%2F?q=%20",
+            "https://example.com./a-b/%2f?q=%20",
+            "https://example.com/x/../a-b/%2F?q=%20",
+            "https://example.com/%61%2Db/%2F?q=%20",
+        ] {
+            assert!(url.is(same), "{same}");
+            assert_eq!(parse(same).unwrap(), url);
+        }
+        for other in [
+            "http://example.com/a-b/%2F?q=%20",
+            "https://example.com:8443/a-b/%2F?q=%20",
+            "https://example.com/A-b/%2F?q=%20",
+            "https://example.com/a-b//?q=%20",
+            "https://example.com/a-b/%2F/?q=%20",
+            "https://example.com/a-b/%2F",
+            "nonsense",
+        ] {
+            assert!(!url.is(other), "{other}");
+        }
+        assert!(
+            parse("https://example.com")
+                .unwrap()
+                .is("https://Example.com/")
+        );
+    }
+
+    #[test]
     fn bad_ones_are_refused_with_a_reason() {
         use BadWebhookUrl::{Blank, Credentials, Fragment, NoUrl, Scheme};
         use url::ParseError::{EmptyHost, InvalidPort, RelativeUrlWithoutBase};
@@ -138,7 +212,7 @@ mod tests {
             (" https://example.com", Blank),
             ("https://exa\nmple.com", Blank),
         ] {
-            assert_eq!(parse(bad), Err(reason), "{bad:?}");
+            assert_eq!(parse(bad).unwrap_err(), reason, "{bad:?}");
         }
     }
 
@@ -146,6 +220,6 @@ mod tests {
     fn the_length_is_bounded() {
         let url = |length: usize| format!("https://example.com/{}", "a".repeat(length - 20));
         assert!(parse(&url(2048)).is_ok());
-        assert_eq!(parse(&url(2049)), Err(BadWebhookUrl::TooLong(2049)));
+        assert_eq!(parse(&url(2049)).unwrap_err(), BadWebhookUrl::TooLong(2049));
     }
 }

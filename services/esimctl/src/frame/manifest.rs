@@ -4,16 +4,20 @@
 //! A file is read and checked as a whole before anything is changed. Each entry is read by itself, so that
 //! one error names the faults of several entries, each with its line and field. A key that stands twice in
 //! one object is a fault, because a parser would take one of the two silently. Words such as `no` and `on`
-//! are text, so that the country `NO` stays one.
+//! are text, so that the country `NO` stays one. A number that does not print as it was written is a fault,
+//! too: `007` and `72044e0` are names of products to whoever writes them, and would become 7 and 72044.
 
-use std::{collections::BTreeMap, fs::File, io};
+use std::{collections::BTreeMap, fmt, fs::File, io};
 
 use anyhow::{Context, bail, ensure};
 use domain::distinct::Distinct;
 use runtime::files::{self, line_of};
-use serde::de::{DeserializeOwned, DeserializeSeed};
-use serde_json::{Value, value::RawValue};
-use serde_saphyr::Spanned;
+use serde::{
+    Deserialize, Deserializer,
+    de::{self, DeserializeOwned, DeserializeSeed, MapAccess, SeqAccess, Visitor},
+};
+use serde_json::{Number, Value, value::RawValue};
+use serde_saphyr::{Location, Spanned};
 
 /// The largest file that is read, in bytes.
 const LARGEST: u64 = 64 << 20;
@@ -64,6 +68,47 @@ impl Entry {
     }
 }
 
+/// A field that may be left out, `null` or a value.
+#[derive(Default)]
+pub enum Given<T> {
+    #[default]
+    LeftOut,
+    Null,
+    Value(T),
+}
+
+impl<T> Given<T> {
+    pub fn is_given(&self) -> bool {
+        !matches!(self, Self::LeftOut)
+    }
+
+    /// The value that the field has then, if it was this before.
+    pub fn or_as_it_was(self, was: &Option<T>) -> Option<T>
+    where
+        T: Clone,
+    {
+        match self {
+            Self::LeftOut => was.clone(),
+            Self::Null => None,
+            Self::Value(value) => Some(value),
+        }
+    }
+
+    pub fn value(&self) -> Option<&T> {
+        match self {
+            Self::LeftOut | Self::Null => None,
+            Self::Value(value) => Some(value),
+        }
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Given<T> {
+    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
+        let value = Option::deserialize(value)?;
+        Ok(value.map_or(Self::Null, Self::Value))
+    }
+}
+
 /// The entries of the list that the file holds under this name. JSON may be the list alone.
 pub fn entries(text: &str, list: &str) -> anyhow::Result<Vec<Entry>> {
     let start = text.trim_start();
@@ -80,9 +125,57 @@ pub fn entries(text: &str, list: &str) -> anyhow::Result<Vec<Entry>> {
     Ok(numbered.map(placed).collect())
 }
 
+/// Refuses a number that is read as another text than it was written with.
+fn check_number(written: &str, read: &Value, line: u64) -> anyhow::Result<()> {
+    let read = read.to_string();
+    ensure!(
+        read == written,
+        "line {line}: {written} is read as the number {read}: put it in quotes if it is a text, or write the number {read}"
+    );
+    Ok(())
+}
+
+/// Checks the numbers of a JSON text: what stands outside of strings and begins with a digit or `-`.
+fn check_numbers(text: &str) -> anyhow::Result<()> {
+    let mut line = 1;
+    let mut rest = text;
+    while let Some(first) = rest.chars().next() {
+        let length = match first {
+            '"' => string_length(rest),
+            '-' | '0'..='9' => {
+                let goes_on = |one: char| one.is_ascii_alphanumeric() || "+-.".contains(one);
+                rest.find(|one| !goes_on(one)).unwrap_or(rest.len())
+            }
+            other => other.len_utf8(),
+        };
+        let (token, after) = rest.split_at(length);
+        if first == '-' || first.is_ascii_digit() {
+            // What is no number has an error of its own, which follows.
+            if let Ok(read) = serde_json::from_str(token) {
+                check_number(token, &read, line)?;
+            }
+        }
+        line += u64::from(first == '\n');
+        rest = after;
+    }
+    Ok(())
+}
+
+/// The length of the JSON string with which a text begins, its quotes included.
+fn string_length(text: &str) -> usize {
+    let mut escaped = false;
+    let end = text.char_indices().skip(1).find(|(_, one)| {
+        let is_end = *one == '"' && !escaped;
+        escaped = *one == '\\' && !escaped;
+        is_end
+    });
+    end.map_or(text.len(), |(at, _)| at + 1)
+}
+
 fn of_json(text: &str, list: &str) -> anyhow::Result<Vec<(u64, Value)>> {
     let shape = || format!("the file is not of the form {{\"{list}\": […]}} or […]");
     check_keys(text)?;
+    check_numbers(text)?;
     let entries: Vec<&RawValue> = if text.trim_start().starts_with('[') {
         serde_json::from_str(text).with_context(shape)?
     } else {
@@ -115,14 +208,131 @@ fn check_keys(text: &str) -> anyhow::Result<()> {
 fn of_yaml(text: &str, list: &str) -> anyhow::Result<Vec<(u64, Value)>> {
     let options = serde_saphyr::options! { strict_booleans: true, with_snippet: false };
     let shape = || format!("the file is not of the form `{list}:` with a list of entries");
-    let lists: BTreeMap<String, Vec<Spanned<Value>>> =
+    let lists: BTreeMap<String, Vec<Spanned<Node>>> =
         serde_saphyr::from_str_with_options(text, options)
             .map_err(|error| anyhow::anyhow!("{error}"))
             .with_context(shape)?;
     let [(name, entries)] = Vec::from_iter(lists).try_into().ok().with_context(shape)?;
     ensure!(name == list, shape());
-    let entry = |entry: Spanned<Value>| (entry.referenced.line(), entry.value);
-    Ok(entries.into_iter().map(entry).collect())
+    let lines: Vec<&str> = text.lines().collect();
+    let entry = |entry: Spanned<Node>| {
+        let line = entry.referenced.line();
+        Ok((line, entry.value.read(&lines, entry.defined)?))
+    };
+    entries.into_iter().map(entry).collect()
+}
+
+/// A part of a YAML text, with the places of what is in it.
+enum Node {
+    Scalar(Value),
+    List(Vec<Spanned<Node>>),
+    Object(Vec<(String, Spanned<Node>)>),
+}
+
+impl Node {
+    /// The value, whose numbers are compared with what is written at their places.
+    fn read(self, lines: &[&str], at: Location) -> anyhow::Result<Value> {
+        let inside = |node: Spanned<Self>| node.value.read(lines, node.defined);
+        Ok(match self {
+            Self::Scalar(value) => {
+                if value.is_number() {
+                    check_number(written(lines, at), &value, at.line())?;
+                }
+                value
+            }
+            Self::List(nodes) => {
+                let values: anyhow::Result<_> = nodes.into_iter().map(inside).collect();
+                Value::Array(values?)
+            }
+            Self::Object(fields) => {
+                let fields = fields.into_iter();
+                let fields: anyhow::Result<_> = fields
+                    .map(|(name, node)| Ok((name, inside(node)?)))
+                    .collect();
+                Value::Object(fields?)
+            }
+        })
+    }
+}
+
+/// What is written at a place of a YAML text, up to the end of a plain scalar.
+fn written<'a>(lines: &[&'a str], at: Location) -> &'a str {
+    let index = |number: u64| {
+        usize::try_from(number)
+            .unwrap_or(usize::MAX)
+            .saturating_sub(1)
+    };
+    let line = lines.get(index(at.line())).copied().unwrap_or_default();
+    let start = line.char_indices().nth(index(at.column()));
+    let rest = start.map_or("", |(start, _)| &line[start..]);
+    let end = rest.find([' ', '\t', ',', ']', '}', '#', ':']);
+    &rest[..end.unwrap_or(rest.len())]
+}
+
+impl<'de> Deserialize<'de> for Node {
+    fn deserialize<D: Deserializer<'de>>(node: D) -> Result<Self, D::Error> {
+        node.deserialize_any(NodeVisitor)
+    }
+}
+
+struct NodeVisitor;
+
+impl<'de> Visitor<'de> for NodeVisitor {
+    type Value = Node;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value that JSON has, too")
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Node, E> {
+        Ok(Node::Scalar(value.into()))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Node, E> {
+        Ok(Node::Scalar(value.into()))
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Node, E> {
+        Ok(Node::Scalar(value.into()))
+    }
+
+    fn visit_f64<E: de::Error>(self, value: f64) -> Result<Node, E> {
+        let number = Number::from_f64(value);
+        let number = number.ok_or_else(|| E::custom(format!("{value} is no number of JSON")))?;
+        Ok(Node::Scalar(number.into()))
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Node, E> {
+        Ok(Node::Scalar(value.into()))
+    }
+
+    fn visit_unit<E>(self) -> Result<Node, E> {
+        Ok(Node::Scalar(Value::Null))
+    }
+
+    fn visit_none<E>(self) -> Result<Node, E> {
+        Ok(Node::Scalar(Value::Null))
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, node: D) -> Result<Node, D::Error> {
+        Node::deserialize(node)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Node, A::Error> {
+        let mut nodes = Vec::new();
+        while let Some(node) = list.next_element()? {
+            nodes.push(node);
+        }
+        Ok(Node::List(nodes))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<Node, A::Error> {
+        let mut fields = Vec::new();
+        while let Some(field) = object.next_entry()? {
+            fields.push(field);
+        }
+        Ok(Node::Object(fields))
+    }
 }
 
 /// One error of all faults of a file; the first ones are named.
@@ -181,6 +391,57 @@ mod tests {
             let error = format!("{:#}", read(text).unwrap_err());
             assert!(error.contains(part), "{text:?}: {error}");
         }
+    }
+
+    #[test]
+    fn a_number_that_does_not_print_as_it_was_written_is_a_fault_with_its_line() {
+        for number in [
+            "007",
+            "0012345678905",
+            "72044e0",
+            "1e3",
+            "4.50",
+            "1_000",
+            "0x10",
+            "0o17",
+            "0b11",
+            "+5",
+            "1.",
+            "123456789012345678901234567890",
+        ] {
+            for yaml in [
+                format!("partners:\n- name: a\n  sku: {number} # a comment\n"),
+                format!("partners:\n- name: a\n  details: {{a: ['x', {number}]}}\n"),
+                format!("partners:\n- name: a\n  é: {{\"b\": {number}}}\n"),
+            ] {
+                match read(&yaml) {
+                    Err(error) => {
+                        let error = error.to_string();
+                        let starts = format!("line 3: {number} is read as the number ");
+                        assert!(error.starts_with(&starts), "{yaml}: {error}");
+                    }
+                    // What YAML takes for a text is stored as it was written.
+                    Ok(read) => assert!(read[0].contains(&format!("\"{number}\"")), "{read:?}"),
+                }
+            }
+        }
+        for json in [
+            r#"[{"a": "\"007\\",
+            "b": [1, 72044e0]}]"#,
+            "[{\"a\":\n4.50}]",
+        ] {
+            let error = read(json).unwrap_err().to_string();
+            assert!(error.starts_with("line 2: "), "{json}: {error}");
+        }
+        let fine = r#"{"a":[0,7,-7,1.5,-0.5,18446744073709551615,"007","1e3","2024-01-02"],"b":null,"c":true}"#;
+        let expected = [format!("line 1: partners[0] {fine}")];
+        assert_eq!(read(&format!("[{fine}]")).unwrap(), expected);
+        let yaml = "partners:\n- {a: [0, 7, -7, 1.5, -0.5, 18446744073709551615, '007', \"1e3\", 2024-01-02], b: , c: true}\n";
+        let expected = [format!("line 2: partners[0] {fine}")];
+        assert_eq!(read(yaml).unwrap(), expected);
+        // A number of an anchor stands where it is defined.
+        let anchored = "partners:\n- {a: &n 7, b: *n}\n- {a: *n}\n";
+        assert_eq!(read(anchored).unwrap()[1], r#"line 3: partners[1] {"a":7}"#);
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //! the same time do not create an account twice: the row of versions, which each creation locks, lets one
 //! wait for the other, which it sees before it commits.
 
-use std::path::PathBuf;
+use std::{io::IsTerminal, path::PathBuf};
 
 use accounts::partners::{
     self, Limits, NewPartner, Partner,
@@ -63,8 +63,9 @@ is. Nothing is removed because the file does not mention it: `disabled: true` de
 null` removes the URL, and `esimctl partner erase` erases. docs/partners.schema.json describes the file for editors and
 checks.
 
-Secrets never stand in the file. Those of what is created are printed once, or written to the new file of --secrets, which
-only its owner can read, before anything is committed. Everything is changed in one transaction, and each change is
+Secrets never stand in the file. Those of what is created are printed once on a terminal, or written to the new file of
+--secrets, which only its owner can read, before anything is committed. Without a terminal --secrets is required, so that
+no log of a job gets them. Everything is changed in one transaction, and each change is
 recorded as if `partner create` and `partner set` had made it. After a new webhook URL the notifiers send what waits.
 
 --dry-run needs no master key. It prints what would be created and changed, and ends with status 0 if that is nothing and
@@ -81,6 +82,9 @@ pub struct Apply {
     #[arg(long)]
     dry_run: bool,
     /// Write the new secrets to this new file instead of standard output
+    ///
+    /// It is required where standard output is no terminal: the log of a job keeps what it is given, and
+    /// many can read it.
     #[arg(long, value_name = "FILE", conflicts_with = "dry_run")]
     secrets: Option<PathBuf>,
     #[command(flatten)]
@@ -138,6 +142,12 @@ async fn apply(
         return plan.print_dry_run(console, |_| ());
     }
     let makes_secrets = steps.iter().any(Steps::make_secrets);
+    ensure!(
+        !makes_secrets || asked.secrets.is_some() || std::io::stdout().is_terminal(),
+        "{}: it makes new secrets, and standard output is no terminal, perhaps the log of a job that many can read: name a \
+         new file for them with --secrets FILE",
+        nothing()
+    );
     let vault = if makes_secrets {
         let vault = asked
             .master_key
@@ -236,12 +246,20 @@ async fn locked(
     wanted: &[Wanted],
 ) -> anyhow::Result<Vec<Option<Partner>>> {
     let all = partners::list(transaction).await?;
-    let mut found = Vec::new();
+    let mut found: Vec<Option<PartnerId>> = Vec::new();
     for wanted in wanted {
         let Some(id) = id_of(wanted, &all)? else {
             found.push(None);
             continue;
         };
+        // By its name in one entry and by its id in another, it would become what the later one says, and
+        // the other way round with the next run of the same file.
+        if let Some(first) = found.iter().position(|one| *one == Some(id)) {
+            bail!(
+                "{}: it is partner {id}, the same account as entry {first} of the file; remove one of the two",
+                wanted.at
+            );
+        }
         ensure!(
             partners::lock(transaction, id).await?,
             "{}: there is no partner {id} any more",

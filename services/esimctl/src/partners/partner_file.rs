@@ -6,7 +6,7 @@
 use accounts::partners::{Limit, NewLimits};
 use clap::ValueEnum;
 use domain::{Environment, PartnerId, event::Kind};
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 use utoipa::{
     PartialSchema, ToSchema,
     openapi::{
@@ -17,7 +17,7 @@ use utoipa::{
 use webhooks::{config::HttpConfig, guard, url::WebhookUrl};
 
 use crate::{
-    manifest,
+    manifest::{self, Given},
     terms::{self, MOST_LIMIT},
 };
 
@@ -39,7 +39,7 @@ pub struct PartnerEntry {
     #[schema(value_type = Option<String>)]
     #[serde(default)]
     webhook_url: Given<String>,
-    /// The further events that the first endpoint gets: `topup.failed` and `key.expiring`.
+    /// The further events that the first endpoint gets, such as `topup.failed`. The fault for another name lists all.
     #[serde(default)]
     events: Option<Vec<String>>,
     #[schema(inline)]
@@ -117,39 +117,9 @@ pub enum Covered {
 struct EndpointEntry {
     /// The URL, by which the endpoint is known.
     url: String,
-    /// What it gets: `topup.ready`, `topup.failed` and `key.expiring`. A new endpoint gets `topup.ready` alone
-    /// if this is left out.
+    /// What it gets, such as `topup.ready`, which a new endpoint gets alone if this is left out.
     #[serde(default)]
     events: Option<Vec<String>>,
-}
-
-/// A field that may be left out, `null` or a value.
-#[derive(Default)]
-pub enum Given<T> {
-    #[default]
-    LeftOut,
-    Null,
-    Value(T),
-}
-
-impl<T> Given<T> {
-    pub fn is_given(&self) -> bool {
-        !matches!(self, Self::LeftOut)
-    }
-
-    pub fn value(&self) -> Option<&T> {
-        match self {
-            Self::LeftOut | Self::Null => None,
-            Self::Value(value) => Some(value),
-        }
-    }
-}
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Given<T> {
-    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
-        let value = Option::deserialize(value)?;
-        Ok(value.map_or(Self::Null, Self::Value))
-    }
 }
 
 /// An entry whose fields are checked.
@@ -259,6 +229,12 @@ impl Check<'_> {
             };
             if endpoints.iter().any(|other| other.url == url) {
                 self.fault(&of("url"), "the same URL as before; remove one of the two");
+            }
+            if webhook_url.value() == Some(&url) {
+                self.fault(
+                    &of("url"),
+                    "the same URL as webhook_url, which would get each eSIM twice; remove one of the two",
+                );
             }
             endpoints.push(WantedEndpoint { url, events });
         }
@@ -426,7 +402,7 @@ mod tests {
     #[test]
     fn the_stored_schemas_are_the_generated_ones() {
         let partners = schema::<PartnerEntry>("partners", "The file of `esimctl partner apply`");
-        let options = schema::<accounts::options::ProductOption>(
+        let options = schema::<crate::option_file::OptionEntry>(
             "options",
             "The file of `esimctl option apply`",
         );

@@ -9,6 +9,7 @@ use pg::{PgConnection, unsigned};
 use webhooks::url::WebhookUrl;
 
 use crate::{
+    manifest::Given,
     partner_change::host,
     partner_file::{Covered, Wanted},
     plan::{Effect, Planned},
@@ -51,8 +52,11 @@ pub async fn compare(
     };
     let before = partner.map_or_else(|| Before::new(wanted), Before::of);
     let url = wanted.webhook_url.value();
-    let becomes = url.map(WebhookUrl::as_str);
-    if wanted.webhook_url.is_given() && becomes != before.webhook_url.as_deref() {
+    let is_as_before = match (url, &before.webhook_url) {
+        (Some(url), Some(before)) => url.is(before),
+        (url, before) => url.is_none() && before.is_none(),
+    };
+    if wanted.webhook_url.is_given() && !is_as_before {
         steps.webhook_url = true;
         let was = before.webhook_url.as_ref();
         let was = was.and_then(|url| host(&url.parse().ok()?));
@@ -119,7 +123,18 @@ pub async fn compare(
             ));
         }
     }
-    further(transaction, wanted, partner, &mut steps, &mut changes).await?;
+    let first = match &wanted.webhook_url {
+        Given::LeftOut => before.webhook_url.as_deref(),
+        given => given.value().map(WebhookUrl::as_str),
+    };
+    further(
+        transaction,
+        wanted,
+        (partner, first),
+        &mut steps,
+        &mut changes,
+    )
+    .await?;
     let effect = match partner {
         None => Effect::Create,
         Some(_) if changes.is_empty() => Effect::Unchanged,
@@ -134,15 +149,15 @@ pub async fn compare(
     Ok((planned, steps))
 }
 
-/// Compares the further endpoints.
+/// Compares the further endpoints. `first` is the URL that the first endpoint has then.
 async fn further(
     transaction: &mut PgConnection,
     wanted: &Wanted,
-    partner: Option<&Partner>,
+    (partner, first): (Option<&Partner>, Option<&str>),
     steps: &mut Steps,
     changes: &mut Vec<String>,
 ) -> anyhow::Result<()> {
-    if wanted.endpoints.is_empty() {
+    if wanted.endpoints.is_empty() && !steps.webhook_url {
         return Ok(());
     }
     let stored = match partner {
@@ -153,11 +168,28 @@ async fn further(
     };
     // The first endpoint is the webhook URL.
     let stored: Vec<_> = stored.into_iter().skip(1).collect();
+    if let Some(url) = wanted.webhook_url.value().filter(|_| steps.webhook_url) {
+        ensure!(
+            !stored
+                .iter()
+                .filter_map(|one| one.url.as_deref())
+                .any(|stored| url.is(stored)),
+            "{}.webhook_url: a further endpoint of the account has this URL, which would get each eSIM twice; give another one",
+            wanted.at
+        );
+    }
     for (index, endpoint) in wanted.endpoints.iter().enumerate() {
         let shown = format!("endpoint at {}", host(&endpoint.url).unwrap_or_default());
-        let is_this =
-            |one: &&self_service::AnyEndpoint| one.url.as_deref() == Some(endpoint.url.as_str());
+        let is_this = |one: &&self_service::AnyEndpoint| {
+            (one.url.as_ref()).is_some_and(|stored| endpoint.url.is(stored))
+        };
         let Some(one) = stored.iter().find(is_this) else {
+            ensure!(
+                !first.is_some_and(|first| endpoint.url.is(first)),
+                "{}.endpoints[{index}].url: the same URL as that of the first endpoint (webhook_url), which would get each \
+                 eSIM twice; remove one of the two",
+                wanted.at
+            );
             steps.new_endpoints.push(index);
             changes.push(format!("{shown}: new"));
             continue;

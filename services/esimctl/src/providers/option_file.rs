@@ -2,27 +2,29 @@
 //!
 //! The whole file is read and checked before anything is changed, and everything is written in one
 //! transaction with its record: a file with any fault changes nothing, so the catalogue is never half of an
-//! old and half of a new one. Options that the file does not mention stay as they are. The output of
-//! `option list --json` is such a file, too.
+//! old and half of a new one. Options that the file does not mention stay as they are, and so does each
+//! field that it leaves out of an option. The output of `option list --json` is such a file, too.
 
 use std::collections::{BTreeSet, HashMap};
 
 use accounts::options::{self, ProductOption};
 use anyhow::Context;
 use clap::Args;
-use domain::{Environment, OptionId, cut::Pair};
+use domain::{Environment, OptionId, cut::Pair, product::Standard};
 use pg::{
     PgConnection,
     actions::{self, Changed},
 };
-use serde_json::{Value, json};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
 use sqlx::Connection;
 use store::providers;
+use utoipa::ToSchema;
 
 use crate::{
     confirm::Why,
     console::Console,
-    manifest::{self, Source},
+    manifest::{self, Given, Source},
     plan::{Effect, Plan, Planned},
 };
 
@@ -47,8 +49,10 @@ unlimited, and cost, which partners do not see, may be left out. `esimctl catalo
 several providers sell has the others as alternatives: [{provider: airalo, provider_option_id: jp-7d-1gb@4.50}],
 in order of preference: if a provider refuses a purchase, the next one is asked. The file may also
 be the list [{…}] alone, as `esimctl option list --json` prints it. An option with enabled: false cannot be ordered.
-Options that are not in the file stay as they are. A file with any fault changes nothing; a key that stands twice in one
-object is a fault. docs/options.schema.json describes the file for editors and checks.
+Options that are not in the file stay as they are, and so does what the file leaves out of an option: without enabled, one
+that is sold out stays out of sale. alternatives: [], details: {} and standard: null take away what is stored. A new option
+is on sale. A file with any fault changes nothing; a key that stands twice in one object is a fault.
+docs/options.schema.json describes the file for editors and checks.
 A provider that no provisioner has ever served gets a warning, and `esimctl doctor` repeats it.
 
 --dry-run prints what would be created and changed, and ends with status 0 if that is nothing and 3 otherwise.";
@@ -78,12 +82,16 @@ pub async fn apply(asked: &Apply, console: &Console) -> anyhow::Result<()> {
     // otherwise see a broken pipe and report that instead of our error.
     let text = asked.source.read()?;
     let name = asked.source.name();
-    let catalogue = parse(&text).with_context(|| format!("nothing was changed by {name}"))?;
+    let nothing = || format!("nothing was changed by {name}");
+    let entries = parse(&text).with_context(nothing)?;
     let mut connection = console.connect().await?;
     let mut transaction = connection.begin().await?;
+    // What the file leaves out is taken from the stored option, so nobody may change that meanwhile.
+    options::lock(&mut transaction).await?;
     let stored = options::all(&mut transaction).await?;
-    let stored: HashMap<OptionId, options::Changed> =
+    let stored: HashMap<OptionId, options::StoredOption> =
         stored.into_iter().map(|one| (one.option_id, one)).collect();
+    let catalogue = onto(entries, &stored).with_context(nothing)?;
     let mut plan = Plan::default();
     for option in &catalogue {
         let was = stored.get(&option.option_id);
@@ -120,7 +128,7 @@ pub async fn apply(asked: &Apply, console: &Console) -> anyhow::Result<()> {
 }
 
 /// What becomes of an option. `is_written` is what PostgreSQL says, which compares all columns.
-fn planned(option: &ProductOption, was: Option<&options::Changed>, is_written: bool) -> Planned {
+fn planned(option: &ProductOption, was: Option<&options::StoredOption>, is_written: bool) -> Planned {
     let (effect, changes) = match was.map(|was| &was.option) {
         _ if !is_written => (Effect::Unchanged, Vec::new()),
         None => (Effect::Create, Vec::new()),
@@ -199,29 +207,104 @@ async fn unserved(
     Ok(named.into_iter().map(str::to_owned).collect())
 }
 
-/// Parses and checks the whole file, so that one error can name the faults of several entries.
-fn parse(text: &str) -> anyhow::Result<Vec<ProductOption>> {
-    let entries = manifest::entries(text, "options")?;
+/// An option of the file. Of one that is stored, what it leaves out stays as it is.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct OptionEntry {
+    /// The id by which partners order the option.
+    #[schema(value_type = uuid::Uuid)]
+    option_id: OptionId,
+    name: String,
+    provider: String,
+    provider_option_id: String,
+    /// The pairs that follow if this provider refuses a purchase, in order of preference. Each names
+    /// another provider.
+    #[serde(default)]
+    #[schema(value_type = Option<Vec<Object>>)]
+    alternatives: Option<Vec<Pair>>,
+    /// The environment whose partners may order the option: `sandbox` or `live`.
+    #[schema(value_type = String, pattern = "^(sandbox|live)$")]
+    environment: Environment,
+    /// Only enabled options can be ordered. A new option is enabled if this is left out.
+    #[serde(default)]
+    enabled: Option<bool>,
+    /// The operator's description for partners: any JSON object.
+    #[serde(default)]
+    #[schema(value_type = Option<Object>)]
+    details: Option<Map<String, Value>>,
+    /// What is known of the product in the same form for all providers; `null` takes it away.
+    #[serde(default)]
+    #[schema(value_type = Option<Object>)]
+    standard: Given<Standard>,
+}
+
+impl OptionEntry {
+    /// The option that the entry makes of the stored one, or of none. What it leaves out of an option
+    /// that cannot be read is as in a new one, but whether that is on sale is known.
+    fn onto(self, stored: Option<&options::StoredOption>) -> ProductOption {
+        let sold = Pair {
+            provider: self.provider,
+            provider_option_id: self.provider_option_id,
+        };
+        let new = ProductOption::new(self.option_id, self.name, sold, self.environment);
+        let was = stored.and_then(|stored| stored.option.as_ref().ok());
+        let was = was.unwrap_or(&new);
+        let is_on_sale = stored.is_none_or(|stored| stored.enabled);
+        ProductOption {
+            alternatives: self
+                .alternatives
+                .unwrap_or_else(|| was.alternatives.clone()),
+            enabled: self.enabled.unwrap_or(is_on_sale),
+            details: self.details.unwrap_or_else(|| was.details.clone()),
+            standard: self.standard.or_as_it_was(&was.standard),
+            ..new
+        }
+    }
+}
+
+/// An entry with the place where it stands.
+type Placed<T> = (String, T);
+
+/// Makes the options of the entries and what is stored, and checks them once more: what an entry leaves
+/// out may not fit to what it changes.
+fn onto(
+    entries: Vec<Placed<OptionEntry>>,
+    stored: &HashMap<OptionId, options::StoredOption>,
+) -> anyhow::Result<Vec<ProductOption>> {
     let mut faults = Vec::new();
     let mut catalogue = Vec::with_capacity(entries.len());
+    for (at, entry) in entries {
+        let was = stored.get(&entry.option_id);
+        let option = entry.onto(was);
+        faults.extend(fault(&option).map(|fault| format!("{at}.{fault}")));
+        catalogue.push(option);
+    }
+    manifest::without_faults(faults)?;
+    Ok(catalogue)
+}
+
+/// Parses and checks the whole file, so that one error can name the faults of several entries.
+fn parse(text: &str) -> anyhow::Result<Vec<Placed<OptionEntry>>> {
+    let entries = manifest::entries(text, "options")?;
+    let mut faults = Vec::new();
+    let mut read = Vec::with_capacity(entries.len());
     let mut first_with: HashMap<OptionId, usize> = HashMap::with_capacity(entries.len());
     for (index, entry) in entries.into_iter().enumerate() {
-        let at = &entry.at;
-        let option: ProductOption = match entry.read() {
+        let option: OptionEntry = match entry.read() {
             Ok(option) => option,
             Err(fault) => {
                 faults.push(fault);
                 continue;
             }
         };
-        faults.extend(fault(&option).map(|fault| format!("{at}.{fault}")));
+        let at = entry.at;
         if let Some(first) = first_with.insert(option.option_id, index) {
             faults.push(format!("{at}.option_id: the same as in options[{first}]"));
         }
-        catalogue.push(option);
+        read.push((at, option));
     }
     manifest::without_faults(faults)?;
-    Ok(catalogue)
+    Ok(read)
 }
 
 /// Checks what the types of the fields cannot express. Returns the first fault, with its field.
@@ -314,15 +397,19 @@ mod tests {
         entry
     }
 
+    /// Reads a file for an empty catalogue.
+    fn read(text: &str) -> anyhow::Result<Vec<ProductOption>> {
+        onto(parse(text)?, &HashMap::new())
+    }
+
     fn fault(entries: &Value) -> String {
-        parse(&json!({ "options": entries }).to_string())
-            .unwrap_err()
-            .to_string()
+        let text = json!({ "options": entries }).to_string();
+        read(&text).unwrap_err().to_string()
     }
 
     #[test]
     fn a_good_file_is_read() {
-        let read = |entries: Value| parse(&json!({ "options": entries }).to_string()).unwrap();
+        let read = |entries: Value| read(&json!({ "options": entries }).to_string()).unwrap();
         let options = read(json!([
             entry(),
             with("option_id", json!(ID.replace("d4", "d5")))
@@ -337,6 +424,53 @@ mod tests {
         assert!(!read(json!([with("enabled", json!(false))]))[0].enabled);
         assert!(read(json!([])).is_empty());
         assert_eq!(parse(&json!([entry()]).to_string()).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn what_an_entry_leaves_out_stays_as_it_is() {
+        let stored = ProductOption {
+            alternatives: vec![Pair {
+                provider: "airalo".into(),
+                provider_option_id: "jp".into(),
+            }],
+            enabled: false,
+            details: Map::from_iter([("days".to_owned(), json!(7))]),
+            standard: serde_json::from_value(
+                json!({ "countries": ["JP"], "data_mb": 1, "days": 1 }),
+            )
+            .unwrap(),
+            ..read(&json!([entry()]).to_string()).unwrap().remove(0)
+        };
+        let changed = options::StoredOption {
+            option_id: stored.option_id,
+            row_version: 1,
+            enabled: false,
+            option: Ok(stored.clone()),
+        };
+        let stored_as = HashMap::from([(stored.option_id, changed)]);
+        let apply = |entry: Value| {
+            let applied = onto(parse(&json!([entry]).to_string())?, &stored_as)?;
+            anyhow::Ok(json!(applied[0]))
+        };
+        assert_eq!(apply(entry()).unwrap(), json!(stored));
+        for (field, value) in [
+            ("enabled", json!(true)),
+            ("details", json!({})),
+            ("alternatives", json!([])),
+        ] {
+            let mut expected = json!(stored);
+            expected[field] = value.clone();
+            assert_eq!(apply(with(field, value)).unwrap(), expected);
+        }
+        let mut without = entry();
+        without["standard"] = Value::Null;
+        assert_eq!(apply(without).unwrap()["standard"], Value::Null);
+        // The stored alternative is the provider that the entry names.
+        let error = apply(with("provider", json!("airalo"))).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "line 1: options[0].alternatives[0].provider: airalo is named before; each provider may be named once"
+        );
     }
 
     #[test]
@@ -398,14 +532,14 @@ mod tests {
     #[test]
     fn a_fault_names_its_line() {
         let text = format!("[\n  {},\n\n  {{\"name\": 5}}\n]", entry());
-        let fault = parse(&text).unwrap_err().to_string();
+        let fault = read(&text).unwrap_err().to_string();
         assert!(fault.starts_with("line 4: options[1]"), "{fault}");
         // An editor may begin the file with a byte order mark.
         let marked = format!("\u{feff}{{\"options\": [{}]}}\r\n", entry());
-        let read = runtime::files::read_from(marked.as_bytes(), "options.json", 1 << 20).unwrap();
-        assert_eq!(parse(&read).unwrap().len(), 1);
+        let text = runtime::files::read_from(marked.as_bytes(), "options.json", 1 << 20).unwrap();
+        assert_eq!(read(&text).unwrap().len(), 1);
         let yaml = "options:\n  - option_id: x\n\n  - name: 5\n";
-        let fault = parse(yaml).unwrap_err().to_string();
+        let fault = read(yaml).unwrap_err().to_string();
         assert!(
             fault.starts_with("line 2: options[0]") && fault.contains("; line 4: options[1]"),
             "{fault}"

@@ -29,6 +29,18 @@ async fn apply(operator: &Operator, more: &[&str], file: &str) -> Ended {
     operator.run_with_input(&arguments, file.to_owned()).await
 }
 
+/// The same for a file that creates something: its secrets go to a file.
+async fn create(operator: &Operator, more: &[&str], file: &str) -> (Ended, Value) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("secrets.json");
+    let to = ["--secrets", path.to_str().unwrap()];
+    let done = apply(operator, &[more, &to].concat(), file).await;
+    let secrets = std::fs::read(&path).map_or(Value::Null, |secrets| {
+        serde_json::from_slice(&secrets).unwrap()
+    });
+    (done, secrets)
+}
+
 /// The commands of the recorded actions, the oldest first.
 async fn commands(operator: &Operator) -> Vec<String> {
     let actions = operator.json(&["action", "list"]).await;
@@ -69,11 +81,16 @@ async fn a_file_of_partners_is_applied_once_however_often_it_is_given() {
     assert_eq!(operator.json(&["partner", "list"]).await, json!([]));
     assert!(commands(&operator).await.is_empty());
 
-    let done = apply(&operator, &["--json", "--reason", "ticket 7"], TWO)
-        .await
-        .json();
+    // The log of a job is no terminal, so no secret goes there.
+    let refused = apply(&operator, &["--json", "--reason", "ticket 7"], TWO).await;
+    refused.fails(1, "name a new file for them with --secrets FILE");
+    assert!(refused.stdout.is_empty(), "{refused:?}");
+    assert_eq!(operator.json(&["partner", "list"]).await, json!([]));
+
+    let (done, secrets) = create(&operator, &["--json", "--reason", "ticket 7"], TWO).await;
+    let done = done.json();
     assert_eq!((&done["created"], &done["changed"]), (&json!(2), &json!(0)));
-    let secrets = done["secrets"].as_array().unwrap();
+    let secrets = secrets.as_array().unwrap();
     assert_eq!(secrets.len(), 4, "two accounts and two endpoints: {done}");
     let plan = done["plan"].to_string();
     assert!(
@@ -148,10 +165,8 @@ async fn a_file_of_partners_is_applied_once_however_often_it_is_given() {
 #[tokio::test]
 async fn what_a_file_leaves_out_stays_and_what_it_changes_is_named() {
     let operator = Operator::new().await;
-    apply(&operator, &[], TWO)
-        .await
-        .says("2 created")
-        .says("shown only now");
+    let (created, _) = create(&operator, &[], TWO).await;
+    created.says("2 created").says("The new secrets are in");
     let changed = "
 partners:
   - name: acme
@@ -255,7 +270,9 @@ async fn a_file_that_cannot_be_applied_changes_nothing() {
     let file = folder.path().join("partners.yaml");
     std::fs::write(&file, TWO.replace("Acme", "Gamma")).unwrap();
     let file = file.to_str().unwrap();
-    let mut other = operator.command(&["partner", "apply", "-f", file]);
+    let to = folder.path().join("secrets.json");
+    let to = to.to_str().unwrap();
+    let mut other = operator.command(&["partner", "apply", "-f", file, "--secrets", to]);
     other.env(
         "MASTER_KEY",
         "test:AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI=",
@@ -289,6 +306,107 @@ async fn secrets_go_to_a_new_file_that_only_its_owner_reads() {
         std::fs::metadata(&path).unwrap().permissions().mode() & 0o777,
         0o600
     );
+}
+
+/// An account by its name in one entry and by its id in another, and a URL in two spellings.
+#[tokio::test]
+async fn what_is_the_same_is_known_whatever_way_it_is_written() {
+    let operator = Operator::new().await;
+    create(&operator, &[], TWO).await.0.says("2 created");
+    let listed = operator.json(&["partner", "list"]).await;
+    let endpoints = operator.json(&["endpoint", "list"]).await;
+    let id = text(&listed[0], "partner_id");
+    let twice = format!(
+        "partners:\n- {{name: Acme, environment: sandbox, disabled: true}}\n- {{name: ' acme', environment: sandbox, partner_id: {id}, disabled: false}}\n"
+    );
+    let refused = apply(&operator, &[], &twice).await;
+    refused.fails(1, "line 3: partners[1]: it is partner ");
+    assert!(
+        refused
+            .stderr
+            .contains("the same account as entry 0 of the file"),
+        "{refused:?}"
+    );
+
+    let spelled = "
+partners:
+  - name: Acme
+    environment: sandbox
+    webhook_url: HTTPS://ACME.example:443/hooks/./a%2Dtoken
+    endpoints:
+      - url: https://CRM.example/x/../esims/b-token
+        events: [topup.failed, topup.ready]
+      - url: https://log.example
+";
+    apply(&operator, &[], spelled).await.says("1 unchanged");
+    for (entry, part) in testkit::rows! {
+        "endpoints: [{url: 'https://acme.EXAMPLE/hooks/a-token'}]"
+            => "partners[0].endpoints[0].url: the same URL as that of the first endpoint";
+        "webhook_url: 'https://x.example', endpoints: [{url: 'https://X.example/'}]"
+            => "partners[0].endpoints[0].url: the same URL as webhook_url";
+        "endpoints: [{url: 'https://x.example'}, {url: 'https://x.example:443/'}]"
+            => "partners[0].endpoints[1].url: the same URL as before";
+        "webhook_url: 'https://LOG.example/'"
+            => "partners[0].webhook_url: a further endpoint of the account has this URL";
+    } {
+        let file = format!("partners:\n- {{name: Acme, environment: sandbox, {entry}}}\n");
+        apply(&operator, &[], &file).await.fails(1, part);
+    }
+    assert_eq!(operator.json(&["partner", "list"]).await, listed);
+    assert_eq!(operator.json(&["endpoint", "list"]).await, endpoints);
+}
+
+/// A product that is sold out stays out of sale, although the file of the catalogue is applied again.
+#[tokio::test]
+async fn what_a_file_of_options_leaves_out_stays_as_it_is() {
+    let operator = Operator::new().await;
+    let one = option("one");
+    let catalogue = json!({ "options": [one] }).to_string();
+    let apply = async |catalogue: &str| {
+        operator
+            .run_with_input(&["option", "apply", "-f", "-"], catalogue.to_owned())
+            .await
+    };
+    apply(&catalogue).await.says("1 created");
+    operator
+        .run(&[
+            "option",
+            "set",
+            text(&one, "option_id"),
+            "--disabled",
+            "--reason",
+            "sold out",
+            "--yes",
+        ])
+        .await
+        .says("out of sale");
+    apply(&catalogue).await.says("1 unchanged");
+    let listed = operator.json(&["option", "list"]).await;
+    assert_eq!(listed[0]["enabled"], false, "{listed}");
+    // A new list of the whole catalogue changes nothing either.
+    apply(&listed.to_string()).await.says("1 unchanged");
+    let mut other = one.clone();
+    other["enabled"] = json!(true);
+    apply(&json!([other]).to_string()).await.says("1 changed");
+}
+
+/// A name of a product that looks like a number would become another one.
+#[tokio::test]
+async fn a_number_that_would_change_is_refused_with_its_line() {
+    let operator = Operator::new().await;
+    let one = option("one");
+    let id = text(&one, "option_id");
+    for number in ["007", "0012345678905", "72044e0"] {
+        let file = format!(
+            "options:\n- option_id: {id}\n  name: one\n  provider: sandbox\n  provider_option_id: one\n  environment: sandbox\n  \
+             details: {{sku: {number}}}\n"
+        );
+        operator
+            .run_with_input(&["option", "apply", "-f", "-"], file)
+            .await
+            .fails(1, &format!("line 7: {number} is read as the number"));
+    }
+    assert_eq!(operator.json(&["option", "list"]).await, json!([]));
 }
 
 #[tokio::test]
@@ -341,7 +459,7 @@ async fn options_are_applied_from_yaml_with_a_plan_and_a_record() {
 #[tokio::test]
 async fn a_file_that_loses_a_deadlock_is_applied_all_the_same() {
     let operator = Operator::new().await;
-    apply(&operator, &[], TWO).await.says("2 created");
+    create(&operator, &[], TWO).await.0.says("2 created");
     let listed = operator.json(&["partner", "list"]).await;
     let id = |name: &str| {
         let mut all = listed.as_array().unwrap().iter();
