@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use domain::{OptionId, OrderId, PartnerId};
+use domain::{OptionId, OrderId, PartnerId, Reason, reason::Code};
 use pg::Result;
 use serde::Serialize;
 use sqlx::PgConnection;
@@ -255,6 +255,8 @@ pub struct Contents {
     pub products: Vec<(String, i64)>,
     /// `None` while a unit is not ready.
     pub ready_at: Option<OffsetDateTime>,
+    /// Why units that are not ready left the normal path.
+    pub codes: Vec<Code>,
 }
 
 /// What these orders are for, by order.
@@ -264,7 +266,8 @@ pub async fn contents(
 ) -> Result<HashMap<Uuid, Contents>> {
     let query = sqlx::query!(
         r#"SELECT p.order_id, coalesce(o.name, t.provider_option_id) AS "name!", count(*) AS "units!",
-                  bool_and(e.ready_at IS NOT NULL) AS "ready!", max(e.ready_at) AS ready_at
+                  bool_and(e.ready_at IS NOT NULL) AS "ready!", max(e.ready_at) AS ready_at,
+                  array_agg(DISTINCT coalesce(t.reason, p.reason)) FILTER (WHERE e.ready_at IS NULL) AS reasons
            FROM placements p
            JOIN topups t ON t.placement_id = p.placement_id
            LEFT JOIN esims e ON e.topup_id = t.topup_id
@@ -281,6 +284,9 @@ pub async fn contents(
         *ready &= row.ready;
         contents.ready_at = contents.ready_at.max(row.ready_at);
         contents.products.push((row.name, row.units));
+        let reasons = row.reasons.into_iter().flatten();
+        let codes = reasons.map(|reason| Reason::read(&reason).code);
+        contents.codes.extend(codes);
     }
     let found = found.into_iter().map(|(order, (ready, contents))| {
         let ready_at = contents.ready_at.filter(|_| ready);

@@ -6,7 +6,7 @@ use axum::{
     http::header,
     response::{IntoResponse, Response},
 };
-use desk::operator::options;
+use desk::{csv::table, operator::options};
 use domain::{OptionId, PartnerId};
 use pg::PgConnection;
 use time::{Duration, OffsetDateTime};
@@ -332,34 +332,13 @@ pub(crate) fn or_empty(value: Option<impl ToString>) -> String {
     value.map_or_else(String::new, |value| value.to_string())
 }
 
-/// A line of CSV. A field that a spreadsheet would take for a formula gets a quote before it, because
-/// others have chosen some of them.
-fn line(text: &mut String, fields: &[impl AsRef<str>]) {
-    for (index, field) in fields.iter().map(AsRef::as_ref).enumerate() {
-        if index > 0 {
-            text.push(',');
-        }
-        text.push('"');
-        if field.starts_with(['=', '+', '-', '@', '\t', '\r']) {
-            text.push('\'');
-        }
-        text.push_str(&field.replace('"', "\"\""));
-        text.push('"');
-    }
-    text.push_str("\r\n");
-}
-
 /// A table as a file. Times in it are those of [`instant`].
 pub(crate) fn csv<Row: AsRef<[String]>>(
     name: &str,
     head: &[impl AsRef<str>],
     rows: impl IntoIterator<Item = Row>,
 ) -> Response {
-    let mut text = String::new();
-    line(&mut text, head);
-    for row in rows {
-        line(&mut text, row.as_ref());
-    }
+    let text = table(head, rows);
     let headers = [
         (header::CONTENT_TYPE, "text/csv; charset=utf-8".to_owned()),
         (
@@ -382,13 +361,6 @@ pub(crate) fn span(times: &Times, newest: OffsetDateTime, oldest: OffsetDateTime
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_field_of_a_csv_is_one_field_and_no_formula() {
-        let mut text = String::new();
-        line(&mut text, &["a \"b\", c", "=1+1", "-5", "8981"]);
-        assert_eq!(text, "\"a \"\"b\"\", c\",\"'=1+1\",\"'-5\",\"8981\"\r\n");
-    }
 
     #[test]
     fn a_link_keeps_the_filters_and_changes_one() {

@@ -14,6 +14,7 @@ use desk::{
         options,
         order_list::{self, Contents, Filter, Listed},
         orders::{self, Undelivered},
+        story::reason,
     },
     self_service::OrderState,
 };
@@ -249,7 +250,8 @@ pub(crate) async fn show(
     })
 }
 
-/// The newest orders of these filters as CSV, in UTC.
+/// The newest orders of these filters as CSV, in UTC. It is sent to partners, so it has what they may know:
+/// not where we buy, and of a reason our words and not the provider's.
 pub(crate) async fn csv(State(app): State<App>, visit: Visit<Viewer>) -> Result<Response, Problem> {
     let query = &visit.query;
     let times = &visit.session.times;
@@ -269,11 +271,15 @@ pub(crate) async fn csv(State(app): State<App>, visit: Visit<Viewer>) -> Result<
         "ready",
         "failed",
         "on_hold",
-        "providers",
+        "reason",
+        "webhooks_waiting",
+        "webhooks_given_up",
         "ready_utc",
     ];
     let row = |order: &Listed| {
-        let (state, _) = state(order.state, order.on_hold > 0, found.webhooks(order));
+        let webhooks = found.webhooks(order);
+        let (state, _) = state(order.state, order.on_hold > 0, webhooks);
+        let codes = found.contents(order).map(|one| one.codes.as_slice());
         [
             lists::instant(order.created_at),
             order.external_order_id.clone(),
@@ -286,7 +292,9 @@ pub(crate) async fn csv(State(app): State<App>, visit: Visit<Viewer>) -> Result<
             order.ready.to_string(),
             order.failed.to_string(),
             order.on_hold.to_string(),
-            order.providers.join(" "),
+            reason(order, codes.unwrap_or_default()).to_owned(),
+            webhooks.waiting.to_string(),
+            webhooks.given_up.to_string(),
             found
                 .contents(order)
                 .and_then(|one| one.ready_at)

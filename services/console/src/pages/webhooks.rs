@@ -283,7 +283,8 @@ pub(crate) async fn show(
     })
 }
 
-/// The newest webhooks of these filters as CSV, in UTC.
+/// The newest webhooks of these filters as CSV, in UTC. Like that of orders it is sent to partners, and
+/// names nobody where we buy.
 pub(crate) async fn csv(State(app): State<App>, visit: Visit<Viewer>) -> Result<Response, Problem> {
     let query = &visit.query;
     let times = &visit.session.times;

@@ -1,4 +1,4 @@
-//! Reads and writes CSV (RFC 4180). It is read record by record, for lists that operators export from a provider.
+//! Reads CSV (RFC 4180) record by record, for lists that operators export from a provider. [`desk::csv`] writes it.
 //!
 //! Fields are separated by commas. A field in double quotes may contain commas, line breaks and
 //! doubled quotes. Only one record is in memory at a time, and its length is bounded, so a file of
@@ -7,8 +7,6 @@
 use std::io::{BufRead, Read};
 
 use anyhow::{Context, bail, ensure};
-
-use crate::output::Row;
 
 /// The longest record, in bytes. A longer one is usually a quote that was never closed.
 const LONGEST: usize = 1 << 20;
@@ -88,28 +86,6 @@ impl<R: BufRead> Records<R> {
         let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
         let text = text.strip_suffix('\n').unwrap_or(text);
         Ok(Some(text.strip_suffix('\r').unwrap_or(text).to_owned()))
-    }
-}
-
-/// Writes rows as CSV, with the names of their columns in the first line. Fields with a comma, a quote or a
-/// line end are quoted.
-pub fn text<const N: usize>(rows: impl Iterator<Item = Row<N>>) -> String {
-    let line = |fields: [String; N]| fields.map(|field| quoted(&field)).join(",");
-    let mut lines = Vec::new();
-    for row in rows {
-        if lines.is_empty() {
-            lines.push(line(row.each_ref().map(|(name, _)| name.replace(' ', "_"))));
-        }
-        lines.push(line(row.map(|(_, value)| value)));
-    }
-    lines.join("\n")
-}
-
-fn quoted(field: &str) -> String {
-    if field.contains([',', '"', '\n', '\r']) {
-        format!("\"{}\"", field.replace('"', "\"\""))
-    } else {
-        field.to_owned()
     }
 }
 

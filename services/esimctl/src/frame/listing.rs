@@ -1,7 +1,7 @@
 //! What `order list` and `delivery list` have in common: their filters, and pages that say how they go on.
 
 use clap::{Args, builder::NonEmptyStringValueParser};
-use desk::operator::options;
+use desk::{csv::table, operator::options};
 use domain::{OptionId, PartnerId};
 use pg::PgConnection;
 use runtime::moment::past;
@@ -10,7 +10,6 @@ use time::OffsetDateTime;
 
 use crate::{
     console::{self, Console},
-    csv,
     lookup::find_id,
     moment::check_range,
     option::one,
@@ -75,7 +74,7 @@ impl Listing {
     ) -> anyhow::Result<()> {
         console.print(page, || {
             if self.csv {
-                return csv::text(rows.iter().map(row));
+                return csv(rows.iter().map(row));
             }
             let shown = console::list(rows, none, row);
             match next {
@@ -88,4 +87,15 @@ impl Listing {
             }
         })
     }
+}
+
+/// Rows as CSV, with the names of their columns in the first line.
+fn csv<const N: usize>(rows: impl Iterator<Item = Row<N>>) -> String {
+    let rows: Vec<Row<N>> = rows.collect();
+    let Some(first) = rows.first() else {
+        return String::new();
+    };
+    let names = first.each_ref().map(|(name, _)| name.replace(' ', "_"));
+    let fields = rows.into_iter().map(|row| row.map(|(_, cell)| cell));
+    table(&names, fields).trim_end_matches('\n').to_owned()
 }

@@ -76,6 +76,20 @@ async fn orders_are_listed_by_partner_state_provider_and_time_page_by_page() {
         .fails(1, "there is no option");
 }
 
+/// What a partner has chosen is no formula in the program that opens the file.
+#[tokio::test]
+async fn a_csv_holds_no_formula() {
+    let operator = Operator::new().await;
+    let partner = operator.create_partner().await;
+    operator
+        .ready_order(&partner, "=HYPERLINK(\"http://x\")")
+        .await;
+    operator
+        .run(&["order", "list", "--csv"])
+        .await
+        .says("\"'=HYPERLINK(\"\"http://x\"\")\"");
+}
+
 #[tokio::test]
 async fn deliveries_are_listed_by_partner_state_provider_endpoint_and_time_page_by_page() {
     let operator = Operator::new().await;

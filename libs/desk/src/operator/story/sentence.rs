@@ -7,10 +7,14 @@ use domain::{
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::minute;
-use crate::operator::{
-    health::stages::Stage,
-    orders::{OrderView, Sent, TopupView},
+use crate::{
+    operator::{
+        health::stages::Stage,
+        minute::minute,
+        order_list::Listed,
+        orders::{OrderView, Sent, TopupView},
+    },
+    self_service::OrderState,
 };
 
 /// When a test of an endpoint, or a next attempt, is due.
@@ -237,9 +241,7 @@ fn told(
         Standing::Vanished => format!(
             "{is} bought, but the provider does not find the purchase any more; we are clarifying this with the provider"
         ),
-        Standing::OnHold => {
-            format!("{is} on hold: we are clarifying the purchase with the provider")
-        }
+        Standing::OnHold => format!("{is} on hold: {ON_HOLD}"),
         Standing::GivingBack => {
             format!("{is} being given back at your request, and the provider has not answered yet")
         }
@@ -255,14 +257,7 @@ fn told(
         }
         Standing::Returned => format!("{was} given back at your request"),
         Standing::Failed => {
-            let by_operator = units
-                .iter()
-                .all(|one| one.reason.code() == Some(Code::GivenUp));
-            let why = if by_operator {
-                "the provider does not have the purchase, or has refunded it"
-            } else {
-                "the provider rejected the purchase or could not supply the eSIM"
-            };
+            let why = why_failed(units.iter().filter_map(|one| one.reason.code()));
             format!("failed for good and will not be delivered, because {why}")
         }
     }
@@ -290,22 +285,47 @@ fn to_several(order: &OrderView, units: &[&TopupView], now: OffsetDateTime) -> S
     )
 }
 
+const ON_HOLD: &str = "we are clarifying the purchase with the provider";
+
+/// Why units failed, for the partner.
+fn why_failed(mut codes: impl Iterator<Item = Code>) -> &'static str {
+    if codes.all(|code| code == Code::GivenUp) {
+        "the provider does not have the purchase, or has refunded it"
+    } else {
+        "the provider rejected the purchase or could not supply the eSIM"
+    }
+}
+
+/// Why an order was refused, for the partner.
+fn why_refused(codes: &[Code]) -> &'static str {
+    if codes.contains(&Code::Rejected) {
+        "the provider rejected the purchase"
+    } else if codes.iter().all(|code| *code == Code::OrderRefused) {
+        "the provider could not be reached"
+    } else {
+        "the provider rejected the purchase or could not be reached"
+    }
+}
+
+/// Why an order of a list did not get through, for its partner; empty if it did or is under way.
+pub fn reason(order: &Listed, codes: &[Code]) -> &'static str {
+    match order.state {
+        OrderState::Refused => why_refused(codes),
+        OrderState::Failed | OrderState::PartlyFailed => why_failed(codes.iter().copied()),
+        OrderState::Processing if order.on_hold > 0 => ON_HOLD,
+        OrderState::Processing | OrderState::Ready | OrderState::Cancelled => "",
+    }
+}
+
 /// Why an order was refused, as its 422 said.
 fn refusal(order: &OrderView) -> String {
-    let reasons = || order.topups.iter().map(|one| one.reason.0.as_ref());
-    let rejected = reasons().flatten().find(|one| one.code == Code::Rejected);
-    match rejected {
-        Some(reason) => match &reason.detail {
-            Some(answer) => format!("the provider rejected the purchase ({answer})"),
-            None => "the provider rejected the purchase".to_owned(),
-        },
-        None if reasons()
-            .flatten()
-            .all(|one| one.code == Code::OrderRefused) =>
-        {
-            "the provider could not be reached".to_owned()
-        }
-        None => "the provider rejected the purchase or could not be reached".to_owned(),
+    let reasons = order.topups.iter().filter_map(|one| one.reason.0.as_ref());
+    let rejected = reasons.clone().find(|one| one.code == Code::Rejected);
+    let codes: Vec<Code> = reasons.map(|one| one.code).collect();
+    let why = why_refused(&codes);
+    match rejected.and_then(|one| one.detail.as_ref()) {
+        Some(answer) => format!("{why} ({answer})"),
+        None => why.to_owned(),
     }
 }
 
