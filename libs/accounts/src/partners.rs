@@ -67,8 +67,11 @@ pub struct Partner {
     pub environment: String,
     /// The value of `X-Service-Access-Key`.
     pub access_key: String,
-    /// Whether the partner has a key to sign requests. An erased one has none.
+    /// Whether it is an account with keys. An erased one has none.
     pub has_secret_key: bool,
+    /// Whether all its keys were [ended](end_keys), so that it can sign nothing until it gets new ones. Then
+    /// `access_key` is no key.
+    pub keys_ended: bool,
     /// The access key before the last rotation, during the overlap.
     pub old_access_key: Option<String>,
     /// When the old keys end; `None` if there are none.
@@ -173,6 +176,7 @@ macro_rules! partners {
         sqlx::query_as!(
             Partner,
             r#"SELECT p.partner_id, name, environment, access_key, erased_at IS NULL AS "has_secret_key!",
+                      starts_with(access_key, 'ended-') AS "keys_ended!",
                       CASE WHEN old_keys_until > now() THEN old_access_key END AS old_access_key,
                       CASE WHEN old_keys_until > now() THEN old_keys_until END AS old_keys_until, e.url AS webhook_url,
                       array_remove(e.events, 'topup.ready') AS "webhook_events!",
@@ -423,9 +427,10 @@ pub async fn rotate_keys(
     let query = sqlx::query_scalar!(
         "UPDATE partners
          SET access_key = $2, secret_key = $3,
-             old_access_key = CASE WHEN $4 = 0::float8 THEN NULL WHEN $5 THEN old_access_key ELSE access_key END,
-             old_secret_key = CASE WHEN $4 = 0::float8 THEN NULL WHEN $5 THEN old_secret_key ELSE secret_key END,
-             old_keys_until = CASE WHEN $4 > 0::float8 THEN now() + make_interval(secs => $4) END
+             old_access_key = CASE WHEN $4 = 0::float8 OR ended THEN NULL WHEN $5 THEN old_access_key ELSE access_key END,
+             old_secret_key = CASE WHEN $4 = 0::float8 OR ended THEN NULL WHEN $5 THEN old_secret_key ELSE secret_key END,
+             old_keys_until = CASE WHEN $4 > 0::float8 AND NOT ended THEN now() + make_interval(secs => $4) END
+         FROM (SELECT starts_with(access_key, 'ended-') AS ended FROM partners WHERE partner_id = $1 FOR NO KEY UPDATE) was
          WHERE partner_id = $1 AND ($4 = 0::float8 OR coalesce(old_keys_until > now(), false) = $5)
          RETURNING old_keys_until",
         partner_id.uuid(),
@@ -438,6 +443,54 @@ pub async fn rotate_keys(
         .fetch_optional(connection)
         .await?
         .map_or(Rotated::Refused, Rotated::Until))
+}
+
+/// The keys of a partner after some of them were ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// The access keys that work no more.
+    pub ended: Vec<String>,
+    /// The one that goes on, if there is one.
+    pub goes_on: Option<String>,
+}
+
+/// Ends keys of a partner at once, because they are in wrong hands: the one with this access key, or all
+/// of them. Nothing is made in their place, so this needs no master key. An old key that is still valid in
+/// an overlap goes on in place of a current one that ends, and then has no end. Returns `None` if the
+/// partner has no such valid key.
+pub async fn end_keys(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    leaked: Option<&str>,
+) -> Result<Option<Ended>> {
+    let query = sqlx::query!(
+        r#"SELECT CASE WHEN NOT starts_with(access_key, 'ended-') THEN access_key END AS current,
+                  CASE WHEN old_keys_until > now() THEN old_access_key END AS old
+           FROM partners WHERE partner_id = $1 AND erased_at IS NULL FOR NO KEY UPDATE"#,
+        partner_id.uuid(),
+    );
+    let Some(keys) = query.fetch_optional(&mut *connection).await? else {
+        return Ok(None);
+    };
+    let is_leaked = |key: &String| leaked.is_none_or(|leaked| leaked == key);
+    let valid = [&keys.current, &keys.old].into_iter().flatten();
+    let (ended, mut left): (Vec<&String>, Vec<&String>) = valid.partition(|key| is_leaked(key));
+    if ended.is_empty() {
+        return Ok(None);
+    }
+    let ended = ended.into_iter().cloned().collect();
+    let goes_on = left.pop().cloned();
+    let statement = sqlx::query!(
+        "UPDATE partners
+         SET access_key = coalesce($2, 'ended-' || gen_random_uuid()),
+             secret_key = CASE $2 WHEN access_key THEN secret_key WHEN old_access_key THEN old_secret_key END,
+             old_access_key = NULL, old_secret_key = NULL, old_keys_until = NULL
+         WHERE partner_id = $1",
+        partner_id.uuid(),
+        goes_on,
+    );
+    statement.execute(connection).await?;
+    Ok(Some(Ended { ended, goes_on }))
 }
 
 /// Reads the credentials of the partners that match a condition.

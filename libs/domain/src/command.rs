@@ -113,6 +113,9 @@ pub enum Command {
     PartnerSetWebhook,
     #[strum(serialize = "partner rotate-keys")]
     PartnerRotateKeys,
+    /// Keys that are in wrong hands end at once.
+    #[strum(serialize = "partner leaked")]
+    PartnerLeaked,
     #[strum(serialize = "partner rotate-webhook-secret")]
     PartnerRotateWebhookSecret,
     /// The partner rotates its own keys.
@@ -231,6 +234,7 @@ impl Command {
             | Self::PartnerSetLimits
             | Self::PartnerSetWebhook
             | Self::PartnerRotateKeys
+            | Self::PartnerLeaked
             | Self::PartnerRotateWebhookSecret
             | Self::KeysRotate
             | Self::PartnerTold
@@ -301,6 +305,7 @@ impl Command {
             | Self::PartnerSetLimits
             | Self::PartnerSetWebhook
             | Self::PartnerRotateKeys
+            | Self::PartnerLeaked
             | Self::PartnerRotateWebhookSecret
             | Self::KeysRotate
             | Self::PartnerTold

@@ -94,6 +94,8 @@ fn of_partners() -> Vec<Route> {
             operator,
             post(pages::partner_acts::set_url),
         ),
+        page("/partners/{id}/leaked", support, get(pages::leaked::show)),
+        action("/partners/{id}/leaked", support, post(pages::leaked::end)),
         page("/partners/{id}/keys", operator, get(pages::rotation::keys)),
         action(
             "/partners/{id}/keys",

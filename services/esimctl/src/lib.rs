@@ -48,7 +48,8 @@ use crate::{
     },
     orders::{erase, find, give_back, order, order_list, placement},
     partners::{
-        partner, partner_apply, partner_change, partner_file, partner_plan, refused, rotate, terms,
+        leaked, partner, partner_apply, partner_change, partner_file, partner_plan, refused,
+        rotate, terms,
     },
     providers::{
         catalogue, ledger, option, option_file, provider, provider_check, provider_lists,

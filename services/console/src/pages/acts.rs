@@ -73,6 +73,7 @@ fn words(command: Command) -> &'static str {
         Command::PartnerCreate => "made a partner",
         Command::PartnerDisable => "disabled a partner",
         Command::PartnerEnable => "enabled a partner",
+        Command::PartnerLeaked => "ended keys that are in wrong hands",
         Command::PartnerTold => "told a partner about its endpoints",
         Command::PartnerErase => "erased a partner",
         Command::PartnerSetEvents => "chose the events of a partner",

@@ -36,6 +36,8 @@ struct Page {
     limits: Vec<(&'static str, String)>,
     events: String,
     may: bool,
+    /// Whether this session may end a key that is in wrong hands.
+    may_end: bool,
     account: Option<ReasonForm>,
 }
 
@@ -58,7 +60,11 @@ pub(crate) async fn show(
     page(&Page {
         shell: Shell::new(&app, &visit.session, "/partners", &partner.name),
         head: Head::new(partner, "access", &visit.session),
-        access_key: partner.access_key.clone(),
+        access_key: if partner.keys_ended {
+            "none: the last one was ended".to_owned()
+        } else {
+            partner.access_key.clone()
+        },
         made: times.both(partner.created_at),
         signed: if partner.signed_body_required {
             "path, query, time and body"
@@ -80,6 +86,9 @@ pub(crate) async fn show(
         } else {
             partner.webhook_events.join(", ")
         },
+        may_end: visit.session.may(Role::Support)
+            && partner.has_secret_key
+            && !(partner.keys_ended && partner.old_access_key.is_none()),
         may: visit.session.may(Role::Operator) && partner.has_secret_key,
         account: account::form(partner, (&read.seen, &day), &visit.session),
     })

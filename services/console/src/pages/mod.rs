@@ -15,6 +15,7 @@ pub(crate) mod give_backs;
 mod group;
 mod issues;
 pub(crate) mod keys;
+pub(crate) mod leaked;
 pub(crate) mod lists;
 pub(crate) mod needs;
 pub(crate) mod order;

@@ -45,7 +45,7 @@ pub(super) struct Read {
     /// When it was read, as forms carry it along.
     pub(super) seen: String,
     /// How many webhooks wait for its first endpoint.
-    waiting: i64,
+    pub(super) waiting: i64,
 }
 
 pub(super) async fn read(app: &App, given: &Given) -> Result<Read, Problem> {

@@ -29,7 +29,11 @@ use crate::{
 };
 
 /// What changes the keys and the secret: an operator's commands and the partner's own.
-const OF_KEYS: &[Command] = &[Command::PartnerRotateKeys, Command::KeysRotate];
+pub(super) const OF_KEYS: &[Command] = &[
+    Command::PartnerRotateKeys,
+    Command::KeysRotate,
+    Command::PartnerLeaked,
+];
 const OF_SECRET: &[Command] = &[
     Command::PartnerRotateWebhookSecret,
     Command::WebhookSecretRotate,
@@ -71,6 +75,18 @@ impl Replaced {
         match self {
             Self::Keys => partner.old_keys_until,
             Self::Secret => partner.old_webhook_secret_until,
+        }
+    }
+
+    /// What to do first if the old ones are in wrong hands.
+    fn if_leaked(self) -> &'static str {
+        match self {
+            Self::Keys => {
+                " If one is in wrong hands, end it first, which this console does: A key is in wrong hands, on Keys and limits."
+            }
+            Self::Secret => {
+                " If the old one is in wrong hands, add --overlap 0 to it, so that it ends at once."
+            }
         }
     }
 
@@ -128,12 +144,16 @@ async fn rotation(
         return ActPage {
             says: vec![format!(
                 "New {words} have to be sealed with master keys that this console does not have (MASTER_KEY_PARTNERS and MASTER_KEY_WEBHOOKS). \
-                 Somebody with a shell makes them by this command. If the old ones have leaked, disable the partner until then, and add \
-                 --overlap 0, so that the old ones end at once:"
+                 Somebody with a shell makes them by this command, and the old ones stay valid for 24 hours.{} The command:",
+                what.if_leaked()
             )],
             command: Some(format!(
                 "esimctl partner rotate {} {command}",
-                read.partner.access_key
+                if read.partner.keys_ended {
+                    read.partner.partner_id.to_string()
+                } else {
+                    read.partner.access_key.clone()
+                }
             )),
             path: String::new(),
             ..base
@@ -153,13 +173,7 @@ async fn rotation(
         grave,
         checked,
     };
-    let at_once = pick(
-        "0",
-        "Not at all: they are in wrong hands",
-        what.at_once(&lately),
-        true,
-        false,
-    );
+    let at_once = pick("0", "Not at all", what.at_once(&lately), true, false);
     let picks = match old {
         None => vec![
             pick("24h", "24 hours", format!("{usual} {}", until(time::Duration::DAY)), false, true),

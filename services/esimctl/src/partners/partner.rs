@@ -30,6 +30,7 @@ use crate::{
     confirm::Why,
     console::Console,
     erase::{self, ErasePartner},
+    leaked::{self, Leaked},
     lookup::{Which, candidates, find, with_name},
     output::{Row, cells, or_dash, properties, utc},
     partner_apply::{self, Apply},
@@ -120,6 +121,9 @@ pub enum Command {
     /// requests may be signed with both keys, and webhooks are signed with both secrets.
     #[command(after_help = rotate::EXAMPLES)]
     Rotate(Rotate),
+    /// End keys that are in wrong hands, at once
+    #[command(after_help = leaked::EXAMPLES)]
+    Leaked(Leaked),
     /// Erase a disabled partner and the profiles of all its orders for good
     #[command(after_help = erase::PARTNER_EXAMPLES)]
     Erase(ErasePartner),
@@ -279,6 +283,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
         }
         Command::Set(asked) => set(asked, console).await,
         Command::Rotate(rotate) => rotate::run(rotate, console).await,
+        Command::Leaked(asked) => leaked::run(asked, console).await,
         Command::Erase(asked) => erase::partner(asked, console).await,
     }
 }

@@ -37,9 +37,10 @@ use crate::{
 pub const EXAMPLES: &str = "Examples:
   esimctl partner rotate ak_0123456789abcdef01234567 keys
   esimctl partner rotate ak_0123456789abcdef01234567 keys --overlap 7d --json
-  esimctl partner rotate ak_0123456789abcdef01234567 keys --overlap 0              the old keys have leaked
   esimctl partner rotate ak_0123456789abcdef01234567 webhook-secret
   esimctl partner rotate ak_0123456789abcdef01234567 webhook-secret --overlap 0    the old secret has leaked
+
+If a key is in wrong hands, end it first: `esimctl partner leaked` does that at once.
 
 The partner keeps its id and its orders. Until the overlap ends, both pairs of keys are valid, and webhook-signature holds
 two signatures, the new secret's first. With --overlap 0 the old pair ends within a second, and only the new secret signs

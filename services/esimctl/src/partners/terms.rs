@@ -84,6 +84,7 @@ pub fn describe(partner: &Partner) -> String {
 pub fn state(partner: &Partner) -> String {
     match partner.disabled_at {
         Some(at) => format!("disabled since {}", utc(at)),
+        None if partner.keys_ended => "enabled, but its keys were ended".to_owned(),
         None if partner.has_secret_key => "enabled".to_owned(),
         None => "enabled, but without a secret key".to_owned(),
     }

@@ -108,6 +108,68 @@ async fn new_keys_are_shown_once_and_the_old_ones_with_their_end() {
 }
 
 #[tokio::test]
+async fn a_key_that_leaked_ends_at_once_and_the_other_one_goes_on() {
+    let operator = Operator::new().await;
+    let made = operator.create_partner().await;
+    let id = text(&made, "partner_id");
+    let first = text(&made, "access_key");
+    let rotated = operator.json(&["partner", "rotate", first, "keys"]).await;
+    let second = text(&rotated, "access_key");
+    let mut connection = operator.database.connect().await.unwrap();
+    let mut valid = async |key: &str| {
+        let found = partners::by_access_key(&mut connection, key).await.unwrap();
+        found.is_some()
+    };
+    let leaked = ["--reason", "in a public repository"];
+    // The partner is named, and not which of its keys.
+    operator
+        .run(&[&["partner", "leaked", id][..], &leaked].concat())
+        .await
+        .fails(1, "is no access key; name the key that leaked");
+    assert!(valid(first).await && valid(second).await);
+    // It needs no master key, and makes no keys.
+    let arguments = [&["partner", "leaked", second, "--json"][..], &leaked].concat();
+    let mut command = operator.command(&arguments);
+    let ended = run(command.env_remove("MASTER_KEY")).await.json();
+    assert_eq!(ended["ended"], json!([second]));
+    assert_eq!(ended["goes_on"], first);
+    assert!(!valid(second).await && valid(first).await);
+    let shown = operator.json(&["partner", "show", id]).await;
+    assert_eq!(
+        (
+            &shown["access_key"],
+            &shown["old_keys_until"],
+            &shown["keys_ended"]
+        ),
+        (&json!(first), &Value::Null, &json!(false)),
+        "the other one goes on without an end"
+    );
+    operator
+        .run(&[&["partner", "leaked", id, "--all"][..], &leaked].concat())
+        .await
+        .says("has no key any more");
+    assert!(!valid(first).await);
+    operator
+        .run(&["partner", "show", id])
+        .await
+        .says("but its keys were ended");
+    let again = [&["partner", "leaked", id, "--all"][..], &leaked].concat();
+    operator.run(&again).await.fails(1, "no valid key");
+    // New ones, of which none is old.
+    let new = operator.json(&["partner", "rotate", id, "keys"]).await;
+    assert_eq!(
+        (&new["old_access_key"], &new["old_keys_until"]),
+        (&Value::Null, &Value::Null)
+    );
+    assert!(valid(text(&new, "access_key")).await && !valid(first).await);
+    let commands: Vec<Value> = operator.actions().await;
+    let leaks = commands
+        .iter()
+        .filter(|one| one["command"] == "partner leaked");
+    assert_eq!(leaks.count(), 2, "{commands:?}");
+}
+
+#[tokio::test]
 async fn a_new_webhook_secret_is_shown_once() {
     let operator = Operator::new().await;
     let made = operator.create_partner().await;

@@ -1,0 +1,197 @@
+//! Keys in wrong hands: they end at once. It is an act of its own beside the change of keys
+//! ([`super::rotation`]), in which the old ones go on for a time. Support may do it, because it only stops
+//! things and nobody should wait for an operator meanwhile; new keys are made by an operator. It is
+//! `esimctl partner leaked`.
+
+use accounts::partners::{self, Ended, Partner};
+use askama::Template;
+use axum::{extract::State, response::Response};
+use domain::{Command, PartnerId};
+use pg::{PgConnection, actions::Changed};
+use serde_json::json;
+
+use crate::{
+    App,
+    access::{Act, Role, Session, Support, Visit},
+    format::{counted, utc},
+    pages::{
+        partner_acts::{changed, lately, read},
+        rotation::OF_KEYS,
+    },
+    problem::Problem,
+    view::{Given, Shell, page},
+};
+
+#[derive(Template)]
+#[template(path = "leaked.html")]
+struct Page {
+    shell: Shell,
+    token: String,
+    seen: String,
+    id: String,
+    name: String,
+    /// What it has ordered until now, and what of it goes on.
+    lately: String,
+    waiting: String,
+    keys: Vec<Key>,
+    /// Whether this session may make the new keys.
+    may: bool,
+}
+
+/// A key that may be in wrong hands.
+struct Key {
+    access_key: String,
+    hint: String,
+}
+
+#[derive(Template)]
+#[template(path = "ended.html")]
+struct Done {
+    shell: Shell,
+    id: String,
+    name: String,
+    sentence: String,
+    /// Whether no key is left.
+    all: bool,
+    may: bool,
+}
+
+/// The valid keys of a partner, and what is known of each.
+fn keys(partner: &Partner, session: &Session) -> Vec<Key> {
+    let is_changed = partner.old_access_key.is_some();
+    let current = (!partner.keys_ended).then(|| Key {
+        access_key: partner.access_key.clone(),
+        hint: if is_changed {
+            "The one of the last change of keys.".to_owned()
+        } else {
+            "Its only one: all its orders stop until it has new ones.".to_owned()
+        },
+    });
+    let until = partner.old_access_key.clone().zip(partner.old_keys_until);
+    let old = until.map(|(access_key, until)| Key {
+        access_key,
+        hint: format!(
+            "The one before it, which would end {} by itself.",
+            session.times.written(until)
+        ),
+    });
+    current.into_iter().chain(old).collect()
+}
+
+fn title(partner: &Partner) -> String {
+    format!("A key of {} is in wrong hands", partner.name)
+}
+
+pub(crate) async fn show(
+    State(app): State<App>,
+    given: Given,
+    visit: Visit<Support>,
+) -> Result<Response, Problem> {
+    let read = read(&app, &given).await?;
+    let partner = &read.partner;
+    let session = &visit.session;
+    let keys = keys(partner, session);
+    if keys.is_empty() {
+        return Err(Problem::NotFound(
+            "The partner has no valid key. See Keys and limits.".to_owned(),
+        ));
+    }
+    page(&Page {
+        shell: Shell::new(&app, session, "/partners", title(partner)),
+        token: session.form_token(),
+        seen: read.seen.clone(),
+        id: partner.partner_id.to_string(),
+        name: partner.name.clone(),
+        lately: lately(&app, partner.partner_id.into()).await?,
+        waiting: match read.waiting {
+            0 => "No webhook waits for it.".to_owned(),
+            waiting => format!(
+                "{} for its first endpoint.",
+                counted(waiting, "webhook waits", "webhooks wait")
+            ),
+        },
+        keys,
+        may: session.may(Role::Operator),
+    })
+}
+
+/// Ends the key that the form names, or all of them.
+pub(crate) async fn end(
+    State(app): State<App>,
+    given: Given,
+    act: Act<Support>,
+) -> Result<Response, Problem> {
+    let which = act.fields.get("key").filter(|key| !key.is_empty());
+    let which = which.ok_or_else(|| Problem::Invalid("say which key is in wrong hands".into()))?;
+    let leaked = (which != "all").then_some(which);
+    let read = read(&app, &given).await?;
+    let id: PartnerId = read.partner.partner_id.into();
+    let end = async |transaction: &mut PgConnection| {
+        let ended = partners::end_keys(transaction, id, leaked).await?;
+        Ok(ended.map(|ended| {
+            let changed = Changed::between(
+                json!({ "ended": ended.ended }),
+                json!({ "goes_on": ended.goes_on }),
+            );
+            (ended, changed)
+        }))
+    };
+    let of = (Command::PartnerLeaked, OF_KEYS);
+    let ended = changed(&app, &act, id, of, end).await?;
+    let ended = ended.ok_or_else(|| {
+        act.changed(
+            "the keys were changed since the page was shown, or this one had ended by itself",
+        )
+    })?;
+    page(&Done {
+        shell: Shell::new(&app, &act.session, "/partners", "The key has ended"),
+        id: id.to_string(),
+        name: read.partner.name,
+        all: ended.goes_on.is_none(),
+        sentence: sentence(&ended, &utc(act.session.times.now)),
+        may: act.session.may(Role::Operator),
+    })
+}
+
+/// What the partner is told.
+fn sentence(ended: &Ended, now: &str) -> String {
+    let keys = ended.ended.join(" and ");
+    let (your, was, it) = match ended.ended.len() {
+        1 => ("access key", "was", "it"),
+        _ => ("access keys", "were", "them"),
+    };
+    let next = match &ended.goes_on {
+        Some(key) => format!("Your other key {key} still works, so use that one"),
+        None => "You have no valid key now; we make new ones and give them to you".to_owned(),
+    };
+    format!(
+        "Your {your} {keys} {was} seen by others. We ended {it} on {now} UTC: since then requests with {it} get 401. {next}. \
+         Then send the refused orders again with the same external_order_id; none is bought twice."
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_partner_is_told_which_key_ended_and_what_goes_on() {
+        let ended = |goes_on: Option<&str>, ended: &[&str]| Ended {
+            ended: ended.iter().map(|key| (*key).to_owned()).collect(),
+            goes_on: goes_on.map(str::to_owned),
+        };
+        let one = sentence(&ended(Some("ak_2"), &["ak_1"]), "2026-11-28 17:05:00.000");
+        for part in [
+            "access key ak_1 was",
+            "We ended it on",
+            "Your other key ak_2 still works",
+        ] {
+            assert!(one.contains(part), "{one}");
+        }
+        let all = sentence(&ended(None, &["ak_1", "ak_2"]), "now");
+        assert!(
+            all.contains("access keys ak_1 and ak_2 were") && all.contains("no valid key"),
+            "{all}"
+        );
+    }
+}

@@ -1,0 +1,87 @@
+//! `esimctl partner leaked`: ends keys that are in wrong hands, at once.
+//!
+//! It is an act of its own beside `partner rotate`, which keeps the old keys valid for an overlap. It makes
+//! no new keys, so it needs no master key and no way to hand them over, and whoever learns of a leak at
+//! night need not wait for somebody who has both.
+
+use accounts::partners::{self, Ended, Partner};
+use anyhow::{Context, ensure};
+use clap::Args;
+use pg::{
+    PgConnection,
+    actions::{self, Changed},
+};
+use serde_json::json;
+
+use crate::{
+    confirm::Why,
+    console::Console,
+    lookup::{Which, find},
+    output::printable,
+};
+
+pub const EXAMPLES: &str = "Examples:
+  esimctl partner leaked ak_0123456789abcdef01234567 --reason 'it stood in a public repository'
+  esimctl partner leaked 'Acme Travel' --all --reason 'their server was broken into, ticket 4711'
+
+Within a second, requests with the key get 401. There is no overlap, and an ended key never works again. A second key of
+the partner, which it has during the overlap of a rotation, goes on. What is ordered already is bought and sent, and an
+order that is repeated with a new key and the same external_order_id is not bought twice. `esimctl partner rotate` makes
+new keys. A webhook secret that leaked with them is replaced by `esimctl partner rotate … webhook-secret`.";
+
+#[derive(Args, Clone, Debug)]
+pub struct Leaked {
+    #[command(flatten)]
+    which: Which,
+    /// End all keys of the partner, because it is not known which one leaked
+    #[arg(long)]
+    all: bool,
+    #[command(flatten)]
+    why: Why,
+}
+
+pub async fn run(asked: &Leaked, console: &Console) -> anyhow::Result<()> {
+    let mut connection = console.connect().await?;
+    let partner = find(&mut connection, &asked.which.partner).await?;
+    let typed = asked.which.partner.as_str();
+    let keys = [Some(&partner.access_key), partner.old_access_key.as_ref()];
+    let is_key = keys.into_iter().flatten().any(|key| key == typed);
+    ensure!(
+        asked.all || is_key,
+        "nothing was changed: {typed:?} is no access key; name the key that leaked, or end all keys of {} with --all",
+        printable(&partner.name)
+    );
+    let leaked = (!asked.all).then_some(typed);
+    let target = format!("partner {}", partner.partner_id);
+    let action = asked.why.action(domain::Command::PartnerLeaked, &target);
+    let end = async |transaction: &mut PgConnection| {
+        let ended = partners::end_keys(transaction, partner.partner_id.into(), leaked).await?;
+        Ok(ended.map(|ended| {
+            let changed = Changed::between(
+                json!({ "ended": ended.ended }),
+                json!({ "goes_on": ended.goes_on }),
+            );
+            (ended, changed)
+        }))
+    };
+    let ended = actions::recorded(&mut connection, action, end).await?;
+    let ended =
+        ended.context("nothing was changed: the partner has no valid key of this name any more")?;
+    let shown = json!({
+        "partner_id": partner.partner_id, "name": partner.name, "ended": ended.ended, "goes_on": ended.goes_on,
+    });
+    console.print(&shown, || describe(&partner, &ended))
+}
+
+fn describe(partner: &Partner, ended: &Ended) -> String {
+    let name = printable(&partner.name);
+    let next = match &ended.goes_on {
+        Some(key) => format!("Its other key {key} goes on."),
+        None => format!(
+            "{name} has no key any more, so each of its requests gets 401: make new ones with `esimctl partner rotate {} keys`.",
+            partner.partner_id
+        ),
+    };
+    let keys = ended.ended.join(" and ");
+    format!("{keys} of {name}: ended, requests get 401 within a second. {next}")
+}
