@@ -130,6 +130,46 @@ pub async fn register(connection: &mut PgConnection, names: &[String]) -> Result
     Ok(())
 }
 
+/// What a provider does for delivered eSIMs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AfterDelivery {
+    /// It shows how much of an eSIM's data is used.
+    pub usage: bool,
+    /// It takes an eSIM back that nobody has installed.
+    pub give_back: bool,
+}
+
+/// Stores what a provider does for delivered eSIMs, so that nobody is offered what it does not do.
+pub async fn note_after_delivery(
+    connection: &mut PgConnection,
+    name: &str,
+    can: AfterDelivery,
+) -> Result<()> {
+    let statement = sqlx::query!(
+        "UPDATE providers SET shows_usage = $2, takes_back = $3
+         WHERE name = $1 AND (shows_usage, takes_back) IS DISTINCT FROM ($2, $3)",
+        name,
+        can.usage,
+        can.give_back,
+    );
+    statement.execute(connection).await?;
+    Ok(())
+}
+
+/// What a provider does for delivered eSIMs; `None` if no provisioner has said it yet.
+pub async fn after_delivery(
+    connection: &mut PgConnection,
+    name: &str,
+) -> Result<Option<AfterDelivery>> {
+    let query = sqlx::query!(
+        "SELECT shows_usage, takes_back FROM providers WHERE name = $1",
+        name
+    );
+    let row = query.fetch_optional(connection).await?;
+    let said = row.and_then(|row| row.shows_usage.zip(row.takes_back));
+    Ok(said.map(|(usage, give_back)| AfterDelivery { usage, give_back }))
+}
+
 /// The breakers of all providers that were ever configured, by name.
 pub async fn list(connection: &mut PgConnection) -> Result<Vec<ProviderBreaker>> {
     Ok(breakers!("SELECT", "FROM providers ORDER BY name")

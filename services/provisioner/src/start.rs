@@ -17,7 +17,7 @@ use pipeline::{
 use runtime::Shutdown;
 use store::{
     placements::{self, Activity},
-    providers::BreakerLimits,
+    providers::{AfterDelivery, BreakerLimits},
     work::Kind,
 };
 use tokio::sync::Semaphore;
@@ -70,7 +70,13 @@ pub(crate) fn providers(
         rate,
     } in providers
     {
-        let watched = watched(config, &name, rate, parts);
+        let capabilities = provider.capabilities();
+        let can = AfterDelivery {
+            usage: capabilities.usage,
+            // Whether an eSIM may be given back is read from what the provider shows of it.
+            give_back: capabilities.usage && capabilities.give_back,
+        };
+        let watched = watched(config, (&name, rate, can), parts);
         let calls = Calls {
             name,
             provider,
@@ -100,7 +106,11 @@ pub(crate) fn providers(
 
 /// Creates what holds the calls to a provider back: the limits of its lanes, its breaker and its
 /// rate limit.
-fn watched(config: &Config, name: &str, rate: Arc<Rate>, parts: &Parts) -> Watched {
+fn watched(
+    config: &Config,
+    (name, rate, can): (&str, Arc<Rate>, AfterDelivery),
+    parts: &Parts,
+) -> Watched {
     let limiters = Arc::new(LaneLimiters::new(
         name.to_owned(),
         config.limits(config.provider_concurrency).permits,
@@ -117,7 +127,7 @@ fn watched(config: &Config, name: &str, rate: Arc<Rate>, parts: &Parts) -> Watch
         Arc::clone(&limiters),
         parts.metrics.clone(),
     );
-    Watched::new(breaker, rate, limiters)
+    Watched::new(breaker, rate, limiters, can)
 }
 
 /// Starts the three workers of a provider, its probes and its heartbeat. Look-ups and requests about

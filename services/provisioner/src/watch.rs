@@ -15,7 +15,7 @@ use pg::{Database, PgConnection};
 use runtime::{Shutdown, outage};
 use store::{
     provider_lanes::{self, HeldBackLane},
-    providers::{self, ProviderBreaker},
+    providers::{self, AfterDelivery, ProviderBreaker},
 };
 
 use crate::{breaker::Breaker, limiter::LaneLimiters, metrics::Metrics, rate::Rate};
@@ -30,6 +30,8 @@ pub struct Watched {
     pub breaker: Arc<Breaker>,
     pub rate: Arc<Rate>,
     pub limiters: Arc<LaneLimiters>,
+    /// What it does for delivered eSIMs, until that is stored.
+    unsaid: Option<AfterDelivery>,
     /// The report as last written.
     written: Written,
 }
@@ -40,11 +42,17 @@ struct Written {
 }
 
 impl Watched {
-    pub fn new(breaker: Arc<Breaker>, rate: Arc<Rate>, limiters: Arc<LaneLimiters>) -> Self {
+    pub fn new(
+        breaker: Arc<Breaker>,
+        rate: Arc<Rate>,
+        limiters: Arc<LaneLimiters>,
+        can: AfterDelivery,
+    ) -> Self {
         Self {
             breaker,
             rate,
             limiters,
+            unsaid: Some(can),
             written: Written {
                 lanes: Vec::new(),
                 at: Instant::now(),
@@ -61,6 +69,10 @@ impl Watched {
         metrics: &Metrics,
     ) -> Result<(), pg::Error> {
         let provider = self.breaker.provider();
+        if let Some(can) = self.unsaid {
+            providers::note_after_delivery(connection, provider, can).await?;
+            self.unsaid = None;
+        }
         self.rate.renew(connection, provider).await?;
         self.limiters.begin_read();
         let unsettled = providers::unsettled(connection, provider).await?;

@@ -2,11 +2,12 @@
 //! `esimctl order show` and the console show both.
 
 use domain::{GiveBackState, PlacementState, Reason};
+use store::esim_requests::Reason as RequestReason;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 use super::{
+    minute::minute,
     orders::{PlacementView, TopupView, TriedPair},
-    story::minute,
 };
 
 /// Whether the placement waits for the purchase at a further provider. Its reason is then that of
@@ -110,8 +111,14 @@ pub fn give_back(topup: &TopupView) -> Option<String> {
     let asked = topup.give_back_asked_at.map_or_else(String::new, |at| {
         format!(", which was asked for at {}", minute(at))
     });
-    let why = [&topup.give_back_reason, &topup.give_back_message];
-    let why: Vec<&str> = why.into_iter().flatten().map(String::as_str).collect();
+    // A reason that only a newer version knows is shown by its name.
+    let reason = topup.give_back_reason.as_deref();
+    let reason = reason.map(|name| match name.parse::<RequestReason>() {
+        Ok(reason) => reason.told(),
+        Err(_) => name,
+    });
+    let said = topup.give_back_message.as_deref();
+    let why: Vec<&str> = reason.into_iter().chain(said).collect();
     let why = if why.is_empty() {
         String::new()
     } else {

@@ -13,7 +13,11 @@ use pg::{
     actions::{self, Actor, Changed},
 };
 use serde_json::json;
-use store::{deliveries::endpoints, esim_requests::UsageFailure};
+use store::{
+    deliveries::endpoints,
+    esim_requests::UsageFailure,
+    providers::{self, AfterDelivery},
+};
 
 use crate::{
     App,
@@ -49,6 +53,8 @@ struct Page {
     /// What this session may ask for: its data use, and that its provider takes it back.
     ask: Option<ReasonForm>,
     give_back: Option<ReasonForm>,
+    /// What its provider does not do, if it is ready.
+    not_offered: Option<&'static str>,
 }
 
 /// What a provider has said about the use of an eSIM.
@@ -89,15 +95,32 @@ fn megabytes(bytes: u64) -> String {
     format!("{}.{} MB", tenths / 10, tenths % 10)
 }
 
-/// What this session may ask for of an eSIM.
+/// What a provider does not do for delivered eSIMs, so that it is not offered.
+fn not_offered(can: Option<AfterDelivery>) -> Option<&'static str> {
+    match can {
+        None => Some(
+            "No provisioner has said yet whether its provider shows data use and takes eSIMs back.",
+        ),
+        Some(AfterDelivery { usage: false, .. }) => {
+            Some("Its provider shows no data use, and takes no eSIM back.")
+        }
+        Some(AfterDelivery {
+            give_back: false, ..
+        }) => Some("Its provider takes no eSIM back."),
+        Some(_) => None,
+    }
+}
+
+/// What this session may ask for of an eSIM, and its provider does.
 fn forms(
     id: &TopupId,
     (asked, mark): (&Requests, &str),
     session: &Session,
-    is_ready: bool,
+    can: AfterDelivery,
 ) -> (Option<ReasonForm>, Option<ReasonForm>) {
     let back = format!("/esims/{id}");
-    let usage = (session.may(Role::Support) && is_ready && !asked.usage_open).then(|| ReasonForm {
+    let usage = (session.may(Role::Support) && can.usage && !asked.usage_open).then(|| {
+        ReasonForm {
         consequence:
             "Its provider is asked how much data was used. The answer is here some seconds later."
                 .to_owned(),
@@ -108,10 +131,11 @@ fn forms(
             "Ask for its data use",
             format!("/esims/{id}/usage"),
         )
+    }
     });
     let state = asked.give_back.as_ref().map(|one| one.state);
     let may_ask = matches!(state, None | Some(GiveBackState::Refused));
-    let give_back = (session.may(Role::Operator) && is_ready && may_ask).then(|| ReasonForm {
+    let give_back = (session.may(Role::Operator) && can.give_back && may_ask).then(|| ReasonForm {
         consequence: "Its provider is asked to take it back, which it does for an eSIM that was never installed. If it does, \
                       nobody can use the eSIM any more, and its code is erased here. Ask the partner first."
             .to_owned(),
@@ -148,11 +172,13 @@ pub(crate) async fn show(
         let endpoints = endpoints::list(&mut *connection, Some(of)).await?;
         // First, so that an act between the two makes the form one of before it.
         let mark = actions::mark(&mut *connection, id.as_str(), Command::AskUsage).await?;
-        let asked = esims::requests(connection, of, &id).await?;
-        Ok::<_, pg::Error>(asked.map(|asked| (order, partner, endpoints, (asked, mark))))
+        let asked = esims::requests(&mut *connection, of, &id).await?;
+        let can = can_of(connection, &order, &id).await?;
+        Ok::<_, pg::Error>(asked.map(|asked| (order, partner, endpoints, (asked, mark), can)))
     };
     let found = app.database().run(read).await?;
-    let (order, partner, endpoints, (asked, mark)) = found.ok_or_else(|| given.missing("eSIM"))?;
+    let (order, partner, endpoints, (asked, mark), can) =
+        found.ok_or_else(|| given.missing("eSIM"))?;
     let unit = order.topups.iter().find(|one| one.topup_id == id.as_str());
     let unit = unit.ok_or_else(|| given.missing("eSIM"))?;
     let session = &visit.session;
@@ -161,10 +187,16 @@ pub(crate) async fn show(
         .iter()
         .find(|one| one.placement_id == unit.placement_id);
     let is_ready = unit.ready_at.is_some() && unit.erased_at.is_none();
-    let (ask, give_back) = forms(&id, (&asked, &mark), session, is_ready);
+    let nothing = AfterDelivery {
+        usage: false,
+        give_back: false,
+    };
+    let offered = can.filter(|_| is_ready).unwrap_or(nothing);
+    let (ask, give_back) = forms(&id, (&asked, &mark), session, offered);
     page(&Page {
         ask,
         give_back,
+        not_offered: if is_ready { not_offered(can) } else { None },
         shell: Shell::new(&app, session, "/orders", "An eSIM"),
         token: session.form_token(),
         back: format!("/esims/{id}"),
@@ -182,18 +214,35 @@ pub(crate) async fn show(
     })
 }
 
-/// The partner of an eSIM, and what was asked about it.
+/// What the provider of an eSIM does for it, if that is known.
+async fn can_of(
+    connection: &mut PgConnection,
+    order: &OrderView,
+    id: &TopupId,
+) -> Result<Option<AfterDelivery>, pg::Error> {
+    let unit = order.topups.iter().find(|one| one.topup_id == id.as_str());
+    let placement = unit.and_then(|unit| {
+        let mut all = order.placements.iter();
+        all.find(|one| one.placement_id == unit.placement_id)
+    });
+    match placement {
+        Some(placement) => providers::after_delivery(connection, &placement.provider).await,
+        None => Ok(None),
+    }
+}
+
+/// The order of an eSIM, and what was asked about it.
 async fn asked(
     connection: &mut PgConnection,
     id: &TopupId,
-) -> Result<Option<(PartnerId, Requests)>, pg::Error> {
+) -> Result<Option<(OrderView, Requests)>, pg::Error> {
     let found = orders::find(&mut *connection, id.as_str()).await?;
-    let Some(order) = found.first() else {
+    let Some(order) = found.into_iter().next() else {
         return Ok(None);
     };
     let partner: PartnerId = order.partner_id.into();
     let asked = esims::requests(connection, partner, id).await?;
-    Ok(asked.map(|asked| (partner, asked)))
+    Ok(asked.map(|asked| (order, asked)))
 }
 
 /// Asks for the data use of an eSIM.
@@ -207,9 +256,14 @@ pub(crate) async fn ask_usage(
     let action = act.action(Command::AskUsage, &target, act.fields.reason()?);
     let ask = async |connection: &mut PgConnection| {
         let ask = async |transaction: &mut PgConnection| {
-            let Some((partner, before)) = asked(&mut *transaction, &id).await? else {
+            let Some((order, before)) = asked(&mut *transaction, &id).await? else {
                 return Ok(None);
             };
+            let can = can_of(&mut *transaction, &order, &id).await?;
+            if can.is_none_or(|can| !can.usage) {
+                return Ok(None);
+            }
+            let partner = order.partner_id.into();
             esims::ask_usage(&mut *transaction, partner, &id).await?;
             let after = esims::requests(&mut *transaction, partner, &id).await?;
             // This comes after the statement that waits for whoever asks at this moment.
@@ -225,7 +279,7 @@ pub(crate) async fn ask_usage(
     app.database().run(ask).await?.ok_or_else(|| {
         act.not_done(
             "Nothing was asked",
-            "The eSIM is not ready or was erased, or its data use was asked for since the page was shown, perhaps by this form.",
+            "The eSIM is not ready or was erased, its provider shows no data use, or its data use was asked for since the page was shown, perhaps by this form.",
         )
     })?;
     Ok(act.done(
@@ -245,12 +299,21 @@ pub(crate) async fn give_back(
     let as_shown = act.fields.get("seen").unwrap_or_default();
     let actor = Actor::console(act.session.name(), act.session.from());
     let ask = async |connection: &mut PgConnection| match asked(&mut *connection, &id).await? {
-        Some((partner, before)) if seen(&before) == as_shown => {
-            esims::give_back(connection, partner, &id, (actor, reason)).await
+        Some((order, before)) if seen(&before) == as_shown => {
+            let can = can_of(&mut *connection, &order, &id).await?;
+            if can.is_none_or(|can| !can.give_back) {
+                return Ok(Err(not_offered(can)));
+            }
+            let partner = order.partner_id.into();
+            let asked = esims::give_back(connection, partner, &id, (actor, reason)).await?;
+            Ok(Ok(asked))
         }
-        _ => Ok(false),
+        _ => Ok::<_, pg::Error>(Ok(false)),
     };
-    if !app.database().run(ask).await? {
+    let asked = app.database().run(ask).await?;
+    let is_asked =
+        asked.map_err(|why| act.not_done("Nothing was asked", why.unwrap_or_default()))?;
+    if !is_asked {
         return Err(act.changed(
             "the eSIM is not ready or was erased, or its give-back was asked for meanwhile",
         ));

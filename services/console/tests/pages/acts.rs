@@ -110,6 +110,58 @@ async fn new_keys_are_shown_once_and_old_ones_work_for_the_overlap() {
     bench.stop().await;
 }
 
+/// Support ends a key at once, without a master key and without an operator; nobody makes one there.
+#[tokio::test]
+async fn a_key_in_wrong_hands_ends_at_once_by_support() {
+    let bench = Bench::start().await;
+    let mut viewer = bench.sign_in("vic", Role::Viewer).await;
+    let mut support = bench.sign_in("sue", Role::Support).await;
+    let mut connection = bench.database.connect().await.unwrap();
+    let access = format!("/partners/{}/access", bench.partner);
+    let path = format!("/partners/{}/leaked", bench.partner);
+    assert!(!text(&mut viewer, &access).await.contains("in wrong hands"));
+    assert_eq!(viewer.get(&path).await.status(), 403);
+    let shown = text(&mut support, &access).await;
+    assert!(shown.contains(&format!("href=\"{path}\"")), "{shown}");
+    let shown = text(&mut support, &path).await;
+    let key = "ak_0123456789abcdef01234567";
+    for part in [
+        "You may end the key at once; do not wait for an operator.",
+        "Its only one: all its orders stop until it has new ones.",
+        "It has sent 2 orders in the last 24 hours.",
+        key,
+    ] {
+        assert!(shown.contains(part), "no {part:?} in {shown}");
+    }
+    assert!(
+        !shown.contains("--overlap") && !shown.contains("value=\"all\""),
+        "{shown}"
+    );
+    let answer = twice(&mut support, (&path, &path), &[("key", key)]).await;
+    assert_eq!(answer.status(), 200);
+    let page = answer.text().await.unwrap();
+    for part in [
+        "We ended it on",
+        "You have no valid key now",
+        "has no key now",
+    ] {
+        assert!(page.contains(part), "no {part:?} in {page}");
+    }
+    let ended: bool = one(
+        &mut connection,
+        "SELECT starts_with(access_key, 'ended-') AND secret_key IS NULL AND old_keys_until IS NULL FROM partners",
+    )
+    .await;
+    assert!(ended);
+    let shown = text(&mut support, &access).await;
+    assert!(
+        shown.contains("none: the last one was ended") && !shown.contains(&path),
+        "{shown}"
+    );
+    assert_eq!(bench.recorded().await, ["sue partner leaked"]);
+    bench.stop().await;
+}
+
 #[tokio::test]
 async fn a_console_without_the_master_key_names_the_command_that_makes_keys() {
     let bench = Bench::start().await;
@@ -335,5 +387,103 @@ async fn the_use_of_an_esim_is_asked_for_and_it_is_given_back() {
     .await;
     assert_eq!(work, 1);
     assert_eq!(bench.recorded().await, ["sue topup usage", "ana give back"]);
+    bench.stop().await;
+}
+
+/// What a provider does not do is not offered, and a refusal is told in words.
+#[tokio::test]
+async fn only_what_the_provider_of_an_esim_does_is_offered() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut connection = bench.database.connect().await.unwrap();
+    let page = format!("/esims/{}", bench.topup);
+    let shown = text(&mut browser, &page).await;
+    let give_back = format!("{page}/give-back");
+    let seen = seen(&shown, &give_back);
+    for (usage, takes_back, says) in [
+        (
+            "false",
+            "false",
+            "Its provider shows no data use, and takes no eSIM back.",
+        ),
+        ("true", "false", "Its provider takes no eSIM back."),
+        ("NULL", "NULL", "No provisioner has said yet whether"),
+    ] {
+        let sql = format!("UPDATE providers SET shows_usage = {usage}, takes_back = {takes_back}");
+        sqlx::query(sqlx::AssertSqlSafe(sql))
+            .execute(&mut connection)
+            .await
+            .unwrap();
+        let shown = text(&mut browser, &page).await;
+        assert!(shown.contains(says), "no {says:?} in {shown}");
+        assert_eq!(shown.contains("/usage\""), usage == "true", "{shown}");
+        assert!(!shown.contains("/give-back\""), "{shown}");
+        // A form that was open before is refused with the same words.
+        let token = browser.token.clone();
+        let form = [
+            ("token", token.as_str()),
+            ("seen", &seen),
+            ("reason", "x"),
+            ("back", &page),
+        ];
+        let answer = browser.post(&give_back, &form).await;
+        assert_eq!(answer.status(), 409);
+        let answer = answer.text().await.unwrap();
+        assert!(answer.contains(says), "no {says:?} in {answer}");
+    }
+    sqlx::query(
+        "INSERT INTO esim_requests (topup_id, partner_id, provider, give_back, give_back_asked_at, reason, ended_at)
+         SELECT $1, $2, 'sandbox', 'refused', now(), 'not_available', now()",
+    )
+    .bind(bench.topup.as_str())
+    .bind(bench.partner.uuid())
+    .execute(&mut connection)
+    .await
+    .unwrap();
+    let shown = text(&mut browser, &page).await;
+    assert!(
+        shown.contains("(the provider takes no eSIM back)") && !shown.contains("not_available"),
+        "{shown}"
+    );
+    assert_eq!(bench.recorded().await, Vec::<String>::new());
+    bench.stop().await;
+}
+
+/// A partner's page counts what is its own, and not what others have on hold, too.
+#[tokio::test]
+async fn the_page_of_a_partner_counts_its_own_purchases_on_hold() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let mut connection = bench.database.connect().await.unwrap();
+    let other: uuid::Uuid = one(
+        &mut connection,
+        "WITH partner AS (
+             INSERT INTO partners (partner_id, name, environment, access_key)
+             VALUES (gen_random_uuid(), 'Other', 'sandbox', 'ak_other') RETURNING partner_id
+         ), o AS (
+             INSERT INTO orders (order_id, partner_id, external_order_id, answer_by)
+             SELECT gen_random_uuid(), partner_id, 'theirs', now() FROM partner RETURNING order_id, partner_id
+         ), p AS (
+             INSERT INTO placements (placement_id, order_id, partner_id, provider, lane, state, attempt, reason)
+             SELECT gen_random_uuid(), order_id, partner_id, 'sandbox', 'ready', 'parked', 1, 'outcome_unknown: no answer'
+             FROM o, generate_series(1, 3) RETURNING placement_id, partner_id
+         ), h AS (
+             INSERT INTO held (id, state, provider, partner_id) SELECT placement_id, 'parked', 'sandbox', partner_id FROM p
+         )
+         SELECT partner_id FROM partner",
+    )
+    .await;
+    let all = text(&mut browser, "/needs").await;
+    assert!(all.contains("4 purchases at sandbox are on hold"), "{all}");
+    let shown = text(&mut browser, &format!("/partners/{other}")).await;
+    assert!(
+        shown.contains("3 purchases at sandbox are on hold"),
+        "{shown}"
+    );
+    let mine = text(&mut browser, &format!("/partners/{}", bench.partner)).await;
+    assert!(
+        mine.contains("of order parked at sandbox is on hold") && !mine.contains("4 purchases"),
+        "{mine}"
+    );
     bench.stop().await;
 }

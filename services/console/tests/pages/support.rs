@@ -27,7 +27,7 @@ use store::{
     deliveries::resends::Wanted,
     orders::{self, NewOrder, NewPlacement, NewTopup},
     placements::{self, Claim, Outcome, Progress, ReadyProfile, Settlement, Statements, Unit},
-    providers,
+    providers::{self, AfterDelivery},
 };
 use testkit::{database::Database, ports, settings::MASTER_KEY, wait};
 use tokio::task::JoinHandle;
@@ -81,6 +81,13 @@ impl Bench {
         let mut connection = database.connect().await.unwrap();
         schema::migrate(&mut connection).await.unwrap();
         providers::register(&mut connection, &["sandbox".to_owned()])
+            .await
+            .unwrap();
+        let can = AfterDelivery {
+            usage: true,
+            give_back: true,
+        };
+        providers::note_after_delivery(&mut connection, "sandbox", can)
             .await
             .unwrap();
         let partner = store_partner(&mut connection).await;
@@ -302,12 +309,12 @@ async fn store_order(
         provider: "sandbox".to_owned(),
         lane: "ready".to_owned(),
         alternatives: Vec::new(),
-        topups: vec![NewTopup {
-            topup_id: topup.clone(),
-            position: 0,
-            option_id: OptionId::new(),
-            provider_option_id: "ready".to_owned(),
-        }],
+        topups: vec![NewTopup::new(
+            topup.clone(),
+            0,
+            OptionId::new(),
+            "ready".to_owned(),
+        )],
     };
     let placement_id = placement.placement_id;
     let order = NewOrder {
