@@ -9,7 +9,7 @@
 //! A minute is kept for [`MINUTES_KEPT`] and an hour for [`HOURS_KEPT`]. Each statement adds to both,
 //! so nothing has to be summed up later.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, fmt, time::Duration};
 
 use pg::{Result, count};
 use serde::Serialize;
@@ -105,36 +105,63 @@ impl Count {
         }
     }
 
-    /// The time within which this share of all ended, in seconds: that of one event, whose place within
-    /// its bucket is told as if the events there were spread evenly. So of a single event every share has
-    /// the same time. `None` if nothing has a duration; the last bucket has no upper limit, so of it the
-    /// lower one is told.
-    #[expect(clippy::cast_precision_loss, reason = "an estimate")]
-    pub fn within(&self, share: f64) -> Option<f64> {
+    /// Within which time this share of all ended; `None` if nothing has a duration. The limits are those
+    /// of the bucket, because where in it the events lie is not known.
+    #[expect(clippy::cast_precision_loss, reason = "a share of a count")]
+    pub fn within(&self, share: f64) -> Option<Within> {
         let all: u64 = self.histogram.iter().sum();
-        if all == 0 {
-            return None;
-        }
         let wanted = (share.clamp(0.0, 1.0) * all as f64).ceil().max(1.0);
-        let mut before = 0.0;
-        for (bucket, inside) in self.histogram.iter().enumerate() {
-            let inside = *inside as f64;
-            if inside > 0.0 && before + inside >= wanted {
-                let low = if bucket == 0 { 0.0 } else { BOUNDS[bucket - 1] };
-                let Some(high) = BOUNDS.get(bucket) else {
-                    return Some(low);
-                };
-                return Some(low + (high - low) * (wanted - before - 0.5) / inside);
-            }
-            before += inside;
-        }
-        BOUNDS.last().copied()
+        let mut ended = 0;
+        let bucket = self.histogram.iter().position(|inside| {
+            ended += inside;
+            ended as f64 >= wanted
+        })?;
+        Some(Within {
+            over: bucket.checked_sub(1).map_or(0.0, |below| BOUNDS[below]),
+            most: BOUNDS.get(bucket).copied(),
+        })
     }
 
     /// The share that failed.
     #[expect(clippy::cast_precision_loss, reason = "a share")]
     pub fn failed_share(&self) -> Option<f64> {
         (self.n > 0).then(|| self.failed as f64 / self.n as f64)
+    }
+}
+
+/// What is known of a time: it is more than one limit, and at most another one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Within {
+    /// In seconds.
+    pub over: f64,
+    /// In seconds; `None` beyond the last limit.
+    pub most: Option<f64>,
+}
+
+impl Within {
+    /// The upper limit, or the lower one if there is no upper one, for a picture.
+    pub fn drawn(self) -> f64 {
+        self.most.unwrap_or(self.over)
+    }
+}
+
+/// Says what is known: `≤ 250 ms`, `> 2 h`.
+impl fmt::Display for Within {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.most {
+            Some(most) => write!(f, "≤\u{a0}{}", limit(most)),
+            None => write!(f, ">\u{a0}{}", limit(self.over)),
+        }
+    }
+}
+
+/// A limit of [`BOUNDS`] in its largest unit. The blank in it parts no number from its unit.
+pub fn limit(seconds: f64) -> String {
+    match seconds {
+        of if of < 1.0 => format!("{:.0}\u{a0}ms", of * 1_000.0),
+        of if of < 60.0 => format!("{of}\u{a0}s"),
+        of if of < 3_600.0 => format!("{}\u{a0}min", of / 60.0),
+        of => format!("{}\u{a0}h", of / 3_600.0),
     }
 }
 
@@ -422,19 +449,32 @@ mod tests {
         }
         assert_eq!(count.n, 10);
         assert!((count.failed_share().unwrap() - 0.1).abs() < 1e-9);
-        let half = count.within(0.5).unwrap();
-        assert!((0.025..=0.05).contains(&half), "{half}");
-        let most = count.within(0.95).unwrap();
-        assert!((0.05..=0.1).contains(&most), "{most}");
+        assert_eq!(count.within(0.5).unwrap().to_string(), "≤\u{a0}50\u{a0}ms");
+        assert_eq!(
+            count.within(0.95).unwrap().to_string(),
+            "≤\u{a0}100\u{a0}ms"
+        );
         count.note(Some(Duration::from_hours(9)), false);
-        assert_eq!(count.within(1.0), Some(7_200.0));
-        let mut one = Count::default();
-        one.note(Some(Duration::from_millis(80)), false);
-        assert_eq!(one.within(0.5), one.within(0.95));
+        let longest = count.within(1.0).unwrap();
+        assert_eq!((longest.over, longest.most), (7_200.0, None));
+        assert_eq!(longest.to_string(), ">\u{a0}2\u{a0}h");
         let mut twice = count.clone();
         twice.merge(&count);
         assert_eq!(twice.n, 22);
-        let apart = twice.within(0.5).unwrap() - count.within(0.5).unwrap();
-        assert!(apart.abs() < 0.01, "{apart}");
+        assert_eq!(twice.within(0.5), count.within(0.5));
+    }
+
+    /// What is told is never longer than what happened: all waited for 6 minutes.
+    #[test]
+    fn of_equal_times_no_time_between_two_limits_is_made_up() {
+        let mut count = Count::default();
+        for _ in 0..9 {
+            count.note(Some(Duration::from_mins(6)), false);
+        }
+        for share in [0.01, 0.5, 0.95] {
+            let within = count.within(share).unwrap();
+            assert_eq!((within.over, within.most), (300.0, Some(1_800.0)));
+            assert_eq!(within.to_string(), "≤\u{a0}30\u{a0}min");
+        }
     }
 }

@@ -5,13 +5,10 @@
 use std::fmt::Write;
 
 use askama::filters::escape;
-use store::figures::Count;
+use store::figures::{Count, Within, limit};
 use time::{Duration, OffsetDateTime};
 
-use crate::{
-    format::{number, took},
-    view::Visible,
-};
+use crate::{format::number, view::Visible};
 
 /// How a step went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,7 +167,7 @@ impl Chart {
 
 /// Within which time half of them and 95 % of them ended, as two lines.
 pub(crate) fn lines(title: &'static str, counts: &[Option<&Count>], times: &[String]) -> Chart {
-    let of = |share: f64| -> Vec<Option<f64>> {
+    let of = |share: f64| -> Vec<Option<Within>> {
         counts
             .iter()
             .map(|count| count.and_then(|count| count.within(share)))
@@ -178,7 +175,8 @@ pub(crate) fn lines(title: &'static str, counts: &[Option<&Count>], times: &[Str
     };
     let half = of(0.5);
     let most = of(0.95);
-    let top = most.iter().flatten().copied().fold(0.0, f64::max);
+    let top = most.iter().flatten().map(|most| most.drawn());
+    let top = top.fold(0.0, f64::max);
     let mut svg = format!(
         "<svg viewBox=\"0 0 100 40\" preserveAspectRatio=\"none\" role=\"img\" aria-label=\"{title}; the CSV has the values\">"
     );
@@ -188,7 +186,7 @@ pub(crate) fn lines(title: &'static str, counts: &[Option<&Count>], times: &[Str
         let mut points = String::new();
         for value in values {
             if let Some(value) = value {
-                let y = 40.0 - (value / top.max(f64::MIN_POSITIVE)).min(1.0) * 39.0;
+                let y = 40.0 - (value.drawn() / top.max(f64::MIN_POSITIVE)).min(1.0) * 39.0;
                 // As wide as its time, so that a single one is seen, too.
                 let _ = write!(points, "{x:.2},{y:.2} {:.2},{y:.2} ", x + wide);
             }
@@ -201,16 +199,16 @@ pub(crate) fn lines(title: &'static str, counts: &[Option<&Count>], times: &[Str
         );
     }
     svg.push_str("</svg>");
-    let last = |values: &[Option<f64>]| {
+    let last = |values: &[Option<Within>]| {
         let last = values.iter().rev().flatten().next();
-        last.map_or_else(|| "–".to_owned(), |last| took(Duration::seconds_f64(*last)))
+        last.map_or_else(|| "–".to_owned(), ToString::to_string)
     };
     Chart {
         title,
         value: format!("95 %: {}", last(&most)),
         half: Some(format!("half: {}", last(&half))),
         most: if top > 0.0 {
-            took(Duration::seconds_f64(top))
+            limit(top)
         } else {
             "none happened".to_owned()
         },

@@ -37,7 +37,7 @@ estimates when a backlog is worked off from what became less in between. With `-
 nothing. Counts of due rows end at 100,000.
 
 Then come the figures. Each event counts in the minute and the hour (of UTC) in which it happened. `half` and `95 %` say within
-which time half and 95 % of them ended: answers, calls and webhook requests since they began, purchases and deliveries since
+which time half and 95 % of them ended, as the upper limit of a step (`≤ 5 s` is more than 2.5 s): answers, calls and webhook requests since they began, purchases and deliveries since
 their orders. The lines of subjects are of the last ten minutes; `--minutes 120` shows minutes instead of hours.
 Of webhook URLs only the host is shown, because partners put secrets into them; `esimctl endpoint list` has the URLs.";
 
@@ -306,14 +306,9 @@ fn row(shown: &Shown<'_>) -> Row<6> {
     ]
 }
 
-/// A time in seconds: `80 ms`, `5.0 s`.
-fn seconds(time: Option<f64>) -> String {
-    match time {
-        None => "-".to_owned(),
-        Some(time) if time < 1.0 => format!("{:.0} ms", time * 1_000.0),
-        Some(time) if time < 100.0 => format!("{time:.1} s"),
-        Some(time) => lasted(time),
-    }
+/// Within which time a share of all ended.
+fn within(count: &Count, share: f64) -> String {
+    or_dash(count.within(share)).replace('\u{a0}', " ")
 }
 
 fn percent(share: Option<f64>) -> String {
@@ -321,8 +316,10 @@ fn percent(share: Option<f64>) -> String {
 }
 
 fn count_json(count: &Count) -> Value {
+    let limit = |share| count.within(share)?.most;
     json!({
-        "n": count.n, "failed": count.failed, "half_s": count.within(0.5), "most_s": count.within(0.95),
+        "n": count.n, "failed": count.failed, "half_within_s": limit(0.5),
+        "most_within_s": limit(0.95),
     })
 }
 
@@ -349,8 +346,8 @@ fn subject_row(
         ("of", if of.is_empty() { "-".to_owned() } else { of }),
         ("n", count.n.to_string()),
         ("failed", percent(count.failed_share())),
-        ("half", seconds(count.within(0.5))),
-        ("95 %", seconds(count.within(0.95))),
+        ("half", within(count, 0.5)),
+        ("95 %", within(count, 0.95)),
     ]
 }
 
@@ -367,7 +364,7 @@ fn time_row((at, counts): &(OffsetDateTime, Counts)) -> Row<12> {
     let none = Count::default();
     let of = |measure: Measure| counts.get(&measure).unwrap_or(&none);
     let n = |measure: Measure| of(measure).n.to_string();
-    let most = |measure: Measure| seconds(of(measure).within(0.95));
+    let most = |measure: Measure| within(of(measure), 0.95);
     [
         ("since", utc(*at)),
         ("answered", n(Measure::Answered)),

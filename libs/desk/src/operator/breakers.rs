@@ -110,18 +110,19 @@ pub fn not_asked(
             "{name} is not asked, because no provisioner serves it. {stands}"
         ));
     };
-    let why = if breaker.state == BreakerState::Closed {
-        if provisioner_runs {
-            return None;
-        }
-        "no provisioner runs: start one"
-    } else if breaker.lost_commits() {
+    let is_stopped = breaker.state != BreakerState::Closed;
+    if !is_stopped && provisioner_runs {
+        return None;
+    }
+    let why = if breaker.lost_commits() {
         "the database has lost commits, so nothing goes there until somebody with a shell has run `esimctl recover` and \
          closed its breaker"
     } else if breaker.denied {
         "it denies our account: set its key right"
     } else if breaker.opened_by_operator() {
         "an operator has stopped it: let it buy again on Providers, or wait for the end of that time"
+    } else if !provisioner_runs {
+        "no provisioner runs: start one"
     } else {
         "it fails, and is tested by one call at a time: wait until it works again"
     };
@@ -174,6 +175,7 @@ mod tests {
             (Some(&by_operator), true, "an operator has stopped it"),
             (Some(&lost), true, "`esimctl recover`"),
             (Some(&fails), true, "it fails, and is tested"),
+            (Some(&fails), false, "no provisioner runs"),
         ] {
             let told = not_asked("airalo", breaker, runs).unwrap_or_default();
             assert!(told.contains(says), "{says}: {told}");

@@ -65,8 +65,8 @@ pub async fn read(
     let hours = query.fetch_all(&mut *connection).await?.into_iter();
     let hours = hours.map(|row| (row.hour, count(row.orders))).collect();
     let query = sqlx::query!(
-        r#"SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY took) AS half,
-                  percentile_cont(0.95) WITHIN GROUP (ORDER BY took) AS most
+        r#"SELECT percentile_disc(0.5) WITHIN GROUP (ORDER BY took) AS half,
+                  percentile_disc(0.95) WITHIN GROUP (ORDER BY took) AS most
            FROM (SELECT extract(epoch FROM e.ready_at - o.created_at)::float8 AS took
                  FROM (SELECT order_id, created_at FROM orders
                        WHERE partner_id = $1 AND (partner_id, order_id) >= ($1, $2)

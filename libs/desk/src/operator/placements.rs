@@ -63,6 +63,13 @@ pub struct Listed {
     pub due_at: Option<OffsetDateTime>,
 }
 
+impl Listed {
+    /// Since when it has been parked, or else stored.
+    pub fn since(&self) -> OffsetDateTime {
+        self.parked_at.unwrap_or(self.created_at)
+    }
+}
+
 /// Lists at most `limit` placements, optionally of one state or provider. Parked ones come oldest
 /// first, because they have waited longest for an operator; all others come newest first.
 pub async fn list(

@@ -546,7 +546,7 @@ async fn figures_are_added_up_over_processes_and_writes() {
     );
     let sums = hours.sums();
     assert_eq!(sums[&call].histogram.iter().sum::<u64>(), 8);
-    assert!(sums[&call].within(1.0).unwrap() >= 2.5, "{sums:?}");
+    assert!(sums[&call].within(1.0).unwrap().over >= 2.5, "{sums:?}");
     let minutes = Figures::read(&mut console, Span::Minute, 120, false)
         .await
         .unwrap();

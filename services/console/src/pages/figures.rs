@@ -1,7 +1,7 @@
 //! The figures of the charts as CSV, in UTC.
 
 use axum::{extract::State, response::Response};
-use store::figures::Measure;
+use store::figures::{Measure, Within};
 
 use crate::{
     App,
@@ -30,12 +30,12 @@ pub(crate) async fn csv(State(app): State<App>, visit: Visit<Viewer>) -> Result<
     let all = app.figures().bars(app.database(), range).await?;
     let names = MEASURES.iter().flat_map(|measure| {
         let name = measure.as_str();
-        ["", "_failed", "_p50_s", "_p95_s"].map(|of| format!("{name}{of}"))
+        ["", "_failed", "_p50_within_s", "_p95_within_s"].map(|of| format!("{name}{of}"))
     });
     let head = ["from_utc".to_owned(), "seconds".to_owned()];
     let head: Vec<String> = head.into_iter().chain(names).collect();
-    let or_empty =
-        |value: Option<f64>| value.map(|value| format!("{value:.3}")).unwrap_or_default();
+    // The upper limit of what is known; beyond the last one there is none.
+    let within = |value: Option<Within>| lists::or_empty(value.and_then(|within| within.most));
     let rows = all.iter().map(|(at, counts)| {
         let mut fields = vec![lists::instant(*at), range.step().to_string()];
         for measure in MEASURES {
@@ -43,8 +43,8 @@ pub(crate) async fn csv(State(app): State<App>, visit: Visit<Viewer>) -> Result<
             fields.extend([
                 count.n.to_string(),
                 count.failed.to_string(),
-                or_empty(count.within(0.5)),
-                or_empty(count.within(0.95)),
+                within(count.within(0.5)),
+                within(count.within(0.95)),
             ]);
         }
         fields

@@ -181,7 +181,7 @@ fn parked(one: &placements::Listed, times: &Times) -> Row {
         what: one.external_order_id.clone(),
         path: Some(format!("/orders/{}", one.order_id)),
         partner: one.partner.clone().unwrap_or_default(),
-        since: times.both(one.parked_at.unwrap_or(one.created_at)),
+        since: times.both(one.since()),
         id: one.placement_id.to_string(),
         why: format!("{reason}{elsewhere}"),
     }

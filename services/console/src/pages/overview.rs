@@ -23,7 +23,7 @@ use time::Duration;
 use crate::{
     App,
     access::{Viewer, Visit},
-    format::{brief, number, took},
+    format::{brief, number},
     looks::{Bars, Look, MINUTES, Range},
     pages::{
         acts::{self, partner_of},
@@ -132,10 +132,9 @@ pub(crate) fn drains(newest: &Look, earlier: Option<&Look>, queue: &Queue) -> St
     }
 }
 
-/// Within which time half of them and 95 % of them ended. A narrow card parts no number from its unit.
+/// Within which time half of them and 95 % of them ended.
 pub(crate) fn halves(count: Option<&Count>) -> String {
-    let whole = |within| took(seconds(within)).replace(' ', "\u{a0}");
-    let time = |share| count?.within(share).map(whole);
+    let time = |share| count?.within(share);
     match (time(0.5), time(0.95)) {
         (Some(half), Some(most)) => format!("half {half} · 95\u{a0}% {most}"),
         _ => format!("none in {MINUTES} min"),
@@ -412,7 +411,7 @@ pub(crate) fn breaker_state(state: Option<BreakerState>) -> (&'static str, &'sta
     match state {
         Some(BreakerState::Closed) => ("buys", "good"),
         Some(BreakerState::Open) => ("stopped buying", "bad"),
-        Some(BreakerState::HalfOpen) => ("tests itself", "warn"),
+        Some(BreakerState::HalfOpen) => ("stopped, test due", "warn"),
         None => ("no provisioner serves it", "warn"),
     }
 }

@@ -12,7 +12,7 @@ use axum::{extract::State, response::Response};
 use desk::{
     operator::{
         self,
-        health::{Finding, Kind, Report, waiting::Queue},
+        health::{Kind, Report, waiting::Queue},
         order_list,
         partner_day::{self, Day, LastAnswers},
     },
@@ -168,8 +168,8 @@ pub(crate) async fn show(
     let (look, _) = app.figures().look(app.database()).await?;
     let findings = look.report.findings.iter();
     let issues: Vec<Issue> = findings
-        .filter(|one| is_of(one, id))
-        .map(|one| issue(one, times))
+        .filter_map(|one| one.of(id))
+        .map(|one| issue(&one, times))
         .collect();
     let failing = found.endpoints.iter().filter(|one| one.failures > 0);
     let failing = failing.count();
@@ -251,29 +251,12 @@ fn oldest(report: &Report, id: PartnerId, times: &Times) -> String {
         })
         .flatten()
         .filter(|one| one.partner_id == id)
-        .map(|one| {
-            let since = one.parked_at.unwrap_or(one.created_at);
-            (times.now - since).as_seconds_f64()
-        });
+        .map(|one| (times.now - one.since()).as_seconds_f64());
     let oldest = webhooks.chain(purchases).fold(0.0, f64::max);
     if oldest > 0.0 {
         brief(time::Duration::seconds_f64(oldest))
     } else {
         "–".to_owned()
-    }
-}
-
-/// Whether a finding is about this partner.
-fn is_of(one: &Finding, id: PartnerId) -> bool {
-    match &one.kind {
-        Kind::Exhausted { endpoint } | Kind::Paused { endpoint } | Kind::Blocked { endpoint } => {
-            endpoint.partner_id == id.uuid()
-        }
-        Kind::Parked { purchases, .. } => purchases.iter().any(|one| one.partner_id == id),
-        Kind::GiveBacksParked { give_backs, .. } => {
-            give_backs.iter().any(|one| one.partner_id == id)
-        }
-        _ => false,
     }
 }
 
@@ -443,13 +426,7 @@ fn endpoint_row(
         taken: count.map_or_else(|| "none was sent".to_owned(), taken),
         took: count
             .and_then(|count| count.within(0.5).zip(count.within(0.95)))
-            .map_or_else(
-                || "–".to_owned(),
-                |(half, most)| {
-                    let seconds = |of| took(time::Duration::seconds_f64(of));
-                    format!("{} · {}", seconds(half), seconds(most))
-                },
-            ),
+            .map_or_else(|| "–".to_owned(), |(half, most)| format!("{half} · {most}")),
         taken_at: last
             .and_then(|last| last.taken_at)
             .map(|at| session.times.both(at))

@@ -160,22 +160,19 @@ fn part((look, earlier): (&Look, Option<&Look>), bars: &ByProvider, session: &Se
         let breaker = report.breakers.iter().find(|one| one.name == name);
         let (state, class) = provider_state(report, name);
         let calls = look.of_subject(Measure::Call, name);
-        let held: u64 = report
-            .findings
-            .iter()
-            .filter_map(|one| match &one.kind {
-                Kind::Parked {
-                    provider,
-                    purchases,
-                    unread,
-                    ..
-                } if provider == name => {
-                    let read = u64::try_from(purchases.len()).unwrap_or(u64::MAX);
-                    Some(read.saturating_add(*unread))
-                }
-                _ => None,
-            })
-            .sum();
+        let parked = report.findings.iter().filter_map(|one| match &one.kind {
+            Kind::Parked {
+                provider,
+                purchases,
+                in_all,
+                ..
+            } if provider == name => Some((purchases.len(), *in_all)),
+            _ => None,
+        });
+        // All of them are listed, or else their number was counted.
+        let listed: usize = parked.clone().map(|(listed, _)| listed).sum();
+        let listed = u64::try_from(listed).unwrap_or(u64::MAX);
+        let held = parked.map(|(_, in_all)| in_all).fold(listed, u64::max);
         let since = breaker.and_then(|breaker| breaker.failing_since);
         let oldest = time::Duration::seconds_f64(backlog.oldest);
         Row {

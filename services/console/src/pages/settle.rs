@@ -211,7 +211,7 @@ fn row(one: &Listed, list: Option<&str>, answer: Option<&Answer>, times: &Times)
         path: format!("/orders/{}", one.order_id),
         partner: one.partner.clone().unwrap_or_default(),
         product: one.lane.clone(),
-        since: times.both(one.parked_at.unwrap_or(one.created_at)),
+        since: times.both(one.since()),
         found,
         class,
         says,
@@ -267,21 +267,15 @@ async fn shown(
             are(Found::There),
             rows.len()
         )),
-        (None, Some(asked)) => {
-            let is_asked = |one: &&Listed| {
-                answers.contains_key(&one.placement_id.uuid())
-                    || (one.due_at.is_some() && !one.bought)
-            };
-            let gone = asked.saturating_sub(found.iter().filter(is_asked).count());
-            Some(format!(
-                "{provider} was asked for {}; {} of them {} on hold no more, and {} of the others {} certainly not there.",
-                counted(asked, "purchase", "purchases"),
-                number(gone),
-                noun(gone, "is", "are"),
-                number(are(Found::Missing)),
-                noun(are(Found::Missing), "is", "are"),
-            ))
-        }
+        (None, Some(asked)) => Some(format!(
+            "{provider} was asked for {}. On hold now {} {}: {} certainly not there, {} being asked, {} not known.",
+            counted(asked, "purchase", "purchases"),
+            noun(rows.len(), "is", "are"),
+            number(rows.len()),
+            number(are(Found::Missing)),
+            number(are(Found::Asking)),
+            number(are(Found::Unknown)),
+        )),
         (None, None) => None,
     };
     let at = |of: Option<OffsetDateTime>| of.map(utc).unwrap_or_default();
@@ -295,10 +289,7 @@ async fn shown(
         not_asked: not_asked(app, &provider).await?,
         seen,
         from: at(found.iter().map(|one| one.created_at).min()),
-        until: at(found
-            .iter()
-            .map(|one| one.parked_at.unwrap_or(one.created_at))
-            .max()),
+        until: at(found.iter().map(Listed::since).max()),
         known,
         live: are(Found::Asking) > 0,
         compared: list.is_some(),

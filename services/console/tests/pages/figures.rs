@@ -66,7 +66,7 @@ async fn orders_name_their_products_which_are_chosen_by_name_in_any_case() {
         "{page}"
     );
     let csv = browser.get("/orders.csv").await.text().await.unwrap();
-    assert!(csv.contains("\"1 × Thailand 1 GB\""), "{csv}");
+    assert!(csv.contains(",1 × Thailand 1 GB,"), "{csv}");
     bench.stop().await;
 }
 

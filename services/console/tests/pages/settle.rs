@@ -176,7 +176,7 @@ async fn the_provider_is_asked_for_purchases_on_hold_and_only_what_is_certainly_
     noted(&mut connection, other, HistoryKind::Unknown).await;
     let page = text(&mut browser, &to).await;
     for part in [
-        "sandbox was asked for 2 purchases; 0 of them are on hold no more, and 1 of the others is certainly not there.",
+        "sandbox was asked for 2 purchases. On hold now are 2: 1 certainly not there, 0 being asked, 1 not known.",
         ">not there<",
         ">no answer<",
         "it answers 500",

@@ -341,7 +341,7 @@ async fn latencies_and_errors_are_read_from_postgresql_alone() {
         let status: Value = stack.esimctl.run(&args).await?;
         let now = status["now"].as_array().context("now")?;
         let of = |measure: &str| now.iter().find(|one| one["measure"] == measure);
-        let took = |measure: &str| of(measure).and_then(|one| one["most_s"].as_f64());
+        let took = |measure: &str| of(measure).and_then(|one| one["most_within_s"].as_f64());
         let sums = |measure: &str| -> u64 {
             let minutes = status["minutes"].as_array().expect("minutes").iter();
             minutes.filter_map(|one| one[measure]["n"].as_u64()).sum()

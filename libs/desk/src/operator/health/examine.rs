@@ -403,21 +403,18 @@ async fn parked(
                 provider: backlog.provider.clone(),
                 reason: None,
                 purchases: Vec::new(),
-                unread: backlog.parked - read,
+                in_all: backlog.parked,
             };
             findings.push(Finding::new(kind, None));
         }
     }
     findings.extend(matters.into_iter().map(|((provider, reason), purchases)| {
-        let since = purchases
-            .iter()
-            .map(|one| one.parked_at.unwrap_or(one.created_at))
-            .min();
+        let since = purchases.iter().map(placements::Listed::since).min();
         let kind = Kind::Parked {
             provider,
             reason,
             purchases,
-            unread: 0,
+            in_all: 0,
         };
         Finding::new(kind, since)
     }));

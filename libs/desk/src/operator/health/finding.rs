@@ -1,6 +1,6 @@
 //! What can be wrong, as codes with their detail.
 
-use domain::standing::EndpointState;
+use domain::{PartnerId, standing::EndpointState};
 use serde::Serialize;
 use store::{
     deliveries::endpoints::Endpoint, figures::Measure, provider_lanes::WaitingLane,
@@ -143,7 +143,7 @@ pub enum Kind {
         measure: Measure,
         /// The provider of purchases and calls; otherwise nothing.
         subject: String,
-        /// Within how many seconds half of them end now, and ended before.
+        /// How many seconds half of them take now or more, and within how many they ended before.
         half: f64,
         before: f64,
     },
@@ -153,8 +153,9 @@ pub enum Kind {
         reason: Option<String>,
         /// The oldest ones.
         purchases: Vec<placements::Listed>,
-        /// How many more are parked at the provider, for whatever reason, that were not read.
-        unread: u64,
+        /// How many are parked at the provider, for whatever reason, if not all were read; then none is listed
+        /// here, and the others stand in findings of their own.
+        in_all: u64,
     },
     /// Give-backs of which a person has to find out whether the provider has the eSIMs back.
     GiveBacksParked {
@@ -228,6 +229,57 @@ impl Finding {
             since,
             told_at: None,
         }
+    }
+
+    /// What of it is about this partner; `None` if nothing is. Whoever looks at one partner is not told how
+    /// many purchases of others are on hold, too.
+    #[must_use]
+    pub fn of(&self, partner: PartnerId) -> Option<Self> {
+        let (kind, since) = match &self.kind {
+            Kind::Parked {
+                provider,
+                reason,
+                purchases,
+                ..
+            } => {
+                let mine = purchases.iter().filter(|one| one.partner_id == partner);
+                let purchases: Vec<_> = mine.cloned().collect();
+                let since = purchases.iter().map(placements::Listed::since).min()?;
+                let kind = Kind::Parked {
+                    provider: provider.clone(),
+                    reason: reason.clone(),
+                    purchases,
+                    in_all: 0,
+                };
+                (kind, Some(since))
+            }
+            Kind::GiveBacksParked {
+                provider,
+                give_backs,
+            } => {
+                let mine = give_backs.iter().filter(|one| one.partner_id == partner);
+                let give_backs: Vec<_> = mine.cloned().collect();
+                let since = give_backs.iter().map(|one| one.parked_at).min()?;
+                let kind = Kind::GiveBacksParked {
+                    provider: provider.clone(),
+                    give_backs,
+                };
+                (kind, Some(since))
+            }
+            Kind::Exhausted { endpoint }
+            | Kind::Paused { endpoint }
+            | Kind::Blocked { endpoint }
+                if endpoint.partner_id == partner.uuid() =>
+            {
+                (self.kind.clone(), self.since)
+            }
+            _ => return None,
+        };
+        Some(Self {
+            kind,
+            since,
+            told_at: self.told_at,
+        })
     }
 
     pub fn severity(&self) -> Severity {
@@ -396,7 +448,7 @@ impl Matter {
     pub fn alerts(self) -> Result<&'static [&'static str], &'static str> {
         Ok(match self {
             Self::StageDead => &["IngressDown", "ProvisionerDown", "NotifierDown"],
-            Self::DatabaseDown => &["DatabaseDown"],
+            Self::DatabaseDown => &[pg::down::ALERT],
             Self::CommitsLost => &["CommitsLost"],
             Self::OnStandby => {
                 return Err(

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use pg::Result;
 use sqlx::PgConnection;
-use store::figures::{self, Count, Measure, Span};
+use store::figures::{self, Count, Measure, Span, Within};
 use time::OffsetDateTime;
 
 use super::finding::{Finding, Kind};
@@ -42,7 +42,7 @@ type Times = BTreeMap<OffsetDateTime, Count>;
 /// Something that is slow.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Slow {
-    /// Within how many seconds half of them end now, and ended before.
+    /// How many seconds half of them take now or more, and within how many they ended before.
     half: f64,
     before: f64,
     since: OffsetDateTime,
@@ -72,17 +72,6 @@ pub(super) async fn find(
     Ok(())
 }
 
-/// A short time: `80 ms`, `5.0 s`.
-pub(super) fn within(seconds: f64) -> String {
-    if seconds < 1.0 {
-        format!("{:.0} ms", seconds * 1_000.0)
-    } else if seconds < 100.0 {
-        format!("{seconds:.1} s")
-    } else {
-        format!("{:.0} min", seconds / 60.0)
-    }
-}
-
 /// What is measured, in words.
 pub(super) fn took_of(measure: Measure, subject: &str) -> String {
     match measure {
@@ -99,8 +88,8 @@ pub(super) fn took_of(measure: Measure, subject: &str) -> String {
     }
 }
 
-/// Within how many seconds half of what ended in this time did, if it was enough.
-fn half(count: &Count) -> Option<f64> {
+/// Within which time half of what ended in this time did, if it was enough.
+fn half(count: &Count) -> Option<Within> {
     count.within(0.5).filter(|_| count.n >= ENOUGH)
 }
 
@@ -114,14 +103,15 @@ fn judge(hours: &Times, minutes: &Times, now: OffsetDateTime) -> Option<Slow> {
     let this_hour = now - time::Duration::hours(1);
     let mut usual: Vec<f64> = hours
         .range(..this_hour)
-        .filter_map(|(_, count)| half(count))
+        .filter_map(|(_, count)| Some(half(count)?.drawn()))
         .collect();
     if usual.len() < USUAL {
         return None;
     }
     usual.sort_by(f64::total_cmp);
     let before = usual[(usual.len() - 1) / 2];
-    let is_slow = |half: f64| half >= LEAST && half >= TIMES * before;
+    // Certainly slow: the least that it may be is so many times the most that it may have been.
+    let is_slow = |half: Within| half.over >= LEAST && half.over >= TIMES * before;
     let newest = window(now) - time::Duration::seconds(WINDOW);
     let mut present = Count::default();
     for count in minutes.range(newest..).map(|(_, count)| count) {
@@ -137,7 +127,7 @@ fn judge(hours: &Times, minutes: &Times, now: OffsetDateTime) -> Option<Slow> {
         match half(count) {
             Some(half) if !is_slow(half) => {
                 return Some(Slow {
-                    half: present,
+                    half: present.over,
                     before,
                     since,
                 });
@@ -155,7 +145,7 @@ fn judge(hours: &Times, minutes: &Times, now: OffsetDateTime) -> Option<Slow> {
         }
     }
     Some(Slow {
-        half: present,
+        half: present.over,
         before,
         since,
     })
@@ -198,7 +188,7 @@ mod tests {
         let (hours, minutes) = day(|at| if at < noon { 80 } else { 5_000 });
         let slow = judge(&hours, &minutes, NOW).unwrap();
         assert_eq!(slow.since, noon);
-        assert!(slow.before < 0.1 && slow.half > 2.0, "{slow:?}");
+        assert_eq!((slow.before, slow.half), (0.1, 2.5));
     }
 
     #[test]

@@ -4,19 +4,23 @@
 use std::borrow::Cow;
 
 use domain::standing::EndpointState;
+use pg::down;
 use serde::Serialize;
-use store::{figures::Measure, providers::BreakerState};
+use store::{
+    figures::{Measure, limit},
+    providers::BreakerState,
+};
 use time::OffsetDateTime;
 
 use super::{
     finding::{Clock, Environment, Finding, Kind, Severity},
     phrases::{named, times, wait, whose},
-    slow::{took_of, within},
+    slow::took_of,
     stages::Stage,
     waiting::SANDBOX,
 };
 use crate::operator::{
-    story::minute,
+    minute::minute,
     words::{counted, noun},
 };
 
@@ -112,7 +116,7 @@ impl Kind {
                 stage.as_str(),
                 what_waits(*stage, *waiting, *oldest)
             ),
-            Self::DatabaseDown { why } => format!("PostgreSQL takes no work of this program: {why}"),
+            Self::DatabaseDown { why } => down::what(why),
             Self::CommitsLost { providers, told } => format!(
                 "PostgreSQL has lost commits, so nothing is bought from {}: {}",
                 named(providers),
@@ -195,16 +199,16 @@ impl Kind {
                 half,
                 before,
             } => format!(
-                "{}: half of them take {} or more now, and {} before",
+                "{}: half of them take {} or more now, and took {} or less before",
                 took_of(*measure, subject),
-                within(*half),
-                within(*before)
+                limit(*half),
+                limit(*before)
             ),
             Self::Parked {
                 provider,
                 reason,
                 purchases,
-                unread,
+                in_all,
             } => {
                 let reason = reason.as_deref().unwrap_or("no reason is recorded");
                 let elsewhere = purchases.iter().flat_map(|one| one.elsewhere.iter().cloned());
@@ -218,9 +222,9 @@ impl Kind {
                 };
                 match &purchases[..] {
                     [] => format!(
-                        "{} at {provider} {} on hold and not listed here",
-                        times(*unread, "purchase", "purchases"),
-                        noun(*unread, "is", "are")
+                        "{} at {provider} {} on hold in all, and only the oldest are listed",
+                        times(*in_all, "purchase", "purchases"),
+                        noun(*in_all, "is", "are")
                     ),
                     [one] => format!(
                         "purchase {} of order {} at {provider} is on hold: {reason}{elsewhere}",
@@ -277,8 +281,9 @@ impl Kind {
             Self::BreakerOpen { breaker } => format!(
                 "{}: {}",
                 match breaker.state {
+                    // While a test is under way it is open.
                     BreakerState::HalfOpen => {
-                        format!("{} is tested with one purchase", breaker.name)
+                        format!("buying at {} has stopped, and its test is due", breaker.name)
                     }
                     BreakerState::Open | BreakerState::Closed => {
                         format!("buying at {} has stopped", breaker.name)
@@ -366,9 +371,7 @@ impl Kind {
                 Stage::Provisioner => "Nothing is bought. Orders that were accepted wait.",
                 Stage::Notifier => "No partner gets a webhook until one runs again.",
             },
-            Self::DatabaseDown { .. } => {
-                "If all processes see it, no partner can order: orders get a 500."
-            }
+            Self::DatabaseDown { .. } => down::FELT,
             Self::CommitsLost { .. } => "Nothing is bought there. Orders that were accepted wait.",
             Self::OnStandby => "No partner can order.",
             Self::NotDurable { .. } => "Nobody now. A crash would lose orders that were answered.",
@@ -442,9 +445,7 @@ impl Kind {
             Self::StageDead { .. } => {
                 "ask it why it is not ready; if nothing answers it is dead or hangs: end it, start it again, and read its log"
             }
-            Self::DatabaseDown { .. } => {
-                "see whether the server is up and its disk has room; this program tries again by itself"
-            }
+            Self::DatabaseDown { .. } => down::REMEDY,
             Self::CommitsLost { .. } => {
                 "compare with the providers first; closing a breaker before could buy again what was forgotten"
             }
@@ -490,7 +491,7 @@ impl Kind {
             }
             Self::Paused { .. } => "when it may have webhooks again, resume it",
             Self::BreakerOpen { breaker } if breaker.opened_by_operator() => {
-                "nothing: at that time it tests itself, with the next order that waits, and buying goes on when the provider responds; close the breaker to buy there sooner"
+                "nothing: from that time on a provisioner tests it with the next order that waits, and buying goes on when the provider responds; close the breaker to buy there sooner"
             }
             Self::BreakerOpen { breaker } if breaker.denied => {
                 "set its key right and restart the provisioner, or ask the provider why it denies the account; buying then goes on by itself, with the next order that waits"
@@ -498,11 +499,13 @@ impl Kind {
             Self::BreakerOpen { breaker } => {
                 return Cow::Owned(match breaker.open_until {
                     Some(until) => format!(
-                        "nothing: it tests itself from {} on, with the next order that waits, and buys again when the provider responds",
+                        "nothing: from {} on a provisioner tests it with the next order that waits, and buys again when the provider responds",
                         minute(until)
                     ),
-                    None => "nothing: it tests itself, and buys again when the provider responds"
-                        .to_owned(),
+                    None => {
+                        "nothing: a provisioner tests it, and buys again when the provider responds"
+                            .to_owned()
+                    }
                 });
             }
             Self::LanesHeldBack { .. } => {
@@ -621,5 +624,22 @@ impl Kind {
             | Self::DrillOld { .. }
             | Self::DiskFilling { .. } => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use time::macros::datetime;
+
+    use super::*;
+
+    /// Who cannot read the database tells it in the form of what is read.
+    #[test]
+    fn a_database_that_is_down_is_told_alike_by_whoever_notices_it() {
+        let since = datetime!(2026-11-28 12:00 UTC);
+        let why = "a commit takes too long".to_owned();
+        let read = Finding::new(Kind::DatabaseDown { why: why.clone() }, Some(since));
+        assert_eq!(json!(read.told()), down::told(&why, since));
     }
 }
