@@ -136,7 +136,7 @@ INGRESS_SETTINGS=(BRAND PLACEMENT_WAIT QUEUE_DEADLINE MAX_ITEMS MAX_UNITS PROVID
 ACCOUNTS=() ACCOUNT_SETTINGS=()
 for account in "$ROOT"/services/provisioner/src/providers/*/; do
   mapfile -t -O "${#ACCOUNT_SETTINGS[@]}" ACCOUNT_SETTINGS < <(
-    grep -ohE "\"$(basename "${account^^}")_[A-Z_]+\"" "$account"mod.rs | tr -d '"' | sort -u
+    grep -ohE "\"$(basename "${account^^}")_[A-Z_]+\"" "${account%/}.rs" | tr -d '"' | sort -u
   )
   account=$(basename "$account")
   ACCOUNTS+=("${account^^}")

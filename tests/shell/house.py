@@ -5,6 +5,7 @@ It reads the sources of all crates and draws an arrow from each file to the file
 whether by `use` or by a path in the code. It fails, with one line for each fault, if
 
 - files name each other in a circle;
+- a module is a folder's mod.rs, where all others are a file beside their folder;
 - an arrow runs up, or sideways into another room, in the floors that house.toml declares: those of the
   crates, and those within a crate;
 - code compares or takes apart a text that is meant for people: a field or column named reason, message,
@@ -143,10 +144,10 @@ class Crate:
         for match in list(re.finditer(r"(#\[path[^\]]*\]\s*)?\bmod\s+(\w+)\s*(;|\{)", code)):
             name = match.group(2)
             if match.group(3) == ";":
-                for file in (folder / f"{name}.rs", folder / name / "mod.rs"):
-                    if file.exists():
-                        module.children[name] = module.path + (name,)
-                        self.load(module.path + (name,), file, folder / name)
+                file = folder / f"{name}.rs"
+                if file.exists():
+                    module.children[name] = module.path + (name,)
+                    self.load(module.path + (name,), file, folder / name)
             else:
                 end = block_end(code, match.start())
                 inner = Module(module.path + (name,), module.file)
@@ -338,6 +339,8 @@ def check(root):
         def short(file):
             return str(file.relative_to(root))
 
+        for file in sorted((folder / "src").rglob("mod.rs")):
+            faults.append(f"a module is a file beside its folder: {short(file)} has to be {short(file.parent)}.rs")
         drawn = Crate(folder).arrows()
         arrows = {short(file): {short(to) for to in targets} for file, targets in drawn.items()}
         arrows_between_files.update(arrows)

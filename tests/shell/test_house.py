@@ -90,6 +90,9 @@ class House(unittest.TestCase):
         }
         self.assertEqual(self.faults(tests), [])
 
+    def test_a_module_in_its_folder(self):
+        self.finds({"libs/ground/src/a/mod.rs": ""}, "beside its folder: libs/ground/src/a/mod.rs has to be libs/ground/src/a.rs")
+
     def test_an_arrow_that_runs_up(self):
         self.finds({"libs/roof/src/low.rs": "pub struct Low;\nfn up() { crate::right::right() }\n"}, "low.rs -> libs/roof/src/right.rs")
 

@@ -139,17 +139,17 @@ mod tests {
 
     #[test]
     fn every_section_that_a_line_names_exists() {
-        let page = include_str!("../../../../docs/operations.md");
+        let page = include_str!("../../../docs/operations.md");
         let anchors = anchors(page);
         let sources = [
-            include_str!("database.rs"),
-            include_str!("roles.rs"),
-            include_str!("keys.rs"),
-            include_str!("nats.rs"),
-            include_str!("openid.rs"),
-            include_str!("work.rs"),
-            include_str!("names.rs"),
-            include_str!("files.rs"),
+            include_str!("doctor/database.rs"),
+            include_str!("doctor/roles.rs"),
+            include_str!("doctor/keys.rs"),
+            include_str!("doctor/nats.rs"),
+            include_str!("doctor/openid.rs"),
+            include_str!("doctor/work.rs"),
+            include_str!("doctor/names.rs"),
+            include_str!("doctor/files.rs"),
         ];
         let mut named = 0;
         for source in sources {
@@ -165,7 +165,7 @@ mod tests {
         assert!(named > 15, "{named}");
         // A finding names the section of its alert, which the stage `observability` compares with
         // the page, or one of these.
-        let findings = include_str!("../../../../libs/desk/src/operator/health/finding.rs");
+        let findings = include_str!("../../../libs/desk/src/operator/health/finding.rs");
         let (_, sections) = findings.split_once("pub fn see(&self)").unwrap();
         let (sections, _) = sections.split_once("docs/operations.md#").unwrap();
         let of_findings: Vec<&str> = sections
