@@ -128,7 +128,11 @@ pub async fn apply(asked: &Apply, console: &Console) -> anyhow::Result<()> {
 }
 
 /// What becomes of an option. `is_written` is what PostgreSQL says, which compares all columns.
-fn planned(option: &ProductOption, was: Option<&options::StoredOption>, is_written: bool) -> Planned {
+fn planned(
+    option: &ProductOption,
+    was: Option<&options::StoredOption>,
+    is_written: bool,
+) -> Planned {
     let (effect, changes) = match was.map(|was| &was.option) {
         _ if !is_written => (Effect::Unchanged, Vec::new()),
         None => (Effect::Create, Vec::new()),
