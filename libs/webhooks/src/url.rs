@@ -56,7 +56,7 @@ fn normal(url: &str) -> Option<String> {
         match byte {
             // These mean the same with and without an escape (RFC 3986, 2.3).
             Some(byte) if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) => {
-                plain.push(byte)
+                plain.push(byte);
             }
             Some(byte) => plain.extend(format!("%{byte:02X}").bytes()),
             None => plain.push(*first),

@@ -453,7 +453,6 @@ async fn only_what_the_provider_of_an_esim_does_is_offered() {
 #[tokio::test]
 async fn the_page_of_a_partner_counts_its_own_purchases_on_hold() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Viewer).await;
     let mut connection = bench.database.connect().await.unwrap();
     let other: uuid::Uuid = one(
         &mut connection,
@@ -473,6 +472,8 @@ async fn the_page_of_a_partner_counts_its_own_purchases_on_hold() {
          SELECT partner_id FROM partner",
     )
     .await;
+    // The first page that is opened reads what is on hold, and it is kept for some seconds.
+    let mut browser = bench.sign_in("ana", Role::Viewer).await;
     let all = text(&mut browser, "/needs").await;
     assert!(all.contains("4 purchases at sandbox are on hold"), "{all}");
     let shown = text(&mut browser, &format!("/partners/{other}")).await;

@@ -322,6 +322,7 @@ fn found(bench: &Bench, route: &str, settling: &str, resend: &str) -> Found {
         "/partners/{id}/webhook-url" => {
             act(&action, &[("url", "https://new.example.com/")], Once, &[])
         }
+        "/partners/{id}/leaked" => act(&action, &[("key", "all")], Once, &[]),
         "/partners/{id}/keys" | "/partners/{id}/webhook-secret" => {
             act(&action, &[("overlap", "24h")], Once, &[])
         }

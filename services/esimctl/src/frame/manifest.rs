@@ -83,12 +83,12 @@ impl<T> Given<T> {
     }
 
     /// The value that the field has then, if it was this before.
-    pub fn or_as_it_was(self, was: &Option<T>) -> Option<T>
+    pub fn or_as_it_was(self, was: Option<&T>) -> Option<T>
     where
         T: Clone,
     {
         match self {
-            Self::LeftOut => was.clone(),
+            Self::LeftOut => was.cloned(),
             Self::Null => None,
             Self::Value(value) => Some(value),
         }

@@ -69,38 +69,7 @@ pub async fn compare(
             changes.push(change("events", listed(&before.events), listed(&becomes)));
         }
     }
-    let limits = before.limits.with(&wanted.limits);
-    let pairs = [
-        (
-            "max_in_flight",
-            before.limits.max_in_flight,
-            limits.max_in_flight,
-        ),
-        (
-            "requests_per_second",
-            before.limits.requests_per_second,
-            limits.requests_per_second,
-        ),
-        (
-            "orders_per_second",
-            before.limits.orders_per_second,
-            limits.orders_per_second,
-        ),
-        (
-            "units_per_second",
-            before.limits.units_per_second,
-            limits.units_per_second,
-        ),
-    ];
-    for (name, was, becomes) in pairs {
-        if was != becomes {
-            steps.limits = true;
-            let word = |limit: Option<u32>| {
-                Some(limit.map_or("default".to_owned(), |most| most.to_string()))
-            };
-            changes.push(change(name, word(was), word(becomes)));
-        }
-    }
+    compare_limits(&before.limits, wanted, &mut steps, &mut changes);
     if let Some(covered) = wanted.signed_body {
         let becomes = covered == Covered::Required;
         steps.signed_body = becomes != before.signed_body_required;
@@ -147,6 +116,47 @@ pub async fn compare(
         changes,
     };
     Ok((planned, steps))
+}
+
+/// Compares the limits.
+fn compare_limits(
+    before: &Limits,
+    wanted: &Wanted,
+    steps: &mut Steps,
+    changes: &mut Vec<String>,
+) {
+    let limits = before.with(&wanted.limits);
+    let pairs = [
+        (
+            "max_in_flight",
+            before.max_in_flight,
+            limits.max_in_flight,
+        ),
+        (
+            "requests_per_second",
+            before.requests_per_second,
+            limits.requests_per_second,
+        ),
+        (
+            "orders_per_second",
+            before.orders_per_second,
+            limits.orders_per_second,
+        ),
+        (
+            "units_per_second",
+            before.units_per_second,
+            limits.units_per_second,
+        ),
+    ];
+    for (name, was, becomes) in pairs {
+        if was != becomes {
+            steps.limits = true;
+            let word = |limit: Option<u32>| {
+                Some(limit.map_or("default".to_owned(), |most| most.to_string()))
+            };
+            changes.push(change(name, word(was), word(becomes)));
+        }
+    }
 }
 
 /// Compares the further endpoints. `first` is the URL that the first endpoint has then.

@@ -260,7 +260,7 @@ impl OptionEntry {
                 .unwrap_or_else(|| was.alternatives.clone()),
             enabled: self.enabled.unwrap_or(is_on_sale),
             details: self.details.unwrap_or_else(|| was.details.clone()),
-            standard: self.standard.or_as_it_was(&was.standard),
+            standard: self.standard.or_as_it_was(was.standard.as_ref()),
             ..new
         }
     }

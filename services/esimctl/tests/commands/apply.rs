@@ -81,12 +81,6 @@ async fn a_file_of_partners_is_applied_once_however_often_it_is_given() {
     assert_eq!(operator.json(&["partner", "list"]).await, json!([]));
     assert!(commands(&operator).await.is_empty());
 
-    // The log of a job is no terminal, so no secret goes there.
-    let refused = apply(&operator, &["--json", "--reason", "ticket 7"], TWO).await;
-    refused.fails(1, "name a new file for them with --secrets FILE");
-    assert!(refused.stdout.is_empty(), "{refused:?}");
-    assert_eq!(operator.json(&["partner", "list"]).await, json!([]));
-
     let (done, secrets) = create(&operator, &["--json", "--reason", "ticket 7"], TWO).await;
     let done = done.json();
     assert_eq!((&done["created"], &done["changed"]), (&json!(2), &json!(0)));
@@ -286,6 +280,12 @@ async fn a_file_that_cannot_be_applied_changes_nothing() {
 #[tokio::test]
 async fn secrets_go_to_a_new_file_that_only_its_owner_reads() {
     let operator = Operator::new().await;
+    // The log of a job is no terminal, so no secret goes there.
+    let refused = apply(&operator, &["--json"], TWO).await;
+    refused.fails(1, "name a new file for them with --secrets FILE");
+    assert!(refused.stdout.is_empty(), "{refused:?}");
+    assert_eq!(operator.json(&["partner", "list"]).await, json!([]));
+
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("secrets.json");
     let to = ["--secrets", path.to_str().unwrap()];
