@@ -195,7 +195,7 @@ async fn what_needs_a_person_is_listed_with_the_command_that_ends_it() {
         assert!(ended.stdout.contains(part), "{part}: {}", ended.stdout);
     }
     operator.run(&["order", "show", &topup]).await.says(
-        "is on hold: find out at the provider whether it has the eSIM back (unknown: timeout)",
+        "is on hold: find out at the provider whether it has the eSIM back (the provider did not say whether it has the eSIM back: timeout)",
     );
     // Without the other areas, which ask servers that this test does not have.
     let doctor = "doctor --without nats,backup,keys,stages,names,database --json";
