@@ -38,7 +38,10 @@ pub fn what(why: &str) -> String {
 /// What it is if a clock is so many seconds ahead of another one.
 pub fn clock(whose: &str, ahead: f64, compared: &str) -> String {
     let side = if ahead > 0.0 { "ahead of" } else { "behind" };
-    format!("the clock of {whose} is {:.0} s {side} {compared}", ahead.abs())
+    format!(
+        "the clock of {whose} is {:.0} s {side} {compared}",
+        ahead.abs()
+    )
 }
 
 impl Away {

@@ -119,19 +119,10 @@ pub async fn compare(
 }
 
 /// Compares the limits.
-fn compare_limits(
-    before: &Limits,
-    wanted: &Wanted,
-    steps: &mut Steps,
-    changes: &mut Vec<String>,
-) {
+fn compare_limits(before: &Limits, wanted: &Wanted, steps: &mut Steps, changes: &mut Vec<String>) {
     let limits = before.with(&wanted.limits);
     let pairs = [
-        (
-            "max_in_flight",
-            before.max_in_flight,
-            limits.max_in_flight,
-        ),
+        ("max_in_flight", before.max_in_flight, limits.max_in_flight),
         (
             "requests_per_second",
             before.requests_per_second,

@@ -216,7 +216,7 @@ pub const VERY_LATE: f64 = 900.0;
 /// As in the alert `XidAgeCritical`.
 pub const XID_CRITICAL: u64 = 1_500_000_000;
 /// The difference of clocks at which no stage works.
-pub const SKEW_AT_START: f64 = 30.0;
+pub const SKEW_AT_START: f64 = pg::down::CLOCK_FAULT;
 /// From this age on the last backup is no plan any more.
 pub const BACKUP_VERY_OLD: u64 = 72;
 /// As in the alert `DiskAlmostFull`.
@@ -459,7 +459,7 @@ impl Matter {
                 return Err("no metric shows these settings; only who changes them can mend them");
             }
             Self::StandbyMissing => &["StandbyMissing"],
-            Self::ClockOff => &["ClockSkew"],
+            Self::ClockOff => &[pg::down::CLOCK_ALERT],
             Self::Wraparound => &["XidAgeHigh", "XidAgeCritical"],
             Self::ProcessesMissing => &["InstanceDown"],
             Self::Unserved => &["UnservedProvider"],

@@ -134,7 +134,6 @@ impl Kind {
                 "synchronous_standby_names names a standby, but none streams, so commits wait".into()
             }
             Self::ClockOff { of, ahead } => {
-                let side = if *ahead > 0.0 { "ahead of" } else { "behind" };
                 let (whose, compared, effect) = match of {
                     Clock::Stage(stage) => (
                         format!("a process of {}", stage.as_str()),
@@ -144,8 +143,8 @@ impl Kind {
                     _ => (of.owner().to_owned(), "this machine's", ""),
                 };
                 format!(
-                    "the clock of {whose} is {:.0} s {side} {compared}{effect}",
-                    ahead.abs()
+                    "{}{effect}",
+                    down::clock(&whose, *ahead, compared)
                 )
             }
             Self::Wraparound { age } => format!(
@@ -386,9 +385,7 @@ impl Kind {
                 Stage::Provisioner => "If all have it, nothing is bought. Orders wait.",
                 Stage::Notifier => "If all have it, no partner gets a webhook.",
             },
-            Self::ClockOff { .. } => {
-                "Partners sign the time of their requests: from five minutes on, orders get a 401."
-            }
+            Self::ClockOff { .. } => down::CLOCK_FELT,
             Self::Wraparound { .. } => "Nobody yet. At 2.1 billion, every order gets a 500.",
             Self::ProcessesMissing { .. } => "Nobody, as long as the others carry the load.",
             Self::Unserved { .. } => {
@@ -454,9 +451,7 @@ impl Kind {
             Self::StandbyMissing => {
                 "start the standby; only if it is lost for good, empty synchronous_standby_names"
             }
-            Self::ClockOff { .. } => {
-                "synchronise the clocks of all machines (NTP); no stage works at a difference of 30 s"
-            }
+            Self::ClockOff { .. } => down::CLOCK_REMEDY,
             Self::Wraparound { .. } => "find what holds vacuum back",
             Self::ProcessesMissing { .. } => {
                 "see why it died, and start it again; after an hour it is no longer missed"
@@ -629,6 +624,7 @@ impl Kind {
 
 #[cfg(test)]
 mod tests {
+    use pg::down::Away;
     use serde_json::json;
     use time::macros::datetime;
 
@@ -636,10 +632,19 @@ mod tests {
 
     /// Who cannot read the database tells it in the form of what is read.
     #[test]
-    fn a_database_that_is_down_is_told_alike_by_whoever_notices_it() {
+    fn a_server_that_cannot_be_used_is_told_alike_by_whoever_notices_it() {
         let since = datetime!(2026-11-28 12:00 UTC);
         let why = "a commit takes too long".to_owned();
-        let read = Finding::new(Kind::DatabaseDown { why: why.clone() }, Some(since));
-        assert_eq!(json!(read.told()), down::told(&why, since));
+        let read = Kind::DatabaseDown { why: why.clone() };
+        let noticed = Away::Down(why);
+        assert_eq!(
+            json!(Finding::new(read, Some(since)).told()),
+            noticed.told(since)
+        );
+        for ahead in [-600.0, 12.0, 31.0] {
+            let of = Clock::Postgresql;
+            let read = Finding::new(Kind::ClockOff { of, ahead }, Some(since));
+            assert_eq!(json!(read.told()), Away::Clock(ahead).told(since));
+        }
     }
 }
