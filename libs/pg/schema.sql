@@ -449,6 +449,8 @@ TABLE providers
     denied boolean NOT NULL DEFAULT false
     balance text
     balance_at timestamp with time zone
+    shows_usage boolean
+    takes_back boolean
     CONSTRAINT providers_bounds CHECK (((LEAST(open_until, changed_at, failing_since, balance_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(open_until, changed_at, failing_since, balance_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(name), octet_length(reason), octet_length(balance)) <= 100000) AND ((openings >= 0) AND (openings <= 1000000000)) AND ((version >= 0) AND (version <= '9000000000000000000'::bigint))))
     CONSTRAINT providers_pkey PRIMARY KEY (name)
     POLICY all_rows USING true WITH CHECK true
@@ -688,6 +690,12 @@ BEGIN
 END
 $function$
 
+CREATE OR REPLACE FUNCTION public.derived_id(kind text, source text)
+ RETURNS uuid
+ LANGUAGE sql
+ IMMUTABLE PARALLEL SAFE
+AS $function$ SELECT md5(kind || ' ' || source)::uuid $function$
+
 CREATE OR REPLACE FUNCTION public.endpoint_blocked()
  RETURNS trigger
  LANGUAGE plpgsql
@@ -715,6 +723,12 @@ BEGIN
     RETURN NULL;
 END
 $function$
+
+CREATE OR REPLACE FUNCTION public.events_of_topup(topup_id text)
+ RETURNS uuid[]
+ LANGUAGE sql
+ IMMUTABLE PARALLEL SAFE
+AS $function$ SELECT ARRAY[derived_id('topup.failed', topup_id)] $function$
 
 CREATE OR REPLACE FUNCTION public.first_endpoint()
  RETURNS trigger
@@ -766,6 +780,22 @@ BEGIN
     RETURN NULL;
 END
 $function$
+
+CREATE OR REPLACE FUNCTION public.is_pointless(kind text, events text[], topup_state text, is_of_its_order boolean, refused_at timestamp with time zone, ready_at timestamp with time zone)
+ RETURNS boolean
+ LANGUAGE sql
+ IMMUTABLE PARALLEL SAFE
+AS $function$
+    SELECT kind <> 'topup.ready' AND kind NOT LIKE 'notice.%' AND kind <> ALL (events)
+           OR kind = 'topup.failed' AND (topup_state = 'failed' AND is_of_its_order AND refused_at IS NULL AND ready_at IS NULL)
+               IS NOT TRUE
+$function$
+
+CREATE OR REPLACE FUNCTION public.is_unconfirmed(kind text, refused_at timestamp with time zone, answer_by timestamp with time zone)
+ RETURNS boolean
+ LANGUAGE sql
+ STABLE PARALLEL SAFE
+AS $function$ SELECT kind = 'topup.failed' AND (refused_at IS NOT NULL OR coalesce(answer_by > now(), false)) $function$
 
 CREATE OR REPLACE FUNCTION public.kind_of_work(state text, attempt integer)
  RETURNS text
@@ -841,7 +871,7 @@ VIEW order_deliveries WITH (security_invoker=true) AS
    FROM (((placements p
      JOIN topups t ON ((t.placement_id = p.placement_id)))
      LEFT JOIN esims e ON ((e.topup_id = t.topup_id)))
-     CROSS JOIN LATERAL unnest((ARRAY[e.delivery_id, (md5(('topup.failed '::text || t.topup_id)))::uuid] || ARRAY( SELECT f.delivery_id
+     CROSS JOIN LATERAL unnest(((e.delivery_id || events_of_topup(t.topup_id)) || ARRAY( SELECT f.delivery_id
            FROM further_deliveries f
           WHERE (f.topup_id = t.topup_id)))) named(delivery_id))
   WHERE (named.delivery_id IS NOT NULL);
@@ -1040,7 +1070,7 @@ BEGIN
         WHERE p.placement_id = NEW.placement_id AND o.refused_at IS NULL AND 'topup.failed' = ANY (e.events)
     ), created AS (
         INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id, endpoint_id)
-        SELECT md5(concat_ws(' ', 'topup.failed', NEW.topup_id, endpoint_id))::uuid, partner_id, 'topup.failed',
+        SELECT derived_id('topup.failed', NEW.topup_id || coalesce(' ' || endpoint_id::text, '')), partner_id, 'topup.failed',
                NEW.topup_id, order_id, endpoint_id
         FROM wanted
         ON CONFLICT DO NOTHING
@@ -1104,3 +1134,9 @@ BEGIN
     tries_left := most - channel.code_tries - 1;
 END
 $function$
+
+CREATE OR REPLACE FUNCTION public.work_of_topup(topup_id text)
+ RETURNS uuid[]
+ LANGUAGE sql
+ IMMUTABLE PARALLEL SAFE
+AS $function$ SELECT ARRAY[derived_id('erase', topup_id), derived_id('usage', topup_id), derived_id('give_back', topup_id)] $function$
