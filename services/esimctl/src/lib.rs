@@ -38,7 +38,7 @@ use runtime::config::BadSetting;
 use crate::{
     commands::{Command, dispatch},
     console::Console,
-    exit::status,
+    exit::{USAGE, status},
 };
 use crate::{
     deliveries::{delivery, endpoint, event, resend, webhook_url},
@@ -88,8 +88,9 @@ pub struct Config {
     /// error.
     #[arg(long, global = true)]
     json: bool,
+    /// `None` for `config show`, which needs none.
     #[command(subcommand)]
-    command: Command,
+    command: Option<Command>,
     #[command(flatten)]
     database: Option<DatabaseConfig>,
 }
@@ -128,7 +129,12 @@ pub fn run(config: &Config) -> ExitCode {
 #[tokio::main(flavor = "current_thread")]
 async fn execute(config: &Config) -> u8 {
     let console = Console::new(config.json, config.database.clone());
-    let command = &config.command;
+    let Some(command) = &config.command else {
+        return status(Err(anyhow::anyhow!(
+            "name a command; see esimctl --help"
+        )))
+        .max(USAGE);
+    };
     // Their exit status says more than success or failure.
     let ended = match command {
         Command::Doctor(command) => doctor::run(command, &console).await,
