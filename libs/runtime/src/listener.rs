@@ -5,9 +5,9 @@
 //! connections that exist when the soft stop begins are still served instead of being reset.
 //!
 //! [`accept_bounded`] also limits the connections, because each open one costs memory and a file
-//! descriptor. When the limit is reached, an idle connection on which nobody has authenticated gives
-//! its [`Place`] to the new one, so that a client without keys cannot keep the others out. If there is none, the new one gets a short response and is
-//! closed.
+//! descriptor. When the limit is reached, an idle connection of whoever holds most of them gives its
+//! [`Place`] to the new one, so that nobody can keep the others out, with keys or without. If there is
+//! none, the new one gets a short response and is closed.
 
 mod places;
 mod socket;

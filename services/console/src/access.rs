@@ -266,10 +266,10 @@ pub(crate) async fn session(parts: &Parts, app: &App) -> Result<Option<Session>,
         .database()
         .run(async |connection| sessions::find(connection, &secret, accepted).await)
         .await?;
-    if found.is_some()
+    if let Some(found) = &found
         && let Some(place) = parts.extensions.get::<Arc<Place>>()
     {
-        place.authenticated();
+        place.authenticated(&found.name);
     }
     Ok(found.map(|found| Session {
         operator: found.name,

@@ -1,9 +1,10 @@
 //! Serves the pages over HTTP/1.
 //!
 //! Guarantees: there are at most `MAX_CONNECTIONS` connections, because the console is for a few
-//! people and must not use up the process's files; and nobody who has not signed in keeps others
-//! out. A connection without a session gives its place to a new one as soon as it is idle, and it is
-//! idle, too, while its form arrives ([`crate::access`]).
+//! people and must not use up the process's files; and nobody keeps others out. A connection without a
+//! session gives its place to a new one as soon as it is idle, and so does one of an operator who has
+//! more than an equal share of them. A connection is idle, too, while its form arrives
+//! ([`crate::access`]).
 
 use std::{future::pending, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -51,8 +52,8 @@ pub(crate) async fn serve(
     listener::accept_bounded(listener, &shutdown, &connections, serve_one).await
 }
 
-/// Serves a connection until it ends, or until it has to leave because it is idle and nobody has
-/// signed in on it.
+/// Serves a connection until it ends, or until it has to leave because it is idle and its holder has
+/// to make room.
 async fn serve_one(router: Router, stream: TcpStream, place: Arc<Place>, stop: Shutdown) {
     let socket = Watched::new(stream, Arc::clone(&place));
     let http = connection::http(HEAD_TIMEOUT);

@@ -1,18 +1,25 @@
 //! The places of a listener's connections, and who has to give one up.
 //!
 //! Guarantees: there are never more connections than the listener allows, besides those that are
-//! being closed. A connection on which nobody has authenticated yet (a *stranger*) keeps its place
-//! only while there is room or a request of it is being answered. When all places are taken, the
-//! oldest idle stranger of the source with the most strangers gives its place to the new connection.
-//! So a client without keys can fill the listener, but it cannot keep anybody out, and it loses its
-//! own connections before those of others.
+//! being closed, and whoever holds most of them makes room for the others, with keys or without. A
+//! connection is counted for a *holder*: for whoever authenticated on it last, and until then for the
+//! source that it comes from (a *stranger*). When all places are taken, an idle connection gives its
+//! place to the new one, the oldest of
+//!
+//! 1. the known holder with the most places, if it has more than an equal share of all of them and more
+//!    than any source of strangers. So nobody can keep the others out with one key or one session;
+//! 2. otherwise the source with the most strangers. So a client without keys loses its own connections
+//!    before those of others.
+//!
+//! A connection whose request is being answered keeps its place.
 //!
 //! [`super::accept_bounded`] takes a place for each connection. The service says when a request
-//! begins and ends and when somebody has authenticated, and it closes the connection when
+//! begins and ends and who has authenticated, and it closes the connection when
 //! [`Place::must_leave`] returns.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, hash_map::RandomState},
+    hash::{BuildHasher, Hash},
     net::{IpAddr, Ipv6Addr},
     sync::{Arc, Mutex},
     time::{Duration, Instant},
@@ -22,8 +29,8 @@ use tokio::sync::Notify;
 
 use crate::lock;
 
-/// How long a stranger may take to read a response before its connection counts as idle. Otherwise a
-/// client without keys could hold all places by never reading.
+/// How long a client may take to read a response before its connection counts as idle. Otherwise it
+/// could hold all places by never reading.
 const READ_WITHIN: Duration = Duration::from_secs(5);
 
 /// The open connections of a listener.
@@ -31,14 +38,27 @@ const READ_WITHIN: Duration = Duration::from_secs(5);
 pub(super) struct Places {
     most: usize,
     open: Mutex<Open>,
+    /// Makes numbers of holders. Its keys are random, so that nobody can choose a number.
+    numbers: RandomState,
 }
 
 #[derive(Debug, Default)]
 struct Open {
     all: usize,
     next: u64,
-    /// The strangers of each source by number, so that the oldest is first.
-    strangers: HashMap<IpAddr, BTreeMap<u64, Arc<Place>>>,
+    /// The places of each holder by number, so that the oldest is first.
+    held: HashMap<Holder, BTreeMap<u64, Arc<Place>>>,
+    /// How many of the holders are known.
+    known: usize,
+}
+
+/// Whom a connection is counted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Holder {
+    /// Nobody has authenticated on it yet, so it is counted for its [`source`].
+    Stranger(IpAddr),
+    /// Somebody has authenticated on it.
+    Known(u64),
 }
 
 /// The place of one open connection.
@@ -46,14 +66,13 @@ struct Open {
 pub struct Place {
     places: Arc<Places>,
     number: u64,
-    source: IpAddr,
     state: Mutex<State>,
     told_to_leave: Notify,
 }
 
 #[derive(Debug)]
 struct State {
-    is_stranger: bool,
+    holder: Holder,
     activity: Activity,
 }
 
@@ -94,6 +113,7 @@ impl Places {
         Arc::new(Self {
             most,
             open: Mutex::default(),
+            numbers: RandomState::new(),
         })
     }
 
@@ -104,10 +124,10 @@ impl Places {
 
     /// Takes a place for a connection. `None` if all are taken and nobody has to give one up.
     pub(super) fn admit(self: &Arc<Self>, peer: IpAddr) -> Option<Admitted> {
-        let source = source(peer);
+        let holder = Holder::Stranger(source(peer));
         let mut open = lock(&self.open);
         let is_full = open.all >= self.most;
-        if is_full && !open.displace() {
+        if is_full && !open.displace(self.most) {
             return None;
         }
         open.all += 1;
@@ -115,15 +135,13 @@ impl Places {
         let place = Arc::new(Place {
             places: Arc::clone(self),
             number: open.next,
-            source,
             state: Mutex::new(State {
-                is_stranger: true,
+                holder,
                 activity: Activity::Idle,
             }),
             told_to_leave: Notify::new(),
         });
-        let strangers = open.strangers.entry(source).or_default();
-        strangers.insert(place.number, Arc::clone(&place));
+        open.count(holder, &place);
         Some(Admitted {
             held: Held(place),
             displaced_another: is_full,
@@ -132,33 +150,64 @@ impl Places {
 }
 
 impl Open {
-    /// Takes the place of the oldest idle stranger of the source with the most strangers, or of any
-    /// other stranger if all of these are busy. Returns false if no stranger is idle.
-    fn displace(&mut self) -> bool {
-        let crowd = self.strangers.values().max_by_key(|crowd| crowd.len());
-        let idle = crowd
+    /// Takes the place of the oldest idle connection of whoever has to make room. Returns false if
+    /// there is none.
+    fn displace(&mut self, most: usize) -> bool {
+        let share = (most / (self.known + 1)).max(1);
+        let largest = |known: bool| {
+            let crowds = self.held.iter();
+            let crowds = crowds.filter(move |(holder, _)| holder.is_known() == known);
+            crowds.max_by_key(|(_, crowd)| crowd.len())
+        };
+        let crowd = largest(false);
+        let too_many = share.max(crowd.map_or(0, |(_, crowd)| crowd.len()));
+        let hoarders = self
+            .held
+            .iter()
+            .filter(|(holder, crowd)| holder.is_known() && crowd.len() > too_many);
+        let strangers = self.held.iter().filter(|(holder, _)| !holder.is_known());
+        let most_held = largest(true).filter(|(_, crowd)| crowd.len() > too_many);
+        let idle = most_held
             .into_iter()
-            .chain(self.strangers.values())
-            .flat_map(BTreeMap::values)
-            .find(|place| place.leave_if_idle())
-            .cloned();
-        let Some(place) = idle else {
+            .chain(hoarders)
+            .chain(crowd)
+            .chain(strangers)
+            .find_map(|(holder, crowd)| {
+                let idle = crowd.values().find(|place| place.leave_if_idle())?;
+                Some((*holder, Arc::clone(idle)))
+            });
+        let Some((holder, place)) = idle else {
             return false;
         };
         self.all -= 1;
-        self.forget(&place);
+        self.forget(holder, &place);
         place.told_to_leave.notify_one();
         true
     }
 
-    /// Removes a place from the strangers, if it is among them.
-    fn forget(&mut self, place: &Place) {
-        if let Some(strangers) = self.strangers.get_mut(&place.source) {
-            strangers.remove(&place.number);
-            if strangers.is_empty() {
-                self.strangers.remove(&place.source);
-            }
+    fn count(&mut self, holder: Holder, place: &Arc<Place>) {
+        let crowd = self.held.entry(holder).or_default();
+        if crowd.is_empty() && holder.is_known() {
+            self.known += 1;
         }
+        crowd.insert(place.number, Arc::clone(place));
+    }
+
+    fn forget(&mut self, holder: Holder, place: &Place) {
+        let Some(crowd) = self.held.get_mut(&holder) else {
+            return;
+        };
+        crowd.remove(&place.number);
+        if crowd.is_empty() {
+            self.held.remove(&holder);
+            self.known -= usize::from(holder.is_known());
+        }
+    }
+}
+
+impl Holder {
+    fn is_known(self) -> bool {
+        matches!(self, Self::Known(_))
     }
 }
 
@@ -176,8 +225,8 @@ impl Place {
     }
 
     /// Notes that the request goes on only when its client has sent more of it. Until the next
-    /// [`Place::begin_request`] the connection counts as idle, so that a stranger who sends a body very
-    /// slowly, or never, keeps nobody out.
+    /// [`Place::begin_request`] the connection counts as idle, so that who sends a body very slowly, or
+    /// never, keeps nobody out.
     pub fn wait_for_client(&self) {
         let mut state = lock(&self.state);
         if matches!(state.activity, Activity::Handling) {
@@ -188,7 +237,8 @@ impl Place {
     /// Notes that a request was handled. Its response may not be sent yet.
     pub fn end_request(&self) {
         let mut state = lock(&self.state);
-        if matches!(state.activity, Activity::Handling) {
+        // It is idle if the rest of the request did not come in time, and now gets its answer.
+        if matches!(state.activity, Activity::Handling | Activity::Idle) {
             state.activity = Activity::Sending(Instant::now());
         }
     }
@@ -201,16 +251,21 @@ impl Place {
         }
     }
 
-    /// Notes that somebody has authenticated on this connection, so that it is no stranger any more
-    /// and keeps its place until it ends.
-    pub fn authenticated(&self) {
-        let mut state = lock(&self.state);
-        if !std::mem::take(&mut state.is_stranger) {
+    /// Notes who has authenticated on this connection, which is counted for `holder` from now on. One
+    /// connection can carry requests of several, for example behind a proxy: the last one counts.
+    pub fn authenticated(self: &Arc<Self>, holder: &(impl Hash + ?Sized)) {
+        let holder = Holder::Known(self.places.numbers.hash_one(holder));
+        if lock(&self.state).holder == holder {
             return;
         }
-        // A new connection takes the two locks in the other order.
-        drop(state);
-        lock(&self.places.open).forget(self);
+        let mut open = lock(&self.places.open);
+        let mut state = lock(&self.state);
+        let before = std::mem::replace(&mut state.holder, holder);
+        // A place that was given to another connection is counted for nobody.
+        if !matches!(state.activity, Activity::Leaving(_)) {
+            open.forget(before, self);
+            open.count(holder, self);
+        }
     }
 
     /// Returns when the connection has to close, because its place was given to another one.
@@ -230,9 +285,6 @@ impl Place {
             Activity::Sending(since) if since.elapsed() >= READ_WITHIN => Leave::Stuck,
             Activity::Handling | Activity::Sending(_) | Activity::Leaving(_) => return false,
         };
-        if !state.is_stranger {
-            return false;
-        }
         state.activity = Activity::Leaving(leave);
         true
     }
@@ -241,10 +293,11 @@ impl Place {
 impl Drop for Held {
     fn drop(&mut self) {
         let mut open = lock(&self.0.places.open);
+        let state = lock(&self.0.state);
         // A place that was given to another connection is freed already.
-        if !matches!(lock(&self.0.state).activity, Activity::Leaving(_)) {
+        if !matches!(state.activity, Activity::Leaving(_)) {
             open.all -= 1;
-            open.forget(&self.0);
+            open.forget(state.holder, &self.0);
         }
     }
 }
@@ -291,20 +344,20 @@ mod tests {
         let third = busy("192.0.2.2").unwrap();
         assert_eq!(places.open(), 2);
         drop((second, third));
-        assert!(places.open() == 0 && lock(&places.open).strangers.is_empty());
+        assert!(places.open() == 0 && lock(&places.open).held.is_empty());
     }
 
     #[test]
     fn the_oldest_idle_stranger_gives_its_place_up() {
         let places = Places::new(3);
         let partner = admit(&places, "192.0.2.1").unwrap();
-        partner.0.authenticated();
+        partner.0.authenticated("partner");
         let busy = admit(&places, "192.0.2.1").unwrap();
         assert!(busy.0.begin_request());
         let idle = admit(&places, "192.0.2.1").unwrap();
         let newcomer = admit(&places, "192.0.2.1").unwrap();
         assert!(has_left(&idle) && !has_left(&partner) && !has_left(&busy));
-        newcomer.0.authenticated();
+        newcomer.0.authenticated("another");
         assert!(admit(&places, "192.0.2.1").is_none());
         // Its request is handled and its response sent, so it is idle again.
         busy.0.end_request();
@@ -313,11 +366,74 @@ mod tests {
         let last = admit(&places, "192.0.2.1").unwrap();
         assert!(has_left(&busy));
         drop((partner, busy, idle, newcomer, last));
-        assert!(places.open() == 0 && lock(&places.open).strangers.is_empty());
+        assert!(places.open() == 0 && lock(&places.open).held.is_empty());
     }
 
     #[test]
-    fn a_stranger_that_does_not_read_its_response_gives_its_place_up() {
+    fn who_holds_most_with_keys_makes_room() {
+        let places = Places::new(8);
+        let of = |name: &str| {
+            let held = admit(&places, "192.0.2.1").unwrap();
+            held.0.authenticated(name);
+            held
+        };
+        let single = of("single");
+        let hoard: Vec<Held> = (0..7).map(|_| of("hoarder")).collect();
+        assert!(hoard[0].0.begin_request(), "its oldest one is busy");
+        // Each newcomer gets a place, and none of them loses it to the next one.
+        let newcomers = ["192.0.2.2", "192.0.2.2", "192.0.2.3"];
+        let newcomers = newcomers.map(|peer| admit(&places, peer).unwrap());
+        let left: Vec<bool> = hoard.iter().map(has_left).collect();
+        assert_eq!(left, [false, true, true, true, false, false, false]);
+        assert!(!has_left(&single) && newcomers.iter().all(|held| !has_left(held)));
+        assert_eq!(places.open(), 8);
+        drop((single, hoard, newcomers));
+        assert!(places.open() == 0 && lock(&places.open).held.is_empty());
+        assert_eq!(lock(&places.open).known, 0);
+    }
+
+    #[test]
+    fn who_holds_no_more_than_a_share_keeps_it_from_strangers() {
+        let places = Places::new(4);
+        let of = |name: &str| {
+            let held = admit(&places, "192.0.2.1").unwrap();
+            held.0.authenticated(name);
+            held
+        };
+        let partners = ["a", "b", "c"].map(of);
+        // Strangers may take the rest, and lose it to each other.
+        for _ in 0..10 {
+            admit(&places, "192.0.2.2").unwrap();
+        }
+        let stranger = admit(&places, "192.0.2.2").unwrap();
+        let another = admit(&places, "192.0.2.3").unwrap();
+        assert!(has_left(&stranger) && partners.iter().all(|held| !has_left(held)));
+        another.0.authenticated("d");
+        partners.iter().for_each(|held| held.0.end_request());
+        partners.iter().for_each(|held| held.0.sent());
+        assert!(admit(&places, "192.0.2.4").is_none(), "each has one place");
+    }
+
+    /// Behind a proxy one connection carries the requests of many.
+    #[test]
+    fn a_connection_is_counted_for_who_used_it_last() {
+        let places = Places::new(4);
+        let held = ["192.0.2.1"; 4].map(|peer| admit(&places, peer).unwrap());
+        for holder in ["one", "other", "one"] {
+            held.iter().for_each(|held| held.0.authenticated(holder));
+            assert_eq!(lock(&places.open).held.len(), 1);
+            assert_eq!(lock(&places.open).known, 1);
+        }
+        held[0].0.authenticated("other");
+        let newcomer = admit(&places, "192.0.2.1").unwrap();
+        assert!(has_left(&held[1]) && !has_left(&held[0]));
+        held[1].0.authenticated("other");
+        drop((held, newcomer));
+        assert!(places.open() == 0 && lock(&places.open).held.is_empty());
+    }
+
+    #[test]
+    fn who_does_not_read_its_response_gives_its_place_up() {
         let places = Places::new(1);
         let stuck = admit(&places, "192.0.2.1").unwrap();
         assert!(stuck.0.begin_request());
@@ -358,7 +474,7 @@ mod tests {
             assert_eq!(places.open(), 4);
             // If nobody of the crowd is idle, another stranger has to go.
             assert!(crowd[1..].iter().all(|held| held.0.begin_request()));
-            newcomer.0.authenticated();
+            newcomer.0.authenticated("newcomer");
             single.0.wait_for_client();
             let another = admit(&places, "192.0.2.4").unwrap();
             assert!(has_left(&single) && !has_left(&another));
@@ -370,7 +486,7 @@ mod tests {
         let places = Places::new(2);
         let stranger = admit(&places, "192.0.2.1").unwrap();
         let partner = admit(&places, "192.0.2.1").unwrap();
-        partner.0.authenticated();
+        partner.0.authenticated("partner");
         let _newcomer = admit(&places, "192.0.2.2").unwrap();
         let leave = tokio::select! {
             leave = stranger.0.must_leave() => leave,

@@ -8,7 +8,7 @@ use tokio::{
     net::TcpStream,
 };
 
-use crate::support::Bench;
+use crate::support::{Bench, Browser};
 
 /// Opens a connection and sends a form without its end. No session is needed for that.
 async fn unfinished(bench: &Bench) -> TcpStream {
@@ -16,6 +16,22 @@ async fn unfinished(bench: &Bench) -> TcpStream {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let head = "POST /sign-in HTTP/1.1\r\nHost: console\r\nCookie: console-guest=a\r\nContent-Length: 1000\r\n\r\na";
     stream.write_all(head.as_bytes()).await.unwrap();
+    stream
+}
+
+/// Opens a connection, looks at a page with somebody's session, and keeps the connection.
+async fn kept(bench: &Bench, browser: &Browser) -> TcpStream {
+    let address = bench.base.strip_prefix("http://").unwrap();
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let session = &browser.cookies["console"];
+    let head = format!("HEAD / HTTP/1.1\r\nHost: console\r\nCookie: console={session}\r\n\r\n");
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    while !answer.ends_with("\r\n\r\n") {
+        let byte = stream.read_u8().await.unwrap();
+        answer.push(byte.into());
+    }
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
     stream
 }
 
@@ -44,6 +60,23 @@ async fn unfinished_forms_shut_nobody_out() {
     assert!(last.starts_with("HTTP/1.1 408 "), "{last}");
     assert!(last.contains("connection: close\r\n"), "{last}");
     assert!(last.contains("The form did not arrive"), "{last}");
+    bench.stop().await;
+}
+
+/// A session keeps as many connections as it wants, as long as nobody else needs one.
+#[tokio::test]
+async fn one_session_shuts_nobody_out() {
+    let bench = Bench::start_with(&[("MAX_CONNECTIONS", "4")]).await;
+    let mut ana = bench.sign_in("ana", Role::Viewer).await;
+    let mut held = Vec::new();
+    for _ in 0..8 {
+        held.push(kept(&bench, &ana).await);
+    }
+    let mut newcomer = bench.browser();
+    assert_eq!(newcomer.get("/sign-in").await.status(), 200);
+    let first = rest(&mut held[0]).await;
+    assert!(first.starts_with("HTTP/1.1 503 "), "{first}");
+    assert_eq!(ana.get("/").await.status(), 200);
     bench.stop().await;
 }
 

@@ -199,9 +199,8 @@ impl Authenticator {
         if !is_valid {
             return Err(self.denied(Code::SignatureInvalid));
         }
-        // From here on the connection keeps its place, however many others come.
         if let Some(connection) = parts.extensions.get::<Arc<Connection>>() {
-            connection.place.authenticated();
+            connection.place.authenticated(&partner.id);
         }
         *sender = Some(Sender::signed(partner.id));
         if partner.signed_body_required && body_digest.is_none() {

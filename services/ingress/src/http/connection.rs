@@ -46,8 +46,7 @@ use tokio::sync::oneshot;
 /// What the socket of a connection and its requests share.
 pub(crate) struct Connection {
     pub(crate) peer: SocketAddr,
-    /// Its place among the connections of this process, which it keeps while a request is handled
-    /// or once somebody has authenticated on it.
+    /// Its place among the connections of this process, which it keeps while a request is handled.
     pub(crate) place: Arc<Place>,
     /// The answers that hyper has buffered and that are not in the socket's send buffer yet. There
     /// can be several, because a client may send its next requests without waiting for the answers
