@@ -5,7 +5,7 @@
 //! fits: one that is in the list was bought, and one that is certainly not there may be given up or bought
 //! again. Each purchase is settled in a transaction of its own with its record, as on the page of its order.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use askama::Template;
 use axum::{extract::State, response::Response};
@@ -155,21 +155,36 @@ async fn on_hold(app: &App, fields: &Fields) -> Result<OnHold, Problem> {
     })
 }
 
-/// Whether a list names a purchase, with or without the dashes of its id.
-fn names(list: &str, one: &Listed) -> bool {
-    let id = one.placement_id.to_string();
-    list.contains(&id) || list.contains(&id.replace('-', ""))
+/// The ids in a list, with or without their dashes. The list is read once, however many purchases are
+/// then compared with it.
+fn ids(list: &str) -> HashSet<Uuid> {
+    let mut ids = HashSet::new();
+    // The last 32 digits in a row, and how many there are. What does not fit is shifted out.
+    let mut value: u128 = 0;
+    let mut digits = 0;
+    for character in list.chars() {
+        if let Some(digit) = character.to_digit(16) {
+            value = value << 4 | u128::from(digit);
+            digits += 1;
+            if digits >= 32 {
+                ids.insert(Uuid::from_u128(value));
+            }
+        } else if character != '-' {
+            digits = 0;
+        }
+    }
+    ids
 }
 
 /// What is known of a purchase, as the page says it.
 fn found(
     one: &Listed,
-    list: Option<&str>,
+    list: Option<&HashSet<Uuid>>,
     answer: Option<&Answer>,
     times: &Times,
 ) -> (Found, &'static str, String, String) {
     if let Some(list) = list {
-        return if names(list, one) {
+        return if list.contains(&one.placement_id.uuid()) {
             (Found::There, "good", "in the list".into(), String::new())
         } else {
             (Found::Missing, "warn", "not in it".into(), String::new())
@@ -203,7 +218,7 @@ fn found(
     }
 }
 
-fn row(one: &Listed, list: Option<&str>, answer: Option<&Answer>, times: &Times) -> Row {
+fn row(one: &Listed, list: Option<&HashSet<Uuid>>, answer: Option<&Answer>, times: &Times) -> Row {
     let (found, class, says, detail) = found(one, list, answer, times);
     Row {
         id: one.placement_id.to_string(),
@@ -246,7 +261,7 @@ async fn shown(
     app: &App,
     session: &Session,
     on_hold: OnHold,
-    (answers, list): (&HashMap<Uuid, Answer>, Option<&str>),
+    (answers, list): (&HashMap<Uuid, Answer>, Option<&HashSet<Uuid>>),
     asked: Option<usize>,
 ) -> Result<Response, Problem> {
     let OnHold {
@@ -354,13 +369,19 @@ pub(crate) async fn compare(
     State(app): State<App>,
     act: Act<Operator>,
 ) -> Result<Response, Problem> {
-    let list = act.fields.get("list").unwrap_or_default().to_lowercase();
-    if list.is_empty() {
+    let Some(list) = act.fields.get("list") else {
         return Err(Problem::Invalid("Paste the list of the provider.".into()));
-    }
+    };
     let on_hold = on_hold(&app, &act.fields).await?;
     let answers = HashMap::new();
-    shown(&app, &act.session, on_hold, (&answers, Some(&list)), None).await
+    shown(
+        &app,
+        &act.session,
+        on_hold,
+        (&answers, Some(&ids(list))),
+        None,
+    )
+    .await
 }
 
 /// Settles those of the purchases of which the form says what became of them.
@@ -422,4 +443,34 @@ pub(crate) async fn settle(
         .collect();
     let left = group.not_changed();
     Ok(act.done(&app, &format!("Settled: {}.{left}", done.join(", "))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_names_ids_with_and_without_dashes() {
+        let id = PlacementId::new().uuid();
+        let other = PlacementId::new().uuid();
+        for list in [
+            id.to_string(),
+            id.simple().to_string(),
+            format!("order;id\n7;{}\n", id.to_string().to_uppercase()),
+            format!("bought-{id}, {other}"),
+            format!("12{}", id.simple()),
+        ] {
+            let read = ids(&list);
+            assert!(read.contains(&id), "{list}");
+            assert_eq!(read.contains(&other), list.contains(','), "{list}");
+        }
+        for list in [
+            "",
+            "a-b",
+            &id.to_string()[1..],
+            &format!("{id} ").replacen('-', " ", 1),
+        ] {
+            assert!(ids(list).is_empty(), "{list}");
+        }
+    }
 }
