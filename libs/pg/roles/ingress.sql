@@ -32,6 +32,7 @@ GRANT SELECT, DELETE,
 -- It verifies a channel for notices only by this function, which asks for the code.
 GRANT EXECUTE ON FUNCTION verify_channel(uuid, text) TO esim_ingress;
 GRANT SELECT ON further_deliveries TO esim_ingress;
+GRANT EXECUTE ON FUNCTION deliver_to(uuid, text, uuid) TO esim_ingress;
 GRANT UPDATE (state, schedule_start, delivered_at) ON deliveries TO esim_ingress;
 GRANT INSERT (delivery_id, partner_id, kind, created_at, credential, ends_at, endpoint_id) ON deliveries TO esim_ingress;
 GRANT INSERT ON delivery_attempts TO esim_ingress;

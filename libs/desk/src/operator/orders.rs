@@ -440,7 +440,9 @@ pub async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<Ord
         let query = sqlx::query_as!(
             TopupView,
             r#"SELECT t.topup_id, t.option_id, t.placement_id,
-                      t.state AS "state!", p.state = 'parked' AS "is_parked!",
+                      -- A unit whose order may still be refused has not failed yet, as in `partner_units`.
+                      CASE WHEN t.state = 'failed' AND may_be_refused(p.order_id) THEN 'pending' ELSE t.state END AS "state!",
+                      p.state = 'parked' AS "is_parked!",
                       coalesce(t.reason, p.reason) AS reason, e.topup_id IS NOT NULL AS "has_unit!",
                       e.iccid AS "iccid?", e.ready_at AS "ready_at?",
                       e.erased_at AS "erased_at?",

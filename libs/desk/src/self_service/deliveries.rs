@@ -190,11 +190,14 @@ pub enum SentAgain {
     /// The profile was erased, or the event is [gone](deliveries::Resendable::gone).
     Gone,
     NoEndpoint,
+    /// The partner has no such endpoint.
+    NotMyEndpoint,
     Unknown,
 }
 
 /// Sends one webhook of a partner again, unless its last attempt is younger than `interval`. A unit has
-/// a delivery to each endpoint; without `endpoint` the one to the first endpoint is meant. The facts
+/// a delivery to each endpoint; without `endpoint` the one to the first endpoint is meant. An endpoint
+/// that is newer than the unit has none, and gets one. The facts
 /// are read first, so that the partner gets the right reason for a refusal. The resend then checks
 /// the interval once more under the lock of the row. If another request was faster, this one gets the
 /// answer that it would have got right after that one.
@@ -207,7 +210,10 @@ pub async fn send_again(
 ) -> Result<SentAgain> {
     let id = match find(connection, partner_id, webhook_id, endpoint).await? {
         Found::Delivery(id) => id,
+        Found::Unsent(unsent) => return deliver_to(connection, partner_id, unsent).await,
         Found::NotReady => return Ok(SentAgain::NotReady),
+        Found::Erased => return Ok(SentAgain::Gone),
+        Found::NotMyEndpoint => return Ok(SentAgain::NotMyEndpoint),
         Found::Nothing => return Ok(SentAgain::Unknown),
     };
     let Some(mut delivery) = resendable(connection, id).await? else {
@@ -248,6 +254,38 @@ pub async fn send_again(
         Some(now) => without_resend(&now, interval).unwrap_or(SentAgain::Due),
         None => SentAgain::Unknown,
     })
+}
+
+/// Sends a ready unit to an endpoint that has no delivery of it yet. Of two requests at once one makes
+/// the delivery, and the other one finds it due.
+async fn deliver_to(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    Unsent { topup_id, endpoint }: Unsent,
+) -> Result<SentAgain> {
+    let mut transaction = connection.begin().await?;
+    let query = sqlx::query_scalar!(
+        "SELECT deliver_to($1, $2, $3)",
+        partner_id.uuid(),
+        topup_id.as_str(),
+        endpoint.uuid(),
+    );
+    if query.fetch_one(&mut *transaction).await?.is_none() {
+        return Ok(SentAgain::Due);
+    }
+    let (command, target) = recorded(&WebhookId::Topup(topup_id));
+    let action = Action {
+        actor: Actor::PARTNER,
+        command,
+        target: &target,
+        reason: REASON,
+    };
+    let changed = Changed::between(
+        json!({ "pending": 0 }),
+        json!({ "pending": 1, "endpoint": endpoint.to_string() }),
+    );
+    actions::commit(transaction, action, 1, changed).await?;
+    Ok(SentAgain::Again)
 }
 
 /// How such a resend is recorded: its command and its target.
@@ -318,10 +356,21 @@ fn without_resend(delivery: &Resendable, interval: Duration) -> Option<SentAgain
 /// What a `webhook-id` names, as far as this partner may see.
 enum Found {
     Delivery(DeliveryId),
+    /// A ready unit of the partner that was never sent to this endpoint of the partner.
+    Unsent(Unsent),
     /// A unit of the partner that has no profile yet.
     NotReady,
+    /// A unit of the partner whose profile was erased.
+    Erased,
+    /// A unit of the partner, and an endpoint that is not one of the partner's.
+    NotMyEndpoint,
     /// Nothing of this partner.
     Nothing,
+}
+
+struct Unsent {
+    topup_id: TopupId,
+    endpoint: EndpointId,
 }
 
 async fn find(
@@ -334,16 +383,32 @@ async fn find(
         WebhookId::Topup(topup_id)
             if let Some(endpoint) = endpoint.filter(|id| *id != partner_id.first_endpoint()) =>
         {
-            let query = sqlx::query_scalar!(
-                "SELECT d.delivery_id FROM further_deliveries f
-                 JOIN deliveries d ON d.delivery_id = f.delivery_id
-                 WHERE f.topup_id = $2 AND d.partner_id = $1 AND d.endpoint_id = $3 AND d.kind = 'topup.ready'",
+            let query = sqlx::query!(
+                r#"SELECT u.ready_at IS NOT NULL AS "is_ready!", u.erased_at IS NOT NULL AS "is_erased!",
+                          EXISTS (SELECT FROM partner_endpoints n
+                                  WHERE n.endpoint_id = $3 AND n.partner_id = $1 AND n.purpose = 'webhooks') AS "is_mine!",
+                          (SELECT d.delivery_id FROM further_deliveries f
+                           JOIN deliveries d ON d.delivery_id = f.delivery_id
+                           WHERE f.topup_id = u.topup_id AND d.partner_id = $1 AND d.endpoint_id = $3
+                             AND d.kind = 'topup.ready') AS delivery_id
+                   FROM partner_units u WHERE u.topup_id = $2 AND u.partner_id = $1"#,
                 partner_id.uuid(),
                 topup_id.as_str(),
                 endpoint.uuid(),
             );
-            let found = query.fetch_optional(connection).await?;
-            Ok(found.map_or(Found::Nothing, |id| Found::Delivery(id.into())))
+            let Some(found) = query.fetch_optional(connection).await? else {
+                return Ok(Found::Nothing);
+            };
+            Ok(match found.delivery_id {
+                _ if !found.is_mine => Found::NotMyEndpoint,
+                Some(id) => Found::Delivery(id.into()),
+                None if !found.is_ready => Found::NotReady,
+                None if found.is_erased => Found::Erased,
+                None => Found::Unsent(Unsent {
+                    topup_id: topup_id.clone(),
+                    endpoint,
+                }),
+            })
         }
         WebhookId::Topup(topup_id) => {
             let query = sqlx::query_scalar!(

@@ -271,7 +271,8 @@ pub async fn orders(
            CROSS JOIN LATERAL (
                SELECT count(*) AS total, count(e.ready_at) - count(e.returned_at) AS ready,
                       count(e.returned_at) AS returned,
-                      count(*) FILTER (WHERE t.state = 'failed' AND e.ready_at IS NULL) AS failed,
+                      count(*) FILTER (WHERE t.state = 'failed' AND e.ready_at IS NULL AND NOT may_be_refused(o.order_id))
+                          AS failed,
                       count(*) FILTER (WHERE t.state = 'pending' AND p.state = 'parked' AND e.ready_at IS NULL)
                           AS on_hold
                FROM placements p

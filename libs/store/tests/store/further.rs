@@ -19,7 +19,8 @@ use uuid::Uuid;
 use vault::Vault;
 
 use crate::bench::{
-    Bench, NEW_KEY, OLD_KEY, VAULT, delivery_id, ids, look, placement, rejected, vault,
+    Bench, NEW_KEY, OLD_KEY, VAULT, delivery_id, ids, look, order, placement, rejected, topups,
+    vault,
 };
 use crate::deliveries::{attempted, failure};
 
@@ -189,6 +190,63 @@ async fn a_topup_goes_to_each_endpoint_that_wants_it() {
     }
     assert_eq!(endpoints_of(&bench.claim_all_due().await), [wants.id]);
     assert_eq!(bench.shown(wants).await.exhausted, 0);
+}
+
+/// One adds an endpoint and then wants what came before, so it is sent there; but only what is the
+/// partner's, to where the partner has an endpoint, and never twice.
+#[tokio::test]
+async fn what_was_ready_before_goes_to_a_new_endpoint_on_request() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some(URL)).await;
+    let stranger = bench.partner(Some(URL)).await;
+    let topup = bench.deliveries(partner, 1, true).await.remove(0);
+    let unready = topups(&bench.stored(order(partner, 1)).await).remove(0);
+    let erased = bench.deliveries(partner, 1, true).await.remove(0);
+    let erase = "UPDATE esims SET erased_at = now(), profile = NULL WHERE topup_id = $1";
+    bench.set(erase, &erased).await;
+    let new = bench.further(partner, "new", &[Kind::TopupFailed]).await.id;
+    let gone = bench.further(partner, "gone", READY).await;
+    let theirs = bench.further(stranger, "theirs", READY).await.id;
+    let mut connection = bench.connection().await;
+    assert!(
+        self_service::delete_endpoint(&mut connection, gone)
+            .await
+            .unwrap()
+    );
+    for (owner, topup, endpoint, expected) in [
+        (partner, &topup, EndpointId::new(), SentAgain::NotMyEndpoint),
+        (partner, &topup, theirs, SentAgain::NotMyEndpoint),
+        (partner, &topup, gone.id, SentAgain::NotMyEndpoint),
+        (stranger, &topup, theirs, SentAgain::Unknown),
+        (partner, &unready, new, SentAgain::NotReady),
+        (partner, &erased, new, SentAgain::Gone),
+        (partner, &topup, new, SentAgain::Again),
+        (partner, &topup, new, SentAgain::Due),
+    ] {
+        let id = topup.clone().into();
+        let again = self_service::send_again(&mut connection, owner, &id, Some(endpoint), MINUTE);
+        assert_eq!(again.await.unwrap(), expected, "{topup} to {endpoint}");
+    }
+    let due = bench.claim_all_due().await;
+    let sent: Vec<&Delivery> = due.iter().filter(|one| one.endpoint.id == new).collect();
+    assert_eq!(sent.len(), 1);
+    assert_eq!(sent[0].webhook_id().to_string(), topup.to_string());
+    // The function of the database checks the same, because a stolen role may call it.
+    for (owner, topup, endpoint) in [
+        (stranger, &topup, theirs),
+        (partner, &topup, theirs),
+        (partner, &unready, new),
+        (partner, &erased, new),
+        (partner, &topup, partner.first_endpoint()),
+    ] {
+        let made = sqlx::query_scalar::<_, Option<Uuid>>("SELECT deliver_to($1, $2, $3)")
+            .bind(owner.uuid())
+            .bind(topup.as_str())
+            .bind(endpoint.uuid())
+            .fetch_one(&bench.pool)
+            .await;
+        assert_eq!(made.unwrap(), None, "{topup} to {endpoint}");
+    }
 }
 
 /// Whatever crashes: the sweep creates what a claim has not created, whatever became of the delivery

@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 use accounts::partners;
-use desk::operator::deliveries::resend_one;
+use desk::operator::{self, deliveries::resend_one, looking::Patience, order_list};
 use desk::self_service::{
     self, DeliveryPage, Made, OrderPage, OrderState, Position, SentAgain, Stored, StoredWebhook,
     UnitState,
 };
-use domain::{DeliveryId, EndpointKey, OrderId, PartnerId, TopupId, WebhookId, event::Kind};
+use domain::{
+    DeliveryId, EndpointKey, OrderId, PartnerId, TopupId, WebhookId, event::Kind, standing,
+};
 use pg::actions::Mode;
 use store::deliveries::events::{self, Page};
 use store::deliveries::resends::Filter;
@@ -18,7 +20,7 @@ use uuid::Uuid;
 
 use crate::bench::{
     Bench, PROVIDER, answered, bought, bought_pending, delivery_id, disputed, look, not_bought,
-    order, parked, part, placement, ready, rejected, topups, unknown,
+    order, order_of, parked, part, placement, ready, rejected, topups, unknown,
 };
 
 const MINUTE: Duration = Duration::from_mins(1);
@@ -318,6 +320,75 @@ async fn one_redelivery_in_an_interval() {
     let sql = "SELECT count(*) FROM operator_actions WHERE target = 'topup ' || $1";
     let recorded: i64 = bench.value(sql, &topup).await;
     assert_eq!(recorded, 1);
+}
+
+/// A rejected unit is not told as failed while its order may still get its 422: the partner would refund
+/// its customer, and then learn that nothing was ordered.
+#[tokio::test]
+async fn what_may_still_be_refused_is_told_to_nobody_as_failed() {
+    let bench = Bench::new().await;
+    let partner = PartnerId::new();
+    let told = async |order: &NewOrder| {
+        let mut connection = bench.connection().await;
+        let (state, units) = bench.seen(order).await;
+        let page = OrderPage {
+            limit: 1,
+            ..OrderPage::default()
+        };
+        let listed = self_service::orders(&mut connection, partner, &page).await;
+        let (head, counted) = listed.unwrap().remove(0);
+        assert_eq!(head.state(counted), state);
+        let all = order_list::Filter {
+            partner_id: Some(partner),
+            ..order_list::Filter::default()
+        };
+        let page = order_list::list(&mut connection, &all, None, 1, Patience::Whole).await;
+        assert_eq!(page.unwrap().orders[0].state, state);
+        let found = operator::orders::find(&mut connection, &order.external_order_id).await;
+        let pages = found.unwrap().remove(0).topups;
+        let failed = |unit: &UnitState| *unit == UnitState::Failed;
+        let shown: Vec<bool> = pages
+            .iter()
+            .map(|unit| unit.state == standing::UnitState::Failed)
+            .collect();
+        assert_eq!(shown, units.iter().map(failed).collect::<Vec<_>>());
+        let alone = self_service::unit(&mut connection, partner, &topups(order)[0]).await;
+        assert_eq!(alone.unwrap().unwrap().state, units[0]);
+        (state, units[0])
+    };
+    for ends in [
+        "refused",
+        "UPDATE orders SET answer_by = now() - interval '1 s' WHERE order_id::text = $1",
+        "UPDATE orders SET answering = NULL WHERE order_id::text = $1",
+    ] {
+        let order = bench.stored(order(partner, 1)).await;
+        bench.claim(&[placement(&order)]).await;
+        bench.settle(&[rejected(placement(&order), 1)]).await;
+        let processing = (OrderState::Processing, UnitState::Processing);
+        assert_eq!(told(&order).await, processing, "{ends}");
+        let state = if ends == "refused" {
+            assert!(bench.refuse(&order).await.is_some());
+            OrderState::Refused
+        } else {
+            bench.set(ends, order.order_id).await;
+            OrderState::Failed
+        };
+        assert_eq!(told(&order).await, (state, UnitState::Failed), "{ends}");
+    }
+    // What is bought of an order keeps it from being refused, so the rest of it has failed at once.
+    let partly = NewOrder {
+        partner_id: partner,
+        ..order_of(vec![part(PROVIDER, &[0]), part("other", &[1])])
+    };
+    let partly = bench.stored(partly).await;
+    let [rejects, buys] = [0, 1].map(|nth| partly.placements[nth].placement_id);
+    bench.claim(&[rejects, buys]).await;
+    bench.settle(&[rejected(rejects, 1)]).await;
+    let processing = (OrderState::Processing, UnitState::Processing);
+    assert_eq!(told(&partly).await, processing);
+    bench.settle(&[bought_pending(buys, 1)]).await;
+    let some = (OrderState::Processing, UnitState::Failed);
+    assert_eq!(told(&partly).await, some);
 }
 
 /// The event of a failed unit is stored before it is clear whether the order gets its 422. Until then,

@@ -285,7 +285,8 @@ pub(super) struct Redelivery<'a> {
 /// program can recognise the repeat. This is not possible within a minute of the last attempt of the
 /// webhook at that endpoint, whoever caused that attempt. While the webhook waits to be sent, repeating
 /// the request changes nothing and gets the same answer; so does one of two requests at once. Without
-/// `endpoint_id` the webhook is sent to your first endpoint.
+/// `endpoint_id` the webhook is sent to your first endpoint. An endpoint that you created after the eSIM
+/// was ready gets it in this way, too.
 #[utoipa::path(post, path = "/topups/{topup_id}/redeliver", operation_id = "redeliver", tag = "Topups",
     params(
         ("topup_id" = String, Path, description = "The id of the topup, 26 digits"),
@@ -344,14 +345,18 @@ pub(super) async fn send_again(
         }
         (SentAgain::Gone, WebhookId::Event(_)) => Err(Code::EventVoid.into()),
         (SentAgain::NoEndpoint, _) => Err(Code::WebhookUrlMissing.into()),
+        (SentAgain::NotMyEndpoint, _) => Err(Code::NotFound.into()),
         (SentAgain::Unknown, WebhookId::Topup(topup)) => {
             let reading = session.read(async |connection, partner| {
                 let found = self_service::unit(connection, partner, topup).await?;
                 or_archived(found, is_topup_archived(connection, partner, topup)).await
             });
-            // A topup that is found now was brought back from the archive a moment ago.
-            let code = reading.await?.err().unwrap_or(Code::OrderArchived);
-            Err(code.into())
+            Err(match reading.await? {
+                Err(code) => code,
+                // It has a unit and no delivery: it was erased a moment ago.
+                Ok(_) => Code::TopupErased,
+            }
+            .into())
         }
         (SentAgain::Unknown, WebhookId::Event(_)) => Err(Code::NotFound.into()),
     }

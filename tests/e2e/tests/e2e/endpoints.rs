@@ -107,6 +107,7 @@ async fn an_endpoint_has_its_own_secret_events_and_headers() {
         .unwrap();
     assert_eq!(at(&received, PATH).len(), 1);
     assert_eq!(at(&received, "/ops").len(), 0);
+    is_sent_to_a_new_endpoint(&shop, topup_id).await;
 
     // Only the endpoint that asked for failures hears of one.
     let failing = fresh("fails");
@@ -127,6 +128,31 @@ async fn an_endpoint_has_its_own_secret_events_and_headers() {
     assert_eq!(listed["events"][0]["endpoint_id"], ops["endpoint_id"]);
 
     is_rotated_tested_and_deleted(&shop, &crm).await;
+}
+
+/// One adds an endpoint and wants there what came before. An endpoint that the partner does not have is
+/// a 404, and nothing of the order is archived.
+async fn is_sent_to_a_new_endpoint(shop: &Shop, topup_id: &str) {
+    let new = create(shop, "/new", json!({})).await;
+    let again = |id: &str| format!("/topups/{topup_id}/redeliver?endpoint_id={id}");
+    let unknown = again("0199a1b2-0000-7000-8000-000000000000");
+    let answer = ask(&shop.client, "POST", &unknown, "").await.unwrap();
+    assert_refused(&answer, 404, "not_found");
+    let known = again(new["endpoint_id"].as_str().unwrap());
+    let answer = ask(&shop.client, "POST", &known, "").await.unwrap();
+    assert_eq!(answer.status, 202, "{}", answer.body);
+    let received = shop
+        .receiver
+        .wait_until(SOON, "the new endpoint", |received| {
+            at(received, "/new").len() == 1
+        })
+        .await
+        .unwrap();
+    let webhook = at(&received, "/new")[0];
+    assert_eq!(webhook.headers["webhook-id"], topup_id);
+    let path = format!("/endpoints/{}", new["endpoint_id"].as_str().unwrap());
+    let deleted = ask(&shop.client, "DELETE", &path, "").await.unwrap();
+    assert_eq!(deleted.status, 204);
 }
 
 /// The list has all endpoints in their order, and no secret.
