@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 /// The body of create-order.
 #[derive(ToSchema)]
-pub(crate) struct NewOrder {
+pub(crate) struct OrderRequest {
     /// Your own id of the order, with at most 255 characters. It must be unique among your orders.
     /// If you repeat a request, send the same id, so that the order is stored only once.
     #[schema(example = "A-1042", min_length = 1, max_length = 255)]

@@ -7,7 +7,7 @@
 //! costs no memory. The body of the 201 is of a type that reports when the answer has left
 //! ([`crate::http::connection`]), because readiness events are held until then.
 //!
-//! [`crate::http::routes`] calls it.
+//! [`crate::routes`] calls it.
 
 use std::{sync::Arc, time::Instant};
 
@@ -24,7 +24,7 @@ use tracing::{Span, field};
 use crate::{
     access::{
         admission::Admitted, authentication::Signed, directory::KnownPartner, gate::Gate,
-        limits::OrderSize, rates::RateState,
+        rates::RateState,
     },
     http::{
         body,
@@ -33,6 +33,7 @@ use crate::{
         error::{self, ApiError, ErrorRecord},
         refusals::{ExternalOrderId, Sender},
     },
+    limits::OrderSize,
     metrics::{Metrics, OrderResult},
     orders::{
         accept::{self, Created, Orders},
@@ -71,7 +72,7 @@ struct Notes {
 /// The answer names one topup for each unit of the order. When the eSIM of a topup is ready, a
 /// webhook is sent for it. Without a definite answer, which the guide defines, repeat the request
 /// with the same `external_order_id` until you get one.
-#[utoipa::path(post, path = "/orders", operation_id = "create_order", tag = "Orders", request_body = described::NewOrder,
+#[utoipa::path(post, path = "/orders", operation_id = "create_order", tag = "Orders", request_body = described::OrderRequest,
     responses(
         (status = 201, description = "The order is stored", body = accept::CreatedOrder,
             headers(("Location" = String, description = "The path of the order"))),
@@ -119,7 +120,7 @@ pub(crate) async fn create_order(
         app.metrics.answered(began.elapsed(), failed);
     }
     // The log line and the metric of a refused request name its partner. They are made in
-    // [`crate::http::observe`], outside of this handler, so the response carries the partner's id
+    // [`crate::observe`], outside of this handler, so the response carries the partner's id
     // there.
     response.extensions_mut().insert(Sender::signed(partner.id));
     if response.extensions().get::<ErrorRecord>().is_some()

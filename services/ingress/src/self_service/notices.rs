@@ -112,7 +112,7 @@ pub(super) async fn show(session: Session) -> Result<Response, ApiError> {
 /// `POST /notices/verify` to activate the channel. Until then nothing else is sent there. A new
 /// channel replaces the old one. Setting the channel that is verified already changes nothing. A
 /// code can be sent once a minute and five times a day.
-#[utoipa::path(put, path = "/notices", operation_id = "set_notices", tag = "Notices", request_body = NewNotices,
+#[utoipa::path(put, path = "/notices", operation_id = "set_notices", tag = "Notices", request_body = NoticesChannel,
     responses(
         (status = 200, description = "The channel, and for a new URL its secret", body = ChangedNotices),
         (status = 400, response = crate::http::described::InvalidJson),
@@ -122,7 +122,7 @@ pub(super) async fn set(session: Session, request: Request) -> Result<Response, 
     let (parts, body) = request.into_parts();
     let body = body::read(session.gate().max_body, &parts.headers, body).await?;
     let service = session.service();
-    let wanted = NewNotices::read(service, &body, session.environment())?;
+    let wanted = NoticesChannel::read(service, &body, session.environment())?;
     let mut warning = None;
     let target = match (&wanted.url, &wanted.email) {
         (Some(url), _) => {
@@ -166,7 +166,7 @@ pub(super) async fn set(session: Session, request: Request) -> Result<Response, 
 
 /// The channel for notices: a URL or an e-mail address, and only one of them.
 #[derive(ToSchema)]
-pub(super) struct NewNotices {
+pub(super) struct NoticesChannel {
     /// A URL on another server than your webhook endpoint: `https`, or for a sandbox account also
     /// `http`, with at most 2048 bytes.
     #[schema(value_type = Option<String>, example = "https://status.example.com/notices")]
@@ -176,7 +176,7 @@ pub(super) struct NewNotices {
     email: Option<EmailAddress>,
 }
 
-impl NewNotices {
+impl NoticesChannel {
     /// Reads the channel, and checks what can be checked without a name server.
     fn read(
         service: &SelfService,

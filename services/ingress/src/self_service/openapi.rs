@@ -33,7 +33,7 @@ const PREFIX: &str = "X-Service-";
     info(
         title = "Partner eSIM ordering",
         version = "1",
-        description = "Order eSIMs, look orders up, and receive each eSIM by webhook. Each error response has stable codes in `X-Service-Error`, by which your program should decide. Every answer has an `X-Request-Id`; quote it when you ask us about a request. An error without `X-Service-Error` is not from us, but from something in between, such as a proxy, and counts as no answer. After a 5xx or without an answer, an order may be stored: repeat it with the same `external_order_id` until you get a definite answer, which the guide defines. Ignore fields, headers and codes that you do not know, because we may add some.",
+        description = "Order eSIMs, look orders up, and receive each eSIM by webhook. Each error response has stable codes in `X-Service-Error`, by which your program should decide. Every answer has an `X-Request-Id`; quote it when you ask us about a request. An error without `X-Service-Error` is not from us, but from something in between, such as a proxy, and counts as no answer. After a 5xx or without an answer, an order may be stored: repeat it with the same `external_order_id` until you get a definite answer, which the guide defines. Ignore fields, headers and codes that you do not know, because we may add some. Each `GET` request may also be sent as `HEAD`, which gets the same status and headers without a body.",
         license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0")
     ),
     servers(
@@ -109,6 +109,7 @@ pub(crate) fn document(brand: &str) -> serde_json::Result<String> {
     share(&mut document["components"]["responses"], &schemas);
     document["components"]["schemas"] = schemas;
     add_enums(&mut document);
+    name_values(&mut document["components"]["schemas"]);
     let common = [
         ("400", "BadRequest"),
         ("401", "Unauthorized"),
@@ -123,23 +124,13 @@ pub(crate) fn document(brand: &str) -> serde_json::Result<String> {
         ("413", "BodyTooLarge"),
         ("415", "ContentEncodingUnsupported"),
     ];
-    let headers = [
-        (
-            format!("{PREFIX}Error"),
-            "The stable codes of the errors, those of `ErrorCode`",
-        ),
-        (
-            "Link".into(),
-            "Links to the explanation of each code (`rel=\"help\"`)",
-        ),
-    ];
-    for response in members(&mut document["components"]["responses"]) {
-        for (name, description) in &headers {
-            if response["headers"].get(name).is_none() {
-                response["headers"][name] =
-                    json!({"description": description, "schema": {"type": "string"}});
-            }
-        }
+    for (name, description, kind) in HEADERS {
+        document["components"]["headers"][name] =
+            json!({"description": description, "schema": kind.schema()});
+    }
+    let responses = document["components"]["responses"].as_object_mut();
+    for (name, response) in responses.into_iter().flatten() {
+        add_headers(response, true, !BEFORE_LIMITS.contains(&name.as_str()));
     }
     for operation in members(&mut document["paths"]).flat_map(members) {
         let of_body = operation.get("requestBody").map(|_| of_bodies);
@@ -150,12 +141,9 @@ pub(crate) fn document(brand: &str) -> serde_json::Result<String> {
             }
         }
         let responses = operation["responses"].as_object_mut().into_iter().flatten();
-        for (_, response) in responses.filter(|(status, _)| status.starts_with('2')) {
-            for (name, description) in LEFT {
-                response["headers"][name] = json!({
-                    "description": description,
-                    "schema": {"type": "integer", "format": "int32", "minimum": 0},
-                });
+        for (status, response) in responses {
+            if response.get("$ref").is_none() {
+                add_headers(response, status.starts_with(['4', '5']), true);
             }
         }
     }
@@ -163,18 +151,87 @@ pub(crate) fn document(brand: &str) -> serde_json::Result<String> {
     Ok(text.replace(PREFIX, &format!("X-{brand}-")))
 }
 
-/// The headers that say how much of a partner's rate is left.
-const LEFT: [(&str, &str); 3] = [
+/// What the value of a header is.
+#[derive(Clone, Copy)]
+enum HeaderKind {
+    Text,
+    Number,
+}
+
+impl HeaderKind {
+    fn schema(self) -> Value {
+        match self {
+            Self::Text => json!({"type": "string"}),
+            Self::Number => json!({"type": "integer", "format": "int32", "minimum": 0}),
+        }
+    }
+}
+
+/// The headers of many responses.
+const HEADERS: [(&str, &str, HeaderKind); 8] = [
+    (
+        "X-Request-Id",
+        "The id of the request, in letters and digits; quote it when you ask us about the request",
+        HeaderKind::Text,
+    ),
+    ("Cache-Control", "Always `no-store`", HeaderKind::Text),
+    (
+        "X-Service-Error",
+        "The stable codes of the errors, those of `ErrorCode`",
+        HeaderKind::Text,
+    ),
+    (
+        "Link",
+        "Links to the explanation of each code (`rel=\"help\"`)",
+        HeaderKind::Text,
+    ),
+    (
+        "Retry-After",
+        "The number of seconds after which to send the request again",
+        HeaderKind::Number,
+    ),
     (
         "RateLimit-Limit",
         "The limit per second: of orders in the answer to an order, otherwise of requests",
+        HeaderKind::Number,
     ),
-    ("RateLimit-Remaining", "How many more are possible at once"),
+    (
+        "RateLimit-Remaining",
+        "How many more are possible at once",
+        HeaderKind::Number,
+    ),
     (
         "RateLimit-Reset",
         "The number of seconds until the whole limit is free again",
+        HeaderKind::Number,
     ),
 ];
+
+/// The shared responses that are made before it is known whose rate a request uses.
+const BEFORE_LIMITS: [&str; 4] = [
+    "BadRequest",
+    "MethodNotAllowed",
+    "Overloaded",
+    "Unauthorized",
+];
+
+/// Adds the headers of a response, which are said once for all of them.
+fn add_headers(response: &mut Value, is_error: bool, shows_rate: bool) {
+    let text = response["description"].as_str().unwrap_or_default();
+    let is_timed = text.contains("Retry-After");
+    for (name, ..) in HEADERS {
+        let has = match name {
+            "X-Service-Error" | "Link" => is_error,
+            "Retry-After" => is_timed,
+            _ if name.starts_with("RateLimit-") => shows_rate,
+            _ => true,
+        };
+        if has && response["headers"].get(name).is_none() {
+            let reference = format!("#/components/headers/{name}");
+            response["headers"][name] = json!({"$ref": reference});
+        }
+    }
+}
 
 /// A field whose values are known: its schema, its name and the name of their enum.
 type Field = (&'static str, &'static str, &'static str);
@@ -233,11 +290,6 @@ fn add_enums(document: &mut Value) {
             &["live", "sandbox"],
         ),
         (
-            "EventType",
-            "The type of a further event or a notice, which is also in its header `webhook-type`.",
-            &types,
-        ),
-        (
             "EventChoice",
             "What an endpoint can receive: the webhooks of ready eSIMs (`topup.ready`), which the first endpoint always receives, and further events.",
             &choices,
@@ -250,15 +302,40 @@ fn add_enums(document: &mut Value) {
     ] {
         schemas[name] = json!({"type": "string", "description": description, "enum": values});
     }
+    // We may add types, and a program that knows only today's must go on reading the list.
+    schemas["EventType"] = json!({
+        "type": "string",
+        "description": "The type of a further event or a notice, which is also in its header `webhook-type`. Ignore one that you do not know, because we may add some.",
+        "examples": types,
+    });
     for (schema, field, name) in ENUM_FIELDS {
         let field = &mut schemas[schema]["properties"][field];
         refer(field, name);
     }
-    for schema in ["Endpoint", "NewEndpoint"] {
-        refer(
-            &mut schemas[schema]["properties"]["events"]["items"],
-            "EventChoice",
-        );
+    for (schema, name) in [
+        ("Endpoint", "EventType"),
+        ("WebhookEndpointChange", "EventChoice"),
+    ] {
+        refer(&mut schemas[schema]["properties"]["events"]["items"], name);
+    }
+}
+
+/// Gives each value of an enum a name that begins with that of the enum, because in Go the names of all
+/// values share one namespace.
+fn name_values(schemas: &mut Value) {
+    for (name, schema) in schemas.as_object_mut().into_iter().flatten() {
+        let Some(values) = schema["enum"].as_array() else {
+            continue;
+        };
+        let names = values.iter().filter_map(Value::as_str).map(|value| {
+            let words = value.split(['.', '_']).flat_map(|word| {
+                let (first, rest) = word.split_at(word.len().min(1));
+                [first.to_uppercase(), rest.to_owned()]
+            });
+            std::iter::once(name.clone()).chain(words).collect()
+        });
+        let names: Vec<String> = names.collect();
+        schema["x-enum-varnames"] = json!(names);
     }
 }
 
@@ -401,6 +478,56 @@ mod tests {
             .as_array()
             .unwrap();
         assert_eq!(codes.len(), Code::VARIANTS.len());
+    }
+
+    /// A Go client has a constructor `NewOrder` for a type `Order`, and all values of enums beside each other.
+    #[test]
+    fn no_name_stands_twice_in_a_generated_client() {
+        let document: Value = serde_json::from_str(&document("Service").unwrap()).unwrap();
+        let schemas = document["components"]["schemas"].as_object().unwrap();
+        let mut names: Vec<String> = Vec::new();
+        for (name, schema) in schemas {
+            names.push(name.clone());
+            let values = schema["x-enum-varnames"].as_array();
+            match values {
+                Some(values) => names.extend(values.iter().map(|one| one.as_str().unwrap().into())),
+                None => names.push(format!("New{name}")),
+            }
+            assert_eq!(values.is_some(), schema.get("enum").is_some(), "{name}");
+        }
+        let distinct: std::collections::BTreeSet<&String> = names.iter().collect();
+        assert_eq!(distinct.len(), names.len(), "{names:?}");
+        assert!(
+            schemas["EventType"].get("enum").is_none(),
+            "we may add events"
+        );
+    }
+
+    #[test]
+    fn each_response_names_its_headers() {
+        let document: Value = serde_json::from_str(&document("Acme").unwrap()).unwrap();
+        let shared = document["components"]["responses"].as_object().unwrap();
+        let paths = document["paths"].as_object().unwrap().values();
+        let operations = paths.flat_map(|path| path.as_object().unwrap().values());
+        let own = operations.flat_map(|one| one["responses"].as_object().unwrap().values());
+        let own = own.filter(|response| response.get("$ref").is_none());
+        for response in shared.values().chain(own) {
+            let headers = response["headers"].as_object().unwrap();
+            assert!(headers.contains_key("X-Request-Id"), "{response}");
+            assert!(headers.contains_key("Cache-Control"), "{response}");
+            let text = response["description"].as_str().unwrap();
+            let is_timed = text.contains("Retry-After");
+            assert_eq!(headers.contains_key("Retry-After"), is_timed, "{response}");
+        }
+        for status in ["200", "304"] {
+            let page = &document["paths"]["/options"]["get"]["responses"][status];
+            assert!(page["headers"]["ETag"].is_object(), "{page}");
+        }
+        for name in ["NotFound", "Unprocessable", "Archived", "TooManyRequests"] {
+            let headers = &shared[name]["headers"];
+            assert!(headers["RateLimit-Reset"].is_object(), "{name}");
+            assert!(headers["X-Acme-Error"].is_object(), "{name}");
+        }
     }
 
     #[test]

@@ -73,8 +73,9 @@ pub(super) struct Options<'a> {
         ("max_days" = Option<i32>, Query, minimum = 1, description = "Only options whose data can be used for at most so many days"),
         ("If-None-Match" = Option<String>, Header, description = "The `ETag` of the page that you already have")),
     responses(
-        (status = 200, description = "A page of options", body = Options),
-        (status = 304, description = "The page has not changed"),
+        (status = 200, description = "A page of options", body = Options,
+            headers(("ETag" = String, description = "Names this content of the page"))),
+        (status = 304, description = "The page has not changed", headers(("ETag" = String, description = "The one that you have sent"))),
         (status = 422, response = crate::http::described::Unprocessable)))]
 pub(super) async fn list(
     Search(session, uri): Search,

@@ -100,7 +100,7 @@ pub(super) struct Redeliveries<'a> {
 
 /// Which webhooks are sent again.
 #[derive(ToSchema)]
-pub(super) struct NewRedelivery {
+pub(super) struct RedeliveryRequest {
     /// Only webhooks whose last attempt began at this RFC 3339 time or later; before the first
     /// attempt the time of creation counts. With the state `delivered`, they must also have been
     /// created at most 7 days before it.
@@ -133,7 +133,7 @@ impl From<RedeliverableState> for DeliveryState {
     }
 }
 
-impl NewRedelivery {
+impl RedeliveryRequest {
     fn read(body: &[u8]) -> Result<Self, ApiError> {
         let mut fields = Fields::of(body)?;
         let time = |name| {
@@ -171,7 +171,7 @@ impl NewRedelivery {
 /// one can begin a minute after the last one began. This request needs a signature that covers its
 /// body.
 #[utoipa::path(post, path = "/webhooks/redeliver", operation_id = "redeliver_webhooks", tag = "Webhook",
-    request_body = NewRedelivery,
+    request_body = RedeliveryRequest,
     security(("access_key" = [], "timestamp" = [], "signature" = [], "content_sha256" = [])),
     responses(
         (status = 202, description = "It has begun", body = ManyAgain,
@@ -185,7 +185,7 @@ pub(super) async fn begin(session: Session, request: Request) -> Result<Response
     let (parts, body) = request.into_parts();
     session.requires_signed_body()?;
     let body = body::read(session.gate().max_body, &parts.headers, body).await?;
-    let asked = NewRedelivery::read(&body)?;
+    let asked = RedeliveryRequest::read(&body)?;
     let wanted = Wanted {
         state: asked.state.map(DeliveryState::from),
         since: asked.since,
@@ -276,7 +276,7 @@ mod tests {
     use super::*;
 
     fn faults(body: &str) -> Vec<(Code, Option<&'static str>)> {
-        match NewRedelivery::read(body.as_bytes()) {
+        match RedeliveryRequest::read(body.as_bytes()) {
             Err(ApiError::Unprocessable(faults)) => faults
                 .iter()
                 .map(|fault| (fault.code, fault.parameter))
@@ -317,8 +317,8 @@ mod tests {
         ] {
             assert_eq!(faults(body), expected, "{body}");
         }
-        assert!(NewRedelivery::read(b"{}").is_err() && NewRedelivery::read(b"").is_err());
-        let good = NewRedelivery::read(br#"{"since": "2026-01-01T00:00:00Z"}"#).unwrap();
+        assert!(RedeliveryRequest::read(b"{}").is_err() && RedeliveryRequest::read(b"").is_err());
+        let good = RedeliveryRequest::read(br#"{"since": "2026-01-01T00:00:00Z"}"#).unwrap();
         assert_eq!((good.state, good.until), (None, None));
     }
 }

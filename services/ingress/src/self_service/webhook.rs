@@ -72,7 +72,7 @@ pub(super) struct ChangedEndpoint {
 /// the two is required. A URL whose host has a forbidden address is refused, and each attempt checks
 /// the addresses again. If the host cannot be resolved within two seconds, the URL is set and the
 /// answer has a `warning`. Webhooks that are exhausted are not sent to a new URL: have them sent again.
-#[utoipa::path(put, path = "/webhook", operation_id = "set_webhook", tag = "Webhook", request_body = NewEndpoint,
+#[utoipa::path(put, path = "/webhook", operation_id = "set_webhook", tag = "Webhook", request_body = WebhookEndpointChange,
     responses(
         (status = 200, description = "The endpoint", body = ChangedEndpoint),
         (status = 400, response = crate::http::described::InvalidJson),
@@ -80,7 +80,7 @@ pub(super) struct ChangedEndpoint {
 pub(super) async fn set(session: Session, request: Request) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
     let body = body::read(session.gate().max_body, &parts.headers, body).await?;
-    let wanted = NewEndpoint::read(&session.service().guard, &body, session.environment())?;
+    let wanted = WebhookEndpointChange::read(&session.service().guard, &body, session.environment())?;
     let url = wanted.url.as_ref();
     let warning = match url.and_then(Option::as_ref) {
         Some(url) if current(&session).await?.url.as_deref() != Some(url.as_str()) => {
@@ -114,7 +114,7 @@ pub(super) async fn set(session: Session, request: Request) -> Result<Response, 
 
 /// The changes of the endpoint: a new URL, the wanted events, or both.
 #[derive(ToSchema)]
-pub(super) struct NewEndpoint {
+pub(super) struct WebhookEndpointChange {
     /// The URL that receives webhooks: `https`, or for a sandbox account also `http`, with at most
     /// 2048 bytes. `null` removes the URL. Without this field the URL stays as it is.
     #[schema(value_type = Option<String>, example = "https://shop.example.com/webhooks")]
@@ -127,7 +127,7 @@ pub(super) struct NewEndpoint {
     events: Option<Vec<Kind>>,
 }
 
-impl NewEndpoint {
+impl WebhookEndpointChange {
     /// Reads the changes, and checks what can be checked without a name server.
     fn read(guard: &Guard, body: &[u8], environment: Environment) -> Result<Self, ApiError> {
         let mut fields = Fields::of(body)?;
