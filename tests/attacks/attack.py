@@ -82,8 +82,9 @@ class Attack:
     async def idle_connections(self):
         await self.hold(1000, b"", drip=b"")
 
-    async def hold(self, connections, first, drip):
-        """Opens 250 connections per second: more would measure this machine's network."""
+    async def hold(self, connections, first, drip, answers=0):
+        """Opens 250 connections per second: more would measure this machine's network. Each is kept until the server closes
+        it, or answers more than `answers` times."""
         pace = Flood(self.port, 250)
 
         async def one():
@@ -94,6 +95,8 @@ class Attack:
                     reader, writer = await connect(self.port, ADDRESS)
                     self.seen["opened"] += 1
                     writer.write(first)
+                    for _ in range(answers):
+                        self.seen[(await answer(reader))[0]] += 1
                     reading = asyncio.ensure_future(reader.read(256))
                     while not reading.done():
                         await asyncio.wait([reading], timeout=1)
@@ -121,6 +124,21 @@ class Attack:
         chunk = b"%x\r\n" % 70_000 + b" " * 70_000 + b"\r\n"
         both = [announced.encode() + b" " * 70_000, chunked.encode() + chunk]
         await self.requests(300, lambda number: both[number % 2], at_once=1)
+
+    async def costly_bodies(self):
+        """Signed bodies of the largest size in the shapes that would cost most if each value were compared with the others."""
+        def order(note):
+            return (f'{{"external_order_id":"n1","products":[{{"option_id":"{self.settings["option"]}","qty":1}}],"note":{note}}}').encode()
+
+        lists = order("[" + ",".join(["{}"] * 21_700) + "]")
+        deep = order("[" * 120 + ",".join(["{}"] * 21_600) + "]" * 120)
+        keys = order("{" + ",".join(f'"k{number}":1' for number in range(6_000)) + ',"k0":1}')
+        made = [self.attacker.request("POST", ORDERS, body) for body in (lists, deep, keys)]
+        fields = b"{" + b",".join(b'"k%d":1' % number for number in range(6_000)) + b"}"
+        made.append(self.attacker.request("POST", ORDERS.removesuffix("/orders") + "/endpoints", fields))
+        query = "&".join(f"p{number}" for number in range(1_900))
+        made.append(self.attacker.request("GET", f"{ORDERS}?{query}"))
+        await self.requests(200, lambda number: made[number % len(made)], at_once=1)
 
     async def pictures(self):
         """Codes that were never sent, in the largest size; drawn, because QR_BARE_UNTIL has not passed."""
@@ -159,6 +177,12 @@ class Attack:
         paths = [f"{prefix}{path}" for path in ("/orders", "/orders/again", "/account", "/options", "/webhook/events")]
         made = [self.attacker.request("GET", path) for path in paths]
         await self.requests(400, lambda number: made[number % len(made)], at_once=1)
+
+    async def held_connections(self):
+        """Signs once on as many connections as there may be, and keeps them; and as many with a body that does not come."""
+        look = self.attacker.request("GET", ORDERS.removesuffix("/orders") + "/account")
+        head = self.attacker.head("POST", ORDERS, length=60_000).encode() + b"\r\n"
+        await asyncio.gather(self.hold(1500, look, drip=b"", answers=1), self.hold(500, head + b" " * 59_000, drip=b" "))
 
     async def listeners(self):
         path = ORDERS.removesuffix("/orders") + "/webhook/listen"
@@ -255,7 +279,7 @@ class Attack:
 # In this order; the providers' and endpoints' leave work behind, so they come last.
 ATTACKS = """
     bad_signatures tampered_requests repeated_orders slow_heads slow_bodies idle_connections huge_heads large_bodies
-    pictures pictures_with_mac pages look_ups listeners callbacks forged_by_provisioner forged_by_ingress
+    costly_bodies pictures pictures_with_mac pages look_ups held_connections listeners callbacks forged_by_provisioner forged_by_ingress
     slow_endpoints loud_endpoints slow_provider loud_provider
 """.split()
 

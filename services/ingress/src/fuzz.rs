@@ -23,11 +23,13 @@ use vault::{Keyring, Vault};
 use webhooks::qr::QrGate;
 
 use crate::{
-    access::{authentication::Authenticator, directory::Directory, limits::OrderSize},
-    http::routes::QR,
+    access::{authentication::Authenticator, directory::Directory},
+    limits::OrderSize,
     metrics::Metrics,
     orders::request,
     pages::qr::{self, Drawing, QrRenderer},
+    routes::QR,
+    self_service,
 };
 
 const ACCESS_KEY: &str = "ak_fuzz";
@@ -105,6 +107,18 @@ impl Harness {
             let units = draft.units().expect("units");
             assert!(u64::from(units.get()) <= LIMITS.units);
             assert!(draft.items.iter().all(|item| item.quantity > 0));
+        }
+    }
+
+    /// Reads `data` as the body of a self-service request.
+    pub fn fields(&self, data: &[u8]) {
+        self_service::fields::for_fuzzing(data);
+    }
+
+    /// Reads `data` as the query of a self-service request.
+    pub fn query(&self, data: &[u8]) {
+        if let Ok(uri) = Uri::try_from([b"/?", data].concat()) {
+            self_service::query::for_fuzzing(&uri);
         }
     }
 

@@ -17,8 +17,9 @@
 //! The folders follow a request:
 //!
 //! 1. [`http`] accepts the connection, and notices when an answer has left. It also gives errors
-//!    their form in the answer, and records them.
-//! 2. [`access`] authenticates the request and applies the limits of the partner and of this
+//!    their form in the answer. The [`routes`] lead each request to its handler, and [`observe`]
+//!    records it.
+//! 2. [`access`] authenticates the request and applies the [`limits`] of the partner and of this
 //!    process.
 //! 3. [`orders`] parses, stores and answers a create-order request; [`self_service`] answers all
 //!    other signed requests.
@@ -32,9 +33,12 @@ mod access;
 #[expect(clippy::expect_used, reason = "a target that cannot start fails")]
 pub mod fuzz;
 mod http;
+mod limits;
 mod metrics;
+mod observe;
 mod orders;
 mod pages;
+mod routes;
 mod self_service;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
@@ -65,14 +69,12 @@ use webhooks::{
 
 use crate::{
     access::{
-        admission::Admission,
-        authentication::Authenticator,
-        directory::Directory,
-        gate::Gate,
-        limits::{LimitsConfig, OrderSize, max_body},
+        admission::Admission, authentication::Authenticator, directory::Directory, gate::Gate,
     },
-    http::{observe::Observer, refusals::Refusals, routes, server::Server},
+    http::{refusals::Refusals, server::Server},
+    limits::{LimitsConfig, OrderSize, max_body},
     metrics::Metrics,
+    observe::Observer,
     orders::{
         accept::{InsertAndAnnounce, Orders},
         check,

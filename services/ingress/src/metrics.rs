@@ -5,7 +5,7 @@
 //! or the name of a limit, and only the first hundred partners of a process have series of their
 //! own; all others share one.
 //!
-//! The handlers and [`crate::http::observe`] record into [`Metrics`]. What is in flight is not
+//! The handlers and [`crate::observe`] record into [`Metrics`]. What is in flight is not
 //! recorded but read at each scrape ([`AdmissionGauges`]). `docs/metrics.md` describes each metric
 //! for operators.
 

@@ -5,7 +5,7 @@
 //! the browser with the partner's keys, so its content security policy lets it load from and send
 //! to this service only. Anyone can ask for these paths, so they use no database connection.
 //!
-//! [`crate::http::routes`] merges the router.
+//! [`crate::routes`] merges the router.
 
 use axum::{Router, http::header, routing::get};
 use bytes::Bytes;

@@ -9,7 +9,7 @@
 //!   so that nobody can find out which ids exist.
 //! - No response may be stored by a cache, because many of them hold activation codes or keys.
 //!
-//! [`crate::http::routes`] merges the [`router`]. A handler takes a [`session::Session`], which exists
+//! [`crate::routes`] merges the [`router`]. A handler takes a [`session::Session`], which exists
 //! only for a request that was authenticated and admitted. The module relies on the statements of `store`, each of which filters by the partner;
 //! those of the catalogue filter by the partner's environment.
 
@@ -18,13 +18,13 @@ mod delivery_list;
 mod endpoints;
 mod esims;
 mod events;
-mod fields;
+pub(crate) mod fields;
 mod listen;
 mod notices;
 pub(crate) mod openapi;
 mod options;
 mod orders;
-mod query;
+pub(crate) mod query;
 mod redeliveries;
 mod sandbox;
 pub(crate) mod session;

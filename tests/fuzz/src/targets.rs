@@ -24,11 +24,13 @@ use webhooks::{
 
 use crate::replayed::Replayed;
 
-pub const ALL: [&str; 10] = [
+pub const ALL: [&str; 12] = [
     "airalo",
     "esim-access",
     "signature",
     "body",
+    "fields",
+    "query",
     "lpa",
     "qr",
     "provider",
@@ -43,6 +45,8 @@ pub fn named(name: &str) -> Option<Target> {
     Some(match name {
         "signature" => ingress(Harness::signature),
         "body" => ingress(Harness::body),
+        "fields" => ingress(Harness::fields),
+        "query" => ingress(Harness::query),
         "lpa" => Box::new(lpa),
         "qr" => ingress(Harness::qr),
         "provider" => provider("usimsa", &["9000", "9001", "9005"]),

@@ -28,7 +28,6 @@ use tokio::sync::Notify;
 use crate::{
     access::{
         directory::KnownPartner,
-        limits::LimitsConfig,
         overload::Overload,
         rates::{PartnerRates, RateState, Rates},
     },
@@ -36,6 +35,7 @@ use crate::{
         codes::Code,
         error::{ApiError, Limited},
     },
+    limits::LimitsConfig,
     metrics::{AdmissionGauges, Look},
 };
 

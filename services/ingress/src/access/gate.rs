@@ -1,10 +1,7 @@
 //! What every signed request passes, and what holds for all of them.
 
-use super::{
-    admission::Admission,
-    authentication::Authenticator,
-    limits::{LimitsConfig, OrderSize},
-};
+use super::{admission::Admission, authentication::Authenticator};
+use crate::limits::{LimitsConfig, OrderSize};
 
 pub(crate) struct Gate {
     pub(crate) authenticator: Authenticator,

@@ -22,11 +22,12 @@ use runtime::lock;
 
 pub(crate) use crate::http::error::RateState;
 use crate::{
-    access::{directory::KnownPartner, limits::LimitsConfig},
+    access::directory::KnownPartner,
     http::{
         codes::Code,
         error::{ApiError, Limited},
     },
+    limits::LimitsConfig,
 };
 
 /// Maximum number of questions per second of one partner that go to a provider. These are `GET

@@ -1,12 +1,72 @@
 //! What is wrong with a key or an external id, wherever it stands: in the body of an order, in that of
 //! another request, or in a query.
 
-use crate::http::{codes::Code, error::Fault};
+use std::collections::HashSet;
+
+use crate::http::{
+    codes::Code,
+    error::{ApiError, Fault},
+};
 
 /// The longest `external_order_id`, in characters.
 pub(crate) const MAX_EXTERNAL_ID: usize = 255;
 /// The maximum number of characters of a key or a parameter that a response repeats.
 pub(crate) const MAX_KEY: usize = 64;
+
+/// How deep objects and arrays may be nested. A request has three levels; what it has beyond them is
+/// ignored, but has to be looked through for repeated keys.
+pub(crate) const MOST_NESTED: usize = 128;
+
+/// A key that some object of this JSON text has twice, however it is written. Parsers differ in which of
+/// the two values they take, so whoever looks at a request before us, such as a proxy or an audit,
+/// might see another one than we would carry out. The text has been parsed before, so its brackets
+/// match; a key that is no text, such as half of a surrogate pair, gets a 400.
+///
+/// It reads the text once, from its beginning to its end: anybody may send it, and a second look at
+/// what was read would cost the more, the longer the text is. Numbers and texts are left as they are,
+/// because one that fits no Rust type is valid JSON.
+pub(crate) fn repeated_key(json: &str) -> Result<Option<String>, ApiError> {
+    let invalid = || ApiError::from(Code::InvalidJson);
+    let bytes = json.as_bytes();
+    // What is open: the keys of an object, or `None` for an array.
+    let mut open: Vec<Option<HashSet<String>>> = Vec::new();
+    let mut is_key = false;
+    let mut at = 0;
+    while let Some(byte) = bytes.get(at) {
+        let begin = at;
+        at += 1;
+        match byte {
+            b'{' | b'[' => {
+                is_key = *byte == b'{';
+                open.push(is_key.then(HashSet::new));
+                if open.len() > MOST_NESTED {
+                    return Err(invalid());
+                }
+            }
+            b'}' | b']' => {
+                open.pop();
+            }
+            b',' => is_key = matches!(open.last(), Some(Some(_))),
+            b':' => is_key = false,
+            b'"' => {
+                while let Some(inner) = bytes.get(at).filter(|inner| **inner != b'"') {
+                    at += if *inner == b'\\' { 2 } else { 1 };
+                }
+                at += 1;
+                if let Some(Some(keys)) = open.last_mut().filter(|_| is_key) {
+                    let written = json.get(begin..at).ok_or_else(invalid)?;
+                    let key: String = serde_json::from_str(written).map_err(|_| invalid())?;
+                    if keys.contains(&key) {
+                        return Ok(Some(key));
+                    }
+                    keys.insert(key);
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(None)
+}
 
 /// The fault of a key that stands twice in one object.
 pub(crate) fn repeated(key: &str) -> Fault {

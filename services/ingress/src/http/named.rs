@@ -1,7 +1,7 @@
 //! Errors as the headers of a response name them: the codes in `X-<Brand>-Error`, and links to their
 //! explanations in `Link`.
 //!
-//! [`super::error`] collects the errors of a response, and [`super::observe`] writes the headers.
+//! [`super::error`] collects the errors of a response, and [`crate::observe`] writes the headers.
 
 use std::fmt::{self, Display, Formatter};
 

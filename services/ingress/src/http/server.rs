@@ -1,8 +1,9 @@
 //! Accepts connections and serves the requests on them until the stop.
 //!
 //! Guarantees: there are at most `MAX_CONNECTIONS` connections, and the head of a request arrives
-//! within `HEAD_TIMEOUT` or its connection is closed. A connection on which nobody has
-//! authenticated is closed earlier if another one needs its place. A stop cuts no request off:
+//! within `HEAD_TIMEOUT` or its connection is closed. An idle connection of whoever holds most of them
+//! is closed earlier if another one needs its place; while a handler waits for a body, its connection
+//! is idle, so that nobody keeps others out by sending slowly. A stop cuts no request off:
 //! requests in flight are finished, and each open connection may send one more, because a proxy may have sent
 //! it before it learns about the stop.
 //!
@@ -41,8 +42,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tower::ServiceExt;
 
 use crate::{
-    access::limits::{LimitsConfig, size},
     http::connection::Connection,
+    limits::{LimitsConfig, size},
 };
 
 /// Maximum size of the head of a request, in bytes. A request with a larger head gets a 431. The
@@ -52,7 +53,7 @@ const MAX_HEAD: u32 = 16 * 1024;
 /// The response to a connection that exceeds `MAX_CONNECTIONS`, and to one that gives its place to
 /// another one.
 const TOO_MANY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n\
-    content-length: 58\r\nretry-after: 1\r\nconnection: close\r\n\r\n\
+    content-length: 58\r\nretry-after: 1\r\ncache-control: no-store\r\nconnection: close\r\n\r\n\
     {\"error\":\"Too many connections are open; try again later\"}";
 
 /// How long an open connection may begin one more request after the soft stop. The response to it
@@ -90,8 +91,8 @@ impl Server {
         listener::accept_bounded(listener, &self.shutdown, &self.connections, serve_one).await
     }
 
-    /// Serves a connection until it ends, or until it has to leave because it is idle and nobody
-    /// has authenticated on it.
+    /// Serves a connection until it ends, or until it has to leave because it is idle and its holder
+    /// has to make room.
     async fn serve_one(self: Arc<Self>, stream: TcpStream, peer: SocketAddr, place: Arc<Place>) {
         let connection = Connection::new(peer, Arc::clone(&place));
         let socket = Watched::new(stream, Arc::clone(&connection));
@@ -132,7 +133,8 @@ impl Server {
     ) -> Result<Response, Infallible> {
         let (parts, incoming) = request.into_parts();
         let expects = parts.headers.contains_key(header::EXPECT);
-        let body = (!incoming.is_end_stream()).then(|| RequestBody::new(incoming, expects));
+        let place = Arc::clone(&connection.place);
+        let body = (!incoming.is_end_stream()).then(|| RequestBody::new(incoming, expects, place));
         let for_handler = body.clone().map_or_else(Body::empty, Body::new);
         let mut request = Request::from_parts(parts, for_handler);
         request.extensions_mut().insert(connection);
@@ -162,14 +164,17 @@ struct Shared {
     expects: bool,
     /// Whether something was read. hyper has then asked such a client for the body.
     asked_for: AtomicBool,
+    /// The place of the connection.
+    place: Arc<Place>,
 }
 
 impl RequestBody {
-    fn new(incoming: Incoming, expects: bool) -> Self {
+    fn new(incoming: Incoming, expects: bool, place: Arc<Place>) -> Self {
         Self(Arc::new(Shared {
             incoming: Mutex::new(incoming),
             expects,
             asked_for: AtomicBool::new(false),
+            place,
         }))
     }
 
@@ -226,12 +231,20 @@ impl http_body::Body for RequestBody {
     type Data = Bytes;
     type Error = hyper::Error;
 
+    /// While the handler waits for the client, the connection is idle. If it loses its place then, it
+    /// is about to be closed, and the request does not go on.
     fn poll_frame(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         self.0.asked_for.store(true, Relaxed);
-        Pin::new(&mut *self.incoming()).poll_frame(context)
+        let frame = Pin::new(&mut *self.incoming()).poll_frame(context);
+        if frame.is_pending() {
+            self.0.place.wait_for_client();
+        } else if !self.0.place.begin_request() {
+            return Poll::Pending;
+        }
+        frame
     }
 
     fn is_end_stream(&self) -> bool {

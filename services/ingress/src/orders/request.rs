@@ -9,26 +9,19 @@
 //! and not into a struct, because serde would stop at the first error, and because a number that
 //! fits no Rust type is still valid JSON and must get a 422 instead of a 400.
 
-use std::{
-    collections::{HashMap, HashSet},
-    fmt,
-    num::NonZeroU32,
-};
+use std::{collections::HashMap, num::NonZeroU32};
 
 use domain::OptionId;
-use serde::{
-    Deserialize, Deserializer,
-    de::{MapAccess, Visitor},
-};
+use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::{
-    access::limits::OrderSize,
     http::{
         codes::Code,
         error::{ApiError, Fault},
-        faults::{external_id, repeated},
+        faults::{external_id, repeated, repeated_key},
     },
+    limits::OrderSize,
 };
 
 /// One item of an order, whose option and quantity may still be wrong.
@@ -69,10 +62,6 @@ impl Draft {
 /// A JSON object whose values are still text.
 type Object<'a> = HashMap<String, &'a RawValue>;
 
-/// How deep objects and arrays may be nested. An order has three levels; what it has beyond them is
-/// ignored, but has to be looked through for repeated keys.
-const MOST_NESTED: usize = 128;
-
 /// Parses a body. Returns a 400 if it is missing or not JSON; all other faults are errors of the
 /// draft.
 ///
@@ -81,7 +70,7 @@ const MOST_NESTED: usize = 128;
 pub(crate) fn read(body: &[u8], limits: OrderSize) -> Result<Draft, ApiError> {
     let whole: &RawValue = parse(body)?;
     let fault = if is(whole, '{') {
-        repeated_key(whole)?.map(|key| repeated(&key))
+        repeated_key(whole.get())?.map(|key| repeated(&key))
     } else {
         Some(Fault::new(Code::BodyNotObject))
     };
@@ -104,64 +93,6 @@ pub(crate) fn read(body: &[u8], limits: OrderSize) -> Result<Draft, ApiError> {
 
 fn parse<'a, T: Deserialize<'a>>(text: &'a [u8]) -> Result<T, ApiError> {
     serde_json::from_slice(text).map_err(|_| Code::InvalidJson.into())
-}
-
-/// A key that some object of this value has twice, however it is written. Parsers differ in which of
-/// the two values they take, so whoever looks at an order before us, such as a proxy or an audit,
-/// might see another one than we would buy.
-///
-/// Numbers and texts are left as they are, because one that fits no Rust type is valid JSON.
-fn repeated_key(whole: &RawValue) -> Result<Option<String>, ApiError> {
-    let mut unread = vec![(whole, 1)];
-    while let Some((value, depth)) = unread.pop() {
-        if depth > MOST_NESTED {
-            return Err(Code::InvalidJson.into());
-        }
-        let text = value.get().as_bytes();
-        if is(value, '{') {
-            let Entries(entries) = parse(text)?;
-            let mut known = HashSet::with_capacity(entries.len());
-            for (key, inner) in entries {
-                if known.contains(&key) {
-                    return Ok(Some(key));
-                }
-                known.insert(key);
-                unread.push((inner, depth + 1));
-            }
-        } else if is(value, '[') {
-            let inner: Vec<&RawValue> = parse(text)?;
-            unread.extend(inner.into_iter().map(|inner| (inner, depth + 1)));
-        }
-        unread.retain(|(value, _)| is(value, '{') || is(value, '['));
-    }
-    Ok(None)
-}
-
-/// All entries of a JSON object, repeated ones, too.
-struct Entries<'a>(Vec<(String, &'a RawValue)>);
-
-impl<'de: 'a, 'a> Deserialize<'de> for Entries<'a> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct AllEntries;
-
-        impl<'de> Visitor<'de> for AllEntries {
-            type Value = Entries<'de>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a JSON object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let mut entries = Vec::new();
-                while let Some(entry) = map.next_entry()? {
-                    entries.push(entry);
-                }
-                Ok(Entries(entries))
-            }
-        }
-
-        deserializer.deserialize_map(AllEntries)
-    }
 }
 
 /// Whether a value begins with this character. The first character tells the type of a JSON value;
@@ -271,6 +202,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::http::faults::MOST_NESTED;
 
     const LIMITS: OrderSize = OrderSize {
         items: 3,

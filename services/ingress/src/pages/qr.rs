@@ -6,7 +6,7 @@
 //! MAC of this system, so that nobody can use the service to draw other codes. Until
 //! `QR_BARE_UNTIL`, URLs without a MAC are accepted, too.
 //!
-//! [`crate::http::routes`] calls [`show`]. Relies on `webhooks::qr`, which makes the URLs and their
+//! [`crate::routes`] calls [`show`]. Relies on `webhooks::qr`, which makes the URLs and their
 //! MAC.
 
 use std::{
@@ -221,7 +221,6 @@ async fn drawn(
         .ok_or(Code::NotFound)?;
     let headers = [
         (header::CONTENT_TYPE, "image/png"),
-        (header::CACHE_CONTROL, "no-store"),
         (header::REFERRER_POLICY, "no-referrer"),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
     ];
@@ -340,7 +339,6 @@ mod tests {
         };
         let good = draw("LPA:1$smdp.example$AB12", "300").await.unwrap();
         assert_eq!(good.headers()["content-type"], "image/png");
-        assert_eq!(good.headers()["cache-control"], "no-store");
         for (text, size) in [
             ("https://example.com", "300"),
             ("1$smdp.example$AB12", "300"),

@@ -98,6 +98,19 @@ impl Fields {
     }
 }
 
+/// Reads a body as a request with one field does. Only a JSON object without other fields may pass.
+pub(crate) fn for_fuzzing(body: &[u8]) {
+    let Ok(mut fields) = Fields::of(body) else {
+        return;
+    };
+    let others = fields.object.keys().any(|name| name != "url");
+    let url = fields.read("url", |value| Ok(value.clone()));
+    assert!(
+        fields.check(Some(url)).is_ok() != others,
+        "an unknown field"
+    );
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

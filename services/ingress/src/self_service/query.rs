@@ -11,8 +11,7 @@ use std::{borrow::Cow, str::FromStr};
 
 use axum::http::Uri;
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
-use domain::{EndpointId, distinct::Distinct};
-use serde::de::DeserializeSeed;
+use domain::EndpointId;
 use serde_json::{Map, Value};
 use time::{OffsetDateTime, UtcOffset, format_description::well_known::Rfc3339};
 use uuid::Uuid;
@@ -20,7 +19,7 @@ use uuid::Uuid;
 use crate::http::{
     codes::Code,
     error::{ApiError, Fault},
-    faults::{MAX_KEY, external_id, repeated},
+    faults::{MAX_KEY, external_id, repeated, repeated_key},
 };
 
 /// The number of entries of a page if the request has no `limit`.
@@ -142,10 +141,14 @@ impl<'a> Query<'a> {
 }
 
 /// A fault for each of the first names that are not known, so that a spelling mistake does not
-/// change what a request means.
+/// change what a request means. It looks no further once it has [`MAX_UNKNOWN`] of them, so that a
+/// name is compared with few others, however many the request has.
 pub(super) fn unknown<'a>(given: impl Iterator<Item = &'a str>, known: &[&str]) -> Vec<Fault> {
     let mut unknown: Vec<&str> = Vec::new();
     for name in given {
+        if unknown.len() == MAX_UNKNOWN {
+            break;
+        }
         if !known.contains(&name) && !unknown.contains(&name) {
             unknown.push(name);
         }
@@ -154,7 +157,7 @@ pub(super) fn unknown<'a>(given: impl Iterator<Item = &'a str>, known: &[&str]) 
         let name: String = name.chars().take(MAX_KEY).collect();
         Fault::with(Code::ParameterUnknown, name)
     };
-    unknown.into_iter().take(MAX_UNKNOWN).map(fault).collect()
+    unknown.into_iter().map(fault).collect()
 }
 
 /// Reads a JSON object. Returns a 400 if the body is no JSON, and a 422 if it is no object or if an
@@ -162,23 +165,13 @@ pub(super) fn unknown<'a>(given: impl Iterator<Item = &'a str>, known: &[&str]) 
 pub(super) fn json_object(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
     let value: Value =
         serde_json::from_slice(body).map_err(|_| ApiError::from(Code::InvalidJson))?;
-    let fault = match (repeated_key(body), value) {
+    let json = str::from_utf8(body).map_err(|_| ApiError::from(Code::InvalidJson))?;
+    let fault = match (repeated_key(json)?, value) {
         (Some(key), _) => repeated(&key),
         (None, Value::Object(object)) => return Ok(object),
         (None, _) => Fault::new(Code::BodyNotObject),
     };
     Err(ApiError::Unprocessable(vec![fault]))
-}
-
-/// A key that some object of this JSON text has twice.
-fn repeated_key(json: &[u8]) -> Option<String> {
-    let mut repeated = None;
-    let distinct = Distinct {
-        repeated: &mut repeated,
-    };
-    // Its error is the repeated key, because the text was parsed before.
-    let _ = distinct.deserialize(&mut serde_json::Deserializer::from_slice(json));
-    repeated
 }
 
 /// Returns a 422 if a request that has no parameters has a query all the same.
@@ -247,6 +240,19 @@ fn parse_timed_cursor(text: &str) -> Option<(OffsetDateTime, Uuid)> {
     let at = (microseconds >= 0).then_some(i128::from(microseconds) * 1_000)?;
     let at = OffsetDateTime::from_unix_timestamp_nanos(at).ok()?;
     Some((at, Uuid::from_slice(last).ok()?))
+}
+
+/// Reads a query as a list does.
+pub(crate) fn for_fuzzing(uri: &Uri) {
+    let mut query = Query::of(uri);
+    let limit = query.limit();
+    query.cursor();
+    query.timed_cursor();
+    query.created_after();
+    query.endpoint();
+    query.external_order_id();
+    assert!((1..=MAX_LIMIT).contains(&limit), "a page of {limit}");
+    let _ = query.check();
 }
 
 #[cfg(test)]

@@ -285,7 +285,7 @@ pub(super) async fn admit(
     tracing::Span::current().record("partner.id", field::display(id));
     let rate = match gate.admission.request(&signed.partner) {
         Ok(rate) => rate,
-        Err(error) => return private(error.into_response(), id),
+        Err(error) => return sent_by(error.into_response(), id),
     };
     let admitted = async {
         let in_flight = match kind {
@@ -303,15 +303,12 @@ pub(super) async fn admit(
     };
     let mut response = admitted.await.unwrap_or_else(ApiError::into_response);
     error::show_rate(&mut response, rate);
-    private(response, id)
+    sent_by(response, id)
 }
 
-/// The response to a partner, which no cache may store.
-fn private(mut response: Response, id: PartnerId) -> Response {
+/// The response to a partner.
+fn sent_by(mut response: Response, id: PartnerId) -> Response {
     response.extensions_mut().insert(Sender::signed(id));
-    response
-        .headers_mut()
-        .insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
 }
 

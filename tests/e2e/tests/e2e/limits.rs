@@ -366,15 +366,15 @@ async fn refused(connection: TcpStream) {
 
 #[tokio::test]
 async fn connections_are_bounded_and_silent_ones_end() {
-    let limits = [("MAX_CONNECTIONS", "3"), ("HEAD_TIMEOUT", "6s")];
+    let limits = [("MAX_CONNECTIONS", "2"), ("HEAD_TIMEOUT", "6s")];
     let mut stack = Stack::with(Stage::Ingress, &limits).await.unwrap();
-    let (partner, _) = partners(&stack).await.unwrap();
+    let (partner, other) = partners(&stack).await.unwrap();
     let mut silent = raw::connect(&stack.base_url).await.unwrap();
     let closed = tokio::time::timeout(SOON, silent.read(&mut [0; 16])).await;
     assert_eq!(closed.expect("it is closed").unwrap(), 0);
-    let mut held = try_join_all((0..3).map(|_| authenticated(&stack, &partner)))
-        .await
-        .unwrap();
+    // Each has one place, so nobody has to make room.
+    let both = [&partner, &other].map(|one| authenticated(&stack, one));
+    let mut held = try_join_all(both).await.unwrap();
     refused(raw::connect(&stack.base_url).await.unwrap()).await;
     // They make room by themselves.
     for connection in &mut held {
@@ -425,6 +425,41 @@ async fn connections_without_keys_keep_nobody_out() {
         "reason=\"displaced\"",
     );
     assert!(displaced.await.unwrap() >= 40.0);
+}
+
+/// With keys, too: whoever holds most makes room, whether its connections are idle or wait for the rest of
+/// a body.
+#[tokio::test]
+async fn connections_of_one_partner_keep_nobody_out() {
+    let stack = Stack::with(Stage::Ingress, &[("MAX_CONNECTIONS", "20")])
+        .await
+        .unwrap();
+    let (hoarder, other) = partners(&stack).await.unwrap();
+    let mut kept = authenticated(&stack, &other).await.unwrap();
+    let mut hoard = Vec::new();
+    let order = raw::create_order(&hoarder, &vec![b' '; 1000]).unwrap();
+    for number in 0..40 {
+        let connection = if number % 2 == 0 {
+            authenticated(&stack, &hoarder).await.unwrap()
+        } else {
+            let mut connection = raw::connect(&stack.base_url).await.unwrap();
+            connection
+                .write_all(&order[..order.len() - 1])
+                .await
+                .unwrap();
+            connection
+        };
+        hoard.push(connection);
+    }
+    // Each of these requests is sent on a new connection.
+    for _ in 0..10 {
+        drop(authenticated(&stack, &other).await.unwrap());
+    }
+    kept.write_all(&raw::create_order(&other, b"{}").unwrap())
+        .await
+        .unwrap();
+    assert_eq!(raw::answer(&mut kept).await.unwrap().0.status, 422);
+    refused(hoard.swap_remove(0)).await;
 }
 
 #[tokio::test]

@@ -57,6 +57,12 @@ impl Results {
                 Ok(answer) if !answer.headers.contains_key("x-request-id") => {
                     Err(anyhow::anyhow!("the answer has no X-Request-Id"))
                 }
+                Ok(answer)
+                    if answer.headers.get("cache-control").map(|it| it.as_bytes())
+                        != Some(b"no-store") =>
+                {
+                    Err(anyhow::anyhow!("a cache may store the answer"))
+                }
                 Ok(answer) => {
                     let kind = answer.headers.get("content-type");
                     let json = kind.is_some_and(|kind| kind == "application/json");

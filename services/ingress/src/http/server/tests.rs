@@ -7,11 +7,9 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::*;
 use crate::{
-    http::{
-        connection::answer_body,
-        observe::{Observer, observe},
-    },
+    http::connection::answer_body,
     metrics::Metrics,
+    observe::{Observer, observe},
 };
 
 #[derive(Parser)]

@@ -3,16 +3,16 @@
 //! Guarantees:
 //!
 //! - Every response has an `X-Request-Id`, so that the log line of an error can be found by what
-//!   the partner quotes.
+//!   the partner quotes. No cache may store it.
 //! - An error is logged once, here, with the cause of a 500. A flood of refused requests, or of
 //!   requests that fail because the database does, is sampled in the log, and counted in full by
 //!   the metrics.
 //! - No path, query or header of a request is logged, because they can hold secrets. Of a refused
 //!   request with the access key of a partner, the path is stored for operators
-//!   ([`super::refusals`]); only signed routes have such requests, and their paths hold no secrets.
+//!   ([`crate::http::refusals`]); only signed routes have such requests, and their paths hold no secrets.
 //!
-//! [`super::routes`] wraps all routes in [`observe`]. The module relies on [`ErrorRecord`], which
-//! [`super::error`] attaches to each error response.
+//! [`crate::routes`] wraps all routes in [`observe`]. The module relies on [`ErrorRecord`], which
+//! [`crate::http::error`] attaches to each error response.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -207,6 +207,10 @@ pub(crate) async fn observe(
             observer.keep(&mut response, request_id, &asked, &codes);
         }
     }
-    response.headers_mut().insert(REQUEST_ID, id);
+    let headers = response.headers_mut();
+    headers.insert(REQUEST_ID, id);
+    // Answers may contain secrets, and an error must not outlive its cause.
+    let never = HeaderValue::from_static("no-store");
+    headers.insert(header::CACHE_CONTROL, never);
     response
 }

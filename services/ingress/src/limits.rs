@@ -17,10 +17,11 @@ use runtime::config::positive_duration;
 pub struct LimitsConfig {
     /// Maximum number of open connections
     ///
-    /// When a further connection comes, an idle connection on which nobody has authenticated gets a
-    /// 503 and is closed instead: the oldest one of the source with the most of them. If there is
-    /// none, the further connection is. So a client without keys keeps nobody out. Finer limits for
-    /// each client belong to the proxy in front.
+    /// When a further connection comes, an idle connection of whoever holds most of them gets a 503
+    /// and is closed instead: a partner with more than an equal share, or else the source with the
+    /// most connections on which nobody has authenticated. If there is none, the further connection
+    /// is. So nobody keeps others out, with keys or without. Finer limits for each client belong to
+    /// the proxy in front.
     #[arg(long, env = "MAX_CONNECTIONS", default_value_t = 4096, value_parser = value_parser!(u32).range(1..))]
     pub max_connections: u32,
 

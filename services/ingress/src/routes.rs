@@ -10,7 +10,7 @@
 //! observe ──▶ catch a panic ──▶ one Host ──▶ create-order, self-service, pages, QR codes, 404, 405
 //! ```
 //!
-//! [`crate::run`] makes the router, and [`super::server`] sends each request through it.
+//! [`crate::run`] makes the router, and [`crate::http::server`] sends each request through it.
 
 use std::{any::Any, sync::Arc};
 
@@ -25,12 +25,8 @@ use axum::{
 use tower_http::catch_panic::CatchPanicLayer;
 
 use crate::{
-    http::{
-        PREFIXES,
-        codes::Code,
-        error::ApiError,
-        observe::{Observer, observe},
-    },
+    http::{PREFIXES, codes::Code, error::ApiError},
+    observe::{Observer, observe},
     orders::create::{CreateOrder, create_order},
     pages::qr::{self, QrRenderer},
     self_service::{self, session::SelfService},
