@@ -24,6 +24,8 @@ pub mod placements;
 pub mod provider_lanes;
 pub mod providers;
 mod sweep;
+mod unflushed;
 pub mod work;
 
 pub use sweep::Swept;
+pub use unflushed::Unflushed;

@@ -1,7 +1,7 @@
 //! Orders: stored in batches, and refused or cancelled as a whole.
 //!
-//! Ingress calls these functions, and `desk` calls [`flush_seen`]. [`insert`] stores orders through its group commit. [`refuse`]
-//! turns an order into a 422, [`status`] tells a repeated request whether the stored order may
+//! Ingress calls these functions. [`insert`] stores orders through its group commit. [`refuse`] turns an
+//! order into a 422, [`status`] tells a repeated request whether the stored order may
 //! still be refused, and [`cancel`] serves self-service.
 //!
 //! Guarantees: an external order id is used by at most one order of a partner that stands. An order
@@ -24,7 +24,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 pub use self::refusal::Refusal;
-use crate::placements::FirstClaim;
+use crate::{Unflushed, placements::FirstClaim};
 
 #[derive(Clone, Debug)]
 pub struct NewOrder {
@@ -125,7 +125,7 @@ impl NewTopup {
 /// Its place in the log is certain all the same, and the claim that records the attempt comes later in
 /// the log and is flushed before anything is bought. So an order whose purchase was made is never lost.
 /// An order of which nobody has claimed anything may be lost with the server, and then nobody may have
-/// been told of it: whoever tells somebody what it has read calls [`flush_seen`] first.
+/// been told of it, which [`Unflushed`] ensures.
 ///
 /// The orders are sorted by their unique key before they are written, so that two replicas that
 /// store the same keys wait for each other instead of deadlocking.
@@ -284,33 +284,6 @@ fn parts<'a>(orders: &[&'a NewOrder]) -> (Placements<'a>, Topups<'a>) {
     (placements, topups)
 }
 
-/// Makes sure that everything this session has read survives a crash of the server. [`insert`] may
-/// return before an order is flushed, so every reader that tells somebody of orders calls this after
-/// it has read and before it tells:
-///
-/// - ingress, before a 201 that no verdict *placed* precedes ([`flush_order`]), and after each
-///   statement of self-service, which are all look-ups and lists of partners;
-/// - the operator's look-ups and lists, `orders`, `order_list`, `search` and `placements` of
-///   `desk::operator`, and the console's page of a partner.
-///
-/// What writes needs no call, because its commit is flushed and comes later in the log: a claim, a
-/// refusal, a cancellation, a recorded action, an event, and also [`status`], whose lock is written to
-/// the log.
-///
-/// Usually the log is flushed, and this costs one small statement. Otherwise it writes an empty message
-/// to the log. A transaction id alone would not do, because a transaction that has written nothing is
-/// not flushed. It waits for this server's disk only, so that orders can be looked up while a standby
-/// that commits wait for is gone. Where they wait for one, [`insert`] has waited, too.
-pub async fn flush_seen(connection: &mut PgConnection) -> Result<()> {
-    let statement = sqlx::query!(
-        "SELECT CASE WHEN pg_current_wal_flush_lsn() < pg_current_wal_insert_lsn()
-                     THEN concat(set_config('synchronous_commit', 'local', true),
-                                 pg_logical_emit_message(true, 'flush', ''::text)) END AS written"
-    );
-    statement.fetch_one(connection).await?;
-    Ok(())
-}
-
 /// Whether an order is stored and survives a crash of the server from now on. It may be gone although
 /// [`insert`] has stored it: the server has crashed before the order was flushed.
 pub async fn flush_order(connection: &mut PgConnection, order_id: OrderId) -> Result<bool> {
@@ -320,8 +293,7 @@ pub async fn flush_order(connection: &mut PgConnection, order_id: OrderId) -> Re
     );
     let stored = stored.fetch_one(&mut *connection).await?;
     // In the same session: if the server crashes in between, this fails.
-    flush_seen(connection).await?;
-    Ok(stored)
+    Unflushed::of(stored).after_flush(connection).await
 }
 
 /// Whether an order of the partner with this external id stands and can no longer be refused. An

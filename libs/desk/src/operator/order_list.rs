@@ -11,6 +11,7 @@ use domain::{OptionId, OrderId, PartnerId, Reason, reason::Code};
 use pg::Result;
 use serde::Serialize;
 use sqlx::PgConnection;
+use store::Unflushed;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -167,10 +168,9 @@ pub async fn list(
     before: Option<OrderId>,
     limit: usize,
     patience: Patience,
-) -> Result<Page> {
-    let page = matching(&mut *connection, filter, before, limit, patience).await?;
-    store::orders::flush_seen(connection).await?;
-    Ok(page)
+) -> Result<Unflushed<Page>> {
+    let page = matching(connection, filter, before, limit, patience).await?;
+    Ok(Unflushed::of(page))
 }
 
 async fn matching(

@@ -12,7 +12,7 @@ use domain::{
 };
 use pg::{Error, Result};
 use sqlx::PgConnection;
-use store::with_state;
+use store::{Unflushed, with_state};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -360,7 +360,7 @@ async fn further(connection: &mut PgConnection, order_id: Uuid) -> Result<Vec<Fu
 
 /// The newest orders with an id of any kind, at most [`search::MOST`]; no parts of ids. See
 /// [`search::find`].
-pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderView>> {
+pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Unflushed<Vec<OrderView>>> {
     let hits = search::whole(connection, id).await?;
     let ids: Vec<Uuid> = hits.orders.iter().map(|hit| hit.order_id).collect();
     read(connection, &ids).await
@@ -417,7 +417,10 @@ async fn placements(connection: &mut PgConnection, order_id: Uuid) -> Result<Vec
 }
 
 /// These orders, the newest first.
-pub async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<OrderView>> {
+pub async fn read(
+    connection: &mut PgConnection,
+    ids: &[Uuid],
+) -> Result<Unflushed<Vec<OrderView>>> {
     let query = with_state!(
         Head,
         r#"SELECT o.order_id, o.partner_id, o.external_order_id, o.refused_at IS NOT NULL AS "refused!",
@@ -487,8 +490,7 @@ pub async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<Ord
             stages: stages.clone(),
         });
     }
-    store::orders::flush_seen(connection).await?;
-    Ok(orders)
+    Ok(Unflushed::of(orders))
 }
 
 /// The webhooks of ready units that have not arrived.

@@ -19,6 +19,7 @@ use pg::{
 use serde::Serialize;
 use sqlx::{Connection, PgConnection};
 use store::{
+    Unflushed,
     history::{self, Note, Was},
     placements::asked,
 };
@@ -77,7 +78,7 @@ pub async fn list(
     state: Option<PlacementState>,
     provider: Option<&str>,
     limit: i64,
-) -> Result<Vec<Listed>> {
+) -> Result<Unflushed<Vec<Listed>>> {
     let chosen = if state == Some(PlacementState::Parked) {
         parked(connection, provider, limit).await?
     } else {
@@ -105,9 +106,7 @@ pub async fn list(
            ORDER BY array_position($1, p.placement_id)"#,
         &chosen,
     );
-    let listed = rows.fetch_all(&mut *connection).await?;
-    store::orders::flush_seen(connection).await?;
-    Ok(listed)
+    Ok(Unflushed::of(rows.fetch_all(connection).await?))
 }
 
 /// The number of rows that one statement reads of the history, which bounds its cost.

@@ -14,6 +14,7 @@ use domain::{Iccid, PartnerId};
 use pg::{Error, Result};
 use serde::Serialize;
 use sqlx::PgConnection;
+use store::Unflushed;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -101,13 +102,12 @@ impl Hits {
 }
 
 /// Searches for an id, or for the beginning of one, or a part of a partner's name.
-pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Hits> {
+pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Unflushed<Hits>> {
     let mut hits = whole(&mut *connection, id).await?;
     if hits.orders.is_empty() && hits.refused.is_empty() {
         (hits.orders, hits.more_orders) = beginning(&mut *connection, id.trim()).await?;
     }
-    store::orders::flush_seen(connection).await?;
-    Ok(hits)
+    Ok(Unflushed::of(hits))
 }
 
 /// Searches for an id as a whole. If nothing has it as it is, blanks around it are left out, because an

@@ -14,11 +14,14 @@ use pg::{
 };
 use serde_json::json;
 use sqlx::{Connection, PgConnection};
-use store::deliveries::{
-    Position, View,
-    resends::Filter,
-    view,
-    walk::{Kinds, Matching, Order, Source, Walk},
+use store::{
+    Unflushed,
+    deliveries::{
+        Position, View,
+        resends::Filter,
+        view,
+        walk::{Kinds, Matching, Order, Source, Walk},
+    },
 };
 use time::OffsetDateTime;
 
@@ -65,7 +68,7 @@ pub async fn delivery(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     topup_id: &TopupId,
-) -> Result<Option<Delivery>> {
+) -> Result<Unflushed<Option<Delivery>>> {
     let query = sqlx::query!(
         "SELECT u.delivery_id, u.delivery AS state, u.delivered_at,
                 (SELECT nullif(greatest(w.at, e.blocked_until), 'infinity')
@@ -77,21 +80,21 @@ pub async fn delivery(
         topup_id.as_str(),
     );
     let Some(row) = query.fetch_optional(&mut *connection).await? else {
-        return Ok(None);
+        return Ok(Unflushed::of(None));
     };
     let id = row.delivery_id.map(DeliveryId::from);
     let made = match id {
         Some(id) => attempts(connection, id).await?,
         None => Vec::new(),
     };
-    Ok(Some(Delivery {
+    Ok(Unflushed::of(Some(Delivery {
         id,
         state: row.state.into(),
         delivered_at: row.delivered_at,
         next_attempt_at: row.at,
         attempts: made,
         further: further(connection, topup_id).await?,
-    }))
+    })))
 }
 
 /// The deliveries of a unit to further endpoints. The caller has checked whose unit it is.
@@ -157,7 +160,7 @@ pub async fn deliveries(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     page: &DeliveryPage,
-) -> Result<(Vec<View>, Option<Position>)> {
+) -> Result<Unflushed<(Vec<View>, Option<Position>)>> {
     let mut walk = Walk {
         partner_id,
         source: Source::of(page.state),
@@ -173,7 +176,8 @@ pub async fn deliveries(
     let found = walk.find(connection, page.limit.into(), LOOKED_AT).await?;
     let mut views = view::read(connection, &found.ids).await?;
     views.retain(|view| !view.is_unconfirmed);
-    Ok((views, walk.after.filter(|_| !found.ended)))
+    let after = walk.after.filter(|_| !found.ended);
+    Ok(Unflushed::of((views, after)))
 }
 
 /// The result of [`send_again`].

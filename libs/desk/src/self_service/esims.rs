@@ -12,7 +12,10 @@ use pg::{
 };
 use serde_json::json;
 use sqlx::{Connection, PgConnection};
-use store::esim_requests::{Reading, Reason, UsageFailure};
+use store::{
+    Unflushed,
+    esim_requests::{Reading, Reason, UsageFailure},
+};
 use time::OffsetDateTime;
 
 use super::{REASON, UnitState};
@@ -48,7 +51,7 @@ pub async fn requests(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     topup_id: &TopupId,
-) -> Result<Option<Requests>> {
+) -> Result<Unflushed<Option<Requests>>> {
     let query = sqlx::query!(
         r#"SELECT u.ready_at IS NOT NULL AS "is_ready!", u.has_failed AS "has_failed!", u.is_parked AS "is_parked!",
                   u.erased_at IS NOT NULL AS "erased!", u.returned_at,
@@ -64,7 +67,7 @@ pub async fn requests(
         topup_id.as_str(),
     );
     let Some(row) = query.fetch_optional(connection).await? else {
-        return Ok(None);
+        return Ok(Unflushed::of(None));
     };
     let bytes = |bytes: Option<i64>| bytes.and_then(|bytes| u64::try_from(bytes).ok());
     let reading = row.read_at.map(|read_at| {
@@ -90,7 +93,7 @@ pub async fn requests(
         }),
         _ => None,
     };
-    Ok(Some(Requests {
+    Ok(Unflushed::of(Some(Requests {
         state: UnitState::of(Rows {
             is_ready: row.is_ready,
             is_returned: row.returned_at.is_some(),
@@ -103,7 +106,7 @@ pub async fn requests(
         reading,
         failure,
         give_back,
-    }))
+    })))
 }
 
 /// Keeps the order of a unit in the tables until the end of the transaction. An archive run and an

@@ -8,6 +8,7 @@ use domain::{
 use pg::Result;
 use serde::{Deserialize, Serialize};
 use sqlx::PgConnection;
+use store::Unflushed;
 use time::OffsetDateTime;
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -196,7 +197,7 @@ pub async fn order(
     partner_id: PartnerId,
     external_order_id: &str,
     only: Option<OrderId>,
-) -> Result<Option<OrderHead>> {
+) -> Result<Unflushed<Option<OrderHead>>> {
     let found = sqlx::query_as!(
         OrderHead,
         r#"SELECT order_id, external_order_id, refused_at IS NOT NULL AS "refused!", cancelled_at, created_at
@@ -207,7 +208,7 @@ pub async fn order(
         external_order_id,
         only.map(OrderId::uuid),
     );
-    Ok(found.fetch_optional(connection).await?)
+    Ok(Unflushed::of(found.fetch_optional(connection).await?))
 }
 
 /// The units of one of the partner's orders, in the order of the response.
@@ -215,14 +216,15 @@ pub async fn units(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     order_id: OrderId,
-) -> Result<Vec<Unit>> {
-    units!(
+) -> Result<Unflushed<Vec<Unit>>> {
+    let units: Result<Vec<Unit>> = units!(
         connection,
         "order_id = $2 AND partner_id = $1 ORDER BY position",
         partner_id.uuid(),
         order_id.uuid()
     )
-    .collect()
+    .collect();
+    Ok(Unflushed::of(units?))
 }
 
 /// One of the partner's units.
@@ -230,14 +232,15 @@ pub async fn unit(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     topup_id: &TopupId,
-) -> Result<Option<Unit>> {
+) -> Result<Unflushed<Option<Unit>>> {
     let mut found = units!(
         connection,
         "topup_id = $2 AND partner_id = $1",
         partner_id.uuid(),
         topup_id.as_str()
     );
-    found.next().transpose()
+    let found: Option<Result<Unit>> = found.next();
+    Ok(Unflushed::of(found.transpose()?))
 }
 
 /// A page of orders, the newest first.
@@ -258,7 +261,7 @@ pub async fn orders(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     page: &OrderPage,
-) -> Result<Vec<(OrderHead, Units)>> {
+) -> Result<Unflushed<Vec<(OrderHead, Units)>>> {
     let query = sqlx::query!(
         r#"SELECT o.order_id, o.external_order_id, o.refused_at IS NOT NULL AS "refused!", o.cancelled_at, o.created_at,
                   units.total AS "total!", units.ready AS "ready!", units.returned AS "returned!", units.failed AS "failed!",
@@ -307,7 +310,7 @@ pub async fn orders(
             },
         )
     });
-    Ok(read.collect())
+    Ok(Unflushed::of(read.collect()))
 }
 
 /// The smallest `UUIDv7` of a time.

@@ -6,7 +6,10 @@ use domain::{OptionId, PartnerId, TopupId, WebhookId, event::Kind, standing::End
 use pg::Result;
 use serde::Serialize;
 use sqlx::PgConnection;
-use store::deliveries::events::{Event, Subject};
+use store::{
+    Unflushed,
+    deliveries::events::{Event, Subject},
+};
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -208,7 +211,7 @@ pub async fn webhooks(
     partner_id: PartnerId,
     after: &Position,
     limit: i64,
-) -> Result<Vec<StoredWebhook>> {
+) -> Result<Unflushed<Vec<StoredWebhook>>> {
     let query = sqlx::query_as!(
         Row,
         r#"SELECT d.delivery_id AS "delivery_id!", d.kind AS "kind!", d.topup_id, d.created_at AS "created_at!",
@@ -242,5 +245,5 @@ pub async fn webhooks(
     );
     let rows = query.fetch_all(connection).await?.into_iter();
     let decided = rows.take_while(|row| !row.undecided);
-    Ok(decided.map(Row::into_webhook).collect())
+    Ok(Unflushed::of(decided.map(Row::into_webhook).collect()))
 }

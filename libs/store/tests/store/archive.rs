@@ -19,7 +19,7 @@ use tools::archive::{self, Archive, Copied};
 use uuid::{NoContext, Timestamp, Uuid};
 
 use crate::bench::{
-    Bench, VAULT, answered, applied, bought, delivery_id, ids, placement, ready, topups,
+    Bench, Told as _, VAULT, answered, applied, bought, delivery_id, ids, placement, ready, topups,
 };
 use crate::further::READY;
 
@@ -395,8 +395,11 @@ async fn a_topup_of_an_archived_order_is_archived_for_its_partner() {
     let mut archive = bench.ripe(10).await;
     bench.moved(&mut archive).await;
     let mut connection = bench.connection().await;
-    let unit = self_service::unit(&mut connection, partner, &topup).await;
-    assert!(unit.unwrap().is_none());
+    let unit = self_service::unit(&mut connection, partner, &topup)
+        .await
+        .told(&mut connection)
+        .await;
+    assert!(unit.is_none());
     let later = topups(&accepted_ago(partner, 499)).remove(0);
     for (partner, topup, expected) in [
         (partner, &topup, true),

@@ -19,6 +19,7 @@ use pg::schema;
 use secrecy::SecretString;
 use signing::{SecretKey, webhook};
 use sqlx::{AssertSqlSafe, PgConnection, PgPool, Postgres, pool::PoolConnection};
+use store::Unflushed;
 use store::deliveries::{self, Content, Delivery, Esim};
 use store::orders::{self, NewOrder, NewPlacement, NewTopup};
 use store::placements::{
@@ -350,6 +351,17 @@ impl Bench {
     }
 }
 
+/// What was read of orders, told after its flush.
+pub trait Told<T> {
+    async fn told(self, connection: &mut PgConnection) -> T;
+}
+
+impl<T> Told<T> for Result<Unflushed<T>, pg::Error> {
+    async fn told(self, connection: &mut PgConnection) -> T {
+        self.unwrap().after_flush(connection).await.unwrap()
+    }
+}
+
 /// Runs statements on a connection.
 pub async fn execute(connection: &mut PgConnection, statements: &str) {
     sqlx::raw_sql(AssertSqlSafe(statements))
@@ -446,7 +458,8 @@ pub fn fresh(order: &NewOrder, mut settlement: Settlement) -> Settlement {
         ordered_at: runtime::clock::now(),
         traceparent: order.traceparent.clone(),
         options: options.collect(),
-        comes_again: false,
+        is_proved_by_look_up: false,
+        listed: 0,
     });
     settlement
 }

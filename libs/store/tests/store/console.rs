@@ -19,7 +19,9 @@ use store::placements::Outcome;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::bench::{Bench, PROVIDER, iccid, order, parked, placement, ready, settlement, topups};
+use crate::bench::{
+    Bench, PROVIDER, Told as _, iccid, order, parked, placement, ready, settlement, topups,
+};
 
 pub const LIFETIME: Lifetime = Lifetime {
     idle: Duration::from_mins(30),
@@ -345,7 +347,10 @@ async fn one_search_finds_an_order_by_each_of_its_ids() {
         (format!("unit-{topup}"), By::Provider),
         ("NO/4711?&#".to_owned(), By::Provider),
     ] {
-        let hits = search::find(&mut console, &id).await.unwrap();
+        let hits = search::find(&mut console, &id)
+            .await
+            .told(&mut console)
+            .await;
         let found: Vec<_> = hits
             .orders
             .iter()
@@ -361,12 +366,14 @@ async fn one_search_finds_an_order_by_each_of_its_ids() {
         .await;
     let hits = search::find(&mut console, &name.to_uppercase())
         .await
-        .unwrap();
+        .told(&mut console)
+        .await;
     assert_eq!(hits.partners[0].partner_id, partner.uuid());
     assert!(
         search::find(&mut console, "nothing")
             .await
-            .unwrap()
+            .told(&mut console)
+            .await
             .is_empty()
     );
 
@@ -377,7 +384,8 @@ async fn one_search_finds_an_order_by_each_of_its_ids() {
     assert!(
         search::find(&mut console, "NO/4711?&#")
             .await
-            .unwrap()
+            .told(&mut console)
+            .await
             .is_empty()
     );
 }

@@ -21,7 +21,9 @@ use store::{
 };
 use uuid::Uuid;
 
-use crate::bench::{Bench, PROVIDER, answered, applied, bought, execute, placement, ready, topups};
+use crate::bench::{
+    Bench, PROVIDER, Told as _, answered, applied, bought, execute, placement, ready, topups,
+};
 
 const ATTEMPT: u32 = 2;
 const MINUTE: Duration = Duration::from_mins(1);
@@ -310,7 +312,8 @@ async fn a_partner_sees_and_asks_only_what_is_its_own() {
     for asking in [stranger, partner] {
         let seen = esims::requests(&mut connection, asking, &topup)
             .await
-            .unwrap();
+            .told(&mut connection)
+            .await;
         assert_eq!(seen.is_some(), asking == partner);
         esims::ask_usage(&mut connection, asking, &topup)
             .await
@@ -331,9 +334,10 @@ async fn a_partner_sees_and_asks_only_what_is_its_own() {
         ends_at: None,
     };
     let seen = async |connection: &mut _| {
-        esims::requests(connection, partner, &topup)
+        esims::requests(&mut *connection, partner, &topup)
             .await
-            .unwrap()
+            .told(&mut *connection)
+            .await
             .unwrap()
     };
     assert!(seen(&mut connection).await.usage_open);
@@ -414,7 +418,8 @@ async fn a_row_that_cannot_be_read_is_set_aside_alone() {
     ] {
         let row = esims::requests(&mut connection, partner, topup)
             .await
-            .unwrap()
+            .told(&mut connection)
+            .await
             .unwrap();
         let give_back = row.give_back.unwrap();
         assert_eq!(
@@ -463,7 +468,10 @@ async fn a_unit_that_was_given_back_is_erased_and_seen_as_returned() {
     let listed = give_backs::list(&mut connection, None, 10).await.unwrap();
     assert_eq!(listed.len(), 1);
     let mut told = async || {
-        let order = orders::find(&mut connection, topup.as_str()).await.unwrap();
+        let order = orders::find(&mut connection, topup.as_str())
+            .await
+            .told(&mut connection)
+            .await;
         story::sentence(&order[0], runtime::clock::now())
     };
     let sentence = told().await;
@@ -493,11 +501,15 @@ async fn a_unit_that_was_given_back_is_erased_and_seen_as_returned() {
     );
     let unit = self_service::unit(&mut connection, partner, &topup)
         .await
-        .unwrap()
+        .told(&mut connection)
+        .await
         .unwrap();
     assert_eq!(unit.state, UnitState::Returned);
     assert!(unit.profile.is_none() && unit.erased_at.is_some());
-    let order = orders::find(&mut connection, topup.as_str()).await.unwrap();
+    let order = orders::find(&mut connection, topup.as_str())
+        .await
+        .told(&mut connection)
+        .await;
     let sentence = story::sentence(&order[0], runtime::clock::now());
     assert!(
         sentence.ends_with(": the eSIM was given back at your request."),

@@ -9,6 +9,7 @@ use desk::operator::{
 use domain::{PartnerId, PlacementId};
 use pg::schema;
 use sqlx::{Connection, PgConnection};
+use store::Unflushed;
 use store::{
     orders::{self, NewOrder},
     placements::{self, Claim, Settlement, Statements, Unit},
@@ -17,7 +18,7 @@ use store::{
 use tempfile::TempDir;
 use testkit::postgres::PostgresServer;
 
-use crate::bench::{LEASE, PROVIDER, bought, fresh, order, placement, ready, topups};
+use crate::bench::{LEASE, PROVIDER, Told as _, bought, fresh, order, placement, ready, topups};
 
 /// A server that flushes nothing by itself for ten seconds after its start.
 struct Server {
@@ -123,12 +124,13 @@ impl Told {
                 let stored = orders::flush_order(connection, order.order_id).await;
                 assert!(stored.unwrap());
             }
-            Self::Flush => orders::flush_seen(connection).await.unwrap(),
+            Self::Flush => Unflushed::of(()).after_flush(connection).await.unwrap(),
             Self::FlushOfASnapshot => {
                 let read = async |connection: &mut PgConnection| {
-                    desk::self_service::order(&mut *connection, order.partner_id, &id, None)
-                        .await?;
-                    orders::flush_seen(connection).await
+                    let partner = order.partner_id;
+                    let seen =
+                        desk::self_service::order(&mut *connection, partner, &id, None).await?;
+                    seen.after_flush(connection).await
                 };
                 desk::self_service::snapshot(connection, read)
                     .await
@@ -150,7 +152,7 @@ impl Told {
                 // Nothing was tried, so the order stands, and the 201 is flushed by its own call.
                 let refused = orders::refuse(&mut *connection, order.order_id).await;
                 assert_eq!(refused.unwrap(), None);
-                orders::flush_seen(connection).await.unwrap();
+                Unflushed::of(()).after_flush(connection).await.unwrap();
             }
             Self::CancelledTooEarly => {
                 let cancelled = orders::cancel(
@@ -161,24 +163,40 @@ impl Told {
                 );
                 let cancelled = cancelled.await.unwrap();
                 assert!(matches!(cancelled, orders::Cancelled::Undecided { .. }));
-                orders::flush_seen(connection).await.unwrap();
+                Unflushed::of(()).after_flush(connection).await.unwrap();
             }
             Self::Shown => {
-                assert_eq!(shown::find(connection, &id).await.unwrap().len(), 1);
+                assert_eq!(
+                    shown::find(&mut *connection, &id)
+                        .await
+                        .told(&mut *connection)
+                        .await
+                        .len(),
+                    1
+                );
             }
             Self::Listed => {
                 let filter = order_list::Filter::default();
                 let page =
-                    order_list::list(connection, &filter, None, 1_000, Patience::Whole).await;
-                let mut listed = page.unwrap().orders.into_iter();
+                    order_list::list(&mut *connection, &filter, None, 1_000, Patience::Whole)
+                        .await
+                        .told(&mut *connection)
+                        .await;
+                let mut listed = page.orders.into_iter();
                 assert!(listed.any(|one| one.order_id == order.order_id));
             }
             Self::Found => {
-                let hits = search::find(connection, &id).await.unwrap();
+                let hits = search::find(&mut *connection, &id)
+                    .await
+                    .told(&mut *connection)
+                    .await;
                 assert_eq!(hits.orders.len(), 1);
             }
             Self::ListedPlacements => {
-                let list = listed::list(connection, None, None, 1_000).await.unwrap();
+                let list = listed::list(&mut *connection, None, None, 1_000)
+                    .await
+                    .told(&mut *connection)
+                    .await;
                 assert!(list.iter().any(|one| one.placement_id == ids[0]));
             }
         }
@@ -289,7 +307,8 @@ async fn purchase(connection: &mut PgConnection, comes_again: bool) -> Settlemen
     let Statements::Lean(known) = &mut settlement.statements else {
         panic!("the lean statement may record it");
     };
-    known.comes_again = comes_again;
+    known.is_proved_by_look_up = comes_again;
+    known.listed = known.options.len();
     settlement
 }
 

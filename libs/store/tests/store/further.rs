@@ -19,8 +19,8 @@ use uuid::Uuid;
 use vault::Vault;
 
 use crate::bench::{
-    Bench, NEW_KEY, OLD_KEY, VAULT, delivery_id, ids, look, order, placement, rejected, topups,
-    vault,
+    Bench, NEW_KEY, OLD_KEY, Told as _, VAULT, delivery_id, ids, look, order, placement, rejected,
+    topups, vault,
 };
 use crate::deliveries::{attempted, failure};
 
@@ -167,7 +167,8 @@ async fn a_topup_goes_to_each_endpoint_that_wants_it() {
     let mut connection = bench.connection().await;
     let shown = self_service::delivery(&mut connection, partner, &esim.topup_id)
         .await
-        .unwrap()
+        .told(&mut connection)
+        .await
         .unwrap();
     assert_eq!(shown.state.as_str(), Some("pending"));
     assert_eq!(shown.further.len(), 1);
@@ -357,7 +358,8 @@ async fn what_became_ready_during_a_block_goes_out_when_it_ends() {
     assert_eq!(endpoint.waiting, 5);
     let shown = self_service::delivery(&mut connection, partner, &topups[0])
         .await
-        .unwrap()
+        .told(&mut connection)
+        .await
         .unwrap();
     assert_eq!(
         shown.next_attempt_at, endpoint.blocked_until,

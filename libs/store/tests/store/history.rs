@@ -12,7 +12,7 @@ use store::history::{self, Noted};
 use store::placements::{Outcome, Progress, Settlement, Statements, Unit};
 use store::providers::{self, BreakerLimits};
 
-use crate::bench::{Bench, applied, bought, order, placement, ready, topups};
+use crate::bench::{Bench, Told as _, applied, bought, order, placement, ready, topups};
 
 const SOON: Duration = Duration::ZERO;
 
@@ -162,8 +162,11 @@ async fn a_purchase_that_was_given_up_stays_confirmed_and_parked_in_its_story() 
     placements::resolve(&mut connection, placement(&order), decision, applied())
         .await
         .unwrap();
-    let view = orders::read(&mut connection, &[order.order_id.uuid()]).await;
-    let moments = story::timeline(&mut connection, &view.unwrap()[0]).await;
+    let view = orders::read(&mut connection, &[order.order_id.uuid()])
+        .await
+        .told(&mut connection)
+        .await;
+    let moments = story::timeline(&mut connection, &view[0]).await;
     let told: Vec<String> = moments
         .unwrap()
         .iter()
@@ -236,10 +239,11 @@ async fn a_block_of_an_endpoint_and_its_end_are_remembered() {
             .unwrap();
     assert_eq!(noted, ["blocked", "unblocked"]);
     let mut connection = bench.connection().await;
-    let view = orders::read(&mut connection, &[order.order_id.uuid()]).await;
-    let moments = story::timeline(&mut connection, &view.unwrap()[0])
+    let view = orders::read(&mut connection, &[order.order_id.uuid()])
         .await
-        .unwrap();
+        .told(&mut connection)
+        .await;
+    let moments = story::timeline(&mut connection, &view[0]).await.unwrap();
     let told = moments
         .iter()
         .filter_map(|moment| story::told(&moment.what));
@@ -353,10 +357,11 @@ async fn a_failed_unit_is_told_at_its_time() {
         .settle(&[bought(placement(&order), 1, vec![failed], true)])
         .await;
     let mut connection = bench.connection().await;
-    let view = orders::read(&mut connection, &[order.order_id.uuid()]).await;
-    let moments = story::timeline(&mut connection, &view.unwrap()[0])
+    let view = orders::read(&mut connection, &[order.order_id.uuid()])
         .await
-        .unwrap();
+        .told(&mut connection)
+        .await;
+    let moments = story::timeline(&mut connection, &view[0]).await.unwrap();
     let told: Vec<String> = moments
         .iter()
         .filter_map(|one| story::told(&one.what))

@@ -14,8 +14,8 @@ use store::placements::Outcome;
 use tools::recover;
 
 use crate::bench::{
-    Bench, PROVIDER, applied, bought_pending, disputed, not_bought, not_found, order, parked,
-    placement, rejected, settlement, unknown,
+    Bench, PROVIDER, Told as _, applied, bought_pending, disputed, not_bought, not_found, order,
+    parked, placement, rejected, settlement, unknown,
 };
 
 /// The recorded attempt; events name it, an earlier or a later one.
@@ -455,7 +455,8 @@ async fn a_rejected_placement_goes_to_each_pair_in_turn() {
     assert_eq!(settled[0].rerouted.as_deref(), Some("next-2"));
     let shown = desk::operator::orders::find(&mut *bench.connection().await, &id.to_string())
         .await
-        .unwrap();
+        .told(&mut *bench.connection().await)
+        .await;
     let shown = &shown[0].placements[0];
     let tried: Vec<(&str, i32)> = shown
         .tried

@@ -16,8 +16,8 @@ use store::{
 use tools::recover;
 
 use crate::bench::{
-    Bench, PROVIDER, VAULT, applied, bought, bought_pending, disputed, iccid, order, parked,
-    placement, ready, rejected, settlement, topups, unit,
+    Bench, PROVIDER, Told as _, VAULT, applied, bought, bought_pending, disputed, iccid, order,
+    parked, placement, ready, rejected, settlement, topups, unit,
 };
 use crate::machine::route;
 
@@ -228,7 +228,8 @@ async fn a_purchase_at_another_provider_of_a_restored_placement_is_collected_the
     let parked = Some(PlacementState::Parked);
     let listed = placements::list(&mut connection, parked, None, 10)
         .await
-        .unwrap();
+        .told(&mut connection)
+        .await;
     assert_eq!(listed[0].elsewhere, ["next-1", "next-2"]);
     let reason = listed[0].reason.told().unwrap();
     assert!(
@@ -297,7 +298,8 @@ async fn a_purchase_that_a_provider_had_rejected_can_be_taken_there() {
     let parked = Some(PlacementState::Parked);
     let listed = placements::list(&mut connection, parked, None, 10)
         .await
-        .unwrap();
+        .told(&mut connection)
+        .await;
     assert_eq!(
         (&*listed[0].provider, &listed[0].elsewhere[..]),
         ("next-1", &[PROVIDER.to_owned()][..])
@@ -321,7 +323,8 @@ async fn placements_are_listed_by_state_and_provider() {
     let list = async |state, provider| {
         placements::list(&mut *bench.connection().await, state, provider, 10)
             .await
-            .unwrap()
+            .told(&mut *bench.connection().await)
+            .await
     };
     let parked = list(Some(PlacementState::Parked), None).await;
     assert_eq!(parked.len(), 1);

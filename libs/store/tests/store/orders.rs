@@ -11,8 +11,8 @@ use store::placements::{self, Claim, Outcome, Settlement};
 use testkit::wait;
 
 use crate::bench::{
-    Bench, LEASE, PROVIDER, bought_pending, not_bought, order, order_of, parked, part, placement,
-    rejected, topup_id, topups, unknown,
+    Bench, LEASE, PROVIDER, Told as _, bought_pending, not_bought, order, order_of, parked, part,
+    placement, rejected, topup_id, topups, unknown,
 };
 
 fn named(partner_id: PartnerId, external_order_id: &str) -> NewOrder {
@@ -45,7 +45,10 @@ impl Bench {
     /// The orders with this id, as operators find them.
     async fn found(&self, id: &str) -> Vec<OrderView> {
         let mut connection = self.connection().await;
-        operator::orders::find(&mut connection, id).await.unwrap()
+        operator::orders::find(&mut connection, id)
+            .await
+            .told(&mut connection)
+            .await
     }
 
     /// Whether an order with this id stands, decided or not.

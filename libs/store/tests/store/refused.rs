@@ -9,7 +9,7 @@ use domain::PartnerId;
 use runtime::clock;
 use uuid::Uuid;
 
-use crate::bench::{Bench, applied};
+use crate::bench::{Bench, Told as _, applied};
 
 fn refusal(partner_id: PartnerId, kind: Kind, external_order_id: Option<&str>) -> Refusal {
     Refusal {
@@ -68,11 +68,17 @@ async fn the_newest_of_each_kind_are_kept_and_a_flood_pushes_out_only_its_own_ki
     );
     assert_eq!(bench.refused(other).await.len(), 1);
 
-    let found = search::find(&mut *bench.connection().await, "o-3").await;
-    assert_eq!(found.unwrap().refused[0].request_id, orders[2].request_id);
+    let found = search::find(&mut *bench.connection().await, "o-3")
+        .await
+        .told(&mut *bench.connection().await)
+        .await;
+    assert_eq!(found.refused[0].request_id, orders[2].request_id);
     let request = orders[1].request_id.simple().to_string();
-    let found = search::find(&mut *bench.connection().await, &request).await;
-    let found = found.unwrap().refused.remove(0);
+    let mut found = search::find(&mut *bench.connection().await, &request)
+        .await
+        .told(&mut *bench.connection().await)
+        .await;
+    let found = found.refused.remove(0);
     assert_eq!(found.external_order_id.as_deref(), Some("o-2"));
     assert_eq!(found.request(), request);
 }

@@ -9,7 +9,7 @@ use store::deliveries::resends::{self, Begun, PartnerResend, Step, Wanted};
 use store::deliveries::{AttemptResult, Attempted, Position};
 use uuid::Uuid;
 
-use crate::bench::{Bench, ids, look};
+use crate::bench::{Bench, Told as _, ids, look};
 use crate::deliveries::{attempted, failure};
 
 const URL: &str = "https://partner.example/hook";
@@ -58,7 +58,8 @@ impl Bench {
             };
             let (views, next) = self_service::deliveries(&mut connection, partner, &page)
                 .await
-                .unwrap();
+                .told(&mut connection)
+                .await;
             assert!(views.len() <= limit.into());
             found.extend(views.into_iter().map(|view| view.delivery_id));
             if next.is_none() {
@@ -189,7 +190,8 @@ async fn webhooks_are_listed_by_state_and_in_pages() {
     };
     let (views, next) = self_service::deliveries(&mut connection, partner, &page)
         .await
-        .unwrap();
+        .told(&mut connection)
+        .await;
     assert!(next.is_none());
     assert_eq!(set(views.iter().map(|view| view.delivery_id)), set(retried));
     assert!(

@@ -19,8 +19,8 @@ use store::orders::{self, Cancelled, NewOrder};
 use uuid::Uuid;
 
 use crate::bench::{
-    Bench, PROVIDER, answered, bought, bought_pending, delivery_id, disputed, look, not_bought,
-    order, order_of, parked, part, placement, ready, rejected, topups, unknown,
+    Bench, PROVIDER, Told as _, answered, bought, bought_pending, delivery_id, disputed, look,
+    not_bought, order, order_of, parked, part, placement, ready, rejected, topups, unknown,
 };
 
 const MINUTE: Duration = Duration::from_mins(1);
@@ -52,11 +52,13 @@ impl Bench {
         let mut connection = self.connection().await;
         let head = self_service::order(&mut connection, partner, id, None)
             .await
-            .unwrap()
+            .told(&mut connection)
+            .await
             .unwrap();
         let units = self_service::units(&mut connection, partner, head.order_id)
             .await
-            .unwrap();
+            .told(&mut connection)
+            .await;
         let states = units.iter().map(|unit| unit.state).collect();
         (head.state(self_service::count(&units)), states)
     }
@@ -83,7 +85,8 @@ impl Bench {
         let mut connection = self.connection().await;
         self_service::webhooks(&mut connection, partner, after, limit)
             .await
-            .unwrap()
+            .told(&mut connection)
+            .await
     }
 }
 
@@ -224,7 +227,8 @@ async fn units_are_shown_as_they_are() {
     let mut connection = bench.connection().await;
     let unit = self_service::unit(&mut connection, order.partner_id, &units[0])
         .await
-        .unwrap()
+        .told(&mut connection)
+        .await
         .unwrap();
     assert!(unit.profile.is_some(), "{unit:?}");
     assert_eq!(unit.delivery.as_str(), Some("pending"));
@@ -237,16 +241,26 @@ async fn units_are_shown_as_they_are() {
         assert_eq!(
             self_service::unit(&mut connection, partner, &units[0])
                 .await
-                .unwrap()
+                .told(&mut connection)
+                .await
                 .is_some(),
             seen
         );
-        let delivery = self_service::delivery(&mut connection, partner, &units[0]).await;
-        assert_eq!(delivery.unwrap().is_some(), seen);
-        let found = self_service::units(&mut connection, partner, order.order_id).await;
-        assert_eq!(found.unwrap().len(), if seen { 2 } else { 0 });
-        let orders = self_service::orders(&mut connection, partner, &page).await;
-        assert_eq!(orders.unwrap().len(), usize::from(seen));
+        let delivery = self_service::delivery(&mut connection, partner, &units[0])
+            .await
+            .told(&mut connection)
+            .await;
+        assert_eq!(delivery.is_some(), seen);
+        let found = self_service::units(&mut connection, partner, order.order_id)
+            .await
+            .told(&mut connection)
+            .await;
+        assert_eq!(found.len(), if seen { 2 } else { 0 });
+        let orders = self_service::orders(&mut connection, partner, &page)
+            .await
+            .told(&mut connection)
+            .await;
+        assert_eq!(orders.len(), usize::from(seen));
     }
 }
 
@@ -335,25 +349,37 @@ async fn what_may_still_be_refused_is_told_to_nobody_as_failed() {
             limit: 1,
             ..OrderPage::default()
         };
-        let listed = self_service::orders(&mut connection, partner, &page).await;
-        let (head, counted) = listed.unwrap().remove(0);
+        let mut listed = self_service::orders(&mut connection, partner, &page)
+            .await
+            .told(&mut connection)
+            .await;
+        let (head, counted) = listed.remove(0);
         assert_eq!(head.state(counted), state);
         let all = order_list::Filter {
             partner_id: Some(partner),
             ..order_list::Filter::default()
         };
-        let page = order_list::list(&mut connection, &all, None, 1, Patience::Whole).await;
-        assert_eq!(page.unwrap().orders[0].state, state);
-        let found = operator::orders::find(&mut connection, &order.external_order_id).await;
-        let pages = found.unwrap().remove(0).topups;
+        let page = order_list::list(&mut connection, &all, None, 1, Patience::Whole)
+            .await
+            .told(&mut connection)
+            .await;
+        assert_eq!(page.orders[0].state, state);
+        let mut found = operator::orders::find(&mut connection, &order.external_order_id)
+            .await
+            .told(&mut connection)
+            .await;
+        let pages = found.remove(0).topups;
         let failed = |unit: &UnitState| *unit == UnitState::Failed;
         let shown: Vec<bool> = pages
             .iter()
             .map(|unit| unit.state == standing::UnitState::Failed)
             .collect();
         assert_eq!(shown, units.iter().map(failed).collect::<Vec<_>>());
-        let alone = self_service::unit(&mut connection, partner, &topups(order)[0]).await;
-        assert_eq!(alone.unwrap().unwrap().state, units[0]);
+        let alone = self_service::unit(&mut connection, partner, &topups(order)[0])
+            .await
+            .told(&mut connection)
+            .await;
+        assert_eq!(alone.unwrap().state, units[0]);
         (state, units[0])
     };
     for ends in [
@@ -411,8 +437,11 @@ async fn an_event_of_an_order_that_may_be_refused_is_not_shown() {
             limit: 10,
             ..DeliveryPage::default()
         };
-        let all = self_service::deliveries(&mut connection, partner, &pages).await;
-        let all: Vec<_> = all.unwrap().0.iter().map(|one| one.delivery_id).collect();
+        let all = self_service::deliveries(&mut connection, partner, &pages)
+            .await
+            .told(&mut connection)
+            .await;
+        let all: Vec<_> = all.0.iter().map(|one| one.delivery_id).collect();
         let events: Vec<_> = events.iter().map(|one| one.delivery_id).collect();
         assert_eq!(events, all);
         events

@@ -26,7 +26,7 @@ use strum::VariantArray;
 use time::{OffsetDateTime, macros::datetime};
 use uuid::Uuid;
 
-use crate::bench::Bench;
+use crate::bench::{Bench, Told as _};
 
 const NOW: OffsetDateTime = datetime!(2026-01-29 13:00 UTC);
 const SECOND: Uuid = Uuid::from_u128(2);
@@ -532,23 +532,37 @@ async fn look_ups_lists_events_and_operators_see_one_state_of_the_same_rows() {
         .shown();
         let expected = self_service::UnitState::from(shown);
 
-        let looked_up = self_service::unit(&mut connection, partner, &topup).await;
-        assert_eq!(looked_up.unwrap().unwrap().state, expected, "{row:?}");
-        let asked = self_service::esims::requests(&mut connection, partner, &topup).await;
-        assert_eq!(asked.unwrap().unwrap().state, expected, "{row:?}");
+        let looked_up = self_service::unit(&mut connection, partner, &topup)
+            .await
+            .told(&mut connection)
+            .await;
+        assert_eq!(looked_up.unwrap().state, expected, "{row:?}");
+        let asked = self_service::esims::requests(&mut connection, partner, &topup)
+            .await
+            .told(&mut connection)
+            .await;
+        assert_eq!(asked.unwrap().state, expected, "{row:?}");
 
         let page = self_service::OrderPage {
             limit: 1,
             ..self_service::OrderPage::default()
         };
-        let listed = self_service::orders(&mut connection, partner, &page).await;
-        let (head, counts) = listed.unwrap().remove(0);
-        let all = self_service::units(&mut connection, partner, head.order_id).await;
-        assert_eq!(counts, self_service::count(&all.unwrap()), "{row:?}");
+        let mut listed = self_service::orders(&mut connection, partner, &page)
+            .await
+            .told(&mut connection)
+            .await;
+        let (head, counts) = listed.remove(0);
+        let all = self_service::units(&mut connection, partner, head.order_id)
+            .await
+            .told(&mut connection)
+            .await;
+        assert_eq!(counts, self_service::count(&all), "{row:?}");
         let filter = order_list::Filter::default();
-        let of_operators =
-            order_list::list(&mut connection, &filter, None, 1, Patience::Whole).await;
-        let of_operators = of_operators.unwrap().orders.remove(0);
+        let mut of_operators = order_list::list(&mut connection, &filter, None, 1, Patience::Whole)
+            .await
+            .told(&mut connection)
+            .await;
+        let of_operators = of_operators.orders.remove(0);
         assert_eq!(of_operators.state, head.state(counts), "{row:?}");
         assert_eq!(of_operators.on_hold, counts.on_hold, "{row:?}");
 
@@ -556,8 +570,11 @@ async fn look_ups_lists_events_and_operators_see_one_state_of_the_same_rows() {
         let is_true = !event.unwrap().unwrap().gone;
         assert_eq!(is_true, shown == Shown::Failed, "{row:?}");
 
-        let order = orders::read(&mut connection, &[head.order_id.uuid()]).await;
-        let order = order.unwrap().remove(0);
+        let mut order = orders::read(&mut connection, &[head.order_id.uuid()])
+            .await
+            .told(&mut connection)
+            .await;
+        let order = order.remove(0);
         assert_eq!(
             order.topups[0].state.known().unwrap().shown(),
             shown,

@@ -17,7 +17,7 @@ use domain::{
 use pg::actions::{self, Action, Changed};
 use store::figures::{self, Count, Figure, Measure};
 
-use crate::bench::{Bench, PROVIDER, bought, order, parked, placement, ready, topups};
+use crate::bench::{Bench, PROVIDER, Told as _, bought, order, parked, placement, ready, topups};
 use crate::console::action;
 use crate::further::READY;
 
@@ -44,7 +44,8 @@ async fn an_order_tells_its_story() {
     let mut sentence = async || {
         let read = orders::read(&mut console, &[stored.order_id.uuid()])
             .await
-            .unwrap();
+            .told(&mut console)
+            .await;
         let timeline = story::timeline(&mut console, &read[0]).await.unwrap();
         (story::sentence(&read[0], runtime::clock::now()), timeline)
     };
@@ -156,8 +157,11 @@ async fn the_sentence_says_what_holds_a_webhook_up_and_names_no_time_in_the_past
                  FROM (VALUES {endpoint}) AS new (id, until, paused_by_partner) WHERE e.endpoint_id = new.id::uuid"
             ))
             .await;
-        let read = orders::read(&mut console, &[stored.order_id.uuid()]).await;
-        story::sentence(&read.unwrap()[0], runtime::clock::now())
+        let read = orders::read(&mut console, &[stored.order_id.uuid()])
+            .await
+            .told(&mut console)
+            .await;
+        story::sentence(&read[0], runtime::clock::now())
     };
     let id = partner.uuid();
     for (endpoint, says) in [
@@ -242,7 +246,8 @@ async fn the_timeline_has_failed_units_and_what_operators_did() {
             .unwrap();
         let read = orders::read(&mut console, &[stored.order_id.uuid()])
             .await
-            .unwrap();
+            .told(&mut console)
+            .await;
         let timeline = story::timeline(&mut console, &read[0]).await.unwrap();
         let has = |matches: &dyn Fn(&What) -> bool| timeline.iter().any(|one| matches(&one.what));
         assert!(
@@ -298,7 +303,8 @@ async fn the_timeline_has_what_operators_did_however_much_they_did_elsewhere() {
         .unwrap();
     let read = orders::read(&mut console, &[stored.order_id.uuid()])
         .await
-        .unwrap();
+        .told(&mut console)
+        .await;
     let timeline = story::timeline(&mut console, &read[0]).await.unwrap();
     let acted: Vec<_> = timeline
         .iter()
@@ -313,7 +319,10 @@ async fn the_timeline_has_what_operators_did_however_much_they_did_elsewhere() {
 /// The sentence of an order, and how its first unit stands.
 async fn told(bench: &Bench, order: uuid::Uuid) -> (String, Standing) {
     let mut console = bench.as_role("console").await;
-    let read = orders::read(&mut console, &[order]).await.unwrap();
+    let read = orders::read(&mut console, &[order])
+        .await
+        .told(&mut console)
+        .await;
     let sentence = story::sentence(&read[0], runtime::clock::now());
     (sentence, read[0].standing(&read[0].topups[0]))
 }

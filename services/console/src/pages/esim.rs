@@ -163,6 +163,7 @@ pub(crate) async fn show(
     let id: TopupId = given.id("an eSIM")?;
     let read = async |connection: &mut PgConnection| {
         let found = orders::find(&mut *connection, id.as_str()).await?;
+        let found = found.after_flush(&mut *connection).await?;
         let is_its = |order: &OrderView| order.topups.iter().any(|one| one.topup_id == id.as_str());
         let Some(order) = found.into_iter().find(is_its) else {
             return Ok(None);
@@ -173,6 +174,7 @@ pub(crate) async fn show(
         // First, so that an act between the two makes the form one of before it.
         let mark = actions::mark(&mut *connection, id.as_str(), Command::AskUsage).await?;
         let asked = esims::requests(&mut *connection, of, &id).await?;
+        let asked = asked.after_flush(&mut *connection).await?;
         let can = can_of(connection, &order, &id).await?;
         Ok::<_, pg::Error>(asked.map(|asked| (order, partner, endpoints, (asked, mark), can)))
     };
@@ -237,11 +239,13 @@ async fn asked(
     id: &TopupId,
 ) -> Result<Option<(OrderView, Requests)>, pg::Error> {
     let found = orders::find(&mut *connection, id.as_str()).await?;
+    let found = found.after_flush(&mut *connection).await?;
     let Some(order) = found.into_iter().next() else {
         return Ok(None);
     };
     let partner: PartnerId = order.partner_id.into();
-    let asked = esims::requests(connection, partner, id).await?;
+    let asked = esims::requests(&mut *connection, partner, id).await?;
+    let asked = asked.after_flush(connection).await?;
     Ok(asked.map(|asked| (order, asked)))
 }
 
@@ -266,6 +270,7 @@ pub(crate) async fn ask_usage(
             let partner = order.partner_id.into();
             esims::ask_usage(&mut *transaction, partner, &id).await?;
             let after = esims::requests(&mut *transaction, partner, &id).await?;
+            let after = after.after_flush(&mut *transaction).await?;
             // This comes after the statement that waits for whoever asks at this moment.
             let mark = actions::mark(transaction, id.as_str(), Command::AskUsage).await?;
             let as_seen = act.fields.get("seen") == Some(mark.as_str());

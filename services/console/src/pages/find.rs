@@ -102,7 +102,10 @@ async fn orders_near(app: &App, asked: &str) -> Result<Vec<Near>, Problem> {
     if asked.chars().count() < SHORTEST {
         return Ok(Vec::new());
     }
-    let find = async |connection: &mut PgConnection| search::find(connection, asked).await;
+    let find = async |connection: &mut PgConnection| {
+        let hits = search::find(&mut *connection, asked).await?;
+        hits.after_flush(connection).await
+    };
     let found = app.database().run(find).await?;
     let orders = found.orders.into_iter().take(ORDERS).map(|order| {
         let after = order.external_order_id.strip_prefix(asked);
@@ -190,6 +193,7 @@ async fn read(
     times: &Times,
 ) -> Result<Found, pg::Error> {
     let found = search::find(&mut *connection, asked).await?;
+    let found = found.after_flush(&mut *connection).await?;
     let archived = desk::archived::find(connection, asked).await?;
     let more = found.how_to_go_on();
     let orders = found.orders.into_iter().map(|order| HitRow {

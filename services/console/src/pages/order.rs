@@ -481,6 +481,7 @@ struct Found {
 
 async fn read(connection: &mut PgConnection, id: OrderId) -> Result<Option<Found>, pg::Error> {
     let found = orders::find(&mut *connection, &id.to_string()).await?;
+    let found = found.after_flush(&mut *connection).await?;
     let Some(order) = found.into_iter().find(|order| order.order_id == id.uuid()) else {
         return Ok(None);
     };

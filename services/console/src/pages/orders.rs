@@ -192,7 +192,8 @@ async fn read(
             reached: None,
         }
     } else {
-        order_list::list(&mut *connection, &filter, before, limit, patience).await?
+        let page = order_list::list(&mut *connection, &filter, before, limit, patience).await?;
+        page.after_flush(&mut *connection).await?
     };
     let ids: Vec<Uuid> = page.orders.iter().map(|one| one.order_id.uuid()).collect();
     let undelivered = orders::undelivered(&mut *connection, &ids).await?;

@@ -287,7 +287,7 @@ async fn read(
         ..OrderPage::default()
     };
     let orders = self_service::orders(&mut *connection, id, &newest).await?;
-    store::orders::flush_seen(&mut *connection).await?;
+    let orders = orders.after_flush(&mut *connection).await?;
     let ids: Vec<Uuid> = orders
         .iter()
         .map(|(head, _)| head.order_id.uuid())

@@ -135,7 +135,8 @@ async fn on_hold(app: &App, fields: &Fields) -> Result<OnHold, Problem> {
         let command = Command::ProviderReconcile;
         let seen = actions::mark(&mut *connection, &provider, command).await?;
         let parked = Some(PlacementState::Parked);
-        let found = placements::list(connection, parked, Some(&provider), MOST).await?;
+        let found = placements::list(&mut *connection, parked, Some(&provider), MOST).await?;
+        let found = found.after_flush(connection).await?;
         Ok::<_, pg::Error>((seen, found))
     };
     let (seen, mut found) = app.database().run(read).await?;

@@ -78,6 +78,7 @@ pub struct ErasePartner {
 pub async fn order(asked: &EraseOrder, console: &Console) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
     let found = orders::find(&mut connection, &asked.id).await?;
+    let found = found.after_flush(&mut connection).await?;
     let id = &asked.id;
     let order = match &found[..] {
         [order] => order,

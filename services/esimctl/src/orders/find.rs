@@ -30,7 +30,9 @@ pub struct Command {
 }
 
 pub async fn run(asked: &Command, console: &Console) -> anyhow::Result<()> {
-    let hits = search::find(&mut console.connect().await?, &asked.id).await?;
+    let mut connection = console.connect().await?;
+    let hits = search::find(&mut connection, &asked.id).await?;
+    let hits = hits.after_flush(&mut connection).await?;
     if hits.is_empty() {
         bail!(
             "nothing has the id or name {:?}: looked for it as an order, placement or topup id, an external order id, an ICCID, \

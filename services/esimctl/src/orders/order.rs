@@ -82,6 +82,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     };
     let mut connection = console.connect().await?;
     let found = orders::find(&mut connection, id).await?;
+    let found = found.after_flush(&mut connection).await?;
     let archived = desk::archived::find(&mut connection, id).await?;
     if found.is_empty() && archived.is_empty() {
         return Err(anyhow::Error::msg(unknown(&mut connection, id).await?));

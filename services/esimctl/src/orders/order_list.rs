@@ -90,6 +90,7 @@ pub async fn run(asked: &List, console: &Console) -> anyhow::Result<()> {
         Patience::Whole,
     )
     .await?;
+    let page = page.after_flush(&mut connection).await?;
     let next = page.next_cursor.map(|cursor| cursor.to_string());
     let none = "There are no such orders.";
     listing.print(console, &page, (&page.orders, next), none, row)

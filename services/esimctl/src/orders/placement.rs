@@ -181,6 +181,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
         } => {
             let found =
                 placements::list(&mut connection, *state, provider.as_deref(), *limit).await?;
+            let found = found.after_flush(&mut connection).await?;
             console.print(&json!({ "placements": found }), || list(&found, *limit))
         }
         Command::Resolve {

@@ -11,9 +11,12 @@ use axum::{http::StatusCode, response::Response};
 use desk::self_service;
 use domain::{DeliveryId, EndpointId, EndpointKey, WebhookId, standing::DeliveryState};
 use serde::Serialize;
-use store::deliveries::{
-    View,
-    events::{self, Page, Tested},
+use store::{
+    Unflushed,
+    deliveries::{
+        View,
+        events::{self, Page, Tested},
+    },
 };
 use time::{OffsetDateTime, serde::rfc3339};
 use tokio::time::Instant;
@@ -166,7 +169,8 @@ async fn detail(
 ) -> Result<Response, ApiError> {
     let reading = session.read(async |connection, partner| {
         let event = events::find(connection, Some(partner), id).await?;
-        Ok((event, self_service::attempts(connection, id).await?))
+        let attempts = self_service::attempts(connection, id).await?;
+        Ok(Unflushed::of((event, attempts)))
     });
     let (event, made) = reading.await?;
     let event = event.ok_or(Code::NotFound)?;

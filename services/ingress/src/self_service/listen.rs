@@ -99,7 +99,7 @@ pub(super) async fn listen(Search(session, uri): Search) -> Result<Response, Api
         webhook_id: String::new(),
     });
     loop {
-        let looking = session.run(async |connection, partner| {
+        let looking = session.look(async |connection, partner| {
             self_service::webhooks(connection, partner, &after, limit).await
         });
         let found = looking.await?;

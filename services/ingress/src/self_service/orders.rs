@@ -17,7 +17,7 @@ use desk::{
 };
 use domain::OrderId;
 use serde::Serialize;
-use store::orders::Cancelled;
+use store::{Unflushed, orders::Cancelled};
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 use webhooks::qr::QrUrls;
@@ -151,13 +151,14 @@ async fn find(
 ) -> Result<Whole, ApiError> {
     let reading = session.read(async |connection, partner| {
         let head = self_service::order(connection, partner, external_order_id, only).await?;
-        let found = match head {
-            Some(head) => Some(Whole {
-                units: self_service::units(connection, partner, head.order_id).await?,
-                head,
-            }),
-            None => None,
+        let whole = async |head: Option<OrderHead>| {
+            let Some(head) = head else {
+                return Ok(Unflushed::of(None));
+            };
+            let units = self_service::units(connection, partner, head.order_id).await?;
+            Ok(units.map(|units| Some(Whole { head, units })))
         };
+        let found = head.then(whole).await?;
         or_archived(found, is_archived(connection, partner, external_order_id)).await
     });
     Ok(reading.await??)
@@ -306,7 +307,7 @@ pub(super) async fn list(Search(session, uri): Search) -> Result<Response, ApiEr
         limit: looked_at,
     };
     let listing = session
-        .run(async |connection, partner| self_service::orders(connection, partner, &page).await);
+        .look(async |connection, partner| self_service::orders(connection, partner, &page).await);
     let found = listing.await?;
     let mut orders = Vec::new();
     let mut last = None;

@@ -24,6 +24,7 @@ use domain::{Environment, PartnerId};
 use http_body::{Frame, SizeHint};
 use pg::{Database, PgConnection};
 use serde::Serialize;
+use store::Unflushed;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tracing::field;
@@ -207,13 +208,20 @@ impl Session {
         else {
             return Err(ApiError::overloaded("self_service_connection"));
         };
-        let work = async |connection: &mut PgConnection| {
-            let done = work(&mut *connection, id).await?;
-            // The partner may be told of an order that is stored but not flushed yet.
-            store::orders::flush_seen(connection).await?;
-            Ok::<_, pg::Error>(done)
-        };
+        let work = async |connection: &mut PgConnection| work(connection, id).await;
         service.database.run(work).await.map_err(ApiError::internal)
+    }
+
+    /// Runs `work` that reads of orders, which the partner is told once that is on disk.
+    pub(super) async fn look<T>(
+        &self,
+        work: impl AsyncFnOnce(&mut PgConnection, PartnerId) -> Result<Unflushed<T>, pg::Error>,
+    ) -> Result<T, ApiError> {
+        let look = async |connection: &mut PgConnection, id| {
+            let seen = work(&mut *connection, id).await?;
+            seen.after_flush(connection).await
+        };
+        self.run(look).await
     }
 
     /// Runs `work` that changes something which is recorded. Each record is kept, so a partner makes
@@ -223,20 +231,24 @@ impl Session {
         work: impl AsyncFnOnce(&mut PgConnection, PartnerId) -> Result<T, pg::Error>,
     ) -> Result<T, ApiError> {
         self.gate().admission.rates.of(&self.partner).change()?;
-        self.run(work).await
+        // What changes nothing may still say what it has found.
+        let work = async |connection: &mut PgConnection, id| {
+            Ok(Unflushed::of(work(connection, id).await?))
+        };
+        self.look(work).await
     }
 
     /// Reads on one snapshot, as an answer needs it that is composed of several statements; see
     /// [`desk::self_service::snapshot`].
     pub(super) async fn read<T>(
         &self,
-        work: impl AsyncFnOnce(&mut PgConnection, PartnerId) -> Result<T, pg::Error>,
+        work: impl AsyncFnOnce(&mut PgConnection, PartnerId) -> Result<Unflushed<T>, pg::Error>,
     ) -> Result<T, ApiError> {
         let read = async |connection: &mut PgConnection, id| {
             let work = async |connection: &mut PgConnection| work(connection, id).await;
             desk::self_service::snapshot(connection, work).await
         };
-        self.run(read).await
+        self.look(read).await
     }
 }
 
@@ -244,14 +256,17 @@ impl Session {
 /// what is missing was moved into the archive. Both belong together, so they have to be read on one
 /// snapshot; see [`Session::read`].
 pub(super) async fn or_archived<T>(
-    found: Option<T>,
+    found: Unflushed<Option<T>>,
     is_archived: impl Future<Output = Result<bool, pg::Error>>,
-) -> Result<Result<T, Code>, pg::Error> {
-    match found {
-        Some(found) => Ok(Ok(found)),
-        None if is_archived.await? => Ok(Err(Code::OrderArchived)),
-        None => Ok(Err(Code::NotFound)),
-    }
+) -> Result<Unflushed<Result<T, Code>>, pg::Error> {
+    let or_archived = async |found: Option<T>| {
+        Ok(Unflushed::of(match found {
+            Some(found) => Ok(found),
+            None if is_archived.await? => Err(Code::OrderArchived),
+            None => Err(Code::NotFound),
+        }))
+    };
+    found.then(or_archived).await
 }
 
 /// The id in a path, percent-decoded. A text that cannot be an id gets a 404 like an unknown id,

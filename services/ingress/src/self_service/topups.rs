@@ -332,7 +332,7 @@ pub(super) async fn send_again(
         (SentAgain::TooSoon(wait), _) => Err(ApiError::too_soon(Code::RedeliveredRecently, wait)),
         (SentAgain::NotReady, _) => Err(Code::TopupNotReady.into()),
         (SentAgain::Gone, WebhookId::Topup(topup)) => {
-            let unit = session.run(async |connection, partner| {
+            let unit = session.look(async |connection, partner| {
                 self_service::unit(connection, partner, topup).await
             });
             let returned = unit.await?.is_some_and(|unit| unit.returned_at.is_some());
@@ -345,7 +345,6 @@ pub(super) async fn send_again(
         }
         (SentAgain::Gone, WebhookId::Event(_)) => Err(Code::EventVoid.into()),
         (SentAgain::NoEndpoint, _) => Err(Code::WebhookUrlMissing.into()),
-        (SentAgain::NotMyEndpoint, _) => Err(Code::NotFound.into()),
         (SentAgain::Unknown, WebhookId::Topup(topup)) => {
             let reading = session.read(async |connection, partner| {
                 let found = self_service::unit(connection, partner, topup).await?;
@@ -358,7 +357,9 @@ pub(super) async fn send_again(
             }
             .into())
         }
-        (SentAgain::Unknown, WebhookId::Event(_)) => Err(Code::NotFound.into()),
+        (SentAgain::NotMyEndpoint, _) | (SentAgain::Unknown, WebhookId::Event(_)) => {
+            Err(Code::NotFound.into())
+        }
     }
 }
 

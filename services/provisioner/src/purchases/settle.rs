@@ -115,8 +115,7 @@ impl ProviderContext {
         late: Reason,
     ) -> Settled {
         let waiting = claimed.topups.iter().filter(|topup| topup.pending).count();
-        let look_up = self.calls.provider.capabilities().look_up;
-        let comes_again = comes_again(look_up, bought.units.len(), claimed.topups.len());
+        let listed = bought.units.len();
         let mut final_units = 0;
         let mut unreadable: Option<Reason> = None;
         let mut known = Vec::with_capacity(bought.units.len());
@@ -181,7 +180,7 @@ impl ProviderContext {
             park,
             announced,
         };
-        let settled = self.settle_recorded(claimed, outcome, comes_again).await;
+        let settled = self.settle_recorded(claimed, outcome, listed).await;
         if settled.moved && claimed.placed_age.is_none() {
             self.calls.metrics.bought(&self.calls.name, since_order);
         }
@@ -194,18 +193,13 @@ impl ProviderContext {
     /// Records an outcome, and retries until the database is back. If the process dies before that,
     /// the attempt is looked up by whichever process claims the placement next.
     pub(crate) async fn settle(&self, claimed: &Claimed, outcome: Outcome) -> Settled {
-        self.settle_recorded(claimed, outcome, false).await
+        self.settle_recorded(claimed, outcome, 0).await
     }
 
-    /// The same, where `comes_again` says whether a look-up would bring the same outcome.
-    async fn settle_recorded(
-        &self,
-        claimed: &Claimed,
-        outcome: Outcome,
-        comes_again: bool,
-    ) -> Settled {
+    /// The same, where the provider has listed so many units.
+    async fn settle_recorded(&self, claimed: &Claimed, outcome: Outcome, listed: usize) -> Settled {
         let statements = if claimed.fresh {
-            Statements::Lean(self.known_columns(claimed, comes_again))
+            Statements::Lean(self.known_columns(claimed, listed))
         } else {
             Statements::General
         };
@@ -279,7 +273,7 @@ impl ProviderContext {
         }
     }
 
-    fn known_columns(&self, claimed: &Claimed, comes_again: bool) -> KnownColumns {
+    fn known_columns(&self, claimed: &Claimed, listed: usize) -> KnownColumns {
         KnownColumns {
             order_id: claimed.order_id,
             partner_id: claimed.partner_id,
@@ -292,7 +286,8 @@ impl ProviderContext {
                 .iter()
                 .map(|topup| (topup.topup_id.clone(), topup.option_id))
                 .collect(),
-            comes_again,
+            is_proved_by_look_up: self.calls.provider.capabilities().look_up == LookUp::Exact,
+            listed,
         }
     }
 
@@ -405,13 +400,6 @@ fn dispute(constraint: Option<&str>) -> Reason {
     }
 }
 
-/// Whether a look-up proves the purchase, and brings the same eSIM for each unit again. It may not, if
-/// the provider lists more units than were ordered: the units are assigned in the order of their ids,
-/// and another one could come first the next time.
-fn comes_again(look_up: LookUp, listed: usize, ordered: usize) -> bool {
-    look_up == LookUp::Exact && listed == ordered
-}
-
 #[cfg(test)]
 mod tests {
     use domain::{OptionId, OrderId, PartnerId, PlacementId, TopupIds};
@@ -487,12 +475,5 @@ mod tests {
             };
             assert_eq!(Counted::of(&claimed, &bought, &settled), counted);
         }
-    }
-
-    #[test]
-    fn only_what_an_exact_look_up_lists_whole_comes_again() {
-        assert!(comes_again(LookUp::Exact, 2, 2));
-        assert!(!comes_again(LookUp::Search, 2, 2));
-        assert!(!comes_again(LookUp::Exact, 3, 2));
     }
 }

@@ -388,7 +388,8 @@ async fn parked(
 ) -> Result<()> {
     let state = Some(domain::PlacementState::Parked);
     let mut matters: BTreeMap<_, Vec<placements::Listed>> = BTreeMap::new();
-    for one in placements::list(&mut *connection, state, None, most).await? {
+    let listed = placements::list(&mut *connection, state, None, most).await?;
+    for one in listed.after_flush(connection).await? {
         let matter = (one.provider.clone(), one.reason.told());
         matters.entry(matter).or_default().push(one);
     }

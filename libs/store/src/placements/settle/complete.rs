@@ -23,7 +23,7 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::outcome::{Outcome, Progress, Settled, Settlement, Statements};
+use super::outcome::{KnownColumns, Outcome, Progress, Settled, Settlement, Statements};
 
 /// Records the common outcomes of a batch and notes their effects in `settled`. Returns the indices
 /// of the settlements that are left for the general statements.
@@ -103,6 +103,15 @@ struct CompletePurchases {
     come_again: Vec<bool>,
 }
 
+/// Whether a look-up would bring the same settlement again, so that it may be lost. It must prove the
+/// purchase, and bring the same eSIM for each unit. It may not, if the provider lists more units than were
+/// ordered: the units are assigned in the order of their ids, and another one could come first the next
+/// time.
+fn comes_again(known: &KnownColumns) -> bool {
+    let ordered = known.options.len();
+    known.is_proved_by_look_up && known.listed == ordered
+}
+
 impl CompletePurchases {
     /// Collects the common outcomes of a batch. If a placement occurs twice, its second settlement
     /// is left to the general statements, because a statement must not name a row twice.
@@ -124,7 +133,7 @@ impl CompletePurchases {
             }
             columns.placements.push(placement);
             columns.attempts.push(signed(settlement.attempt));
-            columns.come_again.push(known.comes_again);
+            columns.come_again.push(comes_again(known));
             for unit in units {
                 let Progress::Ready(ready) = &unit.progress else {
                     continue;
@@ -218,5 +227,32 @@ impl CompletePurchases {
                 .push(row.delivery_id.into());
         }
         Ok(moved)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use domain::{OptionId, OrderId, PartnerId, TopupIds};
+
+    use super::*;
+
+    #[test]
+    fn only_what_an_exact_look_up_lists_whole_comes_again() {
+        let at = OffsetDateTime::UNIX_EPOCH;
+        let topups = TopupIds::new([0; 32]);
+        let known = |is_proved_by_look_up, listed| KnownColumns {
+            order_id: OrderId::new(),
+            partner_id: PartnerId::new(),
+            provider: String::new(),
+            external_order_id: String::new(),
+            ordered_at: at,
+            traceparent: None,
+            options: [(); 2].map(|()| (topups.next(at), OptionId::new())).into(),
+            is_proved_by_look_up,
+            listed,
+        };
+        assert!(comes_again(&known(true, 2)));
+        assert!(!comes_again(&known(false, 2)));
+        assert!(!comes_again(&known(true, 3)));
     }
 }

@@ -38,9 +38,10 @@ pub struct KnownColumns {
     /// W3C trace context of the order's POST.
     pub traceparent: Option<String>,
     pub options: HashMap<TopupId, OptionId>,
-    /// If the settlement is lost, a look-up finds the purchase for certain and brings the same eSIM for
-    /// each unit.
-    pub comes_again: bool,
+    /// A look-up at the provider proves the purchase.
+    pub is_proved_by_look_up: bool,
+    /// How many units the provider listed.
+    pub listed: usize,
 }
 
 /// The outcome of an attempt; see [`domain::placement::Event`].
