@@ -137,6 +137,18 @@ class House(unittest.TestCase):
         for field in ("state: Stored<State>", "/// state: String\n    stated: String"):
             self.assertEqual(self.faults({"libs/roof/src/low.rs": f"pub struct Low {{\n    {field},\n}}\n"}), [])
 
+    def test_orders_that_are_told_before_they_are_on_disk(self):
+        desk = {"libs/desk/Cargo.toml": '[package]\nname = "desk"\n', "libs/desk/src/lib.rs": "mod read;\n"}
+        floors = FLOORS.replace('[["ground"]]', '[["ground"], ["desk"]]')
+        look = 'pub fn read() {{ sqlx::query!("SELECT * FROM {}"); }}\n'
+        for table in ("orders o", "partner_units", "deliveries d JOIN topups t"):
+            files = desk | {"libs/desk/src/read.rs": look.format(table)}
+            self.finds(files, "told after its flush", "libs/desk/src/read.rs", floors=floors)
+            told = "use store::Unflushed;\n" + look.format(table)
+            self.assertEqual(self.faults(desk | {"libs/desk/src/read.rs": told}, floors), [])
+        files = desk | {"libs/desk/src/read.rs": look.format("partners")}
+        self.assertEqual(self.faults(files, floors), [])
+
     def test_what_the_architecture_names(self):
         row = "| a step | `libs/roof/src/left.rs` | `left` |\n"
         self.assertEqual(self.faults({"docs/architecture.md": row}), [])

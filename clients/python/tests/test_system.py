@@ -33,7 +33,14 @@ from esim_partner.generated.api.orders import cancel_order
 from esim_partner.generated.api.sandbox import make_sandbox_event
 from esim_partner.generated.api.topups import list_deliveries, redeliver
 from esim_partner.generated.api.webhook import set_webhook
-from esim_partner.generated.models import ChangedEndpoint, Deliveries, Event, EventChoice, NewEndpoint, NewSandboxEvent
+from esim_partner.generated.models import (
+    ChangedEndpoint,
+    Deliveries,
+    Event,
+    EventChoice,
+    NewSandboxEvent,
+    WebhookEndpointChange,
+)
 from standardwebhooks.webhooks import Webhook as StandardWebhook
 
 pytestmark = pytest.mark.system
@@ -100,10 +107,10 @@ def endpoint() -> Endpoint:
 @pytest.fixture(scope="module")
 def partner(endpoint: Endpoint) -> Iterator[Partner]:
     partner = Partner(setting("BASE_URL"), setting("ACCESS_KEY"), setting("SECRET_KEY"), waits=Waits(first=(1, 1, 1)))
-    wanted = NewEndpoint(url=endpoint.url, events=[EventChoice.KEY_EXPIRING])
+    wanted = WebhookEndpointChange(url=endpoint.url, events=[EventChoice.KEY_EXPIRING])
     assert isinstance(set_webhook.sync(client=partner.api, body=wanted), ChangedEndpoint)
     yield partner
-    set_webhook.sync(client=partner.api, body=NewEndpoint(url=None))
+    set_webhook.sync(client=partner.api, body=WebhookEndpointChange(url=None))
 
 
 @pytest.fixture(scope="module")

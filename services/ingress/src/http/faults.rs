@@ -89,3 +89,29 @@ pub(crate) fn external_id(text: &str) -> Result<String, Fault> {
         Ok(text.to_owned())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_that_stands_twice_is_found_wherever_it_stands() {
+        for (json, expected) in [
+            (r#"{"a": 1, "b": [true, null, 1.5e999, -1, "a"]}"#, None),
+            (r#"{"a": {"a": {"a": 1}}, "b": {"a": 2}}"#, None),
+            (r#"{"a": "a", "b": "{\"a\":1,\"a\":2}"}"#, None),
+            (r#"{"a": 1, "b": 2, "a": 1}"#, Some("a")),
+            (r#"{"a": 1, "\u0061": 1}"#, Some("a")),
+            (r#"{"\"": 1, "\u0022": 1}"#, Some("\"")),
+            (r#"{"a": {"b": 1, "b": null}}"#, Some("b")),
+            (r#"[1, {"c": [], "c": []}]"#, Some("c")),
+            (r#"{"a": [{}, {"x": 1}], "b": {}, "a": 1}"#, Some("a")),
+            ("7", None),
+            (r#""a""#, None),
+        ] {
+            let found = repeated_key(json).ok().flatten();
+            assert_eq!(found.as_deref(), expected, "{json}");
+        }
+        assert!(repeated_key(r#"{"\ud800": 1}"#).is_err());
+    }
+}

@@ -80,7 +80,8 @@ pub(super) struct ChangedEndpoint {
 pub(super) async fn set(session: Session, request: Request) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
     let body = body::read(session.gate().max_body, &parts.headers, body).await?;
-    let wanted = WebhookEndpointChange::read(&session.service().guard, &body, session.environment())?;
+    let wanted =
+        WebhookEndpointChange::read(&session.service().guard, &body, session.environment())?;
     let url = wanted.url.as_ref();
     let warning = match url.and_then(Option::as_ref) {
         Some(url) if current(&session).await?.url.as_deref() != Some(url.as_str()) => {
