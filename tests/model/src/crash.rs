@@ -27,8 +27,6 @@ pub enum Safeguard {
     FlushAnswer,
     /// An order that is gone at that moment gets no 201
     LostOrder,
-    /// A look-up by the partner flushes the log before it shows the order
-    FlushLookUp,
     /// A settlement without a flush is only for providers whose look-up proves a purchase
     FlushSettlement,
     /// It is only for purchases of which a look-up brings the same units again
@@ -369,9 +367,8 @@ impl Model for Protocol {
                 };
             }
             Action::Show => {
-                if self.has(Safeguard::FlushLookUp) {
-                    state.flush();
-                }
+                // What is read is told after a flush: `store::Unflushed` leaves no other way.
+                state.flush();
                 state.shown = true;
             }
             Action::Claim => {

@@ -319,7 +319,6 @@ fn without_any_one_safeguard_a_crash_of_postgresql_breaks_a_promise() {
         let expected = match safeguard {
             Safeguard::LogOrder | Safeguard::FlushClaim => Promise::BoughtIsKnown,
             Safeguard::FlushAnswer | Safeguard::LostOrder => Promise::AnswerStands,
-            Safeguard::FlushLookUp => Promise::ShownStands,
             Safeguard::FlushSettlement => Promise::NothingLost,
             Safeguard::SameUnits => Promise::ToldTheSame,
         };
