@@ -690,6 +690,37 @@ BEGIN
 END
 $function$
 
+CREATE OR REPLACE FUNCTION public.deliver_to(of_partner uuid, of_topup text, to_endpoint uuid)
+ RETURNS uuid
+ LANGUAGE sql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+WITH created AS (
+    INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id, endpoint_id)
+    SELECT md5(concat_ws(' ', 'topup.ready', t.topup_id, n.endpoint_id))::uuid, o.partner_id, 'topup.ready', t.topup_id,
+           o.order_id, n.endpoint_id
+    FROM topups t
+    JOIN placements p ON p.placement_id = t.placement_id
+    JOIN orders o ON o.order_id = p.order_id
+    JOIN esims e ON e.topup_id = t.topup_id
+    JOIN partner_endpoints n ON n.partner_id = o.partner_id
+    WHERE t.topup_id = of_topup AND o.partner_id = of_partner AND e.ready_at IS NOT NULL AND e.erased_at IS NULL
+      AND n.endpoint_id = to_endpoint AND n.nth > 0 AND n.purpose = 'webhooks'
+    ON CONFLICT DO NOTHING
+    RETURNING delivery_id, partner_id, topup_id, endpoint_id
+), linked AS (
+    INSERT INTO further_deliveries (topup_id, delivery_id)
+    SELECT topup_id, delivery_id FROM created
+    ON CONFLICT DO NOTHING
+), due AS (
+    INSERT INTO work (id, kind, provider, lane, partner_id, at)
+    SELECT delivery_id, 'deliver', '', endpoint_id::text, partner_id, now() FROM created
+    ON CONFLICT DO NOTHING
+)
+SELECT delivery_id FROM created
+$function$
+
 CREATE OR REPLACE FUNCTION public.derived_id(kind text, source text)
  RETURNS uuid
  LANGUAGE sql
@@ -817,6 +848,12 @@ BEGIN
 END
 $function$
 
+CREATE OR REPLACE FUNCTION public.may_be_refused(of_order uuid)
+ RETURNS boolean
+ LANGUAGE sql
+ STABLE
+RETURN (EXISTS (SELECT FROM orders o WHERE ((o.order_id = may_be_refused.of_order) AND (o.answering IS NOT NULL) AND (o.refused_at IS NULL) AND (o.answer_by > now()) AND (NOT (EXISTS (SELECT FROM placements p WHERE ((p.order_id = o.order_id) AND (p.state = ANY (ARRAY['placed'::text, 'parked'::text])))))))))
+
 CREATE OR REPLACE FUNCTION public.next_configuration_version()
  RETURNS trigger
  LANGUAGE plpgsql
@@ -902,7 +939,7 @@ VIEW partner_units WITH (security_invoker=true) AS
     d.delivered_at,
     d.created_at AS delivery_created_at,
     e.returned_at,
-    (t.state = 'failed'::text) AS has_failed,
+    ((t.state = 'failed'::text) AND (NOT may_be_refused(o.order_id))) AS has_failed,
     (p.state = 'parked'::text) AS is_parked
    FROM ((((orders o
      JOIN placements p ON ((p.order_id = o.order_id)))

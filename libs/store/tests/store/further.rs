@@ -583,7 +583,7 @@ async fn what_waits_for_a_deleted_endpoint_is_forgotten() {
         Some(further.id),
         Duration::ZERO,
     );
-    assert_eq!(again.await.unwrap(), SentAgain::Gone);
+    assert_eq!(again.await.unwrap(), SentAgain::NotMyEndpoint);
     // The next topups cost nothing more again.
     let topups = bench.deliveries(partner, 1, true).await;
     assert!(bench.fresh(&topups).await.to_fan_out.is_empty());

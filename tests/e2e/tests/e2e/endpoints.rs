@@ -140,7 +140,7 @@ async fn is_sent_to_a_new_endpoint(shop: &Shop, topup_id: &str) {
     assert_refused(&answer, 404, "not_found");
     let known = again(new["endpoint_id"].as_str().unwrap());
     let answer = ask(&shop.client, "POST", &known, "").await.unwrap();
-    assert_eq!(answer.status, 202, "{}", answer.body);
+    assert_eq!(answer.status, 202, "{:?}", answer.body);
     let received = shop
         .receiver
         .wait_until(SOON, "the new endpoint", |received| {
