@@ -17,7 +17,9 @@ use domain::{
 use pg::actions::{self, Action, Changed};
 use store::figures::{self, Count, Figure, Measure};
 
-use crate::bench::{Bench, PROVIDER, Told as _, bought, order, parked, placement, ready, topups};
+use crate::bench::{
+    Bench, PROVIDER, Told as _, answered, bought, order, parked, placement, ready, topups,
+};
 use crate::console::action;
 use crate::further::READY;
 
@@ -224,7 +226,7 @@ async fn the_timeline_has_failed_units_and_what_operators_did() {
             "",
         ),
     ] {
-        let stored = bench.stored(order(partner, 2)).await;
+        let stored = bench.stored(answered(partner, 2)).await;
         bench.claim(&[placement(&stored)]).await;
         bench.settle(&[parked(placement(&stored), 1)]).await;
         let target = format!("placement {}{place}", placement(&stored));
