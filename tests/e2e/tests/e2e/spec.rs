@@ -58,7 +58,10 @@ impl Results {
                     Err(anyhow::anyhow!("the answer has no X-Request-Id"))
                 }
                 Ok(answer)
-                    if answer.headers.get("cache-control").map(|it| it.as_bytes())
+                    if answer
+                        .headers
+                        .get("cache-control")
+                        .map(reqwest::header::HeaderValue::as_bytes)
                         != Some(b"no-store") =>
                 {
                     Err(anyhow::anyhow!("a cache may store the answer"))
