@@ -41,7 +41,7 @@ macro_rules! example {
         (
             concat!("/examples/", $name),
             TEXT,
-            include_str!(concat!("../../../../docs/examples/", $name)),
+            include_str!(concat!("../../../docs/examples/", $name)),
         )
     };
 }
@@ -51,25 +51,25 @@ macro_rules! example {
 fn pages(document: &str, keys: &str) -> [(&'static str, &'static str, String); 15] {
     let errors = format!("{HEAD}{}</main>\n</html>\n", errors::html());
     let guide =
-        include_str!("../../../../docs/partner-guide.md").replace("](errors.md", "](errors");
+        include_str!("../../../docs/partner-guide.md").replace("](errors.md", "](errors");
     let reference = reference::markdown(document);
-    let summary = include_str!("llms.txt");
+    let summary = include_str!("pages/llms.txt");
     // All texts in one, for programs that read one file only.
-    let errors_text = include_str!("../../../../docs/errors.md");
+    let errors_text = include_str!("../../../docs/errors.md");
     let everything = [summary, &guide, &reference, errors_text].join("\n\n");
     [
         ("/openapi.json", "application/json", document),
         (WEBHOOK_KEYS, "application/json", keys),
-        ("/reference", HTML, include_str!("reference.html")),
+        ("/reference", HTML, include_str!("pages/reference.html")),
         (
             "/reference.js",
             "text/javascript; charset=utf-8",
-            include_str!("reference.js"),
+            include_str!("pages/reference.js"),
         ),
         (
             "/pages.css",
             "text/css; charset=utf-8",
-            include_str!("pages.css"),
+            include_str!("pages/pages.css"),
         ),
         (ERRORS, HTML, &errors),
         ("/llms.txt", TEXT, summary),
@@ -171,7 +171,7 @@ mod tests {
 
     /// Whether the Ingress objects of Kubernetes forward this path to ingress.
     fn kubernetes_forwards(path: &str) -> bool {
-        let manifest = include_str!("../../../../deploy/kubernetes/base/http.yaml");
+        let manifest = include_str!("../../../deploy/kubernetes/base/http.yaml");
         let field = |rule: &str, name: &str| {
             let line = rule.lines().find_map(|line| line.trim().strip_prefix(name));
             line.unwrap_or_else(|| panic!("no {name} in {rule}"))
@@ -195,7 +195,7 @@ mod tests {
     /// Whether `HAProxy` forwards this path to ingress. It forwards what no rule of its public
     /// frontend refuses, answers or sends elsewhere. Several backends lead to ingress.
     fn proxy_forwards(path: &str) -> bool {
-        let configuration = include_str!("../../../../deploy/proxy/haproxy.cfg");
+        let configuration = include_str!("../../../deploy/proxy/haproxy.cfg");
         let (_, public) = configuration.split_once("frontend public\n").unwrap();
         let (public, _) = public.split_once("\nbackend ").unwrap();
         let mut rules = public.lines().map(str::trim).filter(|line| {
@@ -281,7 +281,7 @@ mod tests {
                 "{route}"
             );
         }
-        let script = include_str!("reference.js");
+        let script = include_str!("pages/reference.js");
         for risky in [
             "innerHTML",
             "localStorage",
