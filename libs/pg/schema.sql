@@ -698,7 +698,7 @@ CREATE OR REPLACE FUNCTION public.deliver_to(of_partner uuid, of_topup text, to_
 AS $function$
 WITH created AS (
     INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id, endpoint_id)
-    SELECT md5(concat_ws(' ', 'topup.ready', t.topup_id, n.endpoint_id))::uuid, o.partner_id, 'topup.ready', t.topup_id,
+    SELECT derived_id('topup.ready', t.topup_id || ' ' || n.endpoint_id::text), o.partner_id, 'topup.ready', t.topup_id,
            o.order_id, n.endpoint_id
     FROM topups t
     JOIN placements p ON p.placement_id = t.placement_id
