@@ -1,7 +1,7 @@
 //! What can go wrong with the database, for all statements.
 //!
-//! It stands on the ground of the crate: it names only what a server or a vault refuses. An error of
-//! a single function stands beside that function, with [`store_error!`] below it.
+//! [`Error`] covers what a server or a vault refuses. An error of a single function is defined beside
+//! that function and wraps this one, with [`store_error!`].
 
 use std::{borrow::Cow, io::ErrorKind, sync::Arc, time::Duration};
 

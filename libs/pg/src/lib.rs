@@ -1,10 +1,10 @@
 //! PostgreSQL, the source of truth, as far as it holds no orders: the connection, the schema with its
 //! migrations and roles, what can go wrong, and the record of actions.
 //!
-//! All SQL of the services is in this crate and in the floors above it, as free functions over a
-//! connection. No arrow between them runs up:
+//! All SQL of the services is in this crate and in those that depend on it, as free functions over a
+//! connection. Each of these depends only on the ones before it:
 //!
-//! - `pg`, on the ground beside `vault`, which seals what is secret and knows no database;
+//! - `pg`, beside `vault`, which seals what is secret and knows no database;
 //! - `accounts`: who orders what, and where it is told;
 //! - `store`: what the stages write for an order;
 //! - `desk`: what people read and decide;

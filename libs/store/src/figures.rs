@@ -321,7 +321,7 @@ pub enum Span {
     Hour,
 }
 
-/// The most rows that one look reads.
+/// The maximum number of rows that one look reads.
 const MOST: i64 = 50_000;
 
 /// What was counted in a time, by what is counted.

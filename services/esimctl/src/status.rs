@@ -47,7 +47,7 @@ pub const ATTENTION_EXAMPLES: &str = "Examples:
   esimctl attention >/dev/null || page-somebody
 
 First comes what needs somebody, the worst first, and then what ends by itself. Each has what is wrong, since when, who
-feels it and what to do; `run` is a command for when the cause is gone or known, and `see` the section of the runbook.
+is affected and what to do; `run` is a command for when the cause is gone or known, and `see` the section of the runbook.
 Purchases that were parked for one reason at one provider are one matter; --json lists all of them.
 
 Exit status: 0 nobody is needed, 3 somebody is, 1 the database cannot be read.";

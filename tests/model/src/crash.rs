@@ -13,7 +13,7 @@ use crate::explore::{Condition, Promised, SmallModel, properties};
 
 /// The crashes of PostgreSQL, and the times that a provisioner dies, in one run.
 const FAULTS: u8 = 2;
-/// The most attempts of the purchase.
+/// The maximum number of attempts of the purchase.
 const ATTEMPTS: u8 = 2;
 
 /// A rule without which a promise breaks.

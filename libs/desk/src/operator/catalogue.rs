@@ -103,7 +103,7 @@ pub async fn apply(connection: &mut PgConnection, pull: &Pull, mode: Mode<'_>) -
     Ok(pulled)
 }
 
-/// The most options of which a record names what changed.
+/// The maximum number of options of which a record names what changed.
 const MOST_NAMED: usize = 100;
 
 /// What a pull changes: the ids at providers before and after, and which options were disabled.

@@ -70,7 +70,7 @@ pub async fn read(connection: &mut PgConnection, id: DeliveryId) -> Result<Optio
     Ok(view::read(connection, &[id.uuid()]).await?.pop())
 }
 
-/// The most deliveries of a unit to further endpoints that are read.
+/// The maximum number of deliveries of a unit to further endpoints that are read.
 const MOST_FURTHER: i64 = 30;
 
 /// The deliveries of a ready unit to further endpoints, the oldest first.

@@ -28,7 +28,7 @@ pub struct Erased {
     pub profiles: i64,
     /// Recorded attempts of deliveries.
     pub attempts: i64,
-    /// Units whose webhook was never acknowledged and will not be sent any more.
+    /// Units whose webhook was never acknowledged and will no longer be sent.
     pub undelivered: i64,
 }
 

@@ -327,7 +327,7 @@ impl OrderView {
     }
 }
 
-/// The most webhooks to further endpoints that are read of an order.
+/// The maximum number of webhooks to further endpoints that are read of an order.
 const MOST_FURTHER: i64 = 10_000;
 
 /// The webhooks of the units of an order to further endpoints. One whose endpoint was deleted is not
@@ -498,7 +498,7 @@ pub async fn read(
 pub struct Undelivered {
     /// Those that are sent by themselves, or as soon as their endpoint takes them.
     pub waiting: i64,
-    /// Those that are not sent by themselves any more.
+    /// Those that are no longer sent by themselves.
     pub given_up: i64,
 }
 

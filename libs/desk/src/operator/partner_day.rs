@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use crate::self_service::first_id;
 
-/// The most orders that are counted.
+/// The maximum number of orders that are counted.
 pub const MOST_ORDERS: i64 = 10_000;
 /// The newest orders whose times are read.
 const TIMED: i64 = 500;

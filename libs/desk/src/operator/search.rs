@@ -18,7 +18,7 @@ use store::Unflushed;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-/// The most orders, and the most partners, that a search returns.
+/// The maximum number of orders, and the most partners, that a search returns.
 pub const MOST: i64 = 20;
 
 /// What an order was found by.
@@ -125,7 +125,7 @@ pub(crate) async fn whole(connection: &mut PgConnection, id: &str) -> Result<Hit
 const LEAST: usize = 4;
 /// The same of an access key, which begins with `ak_`.
 const LEAST_OF_A_KEY: i32 = 7;
-/// The most orders of one kind of id that are counted.
+/// The maximum number of orders of one kind of id that are counted.
 const COUNTED: i64 = 200;
 /// The newest orders, of which those are found whose external order id begins with the text.
 const NEWEST: i64 = 20_000;

@@ -20,7 +20,7 @@ mod what;
 pub use sentence::{reason, sentence};
 pub use what::{Moment, What, is_off_the_path, told};
 
-/// The most attempts of webhooks that a timeline holds; the newest ones.
+/// The maximum number of attempts of webhooks that a timeline holds; the newest ones.
 pub const MOST_ATTEMPTS: i64 = 500;
 /// The most recorded actions that a timeline holds; the newest ones.
 const MOST_ACTIONS: i64 = 1_000;

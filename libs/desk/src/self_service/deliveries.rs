@@ -135,8 +135,8 @@ pub async fn attempts(connection: &mut PgConnection, id: DeliveryId) -> Result<V
     deliveries::attempts(connection, id, MOST_ATTEMPTS).await
 }
 
-/// The most deliveries that one page looks at. A filter by time leaves out some of them, and this
-/// bounds the work of a request that finds few.
+/// The maximum number of deliveries that one page looks at. A filter by time leaves out some of
+/// them, and this bounds the work of a request that finds few.
 const LOOKED_AT: usize = 5_000;
 
 /// A page of a partner's deliveries.

@@ -213,7 +213,7 @@ impl Holder {
 
 impl Place {
     /// Marks the connection as idle no longer. Returns false if it has lost its place, so that the
-    /// request must not be handled any more.
+    /// request must no longer be handled.
     #[must_use]
     pub fn begin_request(&self) -> bool {
         let mut state = lock(&self.state);

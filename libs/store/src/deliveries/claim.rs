@@ -310,7 +310,7 @@ struct Row {
 /// topup opens for its own partner only.
 /// Some columns are answers to a question:
 ///
-/// - `pointless`: the delivery need not be sent any more.
+/// - `pointless`: the delivery need no longer be sent.
 /// - `blocked`: its endpoint is blocked for it. The block may have begun after the delivery was queued.
 /// - `fans_out`: further endpoints may want the same topup.
 /// - `reusable`: the [lean claim](super::claim_known()) may use the endpoint as it is read here.
@@ -388,7 +388,7 @@ impl Rows {
         blocked.map(|row| row.delivery_id.into()).collect()
     }
 
-    /// Takes out the deliveries that need not be sent any more, and returns their ids.
+    /// Takes out the deliveries that need no longer be sent, and returns their ids.
     fn take_pointless(&mut self) -> Vec<Uuid> {
         let pointless = self.rows.extract_if(.., |row| row.pointless);
         pointless.map(|row| row.delivery_id).collect()

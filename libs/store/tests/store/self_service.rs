@@ -576,7 +576,7 @@ async fn events_are_read_with_the_webhooks_once_they_are_true() {
     assert_eq!(rest.len(), 1);
     assert_eq!(rest[0].id, page[1].id);
 
-    // What is not wanted any more, or not true, has a place in the list and no content.
+    // What is no longer wanted, or not true, has a place in the list and no content.
     bench.set_events(partner, &[Kind::TopupFailed]).await;
     let revived = "UPDATE topups SET state = 'pending' WHERE topup_id = $1";
     bench.set(revived, &topups(&failed)[0]).await;
@@ -587,7 +587,7 @@ async fn events_are_read_with_the_webhooks_once_they_are_true() {
     assert!(bench.webhooks(stranger, &start, 10).await.is_empty());
 }
 
-/// A notifier drops what is not wanted any more; the limit of made events outlives that.
+/// A notifier drops what is no longer wanted; the limit of made events outlives that.
 #[tokio::test]
 async fn turning_an_event_off_and_on_makes_no_room_for_events() {
     let bench = Bench::new().await;

@@ -154,7 +154,7 @@ pub(super) async fn finished(connection: &mut PgConnection, ids: &[Uuid]) -> Res
 pub struct Copied {
     /// Those of the reserved orders whose rows were copied.
     pub orders: Vec<Uuid>,
-    /// The others, which stay in the tables, because they are not finished any more.
+    /// The others, which stay in the tables, because they are no longer finished.
     left: Vec<Uuid>,
     /// One line for each order: a JSON object with its row and, by the names of [`TABLES`], those of
     /// its other rows.

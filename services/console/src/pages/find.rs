@@ -93,7 +93,7 @@ async fn near(app: &App, asked: &str) -> Result<Vec<Near>, Problem> {
     Ok(near.take(NEAR).collect())
 }
 
-/// The most orders under the box.
+/// The maximum number of orders under the box.
 const ORDERS: usize = 5;
 
 /// Orders with an id that is or begins with what was typed.

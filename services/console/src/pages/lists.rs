@@ -19,7 +19,7 @@ use crate::{
 
 /// The rows of a page.
 pub(crate) const PAGE: usize = 25;
-/// The most rows of a CSV.
+/// The maximum number of rows of a CSV.
 pub(crate) const CSV: usize = 10_000;
 /// The times that a list offers by a link, and their names.
 pub(crate) const SINCE: [(&str, &str); 4] = [
@@ -51,9 +51,10 @@ impl Window {
     }
 }
 
-/// The most names of partners that are listed if a filter does not say which one it means.
+/// The maximum number of names of partners that are listed if a filter does not say which one it
+/// means.
 const NAMES: i64 = 5;
-/// The most names of products that a filter offers while somebody types.
+/// The maximum number of names of products that a filter offers while somebody types.
 pub(crate) const CHOICES: i64 = 300;
 
 /// What a filter names: one of all partners or products, or of which kind there is not exactly one.

@@ -1,4 +1,4 @@
-//! Needs a person: one matter for each cause, with since when, who feels it and what to do, its rows and
+//! Needs a person: one matter for each cause, with since when, who is affected and what to do, its rows and
 //! its act; and below it what goes on by itself, so that nobody looks for it elsewhere. The matters are
 //! the findings of [`desk::operator::health`], as on the first page and in `esimctl attention`.
 

@@ -1,4 +1,4 @@
-//! Whether the system works, in its first words; then what is wrong, since when, who feels it and what
+//! Whether the system works, in its first words; then what is wrong, since when, who is affected and what
 //! to do; then the way of an order in four steps: whether each one lives, what waits for it, how old
 //! that is and how long it takes; then the last hours, providers, endpoints, and what people have done.
 //! What is wrong is what [`desk::operator::health`] finds, as in `esimctl attention`.
@@ -36,9 +36,9 @@ use crate::{
     view::{Shell, page},
 };
 
-/// The most endpoints with failures of the page.
+/// The maximum number of endpoints with failures of the page.
 const ENDPOINTS: usize = 20;
-/// The most findings of the page, the worst ones. Their number is in the verdict, and the page of what
+/// The maximum number of findings of the page, the worst ones. Their number is in the verdict, and the page of what
 /// needs a person has all: the way of an order has to be in sight below them.
 const FINDINGS: usize = 10;
 

@@ -35,7 +35,7 @@ use crate::{
     view::{Shell, page},
 };
 
-/// The most purchases of a page, the oldest ones.
+/// The maximum number of purchases of a page, the oldest ones.
 const MOST: i64 = 200;
 
 #[derive(Template)]

@@ -98,7 +98,7 @@ the header is sent, the body is checked, also with `optional`.";
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {
-    /// Bring accounts, limits and endpoints to what a file says
+    /// Make accounts, limits and endpoints match a file
     ///
     /// The same file again changes nothing, so a pipeline may apply it at every deployment.
     #[command(after_help = partner_apply::EXAMPLES)]

@@ -75,7 +75,8 @@ recorded as if `partner create` and `partner set` had made it. After a new webho
 pub struct Apply {
     #[command(flatten)]
     source: Source,
-    // Before `dry_run`, because each field takes its value away from the arguments, and `By` looks at that one.
+    // This field stands before `dry_run`: clap reads the fields in this order and removes each
+    // value from the arguments, and `By` needs to see whether `--dry-run` was given.
     #[command(flatten)]
     why: Why,
     /// Show what would be created and changed, and change nothing

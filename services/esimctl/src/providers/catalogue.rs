@@ -73,7 +73,7 @@ pub struct Asked {
     /// Import new products out of sale, so that you can add details before partners see them
     #[arg(long)]
     new_disabled: bool,
-    /// Take options out of sale whose product the provider does not list any more
+    /// Take options out of sale whose product the provider no longer lists
     #[arg(long)]
     disable_gone: bool,
     #[command(flatten)]
@@ -152,7 +152,7 @@ struct Report {
     priced: Vec<Changed>,
     /// Options with the same price, whose other fields have changed.
     changed: Vec<Changed>,
-    /// Options on sale whose product is not listed any more.
+    /// Options on sale whose product is no longer listed.
     gone: Vec<Gone>,
     refused: Vec<Refused>,
     /// Options that agree with their product.

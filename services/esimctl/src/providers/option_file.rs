@@ -62,14 +62,15 @@ const LONGEST_TEXT: usize = 255;
 const MOST_ALTERNATIVES: usize = 4;
 /// The longest details as JSON, in bytes.
 const LONGEST_DETAILS: usize = 4 << 10;
-/// The most options that a record names.
+/// The maximum number of options that a record names.
 const MOST_NAMED: usize = 100;
 
 #[derive(Args, Clone, Debug)]
 pub struct Apply {
     #[command(flatten)]
     pub source: Source,
-    // Before `dry_run`, because each field takes its value away from the arguments, and `By` looks at that one.
+    // This field stands before `dry_run`: clap reads the fields in this order and removes each
+    // value from the arguments, and `By` needs to see whether `--dry-run` was given.
     #[command(flatten)]
     why: Why,
     /// Show what would be created and changed, and change nothing

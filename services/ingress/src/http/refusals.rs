@@ -45,11 +45,11 @@ const PARTNER_REFUSALS_PER_MINUTE: u32 = 60;
 
 /// The least time between two writes.
 const PACE: Duration = Duration::from_secs(2);
-/// The most refusals of one write.
+/// The maximum number of refusals of one write.
 const BATCH: usize = 500;
 /// How long a stop waits until the last ones are written.
 const LAST: Duration = Duration::from_secs(2);
-/// The most partners and kinds that are counted. Beyond it all of them begin anew.
+/// The maximum number of partners and kinds that are counted. Beyond it all of them begin anew.
 const COUNTED: usize = 10_000;
 /// The longest path and the longest list of errors that are kept, in bytes.
 const LONGEST: usize = 300;

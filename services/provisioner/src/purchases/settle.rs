@@ -27,7 +27,7 @@ use crate::{
 /// How long after its purchase a unit may have an unreadable profile before its placement is parked.
 /// Until then the provider may still be writing it.
 const UNREADABLE_AFTER: Duration = Duration::from_mins(1);
-/// The most settlements in one commit, which bounds how long its transaction holds locks. Larger ones
+/// The maximum number of settlements in one commit, which bounds how long its transaction holds locks. Larger ones
 /// cost as much for each item.
 const BATCH: usize = 256;
 /// How many outcomes in a row must have been unknown before a placement is parked. Its age alone

@@ -1,4 +1,4 @@
-//! What people are told of a finding: what it is, who feels it, what to do, and where to read on.
+//! What people are told of a finding: what it is, who is affected, what to do, and where to read on.
 //! Nothing decides by these sentences.
 
 use std::borrow::Cow;
