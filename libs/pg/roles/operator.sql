@@ -42,7 +42,7 @@ GRANT SELECT, DELETE ON refused_requests TO esim_operator;
 GRANT UPDATE (profile, erased_at) ON esims TO esim_operator;
 GRANT UPDATE (reason) ON topups TO esim_operator;
 GRANT UPDATE (traceparent, erased_at) ON orders TO esim_operator;
-GRANT UPDATE (reason, refusal_status, refusal_message, tried, first_claim) ON placements TO esim_operator;
+GRANT UPDATE (reason, refusal_status, refusal_message, tried, alternatives, first_claim) ON placements TO esim_operator;
 GRANT DELETE ON delivery_attempts, deliveries, further_deliveries TO esim_operator;
 GRANT UPDATE (error, traceparent) ON deliveries TO esim_operator;
 
