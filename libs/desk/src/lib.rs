@@ -1,6 +1,6 @@
 //! What people read and decide: operators through `esimctl` and the console, partners through
-//! self-service, also where an archived order is. Retention and the replacement of master keys are here,
-//! too, because people decide their terms.
+//! self-service. It also knows which archive has an order, and holds retention and the replacement
+//! of master keys, because people decide when data and keys end.
 
 pub mod archived;
 pub mod csv;

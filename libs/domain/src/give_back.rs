@@ -61,7 +61,7 @@ impl GiveBackState {
         self.into()
     }
 
-    /// Whether nothing happens to it any more by itself.
+    /// Whether it is final: nothing more happens to it by itself.
     pub fn is_over(self) -> bool {
         matches!(self, Self::Returned | Self::Refused | Self::Parked)
     }

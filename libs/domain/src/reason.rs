@@ -53,7 +53,7 @@ pub enum Code {
     ConfirmationCodeNeeded,
     /// The provider had confirmed the purchase, and no longer knows it.
     PurchaseVanished,
-    /// It was bought although nobody expected that any more.
+    /// It was bought although a purchase was no longer expected.
     BoughtUnexpectedly,
     /// It is bought, and the provider has sold the same eSIM before: which id shows that.
     SoldTwice,

@@ -99,7 +99,7 @@ impl Changed {
         }
     }
 
-    /// Something that is not there any more.
+    /// Something that no longer exists.
     pub fn removed(before: Value) -> Self {
         Self {
             before: Some(before),

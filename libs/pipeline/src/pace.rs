@@ -70,7 +70,7 @@ impl Paces {
         }
     }
 
-    /// Notes that a partner has no permits any more.
+    /// Notes that a partner has no permits left.
     pub(crate) fn end(&mut self, owner: Owner) {
         if let Some(known) = self.owners.get_mut(&owner) {
             known.in_flight = false;

@@ -31,7 +31,7 @@ pub(crate) enum Notices {
         /// The code, as it was sent
         code: String,
     },
-    /// Remove the channel, so that no notices are sent any more
+    /// Remove the channel, so that no further notices are sent
     #[command(after_help = "Examples:\n  esim-partner notices remove")]
     Remove,
 }

@@ -125,7 +125,7 @@ fn units(answer: &Value, field: &str) -> Option<u32> {
 /// A definite answer.
 struct Definite {
     answer: Answer,
-    /// Whether every request had an answer of the service, so that none can be on its way any more.
+    /// Whether every request had an answer of the service, so that none is still on its way.
     is_first: bool,
 }
 

@@ -39,7 +39,7 @@ use tokio::{
 use tower::Service;
 use webhooks::dns::{Dns, NameError};
 
-/// The age from which no request begins on a connection any more. A name whose address changes is
+/// The age from which no further request begins on a connection. A name whose address changes is
 /// looked up again after its TTL, so a longer age would be what makes a partner wait. A new
 /// connection each minute costs nothing that could be measured.
 pub const OLDEST: Duration = Duration::from_mins(1);
@@ -79,7 +79,7 @@ pub struct Limits {
     pub head_max: usize,
     /// Unused connections that are kept for one host.
     pub idle: usize,
-    /// The age from which no request begins on a connection any more. Half of it is for the time
+    /// The age from which no further request begins on a connection. Half of it is for the time
     /// that a connection may be unused before its last request begins.
     pub oldest: Duration,
 }

@@ -24,7 +24,7 @@ pub fn route(placement: &PlacementView) -> Option<String> {
     let state = placement.state.known();
     let provider = format!("{} ({})", placement.provider, placement.lane);
     let others = placement.alternatives.join(", ");
-    // What is bought, failed or refused goes nowhere any more.
+    // What is bought, failed or refused goes to no further provider.
     let further = match state {
         _ if others.is_empty() => None,
         Some(PlacementState::Accepted | PlacementState::Placing) => Some(format!(

@@ -77,7 +77,7 @@ pub struct Matching {
 pub enum Kinds {
     #[default]
     All,
-    /// All but notices, which tell nothing any more when they are old.
+    /// All but notices, which are of no use once they are old.
     WithoutNotices,
     /// The specified webhooks of ready topups only.
     Topups,

@@ -528,7 +528,7 @@ fn topup(row: &Row) -> Result<ClaimedTopup> {
 
 /// Removes the leased placements that this process must not work on from `claimed`, and corrects
 /// their due work. An attempt in flight elsewhere belongs to the process that recorded it until its
-/// lease ends. A finished placement needs no work any more.
+/// lease ends. A finished placement needs no further work.
 ///
 /// Between the read and this statement the placements may have changed, so they are judged again
 /// under their locks:

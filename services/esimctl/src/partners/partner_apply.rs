@@ -274,7 +274,7 @@ async fn locked(
     Ok(found.into_iter().map(|id| id.and_then(of)).collect())
 }
 
-/// The account that an entry means; `None` if it is to be created. Erased accounts have no name any more.
+/// The account that an entry means; `None` if it is to be created. Erased accounts have no name.
 fn id_of(wanted: &Wanted, all: &[Partner]) -> anyhow::Result<Option<PartnerId>> {
     let at = &wanted.at;
     let is_named = |one: &&Partner| one.has_secret_key && wanted.is(&one.name, &one.environment);

@@ -217,7 +217,7 @@ pub const VERY_LATE: f64 = 900.0;
 pub const XID_CRITICAL: u64 = 1_500_000_000;
 /// The difference of clocks at which no stage works.
 pub const SKEW_AT_START: f64 = pg::down::CLOCK_FAULT;
-/// From this age on the last backup is no plan any more.
+/// From this age on the last backup is too old to rely on.
 pub const BACKUP_VERY_OLD: u64 = 72;
 /// As in the alert `DiskAlmostFull`.
 pub const DISK_FULL: f64 = 10.0;

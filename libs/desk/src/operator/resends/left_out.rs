@@ -45,7 +45,7 @@ pub enum Cause {
     GivenUp,
     /// They were delivered, and the filter asks for others.
     Delivered,
-    /// They are notices of this kind, which tell nothing any more when they are old.
+    /// They are notices of this kind, which are of no use once they are old.
     Notice { kind: String },
 }
 

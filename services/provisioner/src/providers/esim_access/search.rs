@@ -32,7 +32,7 @@ const SLOT: i64 = 10;
 const PAGES: u32 = 20;
 /// How long an answer serves other searches.
 const FRESH: Duration = Duration::from_secs(2);
-/// How long it serves them if the slot is so old that no purchase can arrive in it any more.
+/// How long it serves them if the slot is so old that purchases can no longer arrive in it.
 const KEPT: Duration = Duration::from_mins(1);
 /// A search begins with the slots from this long before the attempt until this long after now. Nearly
 /// every purchase is there, because the clocks are seldom seconds apart.
