@@ -9,9 +9,9 @@
 use std::{collections::HashMap, time::Duration};
 
 use domain::{Environment, PartnerId};
-use pg::{Result, age, seconds, signed, unsigned};
+use pg::{End, Result, age, seconds, signed, transaction, unsigned};
 use signing::{SecretKey, webhook};
-use sqlx::{Connection, PgConnection};
+use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 use vault::{Keyring, Purpose, Vault, VaultError, some_opened};
@@ -143,8 +143,11 @@ pub async fn create(
 ) -> Result<()> {
     let id = new.partner_id;
     let secret_key = vault.seal(Purpose::SecretKey(id), new.secret_key.expose())?;
-    let mut transaction = connection.begin().await?;
-    let statement = sqlx::query!(
+    transaction!(connection, "partners::create", |transaction| -> Result<
+        (),
+        pg::Error,
+    > {
+        let statement = sqlx::query!(
         "INSERT INTO partners (partner_id, name, environment, access_key, secret_key,
                                max_in_flight, requests_per_second, orders_per_second, units_per_second)
          VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
@@ -158,16 +161,10 @@ pub async fn create(
         new.limits.orders_per_second.map(signed),
         new.limits.units_per_second.map(signed),
     );
-    statement.execute(&mut *transaction).await?;
-    endpoints::set_first(
-        &mut transaction,
-        vault,
-        id,
-        new.webhook_url,
-        new.webhook_secret,
-    )
-    .await?;
-    Ok(transaction.commit().await?)
+        statement.execute(&mut **transaction).await?;
+        endpoints::set_first(transaction, vault, id, new.webhook_url, new.webhook_secret).await?;
+        Ok(End::Commit(()))
+    })
 }
 
 /// A query for [`Partner`]s that match a condition on the row `p`.

@@ -8,9 +8,9 @@
 //! key, signature or query is among them.
 
 use domain::PartnerId;
-use pg::Result;
+use pg::{End, Result, transaction};
 use serde::Serialize;
-use sqlx::{Connection, PgConnection};
+use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -81,8 +81,11 @@ pub async fn keep(connection: &mut PgConnection, refusals: &[Refusal], newest: u
     }
     let partners = column(refusals, |one| one.partner_id.uuid());
     let kinds = column(refusals, |one| one.kind.as_str().to_owned());
-    let mut transaction = connection.begin().await?;
-    let statement = sqlx::query!(
+    transaction!(
+        connection,
+        "refused::keep",
+        |transaction| -> Result<(), pg::Error> {
+            let statement = sqlx::query!(
         "INSERT INTO refused_requests (request_id, partner_id, kind, at, status, reason, errors, method, path,
                                        external_order_id, unrecorded)
          SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::timestamptz[], $5::int[], $6::text[], $7::text[],
@@ -100,9 +103,9 @@ pub async fn keep(connection: &mut PgConnection, refusals: &[Refusal], newest: u
         &column(refusals, |one| one.external_order_id.clone()) as &[Option<String>],
         &column(refusals, |one| i64::try_from(one.unrecorded).unwrap_or(i64::MAX)),
     );
-    statement.execute(&mut *transaction).await?;
-    // The ids are in the order of time, so everything from the first one beyond the room is older.
-    let statement = sqlx::query!(
+            statement.execute(&mut **transaction).await?;
+            // The ids are in the order of time, so everything from the first one beyond the room is older.
+            let statement = sqlx::query!(
         "DELETE FROM refused_requests WHERE request_id = ANY (ARRAY (
              SELECT beyond.request_id
              FROM (SELECT DISTINCT partner_id, kind FROM unnest($1::uuid[], $2::text[]) AS one (partner_id, kind)) room
@@ -114,8 +117,10 @@ pub async fn keep(connection: &mut PgConnection, refusals: &[Refusal], newest: u
         &kinds,
         i64::from(newest),
     );
-    statement.execute(&mut *transaction).await?;
-    Ok(transaction.commit().await?)
+            statement.execute(&mut **transaction).await?;
+            Ok(End::Commit(()))
+        }
+    )
 }
 
 /// A refused request, as operators see it.

@@ -122,6 +122,30 @@ pub enum Mode<'a> {
     Apply(Action<'a>),
 }
 
+impl Mode<'_> {
+    /// Records a command in the transaction of its change, unless it is a preview. `affected` is the
+    /// number of changed rows, and `changed` what is recorded of them.
+    pub async fn record(
+        self,
+        transaction: &mut crate::Transaction<'_>,
+        affected: i64,
+        changed: Changed,
+    ) -> Result<(), sqlx::Error> {
+        match self {
+            Self::Preview => Ok(()),
+            Self::Apply(action) => record(transaction, action, affected, changed).await,
+        }
+    }
+
+    /// How the transaction of a command ends.
+    pub fn end<T>(self, done: T) -> crate::End<T> {
+        match self {
+            Self::Preview => crate::End::Rollback(done),
+            Self::Apply(_) => crate::End::Commit(done),
+        }
+    }
+}
+
 /// Ends the transaction of a command as its mode says. `affected` is the number of changed rows, and
 /// `changed` what is recorded of them.
 pub async fn finish(

@@ -33,7 +33,7 @@ pub mod walk;
 use std::time::Duration;
 
 use domain::DeliveryId;
-use pg::{Error, Result, retry_conflicts, uuids};
+use pg::{End, Error, Result, retry_conflicts, transaction, uuids};
 use sqlx::PgConnection;
 
 pub use self::{
@@ -101,24 +101,26 @@ pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept
     if !may_sweep!(&mut *connection, lag, "deliveries") {
         return Ok(Swept::default());
     }
-    let Some(mut range) = SweptRange::take(connection, "deliveries", lag).await? else {
-        return Ok(Swept::default());
-    };
-    let statement = sqlx::query!(
-        "INSERT INTO work (id, kind, provider, lane, partner_id, at)
+    transaction!(connection, "deliveries::sweep", |transaction| -> Result<
+        Swept,
+        Error,
+    > {
+        let Some(range) = SweptRange::take(transaction, "deliveries", lag).await? else {
+            return Ok(End::Rollback(Swept::default()));
+        };
+        let statement = sqlx::query!(
+            "INSERT INTO work (id, kind, provider, lane, partner_id, at)
          SELECT delivery_id, 'deliver', '', coalesce(endpoint_id::text, ''), partner_id, now()
          FROM deliveries
          WHERE created_at > $1 AND created_at <= $2 AND state = 'pending'
          ON CONFLICT DO NOTHING",
-        range.from,
-        range.until,
-    );
-    let late = statement
-        .execute(&mut *range.transaction)
-        .await?
-        .rows_affected();
-    fan_out::sweep(&mut range.transaction, range.from, range.until).await?;
-    range.done(late).await
+            range.from,
+            range.until,
+        );
+        let late = statement.execute(&mut **transaction).await?.rows_affected();
+        fan_out::sweep(transaction, range.from, range.until).await?;
+        Ok(End::Commit(range.done(transaction, late).await?))
+    })
 }
 
 /// Moves pending deliveries to endpoints without a URL to the state `no_endpoint`, in which

@@ -18,8 +18,8 @@ use domain::{
     GiveBackState, Iccid, OrderId, PartnerId, TopupId,
     give_back::{Event, GiveBack},
 };
-use pg::{Error, Result, age, seconds, unsigned};
-use sqlx::{Connection, PgConnection};
+use pg::{End, Error, Result, Transaction, age, seconds, transaction, unsigned};
+use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -359,53 +359,57 @@ pub async fn settle(
     topup_id: &TopupId,
     settlement: &Settlement,
 ) -> Result<(Option<GiveBackState>, bool)> {
-    let mut transaction = connection.begin().await?;
-    let query = sqlx::query!(
-        r#"SELECT give_back AS "give_back!", attempt, not_returned_at IS NOT NULL AS "not_returned!"
+    transaction!(
+        connection,
+        "esim_requests::settle",
+        |transaction| -> Result<(Option<GiveBackState>, bool), pg::Error> {
+            let query = sqlx::query!(
+                r#"SELECT give_back AS "give_back!", attempt, not_returned_at IS NOT NULL AS "not_returned!"
            FROM esim_requests WHERE topup_id = $1 AND give_back IS NOT NULL FOR UPDATE"#,
-        topup_id.as_str(),
-    );
-    let Some(row) = query.fetch_optional(&mut *transaction).await? else {
-        return Ok((None, false));
-    };
-    let before = GiveBack {
-        state: row.give_back.parse()?,
-        attempt: unsigned(row.attempt),
-        not_returned: row.not_returned,
-    };
-    let after = settlement.event.and_then(|event| before.after(event).ok());
-    let now = after.unwrap_or(before);
-    let name = |reason: Reason| -> &'static str { reason.into() };
-    let reason = settlement.reason.as_ref();
-    let statement = sqlx::query!(
-        "UPDATE esim_requests
+                topup_id.as_str(),
+            );
+            let Some(row) = query.fetch_optional(&mut **transaction).await? else {
+                return Ok(End::Rollback((None, false)));
+            };
+            let before = GiveBack {
+                state: row.give_back.parse()?,
+                attempt: unsigned(row.attempt),
+                not_returned: row.not_returned,
+            };
+            let after = settlement.event.and_then(|event| before.after(event).ok());
+            let now = after.unwrap_or(before);
+            let name = |reason: Reason| -> &'static str { reason.into() };
+            let reason = settlement.reason.as_ref();
+            let statement = sqlx::query!(
+                "UPDATE esim_requests
          SET give_back = $2,
              not_returned_at = CASE WHEN $3 THEN coalesce(not_returned_at, now()) END,
              reason = CASE WHEN $4 THEN $5 ELSE reason END,
              message = CASE WHEN $4 THEN $6 ELSE message END,
              ended_at = CASE WHEN $7 THEN coalesce(ended_at, now()) END
          WHERE topup_id = $1",
-        topup_id.as_str(),
-        now.state.as_str(),
-        now.not_returned,
-        after.is_some() && now.state.is_over(),
-        reason.map(|(reason, _)| name(*reason)),
-        reason.and_then(|(_, message)| message.as_deref()),
-        now.state.is_over(),
-    );
-    statement.execute(&mut *transaction).await?;
-    let again_in = (!now.state.is_over()).then_some(settlement.again_in);
-    look_again(&mut transaction, topup_id, again_in).await?;
-    if after.is_some() && now.state == GiveBackState::Returned {
-        mark_returned(&mut transaction, topup_id).await?;
-    }
-    transaction.commit().await?;
-    Ok((Some(now.state), after.is_some()))
+                topup_id.as_str(),
+                now.state.as_str(),
+                now.not_returned,
+                after.is_some() && now.state.is_over(),
+                reason.map(|(reason, _)| name(*reason)),
+                reason.and_then(|(_, message)| message.as_deref()),
+                now.state.is_over(),
+            );
+            statement.execute(&mut **transaction).await?;
+            let again_in = (!now.state.is_over()).then_some(settlement.again_in);
+            look_again(transaction, topup_id, again_in).await?;
+            if after.is_some() && now.state == GiveBackState::Returned {
+                mark_returned(transaction, topup_id).await?;
+            }
+            Ok(End::Commit((Some(now.state), after.is_some())))
+        }
+    )
 }
 
 /// Sets when a give-back is looked at next; `None` if it is over.
 async fn look_again(
-    connection: &mut PgConnection,
+    transaction: &mut Transaction<'_>,
     topup_id: &TopupId,
     again_in: Option<Duration>,
 ) -> Result<()> {
@@ -421,14 +425,14 @@ async fn look_again(
         topup_id.as_str(),
         again_in.map(seconds),
     );
-    statement.execute(connection).await?;
+    statement.execute(&mut **transaction).await?;
     Ok(())
 }
 
 /// Marks a unit as given back and erases its profile, which nobody can install any more. So its
 /// webhook is neither sent nor sent again. Its give-back has ended as returned in this transaction.
-pub(crate) async fn mark_returned(connection: &mut PgConnection, topup_id: &TopupId) -> Result<()> {
+async fn mark_returned(transaction: &mut Transaction<'_>, topup_id: &TopupId) -> Result<()> {
     let marking = sqlx::query_scalar!("SELECT mark_returned($1)", topup_id.as_str());
-    marking.fetch_one(connection).await?;
+    marking.fetch_one(&mut **transaction).await?;
     Ok(())
 }

@@ -6,7 +6,7 @@
 //! transaction. What goes straight is never noted, so an order without trouble costs nothing.
 
 use domain::{HistoryKind, PlacementState, Why};
-use pg::Result;
+use pg::{Result, Transaction};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sqlx::PgConnection;
@@ -51,7 +51,7 @@ impl Note {
 
 /// Notes what happened to placements, in the transaction that has changed them. The statements of
 /// [breakers](crate::providers) note their changes themselves.
-pub async fn write(connection: &mut PgConnection, notes: &[Note]) -> Result<()> {
+pub async fn write(transaction: &mut Transaction<'_>, notes: &[Note]) -> Result<()> {
     if notes.is_empty() {
         return Ok(());
     }
@@ -81,7 +81,7 @@ pub async fn write(connection: &mut PgConnection, notes: &[Note]) -> Result<()> 
         &before as &[Option<String>],
         &after as &[Option<String>],
     );
-    statement.execute(connection).await?;
+    statement.execute(&mut **transaction).await?;
     Ok(())
 }
 

@@ -15,9 +15,9 @@ use std::{collections::BTreeMap, time::Duration};
 
 use domain::{OptionId, OrderId, PartnerId, PlacementId, TopupId};
 use pg::{
-    Error, Result,
+    End, Error, Result, Transaction,
     actions::{self, Action, Actor, Changed},
-    age, retry_conflicts, seconds, signed,
+    age, retry_conflicts, seconds, signed, transaction,
 };
 use serde_json::json;
 use sqlx::PgConnection;
@@ -368,29 +368,32 @@ pub async fn refuse(
     connection: &mut PgConnection,
     order_id: OrderId,
 ) -> Result<Option<Vec<Refusal>>> {
-    let mut transaction = sqlx::Connection::begin(connection).await?;
-    // The order is locked before its placements are judged. `status` takes the same lock, so it
-    // waits for a refusal that is under way and sees its result. The deadline is compared with the
-    // current time, because `now()` would be the start of the transaction.
-    let query = sqlx::query_scalar!(
+    transaction!(connection, "orders::refuse", |transaction| -> Result<
+        Option<Vec<Refusal>>,
+        pg::Error,
+    > {
+        // The order is locked before its placements are judged. `status` takes the same lock, so it
+        // waits for a refusal that is under way and sees its result. The deadline is compared with the
+        // current time, because `now()` would be the start of the transaction.
+        let query = sqlx::query_scalar!(
         "SELECT order_id FROM orders
          WHERE order_id = $1 AND answering IS NOT NULL AND refused_at IS NULL AND answer_by > clock_timestamp()
          FOR UPDATE",
         order_id.uuid(),
     );
-    if query.fetch_optional(&mut *transaction).await?.is_none() {
-        transaction.rollback().await?;
-        return Ok(None);
-    }
-    // If no attempt was made, the provider has not refused anything, so the order stands.
-    let closed = close(&mut transaction, order_id, false).await?;
-    if !closed.iter().any(|placement| placement.was_attempted) {
-        transaction.rollback().await?;
-        return Ok(None);
-    }
-    transaction.commit().await?;
-    let attempted = closed.into_iter().filter(|one| one.was_attempted);
-    Ok(Some(attempted.map(|one| one.refusal).collect()))
+        if query.fetch_optional(&mut **transaction).await?.is_none() {
+            return Ok(End::Rollback(None));
+        }
+        // If no attempt was made, the provider has not refused anything, so the order stands.
+        let closed = close(transaction, order_id, false).await?;
+        if !closed.iter().any(|placement| placement.was_attempted) {
+            return Ok(End::Rollback(None));
+        }
+        let attempted = closed.into_iter().filter(|one| one.was_attempted);
+        Ok(End::Commit(Some(
+            attempted.map(|one| one.refusal).collect(),
+        )))
+    })
 }
 
 /// A placement that [`close`] moved to `refused`.
@@ -405,7 +408,7 @@ struct Closed {
 /// none. The function `refuse_order` does this (its text is in `libs/pg/schema.sql`), because ingress has
 /// no privilege to do any of it itself.
 async fn close(
-    connection: &mut PgConnection,
+    transaction: &mut Transaction<'_>,
     order_id: OrderId,
     is_cancelled: bool,
 ) -> Result<Vec<Closed>> {
@@ -416,7 +419,7 @@ async fn close(
         order_id.uuid(),
         is_cancelled,
     );
-    let rows = query.fetch_all(connection).await?;
+    let rows = query.fetch_all(&mut **transaction).await?;
     let closed = rows.into_iter().map(|row| Closed {
         was_attempted: row.was_attempted,
         refusal: Refusal::read(
@@ -462,9 +465,12 @@ pub async fn cancel(
     external_order_id: &str,
     answered: Option<OrderId>,
 ) -> Result<Cancelled> {
-    let mut transaction = sqlx::Connection::begin(connection).await?;
-    let query = sqlx::query!(
-        r#"WITH newest AS (
+    transaction!(connection, "orders::cancel", |transaction| -> Result<
+        Cancelled,
+        pg::Error,
+    > {
+        let query = sqlx::query!(
+            r#"WITH newest AS (
                SELECT order_id, refused_at, cancelled_at,
                       greatest(extract(epoch FROM answer_by - clock_timestamp())::float8, 0) AS undecided_for
                FROM orders WHERE partner_id = $1 AND external_order_id = $2
@@ -474,46 +480,46 @@ pub async fn cancel(
            SELECT n.order_id AS "order_id?", n.refused_at, n.cancelled_at, n.undecided_for,
                   EXISTS (SELECT FROM archived_orders WHERE partner_id = $1 AND external_order_id = $2) AS "archived!"
            FROM (VALUES (true)) one LEFT JOIN newest n ON true"#,
-        partner_id.uuid(),
-        external_order_id,
-    );
-    let found = query.fetch_one(&mut *transaction).await?;
-    let Some(order_id) = found.order_id.map(OrderId::from) else {
-        return Ok(if found.archived {
-            Cancelled::Archived
-        } else {
-            Cancelled::Unknown
-        });
-    };
-    if found.cancelled_at.is_some() {
-        return Ok(Cancelled::Before(order_id));
-    }
-    if found.refused_at.is_some() {
-        return Ok(Cancelled::Refused);
-    }
-    let undecided_for = found.undecided_for.unwrap_or_default();
-    if undecided_for > 0.0 && answered != Some(order_id) {
-        return Ok(Cancelled::Undecided {
-            order_id,
-            rest: age(undecided_for),
-        });
-    }
-    let closed = close(&mut transaction, order_id, true).await?;
-    if closed.is_empty() {
-        transaction.rollback().await?;
-        return Ok(Cancelled::TooLate);
-    }
-    let action = Action {
-        actor: Actor::PARTNER,
-        command: domain::Command::OrderCancel,
-        target: &format!("order {order_id}"),
-        reason: actions::REASON,
-    };
-    let affected = i64::try_from(closed.len()).unwrap_or(i64::MAX);
-    let changed = Changed::between(
-        json!({ "cancelled": false, "placements": "accepted" }),
-        json!({ "cancelled": true, "placements": "refused" }),
-    );
-    actions::commit(transaction, action, affected, changed).await?;
-    Ok(Cancelled::Done(order_id))
+            partner_id.uuid(),
+            external_order_id,
+        );
+        let found = query.fetch_one(&mut **transaction).await?;
+        let Some(order_id) = found.order_id.map(OrderId::from) else {
+            return Ok(End::Rollback(if found.archived {
+                Cancelled::Archived
+            } else {
+                Cancelled::Unknown
+            }));
+        };
+        if found.cancelled_at.is_some() {
+            return Ok(End::Rollback(Cancelled::Before(order_id)));
+        }
+        if found.refused_at.is_some() {
+            return Ok(End::Rollback(Cancelled::Refused));
+        }
+        let undecided_for = found.undecided_for.unwrap_or_default();
+        if undecided_for > 0.0 && answered != Some(order_id) {
+            return Ok(End::Rollback(Cancelled::Undecided {
+                order_id,
+                rest: age(undecided_for),
+            }));
+        }
+        let closed = close(transaction, order_id, true).await?;
+        if closed.is_empty() {
+            return Ok(End::Rollback(Cancelled::TooLate));
+        }
+        let action = Action {
+            actor: Actor::PARTNER,
+            command: domain::Command::OrderCancel,
+            target: &format!("order {order_id}"),
+            reason: actions::REASON,
+        };
+        let affected = i64::try_from(closed.len()).unwrap_or(i64::MAX);
+        let changed = Changed::between(
+            json!({ "cancelled": false, "placements": "accepted" }),
+            json!({ "cancelled": true, "placements": "refused" }),
+        );
+        actions::record(transaction, action, affected, changed).await?;
+        Ok(End::Commit(Cancelled::Done(order_id)))
+    })
 }

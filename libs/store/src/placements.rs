@@ -19,7 +19,7 @@ use std::time::Duration;
 pub use claim::{Claim, Claimed, ClaimedTopup, claim};
 use domain::{OrderId, PlacementId};
 pub(crate) use first::FirstClaim;
-use pg::{Error, Result, retry_conflicts, uuids};
+use pg::{End, Error, Result, retry_conflicts, transaction, uuids};
 pub use settle::{
     KnownColumns, Outcome, Progress, ReadyProfile, Settled, Settlement, Statements, Unit, settle,
 };
@@ -115,21 +115,23 @@ pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept
     if !may_sweep!(&mut *connection, lag, "placements") {
         return Ok(Swept::default());
     }
-    let Some(mut range) = SweptRange::take(connection, "placements", lag).await? else {
-        return Ok(Swept::default());
-    };
-    let statement = sqlx::query!(
-        "INSERT INTO work (id, kind, provider, lane, partner_id, at)
+    transaction!(connection, "placements::sweep", |transaction| -> Result<
+        Swept,
+        Error,
+    > {
+        let Some(range) = SweptRange::take(transaction, "placements", lag).await? else {
+            return Ok(End::Rollback(Swept::default()));
+        };
+        let statement = sqlx::query!(
+            "INSERT INTO work (id, kind, provider, lane, partner_id, at)
          SELECT placement_id, kind_of_work(state, attempt), provider, lane, partner_id, now()
          FROM placements
          WHERE created_at > $1 AND created_at <= $2 AND state IN ('accepted', 'placing')
          ON CONFLICT DO NOTHING",
-        range.from,
-        range.until,
-    );
-    let late = statement
-        .execute(&mut *range.transaction)
-        .await?
-        .rows_affected();
-    range.done(late).await
+            range.from,
+            range.until,
+        );
+        let late = statement.execute(&mut **transaction).await?.rows_affected();
+        Ok(End::Commit(range.done(transaction, late).await?))
+    })
 }

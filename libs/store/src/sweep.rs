@@ -13,8 +13,7 @@
 
 use std::time::Duration;
 
-use pg::{Result, seconds};
-use sqlx::{Connection, PgConnection, Postgres, Transaction};
+use pg::{Result, Transaction, seconds};
 use time::OffsetDateTime;
 
 /// The longest time range of one sweep, in seconds. It bounds the cost of the statement, even if
@@ -52,8 +51,8 @@ pub struct Swept {
     pub more: bool,
 }
 
-/// The time range of one sweep. It holds the lock of the stage's row in `walks`, so one process
-/// sweeps at a time.
+/// The time range of one sweep. Its transaction holds the lock of the stage's row in `walks`, so one
+/// process sweeps at a time.
 ///
 /// The difficulty is that rows do not appear in the order of `created_at`, which is the start of
 /// their transaction. A transaction that takes long may insert a row whose time the sweep has
@@ -76,8 +75,7 @@ pub struct Swept {
 /// might have no id yet when the fence is noted. That cannot happen, because T is at least one
 /// first lease ago and no statement may take that long; see `LONGEST_STATEMENT` in
 /// `libs/pg/src/config.rs`.
-pub(crate) struct SweptRange<'a> {
-    pub(crate) transaction: Transaction<'a, Postgres>,
+pub(crate) struct SweptRange {
     table: &'static str,
     /// The start of the range, exclusive.
     pub(crate) from: OffsetDateTime,
@@ -92,15 +90,14 @@ pub(crate) struct SweptRange<'a> {
     more: bool,
 }
 
-impl<'a> SweptRange<'a> {
+impl SweptRange {
     /// Takes the range of `table` for rows that are older than their first lease of `lag`. Returns
     /// `None` if another process sweeps now, or if no row is old enough.
     pub(crate) async fn take(
-        connection: &'a mut PgConnection,
+        transaction: &mut Transaction<'_>,
         table: &'static str,
         lag: Duration,
     ) -> Result<Option<Self>> {
-        let mut transaction = connection.begin().await?;
         // Reads the range and locks it (SKIP LOCKED, so a second process does not wait).
         //
         // - `fence` says whether the fence is passed: no transaction with a smaller id runs any
@@ -128,12 +125,11 @@ impl<'a> SweptRange<'a> {
             seconds(lag),
             STRETCH,
         );
-        let row = query.fetch_optional(&mut *transaction).await?;
+        let row = query.fetch_optional(&mut **transaction).await?;
         Ok(row.map(|row| {
             let passed = row.fence_at.filter(|_| row.passed);
             let renew = passed.is_some() || row.fence_at.is_none();
             Self {
-                transaction,
                 table,
                 from: row.up_to,
                 until: row.until,
@@ -144,9 +140,9 @@ impl<'a> SweptRange<'a> {
         }))
     }
 
-    /// Ends the sweep: moves the start of the next range, sets a new fence if needed, and commits.
+    /// Ends the sweep: moves the start of the next range, and sets a new fence if needed.
     /// `late` is the number of rows that got work.
-    pub(crate) async fn done(mut self, late: u64) -> Result<Swept> {
+    pub(crate) async fn done(self, transaction: &mut Transaction<'_>, late: u64) -> Result<Swept> {
         let statement = sqlx::query!(
             "UPDATE walks
              SET up_to = $2,
@@ -158,8 +154,7 @@ impl<'a> SweptRange<'a> {
             self.until,
             self.renew,
         );
-        statement.execute(&mut *self.transaction).await?;
-        self.transaction.commit().await?;
+        statement.execute(&mut **transaction).await?;
         Ok(Swept {
             late,
             more: self.more,

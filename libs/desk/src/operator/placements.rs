@@ -12,12 +12,12 @@ use domain::{
     placement::{Event, Placement, Resolution},
 };
 use pg::{
-    Error, Result,
+    Error, Result, Transaction,
     actions::{self, Action, Changed, Mode},
-    unsigned,
+    transaction, unsigned,
 };
 use serde::Serialize;
-use sqlx::{Connection, PgConnection};
+use sqlx::PgConnection;
 use store::{
     Unflushed,
     history::{self, Note, Was},
@@ -348,83 +348,87 @@ pub async fn resolve(
     mode: Mode<'_>,
 ) -> Result<Resolved, NotResolved> {
     decision.check()?;
-    let mut transaction = connection.begin().await?;
-    lock(&mut transaction, placement_id).await?;
-    let query = sqlx::query!(
-        r#"SELECT p.order_id, p.provider, p.state, p.attempt, p.reason, p.placed_at, o.refused_at IS NOT NULL AS "refused!",
+    transaction!(connection, "placements::resolve", |transaction| -> Result<
+        Resolved,
+        NotResolved,
+    > {
+        lock(transaction, placement_id).await?;
+        let query = sqlx::query!(
+            r#"SELECT p.order_id, p.provider, p.state, p.attempt, p.reason, p.placed_at, o.refused_at IS NOT NULL AS "refused!",
                   EXISTS (SELECT FROM topups t JOIN esims e ON e.topup_id = t.topup_id
                           WHERE t.placement_id = p.placement_id) AS "has_units!"
            FROM placements p JOIN orders o ON o.order_id = p.order_id
            WHERE p.placement_id = $1"#,
-        placement_id.uuid(),
-    );
-    let row = query.fetch_optional(&mut *transaction).await?;
-    let row = row.ok_or(NotResolved::Unknown)?;
-    let parked = Placement {
-        state: row.state.parse().map_err(Error::from)?,
-        attempt: unsigned(row.attempt),
-        ..Placement::NEW
-    };
-    let settled = parked
-        .after(Event::Resolve(decision.resolution))
-        .map_err(|_| NotResolved::NotParked(parked.state))?;
-    let now = parking(row.attempt, &row.reason.clone().into());
-    if decision.seen.is_some_and(|seen| seen != now) {
-        return Err(NotResolved::Changed(now));
-    }
-    if row.refused && decision.resolution != Resolution::NotBought {
-        return Err(NotResolved::Refused);
-    }
-    if row.has_units && decision.resolution == Resolution::Retry {
-        return Err(NotResolved::HasUnits);
-    }
-    let placed = settled.state == PlacementState::Placed;
-    let other = decision
-        .bought_at
-        .filter(|other| placed && *other != row.provider);
-    if let Some(other) = other {
-        check_pair(&mut transaction, placement_id, &row.provider, other).await?;
-        if row.has_units {
-            return Err(NotResolved::BoughtHere(row.provider));
+            placement_id.uuid(),
+        );
+        let row = query.fetch_optional(&mut **transaction).await?;
+        let row = row.ok_or(NotResolved::Unknown)?;
+        let parked = Placement {
+            state: row.state.parse().map_err(Error::from)?,
+            attempt: unsigned(row.attempt),
+            ..Placement::NEW
+        };
+        let settled = parked
+            .after(Event::Resolve(decision.resolution))
+            .map_err(|_| NotResolved::NotParked(parked.state))?;
+        let now = parking(row.attempt, &row.reason.clone().into());
+        if decision.seen.is_some_and(|seen| seen != now) {
+            return Err(NotResolved::Changed(now));
         }
-    }
-    let decided = match decision.resolution {
-        Resolution::Bought => "bought",
-        Resolution::NotBought => "not_bought",
-        Resolution::Retry => "retry",
-    };
-    // The function checks once more what was checked above, because the role of the console has no
-    // other way to move a placement.
-    let query = sqlx::query_scalar!(
-        r#"SELECT resolve_placement($1, $2, $3, $4) AS "moved!""#,
-        placement_id.uuid(),
-        decided,
-        other,
-        decision.reference.filter(|_| placed),
-    );
-    if !query.fetch_one(&mut *transaction).await? {
-        return Err(NotResolved::NotParked(parked.state));
-    }
-    let units = units(&mut transaction, placement_id).await?;
-    let was = Was::new(parked.state, &row.provider, row.reason, row.placed_at);
-    let is = was.resolved(settled.state, other);
-    let changed = note_resolved(&mut transaction, placement_id, row.attempt, &was, &is).await?;
-    actions::finish(transaction, mode, 1, changed).await?;
-    Ok(Resolved {
-        placement_id,
-        order_id: row.order_id.into(),
-        provider: other.map_or(row.provider, str::to_owned),
-        state: settled.state,
-        attempt: settled.attempt,
-        pending: units.pending,
-        failed: units.failed,
-        ready: units.ready,
+        if row.refused && decision.resolution != Resolution::NotBought {
+            return Err(NotResolved::Refused);
+        }
+        if row.has_units && decision.resolution == Resolution::Retry {
+            return Err(NotResolved::HasUnits);
+        }
+        let placed = settled.state == PlacementState::Placed;
+        let other = decision
+            .bought_at
+            .filter(|other| placed && *other != row.provider);
+        if let Some(other) = other {
+            check_pair(transaction, placement_id, &row.provider, other).await?;
+            if row.has_units {
+                return Err(NotResolved::BoughtHere(row.provider));
+            }
+        }
+        let decided = match decision.resolution {
+            Resolution::Bought => "bought",
+            Resolution::NotBought => "not_bought",
+            Resolution::Retry => "retry",
+        };
+        // The function checks once more what was checked above, because the role of the console has no
+        // other way to move a placement.
+        let query = sqlx::query_scalar!(
+            r#"SELECT resolve_placement($1, $2, $3, $4) AS "moved!""#,
+            placement_id.uuid(),
+            decided,
+            other,
+            decision.reference.filter(|_| placed),
+        );
+        if !query.fetch_one(&mut **transaction).await? {
+            return Err(NotResolved::NotParked(parked.state));
+        }
+        let units = units(transaction, placement_id).await?;
+        let was = Was::new(parked.state, &row.provider, row.reason, row.placed_at);
+        let is = was.resolved(settled.state, other);
+        let changed = note_resolved(transaction, placement_id, row.attempt, &was, &is).await?;
+        mode.record(transaction, 1, changed).await?;
+        Ok(mode.end(Resolved {
+            placement_id,
+            order_id: row.order_id.into(),
+            provider: other.map_or(row.provider, str::to_owned),
+            state: settled.state,
+            attempt: settled.attempt,
+            pending: units.pending,
+            failed: units.failed,
+            ready: units.ready,
+        }))
     })
 }
 
 /// Notes what a placement was before it was resolved, because its row says so no more.
 async fn note_resolved(
-    connection: &mut PgConnection,
+    transaction: &mut Transaction<'_>,
     placement_id: PlacementId,
     attempt: i32,
     was: &Was,
@@ -438,7 +442,7 @@ async fn note_resolved(
         after: Some(after.clone()),
         ..Note::new(placement_id.uuid(), HistoryKind::Resolved)
     };
-    history::write(connection, &[note]).await?;
+    history::write(transaction, &[note]).await?;
     Ok(Changed::between(before, after))
 }
 

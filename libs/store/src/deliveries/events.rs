@@ -17,7 +17,7 @@
 use std::time::Duration;
 
 use domain::{DeliveryId, EndpointKey, OptionId, PartnerId, event::Kind};
-use pg::{Result, count, seconds};
+use pg::{End, Result, count, seconds, transaction};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -176,24 +176,27 @@ pub async fn test(
     interval: Duration,
 ) -> Result<Tested> {
     let partner_id = endpoint.partner_id;
-    let mut transaction = sqlx::Connection::begin(connection).await?;
-    // The lock of the partner's row lets one request after the other pass, so that two requests at
-    // the same time do not create two tests.
-    let query = sqlx::query!(
-        r#"SELECT e.url IS NOT NULL AS "has_url!", coalesce(e.blocked_until = 'infinity', false) AS "paused!"
+    transaction!(connection, "events::test", |transaction| -> Result<
+        Tested,
+        pg::Error,
+    > {
+        // The lock of the partner's row lets one request after the other pass, so that two requests at
+        // the same time do not create two tests.
+        let query = sqlx::query!(
+            r#"SELECT e.url IS NOT NULL AS "has_url!", coalesce(e.blocked_until = 'infinity', false) AS "paused!"
            FROM partners p JOIN partner_endpoints e ON e.partner_id = p.partner_id
            WHERE p.partner_id = $1 AND e.endpoint_id = $2 FOR NO KEY UPDATE OF p"#,
-        partner_id.uuid(),
-        endpoint.id.uuid(),
-    );
-    let row = query.fetch_optional(&mut *transaction).await?;
-    match row {
-        Some(row) if row.paused => return Ok(Tested::Paused),
-        Some(row) if row.has_url => {}
-        _ => return Ok(Tested::NoEndpoint),
-    }
-    let query = sqlx::query_scalar!(
-        r#"SELECT extract(epoch FROM clock_timestamp() - created_at)::float8 AS "age!" FROM deliveries d
+            partner_id.uuid(),
+            endpoint.id.uuid(),
+        );
+        let row = query.fetch_optional(&mut **transaction).await?;
+        match row {
+            Some(row) if row.paused => return Ok(End::Rollback(Tested::Paused)),
+            Some(row) if row.has_url => {}
+            _ => return Ok(End::Rollback(Tested::NoEndpoint)),
+        }
+        let query = sqlx::query_scalar!(
+            r#"SELECT extract(epoch FROM clock_timestamp() - created_at)::float8 AS "age!" FROM deliveries d
            WHERE partner_id = $1 AND kind <> 'topup.ready' AND kind = 'webhook.test'
              -- A test of an endpoint that was deleted counts for all endpoints, so that deleting and
              -- creating one does not pass the limit.
@@ -203,19 +206,19 @@ pub async fn test(
              -- A pair, so that only the partner's index fits.
              AND (partner_id, created_at) > ($1, now() - make_interval(secs => $2))
            ORDER BY created_at DESC LIMIT 1"#,
-        partner_id.uuid(),
-        seconds(interval),
-        endpoint.column(),
-    );
-    let age = query.fetch_optional(&mut *transaction).await?;
-    if let Some(left) = age.and_then(|age| interval.checked_sub(pg::age(age))) {
-        return Ok(Tested::TooSoon(left));
-    }
-    let id = DeliveryId::new();
-    // The work is due at `-infinity`, which is before all other work of the partner. The look at
-    // due work and the claim recognise a test by this time, and find it even while the endpoint is
-    // blocked.
-    let statement = sqlx::query!(
+            partner_id.uuid(),
+            seconds(interval),
+            endpoint.column(),
+        );
+        let age = query.fetch_optional(&mut **transaction).await?;
+        if let Some(left) = age.and_then(|age| interval.checked_sub(pg::age(age))) {
+            return Ok(End::Rollback(Tested::TooSoon(left)));
+        }
+        let id = DeliveryId::new();
+        // The work is due at `-infinity`, which is before all other work of the partner. The look at
+        // due work and the claim recognise a test by this time, and find it even while the endpoint is
+        // blocked.
+        let statement = sqlx::query!(
         "WITH created AS (
              INSERT INTO deliveries (delivery_id, partner_id, kind, created_at, endpoint_id)
              VALUES ($1, $2, 'webhook.test', clock_timestamp(), $3)
@@ -226,9 +229,9 @@ pub async fn test(
         endpoint.column(),
         endpoint.work_lane(),
     );
-    statement.execute(&mut *transaction).await?;
-    transaction.commit().await?;
-    Ok(Tested::Due(id))
+        statement.execute(&mut **transaction).await?;
+        Ok(End::Commit(Tested::Due(id)))
+    })
 }
 
 /// Deletes at most `limit` events that are older than the term of attempts, with their work.

@@ -12,8 +12,8 @@ use std::{
 };
 
 use domain::{DeliveryId, EndpointId, WebhookId, endpoint::BlockPolicy, event::Kind};
-use pg::{Error, Result, retry_conflicts, seconds, signed};
-use sqlx::{Connection, PgConnection};
+use pg::{End, Error, Result, retry_conflicts, seconds, signed, transaction};
+use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -125,7 +125,7 @@ pub async fn record(
         .filter(|attempted| !(attempted.is_plain() && recorded.contains(&attempted.id.uuid())))
         .collect();
     if !others.is_empty() {
-        made += retry_conflicts!(record_others(&mut *connection, &others, notices_per_day))?;
+        made += record_others(connection, &others, notices_per_day).await?;
         let delivered = others.iter().filter(|attempted| attempted.is_delivered());
         effects
             .recovered
@@ -140,23 +140,27 @@ pub async fn record(
     }
     if !effects.recovered.is_empty() {
         let recovered: Vec<Uuid> = effects.recovered.into_iter().collect();
-        made += retry_conflicts!(async {
-            let mut transaction = connection.begin().await?;
-            let changes = endpoints::forget_failures(&mut transaction, &recovered).await?;
-            let told = notices::about(&mut transaction, &changes, notices_per_day).await?;
-            transaction.commit().await?;
-            Ok::<_, Error>(told)
-        })?;
+        made += transaction!(
+            connection,
+            "record::recovered",
+            |transaction| -> Result<Made, Error> {
+                let changes = endpoints::forget_failures(transaction, &recovered).await?;
+                let told = notices::about(transaction, &changes, notices_per_day).await?;
+                Ok(End::Commit(told))
+            }
+        )?;
     }
     if !effects.failed.is_empty() && policy.failures > 0 {
         let failed = &effects.failed;
-        made += retry_conflicts!(async {
-            let mut transaction = connection.begin().await?;
-            let changes = endpoints::count_failures(&mut transaction, failed, policy).await?;
-            let told = notices::about(&mut transaction, &changes, notices_per_day).await?;
-            transaction.commit().await?;
-            Ok::<_, Error>(told)
-        })?;
+        made += transaction!(
+            connection,
+            "record::failed",
+            |transaction| -> Result<Made, Error> {
+                let changes = endpoints::count_failures(transaction, failed, policy).await?;
+                let told = notices::about(transaction, &changes, notices_per_day).await?;
+                Ok(End::Commit(told))
+            }
+        )?;
     }
     Ok(made)
 }
@@ -173,19 +177,23 @@ async fn record_others(
         record_any(connection, &columns).await?;
         return Ok(Made::default());
     }
-    let mut transaction = connection.begin().await?;
-    let exhausted = record_any(&mut transaction, &columns).await?;
-    let mut changes = Vec::new();
-    if !exhausted.is_empty() {
-        let endpoints: Vec<Uuid> = exhausted.iter().map(|row| row.endpoint_id).collect();
-        for endpoint in endpoints::note_exhausted(&mut transaction, &endpoints).await? {
-            let first = exhausted.iter().find(|row| row.endpoint_id == endpoint);
-            changes.extend(first.map(Exhausted::told));
+    transaction!(
+        connection,
+        "record::record_others",
+        |transaction| -> Result<Made, pg::Error> {
+            let exhausted = record_any(transaction, &columns).await?;
+            let mut changes = Vec::new();
+            if !exhausted.is_empty() {
+                let endpoints: Vec<Uuid> = exhausted.iter().map(|row| row.endpoint_id).collect();
+                for endpoint in endpoints::note_exhausted(transaction, &endpoints).await? {
+                    let first = exhausted.iter().find(|row| row.endpoint_id == endpoint);
+                    changes.extend(first.map(Exhausted::told));
+                }
+            }
+            let told = notices::about(transaction, &changes, notices_per_day).await?;
+            Ok(End::Commit(told))
         }
-    }
-    let told = notices::about(&mut transaction, &changes, notices_per_day).await?;
-    transaction.commit().await?;
-    Ok(told)
+    )
 }
 
 /// What a batch says about endpoints. Both parts are sorted by endpoint, so that two notifiers wait

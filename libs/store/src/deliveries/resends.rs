@@ -33,15 +33,15 @@ use std::time::Duration;
 
 use domain::{MaybeStored, PartnerId, Stored, standing::DeliveryState};
 use serde_json::json;
-use sqlx::{Connection, PgConnection};
+use sqlx::PgConnection;
 use time::{OffsetDateTime, serde::rfc3339};
 use uuid::Uuid;
 
 pub use again::{Filter, Resent, resend};
 use pg::{
-    Result,
+    End, Result,
     actions::{self, Action, Actor, Changed, REASON},
-    age, count, retry_conflicts, seconds,
+    age, count, seconds, transaction,
 };
 pub use wanted::{Counted, Wanted, count_matching, reach};
 use wanted::{Phase, phases, start};
@@ -99,70 +99,73 @@ pub async fn begin(
     wanted: &Wanted,
     interval: Duration,
 ) -> Result<Begun> {
-    let mut transaction = connection.begin().await?;
-    // The lock lets one request of the partner after the other pass.
-    let query = sqlx::query!(
-        r#"SELECT EXISTS (SELECT FROM partner_endpoints e WHERE e.partner_id = $1 AND e.url IS NOT NULL) AS "has_url!",
+    transaction!(connection, "resends::begin", |transaction| -> Result<
+        Begun,
+        pg::Error,
+    > {
+        // The lock lets one request of the partner after the other pass.
+        let query = sqlx::query!(
+            r#"SELECT EXISTS (SELECT FROM partner_endpoints e WHERE e.partner_id = $1 AND e.url IS NOT NULL) AS "has_url!",
                   now() AS "now!"
            FROM partners WHERE partner_id = $1 FOR NO KEY UPDATE"#,
-        partner_id.uuid(),
-    );
-    let now = match query.fetch_optional(&mut *transaction).await? {
-        Some(row) if row.has_url => row.now,
-        _ => return Ok(Begun::NoEndpoint),
-    };
-    let query = sqlx::query!(
-        r#"SELECT resend_id, ended_at IS NULL AS "running!",
+            partner_id.uuid(),
+        );
+        let now = match query.fetch_optional(&mut **transaction).await? {
+            Some(row) if row.has_url => row.now,
+            _ => return Ok(End::Rollback(Begun::NoEndpoint)),
+        };
+        let query = sqlx::query!(
+            r#"SELECT resend_id, ended_at IS NULL AS "running!",
                   extract(epoch FROM clock_timestamp() - created_at)::float8 AS "age!"
            FROM resends WHERE partner_id = $1 AND delivery_id IS NULL ORDER BY created_at DESC LIMIT 1"#,
-        partner_id.uuid(),
-    );
-    if let Some(last) = query.fetch_optional(&mut *transaction).await? {
-        if last.running {
-            return Ok(Begun::Running(last.resend_id));
+            partner_id.uuid(),
+        );
+        if let Some(last) = query.fetch_optional(&mut **transaction).await? {
+            if last.running {
+                return Ok(End::Rollback(Begun::Running(last.resend_id)));
+            }
+            if let Some(left) = interval
+                .checked_sub(age(last.age))
+                .filter(|left| !left.is_zero())
+            {
+                return Ok(End::Rollback(Begun::TooSoon(left)));
+            }
         }
-        if let Some(left) = interval
-            .checked_sub(age(last.age))
-            .filter(|left| !left.is_zero())
-        {
-            return Ok(Begun::TooSoon(left));
-        }
-    }
-    let until = wanted.until.map_or(now, |until| until.min(now));
-    let matching = count_matching(&mut transaction, partner_id, wanted, until, now).await?;
-    let matching = matching.exact();
-    let wanted = Wanted {
-        until: Some(until),
-        ..*wanted
-    };
-    let asked = Asked {
-        action: &Action {
-            actor: Actor::PARTNER,
-            command: domain::Command::WebhooksRedeliver,
-            target: "",
-            reason: REASON,
-        },
-        part_of: None,
-    };
-    let begun = insert(&mut transaction, partner_id, &wanted, matching, asked).await?;
-    // The lock keeps others from beginning one, except for an operator, who takes no lock.
-    let Some(begun) = begun else {
-        return Ok(Begun::TooSoon(Duration::from_secs(1)));
-    };
-    let target = format!("redelivery {} of partner {partner_id}", begun.resend_id);
-    let filter = json!({
-        "state": begun.state, "since": pg::rfc3339(begun.since), "until": pg::rfc3339(begun.until),
-    });
-    record(
-        &mut transaction,
-        domain::Command::WebhooksRedeliver,
-        &target,
-        matching.unwrap_or_default(),
-        Changed::created(filter),
-    )
-    .await?;
-    transaction.commit().await?;
-    Ok(Begun::Begun(begun))
+        let until = wanted.until.map_or(now, |until| until.min(now));
+        let matching = count_matching(transaction, partner_id, wanted, until, now).await?;
+        let matching = matching.exact();
+        let wanted = Wanted {
+            until: Some(until),
+            ..*wanted
+        };
+        let asked = Asked {
+            action: &Action {
+                actor: Actor::PARTNER,
+                command: domain::Command::WebhooksRedeliver,
+                target: "",
+                reason: REASON,
+            },
+            part_of: None,
+        };
+        let begun = insert(transaction, partner_id, &wanted, matching, asked).await?;
+        // The lock keeps others from beginning one, except for an operator, who takes no lock.
+        let Some(begun) = begun else {
+            return Ok(End::Rollback(Begun::TooSoon(Duration::from_secs(1))));
+        };
+        let target = format!("redelivery {} of partner {partner_id}", begun.resend_id);
+        let filter = json!({
+            "state": begun.state, "since": pg::rfc3339(begun.since), "until": pg::rfc3339(begun.until),
+        });
+        record(
+            transaction,
+            domain::Command::WebhooksRedeliver,
+            &target,
+            matching.unwrap_or_default(),
+            Changed::created(filter),
+        )
+        .await?;
+        Ok(End::Commit(Begun::Begun(begun)))
+    })
 }
 
 /// Who asks for a resend.
@@ -284,28 +287,31 @@ pub async fn cancel(
     partner_id: PartnerId,
     id: Uuid,
 ) -> Result<Option<PartnerResend>> {
-    let mut transaction = connection.begin().await?;
-    let statement = sqlx::query!(
-        "UPDATE resends SET ended_at = now(), cancelled_at = now()
+    transaction!(connection, "resends::cancel", |transaction| -> Result<
+        Option<PartnerResend>,
+        pg::Error,
+    > {
+        let statement = sqlx::query!(
+            "UPDATE resends SET ended_at = now(), cancelled_at = now()
          WHERE resend_id = $2 AND partner_id = $1 AND ended_at IS NULL",
-        partner_id.uuid(),
-        id,
-    );
-    let cancelled = statement.execute(&mut *transaction).await?.rows_affected();
-    if cancelled > 0 {
-        let target = format!("redelivery {id} of partner {partner_id}");
-        record(
-            &mut transaction,
-            domain::Command::WebhooksRedeliverCancel,
-            &target,
-            1,
-            Changed::between(json!({ "running": 1 }), json!({ "running": 0 })),
-        )
-        .await?;
-    }
-    let found = find(&mut transaction, partner_id, id).await?;
-    transaction.commit().await?;
-    Ok(found)
+            partner_id.uuid(),
+            id,
+        );
+        let cancelled = statement.execute(&mut **transaction).await?.rows_affected();
+        if cancelled > 0 {
+            let target = format!("redelivery {id} of partner {partner_id}");
+            record(
+                transaction,
+                domain::Command::WebhooksRedeliverCancel,
+                &target,
+                1,
+                Changed::between(json!({ "running": 1 }), json!({ "running": 0 })),
+            )
+            .await?;
+        }
+        let found = find(transaction, partner_id, id).await?;
+        Ok(End::Commit(found))
+    })
 }
 
 /// What one step of a resend has done.
@@ -327,93 +333,92 @@ pub struct Step {
 /// When the walk has come to its end, the resend ends as soon as none of what was due then
 /// waits for its attempt any more.
 pub async fn step(connection: &mut PgConnection, id: Uuid, most_due: u32) -> Result<Step> {
-    retry_conflicts!(step_once(&mut *connection, id, most_due))
-}
-
-async fn step_once(connection: &mut PgConnection, id: Uuid, most_due: u32) -> Result<Step> {
-    let mut transaction = connection.begin().await?;
-    // The lock keeps other notifiers and a cancellation out until this batch has committed. `IS NULL`
-    // alone would let the planner read all running resends instead of this one.
-    let query = sqlx::query!(
-        r#"SELECT partner_id AS "partner_id!", state, since, until, phase, after_at, after_id, now() AS "now!" FROM resends
+    transaction!(
+        connection,
+        "resends::step",
+        |transaction| -> Result<Step, pg::Error> {
+            // The lock keeps other notifiers and a cancellation out until this batch has committed. `IS NULL`
+            // alone would let the planner read all running resends instead of this one.
+            let query = sqlx::query!(
+                r#"SELECT partner_id AS "partner_id!", state, since, until, phase, after_at, after_id, now() AS "now!" FROM resends
            WHERE resend_id = $1 AND coalesce(ended_at, 'infinity') = 'infinity' FOR UPDATE SKIP LOCKED"#,
-        id,
-    );
-    let Some(row) = query.fetch_optional(&mut *transaction).await? else {
-        let query = sqlx::query_scalar!(
-            r#"SELECT EXISTS (SELECT FROM resends WHERE resend_id = $1
+                id,
+            );
+            let Some(row) = query.fetch_optional(&mut **transaction).await? else {
+                let query = sqlx::query_scalar!(
+                    r#"SELECT EXISTS (SELECT FROM resends WHERE resend_id = $1
                               AND coalesce(ended_at, 'infinity') = 'infinity') AS "runs!""#,
-            id,
-        );
-        return Ok(Step {
-            gone: !query.fetch_one(&mut *transaction).await?,
-            ..Step::default()
-        });
-    };
-    let after = row.after_at.zip(row.after_id);
-    let after = after.map(|(at, id)| Position { at, id });
-    let phase = Stored::<Phase>::from(row.phase);
-    let wanted = MaybeStored::<DeliveryState>::from(row.state);
-    // What only a newer version knows is for a notifier of that version.
-    let Some(phase) = phase.known().filter(|_| !wanted.is_unknown()) else {
-        return Ok(Step::default());
-    };
-    let Some(state) = phase.state() else {
-        let ended = end_if_sent(&mut transaction, id, row.partner_id, after).await?;
-        transaction.commit().await?;
-        return Ok(Step {
-            ended,
-            ..Step::default()
-        });
-    };
-    let due = due_soon(&mut transaction, row.partner_id, most_due).await?;
-    let room = u64::from(most_due).saturating_sub(due);
-    if room == 0 {
-        return Ok(Step::default());
-    }
-    let filter = Filter {
-        partner_id: Some(row.partner_id.into()),
-        state: Some(state),
-        since: Some(row.since),
-        until: Some(row.until),
-        ..Filter::default()
-    };
-    let mut walk = Walk {
-        partner_id: row.partner_id.into(),
-        source: Source::of(filter.state),
-        order: Order::OldestFirst,
-        matching: Matching {
-            state: filter.state,
-            since: filter.since,
-            until: filter.until,
-            kinds: Kinds::WithoutNotices,
-        },
-        after,
-    };
-    let limit = usize::try_from(room).unwrap_or(usize::MAX);
-    let found = walk.find(&mut transaction, limit, BATCH_LOOK).await?;
-    let resent = resend(&mut transaction, &found.ids, &filter).await?;
-    let next = phases(wanted.known())
-        .skip_while(|one| *one != phase)
-        .nth(1)
-        .filter(|_| found.ended);
-    let after = next.map_or(walk.after, |next| start(next, row.now));
-    let statement = sqlx::query!(
-        "UPDATE resends SET phase = $2, after_at = $3, after_id = $4, resent = resent + $5
+                    id,
+                );
+                return Ok(End::Rollback(Step {
+                    gone: !query.fetch_one(&mut **transaction).await?,
+                    ..Step::default()
+                }));
+            };
+            let after = row.after_at.zip(row.after_id);
+            let after = after.map(|(at, id)| Position { at, id });
+            let phase = Stored::<Phase>::from(row.phase);
+            let wanted = MaybeStored::<DeliveryState>::from(row.state);
+            // What only a newer version knows is for a notifier of that version.
+            let Some(phase) = phase.known().filter(|_| !wanted.is_unknown()) else {
+                return Ok(End::Rollback(Step::default()));
+            };
+            let Some(state) = phase.state() else {
+                let ended = end_if_sent(transaction, id, row.partner_id, after).await?;
+                return Ok(End::Commit(Step {
+                    ended,
+                    ..Step::default()
+                }));
+            };
+            let due = due_soon(transaction, row.partner_id, most_due).await?;
+            let room = u64::from(most_due).saturating_sub(due);
+            if room == 0 {
+                return Ok(End::Rollback(Step::default()));
+            }
+            let filter = Filter {
+                partner_id: Some(row.partner_id.into()),
+                state: Some(state),
+                since: Some(row.since),
+                until: Some(row.until),
+                ..Filter::default()
+            };
+            let mut walk = Walk {
+                partner_id: row.partner_id.into(),
+                source: Source::of(filter.state),
+                order: Order::OldestFirst,
+                matching: Matching {
+                    state: filter.state,
+                    since: filter.since,
+                    until: filter.until,
+                    kinds: Kinds::WithoutNotices,
+                },
+                after,
+            };
+            let limit = usize::try_from(room).unwrap_or(usize::MAX);
+            let found = walk.find(transaction, limit, BATCH_LOOK).await?;
+            let resent = resend(transaction, &found.ids, &filter).await?;
+            let next = phases(wanted.known())
+                .skip_while(|one| *one != phase)
+                .nth(1)
+                .filter(|_| found.ended);
+            let after = next.map_or(walk.after, |next| start(next, row.now));
+            let statement = sqlx::query!(
+                "UPDATE resends SET phase = $2, after_at = $3, after_id = $4, resent = resent + $5
          WHERE resend_id = $1",
-        id,
-        <&str>::from(next.unwrap_or(phase)),
-        after.map(|after| after.at),
-        after.map(|after| after.id),
-        resent.resent,
-    );
-    statement.execute(&mut *transaction).await?;
-    transaction.commit().await?;
-    Ok(Step {
-        resent: count(resent.resent),
-        more: true,
-        ..Step::default()
-    })
+                id,
+                <&str>::from(next.unwrap_or(phase)),
+                after.map(|after| after.at),
+                after.map(|after| after.id),
+                resent.resent,
+            );
+            statement.execute(&mut **transaction).await?;
+            Ok(End::Commit(Step {
+                resent: count(resent.resent),
+                more: true,
+                ..Step::default()
+            }))
+        }
+    )
 }
 
 /// The number of webhooks that are due, or in flight, at the endpoint of the partner that has most of

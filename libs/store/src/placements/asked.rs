@@ -9,8 +9,8 @@
 use std::collections::HashMap;
 
 use domain::{HistoryKind, PlacementId, Reason, Why};
-use pg::{Result, uuids};
-use sqlx::{Connection, PgConnection};
+use pg::{End, Result, transaction, uuids};
+use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -53,8 +53,11 @@ pub async fn note(
     kind: HistoryKind,
     reason: Option<&Reason>,
 ) -> Result<()> {
-    let mut transaction = connection.begin().await?;
-    let statement = sqlx::query!(
+    transaction!(
+        connection,
+        "asked::note",
+        |transaction| -> Result<(), pg::Error> {
+            let statement = sqlx::query!(
         "WITH held AS MATERIALIZED (
              SELECT placement_id FROM placements
              WHERE placement_id = $1 AND attempt = $2 AND state = 'parked' AND placed_at IS NULL
@@ -65,17 +68,18 @@ pub async fn note(
         placement_id.uuid(),
         pg::signed(attempt),
     );
-    let ended = statement.execute(&mut *transaction).await?.rows_affected();
-    if ended > 0 {
-        let note = Note {
-            attempt: Some(pg::signed(attempt)),
-            reason: reason.map(Reason::to_string),
-            ..Note::new(placement_id.uuid(), kind)
-        };
-        history::write(&mut transaction, &[note]).await?;
-    }
-    transaction.commit().await?;
-    Ok(())
+            let ended = statement.execute(&mut **transaction).await?.rows_affected();
+            if ended > 0 {
+                let note = Note {
+                    attempt: Some(pg::signed(attempt)),
+                    reason: reason.map(Reason::to_string),
+                    ..Note::new(placement_id.uuid(), kind)
+                };
+                history::write(transaction, &[note]).await?;
+            }
+            Ok(End::Commit(()))
+        }
+    )
 }
 
 /// What a provider has said about a purchase since it is on hold.

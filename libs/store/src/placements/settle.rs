@@ -23,7 +23,7 @@ mod outcome;
 use std::collections::HashMap;
 
 use domain::{DeliveryId, HistoryKind, PlacementId, Reason, reason::Code};
-use pg::{Result, retry_conflicts, seconds, signed};
+use pg::{End, Result, Transaction, retry_conflicts, seconds, signed, transaction};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
@@ -52,12 +52,7 @@ pub async fn settle(
         &mut settled
     ))?;
     if !remaining.is_empty() {
-        retry_conflicts!(settle_others(
-            &mut *connection,
-            settlements,
-            &remaining,
-            &mut settled
-        ))?;
+        settle_others(connection, settlements, &remaining, &mut settled).await?;
     }
     Ok(settled)
 }
@@ -76,12 +71,54 @@ async fn settle_others(
         .all(|member| needs_no_transaction(&settlements[*member]))
     {
         // Usually this is one statement, which is a transaction by itself.
-        return settle_rounds(connection, settlements, &rounds, settled).await;
+        for round in &rounds {
+            let mut changes = HashMap::new();
+            let bought = Bought::of(members_of(settlements, round));
+            bought.record(&mut *connection, &mut changes).await?;
+            bought.park_others(&mut *connection, &mut changes).await?;
+            note_effects(settlements, round, changes, settled);
+        }
+        return Ok(());
     }
-    let mut transaction = sqlx::Connection::begin(connection).await?;
-    settle_rounds(&mut transaction, settlements, &rounds, settled).await?;
-    transaction.commit().await?;
-    Ok(())
+    transaction!(
+        connection,
+        "settle::settle_others",
+        |transaction| -> Result<(), pg::Error> {
+            for round in &rounds {
+                let mut changes = HashMap::new();
+                let moves = Moves::of(members_of(settlements, round));
+                moves.record(transaction, &mut changes).await?;
+                let bought = Bought::of(members_of(settlements, round));
+                bought.record(transaction, &mut changes).await?;
+                bought.fail_and_note(transaction, &changes).await?;
+                bought.park_others(transaction, &mut changes).await?;
+                note_effects(settlements, round, changes, settled);
+            }
+            Ok(End::Commit(()))
+        }
+    )
+}
+
+/// The members of a round.
+fn members_of<'a>(
+    settlements: &'a [Settlement],
+    round: &[usize],
+) -> impl Iterator<Item = &'a Settlement> {
+    round.iter().map(|index| &settlements[*index])
+}
+
+/// Takes the effects of a round over. A repetition of the round writes them again.
+fn note_effects(
+    settlements: &[Settlement],
+    round: &[usize],
+    mut changes: Changes,
+    settled: &mut [Settled],
+) {
+    for index in round {
+        settled[*index] = changes
+            .remove(&settlements[*index].placement_id)
+            .unwrap_or_default();
+    }
 }
 
 /// Whether the general statements for this settlement may commit one by one. Failed units forbid
@@ -114,30 +151,6 @@ fn rounds(settlements: &[Settlement], members: &[usize]) -> Vec<Vec<usize>> {
         *round += 1;
     }
     rounds
-}
-
-async fn settle_rounds(
-    connection: &mut PgConnection,
-    settlements: &[Settlement],
-    rounds: &[Vec<usize>],
-    settled: &mut [Settled],
-) -> Result<()> {
-    for round in rounds {
-        let of_round = || round.iter().map(|index| &settlements[*index]);
-        let mut changes = HashMap::new();
-        Moves::of(of_round())
-            .record(connection, &mut changes)
-            .await?;
-        Bought::of(of_round())
-            .record(connection, &mut changes)
-            .await?;
-        for index in round {
-            settled[*index] = changes
-                .remove(&settlements[*index].placement_id)
-                .unwrap_or_default();
-        }
-    }
-    Ok(())
 }
 
 /// Notes that a placement has moved, and the delivery of one of its units that became ready.
@@ -224,21 +237,36 @@ impl Bought {
         columns
     }
 
-    /// Records the purchases of a batch, then the failed units of those placements that moved, and
-    /// parks those purchases that nobody expected.
+    /// Records the purchases of a batch.
     async fn record(&self, connection: &mut PgConnection, changes: &mut Changes) -> Result<()> {
         if self.placements.is_empty() {
             return Ok(());
         }
-        self.record_units(connection, changes).await?;
+        self.record_units(connection, changes).await
+    }
+
+    /// Marks the failed units of those placements that have moved, and notes what was parked.
+    async fn fail_and_note(
+        &self,
+        transaction: &mut Transaction<'_>,
+        changes: &Changes,
+    ) -> Result<()> {
         let has_moved = |placement: &Uuid| changes.contains_key(&PlacementId::from(*placement));
         let moved: Vec<bool> = self.failed_placements.iter().map(has_moved).collect();
-        let all_moved = self.placements.iter().all(has_moved);
         if moved.contains(&true) {
-            self.fail_units(connection, &moved).await?;
+            self.fail_units(transaction, &moved).await?;
         }
-        self.note_parked(connection).await?;
-        if all_moved {
+        self.note_parked(transaction).await
+    }
+
+    /// Parks those purchases that have moved no placement, because nobody expected them.
+    async fn park_others(
+        &self,
+        connection: &mut PgConnection,
+        changes: &mut Changes,
+    ) -> Result<()> {
+        let has_moved = |placement: &Uuid| changes.contains_key(&PlacementId::from(*placement));
+        if self.placements.iter().all(has_moved) {
             return Ok(());
         }
         self.park_unexpected(connection, changes).await
@@ -378,7 +406,7 @@ impl Bought {
 
     /// Notes those purchases that this transaction has parked. One that was parked before stays so
     /// with each further collect, and is not noted again.
-    async fn note_parked(&self, connection: &mut PgConnection) -> Result<()> {
+    async fn note_parked(&self, transaction: &mut Transaction<'_>) -> Result<()> {
         if self.park.iter().all(Option::is_none) {
             return Ok(());
         }
@@ -386,7 +414,7 @@ impl Bought {
             "SELECT id FROM held WHERE id = ANY ($1) AND at = now()",
             &self.placements,
         );
-        let parked = query.fetch_all(&mut *connection).await?;
+        let parked = query.fetch_all(&mut **transaction).await?;
         let reasons = self.placements.iter().zip(&self.park);
         let notes: Vec<Note> = reasons
             .filter(|(placement, _)| parked.contains(placement))
@@ -395,13 +423,13 @@ impl Bought {
                 ..Note::new(*placement, HistoryKind::Parked)
             })
             .collect();
-        history::write(connection, &notes).await
+        history::write(transaction, &notes).await
     }
 
     /// Marks the failed units of those placements that moved. A unit that has a profile stays
     /// ready, whatever the provider says later. The trigger `topup_failed` creates the events about
     /// these failures.
-    async fn fail_units(&self, connection: &mut PgConnection, moved: &[bool]) -> Result<()> {
+    async fn fail_units(&self, transaction: &mut Transaction<'_>, moved: &[bool]) -> Result<()> {
         let query = sqlx::query!(
             r#"UPDATE topups t SET state = 'failed', reason = new.reason
              FROM unnest($1::text[], $2::text[], $3::bool[]) AS new (topup_id, reason, moved)
@@ -412,7 +440,7 @@ impl Bought {
             &self.failed_reasons,
             moved,
         );
-        let failed = query.fetch_all(&mut *connection).await?.into_iter();
+        let failed = query.fetch_all(&mut **transaction).await?.into_iter();
         let notes: Vec<Note> = failed
             .map(|row| Note {
                 topup_id: Some(row.topup_id),
@@ -420,7 +448,7 @@ impl Bought {
                 ..Note::new(row.placement_id, HistoryKind::UnitFailed)
             })
             .collect();
-        history::write(connection, &notes).await
+        history::write(transaction, &notes).await
     }
 
     /// Parks purchases that nobody expected: by another attempt than the current one, or of a

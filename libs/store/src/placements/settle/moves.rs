@@ -2,8 +2,7 @@
 //! that is left. The parent module calls it for the outcomes of a batch that are no purchases.
 
 use domain::{HistoryKind, Reason, reason::Code};
-use pg::{Result, seconds, signed};
-use sqlx::PgConnection;
+use pg::{Result, Transaction, seconds, signed};
 use uuid::Uuid;
 
 use super::outcome::{Changes, Outcome, Settlement};
@@ -86,7 +85,7 @@ impl Moves {
     )]
     pub(super) async fn record(
         &self,
-        connection: &mut PgConnection,
+        transaction: &mut Transaction<'_>,
         changes: &mut Changes,
     ) -> Result<()> {
         if self.placements.is_empty() {
@@ -193,7 +192,7 @@ impl Moves {
             &self.messages as &[Option<String>],
         );
         let mut notes = Vec::new();
-        for row in query.fetch_all(&mut *connection).await? {
+        for row in query.fetch_all(&mut **transaction).await? {
             let kind = match row.kind.parse() {
                 Ok(MoveKind::NotBought) => HistoryKind::NotSent,
                 Ok(MoveKind::Rejected) if row.is_rerouted => HistoryKind::Rerouted,
@@ -215,6 +214,6 @@ impl Moves {
             settled.moved = true;
             settled.rerouted = row.is_rerouted.then_some(row.provider);
         }
-        history::write(connection, &notes).await
+        history::write(transaction, &notes).await
     }
 }
