@@ -167,12 +167,12 @@ pub fn typed<T, E, F: Future<Output = Result<T, E>>>(block: F) -> F {
 /// `Send`.
 #[macro_export]
 macro_rules! transaction {
-    ($connection:expr, $name:literal, |$transaction:ident| -> Result<$t:ty, $e:ty> $body:block) => {
+    ($connection:expr, $name:literal, |$transaction:ident| -> Result<$t:ty, $e:ty $(,)?> $body:block) => {
         $crate::transaction!(
             $crate::transaction::Kind::Writing, $connection, $name, |$transaction| -> Result<$t, $e> $body
         )
     };
-    ($kind:expr, $connection:expr, $name:literal, |$transaction:ident| -> Result<$t:ty, $e:ty> $body:block) => {{
+    ($kind:expr, $connection:expr, $name:literal, |$transaction:ident| -> Result<$t:ty, $e:ty $(,)?> $body:block) => {{
         let mut run = $crate::transaction::Run::new($name);
         loop {
             let mut begun = match run.begin(&mut *$connection, $kind).await {

@@ -94,4 +94,5 @@ mod standings;
 mod stolen;
 mod story;
 mod sweep;
+mod transactions;
 mod upgrade;
