@@ -130,10 +130,7 @@ pub fn run(config: &Config) -> ExitCode {
 async fn execute(config: &Config) -> u8 {
     let console = Console::new(config.json, config.database.clone());
     let Some(command) = &config.command else {
-        return status(Err(anyhow::anyhow!(
-            "name a command; see esimctl --help"
-        )))
-        .max(USAGE);
+        return status(Err(anyhow::anyhow!("name a command; see esimctl --help"))).max(USAGE);
     };
     // Their exit status says more than success or failure.
     let ended = match command {

@@ -50,8 +50,7 @@ macro_rules! example {
 /// [`router`] replaces.
 fn pages(document: &str, keys: &str) -> [(&'static str, &'static str, String); 15] {
     let errors = format!("{HEAD}{}</main>\n</html>\n", errors::html());
-    let guide =
-        include_str!("../../../docs/partner-guide.md").replace("](errors.md", "](errors");
+    let guide = include_str!("../../../docs/partner-guide.md").replace("](errors.md", "](errors");
     let reference = reference::markdown(document);
     let summary = include_str!("pages/llms.txt");
     // All texts in one, for programs that read one file only.

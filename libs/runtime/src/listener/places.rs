@@ -409,8 +409,12 @@ mod tests {
         let another = admit(&places, "192.0.2.3").unwrap();
         assert!(has_left(&stranger) && partners.iter().all(|held| !has_left(held)));
         another.0.authenticated("d");
-        partners.iter().for_each(|held| held.0.end_request());
-        partners.iter().for_each(|held| held.0.sent());
+        for held in &partners {
+            held.0.end_request();
+        }
+        for held in &partners {
+            held.0.sent();
+        }
         assert!(admit(&places, "192.0.2.4").is_none(), "each has one place");
     }
 
@@ -420,7 +424,9 @@ mod tests {
         let places = Places::new(4);
         let held = ["192.0.2.1"; 4].map(|peer| admit(&places, peer).unwrap());
         for holder in ["one", "other", "one"] {
-            held.iter().for_each(|held| held.0.authenticated(holder));
+            for place in &held {
+                place.0.authenticated(holder);
+            }
             assert_eq!(lock(&places.open).held.len(), 1);
             assert_eq!(lock(&places.open).known, 1);
         }
