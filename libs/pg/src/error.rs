@@ -106,6 +106,18 @@ impl From<sqlx::Error> for Error {
     }
 }
 
+/// An error of a function that runs a transaction. [`store_error!`] implements it.
+pub trait TransactionError: From<Error> {
+    /// The error of the database in it, if it is one.
+    fn database(&mut self) -> Option<&mut Error>;
+}
+
+impl TransactionError for Error {
+    fn database(&mut self) -> Option<&mut Error> {
+        Some(self)
+    }
+}
+
 /// Converts a failed statement into the variant `Store` of an error, beside which this stands.
 #[macro_export]
 macro_rules! store_error {
@@ -116,7 +128,7 @@ macro_rules! store_error {
             }
         }
 
-        impl $crate::transaction::TransactionError for $error {
+        impl $crate::TransactionError for $error {
             fn database(&mut self) -> Option<&mut $crate::Error> {
                 match self {
                     Self::Store(error) => Some(error),

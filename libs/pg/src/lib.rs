@@ -30,6 +30,6 @@ mod unfit;
 
 pub use columns::{age, count, rfc3339, seconds, signed, unsigned, uuids};
 pub use database::Database;
-pub use error::{CONFLICTS, Error, Result};
+pub use error::{CONFLICTS, Error, Result, TransactionError};
 pub use sqlx::PgConnection;
 pub use transaction::{End, Transaction};

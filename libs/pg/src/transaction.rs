@@ -13,7 +13,7 @@ use std::ops::{Deref, DerefMut};
 use runtime::metrics;
 use sqlx::{Connection, PgConnection, Postgres};
 
-use crate::{CONFLICTS, Error, Result};
+use crate::{CONFLICTS, Error, Result, TransactionError};
 
 /// An open transaction. It derefs to its connection, so statements run on `&mut **transaction`. Dropped
 /// before its end, it is rolled back.
@@ -42,18 +42,6 @@ pub enum End<T> {
     Commit(T),
     /// Nothing of it stays, for example because it was a preview, or because there was nothing to do.
     Rollback(T),
-}
-
-/// An error of a function that runs a transaction. [`store_error!`](crate::store_error!) implements it.
-pub trait TransactionError: From<Error> {
-    /// The error of the database in it, if it is one.
-    fn database(&mut self) -> Option<&mut Error>;
-}
-
-impl TransactionError for Error {
-    fn database(&mut self) -> Option<&mut Error> {
-        Some(self)
-    }
 }
 
 /// How a transaction begins.
