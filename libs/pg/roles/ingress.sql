@@ -44,7 +44,8 @@ GRANT SELECT, INSERT (action_id, operator, command, target, affected, reason, vi
 
 -- Resends, which the notifiers work off; partners call them redeliveries. The walks of the sweeps tell which pending deliveries have no row in `work` yet.
 GRANT SELECT, UPDATE (ended_at, cancelled_at),
-    INSERT (resend_id, partner_id, state, since, until, matching, phase, after_at, after_id, batch_id, asked_by, via, reason)
+    INSERT (resend_id, partner_id, delivery_id, state, since, until, matching, phase, after_at, after_id, resent, ended_at, batch_id, asked_by,
+            via, reason)
     ON resends TO esim_ingress;
 GRANT SELECT ON walks TO esim_ingress;
 

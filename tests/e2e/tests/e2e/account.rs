@@ -60,7 +60,7 @@ async fn options_are_listed_and_cached() {
         offered.len() - 1
     );
 
-    // What the operator adds is shown as it is.
+    // What the operator adds is shown as it is, and what the file leaves out stays.
     let details =
         json!({"country": "JP", "days": 7, "price": {"amount": "4.50", "currency": "EUR"}});
     let catalogue = json!({"options": [{"option_id": stack.option("ready").unwrap(), "name": "ready",
@@ -74,7 +74,7 @@ async fn options_are_listed_and_cached() {
     let whole = since(&etag).await.json().unwrap();
     let ready = json!({
         "option_id": stack.option("ready").unwrap(), "name": "ready", "details": details,
-        "countries": null, "data_mb": null, "unlimited": null, "days": null,
+        "countries": ["JP"], "data_mb": 5120, "unlimited": false, "days": 30,
     });
     assert!(
         whole["options"].as_array().unwrap().contains(&ready),
