@@ -110,7 +110,7 @@ fn one(role: Role, state: &session::RoleState, lines: &mut Lines<'_>) {
                 one_line(&state.settings.join(", "))
             ),
             format!("run `esimctl migrate`, or as an administrator of PostgreSQL: ALTER ROLE {name} RESET ALL"),
-            "docs/key-rotation.md#the-others",
+            "docs/operations.md#rotate-keys",
         );
     }
     if state.missing.is_empty() {

@@ -125,11 +125,11 @@ async fn a_purchase_is_not_retried_without_a_confirmation() {
     let refused = operator
         .run(&[&resolve[..], &["--reason", "not there"]].concat())
         .await;
-    refused.fails(1, "BUYS 1 units from sandbox by attempt 2");
+    refused.fails(1, "BUYS 1 unit from sandbox by attempt 2");
     operator
         .run(&[&resolve[..], &["--dry-run"]].concat())
         .await
-        .says("BUYS 1 units");
+        .says("BUYS 1 unit ");
     assert!(operator.run(&resolve).await.line(2).contains("--reason"));
     assert_eq!(state().await, "parked");
     assert_eq!(
