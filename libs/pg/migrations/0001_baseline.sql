@@ -1488,6 +1488,7 @@ CREATE TABLE pulses (
         AND greatest(at, started_at, no_nats_since, clock_off_since, nats_refused_since) <= '9999-12-31 00:00:00+00'
         -- What is refused are words of ours: a stolen role of a stage tells operators nothing else by it.
         AND (nats_refused IS NULL OR nats_refused ~ '^((publish|subscribe|ask) [A-Z_]{1,20}(, |$))+$')
+        AND clock_ahead BETWEEN -1e12 AND 1e12
         AND octet_length(stage) <= 100000)
 );
 -- A process that has just started reads the newest pulse of all.

@@ -1,7 +1,7 @@
 //! What programs write for people: lines on standard output and standard error, and text of others
 //! within them, such as a provider's message.
 //!
-//! All programs print through [`print`] and [`say`], and `tests/shell/check` refuses any other way. This
+//! All programs print through [`print`] and [`say`], and `tests/run shell` refuses any other way. This
 //! gives three guarantees. No control or format character of anybody's text reaches a terminal, where it
 //! could hide text, turn its direction round or move the cursor. No password of a URL reaches standard
 //! error or a log line. And a reader that is gone ends a program quietly, while any other failed write is

@@ -51,7 +51,7 @@ pub enum Command {
     /// Create and change partner accounts, their keys and webhook URLs
     #[command(subcommand)]
     Partner(partner::Command),
-    /// List and import the options that partners may order, and take one out of sale
+    /// List the options that partners may order, apply a file of them, and take one out of sale
     #[command(subcommand)]
     Option(option::Command),
     /// Import products and prices of a provider as options
@@ -66,7 +66,7 @@ pub enum Command {
     /// Show and set how long profiles, attempts and recorded actions are kept
     #[command(subcommand)]
     Retention(retention::Command),
-    /// Move finished orders into files
+    /// Export finished orders into files and delete them
     #[command(subcommand)]
     Archive(archive::Command),
     /// Bring the database's schema to this version

@@ -1,17 +1,14 @@
 //! A `PostgreSQL` database of a test's own.
 
-use crate::{cleanup, required, wait};
+use crate::{cleanup, required};
 use anyhow::{Context, Result};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
-use std::{env, sync::LazyLock, time::Duration};
+use std::{env, sync::LazyLock};
 use url::Url;
 use uuid::Uuid;
 
 /// Who has a role of its own in the database: the stages, the operator and the console.
 const ROLES: [&str; 5] = ["ingress", "provisioner", "notifier", "operator", "console"];
-
-/// How long the sessions of a database that is copied may take to end.
-const COPY: Duration = Duration::from_secs(30);
 
 /// A database with a random name. It is dropped together with this value, even if connections to it
 /// are open.
@@ -64,21 +61,6 @@ impl Database {
             url: url.into(),
             kept: false,
         })
-    }
-
-    /// A copy of the whole database, as a standby that was promoted has it. All sessions of this one
-    /// end.
-    pub async fn copy(&self) -> Result<Self> {
-        let end = format!(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{}'",
-            self.name
-        );
-        wait::until(COPY, "the end of all sessions", async || {
-            execute(&self.server, end.clone()).await?;
-            // It fails while a session is still ending.
-            Ok(Self::create_at(&self.server, &self.name).await.ok())
-        })
-        .await
     }
 
     /// Takes a database that exists already. It is not dropped.

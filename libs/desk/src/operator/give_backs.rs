@@ -23,7 +23,7 @@ use uuid::Uuid;
 #[derive(Clone, Debug, Serialize)]
 pub struct Listed {
     pub topup_id: String,
-    /// `None` if the order is gone, for example archived by hand.
+    /// `None` if the order is gone, for example deleted by hand.
     pub order_id: Option<Uuid>,
     pub partner_id: PartnerId,
     /// The partner's name.

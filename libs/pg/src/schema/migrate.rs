@@ -8,7 +8,7 @@
 //! The head of a migration file says which programs it serves: `-- serves: 5` means that programs
 //! which know schema 5 or a newer one may run on it. An index on an existing table is built by a
 //! migration of its own, which begins with `-- no-transaction` and holds one `CREATE INDEX
-//! CONCURRENTLY`. `tests/store/migrations.rs` checks the files against these rules.
+//! CONCURRENTLY`. `libs/store/tests/store/migrations.rs` checks the files against these rules.
 //!
 //! `esimctl migrate` calls [`apply`] and shows each wait. [`migrate`] is the same with default
 //! patience, for tests and tools.

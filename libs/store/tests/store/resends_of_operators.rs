@@ -7,13 +7,9 @@ use desk::operator::{
     resends::{Cancelled, NotStarted},
 };
 use domain::standing::DeliveryState;
-use pg::{
-    actions::{Action, Actor},
-    schema::{self, Patience},
-};
+use pg::actions::{Action, Actor};
 use store::deliveries::resends::{self, Counted, Wanted};
 
-use sqlx::migrate::{Migration, Migrator};
 use uuid::Uuid;
 
 use crate::{bench::Bench, console::action};
@@ -139,75 +135,4 @@ async fn a_preview_that_can_not_count_all_webhooks_counts_the_newest_and_says_so
             all: false,
         }
     );
-}
-
-/// What was stored before there were resends is shown and goes on.
-#[tokio::test]
-async fn redeliveries_and_operations_are_carried_over() {
-    let bench = Bench::empty().await;
-    let mut connection = bench.connection().await;
-    let known: Vec<Migration> = schema::migrations().iter().cloned().collect();
-    let resends = known
-        .iter()
-        .find(|one| one.description == "resends")
-        .unwrap();
-    let before = known.iter().filter(|one| one.version < resends.version);
-    let before = Migrator::with_migrations(before.cloned().collect());
-    let quick = Patience::default();
-    schema::apply(&mut connection, &before, quick, |_| {})
-        .await
-        .unwrap();
-    let ids: Vec<Uuid> = (0..7).map(|_| Uuid::now_v7()).collect();
-    let [own, running, ended, operation, forgotten, partner, other] = ids[..] else {
-        unreachable!()
-    };
-    bench
-        .sql(&format!(
-            "INSERT INTO redeliveries (redelivery_id, partner_id, state, since, until, matching, phase, after_at, after_id,
-                                       redelivered, created_at, ended_at)
-             VALUES ('{own}', '{partner}', 'exhausted', '2026-01-01', '2026-01-02', 9, 'sending', now(), '{own}', 9,
-                     '2026-01-03', '2026-01-04'),
-                    ('{running}', '{partner}', NULL, '2026-01-01', '2026-01-02', 5, 'exhausted', NULL, NULL, 3, now(), NULL),
-                    ('{ended}', '{other}', NULL, '2026-01-01', '2026-01-02', 4, 'sending', NULL, NULL, 4, now(), now());
-             INSERT INTO operations (operation_id, kind, filter, operator, via, reason, skipped, created_at)
-             VALUES ('{operation}', 'delivery replay', '{{\"state\": null, \"since\": \"2026-01-01T00:00:00Z\", \"until\": null}}',
-                     'ana', 'console', 'our outage', 2, now()),
-                    ('{forgotten}', 'delivery replay', '{{\"state\": \"delivered\", \"since\": \"2025-01-01T00:00:00Z\"}}',
-                     'bob', 'esimctl', 'old', 0, '2025-01-02');
-             INSERT INTO operation_parts VALUES ('{operation}', '{running}'), ('{operation}', '{ended}'),
-                                                ('{forgotten}', gen_random_uuid())"
-        ))
-        .await;
-    schema::migrate(&mut connection).await.unwrap();
-
-    let listed = asked::list(&mut connection, 10).await.unwrap();
-    let shown: Vec<_> = listed
-        .iter()
-        .map(|one| {
-            let ended = one.ended_at.is_some();
-            (
-                one.resend_id,
-                one.asked_by.as_str(),
-                one.parts,
-                one.resent,
-                one.skipped,
-                ended,
-            )
-        })
-        .collect();
-    assert_eq!(
-        shown,
-        [
-            (operation, "ana", 2, 7, 2, false),
-            (own, "partner", 1, 9, 0, true),
-            (forgotten, "bob", 0, 0, 0, true),
-        ]
-    );
-    assert_eq!(listed[2].state.as_str(), Some("delivered"));
-    // The partner has the same ids as before.
-    let of_partner = resends::list(&mut connection, partner.into(), 10)
-        .await
-        .unwrap();
-    let of_partner: Vec<Uuid> = of_partner.iter().map(|one| one.resend_id).collect();
-    assert_eq!(of_partner, [running, own]);
 }

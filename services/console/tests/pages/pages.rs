@@ -203,8 +203,7 @@ async fn an_action_on_a_changed_row_is_a_readable_conflict() {
             "ana provider close",
         ]
     );
-    // The timeline marks what found nothing to change as the screen of actions does. Older versions
-    // recorded that of webhooks, too.
+    // The timeline marks what found nothing to change as the screen of actions does.
     let target = format!("delivery {}", bench.topup);
     let nothing = Action {
         actor: Actor::console("ana", "127.0.0.1"),

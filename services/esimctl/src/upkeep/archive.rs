@@ -1,4 +1,4 @@
-//! `esimctl archive`: moves finished orders out of the database into files.
+//! `esimctl archive`: exports finished orders into files and deletes them.
 //!
 //! `tools::archive` says what is moved when, and why nothing is lost or duplicated if the program
 //! dies. `run` makes the files, and `place` stores them in a folder or a bucket and reads them back.
@@ -26,7 +26,7 @@ and the next `esimctl archive run` to the same place completes it.";
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {
-    /// Move finished orders that are old enough into files
+    /// Export finished orders that are old enough into files, and delete them
     ///
     /// It stores the orders in files, and then deletes them from the database, beside the live
     /// system and at a limited rate. It may be interrupted at any moment, even by a crash: the next

@@ -549,7 +549,7 @@ mod tests {
         }
     }
 
-    /// A system of an earlier version has one key file; its keys stay in use for all purposes.
+    /// A folder may have one key file for all purposes; its keys stay in use for each of them.
     #[test]
     fn an_existing_master_key_serves_all_purposes() {
         let folder = tempfile::tempdir().unwrap();

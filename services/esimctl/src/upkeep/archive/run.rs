@@ -52,7 +52,7 @@ exhausted or waits for a URL, and retention has erased its profiles, and its att
 stay in the database, and a later run looks at them again. Where profiles are kept for ever, every order that has one stays.
 
 A file has one line for each order: a JSON object with the rows of the order, named as the tables. It has no activation
-code and no answer of an endpoint; `null` stands there. Nothing brings an order back from it.
+code and no response of an endpoint; `null` stands there. Nothing brings an order back from it.
 
 Look-ups of an archived order say that it is archived, and its external id stays taken for the term `archived` of
 `esimctl retention list`, a year by default.
@@ -92,7 +92,7 @@ pub struct Run {
     /// Where the files are stored: a folder, or a bucket of S3 or of a service that speaks S3
     #[arg(long, value_name = "DIR|s3://BUCKET", value_parser = Named::parse)]
     to: Named,
-    /// Move orders that are older than this, at least a day
+    /// Export orders that are older than this, at least a day
     ///
     /// It is a number of days, such as `400d`. Without this option the term of the class `orders` applies, which
     /// `esimctl retention set orders` stores; by default orders are kept for ever.
