@@ -131,17 +131,18 @@ ports_of() {
 INGRESS_SETTINGS=(BRAND PLACEMENT_WAIT QUEUE_DEADLINE MAX_ITEMS MAX_UNITS PROVIDERS MAX_CONNECTIONS HEAD_TIMEOUT
   MAX_IN_FLIGHT PARTNER_ORDERS_PER_SECOND REDELIVER_INTERVAL LISTEN_WAIT
   WEBHOOK_HTTP_LIVE QR_BARE_UNTIL)
-# The providers beside the sandbox, and the settings of our accounts there, which each of them names in its code. A folder
+# The providers beside the sandbox, and the settings of our accounts there, which each of them names in its code. A file
 # has `_` where the name of its provider has `-`.
 ACCOUNTS=() ACCOUNT_SETTINGS=()
-for account in "$ROOT"/services/provisioner/src/providers/*/; do
+for adapter in $(grep -lE '^pub\(super\) const KNOWN: KnownProvider' "$ROOT"/services/provisioner/src/providers/*.rs); do
+  account=$(basename "$adapter" .rs)
+  [[ $account != sandbox ]] || continue
   mapfile -t -O "${#ACCOUNT_SETTINGS[@]}" ACCOUNT_SETTINGS < <(
-    grep -ohE "\"$(basename "${account^^}")_[A-Z_]+\"" "${account%/}.rs" | tr -d '"' | sort -u
+    grep -ohE "\"${account^^}_[A-Z_]+\"" "$adapter" | tr -d '"' | sort -u
   )
-  account=$(basename "$account")
   ACCOUNTS+=("${account^^}")
 done
-unset account
+unset account adapter
 PROVISIONER_SETTINGS=("${ACCOUNT_SETTINGS[@]}" MAX_UNITS PROVIDER_CONCURRENCY PROVIDER_TIMEOUT PROVIDER_RATE
   SETTLE PARK_AFTER)
 # These are settings of both ingress and the notifier.

@@ -635,13 +635,14 @@ CREATE TABLE further_deliveries (
 CREATE FUNCTION further_delivery_of_its_topup() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 BEGIN
-    -- Both may be gone by then.
+    -- Both may be gone by then, and the partner may have deleted the endpoint: then the webhook goes to nobody.
     IF EXISTS (
         SELECT FROM further_deliveries f
         LEFT JOIN deliveries d ON d.delivery_id = f.delivery_id
         WHERE f.topup_id = NEW.topup_id AND f.delivery_id = NEW.delivery_id
           AND (d.topup_id = f.topup_id AND d.endpoint_id IS NOT NULL
-               AND d.partner_id = (SELECT e.partner_id FROM partner_endpoints e WHERE e.endpoint_id = d.endpoint_id)
+               AND NOT EXISTS (SELECT FROM partner_endpoints e
+                               WHERE e.endpoint_id = d.endpoint_id AND e.partner_id <> d.partner_id)
                AND d.partner_id = (SELECT p.partner_id FROM topups t JOIN placements p ON p.placement_id = t.placement_id
                                    WHERE t.topup_id = f.topup_id)) IS NOT TRUE
     ) THEN

@@ -9,7 +9,7 @@ use desk::master_key;
 use desk::self_service::{self, PauseChanged, SentAgain};
 use domain::{EndpointId, EndpointKey, PartnerId, TopupId, event::Kind, standing::EndpointState};
 use signing::webhook;
-use sqlx::AssertSqlSafe;
+use sqlx::{AssertSqlSafe, Connection as _};
 use store::deliveries::endpoints;
 use store::deliveries::events::{Tested, test};
 use store::deliveries::{
@@ -622,6 +622,35 @@ async fn events_go_to_the_endpoints_that_asked_for_them() {
     let mut expected = vec![further.id, further.id, partner.first_endpoint()];
     expected.sort_unstable();
     assert_eq!(endpoints_of(&bench.claim_all_due().await), expected);
+}
+
+/// The link to the event is looked at when the failure commits, and the endpoint may be gone by then.
+#[tokio::test]
+async fn a_unit_fails_while_its_partner_deletes_an_endpoint() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some(URL)).await;
+    let further = bench
+        .further(partner, "further", &[Kind::TopupFailed])
+        .await;
+    let order = bench.stored(crate::bench::answered(partner, 1)).await;
+    let mut connection = bench.connection().await;
+    let mut transaction = connection.begin().await.unwrap();
+    let failing = sqlx::query("UPDATE topups SET state = 'failed' WHERE topup_id = $1");
+    let unit = topups(&order)[0].to_string();
+    failing
+        .bind(&unit)
+        .execute(&mut *transaction)
+        .await
+        .unwrap();
+    bench
+        .sql(&format!(
+            "DELETE FROM partner_endpoints WHERE endpoint_id = '{}'",
+            further.id
+        ))
+        .await;
+    transaction.commit().await.unwrap();
+    let failed = "SELECT count(*) FROM topups t JOIN further_deliveries f USING (topup_id) WHERE t.state = 'failed'";
+    assert_eq!(bench.numbers(failed).await, 1);
 }
 
 #[tokio::test]
