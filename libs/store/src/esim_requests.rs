@@ -162,17 +162,19 @@ pub async fn claim(
                                       SELECT id FROM free
                                       WHERE (SELECT true FROM esim_requests r WHERE r.topup_id = free.topup_id) IS NULL))
            )
-           SELECT l.id AS "id!", l.topup_id AS "topup_id!", l.partner_id AS "partner_id!", p.order_id AS "order_id?",
-                  e.provider_unit_id AS "provider_unit_id?", e.iccid AS "iccid?",
-                  p.provider_reference AS "reference?", l.usage_asked_at IS NOT NULL AS "usage_asked!",
+           SELECT l.id AS "id!", l.topup_id AS "topup_id!", l.partner_id AS "partner_id!",
+                  CASE WHEN p.partner_id = l.partner_id THEN p.order_id END AS "order_id?",
+                  CASE WHEN e.provider = $1 THEN e.provider_unit_id END AS "provider_unit_id?",
+                  CASE WHEN e.provider = $1 THEN e.iccid END AS "iccid?",
+                  CASE WHEN p.partner_id = l.partner_id THEN p.provider_reference END AS "reference?", l.usage_asked_at IS NOT NULL AS "usage_asked!",
                   CASE WHEN l.kind = 'give_back' THEN l.give_back END AS "give_back?", l.attempt AS "attempt!",
                   l.not_returned_at IS NOT NULL AS "not_returned!",
                   coalesce(extract(epoch FROM now() - l.give_back_asked_at), 0)::float8 AS "asked_age!",
                   coalesce(extract(epoch FROM now() - l.attempted_at), 0)::float8 AS "attempt_age!"
            FROM open l
-           LEFT JOIN esims e ON e.topup_id = l.topup_id AND e.provider = $1
+           LEFT JOIN esims e ON e.topup_id = l.topup_id
            LEFT JOIN topups t ON t.topup_id = l.topup_id
-           LEFT JOIN placements p ON p.placement_id = t.placement_id AND p.partner_id = l.partner_id"#,
+           LEFT JOIN placements p ON p.placement_id = t.placement_id"#,
         provider,
         rows,
         seconds(lease),

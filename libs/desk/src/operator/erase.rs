@@ -202,8 +202,7 @@ async fn orders(connection: &mut PgConnection, orders: &[Uuid]) -> Result<Erased
                SET state = CASE WHEN d.state = 'no_endpoint' THEN 'exhausted' ELSE d.state END,
                    error = CASE WHEN d.state <> 'delivered' THEN 'its order was erased' END,
                    traceparent = NULL
-               FROM delivery
-               WHERE d.delivery_id = delivery.delivery_id AND NOT is_event
+               WHERE d.delivery_id = ANY (ARRAY (SELECT delivery_id FROM delivery WHERE NOT is_event))
                  AND (d.state <> 'delivered' OR d.error IS NOT NULL OR d.traceparent IS NOT NULL)
            ), events AS (
                -- Events are deleted with everything that belongs to them.
