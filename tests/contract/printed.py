@@ -286,7 +286,7 @@ def guide() -> None:
     # A repeat shows the order that is stored.
     assert ordered in third.run(order)
     third.run(take("docs/examples/esim.py webhook http://127.0.0.1:3000/", ("3000", port)))
-    listed = third.run(take("esim-partner endpoints list"))
+    listed = third.run("esim-partner endpoints list")
     first = re.search(r'"endpoint_id": ?"([^"]+)"', listed)[1]
     # The example returns the challenge of a test, so its host proves itself.
     assert re.search(r'"proven": ?false', listed), listed
