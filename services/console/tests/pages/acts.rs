@@ -468,7 +468,7 @@ async fn the_page_of_a_partner_counts_its_own_purchases_on_hold() {
              FROM o, generate_series(1, 3) RETURNING placement_id, partner_id
          ), t AS (
              INSERT INTO topups (topup_id, placement_id, position, option_id, provider_option_id)
-             SELECT left(placement_id::text, 20), placement_id, 0, (SELECT option_id FROM options LIMIT 1), 'ready' FROM p
+             SELECT left(placement_id::text, 20), placement_id, 0, gen_random_uuid(), 'ready' FROM p
          ), h AS (
              INSERT INTO held (id, state, provider, partner_id) SELECT placement_id, 'parked', 'sandbox', partner_id FROM p
          )

@@ -106,7 +106,11 @@ async fn callbacks_beyond_those_in_flight_get_503_until_there_is_room() {
         connection.write_all(head.as_bytes()).await.unwrap();
         connection
     };
-    let mut unfinished = vec![begin().await];
+    // As many as may be in flight (`CALLBACK_CONCURRENCY`).
+    let mut unfinished = Vec::new();
+    for _ in 0..64 {
+        unfinished.push(begin().await);
+    }
     let third = async || {
         let mut connection = TcpStream::connect(bench.config.listen).await.unwrap();
         connection
