@@ -379,7 +379,7 @@ async fn of_nats(system: &mut System) {
         .jetstream("topup.dead.job", "what nobody can read")
         .await;
     system
-        .finds(&[], "warning", "dead messages", "1 messages")
+        .finds(&[], "warning", "dead messages", "1 message")
         .await;
     system
         .jetstream("$JS.API.STREAM.PURGE.TOPUP_DEAD", "")
