@@ -83,11 +83,6 @@ const EMPTY: [(&str, &str); 1] = rows! {
     "WITH sent AS (\n" => "what became of the webhooks of orders that an operator looks at";
 };
 
-/// The same since `PostgreSQL` 18.
-const EMPTY_SINCE_18: [(&str, &str); 1] = rows! {
-    "SET state = CASE WHEN $2 THEN 'pending' ELSE 'failed' END" => "placement resolve";
-};
-
 /// Statements that read all of a handful of rows, or compare each row with each of them.
 const SMALL: [(&str, &str); 3] = rows! {
     "FROM operator_sessions s LEFT JOIN operators o" => "one session and the operators, who are few";
@@ -391,8 +386,7 @@ async fn a_plan_for_empty_tables_also_serves_full_ones() {
         .await
         .unwrap();
     let of_version: &[&[_]] = match version / 10_000 {
-        18.. => &[&EMPTY_SINCE_17, &EMPTY_SINCE_18],
-        17 => &[&EMPTY_SINCE_17],
+        17.. => &[&EMPTY_SINCE_17],
         _ => &[],
     };
     let reviewed = [&WALKS[..], &SMALL, &EMPTY, &of_version.concat()].concat();
