@@ -54,8 +54,8 @@ def store_partners(number, exhausted, first=1):
     of them at most."""
     psql(f"""
         WITH model AS (SELECT * FROM partners WHERE name NOT LIKE 'Measured %' ORDER BY created_at DESC LIMIT 1)
-        INSERT INTO partners (partner_id, name, environment, access_key, secret_key, version, created_at)
-        SELECT gen_random_uuid(), 'Measured ' || n, environment, md5(n::text), secret_key, 0, created_at - n * interval '1 second'
+        INSERT INTO partners (partner_id, name, environment, access_key, version, created_at)
+        SELECT gen_random_uuid(), 'Measured ' || n, environment, md5(n::text), 0, created_at - n * interval '1 second'
         FROM model, generate_series({int(first)}, {int(first) + int(number) - 1}) n""", """
         UPDATE partner_endpoints e SET url = 'https://' || e.endpoint_id || '.measured.example/'
         FROM partners p WHERE p.partner_id = e.endpoint_id AND p.name LIKE 'Measured %'""", f"""
