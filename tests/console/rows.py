@@ -50,7 +50,7 @@ def store_orders(number, first=1, on_hold=1, given_back=0):
 
 
 def store_partners(number, exhausted, first=1):
-    """Further partners with the key of the newest one, and given-up webhooks of its eSIMs, shared among a hundred
+    """Further partners without keys, and given-up webhooks of its eSIMs, shared among a hundred
     of them at most."""
     psql(f"""
         WITH model AS (SELECT * FROM partners WHERE name NOT LIKE 'Measured %' ORDER BY created_at DESC LIMIT 1)
