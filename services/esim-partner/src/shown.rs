@@ -4,7 +4,8 @@
 //! A text is shown for what its field may hold, and a field that nobody has judged is left out, also one that a newer
 //! service adds. [`FACTS`] hold ids, states, times and names that we or the partner chose. A text of theirs that does
 //! not look like one, and whatever others wrote, is marked as `untrusted_text`. Fields that may hold what an eSIM can be
-//! installed with, or what the receiver of a webhook answered, are left out, and so is an object of which nothing is left. Numbers, booleans and nulls hold neither.
+//! installed with, or what the receiver of a webhook answered, are left out, and so is an object of
+//! which nothing is left. Numbers, booleans and nulls hold neither.
 
 use runtime::terminal::printable;
 use serde_json::{Map, Value, json};
