@@ -174,7 +174,7 @@ async fn record_others(
 ) -> Result<Made> {
     let columns = Columns::of(attempts);
     if !columns.states.contains(&"exhausted") {
-        record_any(connection, &columns).await?;
+        retry_conflicts!(record_any(&mut *connection, &columns))?;
         return Ok(Made::default());
     }
     transaction!(

@@ -74,8 +74,8 @@ async fn settle_others(
         for round in &rounds {
             let mut changes = HashMap::new();
             let bought = Bought::of(members_of(settlements, round));
-            bought.record(&mut *connection, &mut changes).await?;
-            bought.park_others(&mut *connection, &mut changes).await?;
+            retry_conflicts!(bought.record(&mut *connection, &mut changes))?;
+            retry_conflicts!(bought.park_others(&mut *connection, &mut changes))?;
             note_effects(settlements, round, changes, settled);
         }
         return Ok(());
