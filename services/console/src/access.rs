@@ -32,11 +32,11 @@ use subtle::ConstantTimeEq;
 use url::form_urlencoded;
 
 pub(crate) use crate::cookies::{cookie, secret, set_cookie};
-pub use crate::session::Session;
+pub use crate::session::ConsoleSession;
 pub(crate) use crate::session::form_token;
 use crate::{
     App,
-    openid::Provider,
+    openid::OpenIdProvider,
     problem::Problem,
     said,
     server::{self, Peer},
@@ -76,15 +76,15 @@ impl Rank for Operator {
 
 /// A request for a page by somebody whose role may see it.
 pub struct Visit<R> {
-    pub(crate) session: Session,
-    pub(crate) query: Fields,
+    pub(crate) session: ConsoleSession,
+    pub(crate) query: FormFields,
     role: PhantomData<R>,
 }
 
 /// An action by somebody whose role may do it, in a form of this session.
 pub struct Act<R> {
-    pub(crate) session: Session,
-    pub(crate) fields: Fields,
+    pub(crate) session: ConsoleSession,
+    pub(crate) fields: FormFields,
     role: PhantomData<R>,
     /// Whatever the handler does and responds, the next page is read anew, because the action is over
     /// when this is dropped with it.
@@ -146,20 +146,20 @@ impl<R> Act<R> {
 
 /// A form that needs no session.
 pub struct Outside {
-    pub(crate) fields: Fields,
+    pub(crate) fields: FormFields,
     /// The secret of the cookie.
     pub(crate) secret: SecretString,
-    pub(crate) sender: Sender,
+    pub(crate) sender: SignInBrowser,
 }
 
 /// The browser that signs in.
-pub(crate) struct Sender {
+pub(crate) struct SignInBrowser {
     pub(crate) from: String,
     /// The secret of the session that it has until then.
     before: Option<SecretString>,
 }
 
-impl Sender {
+impl SignInBrowser {
     pub(crate) fn of(parts: &Parts, app: &App) -> Self {
         Self {
             from: source(parts, app),
@@ -201,7 +201,7 @@ impl<R: Rank> FromRequestParts<App> for Visit<R> {
         }
         Ok(Self {
             session,
-            query: Fields::parse(parts.uri.query().unwrap_or_default().as_bytes()),
+            query: FormFields::parse(parts.uri.query().unwrap_or_default().as_bytes()),
             role: PhantomData,
         })
     }
@@ -245,20 +245,20 @@ impl FromRequest<App> for Outside {
         Ok(Self {
             fields,
             secret,
-            sender: Sender::of(&parts, app),
+            sender: SignInBrowser::of(&parts, app),
         })
     }
 }
 
 /// The live session of the request's cookie.
-pub(crate) async fn session(parts: &Parts, app: &App) -> Result<Option<Session>, Problem> {
+pub(crate) async fn session(parts: &Parts, app: &App) -> Result<Option<ConsoleSession>, Problem> {
     let Some(secret) = secret(&parts.headers, app.session_cookie()) else {
         return Ok(None);
     };
     let accepted = Accepted {
         idle: app.settings().lifetime.idle,
         local: app.settings().passwords,
-        issuer: app.provider().map(Provider::issuer),
+        issuer: app.provider().map(OpenIdProvider::issuer),
         // htmx only refreshes what is on the screen.
         by_person: !is_by_htmx(&parts.headers),
     };
@@ -271,7 +271,7 @@ pub(crate) async fn session(parts: &Parts, app: &App) -> Result<Option<Session>,
     {
         place.authenticated(&found.name);
     }
-    Ok(found.map(|found| Session {
+    Ok(found.map(|found| ConsoleSession {
         operator: found.name,
         role: found.role,
         secret,
@@ -317,7 +317,7 @@ fn forwarded_address(entry: &str) -> Option<IpAddr> {
 }
 
 /// Reads a form. While it arrives, a connection without a session can lose its place to another one.
-async fn form(parts: &Parts, body: Body) -> Result<Fields, Problem> {
+async fn form(parts: &Parts, body: Body) -> Result<FormFields, Problem> {
     let place = parts.extensions.get::<Arc<Place>>();
     if let Some(place) = place {
         place.wait_for_client();
@@ -329,10 +329,10 @@ async fn form(parts: &Parts, body: Body) -> Result<Fields, Problem> {
     let bytes = read
         .map_err(|_| Problem::Slow)?
         .map_err(|_| Problem::Invalid(format!("a form may have at most {MOST_FORM} bytes")))?;
-    Ok(Fields::parse(&bytes))
+    Ok(FormFields::parse(&bytes))
 }
 
-fn check(fields: &Fields, secret: &SecretString) -> Result<(), Problem> {
+fn check(fields: &FormFields, secret: &SecretString) -> Result<(), Problem> {
     let given = fields.get(TOKEN).unwrap_or_default();
     let expected = form_token(secret);
     if bool::from(given.as_bytes().ct_eq(expected.as_bytes())) {
@@ -344,9 +344,9 @@ fn check(fields: &Fields, secret: &SecretString) -> Result<(), Problem> {
 
 /// The fields of a form or of a query. Of a field that is repeated, the first value counts.
 #[derive(Clone, Debug, Default)]
-pub struct Fields(Vec<(String, String)>);
+pub struct FormFields(Vec<(String, String)>);
 
-impl Fields {
+impl FormFields {
     pub(crate) fn parse(text: &[u8]) -> Self {
         // PostgreSQL stores no NUL, so the database would refuse the whole statement.
         let without_nul = |text: String| text.replace('\0', "\u{fffd}");
@@ -392,10 +392,10 @@ mod tests {
     #[test]
     fn the_token_of_a_form_belongs_to_one_secret() {
         let mine: SecretString = "mine".into();
-        let fields = Fields::parse(format!("a=b&token={}", form_token(&mine)).as_bytes());
+        let fields = FormFields::parse(format!("a=b&token={}", form_token(&mine)).as_bytes());
         assert!(check(&fields, &mine).is_ok());
         assert!(check(&fields, &"other".into()).is_err());
-        assert!(check(&Fields::parse(b"a=b"), &mine).is_err());
+        assert!(check(&FormFields::parse(b"a=b"), &mine).is_err());
     }
 
     #[test]
@@ -416,7 +416,7 @@ mod tests {
 
     #[test]
     fn fields_with_reserved_characters_are_read_as_typed() {
-        let fields = Fields::parse(b"q=a%2Fb%3Fc%23d%26e+%25&password=+x+");
+        let fields = FormFields::parse(b"q=a%2Fb%3Fc%23d%26e+%25&password=+x+");
         assert_eq!(fields.get("q"), Some("a/b?c#d&e %"));
         assert_eq!(fields.exact("password"), " x ");
         assert!(fields.reason().is_err());

@@ -9,7 +9,7 @@ use runtime::config::BadSetting;
 use vault::{Keyring, Vault};
 
 use crate::{
-    config::{Config, Environment},
+    config::{Config, ConsoleEnvironment},
     looks, metrics, openid,
 };
 
@@ -23,25 +23,25 @@ struct Parts {
     vault: Option<Vault>,
     /// The master keys for keys and webhook secrets of partners, if new ones may be made.
     partner_vault: Option<Vault>,
-    settings: Settings,
-    product: Arc<Product>,
+    settings: ConsoleSettings,
+    product: Arc<SystemLabel>,
     metrics: metrics::Metrics,
     /// Who else may say who somebody is.
-    provider: Option<openid::Provider>,
+    provider: Option<openid::OpenIdProvider>,
     /// What the overview shows.
     figures: looks::Shared,
 }
 
 /// What the pages are about. Each one says it.
 #[derive(Debug)]
-pub(crate) struct Product {
+pub(crate) struct SystemLabel {
     pub(crate) is_test: bool,
     /// Where it runs.
     pub(crate) place: Option<String>,
 }
 
 /// The settings that handlers read.
-pub(crate) struct Settings {
+pub(crate) struct ConsoleSettings {
     /// Browsers reach the console by TLS.
     pub(crate) tls: bool,
     pub(crate) lifetime: Lifetime,
@@ -73,7 +73,7 @@ impl App {
             .transpose()
             .map_err(BadSetting::error)?;
         let database = config.database.open("console").map_err(BadSetting::error)?;
-        let provider = openid::Provider::open(&config.openid, &config.console_url)?;
+        let provider = openid::OpenIdProvider::open(&config.openid, &config.console_url)?;
         if provider.is_none() && !config.console_passwords {
             return Err(BadSetting::error(
                 "nobody could sign in: switch CONSOLE_PASSWORDS on, or set OIDC_ISSUER",
@@ -83,7 +83,7 @@ impl App {
             database,
             vault,
             partner_vault,
-            settings: Settings {
+            settings: ConsoleSettings {
                 tls: config.console_url.scheme() == "https",
                 lifetime: Lifetime {
                     idle: config.console_session / 12,
@@ -93,8 +93,8 @@ impl App {
                 forwarded: config.console_forwarded,
                 trace_url: config.console_trace_url.clone(),
             },
-            product: Arc::new(Product {
-                is_test: config.console_environment == Environment::Test,
+            product: Arc::new(SystemLabel {
+                is_test: config.console_environment == ConsoleEnvironment::Test,
                 place: config.console_place.clone(),
             }),
             metrics: metrics::Metrics::default(),
@@ -115,15 +115,15 @@ impl App {
         self.0.partner_vault.as_ref()
     }
 
-    pub(crate) fn settings(&self) -> &Settings {
+    pub(crate) fn settings(&self) -> &ConsoleSettings {
         &self.0.settings
     }
 
-    pub(crate) fn product(&self) -> &Arc<Product> {
+    pub(crate) fn product(&self) -> &Arc<SystemLabel> {
         &self.0.product
     }
 
-    pub(crate) fn provider(&self) -> Option<&openid::Provider> {
+    pub(crate) fn provider(&self) -> Option<&openid::OpenIdProvider> {
         self.0.provider.as_ref()
     }
 

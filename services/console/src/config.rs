@@ -40,7 +40,7 @@ pub struct Config {
     /// Each page says it, and those of `test` have a stripe, so that nobody takes one for the other. It
     /// changes nothing else.
     #[arg(long, env = "CONSOLE_ENVIRONMENT", default_value = "live", value_enum)]
-    pub console_environment: Environment,
+    pub console_environment: ConsoleEnvironment,
     /// Where it runs, such as `production, Frankfurt`
     ///
     /// The sign-in and the overview show it.
@@ -91,7 +91,7 @@ pub struct Config {
 
 /// Whether the pages are about real orders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Environment {
+pub enum ConsoleEnvironment {
     Live,
     Test,
 }

@@ -44,7 +44,7 @@ const PARKED: i64 = 100;
 const ACTIONS: u32 = 5;
 
 /// What one look at the database has read.
-pub(crate) struct Look {
+pub(crate) struct SystemSnapshot {
     at: Instant,
     pub(crate) report: Report,
     /// The last minutes, of everybody and of each provider and endpoint.
@@ -55,7 +55,7 @@ pub(crate) struct Look {
     pub(crate) names: std::collections::HashMap<Uuid, String>,
 }
 
-impl Look {
+impl SystemSnapshot {
     /// What was counted of a provider or an endpoint in the last minutes.
     pub(crate) fn of_subject(&self, measure: Measure, subject: &str) -> Option<&Count> {
         let mut all = self.subjects.iter();
@@ -127,8 +127,8 @@ pub(crate) type ByProvider = BTreeMap<String, Bars>;
 /// The newest look, and an older one to compare it with.
 #[derive(Default)]
 struct Looks {
-    newest: Option<Arc<Look>>,
-    earlier: Option<Arc<Look>>,
+    newest: Option<Arc<SystemSnapshot>>,
+    earlier: Option<Arc<SystemSnapshot>>,
     /// How many acts there were when the newest one began.
     acts: u64,
 }
@@ -170,7 +170,7 @@ impl Shared {
     pub(crate) async fn look(
         &self,
         database: &Database,
-    ) -> Result<(Arc<Look>, Option<Arc<Look>>), pg::Error> {
+    ) -> Result<(Arc<SystemSnapshot>, Option<Arc<SystemSnapshot>>), pg::Error> {
         self.within(database, FRESH).await
     }
 
@@ -178,11 +178,11 @@ impl Shared {
         &self,
         database: &Database,
         fresh: Duration,
-    ) -> Result<(Arc<Look>, Option<Arc<Look>>), pg::Error> {
+    ) -> Result<(Arc<SystemSnapshot>, Option<Arc<SystemSnapshot>>), pg::Error> {
         let mut looks = self.looks.lock().await;
         let acts = self.acts.load(Ordering::Acquire);
         let is_of_now = looks.acts == acts;
-        let is_fresh = |look: &&Arc<Look>| is_of_now && look.at.elapsed() < fresh;
+        let is_fresh = |look: &&Arc<SystemSnapshot>| is_of_now && look.at.elapsed() < fresh;
         let newest = if let Some(fresh) = looks.newest.as_ref().filter(is_fresh) {
             Arc::clone(fresh)
         } else {
@@ -192,7 +192,7 @@ impl Shared {
             self.needs.store(needed, Ordering::Relaxed);
             let before = looks.newest.replace(Arc::clone(&look));
             looks.acts = acts;
-            let is_old = |look: &Arc<Look>| look.at.elapsed() > COMPARED;
+            let is_old = |look: &Arc<SystemSnapshot>| look.at.elapsed() > COMPARED;
             if looks.earlier.as_ref().is_none_or(is_old) {
                 looks.earlier = before;
             }
@@ -287,14 +287,14 @@ fn bars(range: Range, figures: &[(OffsetDateTime, Counts)], now: OffsetDateTime)
         .collect()
 }
 
-async fn look(connection: &mut PgConnection) -> Result<Look, pg::Error> {
+async fn look(connection: &mut PgConnection) -> Result<SystemSnapshot, pg::Error> {
     let report = health::examine(&mut *connection, PARKED).await?;
     let now = Figures::read(&mut *connection, Span::Minute, MINUTES, true).await?;
     let actions = actions::list(&mut *connection, &Filter::default(), ACTIONS).await?;
     let named = actions.iter().filter_map(|one| partner_of(&one.target));
     let named: Vec<Uuid> = named.map(domain::PartnerId::uuid).collect();
     let names = partners::names(connection, &named).await?;
-    Ok(Look {
+    Ok(SystemSnapshot {
         report,
         now: now.sums(),
         subjects: now.by_subject(),

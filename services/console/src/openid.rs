@@ -103,9 +103,9 @@ enum Exchange {
 
 /// What belongs to one sign-in in one browser. Everything is made from the secret of its cookie, so
 /// that nothing has to be stored, and the values say nothing about each other.
-pub(crate) struct Attempt(pub(crate) SecretString);
+pub(crate) struct OpenIdAttempt(pub(crate) SecretString);
 
-impl Attempt {
+impl OpenIdAttempt {
     fn derived(&self, what: &str) -> String {
         let digest = Sha256::new()
             .chain_update(b"sign-in by OpenID Connect\0")
@@ -136,7 +136,7 @@ struct Fetched {
 }
 
 /// The OpenID provider.
-pub(crate) struct Provider {
+pub(crate) struct OpenIdProvider {
     issuer: IssuerUrl,
     client_id: ClientId,
     client_secret: Option<SecretString>,
@@ -149,7 +149,7 @@ pub(crate) struct Provider {
     fetched: Mutex<Option<Fetched>>,
 }
 
-impl Provider {
+impl OpenIdProvider {
     /// The provider of the settings, if there is one.
     pub(crate) fn open(config: &OpenIdConfig, console: &Url) -> anyhow::Result<Option<Self>> {
         let roles = config.roles();
@@ -231,7 +231,7 @@ impl Provider {
     }
 
     /// Where the browser goes to sign in.
-    pub(crate) async fn begin(&self, attempt: &Attempt) -> Result<Url, NotNamed> {
+    pub(crate) async fn begin(&self, attempt: &OpenIdAttempt) -> Result<Url, NotNamed> {
         let metadata = self.metadata(FRESH).await?;
         let client = CoreClient::from_provider_metadata(metadata, self.client_id.clone(), None)
             .set_redirect_uri(self.redirect.clone());
@@ -251,7 +251,11 @@ impl Provider {
     }
 
     /// Who has signed in, by the code that the provider has given to the browser.
-    pub(crate) async fn finish(&self, attempt: &Attempt, code: &str) -> Result<Person, NotNamed> {
+    pub(crate) async fn finish(
+        &self,
+        attempt: &OpenIdAttempt,
+        code: &str,
+    ) -> Result<Person, NotNamed> {
         let metadata = self.metadata(FRESH).await?;
         let secret = self.client_secret.as_ref();
         let secret = secret.map(|secret| ClientSecret::new(secret.expose_secret().to_owned()));
@@ -312,7 +316,7 @@ impl Provider {
         &self,
         metadata: &CoreProviderMetadata,
         token: &CoreIdToken,
-        attempt: &Attempt,
+        attempt: &OpenIdAttempt,
     ) -> Result<Value, ClaimsVerificationError> {
         let client =
             CoreClient::from_provider_metadata(metadata.clone(), self.client_id.clone(), None);
@@ -487,10 +491,10 @@ mod tests {
 
     use super::*;
 
-    fn provider(config: &OpenIdConfig) -> anyhow::Result<Option<Provider>> {
+    fn provider(config: &OpenIdConfig) -> anyhow::Result<Option<OpenIdProvider>> {
         let _ = testkit::http::client();
         let console = "https://console.example".parse().unwrap();
-        Provider::open(config, &console)
+        OpenIdProvider::open(config, &console)
     }
 
     fn config() -> OpenIdConfig {

@@ -31,7 +31,7 @@ impl Went {
 
 /// One step of an order.
 #[derive(Clone, Debug)]
-pub(crate) struct Step {
+pub(crate) struct OrderStep {
     pub(crate) at: OffsetDateTime,
     /// How long it took, if that is known.
     pub(crate) took: Option<Duration>,

@@ -82,7 +82,7 @@ pub enum Problem {
 /// What the page of a problem says. It is an extension of the response until
 /// [`crate::view::framed`] makes the page.
 #[derive(Clone)]
-pub(crate) struct Told {
+pub(crate) struct ProblemText {
     pub(crate) title: String,
     pub(crate) text: String,
     pub(crate) back: Option<String>,
@@ -189,7 +189,7 @@ impl IntoResponse for Problem {
             let headers = response.headers_mut();
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
-        let told = Told {
+        let told = ProblemText {
             title: self.title().to_owned(),
             text: sentence(&self.text()),
             again: self.status() == StatusCode::SERVICE_UNAVAILABLE,

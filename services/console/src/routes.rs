@@ -32,7 +32,7 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; i
     base-uri 'none'; form-action 'self'; frame-ancestors 'none'";
 
 /// A route of the console.
-pub struct Route {
+pub struct ConsoleRoute {
     pub method: Method,
     /// As axum writes it, such as `/orders/{id}`.
     pub path: &'static str,
@@ -41,8 +41,8 @@ pub struct Route {
     handler: MethodRouter<App>,
 }
 
-fn page(path: &'static str, needs: Option<Role>, handler: MethodRouter<App>) -> Route {
-    Route {
+fn page(path: &'static str, needs: Option<Role>, handler: MethodRouter<App>) -> ConsoleRoute {
+    ConsoleRoute {
         method: Method::GET,
         path,
         needs,
@@ -50,8 +50,8 @@ fn page(path: &'static str, needs: Option<Role>, handler: MethodRouter<App>) -> 
     }
 }
 
-fn action(path: &'static str, needs: Option<Role>, handler: MethodRouter<App>) -> Route {
-    Route {
+fn action(path: &'static str, needs: Option<Role>, handler: MethodRouter<App>) -> ConsoleRoute {
+    ConsoleRoute {
         method: Method::POST,
         path,
         needs,
@@ -60,12 +60,12 @@ fn action(path: &'static str, needs: Option<Role>, handler: MethodRouter<App>) -
 }
 
 /// All routes.
-pub fn routes() -> Vec<Route> {
+pub fn routes() -> Vec<ConsoleRoute> {
     of_all().into_iter().chain(of_partners()).collect()
 }
 
 /// The routes of the pages of a partner and its endpoints.
-fn of_partners() -> Vec<Route> {
+fn of_partners() -> Vec<ConsoleRoute> {
     let viewer = Some(Role::Viewer);
     let support = Some(Role::Support);
     let operator = Some(Role::Operator);
@@ -151,7 +151,7 @@ fn of_partners() -> Vec<Route> {
 }
 
 /// All other routes.
-fn of_all() -> Vec<Route> {
+fn of_all() -> Vec<ConsoleRoute> {
     let viewer = Some(Role::Viewer);
     let support = Some(Role::Support);
     let operator = Some(Role::Operator);
@@ -282,7 +282,7 @@ async fn observe(State(app): State<App>, request: Request, next: Next) -> Respon
     let mut response = if one_host {
         let (parts, body) = request.into_parts();
         let asked = parts.clone();
-        let asked_as = view::Asked {
+        let asked_as = view::PageRequest {
             path: parts
                 .uri
                 .path_and_query()

@@ -13,7 +13,7 @@ pub(crate) const FORM_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The session of a request.
 #[derive(Clone, Debug)]
-pub struct Session {
+pub struct ConsoleSession {
     pub(crate) operator: String,
     pub(crate) role: Role,
     /// The secret in the cookie.
@@ -26,7 +26,7 @@ pub struct Session {
     pub(crate) times: Times,
 }
 
-impl Session {
+impl ConsoleSession {
     /// The name of the account.
     pub(crate) fn name(&self) -> &str {
         &self.operator

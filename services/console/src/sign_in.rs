@@ -20,7 +20,7 @@ use signing::password;
 
 use crate::{
     App,
-    access::{Act, Fields, Outside, Sender, Viewer, form_token, secret, set_cookie},
+    access::{Act, FormFields, Outside, SignInBrowser, Viewer, form_token, secret, set_cookie},
     problem::Problem,
     view::{Shell, local_path, with_status},
 };
@@ -68,7 +68,7 @@ struct SetUp {
 /// The secret that forms before sign-in are bound to: the one of the cookie, or a new one.
 pub(crate) struct Guest {
     secret: SecretString,
-    query: Fields,
+    query: FormFields,
 }
 
 impl FromRequestParts<App> for Guest {
@@ -79,7 +79,7 @@ impl FromRequestParts<App> for Guest {
             .unwrap_or_else(|| secret_of_browser().into());
         Ok(Self {
             secret,
-            query: Fields::parse(parts.uri.query().unwrap_or_default().as_bytes()),
+            query: FormFields::parse(parts.uri.query().unwrap_or_default().as_bytes()),
         })
     }
 }
@@ -160,7 +160,7 @@ async fn open(
     app: &App,
     name: &str,
     password: SecretString,
-    sender: &Sender,
+    sender: &SignInBrowser,
 ) -> Result<HeaderValue, NotSignedIn> {
     let lifetime = app.settings().lifetime;
     let browser = sender.browser();

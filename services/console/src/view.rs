@@ -17,10 +17,10 @@ use runtime::terminal::printable;
 
 use crate::{
     App,
-    app::Product,
+    app::SystemLabel,
     format::number,
-    problem::{Problem, Told},
-    session::Session,
+    problem::{Problem, ProblemText},
+    session::ConsoleSession,
     times::When,
 };
 
@@ -40,9 +40,9 @@ const NEEDS: &str = "Needs a person";
 /// The frame of a page.
 pub(crate) struct Shell {
     pub(crate) title: String,
-    pub(crate) product: Arc<Product>,
+    pub(crate) product: Arc<SystemLabel>,
     /// Who is signed in; `None` on the pages before that.
-    pub(crate) who: Option<Who>,
+    pub(crate) who: Option<SignedInOperator>,
     /// The path of this page in the navigation.
     here: &'static str,
     /// How many things need a person, if it is known and there are any.
@@ -55,7 +55,7 @@ pub(crate) struct Shell {
     pub(crate) read: When,
 }
 
-pub(crate) struct Who {
+pub(crate) struct SignedInOperator {
     pub(crate) name: String,
     pub(crate) role: &'static str,
     /// The token of the forms of this session.
@@ -64,7 +64,7 @@ pub(crate) struct Who {
     pub(crate) zone: String,
 }
 
-pub(crate) struct Link {
+pub(crate) struct NavigationLink {
     pub(crate) name: &'static str,
     pub(crate) path: &'static str,
     pub(crate) gap: bool,
@@ -76,12 +76,12 @@ pub(crate) struct Link {
 impl Shell {
     pub(crate) fn new(
         app: &App,
-        session: &Session,
+        session: &ConsoleSession,
         here: &'static str,
         title: impl Into<String>,
     ) -> Self {
         Self {
-            who: Some(Who {
+            who: Some(SignedInOperator {
                 name: session.name().to_owned(),
                 role: session.role().as_str(),
                 token: session.form_token(),
@@ -97,7 +97,7 @@ impl Shell {
 
     /// The frame of the page of a problem, for whoever may be signed in. What an action led to is left
     /// for the page after it.
-    pub(crate) fn of_problem(app: &App, session: Option<&Session>, title: &str) -> Self {
+    pub(crate) fn of_problem(app: &App, session: Option<&ConsoleSession>, title: &str) -> Self {
         let signed_in = session.map(|session| Self::new(app, session, "", title));
         Self {
             said: None,
@@ -119,8 +119,8 @@ impl Shell {
         }
     }
 
-    pub(crate) fn links(&self) -> impl Iterator<Item = Link> {
-        LINKS.into_iter().map(|(name, path, gap)| Link {
+    pub(crate) fn links(&self) -> impl Iterator<Item = NavigationLink> {
+        LINKS.into_iter().map(|(name, path, gap)| NavigationLink {
             name,
             path,
             gap,
@@ -150,9 +150,9 @@ impl Escaper for Visible {
 /// The id or name in the path of a page. Every path has one, even if its bytes are no text: what cannot
 /// be read is then replaced, so that nothing has this id. If it were refused here instead, the answer
 /// would come before the session was looked at.
-pub(crate) struct Given(pub(crate) String);
+pub(crate) struct PathArgument(pub(crate) String);
 
-impl<S: Send + Sync> FromRequestParts<S> for Given {
+impl<S: Send + Sync> FromRequestParts<S> for PathArgument {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Infallible> {
@@ -171,7 +171,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Given {
 /// What whoever has an id should do with it.
 const SEARCH: &str = "Put the id that you have into the box above: it takes ids of every kind.";
 
-impl Given {
+impl PathArgument {
     /// The id, if it has the form of one. `what` is what it should be the id of, such as `an order`.
     pub(crate) fn id<Id: FromStr<Err = NotAnId>>(&self, what: &str) -> Result<Id, Problem> {
         self.0.parse().map_err(|error| {
@@ -221,7 +221,7 @@ struct ProblemPage {
     shell: Shell,
     /// What was asked for.
     path: String,
-    told: Told,
+    told: ProblemText,
 }
 
 /// A problem in the place of the figures that htmx has asked for.
@@ -230,11 +230,11 @@ struct ProblemPage {
 struct ProblemPart {
     /// What was asked for, and is asked for again.
     path: String,
-    told: Told,
+    told: ProblemText,
 }
 
 /// How a page was asked for.
-pub(crate) struct Asked {
+pub(crate) struct PageRequest {
     pub(crate) path: String,
     /// As a page, and not by a form.
     pub(crate) is_page: bool,
@@ -247,10 +247,10 @@ pub(crate) struct Asked {
 pub(crate) async fn framed(
     app: &App,
     mut response: Response,
-    asked: Asked,
-    session: impl Future<Output = Option<Session>>,
+    asked: PageRequest,
+    session: impl Future<Output = Option<ConsoleSession>>,
 ) -> Response {
-    let Some(mut told) = response.extensions_mut().remove::<Told>() else {
+    let Some(mut told) = response.extensions_mut().remove::<ProblemText>() else {
         return response;
     };
     // A form is not sent again by itself.
@@ -311,12 +311,12 @@ pub(crate) fn whole(id: &str) -> &'static str {
 pub(crate) struct Once {
     pub(crate) shell: Shell,
     pub(crate) text: String,
-    pub(crate) secrets: Vec<Named>,
+    pub(crate) secrets: Vec<NamedValue>,
     /// The path of the page that the action was on.
     pub(crate) back: String,
 }
 
-pub(crate) struct Named {
+pub(crate) struct NamedValue {
     pub(crate) name: &'static str,
     pub(crate) value: String,
 }

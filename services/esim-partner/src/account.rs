@@ -1,6 +1,6 @@
 //! The account's keys, and signed requests to the API.
 //!
-//! [`Account::send`] is the only way in which the commands talk to the service. It signs the
+//! [`ApiClient::send`] is the only way in which the commands talk to the service. It signs the
 //! method, the path, the query and the body, and returns a response of any status: the caller
 //! decides what a status means. An error without a code in `X-Service-Error` is not the service's: something in
 //! between, such as a proxy, may have passed the request on before, so it counts as no answer. `send` never
@@ -66,13 +66,13 @@ impl AccountConfig {
 }
 
 /// The account's settings by name, and the client that sends its requests.
-pub(crate) struct Account {
+pub(crate) struct ApiClient {
     pub(crate) settings: BTreeMap<String, String>,
     http: reqwest::Client,
 }
 
 /// A response of the service, of any status.
-pub(crate) struct Answer {
+pub(crate) struct ApiResponse {
     pub(crate) status: u16,
     /// The codes of an error. Empty for a success.
     pub(crate) codes: String,
@@ -86,7 +86,7 @@ pub(crate) struct Answer {
     pub(crate) json: Value,
 }
 
-impl Answer {
+impl ApiResponse {
     pub(crate) fn is_success(&self) -> bool {
         (200..300).contains(&self.status)
     }
@@ -177,7 +177,7 @@ fn environment() -> anyhow::Result<BTreeMap<String, String>> {
     Ok(settings)
 }
 
-impl Account {
+impl ApiClient {
     /// Reads the settings from the file that `--keys` names. Otherwise they come from the
     /// environment if it has a key and no profile is named, and otherwise from the file that
     /// `login` stored. Sources are never mixed, because a key of one account with the secret of
@@ -259,7 +259,7 @@ impl Account {
         path: &str,
         query: &str,
         body: Option<&Value>,
-    ) -> anyhow::Result<Answer> {
+    ) -> anyhow::Result<ApiResponse> {
         let access_key = self.setting("ACCESS_KEY")?;
         let path = format!("{API}{path}");
         let secret = SecretKey::from_base64(self.setting("SECRET_KEY")?).context("SECRET_KEY")?;
@@ -303,7 +303,7 @@ impl Account {
         let status = answer.status().as_u16();
         let text = text_of(answer).await?;
         let json = serde_json::from_str(&text).unwrap_or_default();
-        Ok(Answer {
+        Ok(ApiResponse {
             status,
             codes,
             retry_after,
@@ -317,7 +317,7 @@ impl Account {
     /// Looks an order up by the id that the partner gave it. It asks by a query, because a query can name
     /// every id, while clients and proxies remove `.` and `..` from a path. The answer has the JSON of the
     /// order, or the status 404 if there is none.
-    pub(crate) async fn order(&self, external_order_id: &str) -> anyhow::Result<Answer> {
+    pub(crate) async fn order(&self, external_order_id: &str) -> anyhow::Result<ApiResponse> {
         let query = format!("external_order_id={}", encoded(external_order_id));
         let mut answer = self.send("GET", "/orders", &query, None).await?;
         if !answer.is_success() {
@@ -373,14 +373,14 @@ mod tests {
         address
     }
 
-    fn account(address: SocketAddr, timeout: Duration) -> Account {
+    fn account(address: SocketAddr, timeout: Duration) -> ApiClient {
         let settings = [
             ("BASE_URL", format!("http://{address}")),
             ("ACCESS_KEY", "ak".to_owned()),
             ("SECRET_KEY", "c2VjcmV0LWtleQ==".to_owned()),
         ];
         let settings = settings.map(|(name, value)| (name.to_owned(), value));
-        Account::with(settings.into(), timeout).unwrap()
+        ApiClient::with(settings.into(), timeout).unwrap()
     }
 
     #[tokio::test]

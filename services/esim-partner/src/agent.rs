@@ -40,14 +40,14 @@ pub(crate) const ARGUMENTS: &str = "correct the arguments by the tool's input sc
 
 /// An error for the agent: what is wrong and what to do about it.
 #[derive(Debug)]
-pub(crate) struct Fault {
+pub(crate) struct ToolError {
     pub(crate) error: String,
     /// What others said about it.
     pub(crate) reason: Option<Value>,
     pub(crate) remedy: Cow<'static, str>,
 }
 
-impl Fault {
+impl ToolError {
     pub(crate) fn new(error: impl Into<String>, remedy: impl Into<Cow<'static, str>>) -> Self {
         Self {
             error: error.into(),
@@ -58,14 +58,14 @@ impl Fault {
 }
 
 /// What a tool tells the agent.
-pub(crate) type Told = Result<Value, Fault>;
+pub(crate) type ToolResult = Result<Value, ToolError>;
 
 /// A parameter: its name, its JSON type, and what it is for.
 pub(crate) type Parameter = (&'static str, &'static str, &'static str);
 
 /// A tool: its name, what it is for, its parameters, and those that must be given.
 #[derive(Debug)]
-pub(crate) struct Offer {
+pub(crate) struct ToolDescription {
     pub(crate) name: &'static str,
     pub(crate) about: &'static str,
     pub(crate) parameters: &'static [Parameter],
@@ -74,7 +74,7 @@ pub(crate) struct Offer {
     pub(crate) changes: bool,
 }
 
-impl Offer {
+impl ToolDescription {
     fn tool(&self) -> Tool {
         let property = |(name, kind, about): &Parameter| {
             let property = json!({ "type": kind, "description": about });
@@ -98,12 +98,12 @@ impl Offer {
     pub(crate) fn texts(
         &self,
         arguments: &Arguments,
-    ) -> Result<Vec<(&'static str, String)>, Fault> {
+    ) -> Result<Vec<(&'static str, String)>, ToolError> {
         let unknown = arguments
             .keys()
             .find(|name| !self.parameters.iter().any(|(known, ..)| known == name));
         if let Some(name) = unknown {
-            return Err(Fault::new(
+            return Err(ToolError::new(
                 format!("there is no argument {name:?}"),
                 ARGUMENTS,
             ));
@@ -112,7 +112,7 @@ impl Offer {
         for (name, ..) in self.parameters {
             match arguments.get(*name) {
                 None | Some(Value::Null) if self.required.contains(name) => {
-                    return Err(Fault::new(
+                    return Err(ToolError::new(
                         format!("the argument {name:?} is missing"),
                         ARGUMENTS,
                     ));
@@ -134,10 +134,10 @@ pub(crate) trait Tools: Send + Sync + 'static {
     /// What an agent reads before it calls anything.
     fn instructions(&self) -> String;
 
-    fn offers(&self) -> Vec<&'static Offer>;
+    fn offers(&self) -> Vec<&'static ToolDescription>;
 
     /// Calls a tool. `name` may be anything.
-    fn call(&self, name: &str, arguments: Arguments) -> impl Future<Output = Told> + Send;
+    fn call(&self, name: &str, arguments: Arguments) -> impl Future<Output = ToolResult> + Send;
 }
 
 /// Serves one agent until it closes standard input.
@@ -246,9 +246,9 @@ fn judged(line: &[u8]) -> Result<(), Value> {
 }
 
 /// Reads arguments that have a type.
-pub(crate) fn read<T: DeserializeOwned>(arguments: Arguments) -> Result<T, Fault> {
+pub(crate) fn read<T: DeserializeOwned>(arguments: Arguments) -> Result<T, ToolError> {
     let read = serde_json::from_value(Value::Object(arguments));
-    read.map_err(|error| Fault::new(error.to_string(), ARGUMENTS))
+    read.map_err(|error| ToolError::new(error.to_string(), ARGUMENTS))
 }
 
 struct Server<T>(T);
@@ -266,7 +266,12 @@ impl<T: Tools> ServerHandler for Server<T> {
         _: Option<PaginatedRequestParams>,
         _: RequestContext<RoleServer>,
     ) -> Result<ListToolsResult, ErrorData> {
-        let tools = self.0.offers().into_iter().map(Offer::tool).collect();
+        let tools = self
+            .0
+            .offers()
+            .into_iter()
+            .map(ToolDescription::tool)
+            .collect();
         Ok(ListToolsResult::with_all_items(tools))
     }
 
@@ -278,7 +283,7 @@ impl<T: Tools> ServerHandler for Server<T> {
         let arguments = request.arguments.unwrap_or_default();
         let result = match self.0.call(&request.name, arguments).await {
             Ok(json) => CallToolResult::structured(json),
-            Err(Fault {
+            Err(ToolError {
                 error,
                 reason,
                 remedy,
@@ -298,7 +303,7 @@ impl<T: Tools> ServerHandler for Server<T> {
 mod tests {
     use super::*;
 
-    const LIST: Offer = Offer {
+    const LIST: ToolDescription = ToolDescription {
         name: "list",
         about: "A list",
         parameters: &[("id", "string", "the id"), ("limit", "integer", "how many")],

@@ -4,7 +4,7 @@
 //! unordered webhooks, which it must acknowledge with a 2xx, and forged, changed and stale ones,
 //! which it must refuse. A failed check comes with a remedy, so that a developer can fix the
 //! endpoint without asking us. A fault that makes many checks fail is named once: the others are
-//! then not judged ([`Verdict::NotJudged`]). The names of the checks are stable, because scripts
+//! then not judged ([`CheckVerdict::NotJudged`]). The names of the checks are stable, because scripts
 //! read them from `--json`.
 //!
 //! The webhooks are made and signed here, so the endpoint needs to know nothing but the webhook
@@ -24,9 +24,9 @@ use runtime::terminal::print;
 use serde::Serialize;
 use signing::webhook::Secret;
 
-use self::webhook::{Answer, Sender, Webhook};
+use self::webhook::{EndpointAnswer, TestWebhook, TestWebhookSender};
 use crate::{
-    account::{self, Account},
+    account::{self, ApiClient},
     checklist::{self, Done},
     listen::endpoint,
 };
@@ -57,14 +57,14 @@ pub struct Certify {
 
 /// One check of an endpoint.
 #[derive(Debug, Serialize)]
-pub struct Check {
+pub struct EndpointCheck {
     /// The check's stable name.
     pub name: &'static str,
     /// What was sent.
     pub sent: &'static str,
     /// Whether it passed; false also if it was not judged.
     pub passed: bool,
-    pub verdict: Verdict,
+    pub verdict: CheckVerdict,
     /// What the endpoint answered.
     pub answered: String,
     /// What to change in the endpoint; empty unless the check failed.
@@ -74,7 +74,7 @@ pub struct Check {
 /// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Verdict {
+pub enum CheckVerdict {
     Passed,
     Failed,
     /// An earlier check failed, and this one would say nothing new.
@@ -86,8 +86,8 @@ type Texts = [&'static str; 3];
 
 /// The endpoint, and what is known about it so far.
 struct Endpoint {
-    sender: Sender,
-    checks: Vec<Check>,
+    sender: TestWebhookSender,
+    checks: Vec<EndpointCheck>,
     /// Why checks of valid webhooks would say nothing new: the check that failed.
     refuses_valid: Option<&'static str>,
     /// Why checks of forged webhooks would say nothing new.
@@ -96,7 +96,7 @@ struct Endpoint {
 
 impl Endpoint {
     /// Sends a webhook that must be acknowledged, or must not.
-    async fn check(&mut self, texts: Texts, webhook: &Webhook, expected: bool) {
+    async fn check(&mut self, texts: Texts, webhook: &TestWebhook, expected: bool) {
         let reason = if expected {
             self.refuses_valid
         } else {
@@ -108,31 +108,32 @@ impl Endpoint {
         let answer = self.sender.send(webhook).await;
         // A forged webhook must be refused by an answer. Without one the check fails, because the
         // endpoint is slow or broken, and we do not know what it did with the webhook.
-        let passed = matches!(answer, Answer::Status(..)) && answer.is_acknowledged() == expected;
+        let passed =
+            matches!(answer, EndpointAnswer::Status(..)) && answer.is_acknowledged() == expected;
         self.note(texts, passed, answer.summary());
     }
 
     /// Notes a check of valid webhooks, which passes if all of them were acknowledged. They are sent
     /// only if the check says something new.
-    async fn all(&mut self, texts: Texts, answers: impl Future<Output = Vec<Answer>>) {
+    async fn all(&mut self, texts: Texts, answers: impl Future<Output = Vec<EndpointAnswer>>) {
         if let Some(reason) = self.refuses_valid {
             return self.skip(texts, reason);
         }
         let answers = answers.await;
         let failed = answers.iter().find(|answer| !answer.is_acknowledged());
-        let answered = failed.map_or("all acknowledged".to_owned(), Answer::summary);
+        let answered = failed.map_or("all acknowledged".to_owned(), EndpointAnswer::summary);
         self.note(texts, failed.is_none(), answered);
     }
 
     fn note(&mut self, [name, sent, remedy]: Texts, passed: bool, answered: String) {
-        self.checks.push(Check {
+        self.checks.push(EndpointCheck {
             name,
             sent,
             passed,
             verdict: if passed {
-                Verdict::Passed
+                CheckVerdict::Passed
             } else {
-                Verdict::Failed
+                CheckVerdict::Failed
             },
             answered,
             remedy: if passed { "" } else { remedy },
@@ -140,11 +141,11 @@ impl Endpoint {
     }
 
     fn skip(&mut self, [name, sent, _]: Texts, failed: &str) {
-        self.checks.push(Check {
+        self.checks.push(EndpointCheck {
             name,
             sent,
             passed: false,
-            verdict: Verdict::NotJudged,
+            verdict: CheckVerdict::NotJudged,
             answered: format!("not judged, because `{failed}` failed"),
             remedy: "",
         });
@@ -153,11 +154,15 @@ impl Endpoint {
 
 /// Runs all checks against the endpoint, one after another, and returns them in that order. An
 /// endpoint that does not answer is no error: its checks fail.
-pub async fn checks(url: &str, secret: &Secret, timeout: Duration) -> anyhow::Result<Vec<Check>> {
+pub async fn checks(
+    url: &str,
+    secret: &Secret,
+    timeout: Duration,
+) -> anyhow::Result<Vec<EndpointCheck>> {
     let other = signing::generate::webhook_secret()?;
     let http = account::http(&url.parse().context("the URL of the endpoint")?, timeout)?;
     let mut endpoint = Endpoint {
-        sender: Sender {
+        sender: TestWebhookSender {
             url: url.to_owned(),
             http,
         },
@@ -171,9 +176,9 @@ pub async fn checks(url: &str, secret: &Secret, timeout: Duration) -> anyhow::Re
     bodies(&mut endpoint, secret).await;
     slow(&mut endpoint, secret, HALVES.min(timeout / 6)).await;
     unordered(&mut endpoint, secret).await;
-    let many: Vec<Webhook> = (20..20 + AT_ONCE)
+    let many: Vec<TestWebhook> = (20..20 + AT_ONCE)
         .rev()
-        .map(|number| Webhook::new(number).signed(&[secret], 0))
+        .map(|number| TestWebhook::new(number).signed(&[secret], 0))
         .collect();
     let sender = endpoint.sender.clone();
     let texts = [
@@ -190,11 +195,11 @@ pub async fn checks(url: &str, secret: &Secret, timeout: Duration) -> anyhow::Re
 /// The first webhook, which shows whether the endpoint can be reached and accepts a valid webhook,
 /// and its repetition.
 async fn first(endpoint: &mut Endpoint, secret: &Secret, timeout: Duration) {
-    let first = Webhook::new(1);
+    let first = TestWebhook::new(1);
     let again = first.clone().signed(&[secret], 1);
     let answer = endpoint.sender.send(&first.signed(&[secret], 0)).await;
 
-    let reached = !matches!(answer, Answer::NotReached(_));
+    let reached = !matches!(answer, EndpointAnswer::NotReached(_));
     let remedy = "start your endpoint, and check the URL: its scheme, host name and port. If it is https, its certificate must be valid for the host name";
     let texts = ["reached", "a connection to the endpoint", remedy];
     let summary = if reached {
@@ -220,7 +225,7 @@ async fn first(endpoint: &mut Endpoint, secret: &Secret, timeout: Duration) {
         if !answer.is_acknowledged() {
             endpoint.refuses_valid = Some("good");
         }
-        if let Answer::Status(_, took) = answer {
+        if let EndpointAnswer::Status(_, took) = answer {
             let quick = took < SLOW.min(timeout / 2);
             endpoint.note(timed, quick, answer.summary());
         } else {
@@ -239,11 +244,11 @@ async fn first(endpoint: &mut Endpoint, secret: &Secret, timeout: Duration) {
 /// Webhooks whose JSON looks different from that of the first one.
 async fn bodies(endpoint: &mut Endpoint, secret: &Secret) {
     const RAW: &str = "verify the signature over the raw bytes of the body, not over JSON that you have parsed and written again, and not over text in another encoding than UTF-8";
-    let spaced = Webhook::new(9)
+    let spaced = TestWebhook::new(9)
         .replaced(":\"", " :  \"")
         .replaced("certify-", "\\u0063ertify-");
-    let foreign = Webhook::new(16).replaced("certify-16", "certify-Zoë-日本-📱");
-    let added = Webhook::new(17).replaced(
+    let foreign = TestWebhook::new(16).replaced("certify-16", "certify-Zoë-日本-📱");
+    let added = TestWebhook::new(17).replaced(
         "\"topup_id\"",
         "\"added_later\":{\"list\":[1,null],\"text\":\"x\"},\"topup_id\"",
     );
@@ -321,7 +326,7 @@ async fn events(endpoint: &mut Endpoint, secret: &Secret) {
             UNKNOWN,
         ),
     ] {
-        let event = Webhook::event(number, kind, data).signed(&[secret], 0);
+        let event = TestWebhook::event(number, kind, data).signed(&[secret], 0);
         endpoint.check([name, sent, remedy], &event, true).await;
     }
 }
@@ -329,7 +334,7 @@ async fn events(endpoint: &mut Endpoint, secret: &Secret) {
 /// A webhook over a slow network, and a webhook that is repeated while the first one is still being
 /// handled.
 async fn slow(endpoint: &mut Endpoint, secret: &Secret, pause: Duration) {
-    let webhook = Webhook::new(12).signed(&[secret], 0);
+    let webhook = TestWebhook::new(12).signed(&[secret], 0);
     let (first, second) = webhook.body.split_at(webhook.body.len() / 2);
     let halves = [
         (first.to_owned(), Duration::ZERO),
@@ -345,7 +350,7 @@ async fn slow(endpoint: &mut Endpoint, secret: &Secret, pause: Duration) {
     let remedy = "read the whole body (Content-Length bytes) before you verify it";
     let answer = async { vec![sender.send_body(&webhook, Body::wrap_stream(halves)).await] };
     endpoint.all(["slow", sent, remedy], answer).await;
-    let webhook = Webhook::new(13).signed(&[secret], 0);
+    let webhook = TestWebhook::new(13).signed(&[secret], 0);
     let answers = join_all([&webhook, &webhook].map(|webhook| sender.send(webhook)));
     let sent = "the same webhook twice at once, as after a slow answer";
     let remedy = "answer 200 to both of two equal webhooks. For example, insert the webhook-id under a unique key: one request inserts it, and the other ignores the conflict";
@@ -357,7 +362,7 @@ async fn slow(endpoint: &mut Endpoint, secret: &Secret, pause: Duration) {
 /// The webhooks of an order's units in an unexpected order.
 async fn unordered(endpoint: &mut Endpoint, secret: &Secret) {
     let [first, second] = [14, 15].map(|number| {
-        let mut webhook = Webhook::new(number);
+        let mut webhook = TestWebhook::new(number);
         webhook.body = webhook
             .body
             .replace(&format!("certify-{number}"), "certify-two-units");
@@ -378,19 +383,19 @@ async fn unordered(endpoint: &mut Endpoint, secret: &Secret) {
 async fn forgeries(endpoint: &mut Endpoint, secret: &Secret, other: &Secret) {
     const REFUSE: &str = "answer 401 unless one of the signatures is valid for the webhook-id, the webhook-timestamp and the raw body: otherwise anybody can send you made-up eSIMs";
     const STALE: &str = "refuse a webhook-timestamp that is more than five minutes from your clock, even if the signature is valid: otherwise a recorded webhook can be sent to you again";
-    let wrong = Webhook::new(3).signed(&[other], 0);
-    let mut unsigned = Webhook::new(4).signed(&[secret], 0);
+    let wrong = TestWebhook::new(3).signed(&[other], 0);
+    let mut unsigned = TestWebhook::new(4).signed(&[secret], 0);
     unsigned
         .headers
         .retain(|(name, _)| *name != "webhook-signature");
-    let mut changed = Webhook::new(5).signed(&[secret], 0);
+    let mut changed = TestWebhook::new(5).signed(&[secret], 0);
     changed.body = changed.body.replace("smdp.example.com", "smdp.example.net");
-    let mut renamed = Webhook::new(6).signed(&[secret], 0);
+    let mut renamed = TestWebhook::new(6).signed(&[secret], 0);
     if let Some((_, id)) = renamed.headers.first_mut() {
         id.push('0');
     }
-    let old = Webhook::new(7).signed(&[secret], -3600);
-    let future = Webhook::new(8).signed(&[secret], 3600);
+    let old = TestWebhook::new(7).signed(&[secret], -3600);
+    let future = TestWebhook::new(8).signed(&[secret], 3600);
     for (texts, webhook) in [
         (
             [
@@ -433,9 +438,9 @@ async fn forgeries(endpoint: &mut Endpoint, secret: &Secret, other: &Secret) {
         endpoint.check(texts, &webhook, false).await;
         // An endpoint that accepts any signature accepts the other forgeries, too.
         if let [
-            Check {
+            EndpointCheck {
                 name: name @ "wrong_signature",
-                verdict: Verdict::Failed,
+                verdict: CheckVerdict::Failed,
                 ..
             },
         ] = &endpoint.checks[endpoint.checks.len() - 1..]
@@ -449,8 +454,8 @@ async fn forgeries(endpoint: &mut Endpoint, secret: &Secret, other: &Secret) {
 async fn rotations(endpoint: &mut Endpoint, secret: &Secret, other: &Secret) {
     const ANY: &str =
         "split webhook-signature at the spaces and accept the webhook if any signature is valid";
-    let last = Webhook::new(10).signed(&[other, secret], 0);
-    let first = Webhook::new(11).signed(&[secret, other], 0);
+    let last = TestWebhook::new(10).signed(&[other, secret], 0);
+    let first = TestWebhook::new(11).signed(&[secret, other], 0);
     endpoint
         .check(
             [
@@ -473,7 +478,9 @@ async fn rotations(endpoint: &mut Endpoint, secret: &Secret, other: &Secret) {
             true,
         )
         .await;
-    let by_key = Webhook::new(18).signed(&[secret], 0).also_signed_by_key();
+    let by_key = TestWebhook::new(18)
+        .signed(&[secret], 0)
+        .also_signed_by_key();
     endpoint
         .check(
             [
@@ -489,7 +496,7 @@ async fn rotations(endpoint: &mut Endpoint, secret: &Secret, other: &Secret) {
 
 impl Certify {
     /// Prints the checks and the checklist; returns whether all checks passed.
-    pub(crate) async fn run(&self, account: &Account) -> anyhow::Result<bool> {
+    pub(crate) async fn run(&self, account: &ApiClient) -> anyhow::Result<bool> {
         let checks = checks(self.url.as_str(), &account.webhook_secret()?, self.timeout).await?;
         let passed = checks.iter().all(|check| check.passed);
         let checklist = checklist::checklist(account, &self.url, passed).await;
@@ -503,7 +510,7 @@ impl Certify {
             print(serde_json::to_string_pretty(&report)?)?;
             return Ok(passed);
         }
-        for Check {
+        for EndpointCheck {
             name,
             sent,
             verdict,
@@ -513,12 +520,12 @@ impl Certify {
         } in &checks
         {
             match verdict {
-                Verdict::Passed => print(format!("ok   {name}: {sent}; answer: {answered}"))?,
-                Verdict::Failed => {
+                CheckVerdict::Passed => print(format!("ok   {name}: {sent}; answer: {answered}"))?,
+                CheckVerdict::Failed => {
                     print(format!("FAIL {name}: {sent}; answer: {answered}"))?;
                     print(format!("     {remedy}"))?;
                 }
-                Verdict::NotJudged => print(format!("-    {name}: {answered}"))?,
+                CheckVerdict::NotJudged => print(format!("-    {name}: {answered}"))?,
             }
         }
         checklist::show(&checklist)?;

@@ -17,7 +17,7 @@ use serde_json::Value;
 use time::{OffsetDateTime, format_description::well_known::Rfc2822};
 use url::Host;
 
-use crate::account::{Account, Answer};
+use crate::account::{ApiClient, ApiResponse};
 
 /// The largest clock skew that passes, in seconds. The service accepts 300 s, but a clock that is
 /// off by more than a minute is probably not synchronised and will drift further.
@@ -35,7 +35,7 @@ pub(crate) enum Done {
 }
 
 #[derive(Debug, Serialize)]
-pub(crate) struct Item {
+pub(crate) struct ChecklistItem {
     /// The stable name of the item, for scripts.
     pub(crate) name: &'static str,
     pub(crate) done: Done,
@@ -69,7 +69,7 @@ const BY_HAND: [(&str, &str); 5] = [
 
 /// The checklist of an endpoint, whose checks have `passed` or not. Without the account's keys, the
 /// items of the account are unknown.
-pub(crate) async fn checklist(account: &Account, url: &Url, passed: bool) -> Vec<Item> {
+pub(crate) async fn checklist(account: &ApiClient, url: &Url, passed: bool) -> Vec<ChecklistItem> {
     let https = url.scheme() == "https";
     let host = url.host_str().unwrap_or_default();
     let of_url = [
@@ -82,7 +82,7 @@ pub(crate) async fn checklist(account: &Account, url: &Url, passed: bool) -> Vec
             host,
         ),
     ];
-    let mut items: Vec<Item> = of_url
+    let mut items: Vec<ChecklistItem> = of_url
         .map(|(name, text, done, found)| item(name, text, yes(done), found.to_owned()))
         .into();
     items.extend(of_account(account, url).await);
@@ -91,7 +91,7 @@ pub(crate) async fn checklist(account: &Account, url: &Url, passed: bool) -> Vec
 }
 
 /// The items that are looked up in the account.
-async fn of_account(account: &Account, url: &Url) -> Vec<Item> {
+async fn of_account(account: &ApiClient, url: &Url) -> Vec<ChecklistItem> {
     let (shown, webhook) = if account.has("ACCESS_KEY") {
         (
             account.send("GET", "/account", "", None).await,
@@ -104,7 +104,7 @@ async fn of_account(account: &Account, url: &Url) -> Vec<Item> {
     let date = shown
         .as_ref()
         .map_or(String::new(), |answer| answer.date.clone());
-    let known = shown.and_then(Answer::success);
+    let known = shown.and_then(ApiResponse::success);
     let from = |known: &anyhow::Result<Value>, check: &dyn Fn(&Value) -> (bool, String)| match known
     {
         Ok(known) => {
@@ -175,8 +175,8 @@ fn yes(done: bool) -> Done {
     if done { Done::Yes } else { Done::No }
 }
 
-fn item(name: &'static str, text: &'static str, done: Done, found: String) -> Item {
-    Item {
+fn item(name: &'static str, text: &'static str, done: Done, found: String) -> ChecklistItem {
+    ChecklistItem {
         name,
         done,
         text,
@@ -200,9 +200,9 @@ fn is_private(url: &Url) -> bool {
     is_local || is_this_machine(url)
 }
 
-pub(crate) fn show(items: &[Item]) -> anyhow::Result<()> {
+pub(crate) fn show(items: &[ChecklistItem]) -> anyhow::Result<()> {
     print("\nGo-live checklist:")?;
-    for Item {
+    for ChecklistItem {
         done, text, found, ..
     } in items
     {

@@ -16,7 +16,7 @@ use runtime::{files, terminal::say};
 use serde_json::{Map, Value, json};
 
 use crate::{
-    account::{Account, Answer, encoded},
+    account::{ApiClient, ApiResponse, encoded},
     private,
 };
 
@@ -46,13 +46,13 @@ const LIST_EXAMPLES: &str = "Examples:
   esim-partner endpoints list --json";
 
 #[derive(Subcommand, Clone, Debug)]
-pub(crate) enum Endpoints {
+pub(crate) enum EndpointsCommand {
     /// List the endpoints with their states
     #[command(after_help = LIST_EXAMPLES)]
     List,
     /// Show one endpoint
     #[command(after_help = with_id!("show 01994b7c-7d3e-7c3e-9c1d-0f6a5b4c3d2e"))]
-    Show(Which),
+    Show(EndpointArgs),
     /// Add an endpoint beside the account's webhook URL
     #[command(after_help = ADD_EXAMPLES)]
     Add {
@@ -62,51 +62,51 @@ pub(crate) enum Endpoints {
         #[arg(long, value_name = "FILE")]
         secret_file: PathBuf,
         #[command(flatten)]
-        change: Change,
+        change: EndpointSetArgs,
     },
     /// Change the URL, the events or the headers of an endpoint
     #[command(after_help = with_id!("set 01994b7c-7d3e-7c3e-9c1d-0f6a5b4c3d2e --url https://crm.example.com/v2/esims", "set 01994b7c-7d3e-7c3e-9c1d-0f6a5b4c3d2e --event topup.ready --event topup.failed", "set 01994b7c-7d3e-7c3e-9c1d-0f6a5b4c3d2e --headers-file crm.headers"))]
     Set {
         #[command(flatten)]
-        which: Which,
+        which: EndpointArgs,
         /// The new URL
         #[arg(long)]
         url: Option<String>,
         #[command(flatten)]
-        change: Change,
+        change: EndpointSetArgs,
     },
     /// Delete an endpoint; what waits for it is no longer sent
     #[command(after_help = with_id!("remove 01994b7c-7d3e-7c3e-9c1d-0f6a5b4c3d2e"))]
-    Remove(Which),
+    Remove(EndpointArgs),
     /// Replace the secret of an endpoint; for 24 hours the old one also signs
     #[command(after_help = with_id!("secret 01994b7c-7d3e-7c3e-9c1d-0f6a5b4c3d2e --secret-file crm-new.secret"))]
     Secret {
         #[command(flatten)]
-        which: Which,
+        which: EndpointArgs,
         /// A new file for the new secret
         #[arg(long, value_name = "FILE")]
         secret_file: PathBuf,
     },
     /// Let the webhooks to an endpoint wait
     #[command(after_help = with_id!("pause 01994b7c-7d3e-7c3e-9c1d-0f6a5b4c3d2e"))]
-    Pause(Which),
+    Pause(EndpointArgs),
     /// Send the webhooks that wait since a pause
     #[command(after_help = with_id!("resume 01994b7c-7d3e-7c3e-9c1d-0f6a5b4c3d2e"))]
-    Resume(Which),
+    Resume(EndpointArgs),
     /// Send a test to an endpoint, and show the outcome
     #[command(after_help = with_id!("test 01994b7c-7d3e-7c3e-9c1d-0f6a5b4c3d2e"))]
-    Test(Which),
+    Test(EndpointArgs),
 }
 
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Which {
+pub(crate) struct EndpointArgs {
     /// The id of the endpoint
     #[arg(value_name = "ENDPOINT_ID")]
     endpoint: String,
 }
 
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Change {
+pub(crate) struct EndpointSetArgs {
     /// What it receives: `topup.ready`, `topup.failed` or `key.expiring`; may be repeated
     #[arg(long = "event", value_name = "EVENT")]
     events: Option<Vec<String>>,
@@ -115,7 +115,7 @@ pub(crate) struct Change {
     headers_file: Option<PathBuf>,
 }
 
-impl Change {
+impl EndpointSetArgs {
     /// The fields of the request's body.
     fn fields(&self, url: Option<&str>) -> anyhow::Result<Map<String, Value>> {
         let mut fields = Map::new();
@@ -166,7 +166,7 @@ impl<'a> SecretFile<'a> {
     }
 
     /// Moves the secret of an answer into the file. If the answer has none, the file is removed.
-    fn store(self, answer: &mut Answer) -> anyhow::Result<()> {
+    fn store(self, answer: &mut ApiResponse) -> anyhow::Result<()> {
         let Self(path, mut file) = self;
         let secret = answer
             .json
@@ -188,11 +188,12 @@ impl<'a> SecretFile<'a> {
     }
 }
 
-impl Endpoints {
+impl EndpointsCommand {
     /// Sends the request of the command. A secret in the answer is moved into the file.
-    pub(crate) async fn send(&self, account: &Account) -> anyhow::Result<Answer> {
-        let of =
-            |which: &Which, part: &str| format!("/endpoints/{}{part}", encoded(&which.endpoint));
+    pub(crate) async fn send(&self, account: &ApiClient) -> anyhow::Result<ApiResponse> {
+        let of = |which: &EndpointArgs, part: &str| {
+            format!("/endpoints/{}{part}", encoded(&which.endpoint))
+        };
         let (method, path, body, secret_file) = match self {
             Self::List => ("GET", "/endpoints".to_owned(), None, None),
             Self::Show(which) => ("GET", of(which, ""), None, None),
@@ -230,7 +231,7 @@ impl Endpoints {
             .transpose()?;
         let body = body.map(Value::Object);
         let mut sent = account.send(method, &path, "", body.as_ref()).await;
-        let is_first = |answer: &Answer| answer.codes.contains("first_endpoint");
+        let is_first = |answer: &ApiResponse| answer.codes.contains("first_endpoint");
         let has_headers = body
             .as_ref()
             .is_some_and(|body| body.get("headers").is_some());

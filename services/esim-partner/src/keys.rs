@@ -11,7 +11,7 @@ use runtime::terminal::say;
 use serde_json::{Value, json};
 
 use crate::{
-    account::{Account, Answer, UNEXPECTED},
+    account::{ApiClient, ApiResponse, UNEXPECTED},
     private, profile,
 };
 
@@ -26,7 +26,7 @@ const REPLACE_EXAMPLES: &str = "Examples:
 The old keys stay valid for 24 hours. If they have leaked, ask us to end them at once.";
 
 #[derive(Subcommand, Clone, Debug)]
-pub(crate) enum Keys {
+pub(crate) enum KeysCommand {
     /// List the access keys that are valid, without their secret keys
     #[command(after_help = "Examples:\n  esim-partner keys list")]
     List,
@@ -41,9 +41,9 @@ pub(crate) enum Keys {
     },
 }
 
-impl Keys {
+impl KeysCommand {
     /// Sends the request of the command. The answer that is returned has no secret.
-    pub(crate) async fn run(&self, account: &Account) -> anyhow::Result<Answer> {
+    pub(crate) async fn run(&self, account: &ApiClient) -> anyhow::Result<ApiResponse> {
         let Self::Replace { keys_file } = self else {
             let mut answer = account.send("GET", "/account", "", None).await?;
             if answer.is_success() {

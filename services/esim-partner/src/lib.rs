@@ -48,10 +48,10 @@ use reqwest::Url;
 use runtime::terminal::{is_closed, one_line, print, say};
 
 use crate::{
-    account::{Account, AccountConfig, encoded},
-    endpoints::Endpoints,
-    tail::{Logs, OrderState},
-    webhooks::Webhooks,
+    account::{AccountConfig, ApiClient, encoded},
+    endpoints::EndpointsCommand,
+    tail::{ApiOrderState, Logs},
+    webhooks::WebhooksCommand,
 };
 
 const EXAMPLES: &str = "Examples:
@@ -225,7 +225,7 @@ enum AccountCommand {
     Logs(Logs),
     /// List the webhooks that your endpoint missed, and have them sent again
     #[command(subcommand, after_help = webhooks::EXAMPLES)]
-    Webhooks(Webhooks),
+    Webhooks(WebhooksCommand),
     /// Send a topup's webhook, or an event, again
     ///
     /// The repeat has the same `webhook-id`, so that your endpoint can recognise it.
@@ -258,13 +258,13 @@ enum AccountCommand {
     },
     /// List or replace the keys of the account
     #[command(subcommand, after_help = keys::EXAMPLES)]
-    Keys(keys::Keys),
+    Keys(keys::KeysCommand),
     /// List and change the endpoints that receive your webhooks
     #[command(subcommand, after_help = endpoints::EXAMPLES)]
-    Endpoints(Endpoints),
+    Endpoints(EndpointsCommand),
     /// Show or change where you are told that an endpoint fails or that keys end
     #[command(subcommand, after_help = notices::EXAMPLES)]
-    Notices(notices::Notices),
+    Notices(notices::NoticesCommand),
     /// Let an agent look at your account, and order if you allow it, by the Model Context Protocol
     ///
     /// It speaks the protocol on standard input and output, until the agent closes them.
@@ -336,8 +336,8 @@ enum Orders {
         /// List only orders in this state: `processing`, `ready`, `partly_failed`, `failed`, `refused` or
         /// `cancelled`
         // A newer service may know more states, so it judges the name.
-        #[arg(long, value_parser = StringValueParser::new().map(Stored::<OrderState>::from))]
-        state: Option<Stored<OrderState>>,
+        #[arg(long, value_parser = StringValueParser::new().map(Stored::<ApiOrderState>::from))]
+        state: Option<Stored<ApiOrderState>>,
         /// Continue after the page before: the value of its `next_cursor`
         #[arg(long)]
         cursor: Option<String>,
@@ -370,7 +370,7 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
         Command::Login(login) => return login.run(&config.account).await.map(|()| true),
         Command::Account(command) => command,
     };
-    let account = Account::read(&config.account)?;
+    let account = ApiClient::read(&config.account)?;
     // `certify` sends nothing to the service.
     if !matches!(command, AccountCommand::Certify(_)) {
         account.ensure_complete()?;

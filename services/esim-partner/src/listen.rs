@@ -26,7 +26,7 @@ use serde::Deserialize;
 use serde_json::{Value, value::RawValue};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
-use crate::account::{self, Account, UNEXPECTED, encoded};
+use crate::account::{self, ApiClient, UNEXPECTED, encoded};
 
 /// The maximum number of requests to the endpoint at once.
 const AT_ONCE: usize = 8;
@@ -95,7 +95,7 @@ impl Listen {
     /// Forwards webhooks until the program is interrupted, or until `count` of them were forwarded.
     /// Returns whether all were acknowledged. A temporary failure of the service is only printed
     /// and tried again, because a developer leaves this running for hours.
-    pub(crate) async fn run(&self, account: &Account) -> anyhow::Result<bool> {
+    pub(crate) async fn run(&self, account: &ApiClient) -> anyhow::Result<bool> {
         let http = account::http(&self.forward_to, TIMEOUT)?;
         let mut query = "wait=0".to_owned();
         if let Some(since) = self.since {
@@ -228,7 +228,7 @@ async fn forward(http: &reqwest::Client, url: &Url, webhook: &Webhook) -> anyhow
 /// Signs the webhook of a topup on this machine, and posts it to an endpoint. Nothing changes at
 /// the service.
 pub(crate) async fn redeliver(
-    account: &Account,
+    account: &ApiClient,
     id: &WebhookId,
     url: &Url,
 ) -> anyhow::Result<bool> {

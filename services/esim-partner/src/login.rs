@@ -15,7 +15,7 @@ use runtime::terminal::{self, print, printable, say};
 use serde_json::Value;
 
 use crate::{
-    account::{self, Account, AccountConfig},
+    account::{self, AccountConfig, ApiClient},
     private::Hidden,
     profile::{LARGEST, parse_from, read, write},
 };
@@ -48,7 +48,7 @@ impl Login {
         if let Some(base_url) = &self.base_url {
             settings.insert("BASE_URL".into(), base_url.clone());
         }
-        let account = Account::with(settings, account::TIMEOUT)?;
+        let account = ApiClient::with(settings, account::TIMEOUT)?;
         if !account.has("WEBHOOK_SECRET") {
             say(
                 "esim-partner: no WEBHOOK_SECRET was given; everything works without it except `certify` and `redeliver --forward-to`",

@@ -19,8 +19,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::{
-    account::{Account, Answer, PAGE, encoded},
-    agent::{self, Arguments, Fault, Offer, Parameter, Told, Tools, read},
+    account::{ApiClient, ApiResponse, PAGE, encoded},
+    agent::{self, Arguments, Parameter, ToolDescription, ToolError, ToolResult, Tools, read},
     order,
     shown::{shown, untrusted},
 };
@@ -51,7 +51,7 @@ pub(crate) struct Mcp {
 
 impl Mcp {
     /// Serves one agent until it closes standard input.
-    pub(crate) async fn run(&self, account: Account) -> anyhow::Result<()> {
+    pub(crate) async fn run(&self, account: ApiClient) -> anyhow::Result<()> {
         let server = Server {
             account,
             allow_orders: self.allow_orders,
@@ -63,7 +63,7 @@ impl Mcp {
 
 /// What one agent uses.
 struct Server {
-    account: Account,
+    account: ApiClient,
     allow_orders: bool,
     /// The orders that were previewed, which may be confirmed.
     previewed: Mutex<HashSet<Wanted>>,
@@ -113,15 +113,15 @@ const ORDER: &[Parameter] = &[
     ("qty", "integer", "the number of eSIMs; 1 if it is left out"),
 ];
 
-const LOOKING: [Offer; 7] = [
-    Offer {
+const LOOKING: [ToolDescription; 7] = [
+    ToolDescription {
         name: "account",
         about: "The account: its environment (a live one buys for real), limits and keys in use",
         parameters: &[],
         required: &[],
         changes: false,
     },
-    Offer {
+    ToolDescription {
         name: "options",
         about: "The options that can be ordered, one page at a time",
         parameters: &[
@@ -155,7 +155,7 @@ const LOOKING: [Offer; 7] = [
         required: &[],
         changes: false,
     },
-    Offer {
+    ToolDescription {
         name: "orders",
         about: "The orders, the newest first, one page at a time",
         parameters: &[
@@ -169,7 +169,7 @@ const LOOKING: [Offer; 7] = [
         required: &[],
         changes: false,
     },
-    Offer {
+    ToolDescription {
         name: "order",
         about: "One order with its topups, without activation codes",
         parameters: &[(
@@ -180,14 +180,14 @@ const LOOKING: [Offer; 7] = [
         required: &["external_order_id"],
         changes: false,
     },
-    Offer {
+    ToolDescription {
         name: "events",
         about: "The events beside ready eSIMs, such as topup.failed, the newest first, one page at a time",
         parameters: &[CURSOR],
         required: &[],
         changes: false,
     },
-    Offer {
+    ToolDescription {
         name: "webhooks",
         about: "The webhooks with the state of their delivery, one page at a time",
         parameters: &[
@@ -201,7 +201,7 @@ const LOOKING: [Offer; 7] = [
         required: &[],
         changes: false,
     },
-    Offer {
+    ToolDescription {
         name: "usage",
         about: "Whether an eSIM is installed, and how much of its data is used",
         parameters: &[("topup_id", "string", "the topup id of 26 digits")],
@@ -210,15 +210,15 @@ const LOOKING: [Offer; 7] = [
     },
 ];
 
-const ORDERING_TOOLS: [Offer; 2] = [
-    Offer {
+const ORDERING_TOOLS: [ToolDescription; 2] = [
+    ToolDescription {
         name: "preview_order",
         about: "What confirm_order would order, whether the limits allow it, and whether the id is taken; buys nothing",
         parameters: ORDER,
         required: &["external_order_id", "option_id"],
         changes: false,
     },
-    Offer {
+    ToolDescription {
         name: "confirm_order",
         about: "Order what preview_order has shown; the same external_order_id never buys twice",
         parameters: ORDER,
@@ -228,7 +228,7 @@ const ORDERING_TOOLS: [Offer; 2] = [
 ];
 
 /// The arguments as a query, with only what the tool knows.
-fn query(offer: &Offer, arguments: &Arguments) -> Result<String, Fault> {
+fn query(offer: &ToolDescription, arguments: &Arguments) -> Result<String, ToolError> {
     let texts = offer.texts(arguments)?;
     let query = texts
         .iter()
@@ -246,7 +246,7 @@ impl Tools for Server {
         format!("{INSTRUCTIONS}{ordering}")
     }
 
-    fn offers(&self) -> Vec<&'static Offer> {
+    fn offers(&self) -> Vec<&'static ToolDescription> {
         let ordering = if self.allow_orders {
             &ORDERING_TOOLS[..]
         } else {
@@ -255,7 +255,7 @@ impl Tools for Server {
         LOOKING.iter().chain(ordering).collect()
     }
 
-    async fn call(&self, name: &str, arguments: Arguments) -> Told {
+    async fn call(&self, name: &str, arguments: Arguments) -> ToolResult {
         let Some(offer) = self.offers().into_iter().find(|offer| offer.name == name) else {
             let is_ordering = ORDERING_TOOLS.iter().any(|offer| offer.name == name);
             let remedy = if is_ordering {
@@ -263,7 +263,7 @@ impl Tools for Server {
             } else {
                 "call one of the tools that tools/list names"
             };
-            return Err(Fault::new(
+            return Err(ToolError::new(
                 format!("there is no tool {name:?} here"),
                 remedy,
             ));
@@ -284,7 +284,7 @@ impl Tools for Server {
                 let OfTopup { topup_id } = read(arguments)?;
                 // The id becomes a part of a path.
                 let topup_id: TopupId = topup_id.parse().map_err(|_| {
-                    Fault::new(
+                    ToolError::new(
                         "topup_id is not a topup id",
                         "give the 26 digits of a topup",
                     )
@@ -302,20 +302,20 @@ impl Tools for Server {
 }
 
 impl Server {
-    async fn get(&self, path: &str, query: &str) -> Told {
+    async fn get(&self, path: &str, query: &str) -> ToolResult {
         self.told(self.account.send("GET", path, query, None).await)
     }
 
-    async fn preview(&self, wanted: Wanted) -> Told {
+    async fn preview(&self, wanted: Wanted) -> ToolResult {
         let account = self.get("/account", "").await?;
         let options = order::offered(&self.account).await;
-        let options = options.map_err(|error| Fault::new(format!("{error:#}"), UNREACHED))?;
+        let options = options.map_err(|error| ToolError::new(format!("{error:#}"), UNREACHED))?;
         let same = |option: &&Value| {
             let id = option["option_id"].as_str().unwrap_or_default();
             id.eq_ignore_ascii_case(&wanted.option_id)
         };
         let option = options.iter().find(same).ok_or_else(|| {
-            Fault::new(
+            ToolError::new(
                 format!("the account cannot order the option {:?}", wanted.option_id),
                 "choose an option_id that the tool options lists",
             )
@@ -324,7 +324,7 @@ impl Server {
         let most = most.unwrap_or(u64::from(u32::MAX));
         let qty = wanted.qty;
         if qty == 0 || u64::from(qty) > most {
-            return Err(Fault::new(
+            return Err(ToolError::new(
                 format!("qty is {qty}, and an order of this account has 1 to {most} units"),
                 "split the order, each part with an external_order_id of its own",
             ));
@@ -353,7 +353,7 @@ impl Server {
         Ok(preview)
     }
 
-    async fn confirm(&self, wanted: Wanted) -> Told {
+    async fn confirm(&self, wanted: Wanted) -> ToolResult {
         let was_previewed = {
             let previewed = self
                 .previewed
@@ -362,7 +362,7 @@ impl Server {
             previewed.contains(&wanted)
         };
         if !was_previewed {
-            return Err(Fault::new(
+            return Err(ToolError::new(
                 "nothing was ordered: this order was not previewed",
                 "call preview_order with the same arguments, and show the result to the user",
             ));
@@ -376,8 +376,8 @@ impl Server {
     }
 
     /// What the agent is told of an answer.
-    fn told(&self, answer: anyhow::Result<Answer>) -> Told {
-        let answer = answer.map_err(|error| Fault::new(format!("{error:#}"), UNREACHED))?;
+    fn told(&self, answer: anyhow::Result<ApiResponse>) -> ToolResult {
+        let answer = answer.map_err(|error| ToolError::new(format!("{error:#}"), UNREACHED))?;
         if answer.is_success() {
             return Ok(shown(answer.json));
         }
@@ -394,7 +394,7 @@ impl Server {
                 "look the code up in {base_url}/llms-full.txt, which has each code with its remedy"
             )
         };
-        let mut fault = Fault::new(answer.summary(), remedy);
+        let mut fault = ToolError::new(answer.summary(), remedy);
         let reasons = reasons(&answer.json);
         if !reasons.is_empty() {
             fault.reason = Some(untrusted(&reasons));

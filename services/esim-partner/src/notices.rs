@@ -3,7 +3,7 @@
 use clap::{Args, Subcommand};
 use serde_json::json;
 
-use crate::account::{Account, Answer};
+use crate::account::{ApiClient, ApiResponse};
 
 pub(crate) const EXAMPLES: &str = "Examples:
   esim-partner notices show
@@ -13,7 +13,7 @@ pub(crate) const EXAMPLES: &str = "Examples:
   esim-partner notices remove";
 
 #[derive(Subcommand, Clone, Debug)]
-pub(crate) enum Notices {
+pub(crate) enum NoticesCommand {
     /// Show the channel and its state
     #[command(after_help = "Examples:\n  esim-partner notices show")]
     Show,
@@ -24,7 +24,7 @@ pub(crate) enum Notices {
     #[command(
         after_help = "Examples:\n  esim-partner notices set --email ops@example.com\n  esim-partner notices set --url https://status.example.com/notices"
     )]
-    Set(Channel),
+    Set(NoticeChannelArgs),
     /// Give back the code that was sent to the channel
     #[command(after_help = "Examples:\n  esim-partner notices verify 7KQM-2XWB-9TRA")]
     Verify {
@@ -38,7 +38,7 @@ pub(crate) enum Notices {
 
 #[derive(Args, Clone, Debug)]
 #[group(required = true, multiple = false)]
-pub(crate) struct Channel {
+pub(crate) struct NoticeChannelArgs {
     /// A URL on another server than your webhook endpoint
     #[arg(long)]
     url: Option<String>,
@@ -47,12 +47,12 @@ pub(crate) struct Channel {
     email: Option<String>,
 }
 
-impl Notices {
+impl NoticesCommand {
     /// Sends the request of the command.
-    pub(crate) async fn run(&self, account: &Account) -> anyhow::Result<Answer> {
+    pub(crate) async fn run(&self, account: &ApiClient) -> anyhow::Result<ApiResponse> {
         match self {
             Self::Show => account.send("GET", "/notices", "", None).await,
-            Self::Set(Channel { url, email }) => {
+            Self::Set(NoticeChannelArgs { url, email }) => {
                 let body = match (url, email) {
                     (Some(url), _) => json!({ "url": url }),
                     (None, email) => json!({ "email": email }),

@@ -14,8 +14,8 @@ use runtime::terminal::{one_line, print, printable, say};
 use serde_json::{Value, json};
 
 use crate::{
-    account::{Account, Answer, PAGE, UNEXPECTED, encoded},
-    tail::OrderState,
+    account::{ApiClient, ApiResponse, PAGE, UNEXPECTED, encoded},
+    tail::ApiOrderState,
 };
 
 /// The waits before a request without a definite answer is sent again, in seconds.
@@ -36,11 +36,11 @@ const EVENT: &str = "key.expiring";
 /// result is the refusal. A refusal after a request without an answer decides nothing, because that request may
 /// still arrive.
 pub(crate) async fn place(
-    account: &Account,
+    account: &ApiClient,
     id: &str,
     option_id: &str,
     qty: u32,
-) -> anyhow::Result<Answer> {
+) -> anyhow::Result<ApiResponse> {
     let body = json!({"external_order_id": id, "products": [{"option_id": option_id, "qty": qty}]});
     let send = || account.send("POST", "/orders", "", Some(&body)).boxed();
     let is_created = |answer: &Value| units(answer, "products") == Some(qty);
@@ -99,13 +99,13 @@ impl Stored {
     /// Reads it from an answer. `None` if the answer is not an order as it is documented.
     fn of(order: &Value) -> Option<Self> {
         units(order, "topups")?;
-        let state: OrderState = order["state"].as_str()?.parse().ok()?;
+        let state: ApiOrderState = order["state"].as_str()?.parse().ok()?;
         Some(match state {
-            OrderState::Processing
-            | OrderState::Ready
-            | OrderState::PartlyFailed
-            | OrderState::Failed => Self::Placed,
-            OrderState::Refused | OrderState::Cancelled => Self::NothingBought,
+            ApiOrderState::Processing
+            | ApiOrderState::Ready
+            | ApiOrderState::PartlyFailed
+            | ApiOrderState::Failed => Self::Placed,
+            ApiOrderState::Refused | ApiOrderState::Cancelled => Self::NothingBought,
         })
     }
 }
@@ -124,7 +124,7 @@ fn units(answer: &Value, field: &str) -> Option<u32> {
 
 /// A definite answer.
 struct Definite {
-    answer: Answer,
+    answer: ApiResponse,
     /// Whether every request had an answer of the service, so that none is still on its way.
     is_first: bool,
 }
@@ -136,10 +136,10 @@ struct Definite {
 /// The futures are boxed, because `esim-partner mcp` needs to know that they may go to another thread.
 async fn definite<'a>(
     again: &str,
-    send: impl Fn() -> BoxFuture<'a, anyhow::Result<Answer>>,
+    send: impl Fn() -> BoxFuture<'a, anyhow::Result<ApiResponse>>,
     is_documented: impl Fn(&Value) -> bool,
 ) -> anyhow::Result<Definite> {
-    let judged = |answer: Answer| {
+    let judged = |answer: ApiResponse| {
         ensure!(
             !answer.is_success() || is_documented(&answer.json),
             UNEXPECTED
@@ -185,7 +185,7 @@ fn is_same(order: &Value, option_id: &str, qty: u32) -> bool {
 /// none is given. Returns whether the answer is the one that the outcome should have: for
 /// `refused`, a 422 is a success.
 pub(crate) async fn trigger(
-    account: &Account,
+    account: &ApiClient,
     outcome: Option<&str>,
     qty: u32,
 ) -> anyhow::Result<bool> {
@@ -243,7 +243,7 @@ pub(crate) async fn trigger(
 }
 
 /// Makes a `key.expiring` in the sandbox.
-async fn make_event(account: &Account) -> anyhow::Result<bool> {
+async fn make_event(account: &ApiClient) -> anyhow::Result<bool> {
     let body = json!({ "type": EVENT });
     let answer = account
         .send("POST", "/sandbox/events", "", Some(&body))
@@ -269,7 +269,7 @@ struct Choice {
 }
 
 /// Each option that the account may order, sorted by name.
-async fn options(account: &Account) -> anyhow::Result<Vec<Choice>> {
+async fn options(account: &ApiClient) -> anyhow::Result<Vec<Choice>> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let choice = |option: Value| Choice {
         name: text(&option["name"]),
@@ -282,7 +282,7 @@ async fn options(account: &Account) -> anyhow::Result<Vec<Choice>> {
 }
 
 /// Says the id of the option whose name was given in its place. It is a hint only, so a failure is none.
-pub(crate) async fn hint(account: &Account, given: &str) {
+pub(crate) async fn hint(account: &ApiClient, given: &str) {
     let options = options(account).await.unwrap_or_default();
     if let Some(found) = options.iter().find(|option| option.name == given) {
         let Choice { option_id, .. } = found;
@@ -293,7 +293,7 @@ pub(crate) async fn hint(account: &Account, given: &str) {
 }
 
 /// All options that the account may order, as they are answered.
-pub(crate) async fn offered(account: &Account) -> anyhow::Result<Vec<Value>> {
+pub(crate) async fn offered(account: &ApiClient) -> anyhow::Result<Vec<Value>> {
     let mut all = Vec::new();
     let mut query = format!("limit={PAGE}");
     for _ in 0..MOST_PAGES {

@@ -23,7 +23,7 @@ use runtime::terminal::{print, printable, say};
 use serde::Deserialize;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339, serde::rfc3339};
 
-use crate::account::{Account, PAGE, encoded};
+use crate::account::{ApiClient, PAGE, encoded};
 
 /// The pause between two rounds.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -72,7 +72,7 @@ struct Page {
 /// The state of an order on the wire. A newer service may know more of them.
 #[derive(Clone, Copy, Debug, PartialEq, strum::EnumString, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
-pub(crate) enum OrderState {
+pub(crate) enum ApiOrderState {
     Processing,
     Ready,
     PartlyFailed,
@@ -86,7 +86,7 @@ pub(crate) enum OrderState {
 struct Order {
     order_id: String,
     external_order_id: String,
-    state: Stored<OrderState>,
+    state: Stored<ApiOrderState>,
     #[serde(with = "rfc3339")]
     created_at: OffsetDateTime,
     #[serde(default, with = "rfc3339::option")]
@@ -121,8 +121,8 @@ impl Order {
     /// When the order got its state, if the API says so.
     fn since(&self) -> Option<OffsetDateTime> {
         match self.state.known()? {
-            OrderState::Cancelled => self.cancelled_at,
-            OrderState::Ready => self.topups.iter().filter_map(|topup| topup.ready_at).max(),
+            ApiOrderState::Cancelled => self.cancelled_at,
+            ApiOrderState::Ready => self.topups.iter().filter_map(|topup| topup.ready_at).max(),
             _ => None,
         }
     }
@@ -185,7 +185,7 @@ struct Followed {
 type Lines = BTreeMap<(OffsetDateTime, usize), String>;
 
 struct Follower<'a> {
-    account: &'a Account,
+    account: &'a ApiClient,
     followed: VecDeque<Followed>,
     /// The orders that may be listed again because of [`OVERLAP`], with their times.
     listed: HashMap<String, OffsetDateTime>,
@@ -195,7 +195,7 @@ struct Follower<'a> {
 impl Tail {
     /// Prints until it is interrupted, or once. A failed round is printed and tried again, up to
     /// [`MOST_FAILURES`] times in a row.
-    pub(crate) async fn run(&self, account: &Account) -> anyhow::Result<()> {
+    pub(crate) async fn run(&self, account: &ApiClient) -> anyhow::Result<()> {
         let mut follower = Follower {
             account,
             followed: VecDeque::new(),
@@ -284,7 +284,7 @@ impl Follower<'_> {
 
 /// Looks an order up, and notes what has changed since it was last printed.
 async fn look(
-    account: &Account,
+    account: &ApiClient,
     followed: &mut Followed,
     deliveries_left: &mut usize,
     printed: &mut Lines,

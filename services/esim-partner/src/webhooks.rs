@@ -16,7 +16,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
-use crate::account::{Account, PAGE, encoded};
+use crate::account::{ApiClient, PAGE, encoded};
 
 /// How often the progress of a redelivery is asked for.
 const LOOK: Duration = Duration::from_secs(1);
@@ -44,12 +44,12 @@ your endpoint. The command shows the progress until all were sent again; it may 
 goes on without it.";
 
 #[derive(Subcommand, Clone, Debug)]
-pub(crate) enum Webhooks {
+pub(crate) enum WebhooksCommand {
     /// List webhooks with their last attempts, those of topups and events alike
     ///
     /// The newest come first, or with `--state pending` those whose next attempt is due first.
     #[command(after_help = LIST_EXAMPLES)]
-    List(List),
+    List(WebhookListArgs),
     /// Send again all webhooks that your endpoint missed
     #[command(after_help = REDELIVER_EXAMPLES)]
     Redeliver(Redeliver),
@@ -80,7 +80,7 @@ impl State {
 }
 
 #[derive(Args, Clone, Debug)]
-pub(crate) struct List {
+pub(crate) struct WebhookListArgs {
     /// List only webhooks in this state
     #[arg(long)]
     state: Option<State>,
@@ -157,8 +157,8 @@ fn without_answer(mut webhook: Value) -> Value {
     webhook
 }
 
-impl Webhooks {
-    pub(crate) async fn run(&self, account: &Account) -> anyhow::Result<bool> {
+impl WebhooksCommand {
+    pub(crate) async fn run(&self, account: &ApiClient) -> anyhow::Result<bool> {
         match self {
             Self::List(list) => list.run(account).await.map(|()| true),
             Self::Redeliver(redeliver) => redeliver.run(account).await,
@@ -166,8 +166,8 @@ impl Webhooks {
     }
 }
 
-impl List {
-    async fn run(&self, account: &Account) -> anyhow::Result<()> {
+impl WebhookListArgs {
+    async fn run(&self, account: &ApiClient) -> anyhow::Result<()> {
         let moment = |name: &str, at: Option<OffsetDateTime>| {
             let at = at?.format(&Rfc3339).ok()?;
             Some(format!("{name}={}", encoded(&at)))
@@ -217,7 +217,7 @@ impl List {
 
 impl Redeliver {
     /// Begins the redelivery and shows its progress until it has ended. Returns whether it has.
-    async fn run(&self, account: &Account) -> anyhow::Result<bool> {
+    async fn run(&self, account: &ApiClient) -> anyhow::Result<bool> {
         let body = json!({
             "since": self.since.format(&Rfc3339)?,
             "until": self.until.map(|until| until.format(&Rfc3339)).transpose()?,
@@ -245,14 +245,14 @@ impl Redeliver {
 }
 
 /// The redelivery that runs, or else the newest one.
-async fn running(account: &Account) -> anyhow::Result<Value> {
+async fn running(account: &ApiClient) -> anyhow::Result<Value> {
     let found: Value = account.get("/webhooks/redeliver", "limit=1").await?;
     Ok(found["redeliveries"][0].clone())
 }
 
 /// Shows the progress of a redelivery until it has ended. A request that fails is repeated, because
 /// watching changes nothing.
-async fn watch(account: &Account, begun: Value) -> anyhow::Result<Value> {
+async fn watch(account: &ApiClient, begun: Value) -> anyhow::Result<Value> {
     let id = begun["redelivery_id"]
         .as_str()
         .unwrap_or_default()
@@ -319,7 +319,7 @@ mod tests {
         #[derive(Parser)]
         struct Listing {
             #[command(flatten)]
-            list: List,
+            list: WebhookListArgs,
         }
         #[derive(Parser)]
         struct Redelivering {

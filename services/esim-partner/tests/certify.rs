@@ -8,7 +8,7 @@
 use std::collections::{HashMap, HashSet};
 use std::{sync::Mutex, time::Duration};
 
-use esim_partner::certify::{Check, Verdict, checks};
+use esim_partner::certify::{CheckVerdict, EndpointCheck, checks};
 use signing::webhook::Secret;
 use testkit::receiver::{Answer, Received, Receiver};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -127,11 +127,11 @@ async fn failed(parts: Parts) -> Vec<&'static str> {
     named(checks)
 }
 
-fn named(checks: Vec<Check>) -> Vec<&'static str> {
+fn named(checks: Vec<EndpointCheck>) -> Vec<&'static str> {
     assert_eq!(checks.len(), 24);
     let failed = checks
         .into_iter()
-        .filter(|check| check.verdict == Verdict::Failed);
+        .filter(|check| check.verdict == CheckVerdict::Failed);
     failed
         .inspect(|check| assert!(!check.remedy.is_empty(), "{check:?}"))
         .map(|check| check.name)

@@ -9,7 +9,7 @@ use crate::{
 };
 
 #[derive(Subcommand, Clone, Debug)]
-pub enum Command {
+pub enum EsimctlCommand {
     // In the order of tasks: what is wrong, what is it about, what can be done, and then the upkeep.
     /// Examine the system, and say how to mend what is wrong
     ///
@@ -17,100 +17,100 @@ pub enum Command {
     /// provider and backups, and changes nothing. It does not look at the console, whose `/readyz` says
     /// whether it runs.
     #[command(after_help = doctor::EXAMPLES)]
-    Doctor(Box<doctor::Command>),
+    Doctor(Box<doctor::DoctorArgs>),
     /// Say what is wrong, since when, who is affected and what to do
     #[command(after_help = status::ATTENTION_EXAMPLES)]
     Attention(status::Attention),
     /// Show what is wrong, the stages, what waits at each provider and endpoint, and figures
     #[command(after_help = status::EXAMPLES)]
-    Status(status::Command),
+    Status(status::StatusArgs),
     /// Find orders and partners by any id, number or name
     #[command(after_help = find::EXAMPLES)]
-    Find(find::Command),
+    Find(find::FindArgs),
     /// Show a stored order stage by stage, or erase it
     #[command(subcommand)]
-    Order(order::Command),
+    Order(order::OrderCommand),
     /// List placements, each of which is one purchase, and resolve parked ones
     #[command(subcommand)]
-    Placement(placement::Command),
+    Placement(placement::PlacementCommand),
     /// List give-backs of delivered eSIMs that are parked, and resolve them
     #[command(subcommand)]
-    GiveBack(give_back::Command),
+    GiveBack(give_back::GiveBackCommand),
     /// Show webhooks with their attempts
     #[command(subcommand)]
-    Delivery(delivery::Command),
+    Delivery(delivery::DeliveryCommand),
     /// Send webhooks again: one, or those of one or all partners
     #[command(subcommand)]
-    Resend(resend::Command),
+    Resend(resend::ResendCommand),
     /// List partners' webhook endpoints, and pause or resume them
     #[command(subcommand)]
-    Endpoint(endpoint::Command),
+    Endpoint(endpoint::EndpointCommand),
     /// List providers, open or close their breakers, try and reconcile their accounts
     #[command(subcommand)]
-    Provider(provider::Command),
+    Provider(provider::ProviderCommand),
     /// Create and change partner accounts, their keys and webhook URLs
     #[command(subcommand)]
-    Partner(partner::Command),
+    Partner(partner::PartnerCommand),
     /// List the options that partners may order, apply a file of them, and take one out of sale
     #[command(subcommand)]
-    Option(option::Command),
+    Option(option::OptionCommand),
     /// Import products and prices of a provider as options
     #[command(subcommand)]
-    Catalogue(catalogue::Command),
+    Catalogue(catalogue::CatalogueCommand),
     /// Show what operators and partners changed, and why
     #[command(subcommand)]
-    Action(action::Command),
+    Action(action::ActionCommand),
     /// After a restore: look up every unfinished purchase before anything is bought
     #[command(after_help = recover::EXAMPLES)]
-    Recover(recover::Command),
+    Recover(recover::RecoverArgs),
     /// Show and set how long profiles, attempts and recorded actions are kept
     #[command(subcommand)]
-    Retention(retention::Command),
+    Retention(retention::RetentionCommand),
     /// Export finished orders into files and delete them
     #[command(subcommand)]
-    Archive(archive::Command),
+    Archive(archive::ArchiveCommand),
     /// Bring the database's schema to this version
     ///
     /// Run it before the services of this version start. If the database server cannot be reached
     /// yet, the command tries again for up to 30 seconds, so it can be started together with the
     /// server.
     #[command(after_help = migrate::EXAMPLES)]
-    Migrate(migrate::Command),
+    Migrate(migrate::MigrateArgs),
     /// Create all secrets of a new system, and hand each service its share
     #[command(subcommand)]
-    Secrets(secret_set::Command),
+    Secrets(secret_set::SecretsCommand),
     /// Create and replace the keys that encrypt the stored secrets
     #[command(subcommand)]
-    MasterKey(master_key::Command),
+    MasterKey(master_key::MasterKeyCommand),
     /// Create operators who sign in at the console, and change what they may do
     #[command(subcommand)]
-    Operator(operator::Command),
+    Operator(operator::OperatorCommand),
 }
 
-pub async fn dispatch(command: &Command, console: &Console) -> anyhow::Result<()> {
+pub async fn dispatch(command: &EsimctlCommand, console: &Console) -> anyhow::Result<()> {
     match command {
-        Command::Partner(command) => partner::run(command, console).await,
-        Command::Option(command) => option::run(command, console).await,
-        Command::Catalogue(command) => catalogue::run(command, console).await,
-        Command::Delivery(command) => delivery::run(command, console).await,
-        Command::Endpoint(command) => endpoint::run(command, console).await,
-        Command::Order(command) => order::run(command, console).await,
-        Command::Placement(command) => placement::run(command, console).await,
-        Command::GiveBack(command) => give_back::run(command, console).await,
-        Command::Provider(command) => provider::run(command, console).await,
-        Command::Retention(command) => retention::run(command, console).await,
-        Command::Archive(command) => archive::run(command, console).await,
-        Command::Action(command) => action::run(command, console).await,
-        Command::Resend(command) => resend::run(command, console).await,
-        Command::Operator(command) => operator::run(command, console).await,
-        Command::Find(command) => find::run(command, console).await,
-        Command::Status(command) => status::run(command, console).await,
-        Command::MasterKey(command) => master_key::run(command, console).await,
-        Command::Secrets(command) => secret_set::run(command, console),
+        EsimctlCommand::Partner(command) => partner::run(command, console).await,
+        EsimctlCommand::Option(command) => option::run(command, console).await,
+        EsimctlCommand::Catalogue(command) => catalogue::run(command, console).await,
+        EsimctlCommand::Delivery(command) => delivery::run(command, console).await,
+        EsimctlCommand::Endpoint(command) => endpoint::run(command, console).await,
+        EsimctlCommand::Order(command) => order::run(command, console).await,
+        EsimctlCommand::Placement(command) => placement::run(command, console).await,
+        EsimctlCommand::GiveBack(command) => give_back::run(command, console).await,
+        EsimctlCommand::Provider(command) => provider::run(command, console).await,
+        EsimctlCommand::Retention(command) => retention::run(command, console).await,
+        EsimctlCommand::Archive(command) => archive::run(command, console).await,
+        EsimctlCommand::Action(command) => action::run(command, console).await,
+        EsimctlCommand::Resend(command) => resend::run(command, console).await,
+        EsimctlCommand::Operator(command) => operator::run(command, console).await,
+        EsimctlCommand::Find(command) => find::run(command, console).await,
+        EsimctlCommand::Status(command) => status::run(command, console).await,
+        EsimctlCommand::MasterKey(command) => master_key::run(command, console).await,
+        EsimctlCommand::Secrets(command) => secret_set::run(command, console),
         // Their exit status says more than success or failure, so `execute` runs them.
-        Command::Doctor(command) => doctor::run(command, console).await.map(drop),
-        Command::Attention(command) => status::attention(command, console).await.map(drop),
-        Command::Migrate(command) => migrate::run(command, console).await,
-        Command::Recover(command) => recover::run(command, console).await,
+        EsimctlCommand::Doctor(command) => doctor::run(command, console).await.map(drop),
+        EsimctlCommand::Attention(command) => status::attention(command, console).await.map(drop),
+        EsimctlCommand::Migrate(command) => migrate::run(command, console).await,
+        EsimctlCommand::Recover(command) => recover::run(command, console).await,
     }
 }

@@ -23,7 +23,7 @@ use desk::operator::words::counted;
 use pg::PgConnection;
 use serde_json::json;
 
-pub use self::command::Command;
+pub use self::command::DoctorArgs;
 use crate::{
     console::Console,
     doctor::line::{Area, Line, Lines, State},
@@ -44,7 +44,7 @@ Exit status: 0 everything is fine, 1 there are warnings, 2 there are faults (or 
 prints {\"state\":…,\"lines\":[{\"state\":…,\"area\":…,\"check\":…,\"found\":…,\"remedy\":…,\"see\":…}]}.";
 
 /// Runs all checks, prints their lines and returns the exit status.
-pub async fn run(command: &Command, console: &Console) -> anyhow::Result<u8> {
+pub async fn run(command: &DoctorArgs, console: &Console) -> anyhow::Result<u8> {
     let options = console.database()?;
     let mut lines = Vec::new();
     let mut connection;
@@ -80,7 +80,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<u8> {
 }
 
 /// The areas that read the database.
-async fn of_database(command: &Command, connection: &mut PgConnection, lines: &mut Vec<Line>) {
+async fn of_database(command: &DoctorArgs, connection: &mut PgConnection, lines: &mut Vec<Line>) {
     if command.wants(Area::Keys) {
         keys::check(command, connection, &mut Lines::of(Area::Keys, lines)).await;
     }
@@ -95,7 +95,7 @@ async fn of_database(command: &Command, connection: &mut PgConnection, lines: &m
     }
 }
 
-fn print(command: &Command, console: &Console, lines: &[Line]) -> anyhow::Result<u8> {
+fn print(command: &DoctorArgs, console: &Console, lines: &[Line]) -> anyhow::Result<u8> {
     let worst = lines.iter().map(|line| line.state).max();
     let worst = worst.unwrap_or(State::Fine);
     let shown: Vec<&Line> = lines

@@ -36,7 +36,7 @@ use runtime::config::BadSetting;
 
 // The modules are found under their own names, whatever folder they are in.
 use crate::{
-    commands::{Command, dispatch},
+    commands::{EsimctlCommand, dispatch},
     console::Console,
     exit::{USAGE, status},
 };
@@ -90,7 +90,7 @@ pub struct Config {
     json: bool,
     /// `None` for `config show`, which needs none.
     #[command(subcommand)]
-    command: Option<Command>,
+    command: Option<EsimctlCommand>,
     #[command(flatten)]
     database: Option<DatabaseConfig>,
 }
@@ -134,8 +134,8 @@ async fn execute(config: &Config) -> u8 {
     };
     // Their exit status says more than success or failure.
     let ended = match command {
-        Command::Doctor(command) => doctor::run(command, &console).await,
-        Command::Attention(command) => status::attention(command, &console).await,
+        EsimctlCommand::Doctor(command) => doctor::run(command, &console).await,
+        EsimctlCommand::Attention(command) => status::attention(command, &console).await,
         other => return status(dispatch(other, &console).await),
     };
     match ended {

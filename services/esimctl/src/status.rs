@@ -56,7 +56,7 @@ Exit status: 0 nobody is needed, 3 somebody is, 1 the database cannot be read.";
 const MOST: i64 = 100;
 
 #[derive(Args, Clone, Debug)]
-pub struct Command {
+pub struct StatusArgs {
     /// The time between the two looks, such as `5s`
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = runtime::config::duration)]
     over: Duration,
@@ -180,7 +180,7 @@ struct Shown<'a> {
     endpoint: Option<&'a Endpoint>,
 }
 
-pub async fn run(asked: &Command, console: &Console) -> anyhow::Result<()> {
+pub async fn run(asked: &StatusArgs, console: &Console) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
     let first = health::examine(&mut connection, MOST).await?;
     let (report, earlier) = if asked.over.is_zero() {

@@ -13,7 +13,7 @@ use runtime::{clock, lock};
 use time::{Duration, OffsetDateTime, format_description::well_known::Rfc2822};
 use url::Url;
 
-use super::{OpenIdConfig, Provider, SIGNATURES, discover, exchange};
+use super::{OpenIdConfig, OpenIdProvider, SIGNATURES, discover, exchange};
 
 /// What a look at the provider has found.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ pub struct Roles {
 pub async fn examine(config: &OpenIdConfig) -> anyhow::Result<Option<Examined>> {
     // The address to which browsers are sent back plays no part here.
     let console = Url::parse("http://127.0.0.1")?;
-    let Some(provider) = Provider::open(config, &console)? else {
+    let Some(provider) = OpenIdProvider::open(config, &console)? else {
         return Ok(None);
     };
     let ahead = Arc::new(Mutex::new(None));

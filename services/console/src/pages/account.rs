@@ -9,10 +9,10 @@ use serde_json::json;
 
 use crate::{
     App,
-    access::{Act, Operator, Role, Session},
+    access::{Act, ConsoleSession, Operator, Role},
     pages::{forms::ReasonForm, partner_acts::changed},
     problem::Problem,
-    view::Given,
+    view::PathArgument,
 };
 
 /// The act that the account of a partner offers to this session. `seen` is when it was read, and `lately`
@@ -20,7 +20,7 @@ use crate::{
 pub(crate) fn form(
     partner: &Partner,
     (seen, lately): (&str, &str),
-    session: &Session,
+    session: &ConsoleSession,
 ) -> Option<ReasonForm> {
     if !session.may(Role::Operator) || !partner.has_secret_key {
         return None;
@@ -61,7 +61,7 @@ pub(crate) fn form(
 
 pub(crate) async fn disable(
     State(app): State<App>,
-    given: Given,
+    given: PathArgument,
     act: Act<Operator>,
 ) -> Result<Response, Problem> {
     set(&app, &given, &act, true).await?;
@@ -73,7 +73,7 @@ pub(crate) async fn disable(
 
 pub(crate) async fn enable(
     State(app): State<App>,
-    given: Given,
+    given: PathArgument,
     act: Act<Operator>,
 ) -> Result<Response, Problem> {
     set(&app, &given, &act, false).await?;
@@ -82,7 +82,12 @@ pub(crate) async fn enable(
 
 /// An account that was disabled or enabled since the form was made stays as it is, even if it is in the
 /// same state again.
-async fn set(app: &App, given: &Given, act: &Act<Operator>, disabled: bool) -> Result<(), Problem> {
+async fn set(
+    app: &App,
+    given: &PathArgument,
+    act: &Act<Operator>,
+    disabled: bool,
+) -> Result<(), Problem> {
     let id: PartnerId = given.id("a partner")?;
     let command = if disabled {
         Command::PartnerDisable

@@ -5,7 +5,7 @@ use askama::Template;
 use axum::{http::StatusCode, response::Response};
 
 use crate::{
-    access::Session,
+    access::ConsoleSession,
     problem::Problem,
     view::{Shell, page, with_status},
 };
@@ -63,7 +63,7 @@ pub(crate) struct Pick {
 }
 
 impl ActPage {
-    pub(crate) fn new(shell: Shell, session: &Session, back: String) -> Self {
+    pub(crate) fn new(shell: Shell, session: &ConsoleSession, back: String) -> Self {
         Self {
             title: shell.title.clone(),
             shell,

@@ -15,11 +15,11 @@ use uuid::Uuid;
 
 use crate::{
     App,
-    access::{Fields, Viewer, Visit},
+    access::{FormFields, Viewer, Visit},
     format::number,
     pages::{
         acts::{self, partner_of},
-        lists::{self, Frame, Named as Chosen, OfPartner, Window},
+        lists::{self, FilterChoice, Frame, OfPartner, Window},
     },
     problem::Problem,
     times::{Times, When},
@@ -79,7 +79,7 @@ struct Named {
 }
 
 struct Found {
-    chosen: Chosen,
+    chosen: FilterChoice,
     of: Option<OfPartner>,
     actions: Vec<Recorded>,
     names: HashMap<Uuid, String>,
@@ -91,11 +91,11 @@ struct Found {
 
 async fn read(
     connection: &mut PgConnection,
-    query: &Fields,
+    query: &FormFields,
     times: &Times,
     limit: usize,
 ) -> Result<Found, pg::Error> {
-    let chosen = Chosen::find(&mut *connection, query.get("partner")).await?;
+    let chosen = FilterChoice::find(&mut *connection, query.get("partner")).await?;
     let window = Window::of(query, times);
     let before = query.get("before");
     let before = before.and_then(|before| OffsetDateTime::parse(before, &Rfc3339).ok());
@@ -117,8 +117,8 @@ async fn read(
         limit
     };
     let mut found = match chosen {
-        Chosen::Nobody(_) => Vec::new(),
-        Chosen::All | Chosen::One(_) => {
+        FilterChoice::Nobody(_) => Vec::new(),
+        FilterChoice::All | FilterChoice::One(_) => {
             let most = u32::try_from(looked).unwrap_or(u32::MAX);
             actions::list(&mut *connection, &filter, most).await?
         }

@@ -5,7 +5,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 
-use crate::{problem::Problem, view::Given};
+use crate::{problem::Problem, view::PathArgument};
 
 /// Each file: its name, its type and its content.
 const FILES: [(&str, &str, &str); 5] = [
@@ -37,7 +37,7 @@ const FILES: [(&str, &str, &str); 5] = [
     ),
 ];
 
-pub(crate) async fn show(Given(file): Given) -> Result<Response, Problem> {
+pub(crate) async fn show(PathArgument(file): PathArgument) -> Result<Response, Problem> {
     let found = FILES.iter().find(|(name, ..)| *name == file);
     let Some((_, kind, content)) = found else {
         return Err(Problem::NotFound("The console has no such file.".into()));

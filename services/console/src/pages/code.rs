@@ -9,13 +9,13 @@ use crate::{
     App,
     access::{Act, Support},
     problem::Problem,
-    view::{Given, Named, Once, Shell, local_path, page},
+    view::{NamedValue, Once, PathArgument, Shell, local_path, page},
 };
 
 /// Shows an activation code, and records that.
 pub(crate) async fn show(
     State(app): State<App>,
-    given: Given,
+    given: PathArgument,
     act: Act<Support>,
 ) -> Result<Response, Problem> {
     let unknown =
@@ -35,15 +35,15 @@ pub(crate) async fn show(
         .await?
         .ok_or_else(unknown)?;
     let secrets = vec![
-        Named {
+        NamedValue {
             name: "SM-DP+ address",
             value: profile.code.smdp().to_owned(),
         },
-        Named {
+        NamedValue {
             name: "Activation code",
             value: profile.code.matching_id().to_owned(),
         },
-        Named {
+        NamedValue {
             name: "Valid until",
             value: profile.expired_date.clone(),
         },

@@ -20,13 +20,13 @@ use time::OffsetDateTime;
 
 use crate::{
     App,
-    access::{Act, Operator, Role, Session, Support},
+    access::{Act, ConsoleSession, Operator, Role, Support},
     format::{number, relative},
     pages::forms::ReasonForm,
     problem::Problem,
     said,
     times::{Times, When},
-    view::{Given, Named, Once, Shell, local_path, page},
+    view::{NamedValue, Once, PathArgument, Shell, local_path, page},
 };
 
 /// The shortest time between two tests of an endpoint, as partners have it.
@@ -139,7 +139,7 @@ pub(crate) fn next_test(endpoint: &Endpoint, now: OffsetDateTime) -> Option<Stri
 /// The action that an endpoint offers to this session.
 pub(crate) fn endpoint_form(
     endpoint: &Endpoint,
-    session: &Session,
+    session: &ConsoleSession,
     back: &str,
 ) -> Option<ReasonForm> {
     if !session.may(Role::Support) || endpoint.state == EndpointState::NoUrl {
@@ -167,7 +167,11 @@ pub(crate) fn endpoint_form(
 }
 
 /// The acts on an endpoint beside its pause: a test, and a look at its whole URL.
-pub(crate) fn further_forms(endpoint: &Endpoint, session: &Session, back: &str) -> Vec<ReasonForm> {
+pub(crate) fn further_forms(
+    endpoint: &Endpoint,
+    session: &ConsoleSession,
+    back: &str,
+) -> Vec<ReasonForm> {
     if endpoint.webhook_url.is_none() {
         return Vec::new();
     }
@@ -222,7 +226,7 @@ fn resuming(endpoint: &Endpoint) -> String {
 
 pub(crate) async fn pause(
     State(app): State<App>,
-    given: Given,
+    given: PathArgument,
     act: Act<Support>,
 ) -> Result<Response, Problem> {
     let done = "The endpoint is paused: its webhooks wait until it is resumed.";
@@ -231,7 +235,7 @@ pub(crate) async fn pause(
 
 pub(crate) async fn resume(
     State(app): State<App>,
-    given: Given,
+    given: PathArgument,
     act: Act<Support>,
 ) -> Result<Response, Problem> {
     let done = "Webhooks are sent to the endpoint again, and those that wait within seconds.";
@@ -240,7 +244,7 @@ pub(crate) async fn resume(
 
 async fn set_paused(
     app: &App,
-    given: &Given,
+    given: &PathArgument,
     act: &Act<Support>,
     (paused, done): (bool, &str),
 ) -> Result<Response, Problem> {
@@ -268,7 +272,7 @@ async fn set_paused(
 /// Sends a test webhook, and leads to its page.
 pub(crate) async fn test(
     State(app): State<App>,
-    given: Given,
+    given: PathArgument,
     act: Act<Support>,
 ) -> Result<Response, Problem> {
     let (endpoint, target) = endpoint(&app, &given).await?;
@@ -308,7 +312,7 @@ pub(crate) async fn test(
 /// Shows the whole URL of an endpoint, and records that.
 pub(crate) async fn show_url(
     State(app): State<App>,
-    given: Given,
+    given: PathArgument,
     act: Act<Operator>,
 ) -> Result<Response, Problem> {
     let (endpoint, target) = endpoint(&app, &given).await?;
@@ -328,7 +332,7 @@ pub(crate) async fn show_url(
     page(&Once {
         shell: Shell::new(&app, &act.session, "/partners", "Webhook URL"),
         text: "It may hold a secret of the partner: show it to nobody else.".to_owned(),
-        secrets: vec![Named {
+        secrets: vec![NamedValue {
             name: "URL",
             value: url,
         }],
@@ -336,7 +340,7 @@ pub(crate) async fn show_url(
     })
 }
 
-fn not_changed(error: NotChanged, given: &Given, act: &Act<Support>) -> Problem {
+fn not_changed(error: NotChanged, given: &PathArgument, act: &Act<Support>) -> Problem {
     match error {
         NotChanged::Unknown => given.missing("endpoint"),
         NotChanged::Store(error) => error.into(),
@@ -348,7 +352,7 @@ fn not_changed(error: NotChanged, given: &Given, act: &Act<Support>) -> Problem 
 }
 
 /// The endpoint that a form is about, and how the record names it.
-async fn endpoint(app: &App, given: &Given) -> Result<(EndpointKey, String), Problem> {
+async fn endpoint(app: &App, given: &PathArgument) -> Result<(EndpointKey, String), Problem> {
     let id: EndpointId = given.id("an endpoint")?;
     let key = app
         .database()

@@ -21,7 +21,7 @@ use store::{
 
 use crate::{
     App,
-    access::{Act, Operator, Role, Session, Support, Viewer, Visit},
+    access::{Act, ConsoleSession, Operator, Role, Support, Viewer, Visit},
     format::{relative, utc},
     pages::{
         forms::ReasonForm,
@@ -29,7 +29,7 @@ use crate::{
     },
     problem::Problem,
     times::When,
-    view::{Given, Shell, page},
+    view::{PathArgument, Shell, page},
 };
 
 #[derive(Template)]
@@ -58,7 +58,7 @@ struct Page {
 }
 
 /// What a provider has said about the use of an eSIM.
-fn usage(asked: &Requests, session: &Session) -> Vec<(&'static str, String)> {
+fn usage(asked: &Requests, session: &ConsoleSession) -> Vec<(&'static str, String)> {
     let now = session.times.now;
     let mut said = Vec::new();
     if let Some((reading, at, _)) = &asked.reading {
@@ -115,7 +115,7 @@ fn not_offered(can: Option<AfterDelivery>) -> Option<&'static str> {
 fn forms(
     id: &TopupId,
     (asked, mark): (&Requests, &str),
-    session: &Session,
+    session: &ConsoleSession,
     can: AfterDelivery,
 ) -> (Option<ReasonForm>, Option<ReasonForm>) {
     let back = format!("/esims/{id}");
@@ -157,7 +157,7 @@ fn seen(asked: &Requests) -> String {
 
 pub(crate) async fn show(
     State(app): State<App>,
-    given: Given,
+    given: PathArgument,
     visit: Visit<Viewer>,
 ) -> Result<Response, Problem> {
     let id: TopupId = given.id("an eSIM")?;
@@ -252,7 +252,7 @@ async fn asked(
 /// Asks for the data use of an eSIM.
 pub(crate) async fn ask_usage(
     State(app): State<App>,
-    given: Given,
+    given: PathArgument,
     act: Act<Support>,
 ) -> Result<Response, Problem> {
     let id: TopupId = given.id("an eSIM")?;
@@ -296,7 +296,7 @@ pub(crate) async fn ask_usage(
 /// Asks a provider to take an eSIM back.
 pub(crate) async fn give_back(
     State(app): State<App>,
-    given: Given,
+    given: PathArgument,
     act: Act<Operator>,
 ) -> Result<Response, Problem> {
     let id: TopupId = given.id("an eSIM")?;

@@ -1,7 +1,7 @@
 //! The form of an action that asks for a reason, which several pages have. It is a part of a page
 //! and works without JavaScript.
 
-use crate::access::Session;
+use crate::access::ConsoleSession;
 
 /// An action that one row offers.
 #[derive(Clone)]
@@ -22,7 +22,7 @@ pub(crate) struct ReasonForm {
 }
 
 impl ReasonForm {
-    pub(crate) fn new(session: &Session, label: &'static str, path: String) -> Self {
+    pub(crate) fn new(session: &ConsoleSession, label: &'static str, path: String) -> Self {
         Self {
             label,
             path,

@@ -10,12 +10,12 @@ use pg::{PgConnection, actions::Mode};
 
 use crate::{
     App,
-    access::{Act, Fields, Operator, Session, Visit},
+    access::{Act, ConsoleSession, FormFields, Operator, Visit},
     format::{address, counted},
     pages::{group::Group, order::nothing_seen},
     problem::Problem,
     times::{Times, When},
-    view::{Given, Shell, page},
+    view::{PathArgument, Shell, page},
 };
 
 /// The most give-backs of a page, the oldest ones.
@@ -48,7 +48,7 @@ pub(crate) fn path(provider: &str) -> String {
 }
 
 /// What somebody has found at the provider, how that is recorded, and what it means.
-fn decided(fields: &Fields) -> Result<(Found, Command, &'static str), Problem> {
+fn decided(fields: &FormFields) -> Result<(Found, Command, &'static str), Problem> {
     match fields.get("found") {
         Some("returned") => Ok((
             Found::Returned,
@@ -66,7 +66,7 @@ fn decided(fields: &Fields) -> Result<(Found, Command, &'static str), Problem> {
     }
 }
 
-async fn on_hold(app: &App, fields: &Fields) -> Result<(String, Vec<Listed>), Problem> {
+async fn on_hold(app: &App, fields: &FormFields) -> Result<(String, Vec<Listed>), Problem> {
     let provider = fields.get("provider").unwrap_or_default().to_owned();
     let read = async |connection: &mut PgConnection| {
         give_backs::list(connection, Some(&provider), MOST).await
@@ -102,7 +102,7 @@ pub(crate) async fn show(
             "No give-back to this provider is on hold any more. See Needs a person.".to_owned(),
         ));
     }
-    let session: &Session = &visit.session;
+    let session: &ConsoleSession = &visit.session;
     let title = format!(
         "What became of {}?",
         counted(found.len(), "give-back", "give-backs")
@@ -177,7 +177,7 @@ pub(crate) async fn settle(
 /// Records for one give-back whether the provider has taken the eSIM back.
 pub(crate) async fn resolve(
     State(app): State<App>,
-    given: Given,
+    given: PathArgument,
     act: Act<Operator>,
 ) -> Result<Response, Problem> {
     let topup: TopupId = given.id("a topup")?;

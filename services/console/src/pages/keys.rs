@@ -18,7 +18,7 @@ use crate::{
     },
     problem::Problem,
     times::When,
-    view::{Given, Shell, page},
+    view::{PathArgument, Shell, page},
 };
 
 #[derive(Template)]
@@ -44,7 +44,7 @@ struct Page {
 /// The keys and limits of a partner, and the acts on them.
 pub(crate) async fn show(
     State(app): State<App>,
-    given: Given,
+    given: PathArgument,
     visit: Visit<Viewer>,
 ) -> Result<Response, Problem> {
     let read = read(&app, &given).await?;

@@ -12,14 +12,14 @@ use serde_json::json;
 
 use crate::{
     App,
-    access::{Act, Role, Session, Support, Visit},
+    access::{Act, ConsoleSession, Role, Support, Visit},
     format::{counted, utc},
     pages::{
         partner_acts::{changed, lately, read},
         rotation::OF_KEYS,
     },
     problem::Problem,
-    view::{Given, Shell, page},
+    view::{PathArgument, Shell, page},
 };
 
 #[derive(Template)]
@@ -57,7 +57,7 @@ struct Done {
 }
 
 /// The valid keys of a partner, and what is known of each.
-fn keys(partner: &Partner, session: &Session) -> Vec<Key> {
+fn keys(partner: &Partner, session: &ConsoleSession) -> Vec<Key> {
     let is_changed = partner.old_access_key.is_some();
     let current = (!partner.keys_ended).then(|| Key {
         access_key: partner.access_key.clone(),
@@ -84,7 +84,7 @@ fn title(partner: &Partner) -> String {
 
 pub(crate) async fn show(
     State(app): State<App>,
-    given: Given,
+    given: PathArgument,
     visit: Visit<Support>,
 ) -> Result<Response, Problem> {
     let read = read(&app, &given).await?;
@@ -118,7 +118,7 @@ pub(crate) async fn show(
 /// Ends the key that the form names, or all of them.
 pub(crate) async fn end(
     State(app): State<App>,
-    given: Given,
+    given: PathArgument,
     act: Act<Support>,
 ) -> Result<Response, Problem> {
     let which = act.fields.get("key").filter(|key| !key.is_empty());

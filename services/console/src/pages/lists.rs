@@ -12,7 +12,7 @@ use pg::PgConnection;
 use time::{Duration, OffsetDateTime};
 
 use crate::{
-    access::Fields,
+    access::FormFields,
     format::{address, counted, number, utc},
     times::{Times, When},
 };
@@ -37,7 +37,7 @@ pub(crate) struct Window {
 
 impl Window {
     /// Of the fields `from` and `until` in the reader's zone, or the last part of time that a link names.
-    pub(crate) fn of(query: &Fields, times: &Times) -> Self {
+    pub(crate) fn of(query: &FormFields, times: &Times) -> Self {
         let last = query.get("since").filter(|asked| {
             let mut known = SINCE.iter();
             known.any(|(since, _)| since == asked)
@@ -58,14 +58,14 @@ const NAMES: i64 = 5;
 pub(crate) const CHOICES: i64 = 300;
 
 /// What a filter names: one of all partners or products, or of which kind there is not exactly one.
-pub(crate) enum Named<Id = PartnerId> {
+pub(crate) enum FilterChoice<Id = PartnerId> {
     All,
     One(Id),
     /// None, or several.
     Nobody(String),
 }
 
-impl<Id: Copy> Named<Id> {
+impl<Id: Copy> FilterChoice<Id> {
     pub(crate) fn id(&self) -> Option<Id> {
         match self {
             Self::One(id) => Some(*id),
@@ -82,7 +82,7 @@ impl<Id: Copy> Named<Id> {
     }
 }
 
-impl Named<OptionId> {
+impl FilterChoice<OptionId> {
     /// A product by its id, its whole name in any case, or its name at the provider.
     pub(crate) async fn product(
         connection: &mut PgConnection,
@@ -130,7 +130,7 @@ impl OfPartner {
     }
 }
 
-impl Named {
+impl FilterChoice {
     /// The partner that a filter names, as people know it, however the address names it.
     pub(crate) async fn shown(
         &self,
@@ -201,7 +201,7 @@ pub(crate) struct Tab {
 /// What a list has beside its rows.
 pub(crate) struct Frame {
     path: &'static str,
-    query: Fields,
+    query: FormFields,
     /// The partner that it is about, if it is about one.
     pub(crate) of: Option<OfPartner>,
     /// The links that choose the last part of time.
@@ -224,7 +224,7 @@ impl Frame {
     /// last row that was looked at, if it has not looked through all.
     pub(crate) fn new(
         path: &'static str,
-        query: &Fields,
+        query: &FormFields,
         times: &Times,
         nobody: Option<&str>,
         older: Option<impl ToString>,
@@ -308,7 +308,7 @@ impl Frame {
 }
 
 /// The query of this page with some fields set to other values; an empty value takes a field away.
-pub(crate) fn with(path: &str, query: &Fields, changes: &[(&str, &str)]) -> String {
+pub(crate) fn with(path: &str, query: &FormFields, changes: &[(&str, &str)]) -> String {
     const KEPT: [&str; 12] = [
         "by", "what", "via", "partner", "state", "product", "provider", "endpoint", "since",
         "from", "until", "before",
@@ -365,9 +365,9 @@ mod tests {
 
     #[test]
     fn a_link_keeps_the_filters_and_changes_one() {
-        let query = Fields::parse(b"partner=A%26B&state=ready&evil=1&before=x");
+        let query = FormFields::parse(b"partner=A%26B&state=ready&evil=1&before=x");
         let link = with("/orders", &query, &[("state", "failed"), ("before", "")]);
         assert_eq!(link, "/orders?partner=A%26B&state=failed");
-        assert_eq!(with("/orders", &Fields::default(), &[]), "/orders");
+        assert_eq!(with("/orders", &FormFields::default(), &[]), "/orders");
     }
 }

@@ -14,7 +14,7 @@ use pg::PgConnection;
 
 use crate::{
     App,
-    access::{Role, Session, Viewer, Visit},
+    access::{ConsoleSession, Role, Viewer, Visit},
     pages::{
         endpoints::{endpoint_form, next_test},
         forms::ReasonForm,
@@ -95,7 +95,7 @@ pub(crate) async fn show(
 }
 
 /// A finding with its rows and its act.
-fn matter(one: &Finding, session: &Session) -> Matter {
+fn matter(one: &Finding, session: &ConsoleSession) -> Matter {
     let told = one.told();
     let times = &session.times;
     let mut matter = Matter {

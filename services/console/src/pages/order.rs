@@ -25,17 +25,17 @@ use store::deliveries::{
 
 use crate::{
     App,
-    access::{Act, Operator, Role, Session, Support, Viewer, Visit},
+    access::{Act, ConsoleSession, Operator, Role, Support, Viewer, Visit},
     format::{counted, number, took},
     pages::{
         settle,
         steps::step,
         track::{self, Mark, held},
     },
-    pictures::Step,
+    pictures::OrderStep,
     problem::Problem,
     times::When,
-    view::{Given, Shell, page},
+    view::{PathArgument, Shell, page},
 };
 
 /// How many units the page shows. An order may have a thousand; the raw detail has all of them.
@@ -158,7 +158,7 @@ fn sent(
     order: &OrderView,
     unit: &TopupView,
     endpoints: &[Endpoint],
-    session: &Session,
+    session: &ConsoleSession,
 ) -> Vec<SentRow> {
     let times = &session.times;
     let rows = order.sent(unit).into_iter().map(|one| {
@@ -189,7 +189,7 @@ pub(super) fn or_none<T: ToString>(value: Option<T>) -> String {
 
 pub(crate) async fn show(
     State(app): State<App>,
-    given: Given,
+    given: PathArgument,
     visit: Visit<Viewer>,
 ) -> Result<Response, Problem> {
     // Only our own id names the page; the box finds orders by every other one.
@@ -259,7 +259,7 @@ pub(crate) async fn show(
 /// The sentence for the partner alone, for who writes it into a ticket.
 pub(crate) async fn sentence(
     State(app): State<App>,
-    given: Given,
+    given: PathArgument,
     _visit: Visit<Viewer>,
 ) -> Result<String, Problem> {
     let id: OrderId = given.id("an order")?;
@@ -337,7 +337,7 @@ pub(super) fn unit_row(
     app: &App,
     order: &OrderView,
     unit: &TopupView,
-    (endpoints, session): (&[Endpoint], &Session),
+    (endpoints, session): (&[Endpoint], &ConsoleSession),
 ) -> UnitRow {
     let now = session.times.now;
     let held = held(order, unit, now);
@@ -380,7 +380,7 @@ pub(super) fn unit_row(
 
 pub(crate) async fn resolve(
     State(app): State<App>,
-    given: Given,
+    given: PathArgument,
     act: Act<Operator>,
 ) -> Result<Response, Problem> {
     let id: PlacementId = given.id("a placement")?;
@@ -413,7 +413,7 @@ pub(crate) async fn resolve(
 }
 
 /// Why a purchase was not resolved, in the words of the form on its order's page.
-fn not_resolved(error: NotResolved, given: &Given, act: &Act<Operator>) -> Problem {
+fn not_resolved(error: NotResolved, given: &PathArgument, act: &Act<Operator>) -> Problem {
     match error {
         NotResolved::Unknown => given.missing("placement"),
         NotResolved::Store(error) => error.into(),
@@ -475,7 +475,7 @@ struct Found {
     order: OrderView,
     partner: String,
     sentence: String,
-    steps: Vec<Step>,
+    steps: Vec<OrderStep>,
     endpoints: Vec<Endpoint>,
 }
 
@@ -509,7 +509,7 @@ pub(super) fn nothing_seen() -> Problem {
 /// Starts the retries of a webhook again, if it is still as the page showed it.
 pub(crate) async fn resend(
     State(app): State<App>,
-    given: Given,
+    given: PathArgument,
     act: Act<Support>,
 ) -> Result<Response, Problem> {
     let webhook: WebhookId = given.id("a webhook")?;

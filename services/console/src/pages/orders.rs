@@ -25,9 +25,9 @@ use uuid::Uuid;
 
 use crate::{
     App,
-    access::{Fields, Viewer, Visit},
+    access::{FormFields, Viewer, Visit},
     format::{number, products, took},
-    pages::lists::{self, Frame, Named, OfPartner, Tab, Window},
+    pages::lists::{self, FilterChoice, Frame, OfPartner, Tab, Window},
     problem::Problem,
     times::{Times, When},
     view::{Shell, page},
@@ -164,12 +164,12 @@ impl Found {
 
 async fn read(
     connection: &mut PgConnection,
-    query: &Fields,
+    query: &FormFields,
     times: &Times,
     (limit, patience): (usize, Patience),
 ) -> Result<Found, pg::Error> {
-    let named = Named::find(&mut *connection, query.get("partner")).await?;
-    let product = Named::product(&mut *connection, query.get("product")).await?;
+    let named = FilterChoice::find(&mut *connection, query.get("partner")).await?;
+    let product = FilterChoice::product(&mut *connection, query.get("product")).await?;
     let nobody = named.nobody().or(product.nobody()).map(str::to_owned);
     let known = providers::list(&mut *connection).await?;
     let window = Window::of(query, times);

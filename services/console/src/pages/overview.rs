@@ -24,7 +24,7 @@ use crate::{
     App,
     access::{Viewer, Visit},
     format::{brief, number},
-    looks::{Bars, Look, MINUTES, Range},
+    looks::{Bars, MINUTES, Range, SystemSnapshot},
     pages::{
         acts::{self, partner_of},
         endpoints::{Failing, failing},
@@ -118,7 +118,11 @@ fn oldest(of: f64) -> String {
 }
 
 /// The time until a queue is empty.
-pub(crate) fn drains(newest: &Look, earlier: Option<&Look>, queue: &Queue) -> String {
+pub(crate) fn drains(
+    newest: &SystemSnapshot,
+    earlier: Option<&SystemSnapshot>,
+    queue: &Queue,
+) -> String {
     // Compared with itself, a backlog is empty or not known yet.
     let earlier = earlier.unwrap_or(newest);
     match newest.report.waiting.drain(queue, &earlier.report.waiting) {
@@ -159,7 +163,7 @@ enum Step {
     Send,
 }
 
-fn step(step: Step, look: &Look, times: &Times) -> StepView {
+fn step(step: Step, look: &SystemSnapshot, times: &Times) -> StepView {
     let report = &look.report;
     let count = |measure| look.now.get(&measure);
     let n = |measure| number(count(measure).map_or(0, |count| count.n));
@@ -281,7 +285,7 @@ fn processes(life: &Life) -> String {
 }
 
 /// What the verdict means for orders.
-fn sentence(look: &Look) -> String {
+fn sentence(look: &SystemSnapshot) -> String {
     let report = &look.report;
     let takes = report
         .stages
@@ -348,7 +352,7 @@ pub(crate) fn times_of(all: &Bars, range: Range, times: &Times) -> Vec<String> {
 
 fn figures(
     app: &App,
-    (look, earlier): (&Look, Option<&Look>),
+    (look, earlier): (&SystemSnapshot, Option<&SystemSnapshot>),
     (all, range): (&Bars, Range),
     times: &Times,
     paused: bool,
@@ -441,7 +445,7 @@ pub(crate) fn provider_state(report: &Report, provider: &str) -> (&'static str, 
 /// The state of a provider that buys, but more slowly than it did.
 pub(crate) const SLOW: &str = "slow";
 
-fn providers_of(look: &Look, earlier: Option<&Look>) -> Vec<ProviderView> {
+fn providers_of(look: &SystemSnapshot, earlier: Option<&SystemSnapshot>) -> Vec<ProviderView> {
     let report = &look.report;
     let waiting = report.waiting.queues.iter();
     let waiting = waiting.filter_map(|(queue, backlog)| match queue {

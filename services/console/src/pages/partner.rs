@@ -29,7 +29,7 @@ use uuid::Uuid;
 
 use crate::{
     App,
-    access::{Role, Session, Viewer, Visit},
+    access::{ConsoleSession, Role, Viewer, Visit},
     format::{brief, counted, number, took},
     pages::{
         endpoints::{
@@ -43,7 +43,7 @@ use crate::{
     pictures::{Chart, bars},
     problem::Problem,
     times::{Times, When},
-    view::{Given, Shell, page},
+    view::{PathArgument, Shell, page},
 };
 
 /// How many orders the page shows. The list of orders has the others.
@@ -83,7 +83,7 @@ pub(crate) struct Head {
 }
 
 impl Head {
-    pub(crate) fn new(partner: &Partner, tab: &'static str, session: &Session) -> Self {
+    pub(crate) fn new(partner: &Partner, tab: &'static str, session: &ConsoleSession) -> Self {
         let (state, class) = standing(partner);
         Self {
             id: partner.partner_id.to_string(),
@@ -154,7 +154,7 @@ pub(crate) fn standing(partner: &Partner) -> (&'static str, &'static str) {
 
 pub(crate) async fn show(
     State(app): State<App>,
-    given: Given,
+    given: PathArgument,
     visit: Visit<Viewer>,
 ) -> Result<Response, Problem> {
     let id: PartnerId = given.id("a partner")?;
@@ -413,7 +413,7 @@ fn in_words(units: Units, is_refused: bool) -> String {
 }
 fn endpoint_row(
     (endpoint, count, last): (&Endpoint, Option<&Count>, Option<&LastAnswers>),
-    session: &Session,
+    session: &ConsoleSession,
     back: &str,
     now: OffsetDateTime,
 ) -> EndpointRow {

@@ -23,14 +23,14 @@ use webhooks::{guard, url::WebhookUrl};
 
 use crate::{
     App,
-    access::{Act, Fields, Operator, Role, Session, Support, Visit},
+    access::{Act, ConsoleSession, FormFields, Operator, Role, Support, Visit},
     format::counted,
     pages::{
         act::{ActPage, Field},
         forms::ReasonForm,
     },
     problem::Problem,
-    view::{Given, Shell},
+    view::{PathArgument, Shell},
 };
 
 /// What changes the webhook URL and the limits: an operator's commands and the partner's own.
@@ -48,7 +48,7 @@ pub(super) struct Read {
     pub(super) waiting: i64,
 }
 
-pub(super) async fn read(app: &App, given: &Given) -> Result<Read, Problem> {
+pub(super) async fn read(app: &App, given: &PathArgument) -> Result<Read, Problem> {
     let id: PartnerId = given.id("a partner")?;
     let read = async |connection: &mut PgConnection| {
         let endpoints = endpoints::list(&mut *connection, Some(id)).await?;
@@ -67,7 +67,7 @@ pub(super) async fn read(app: &App, given: &Given) -> Result<Read, Problem> {
 /// The page of an act on a partner; `what` names it, and `path` is the last part of its address.
 pub(super) fn act_page(
     app: &App,
-    session: &Session,
+    session: &ConsoleSession,
     read: &Read,
     what: &str,
     path: &str,
@@ -91,7 +91,7 @@ pub(super) fn act_page(
 
 pub(crate) async fn url(
     State(app): State<App>,
-    given: Given,
+    given: PathArgument,
     visit: Visit<Operator>,
 ) -> Result<Response, Problem> {
     let read = read(&app, &given).await?;
@@ -101,7 +101,7 @@ pub(crate) async fn url(
 /// The page that sets the URL, with the value of its field and what is wrong with it.
 fn url_page(
     app: &App,
-    session: &Session,
+    session: &ConsoleSession,
     read: &Read,
     (value, wrong): (String, Option<String>),
 ) -> ActPage {
@@ -151,7 +151,7 @@ pub(crate) fn masked(url: &str) -> String {
 
 pub(crate) async fn set_url(
     State(app): State<App>,
-    given: Given,
+    given: PathArgument,
     act: Act<Operator>,
 ) -> Result<Response, Problem> {
     let read = read(&app, &given).await?;
@@ -268,7 +268,7 @@ pub(super) fn limits_of(partner: &Partner) -> [(&'static str, &'static str, Opti
 
 pub(crate) async fn limits(
     State(app): State<App>,
-    given: Given,
+    given: PathArgument,
     visit: Visit<Operator>,
 ) -> Result<Response, Problem> {
     let read = read(&app, &given).await?;
@@ -276,7 +276,12 @@ pub(crate) async fn limits(
 }
 
 /// The page that sets the limits: as they are set, or as a form has sent them, of which one makes no sense.
-fn limits_page(app: &App, session: &Session, read: &Read, sent: Option<&Fields>) -> ActPage {
+fn limits_page(
+    app: &App,
+    session: &ConsoleSession,
+    read: &Read,
+    sent: Option<&FormFields>,
+) -> ActPage {
     let base = act_page(app, session, read, "Change the limits", "limits");
     let fields = limits_of(&read.partner).map(|(name, label, set)| {
         let set = set.map_or_else(String::new, |set| set.to_string());
@@ -302,7 +307,7 @@ fn limits_page(app: &App, session: &Session, read: &Read, sent: Option<&Fields>)
 }
 
 /// A limit that a form has sent, or what is wrong with it.
-fn limit(sent: &Fields, name: &str) -> Result<Limit, String> {
+fn limit(sent: &FormFields, name: &str) -> Result<Limit, String> {
     match sent.get(name) {
         None => Ok(Limit::Default),
         Some(text) => match text.parse() {
@@ -315,7 +320,7 @@ fn limit(sent: &Fields, name: &str) -> Result<Limit, String> {
 }
 
 /// The limits that a form has sent, or what is wrong with one of them.
-fn limits_sent(sent: &Fields) -> Result<NewLimits, String> {
+fn limits_sent(sent: &FormFields) -> Result<NewLimits, String> {
     Ok(NewLimits {
         max_in_flight: limit(sent, "max_in_flight")?,
         requests_per_second: limit(sent, "requests_per_second")?,
@@ -326,7 +331,7 @@ fn limits_sent(sent: &Fields) -> Result<NewLimits, String> {
 
 pub(crate) async fn set_limits(
     State(app): State<App>,
-    given: Given,
+    given: PathArgument,
     act: Act<Operator>,
 ) -> Result<Response, Problem> {
     let Ok(new) = limits_sent(&act.fields) else {
@@ -355,7 +360,11 @@ pub(crate) async fn set_limits(
 }
 
 /// The act that takes the matter of a partner off the list for a day.
-pub(crate) fn told_form(id: PartnerId, session: &Session, seen: String) -> Option<ReasonForm> {
+pub(crate) fn told_form(
+    id: PartnerId,
+    session: &ConsoleSession,
+    seen: String,
+) -> Option<ReasonForm> {
     session.may(Role::Support).then(|| ReasonForm {
         consequence: "The matter is taken off the list for 24 hours, for everybody. If webhooks are given up anew after it was \
                       solved, they are a new matter."
@@ -369,7 +378,7 @@ pub(crate) fn told_form(id: PartnerId, session: &Session, seen: String) -> Optio
 /// Records that somebody has told the partner.
 pub(crate) async fn told(
     State(app): State<App>,
-    given: Given,
+    given: PathArgument,
     act: Act<Support>,
 ) -> Result<Response, Problem> {
     let id: PartnerId = given.id("a partner")?;

@@ -22,9 +22,9 @@ use url::form_urlencoded::byte_serialize;
 
 use crate::{
     App,
-    access::{Act, Operator, Role, Session, Viewer, Visit},
+    access::{Act, ConsoleSession, Operator, Role, Viewer, Visit},
     format::{brief, counted, relative},
-    looks::{Bars, ByProvider, Look, Range},
+    looks::{Bars, ByProvider, Range, SystemSnapshot},
     pages::{
         forms::ReasonForm,
         issues::{Issue, issue},
@@ -35,7 +35,7 @@ use crate::{
     pictures::{self, Chart},
     problem::Problem,
     times::{Times, When},
-    view::{Given, Shell, page, shortened},
+    view::{PathArgument, Shell, page, shortened},
 };
 
 /// The longest time for which the console opens a breaker.
@@ -144,7 +144,11 @@ fn charts(bars: Option<&Bars>, times: &Times) -> Vec<Chart> {
     ]
 }
 
-fn part((look, earlier): (&Look, Option<&Look>), bars: &ByProvider, session: &Session) -> Part {
+fn part(
+    (look, earlier): (&SystemSnapshot, Option<&SystemSnapshot>),
+    bars: &ByProvider,
+    session: &ConsoleSession,
+) -> Part {
     let report = &look.report;
     let times = &session.times;
     let waiting = report.waiting.queues.iter();
@@ -257,7 +261,7 @@ pub(crate) async fn show(
 /// The action that a breaker offers to this session.
 pub(crate) fn breaker_form(
     breaker: &ProviderBreaker,
-    session: &Session,
+    session: &ConsoleSession,
     back: &str,
 ) -> Option<ReasonForm> {
     // After lost commits, `esimctl recover` comes first. It needs a shell, and so does closing then.
@@ -298,7 +302,7 @@ pub(crate) fn breaker_form(
 
 pub(crate) async fn open(
     State(app): State<App>,
-    Given(name): Given,
+    PathArgument(name): PathArgument,
     act: Act<Operator>,
 ) -> Result<Response, Problem> {
     let target = format!("provider {name}");
@@ -322,7 +326,7 @@ pub(crate) async fn open(
 
 pub(crate) async fn close(
     State(app): State<App>,
-    Given(name): Given,
+    PathArgument(name): PathArgument,
     act: Act<Operator>,
 ) -> Result<Response, Problem> {
     let target = format!("provider {name}");

@@ -19,7 +19,7 @@ use crate::{
     pages::partner::Head,
     problem::Problem,
     times::{Times, When},
-    view::{Given, Shell, page},
+    view::{PathArgument, Shell, page},
 };
 
 /// How many requests of each kind are read.
@@ -194,7 +194,7 @@ fn causes(
 
 pub(crate) async fn show(
     State(app): State<App>,
-    given: Given,
+    given: PathArgument,
     visit: Visit<Viewer>,
 ) -> Result<Response, Problem> {
     let id: PartnerId = given.id("a partner")?;

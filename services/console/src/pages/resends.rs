@@ -23,18 +23,18 @@ use uuid::Uuid;
 
 use crate::{
     App,
-    access::{Act, Fields, Operator, Role, Viewer, Visit},
+    access::{Act, FormFields, Operator, Role, Viewer, Visit},
     format::{address, counted, number},
     pages::{
         endpoints::{endpoint_state, next_test},
         forms::ReasonForm,
-        lists::{Named, OfPartner},
+        lists::{FilterChoice, OfPartner},
         webhooks::is_dead,
     },
     problem::Problem,
     said,
     times::{Times, When},
-    view::{Given, Shell, page, shortened},
+    view::{PathArgument, Shell, page, shortened},
 };
 
 /// How far back a preview reaches at most, as durations of settings do.
@@ -198,7 +198,7 @@ pub(crate) async fn list(
     let read = async |connection: &mut PgConnection| {
         let found = resends::list(&mut *connection, MOST).await?;
         let names = names(&mut *connection, &found).await?;
-        let named = Named::find(&mut *connection, asked).await?;
+        let named = FilterChoice::find(&mut *connection, asked).await?;
         Ok::<_, pg::Error>((found, names, named.shown(connection).await?))
     };
     let (found, names, named) = app.database().run(read).await?;
@@ -216,14 +216,14 @@ pub(crate) async fn list(
 }
 
 /// The partner of a filter; `None` means all.
-fn partner(fields: &Fields) -> Result<Option<PartnerId>, Problem> {
+fn partner(fields: &FormFields) -> Result<Option<PartnerId>, Problem> {
     let id = fields.get("partner").map(str::parse);
     id.transpose()
         .map_err(|_| Problem::Invalid("a partner is named by its id, which its page shows".into()))
 }
 
 /// The state of a filter.
-fn state(fields: &Fields) -> Result<Option<DeliveryState>, Problem> {
+fn state(fields: &FormFields) -> Result<Option<DeliveryState>, Problem> {
     let Some(name) = fields.get("state") else {
         return Ok(None);
     };
@@ -239,14 +239,14 @@ pub(crate) async fn preview(
 ) -> Result<Response, Problem> {
     let query = &visit.query;
     let find = async |connection: &mut PgConnection| {
-        let named = Named::find(&mut *connection, query.get("partner")).await?;
+        let named = FilterChoice::find(&mut *connection, query.get("partner")).await?;
         let shown = named.shown(connection).await?;
         Ok::<_, pg::Error>((named, shown))
     };
     let (named, shown) = app.database().run(find).await?;
     let partner = match named {
-        Named::Nobody(why) => return Err(Problem::Invalid(why)),
-        Named::All | Named::One(_) => named.id(),
+        FilterChoice::Nobody(why) => return Err(Problem::Invalid(why)),
+        FilterChoice::All | FilterChoice::One(_) => named.id(),
     };
     let state = state(query)?;
     let age = runtime::config::positive_duration(query.get("since").unwrap_or("6h"));
@@ -390,12 +390,12 @@ pub(crate) async fn start(State(app): State<App>, act: Act<Operator>) -> Result<
 }
 
 /// The id of a resend.
-fn id(given: &Given) -> Result<Uuid, Problem> {
+fn id(given: &PathArgument) -> Result<Uuid, Problem> {
     let id = given.0.parse();
     id.map_err(|_| no_resend(given))
 }
 
-fn no_resend(given: &Given) -> Problem {
+fn no_resend(given: &PathArgument) -> Problem {
     let given = shortened(&given.0);
     Problem::NotFound(format!(
         "No resend has the id “{given}”. Send again lists the newest {MOST}."
@@ -404,7 +404,7 @@ fn no_resend(given: &Given) -> Problem {
 
 pub(crate) async fn show(
     State(app): State<App>,
-    given: Given,
+    given: PathArgument,
     visit: Visit<Viewer>,
 ) -> Result<Response, Problem> {
     let id = id(&given)?;
@@ -483,7 +483,7 @@ fn stands_still(report: &Report, partner: Option<Uuid>, now: OffsetDateTime) -> 
 
 pub(crate) async fn cancel(
     State(app): State<App>,
-    given: Given,
+    given: PathArgument,
     act: Act<Operator>,
 ) -> Result<Response, Problem> {
     let id = id(&given)?;

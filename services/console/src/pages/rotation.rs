@@ -25,7 +25,7 @@ use crate::{
         partner_acts::{act_page, changed, lately, read},
     },
     problem::Problem,
-    view::{Given, Named, Once, Shell, page},
+    view::{NamedValue, Once, PathArgument, Shell, page},
 };
 
 /// What changes the keys and the secret: an operator's commands and the partner's own.
@@ -110,7 +110,7 @@ impl Replaced {
 
 pub(crate) async fn keys(
     State(app): State<App>,
-    given: Given,
+    given: PathArgument,
     visit: Visit<Operator>,
 ) -> Result<Response, Problem> {
     rotation(&app, &given, &visit, Replaced::Keys).await
@@ -118,7 +118,7 @@ pub(crate) async fn keys(
 
 pub(crate) async fn secret(
     State(app): State<App>,
-    given: Given,
+    given: PathArgument,
     visit: Visit<Operator>,
 ) -> Result<Response, Problem> {
     rotation(&app, &given, &visit, Replaced::Secret).await
@@ -126,7 +126,7 @@ pub(crate) async fn secret(
 
 async fn rotation(
     app: &App,
-    given: &Given,
+    given: &PathArgument,
     visit: &Visit<Operator>,
     what: Replaced,
 ) -> Result<Response, Problem> {
@@ -256,7 +256,7 @@ fn once(
     act: &Act<Operator>,
     partner: &Partner,
     (words, until): (&str, Option<OffsetDateTime>),
-    secrets: Vec<Named>,
+    secrets: Vec<NamedValue>,
 ) -> Result<Response, Problem> {
     let old = match until {
         Some(until) => format!(
@@ -289,7 +289,7 @@ fn not_rotated(act: &Act<Operator>, words: &str) -> Problem {
 
 pub(crate) async fn rotate_keys(
     State(app): State<App>,
-    given: Given,
+    given: PathArgument,
     act: Act<Operator>,
 ) -> Result<Response, Problem> {
     let overlap = overlap(&act)?;
@@ -314,11 +314,11 @@ pub(crate) async fn rotate_keys(
     let until = changed(&app, &act, id, of, rotate).await?;
     let until = until.ok_or_else(|| not_rotated(&act, "keys"))?;
     let secrets = vec![
-        Named {
+        NamedValue {
             name: "Access key",
             value: access_key,
         },
-        Named {
+        NamedValue {
             name: "Secret key",
             value: secret_key.to_base64(),
         },
@@ -328,7 +328,7 @@ pub(crate) async fn rotate_keys(
 
 pub(crate) async fn rotate_secret(
     State(app): State<App>,
-    given: Given,
+    given: PathArgument,
     act: Act<Operator>,
 ) -> Result<Response, Problem> {
     let overlap = overlap(&act)?;
@@ -347,7 +347,7 @@ pub(crate) async fn rotate_secret(
     let of = (Command::PartnerRotateWebhookSecret, OF_SECRET);
     let until = changed(&app, &act, id, of, rotate).await?;
     let until = until.ok_or_else(|| not_rotated(&act, "webhook secret"))?;
-    let secrets = vec![Named {
+    let secrets = vec![NamedValue {
         name: "Webhook secret",
         value: secret.to_text(),
     }];

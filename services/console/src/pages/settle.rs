@@ -26,7 +26,7 @@ use uuid::Uuid;
 
 use crate::{
     App,
-    access::{Act, Fields, Operator, Session, Visit},
+    access::{Act, ConsoleSession, FormFields, Operator, Visit},
     format::{address, counted, number, relative, utc},
     pages::group::Group,
     problem::Problem,
@@ -128,7 +128,7 @@ struct OnHold {
 
 /// Reads the purchases on hold for a cause. One that may be at several providers is settled on the page
 /// of its order, because one list does not say what became of it.
-async fn on_hold(app: &App, fields: &Fields) -> Result<OnHold, Problem> {
+async fn on_hold(app: &App, fields: &FormFields) -> Result<OnHold, Problem> {
     let provider = fields.get("provider").unwrap_or_default().to_owned();
     let cause = fields.get("cause").unwrap_or_default().to_owned();
     let read = async |connection: &mut PgConnection| {
@@ -260,7 +260,7 @@ pub(crate) fn decided(found: &str) -> Option<(Resolution, Command)> {
 
 async fn shown(
     app: &App,
-    session: &Session,
+    session: &ConsoleSession,
     on_hold: OnHold,
     (answers, list): (&HashMap<Uuid, Answer>, Option<&HashSet<Uuid>>),
     asked: Option<usize>,

@@ -6,14 +6,14 @@ use time::Duration;
 
 use crate::{
     pages::endpoints::endpoint_words,
-    pictures::{Step, Went},
+    pictures::{OrderStep, Went},
 };
 
 /// What a step says: how it went, and its text.
 type Told = (Went, String);
 
 /// A moment as a step. `endpoint` is the state of the partner's first endpoint.
-pub(super) fn step(moment: Moment, endpoint: &Stored<EndpointState>) -> Step {
+pub(super) fn step(moment: Moment, endpoint: &Stored<EndpointState>) -> OrderStep {
     let mut lasted = None;
     if let What::Webhook { duration_ms, .. } = moment.what {
         lasted = Some(Duration::milliseconds(duration_ms.into()));
@@ -26,7 +26,7 @@ pub(super) fn step(moment: Moment, endpoint: &Stored<EndpointState>) -> Step {
         }
     );
     let (went, text) = told(moment.what, endpoint);
-    Step {
+    OrderStep {
         at: moment.at,
         took: lasted,
         went,

@@ -18,7 +18,7 @@ use crate::{
     pages::webhooks,
     problem::Problem,
     times::{Times, When},
-    view::{Given, Shell, page},
+    view::{PathArgument, Shell, page},
 };
 
 /// The maximum number of tries that are shown, the newest ones.
@@ -118,7 +118,7 @@ fn tried(one: AttemptView, before: OffsetDateTime, times: &Times) -> Try {
 
 pub(crate) async fn show(
     State(app): State<App>,
-    given: Given,
+    given: PathArgument,
     visit: Visit<Viewer>,
 ) -> Result<Response, Problem> {
     let id: DeliveryId = given.id("a webhook")?;

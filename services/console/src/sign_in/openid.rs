@@ -12,8 +12,8 @@ use subtle::ConstantTimeEq;
 use super::{Guest, SignIn, opened_cookie, refused, signed_in};
 use crate::{
     App,
-    access::{Fields, Sender, cookie, set_cookie},
-    openid::{Attempt, NotNamed, Provider},
+    access::{FormFields, SignInBrowser, cookie, set_cookie},
+    openid::{NotNamed, OpenIdAttempt, OpenIdProvider},
     problem::Problem,
     view::local_path,
 };
@@ -25,12 +25,12 @@ const LASTS: u32 = 15 * 60;
 
 /// A sign-in that the provider has sent back.
 pub(crate) struct Returned {
-    query: Fields,
+    query: FormFields,
     /// What this browser has begun; `None` if another one has, or it was too long ago.
-    attempt: Option<Attempt>,
+    attempt: Option<OpenIdAttempt>,
     /// The page that was asked for before.
     back: String,
-    sender: Sender,
+    sender: SignInBrowser,
 }
 
 impl FromRequestParts<App> for Returned {
@@ -41,10 +41,10 @@ impl FromRequestParts<App> for Returned {
         let (secret, back) = found.split_once('.').unwrap_or_default();
         let back = percent_decode_str(back).decode_utf8_lossy();
         Ok(Self {
-            query: Fields::parse(parts.uri.query().unwrap_or_default().as_bytes()),
-            attempt: (!secret.is_empty()).then(|| Attempt(secret.into())),
+            query: FormFields::parse(parts.uri.query().unwrap_or_default().as_bytes()),
+            attempt: (!secret.is_empty()).then(|| OpenIdAttempt(secret.into())),
             back: local_path(Some(&back)),
-            sender: Sender::of(parts, app),
+            sender: SignInBrowser::of(parts, app),
         })
     }
 }
@@ -67,7 +67,7 @@ impl Failed {
     }
 }
 
-fn provider(app: &App) -> Result<&Provider, Problem> {
+fn provider(app: &App) -> Result<&OpenIdProvider, Problem> {
     app.provider().ok_or_else(|| {
         Problem::NotFound("This console has no OpenID provider (OIDC_ISSUER).".into())
     })
@@ -83,7 +83,7 @@ pub(crate) async fn begin(State(app): State<App>, guest: Guest) -> Result<Respon
         path.clear();
     }
     let value = format!("{secret}.{path}");
-    match provider.begin(&Attempt(secret.into())).await {
+    match provider.begin(&OpenIdAttempt(secret.into())).await {
         Ok(url) => {
             let mut response = Redirect::to(url.as_str()).into_response();
             // Lax, because the browser comes back from another site.
@@ -114,7 +114,7 @@ pub(crate) async fn finish(
 
 async fn named(
     app: &App,
-    provider: &Provider,
+    provider: &OpenIdProvider,
     returned: &Returned,
 ) -> Result<Result<Response, Failed>, Problem> {
     let query = &returned.query;
@@ -183,7 +183,7 @@ fn limited(app: &App, problem: NotSignedIn) -> Result<Result<Response, Failed>, 
     }))
 }
 
-fn failed(provider: &Provider, problem: NotNamed) -> Failed {
+fn failed(provider: &OpenIdProvider, problem: NotNamed) -> Failed {
     let host = provider.host();
     match problem {
         NotNamed::Unavailable(cause) => {

@@ -6,14 +6,14 @@ use reqwest::Body;
 use signing::webhook::Secret;
 
 #[derive(Clone)]
-pub(super) struct Webhook {
+pub(super) struct TestWebhook {
     pub(super) id: String,
     pub(super) body: String,
     pub(super) headers: Vec<(&'static str, String)>,
 }
 
 #[derive(Clone, Debug)]
-pub(super) enum Answer {
+pub(super) enum EndpointAnswer {
     Status(u16, Duration),
     /// Connected, but there was no answer in time, or the connection broke off.
     None(&'static str),
@@ -21,7 +21,7 @@ pub(super) enum Answer {
     NotReached(String),
 }
 
-impl Answer {
+impl EndpointAnswer {
     pub(super) fn is_acknowledged(&self) -> bool {
         matches!(self, Self::Status(200..300, _))
     }
@@ -35,7 +35,7 @@ impl Answer {
     }
 }
 
-impl From<reqwest::Error> for Answer {
+impl From<reqwest::Error> for EndpointAnswer {
     fn from(error: reqwest::Error) -> Self {
         if !error.is_connect() {
             return Self::None(if error.is_timeout() {
@@ -62,7 +62,7 @@ impl From<reqwest::Error> for Answer {
     }
 }
 
-impl Webhook {
+impl TestWebhook {
     /// The webhook of a made-up topup. `number` tells the webhooks of one run apart, and the time
     /// those of several runs: the endpoint must not take a new run for a repetition.
     pub(super) fn new(number: u8) -> Self {
@@ -131,17 +131,17 @@ impl Webhook {
 
 /// Sends webhooks to the endpoint.
 #[derive(Clone)]
-pub(super) struct Sender {
+pub(super) struct TestWebhookSender {
     pub(super) url: String,
     pub(super) http: reqwest::Client,
 }
 
-impl Sender {
-    pub(super) async fn send(&self, webhook: &Webhook) -> Answer {
+impl TestWebhookSender {
+    pub(super) async fn send(&self, webhook: &TestWebhook) -> EndpointAnswer {
         self.send_body(webhook, webhook.body.clone().into()).await
     }
 
-    pub(super) async fn send_body(&self, webhook: &Webhook, body: Body) -> Answer {
+    pub(super) async fn send_body(&self, webhook: &TestWebhook, body: Body) -> EndpointAnswer {
         let mut request = self
             .http
             .post(&self.url)
@@ -155,7 +155,7 @@ impl Sender {
         let began = Instant::now();
         let answered = request.send().await;
         match answered {
-            Ok(answer) => Answer::Status(answer.status().as_u16(), began.elapsed()),
+            Ok(answer) => EndpointAnswer::Status(answer.status().as_u16(), began.elapsed()),
             Err(error) => error.into(),
         }
     }

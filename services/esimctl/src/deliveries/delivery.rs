@@ -52,10 +52,10 @@ pub const NO_URL: &str = "the partner has no webhook URL; set one with `esimctl 
                           waiting webhooks";
 
 #[derive(Subcommand, Clone, Debug)]
-pub enum Command {
+pub enum DeliveryCommand {
     /// List the webhooks of ready topups, or the events of a partner, newest first
     #[command(after_help = LIST_EXAMPLES)]
-    List(List),
+    List(DeliveryListArgs),
     /// Show one delivery with its attempts
     #[command(after_help = SHOW_EXAMPLES)]
     Show {
@@ -73,7 +73,7 @@ pub enum Command {
 }
 
 #[derive(Args, Clone, Debug)]
-pub struct List {
+pub struct DeliveryListArgs {
     /// List the partner's events instead of the webhooks of its ready topups
     #[arg(long, requires = "partner", conflicts_with_all = ["state", "endpoint", "cursor", "option", "provider", "since", "until", "csv"])]
     events: bool,
@@ -95,15 +95,15 @@ pub struct List {
     cursor: Option<Cursor>,
 }
 
-pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
+pub async fn run(command: &DeliveryCommand, console: &Console) -> anyhow::Result<()> {
     match command {
-        Command::List(asked) => match (&asked.listing.partner, asked.events) {
+        DeliveryCommand::List(asked) => match (&asked.listing.partner, asked.events) {
             (Some(partner), true) => {
                 event::list(partner, asked.listing.limit.into(), console).await
             }
             _ => list_all(asked, console).await,
         },
-        Command::Show {
+        DeliveryCommand::Show {
             id,
             answers,
             master_key,
@@ -116,7 +116,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     }
 }
 
-async fn list_all(asked: &List, console: &Console) -> anyhow::Result<()> {
+async fn list_all(asked: &DeliveryListArgs, console: &Console) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
     let listing = &asked.listing;
     let named = listing.named(&mut connection).await?;

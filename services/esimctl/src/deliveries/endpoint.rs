@@ -12,7 +12,7 @@ use serde_json::json;
 use store::deliveries::endpoints::{self, Endpoint};
 
 use crate::{
-    confirm::By,
+    confirm::ChangeAuthor,
     console::Console,
     lookup::find,
     output::{Row, cells, or_dash, printable, utc},
@@ -49,7 +49,7 @@ Run it when the endpoint works again: a block would otherwise last until its nex
 due at once, including those that wait for their next attempt.";
 
 #[derive(Subcommand, Clone, Debug)]
-pub enum Command {
+pub enum EndpointCommand {
     /// List the endpoints with their states and the number of waiting webhooks
     #[command(after_help = LIST_EXAMPLES)]
     List,
@@ -70,7 +70,7 @@ pub struct WhichEndpoint {
     #[arg(long, value_name = "TEXT", default_value = "")]
     reason: String,
     #[command(flatten)]
-    by: By,
+    by: ChangeAuthor,
 }
 
 /// The endpoint that an argument names. A name that is no endpoint is looked up as a partner, so
@@ -88,10 +88,10 @@ async fn key_of(
     Ok(EndpointKey::first(partner.partner_id.into()))
 }
 
-pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
+pub async fn run(command: &EndpointCommand, console: &Console) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
     let which = match command {
-        Command::List => {
+        EndpointCommand::List => {
             let endpoints = endpoints::list(&mut connection, None).await?;
             return console.print_list(
                 &endpoints,
@@ -99,13 +99,13 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
                 row,
             );
         }
-        Command::Pause(which) | Command::Resume(which) => which,
+        EndpointCommand::Pause(which) | EndpointCommand::Resume(which) => which,
     };
     let endpoint = key_of(&mut connection, which).await?;
     let id = endpoint.partner_id;
     let partner = find(&mut connection, &id.to_string()).await?;
     let name = printable(&partner.name);
-    if let Command::Pause(_) = command {
+    if let EndpointCommand::Pause(_) = command {
         let target = format!("endpoint {} of partner {id}", endpoint.id);
         let action = which
             .by

@@ -20,7 +20,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::{
-    confirm::{By, Confirm},
+    confirm::{ChangeAuthor, Confirm},
     console::{Console, list},
     delivery,
     lookup::find_id,
@@ -55,7 +55,7 @@ const CANCEL_EXAMPLES: &str = "Examples:
 Webhooks that are due already are still sent.";
 
 #[derive(Subcommand, Clone, Debug)]
-pub enum Command {
+pub enum ResendCommand {
     /// Send one webhook or event again, or all that match
     #[command(after_help = START_EXAMPLES)]
     Start(Start),
@@ -83,7 +83,7 @@ pub enum Command {
         #[arg(long, value_name = "TEXT", default_value = "")]
         reason: String,
         #[command(flatten)]
-        by: By,
+        by: ChangeAuthor,
     },
 }
 
@@ -129,26 +129,26 @@ impl Which {
     }
 }
 
-pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
-    if let Command::Start(asked) = command {
+pub async fn run(command: &ResendCommand, console: &Console) -> anyhow::Result<()> {
+    if let ResendCommand::Start(asked) = command {
         check_range(asked.since, asked.until)?;
     }
     let mut connection = console.connect().await?;
     match command {
-        Command::Start(asked) => match (&asked.id, asked.since) {
+        ResendCommand::Start(asked) => match (&asked.id, asked.since) {
             (Some(id), _) => start_one(id, asked, &mut connection, console).await,
             (None, Some(since)) => start(since, asked, &mut connection, console).await,
             (None, None) => bail!("name one webhook, or the range of time with --since"),
         },
-        Command::List { limit } => {
+        ResendCommand::List { limit } => {
             let found = resends::list(&mut connection, *limit).await?;
             console.print_list(&found, "There are no resends.", row)
         }
-        Command::Show { id } => {
+        ResendCommand::Show { id } => {
             let found = resends::find(&mut connection, *id).await?;
             print(console, &found.with_context(|| unknown(*id))?)
         }
-        Command::Cancel { id, reason, by } => {
+        ResendCommand::Cancel { id, reason, by } => {
             let target = format!("resend {id}");
             let action = by.action(domain::Command::ResendCancel, &target, reason);
             match resends::cancel(&mut connection, *id, action).await? {

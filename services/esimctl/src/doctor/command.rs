@@ -12,7 +12,7 @@ use webhooks::dns::NameServers;
 use crate::doctor::line::Area;
 
 #[derive(Args, Clone, Debug)]
-pub struct Command {
+pub struct DoctorArgs {
     /// Print only warnings and faults, and nothing if there are none
     #[arg(long)]
     pub(super) quiet: bool,
@@ -62,7 +62,7 @@ pub struct Command {
     pub(super) openid: OpenIdConfig,
 }
 
-impl Command {
+impl DoctorArgs {
     pub(super) fn wants(&self, area: Area) -> bool {
         !self.without.contains(&area)
     }

@@ -18,7 +18,7 @@ use tokio::time::timeout;
 
 use crate::{
     doctor::{
-        command::Command,
+        command::DoctorArgs,
         line::{Area, Lines},
         roles,
     },
@@ -34,7 +34,7 @@ const OLDEST: i32 = 15;
 /// Checks the server. Returns the connection if the schema is the one of this version, because the
 /// other checks need it.
 pub async fn check(
-    command: &Command,
+    command: &DoctorArgs,
     options: PgConnectOptions,
     lines: &mut Lines<'_>,
 ) -> Option<PgConnection> {
@@ -160,7 +160,7 @@ fn version(session: &Session, options: &PgConnectOptions, lines: &mut Lines<'_>)
 }
 
 /// Whether commits wait for a standby as the stages demand.
-fn synchronous(command: &Command, session: &Session, lines: &mut Lines<'_>) {
+fn synchronous(command: &DoctorArgs, session: &Session, lines: &mut Lines<'_>) {
     let replicated = !session.synchronous_standby_names.is_empty()
         && !["local", "off"].contains(&session.synchronous_commit.as_str());
     if command.require_synchronous && !replicated {
@@ -221,7 +221,7 @@ async fn schema(connection: &mut PgConnection, lines: &mut Lines<'_>) -> bool {
 }
 
 /// What the health of the system says about the server, and what it could not see.
-fn state(command: &Command, session: &Session, server: &Server, lines: &mut Lines<'_>) {
+fn state(command: &DoctorArgs, session: &Session, server: &Server, lines: &mut Lines<'_>) {
     let mut findings = Vec::new();
     health::of_server(session, server, &mut findings);
     // Whether WAL is archived at all is part of the backup, which somebody may have left out on purpose.

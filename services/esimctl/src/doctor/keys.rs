@@ -9,7 +9,7 @@ use pg::PgConnection;
 use vault::{Keyring, Vault};
 
 use crate::{
-    doctor::{command::Command, line::Lines},
+    doctor::{command::DoctorArgs, line::Lines},
     output::one_line,
 };
 
@@ -23,7 +23,7 @@ const FILES: [&str; 4] = [
     "MASTER_KEY_PROFILES_FILE",
 ];
 
-pub async fn check(command: &Command, connection: &mut PgConnection, lines: &mut Lines<'_>) {
+pub async fn check(command: &DoctorArgs, connection: &mut PgConnection, lines: &mut Lines<'_>) {
     let keys = &command.master_key;
     let given = [
         &keys.master_key,
@@ -84,7 +84,7 @@ fn mode(name: &str, file: &Path, lines: &mut Lines<'_>) {
 
 /// Whether the keys of one purpose are complete and open what is stored.
 async fn ring_of(
-    command: &Command,
+    command: &DoctorArgs,
     ring: Keyring,
     stored: bool,
     connection: &mut PgConnection,

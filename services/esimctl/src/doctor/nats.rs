@@ -19,7 +19,7 @@ use tokio::time::timeout;
 
 use crate::{
     doctor::{
-        command::Command,
+        command::DoctorArgs,
         database::{seconds_of, skew},
         line::Lines,
     },
@@ -30,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const STAGES: [&str; 3] = ["ingress", "provisioner", "notifier"];
 const DOWN: &str = "docs/operations.md#natsdown";
 
-pub async fn check(command: &Command, lines: &mut Lines<'_>) {
+pub async fn check(command: &DoctorArgs, lines: &mut Lines<'_>) {
     let url = command.nats_url.as_ref();
     let Some(url) = url.filter(|url| !url.expose_secret().is_empty()) else {
         lines.warning(
@@ -171,7 +171,7 @@ struct Replica {
     offline: bool,
 }
 
-async fn stream_of(command: &Command, base: &str, client: &Client, lines: &mut Lines<'_>) {
+async fn stream_of(command: &DoctorArgs, base: &str, client: &Client, lines: &mut Lines<'_>) {
     let name = format!("{}{base}", command.stream_prefix);
     let before = runtime::clock::now();
     let asked = client.request(format!("$JS.API.STREAM.INFO.{name}"), "".into());
@@ -234,7 +234,7 @@ fn counted_copies(copies: u64) -> String {
     counted(i64::try_from(copies).unwrap_or(i64::MAX), "copy", "copies")
 }
 
-fn replicas(command: &Command, name: &str, described: &Described, lines: &mut Lines<'_>) {
+fn replicas(command: &DoctorArgs, name: &str, described: &Described, lines: &mut Lines<'_>) {
     let copies = described
         .config
         .as_ref()
@@ -295,7 +295,7 @@ fn messages(base: &str, name: &str, state: &StreamState, lines: &mut Lines<'_>) 
 
 /// Logs in as a stage with the password of its file.
 async fn log_in(
-    command: &Command,
+    command: &DoctorArgs,
     stage: &str,
     secrets: &Path,
     servers: &[ServerAddr],

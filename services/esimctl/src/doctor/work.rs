@@ -5,14 +5,14 @@ use desk::operator::health::{self, Report};
 use pg::PgConnection;
 
 use crate::doctor::{
-    command::Command,
+    command::DoctorArgs,
     line::{Area, Line, Lines},
 };
 
 /// The most parked purchases, and parked give-backs, that are read.
 const MOST: i64 = 100;
 
-pub async fn check(command: &Command, connection: &mut PgConnection, lines: &mut Vec<Line>) {
+pub async fn check(command: &DoctorArgs, connection: &mut PgConnection, lines: &mut Vec<Line>) {
     let report = health::examine(connection, MOST).await;
     for area in [Area::Stages, Area::Work] {
         if !command.wants(area) {

@@ -24,9 +24,9 @@ use crate::output::one_line;
 #[command(next_help_heading = "Confirmation")]
 pub struct Confirm {
     // This field stands before `dry_run`: clap reads the fields in this order and removes each
-    // value from the arguments, and `By` needs to see whether `--dry-run` was given.
+    // value from the arguments, and `ChangeAuthor` needs to see whether `--dry-run` was given.
     #[command(flatten)]
-    by: By,
+    by: ChangeAuthor,
     /// Why you make the change, for example the number of a ticket
     ///
     /// The reason is recorded with the change, and `esimctl action list` shows it. It is required
@@ -60,9 +60,9 @@ struct Named {
 /// without a name is of no use when somebody asks why a partner was paused. In containers `USER` is often
 /// not set.
 #[derive(Clone, Debug)]
-pub struct By(String);
+pub struct ChangeAuthor(String);
 
-impl Args for By {
+impl Args for ChangeAuthor {
     fn augment_args(command: Command) -> Command {
         Named::augment_args(command)
     }
@@ -72,7 +72,7 @@ impl Args for By {
     }
 }
 
-impl FromArgMatches for By {
+impl FromArgMatches for ChangeAuthor {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let Named { by } = Named::from_arg_matches(matches)?;
         let set = |name: Option<String>| name.filter(|name| !name.trim().is_empty());
@@ -100,7 +100,7 @@ impl FromArgMatches for By {
     }
 }
 
-impl By {
+impl ChangeAuthor {
     /// The record of a change.
     pub fn action<'a>(
         &'a self,
@@ -120,15 +120,15 @@ impl By {
 
 /// Who makes a change that needs no confirmation, and why, if it is said.
 #[derive(Args, Clone, Debug)]
-pub struct Why {
+pub struct ReasonArgs {
     /// Why you make the change, which is recorded
     #[arg(long, value_name = "TEXT", default_value = "")]
     reason: String,
     #[command(flatten)]
-    by: By,
+    by: ChangeAuthor,
 }
 
-impl Why {
+impl ReasonArgs {
     /// The record of a change.
     pub fn action<'a>(&'a self, command: domain::Command, target: &'a str) -> Action<'a> {
         self.by.action(command, target, &self.reason)
@@ -136,7 +136,7 @@ impl Why {
 }
 
 /// A change that [`Confirm::carry_out`] previews and makes.
-pub struct Change<Run, Describe, Print> {
+pub struct ConfirmedChange<Run, Describe, Print> {
     /// Makes the change in one transaction, and returns what it changed.
     pub run: Run,
     /// Describes the result of a preview, for the operator to confirm.
@@ -152,7 +152,7 @@ impl Confirm {
         &self,
         command: domain::Command,
         target: &str,
-        mut change: Change<
+        mut change: ConfirmedChange<
             impl AsyncFnMut(Mode<'_>) -> anyhow::Result<T>,
             impl Fn(&T) -> String,
             impl Fn(&T, bool) -> anyhow::Result<()>,

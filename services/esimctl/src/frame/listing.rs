@@ -44,20 +44,20 @@ pub struct Listing {
 }
 
 /// What the names of a filter stand for.
-pub struct Named {
+pub struct FilterIds {
     pub partner_id: Option<PartnerId>,
     pub option_id: Option<OptionId>,
 }
 
 impl Listing {
     /// Checks the range of time, and finds the partner and the option.
-    pub async fn named(&self, connection: &mut PgConnection) -> anyhow::Result<Named> {
+    pub async fn named(&self, connection: &mut PgConnection) -> anyhow::Result<FilterIds> {
         check_range(self.since, self.until)?;
         let option_id = match &self.option {
             Some(typed) => Some(one(options::named(connection, typed).await?, typed)?.option_id),
             None => None,
         };
-        Ok(Named {
+        Ok(FilterIds {
             partner_id: find_id(connection, self.partner.as_ref()).await?,
             option_id,
         })

@@ -11,7 +11,7 @@ use domain::PartnerId;
 use pg::PgConnection;
 
 #[derive(Args, Clone, Debug)]
-pub struct Which {
+pub struct PartnerArgs {
     /// The partner's id, access key or unique name
     #[arg(value_name = "ID|ACCESS_KEY|NAME")]
     pub partner: String,

@@ -26,13 +26,13 @@ const MOST_FAULTS: usize = 10;
 
 /// Where a command finds its file.
 #[derive(clap::Args, Clone, Debug)]
-pub struct Source {
+pub struct ManifestArgs {
     /// The file, in YAML or JSON, or `-` for standard input
     #[arg(short = 'f', long, value_name = "FILE")]
     file: String,
 }
 
-impl Source {
+impl ManifestArgs {
     /// The name of the file; `-` is standard input.
     pub fn name(&self) -> &str {
         &self.file
@@ -70,14 +70,14 @@ impl Entry {
 
 /// A field that may be left out, `null` or a value.
 #[derive(Default)]
-pub enum Given<T> {
+pub enum ManifestField<T> {
     #[default]
     LeftOut,
     Null,
     Value(T),
 }
 
-impl<T> Given<T> {
+impl<T> ManifestField<T> {
     pub fn is_given(&self) -> bool {
         !matches!(self, Self::LeftOut)
     }
@@ -102,7 +102,7 @@ impl<T> Given<T> {
     }
 }
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Given<T> {
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for ManifestField<T> {
     fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
         let value = Option::deserialize(value)?;
         Ok(value.map_or(Self::Null, Self::Value))

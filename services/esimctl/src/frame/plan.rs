@@ -15,7 +15,7 @@ const LISTED: usize = 200;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Effect {
+pub enum PlannedEffect {
     Create,
     Change,
     Unchanged,
@@ -24,7 +24,7 @@ pub enum Effect {
 /// What becomes of one entry of the file.
 #[derive(Debug, Serialize)]
 pub struct Planned {
-    pub effect: Effect,
+    pub effect: PlannedEffect,
     /// The id, if it exists already or the file gives it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
@@ -42,9 +42,9 @@ impl Planned {
             changes,
         } = self;
         let effect = match effect {
-            Effect::Create => "create",
-            Effect::Change => "change",
-            Effect::Unchanged => "unchanged",
+            PlannedEffect::Create => "create",
+            PlannedEffect::Change => "change",
+            PlannedEffect::Unchanged => "unchanged",
         };
         let id = id.as_ref().map(|id| format!(" ({id})"));
         let name = printable(name);
@@ -60,32 +60,39 @@ impl Planned {
 pub struct Plan(pub Vec<Planned>);
 
 impl Plan {
-    pub fn count(&self, effect: Effect) -> usize {
+    pub fn count(&self, effect: PlannedEffect) -> usize {
         self.0.iter().filter(|one| one.effect == effect).count()
     }
 
     pub fn changes_nothing(&self) -> bool {
-        self.count(Effect::Unchanged) == self.0.len()
+        self.count(PlannedEffect::Unchanged) == self.0.len()
     }
 
     /// The plan as JSON, to which a command adds what it has to say besides.
     pub fn json(&self, dry_run: bool) -> Value {
         json!({
-            "created": self.count(Effect::Create), "changed": self.count(Effect::Change),
-            "unchanged": self.count(Effect::Unchanged), "dry_run": dry_run, "plan": self.0,
+            "created": self.count(PlannedEffect::Create), "changed": self.count(PlannedEffect::Change),
+            "unchanged": self.count(PlannedEffect::Unchanged), "dry_run": dry_run, "plan": self.0,
         })
     }
 
     pub fn text(&self, dry_run: bool) -> String {
-        let differs = self.0.iter().filter(|one| one.effect != Effect::Unchanged);
+        let differs = self
+            .0
+            .iter()
+            .filter(|one| one.effect != PlannedEffect::Unchanged);
         let mut lines: Vec<String> = differs.map(Planned::line).collect();
         let more = lines.len().saturating_sub(LISTED);
         lines.truncate(LISTED);
         if more > 0 {
             lines.push(format!("and {more} more; --json lists all"));
         }
-        let [created, changed, unchanged] =
-            [Effect::Create, Effect::Change, Effect::Unchanged].map(|effect| self.count(effect));
+        let [created, changed, unchanged] = [
+            PlannedEffect::Create,
+            PlannedEffect::Change,
+            PlannedEffect::Unchanged,
+        ]
+        .map(|effect| self.count(effect));
         lines.push(if dry_run {
             format!("{created} to create, {changed} to change, {unchanged} unchanged; nothing was changed")
         } else {
@@ -107,8 +114,8 @@ impl Plan {
             return Ok(());
         }
         Err(WouldChange {
-            created: self.count(Effect::Create),
-            changed: self.count(Effect::Change),
+            created: self.count(PlannedEffect::Create),
+            changed: self.count(PlannedEffect::Change),
         }
         .into())
     }

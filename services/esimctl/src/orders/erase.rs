@@ -24,9 +24,9 @@ use runtime::terminal::say;
 use serde_json::json;
 
 use crate::{
-    confirm::{Change, Confirm},
+    confirm::{Confirm, ConfirmedChange},
     console::Console,
-    lookup::{Which, find},
+    lookup::{PartnerArgs, find},
     output::printable,
 };
 
@@ -70,7 +70,7 @@ pub struct EraseOrder {
 #[derive(Args, Clone, Debug)]
 pub struct ErasePartner {
     #[command(flatten)]
-    which: Which,
+    which: PartnerArgs,
     #[command(flatten)]
     confirm: Confirm,
 }
@@ -122,7 +122,7 @@ pub async fn order(asked: &EraseOrder, console: &Console) -> anyhow::Result<()> 
         .carry_out(
             domain::Command::OrderErase,
             &target,
-            Change {
+            ConfirmedChange {
                 run,
                 describe,
                 print,

@@ -23,13 +23,13 @@ orders. `esimctl order show` shows an order that was found. Refused requests are
 the X-Request-Id that the partner got.";
 
 #[derive(Args, Clone, Debug)]
-pub struct Command {
+pub struct FindArgs {
     /// What to find
     #[arg(value_parser = NonEmptyStringValueParser::new())]
     id: String,
 }
 
-pub async fn run(asked: &Command, console: &Console) -> anyhow::Result<()> {
+pub async fn run(asked: &FindArgs, console: &Console) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
     let hits = search::find(&mut connection, &asked.id).await?;
     let hits = hits.after_flush(&mut connection).await?;

@@ -13,7 +13,7 @@ use pg::actions::Mode;
 use serde_json::json;
 
 use crate::{
-    confirm::{Change, Confirm},
+    confirm::{Confirm, ConfirmedChange},
     console::{self, Console},
     output::{Row, cells, or_dash, utc},
 };
@@ -36,7 +36,7 @@ Before you run it, look the unit up at the provider by the id that the list show
 const MOST: i64 = 10_000;
 
 #[derive(Subcommand, Clone, Debug)]
-pub enum Command {
+pub enum GiveBackCommand {
     /// List the give-backs that wait for an operator
     #[command(after_help = LIST_EXAMPLES)]
     List {
@@ -54,7 +54,7 @@ pub enum Command {
         #[arg(value_name = "TOPUP_ID")]
         topup_id: TopupId,
         #[command(flatten)]
-        found: Found,
+        found: GiveBackFindingArgs,
         #[command(flatten)]
         confirm: Confirm,
     },
@@ -63,7 +63,7 @@ pub enum Command {
 /// What the operator found at the provider.
 #[derive(Args, Clone, Debug)]
 #[group(required = true, multiple = false)]
-pub struct Found {
+pub struct GiveBackFindingArgs {
     /// The provider has the eSIM back
     #[arg(long)]
     returned: bool,
@@ -72,7 +72,7 @@ pub struct Found {
     not_returned: bool,
 }
 
-impl Found {
+impl GiveBackFindingArgs {
     /// What was found, and the command in the form in which it is recorded.
     fn state(&self) -> (FoundState, domain::Command) {
         if self.returned {
@@ -86,16 +86,16 @@ impl Found {
     }
 }
 
-pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
+pub async fn run(command: &GiveBackCommand, console: &Console) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
     match command {
-        Command::List { provider, limit } => {
+        GiveBackCommand::List { provider, limit } => {
             let found = give_backs::list(&mut connection, provider.as_deref(), *limit).await?;
             console.print(&json!({ "give_backs": found }), || {
                 console::list(&found, "No give-back is parked.", row)
             })
         }
-        Command::Resolve {
+        GiveBackCommand::Resolve {
             topup_id,
             found,
             confirm,
@@ -116,7 +116,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
                 .carry_out(
                     command,
                     &target,
-                    Change {
+                    ConfirmedChange {
                         run,
                         describe: preview,
                         print,

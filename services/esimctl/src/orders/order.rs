@@ -53,10 +53,10 @@ purchases of these orders, and in which archive other orders with this id are.";
 const MOST: usize = 20;
 
 #[derive(Subcommand, Clone, Debug)]
-pub enum Command {
+pub enum OrderCommand {
     /// List orders by partner, state, option, provider and time, newest first
     #[command(after_help = order_list::EXAMPLES)]
-    List(order_list::List),
+    List(order_list::OrderListArgs),
     /// Show an order with its purchases, units and webhooks
     ///
     /// It says how long each stage took, and what an unfinished order waits for.
@@ -74,11 +74,11 @@ pub enum Command {
     Erase(EraseOrder),
 }
 
-pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
+pub async fn run(command: &OrderCommand, console: &Console) -> anyhow::Result<()> {
     let id = match command {
-        Command::Show { id } => id,
-        Command::List(asked) => return order_list::run(asked, console).await,
-        Command::Erase(asked) => return erase::order(asked, console).await,
+        OrderCommand::Show { id } => id,
+        OrderCommand::List(asked) => return order_list::run(asked, console).await,
+        OrderCommand::Erase(asked) => return erase::order(asked, console).await,
     };
     let mut connection = console.connect().await?;
     let found = orders::find(&mut connection, id).await?;

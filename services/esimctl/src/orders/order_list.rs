@@ -26,7 +26,7 @@ The states are those that partners see, and times are those of acceptance. Each 
 --cursor. --json prints {\"orders\":[…],\"next_cursor\":…}. Archived orders are not in the list.";
 
 #[derive(Args, Clone, Debug)]
-pub struct List {
+pub struct OrderListArgs {
     /// List only orders in this state
     #[arg(long)]
     state: Option<State>,
@@ -68,7 +68,7 @@ impl From<State> for OrderState {
     }
 }
 
-pub async fn run(asked: &List, console: &Console) -> anyhow::Result<()> {
+pub async fn run(asked: &OrderListArgs, console: &Console) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
     let listing = &asked.listing;
     let named = listing.named(&mut connection).await?;

@@ -27,7 +27,7 @@ use time::{Date, format_description::StaticFormatDescription, macros::format_des
 use vault::Keyring;
 
 use crate::{
-    confirm::{Change, Confirm},
+    confirm::{Confirm, ConfirmedChange},
     console::{self, Console},
     output::{Row, cells, or_dash, utc},
 };
@@ -66,7 +66,7 @@ the placement is no longer parked. Delete the file afterwards. The command needs
 const MOST: i64 = 10_000;
 
 #[derive(Subcommand, Clone, Debug)]
-pub enum Command {
+pub enum PlacementCommand {
     /// List placements
     ///
     /// A placement is the part of an order that is bought in one purchase.
@@ -92,7 +92,7 @@ pub enum Command {
         #[arg(value_name = "ID")]
         placement_id: PlacementId,
         #[command(flatten)]
-        found: Found,
+        found: PlacementFindingArgs,
         /// The provider that has the purchase, if the option names several
         ///
         /// Without it, that is the provider which `esimctl placement list` shows.
@@ -146,7 +146,7 @@ fn day(text: &str) -> Result<String, time::error::Parse> {
 /// What the operator found at the provider.
 #[derive(Args, Clone, Debug)]
 #[group(required = true, multiple = false)]
-pub struct Found {
+pub struct PlacementFindingArgs {
     /// The provider has the purchase: collect its profiles and deliver them
     #[arg(long)]
     bought: bool,
@@ -158,7 +158,7 @@ pub struct Found {
     retry: bool,
 }
 
-impl Found {
+impl PlacementFindingArgs {
     /// The resolution, and the command in the form in which it is recorded.
     fn resolution(&self) -> (Resolution, domain::Command) {
         if self.bought {
@@ -171,10 +171,10 @@ impl Found {
     }
 }
 
-pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
+pub async fn run(command: &PlacementCommand, console: &Console) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
     match command {
-        Command::List {
+        PlacementCommand::List {
             state,
             provider,
             limit,
@@ -184,7 +184,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
             let found = found.after_flush(&mut connection).await?;
             console.print(&json!({ "placements": found }), || list(&found, *limit))
         }
-        Command::Resolve {
+        PlacementCommand::Resolve {
             placement_id,
             found,
             provider,
@@ -216,7 +216,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
                 .carry_out(
                     command,
                     &target,
-                    Change {
+                    ConfirmedChange {
                         run,
                         describe: preview,
                         print,
@@ -224,7 +224,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
                 )
                 .await
         }
-        Command::Enter {
+        PlacementCommand::Enter {
             topup_id,
             iccid,
             expires,
@@ -261,7 +261,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
                 .carry_out(
                     domain::Command::PlacementEnter,
                     &format!("topup {topup_id}"),
-                    Change {
+                    ConfirmedChange {
                         run,
                         describe: will_be_ready,
                         print,

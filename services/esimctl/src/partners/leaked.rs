@@ -14,9 +14,9 @@ use pg::{
 use serde_json::json;
 
 use crate::{
-    confirm::Why,
+    confirm::ReasonArgs,
     console::Console,
-    lookup::{Which, find},
+    lookup::{PartnerArgs, find},
     output::printable,
 };
 
@@ -32,12 +32,12 @@ new keys. A webhook secret that leaked with them is replaced by `esimctl partner
 #[derive(Args, Clone, Debug)]
 pub struct Leaked {
     #[command(flatten)]
-    which: Which,
+    which: PartnerArgs,
     /// End all keys of the partner, because it is not known which one leaked
     #[arg(long)]
     all: bool,
     #[command(flatten)]
-    why: Why,
+    why: ReasonArgs,
 }
 
 pub async fn run(asked: &Leaked, console: &Console) -> anyhow::Result<()> {

@@ -27,13 +27,13 @@ use vault::Keyring;
 use webhooks::{config::HttpConfig, mail, url::WebhookUrl};
 
 use crate::{
-    confirm::Why,
+    confirm::ReasonArgs,
     console::Console,
     erase::{self, ErasePartner},
     leaked::{self, Leaked},
-    lookup::{Which, candidates, find, with_name},
+    lookup::{PartnerArgs, candidates, find, with_name},
     output::{Row, cells, or_dash, properties, utc},
-    partner_apply::{self, Apply},
+    partner_apply::{self, PartnerApplyArgs},
     partner_change::{change, host, set_webhook},
     partner_file::Covered,
     refused,
@@ -97,15 +97,15 @@ signature does not cover the query and the body. Ask the partner to send the hea
 the header is sent, the body is checked, also with `optional`.";
 
 #[derive(Subcommand, Clone, Debug)]
-pub enum Command {
+pub enum PartnerCommand {
     /// Make accounts, limits and endpoints match a file
     ///
     /// The same file again changes nothing, so a pipeline may apply it at every deployment.
     #[command(after_help = partner_apply::EXAMPLES)]
-    Apply(Box<Apply>),
+    Apply(Box<PartnerApplyArgs>),
     /// Create a partner, and print its secrets, which are shown only once
     #[command(after_help = CREATE_EXAMPLES)]
-    Create(Create),
+    Create(PartnerCreateArgs),
     /// List the partners, oldest first
     #[command(after_help = LIST_EXAMPLES)]
     List,
@@ -114,7 +114,7 @@ pub enum Command {
     Show(Show),
     /// Disable or enable a partner, or change its webhook URL, events, limits or signing
     #[command(after_help = SET_EXAMPLES)]
-    Set(Box<Set>),
+    Set(Box<PartnerSetArgs>),
     /// Replace a partner's keys or its webhook secret, and print the new ones once
     ///
     /// The old ones stay valid for a while, so that the partner can change over without an interruption:
@@ -130,7 +130,7 @@ pub enum Command {
 }
 
 #[derive(Args, Clone, Debug)]
-pub struct Create {
+pub struct PartnerCreateArgs {
     /// The name that lists show, of at most 255 characters
     #[arg(long, value_parser = name)]
     name: String,
@@ -146,11 +146,11 @@ pub struct Create {
     #[arg(long, value_name = "URL", value_parser = WebhookUrlParser)]
     webhook_url: Option<WebhookUrl>,
     #[command(flatten)]
-    limits: Limits,
+    limits: LimitArgs,
     #[command(flatten)]
     http: HttpConfig,
     #[command(flatten)]
-    why: Why,
+    why: ReasonArgs,
     #[command(flatten)]
     master_key: MasterKeyConfig,
 }
@@ -158,7 +158,7 @@ pub struct Create {
 #[derive(Args, Clone, Debug)]
 pub struct Show {
     #[command(flatten)]
-    which: Which,
+    which: PartnerArgs,
     /// Show the partner's newest refused requests instead
     #[arg(long)]
     refused: bool,
@@ -182,9 +182,9 @@ pub struct Show {
     clippy::struct_excessive_bools,
     reason = "one for each flag of the command line"
 )]
-pub struct Set {
+pub struct PartnerSetArgs {
     #[command(flatten)]
-    which: Which,
+    which: PartnerArgs,
     /// Deny the partner's requests; accepted orders go on
     #[arg(long)]
     disabled: bool,
@@ -207,19 +207,19 @@ pub struct Set {
     #[arg(long)]
     no_events: bool,
     #[command(flatten)]
-    limits: Limits,
+    limits: LimitArgs,
     /// Whether the signature of a request must cover the query and the body
     #[arg(long)]
     signed_body: Option<Covered>,
     #[command(flatten)]
     http: HttpConfig,
     #[command(flatten)]
-    why: Why,
+    why: ReasonArgs,
 }
 
 #[derive(Args, Clone, Debug)]
 #[group(id = "limits", multiple = true)]
-pub struct Limits {
+pub struct LimitArgs {
     /// The maximum number of the partner's orders that each ingress has in flight at once
     #[arg(long, value_name = "N|default", value_parser = limit)]
     max_in_flight: Option<Limit>,
@@ -234,7 +234,7 @@ pub struct Limits {
     units_per_second: Option<Limit>,
 }
 
-impl Limits {
+impl LimitArgs {
     fn changes(&self) -> NewLimits {
         NewLimits {
             max_in_flight: self.max_in_flight.unwrap_or_default(),
@@ -257,21 +257,21 @@ fn limit(text: &str) -> Result<Limit, String> {
     }
 }
 
-pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
+pub async fn run(command: &PartnerCommand, console: &Console) -> anyhow::Result<()> {
     match command {
-        Command::Apply(asked) => partner_apply::run(asked, console).await,
-        Command::Create(new) => create(new, console).await,
-        Command::List => {
+        PartnerCommand::Apply(asked) => partner_apply::run(asked, console).await,
+        PartnerCommand::Create(new) => create(new, console).await,
+        PartnerCommand::List => {
             let partners = partners::list(&mut console.connect().await?).await?;
             let none = "There are no partners yet; see `esimctl partner create --help`.";
             console.print_list(&partners, none, row)
         }
-        Command::Show(Show {
+        PartnerCommand::Show(Show {
             which,
             refused: true,
             limit,
         }) => refused::run(which, *limit, console).await,
-        Command::Show(Show { which, .. }) => {
+        PartnerCommand::Show(Show { which, .. }) => {
             let mut connection = console.connect().await?;
             let partner = find(&mut connection, &which.partner).await?;
             let channel = self_service::channel(&mut connection, partner.partner_id.into()).await?;
@@ -281,15 +281,15 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
             };
             console.print(&shown, || shown.describe())
         }
-        Command::Set(asked) => set(asked, console).await,
-        Command::Rotate(rotate) => rotate::run(rotate, console).await,
-        Command::Leaked(asked) => leaked::run(asked, console).await,
-        Command::Erase(asked) => erase::partner(asked, console).await,
+        PartnerCommand::Set(asked) => set(asked, console).await,
+        PartnerCommand::Rotate(rotate) => rotate::run(rotate, console).await,
+        PartnerCommand::Leaked(asked) => leaked::run(asked, console).await,
+        PartnerCommand::Erase(asked) => erase::partner(asked, console).await,
     }
 }
 
 /// Makes the change that is asked for. Each kind of change has its own name in the record.
-async fn set(asked: &Set, console: &Console) -> anyhow::Result<()> {
+async fn set(asked: &PartnerSetArgs, console: &Console) -> anyhow::Result<()> {
     let which = &asked.which;
     let why = &asked.why;
     if asked.webhook_url.is_some() || asked.no_webhook_url {
@@ -346,7 +346,7 @@ async fn set(asked: &Set, console: &Console) -> anyhow::Result<()> {
     .await
 }
 
-async fn create(new: &Create, console: &Console) -> anyhow::Result<()> {
+async fn create(new: &PartnerCreateArgs, console: &Console) -> anyhow::Result<()> {
     check_scheme(new.webhook_url.as_ref(), new.environment, new.http)?;
     let vault = new
         .master_key

@@ -29,12 +29,12 @@ use vault::{Keyring, Vault};
 use webhooks::{config::HttpConfig, url::WebhookUrl};
 
 use crate::{
-    confirm::Why,
+    confirm::ReasonArgs,
     console::Console,
-    manifest::Source,
+    manifest::ManifestArgs,
     output::properties,
     partner_change::{host, recorded},
-    partner_file::{self, Covered, Wanted, WantedEndpoint},
+    partner_file::{self, CheckedPartner, Covered, WantedEndpoint},
     partner_plan::{Steps, compare, names},
     plan::Plan,
     secret_file,
@@ -72,13 +72,13 @@ recorded as if `partner create` and `partner set` had made it. After a new webho
 3 otherwise.";
 
 #[derive(Args, Clone, Debug)]
-pub struct Apply {
+pub struct PartnerApplyArgs {
     #[command(flatten)]
-    source: Source,
+    source: ManifestArgs,
     // This field stands before `dry_run`: clap reads the fields in this order and removes each
     // value from the arguments, and `By` needs to see whether `--dry-run` was given.
     #[command(flatten)]
-    why: Why,
+    why: ReasonArgs,
     /// Show what would be created and changed, and change nothing
     #[arg(long)]
     dry_run: bool,
@@ -94,7 +94,7 @@ pub struct Apply {
     master_key: MasterKeyConfig,
 }
 
-pub async fn run(asked: &Apply, console: &Console) -> anyhow::Result<()> {
+pub async fn run(asked: &PartnerApplyArgs, console: &Console) -> anyhow::Result<()> {
     let text = asked.source.read()?;
     let name = asked.source.name();
     let nothing = || format!("nothing was changed by {name}");
@@ -120,9 +120,9 @@ fn is_conflict(error: &anyhow::Error) -> bool {
 
 /// Applies the file in one transaction.
 async fn apply(
-    asked: &Apply,
+    asked: &PartnerApplyArgs,
     console: &Console,
-    (connection, wanted): (&mut PgConnection, &[Wanted]),
+    (connection, wanted): (&mut PgConnection, &[CheckedPartner]),
     nothing: &impl Fn() -> String,
 ) -> anyhow::Result<()> {
     let mut transaction = connection.begin().await?;
@@ -195,7 +195,7 @@ async fn apply(
 }
 
 /// Writes the secrets to the file of `--secrets`, before they become valid.
-fn keep<'a>(asked: &'a Apply, secrets: &[Value]) -> anyhow::Result<Option<&'a PathBuf>> {
+fn keep<'a>(asked: &'a PartnerApplyArgs, secrets: &[Value]) -> anyhow::Result<Option<&'a PathBuf>> {
     let Some(path) = asked.secrets.as_ref().filter(|_| !secrets.is_empty()) else {
         return Ok(None);
     };
@@ -244,7 +244,7 @@ fn secret_text(secret: &Value) -> String {
 /// The stored account of each entry, if there is one, locked until the transaction ends.
 async fn locked(
     transaction: &mut PgConnection,
-    wanted: &[Wanted],
+    wanted: &[CheckedPartner],
 ) -> anyhow::Result<Vec<Option<Partner>>> {
     let all = partners::list(transaction).await?;
     let mut found: Vec<Option<PartnerId>> = Vec::new();
@@ -275,7 +275,7 @@ async fn locked(
 }
 
 /// The account that an entry means; `None` if it is to be created. Erased accounts have no name.
-fn id_of(wanted: &Wanted, all: &[Partner]) -> anyhow::Result<Option<PartnerId>> {
+fn id_of(wanted: &CheckedPartner, all: &[Partner]) -> anyhow::Result<Option<PartnerId>> {
     let at = &wanted.at;
     let is_named = |one: &&Partner| one.has_secret_key && wanted.is(&one.name, &one.environment);
     if let Some(id) = wanted.partner_id {
@@ -307,7 +307,7 @@ fn id_of(wanted: &Wanted, all: &[Partner]) -> anyhow::Result<Option<PartnerId>> 
 /// Refuses an account that somebody else has created under the same name meanwhile.
 async fn alone(
     transaction: &mut PgConnection,
-    wanted: &[Wanted],
+    wanted: &[CheckedPartner],
     steps: &[Steps],
 ) -> anyhow::Result<()> {
     if !steps.iter().any(|steps| steps.create) {
@@ -325,14 +325,14 @@ async fn alone(
 struct Act<'a> {
     transaction: &'a mut PgConnection,
     vault: Option<&'a Vault>,
-    why: &'a Why,
+    why: &'a ReasonArgs,
     secrets: &'a mut Vec<Value>,
 }
 
 impl<'a> Act<'a> {
     async fn carry_out(
         &mut self,
-        wanted: &Wanted,
+        wanted: &CheckedPartner,
         partner: Option<&Partner>,
         steps: &Steps,
     ) -> anyhow::Result<PartnerId> {
@@ -401,7 +401,7 @@ impl<'a> Act<'a> {
         Ok(actions::record(self.transaction, action, 1, changed).await?)
     }
 
-    async fn create(&mut self, wanted: &Wanted) -> anyhow::Result<PartnerId> {
+    async fn create(&mut self, wanted: &CheckedPartner) -> anyhow::Result<PartnerId> {
         let partner_id = PartnerId::new();
         let (access_key, secret_key) = generate::keys()?;
         let webhook_secret = generate::webhook_secret()?;
@@ -431,7 +431,7 @@ impl<'a> Act<'a> {
         Ok(partner_id)
     }
 
-    async fn set_url(&mut self, wanted: &Wanted, partner: &Partner) -> anyhow::Result<()> {
+    async fn set_url(&mut self, wanted: &CheckedPartner, partner: &Partner) -> anyhow::Result<()> {
         let url = wanted.webhook_url.value();
         let old = partner
             .webhook_url
@@ -470,7 +470,7 @@ impl<'a> Act<'a> {
 
     async fn new_endpoint(
         &mut self,
-        wanted: &Wanted,
+        wanted: &CheckedPartner,
         partner_id: PartnerId,
         endpoint: &WantedEndpoint,
     ) -> anyhow::Result<()> {

@@ -13,18 +13,18 @@ use serde_json::{Value, json};
 use webhooks::{config::HttpConfig, url::WebhookUrl};
 
 use crate::{
-    confirm::Why,
+    confirm::ReasonArgs,
     console::Console,
-    lookup::{Which, find},
+    lookup::{PartnerArgs, find},
     output::printable,
     terms::{check_scheme, describe},
 };
 
 pub async fn set_webhook(
-    which: &Which,
+    which: &PartnerArgs,
     url: Option<&WebhookUrl>,
     http: HttpConfig,
-    why: &Why,
+    why: &ReasonArgs,
     console: &Console,
 ) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
@@ -79,8 +79,8 @@ pub fn recorded(partner: &Partner) -> Value {
 
 /// Makes a change with its record, and shows the partner as it is then.
 pub async fn change(
-    which: &Which,
-    (command, why): (domain::Command, &Why),
+    which: &PartnerArgs,
+    (command, why): (domain::Command, &ReasonArgs),
     console: &Console,
     change: impl AsyncFnOnce(&mut PgConnection, PartnerId) -> Result<bool, pg::Error>,
 ) -> anyhow::Result<()> {

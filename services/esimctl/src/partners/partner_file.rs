@@ -17,7 +17,7 @@ use utoipa::{
 use webhooks::{config::HttpConfig, guard, url::WebhookUrl};
 
 use crate::{
-    manifest::{self, Given},
+    manifest::{self, ManifestField},
     terms::{self, MOST_LIMIT},
 };
 
@@ -38,7 +38,7 @@ pub struct PartnerEntry {
     /// Where the account's webhooks go; `null` removes the URL, so that they wait.
     #[schema(value_type = Option<String>)]
     #[serde(default)]
-    webhook_url: Given<String>,
+    webhook_url: ManifestField<String>,
     /// The further events that the first endpoint gets, such as `topup.failed`. The fault for another name lists all.
     #[serde(default)]
     events: Option<Vec<String>>,
@@ -123,14 +123,14 @@ struct EndpointEntry {
 }
 
 /// An entry whose fields are checked.
-pub struct Wanted {
+pub struct CheckedPartner {
     /// Where it stands in the file.
     pub at: String,
     pub name: String,
     pub environment: Environment,
     pub partner_id: Option<PartnerId>,
     /// `null` removes the URL.
-    pub webhook_url: Given<WebhookUrl>,
+    pub webhook_url: ManifestField<WebhookUrl>,
     pub events: Option<Vec<Kind>>,
     pub limits: NewLimits,
     pub signed_body: Option<Covered>,
@@ -143,7 +143,7 @@ pub struct WantedEndpoint {
     pub events: Option<Vec<Kind>>,
 }
 
-impl Wanted {
+impl CheckedPartner {
     /// By what an account is known: names are compared as `partner show` compares them.
     pub fn is(&self, name: &str, environment: &str) -> bool {
         same(&self.name, name) && self.environment.as_str() == environment
@@ -155,9 +155,9 @@ fn same(one: &str, other: &str) -> bool {
 }
 
 /// Reads and checks the whole file.
-pub fn parse(text: &str, http: HttpConfig) -> anyhow::Result<Vec<Wanted>> {
+pub fn parse(text: &str, http: HttpConfig) -> anyhow::Result<Vec<CheckedPartner>> {
     let mut faults = Vec::new();
-    let mut all: Vec<Wanted> = Vec::new();
+    let mut all: Vec<CheckedPartner> = Vec::new();
     for entry in manifest::entries(text, "partners")? {
         let read: PartnerEntry = match entry.read() {
             Ok(read) => read,
@@ -199,18 +199,18 @@ impl Check<'_> {
         self.faults.push(format!("{}.{field}: {why}", self.at));
     }
 
-    fn partner(&mut self, read: PartnerEntry, http: HttpConfig) -> Wanted {
+    fn partner(&mut self, read: PartnerEntry, http: HttpConfig) -> CheckedPartner {
         let environment = read.environment;
         let name = terms::name(&read.name).unwrap_or_else(|why| {
             self.fault("name", why);
             String::new()
         });
         let webhook_url = match &read.webhook_url {
-            Given::LeftOut => Given::LeftOut,
-            Given::Null => Given::Null,
-            Given::Value(url) => self
+            ManifestField::LeftOut => ManifestField::LeftOut,
+            ManifestField::Null => ManifestField::Null,
+            ManifestField::Value(url) => self
                 .url("webhook_url", url, environment, http)
-                .map_or(Given::LeftOut, Given::Value),
+                .map_or(ManifestField::LeftOut, ManifestField::Value),
         };
         let events = read
             .events
@@ -238,7 +238,7 @@ impl Check<'_> {
             }
             endpoints.push(WantedEndpoint { url, events });
         }
-        Wanted {
+        CheckedPartner {
             at: self.at.clone(),
             name,
             environment,

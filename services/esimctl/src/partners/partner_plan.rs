@@ -9,10 +9,10 @@ use pg::{PgConnection, unsigned};
 use webhooks::url::WebhookUrl;
 
 use crate::{
-    manifest::Given,
+    manifest::ManifestField,
     partner_change::host,
-    partner_file::{Covered, Wanted},
-    plan::{Effect, Planned},
+    partner_file::{CheckedPartner, Covered},
+    plan::{Planned, PlannedEffect},
 };
 
 /// What has to be done for one entry.
@@ -42,7 +42,7 @@ impl Steps {
 /// Compares an entry with what is stored.
 pub async fn compare(
     transaction: &mut PgConnection,
-    wanted: &Wanted,
+    wanted: &CheckedPartner,
     partner: Option<&Partner>,
 ) -> anyhow::Result<(Planned, Steps)> {
     let mut changes = Vec::new();
@@ -93,7 +93,7 @@ pub async fn compare(
         }
     }
     let first = match &wanted.webhook_url {
-        Given::LeftOut => before.webhook_url.as_deref(),
+        ManifestField::LeftOut => before.webhook_url.as_deref(),
         given => given.value().map(WebhookUrl::as_str),
     };
     further(
@@ -105,9 +105,9 @@ pub async fn compare(
     )
     .await?;
     let effect = match partner {
-        None => Effect::Create,
-        Some(_) if changes.is_empty() => Effect::Unchanged,
-        Some(_) => Effect::Change,
+        None => PlannedEffect::Create,
+        Some(_) if changes.is_empty() => PlannedEffect::Unchanged,
+        Some(_) => PlannedEffect::Change,
     };
     let planned = Planned {
         effect,
@@ -119,7 +119,12 @@ pub async fn compare(
 }
 
 /// Compares the limits.
-fn compare_limits(before: &Limits, wanted: &Wanted, steps: &mut Steps, changes: &mut Vec<String>) {
+fn compare_limits(
+    before: &Limits,
+    wanted: &CheckedPartner,
+    steps: &mut Steps,
+    changes: &mut Vec<String>,
+) {
     let limits = before.with(&wanted.limits);
     let pairs = [
         ("max_in_flight", before.max_in_flight, limits.max_in_flight),
@@ -153,7 +158,7 @@ fn compare_limits(before: &Limits, wanted: &Wanted, steps: &mut Steps, changes: 
 /// Compares the further endpoints. `first` is the URL that the first endpoint has then.
 async fn further(
     transaction: &mut PgConnection,
-    wanted: &Wanted,
+    wanted: &CheckedPartner,
     (partner, first): (Option<&Partner>, Option<&str>),
     steps: &mut Steps,
     changes: &mut Vec<String>,
@@ -244,7 +249,7 @@ struct Before {
 }
 
 impl Before {
-    fn new(wanted: &Wanted) -> Self {
+    fn new(wanted: &CheckedPartner) -> Self {
         Self {
             webhook_url: None,
             events: Vec::new(),

@@ -5,12 +5,12 @@ use accounts::refused::{self, Refused};
 
 use crate::{
     console::Console,
-    lookup::{Which, find},
+    lookup::{PartnerArgs, find},
     output::{Row, cells, or_dash, utc},
 };
 
 /// Shows the newest refused requests of a partner, at most `limit` of each kind.
-pub async fn run(which: &Which, limit: u32, console: &Console) -> anyhow::Result<()> {
+pub async fn run(which: &PartnerArgs, limit: u32, console: &Console) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
     let partner = find(&mut connection, &which.partner).await?;
     let refused = refused::list(&mut connection, partner.partner_id.into(), limit).await?;

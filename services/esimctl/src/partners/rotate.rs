@@ -28,9 +28,9 @@ use time::OffsetDateTime;
 use vault::{Keyring, Vault};
 
 use crate::{
-    confirm::Why,
+    confirm::ReasonArgs,
     console::Console,
-    lookup::{Which, find},
+    lookup::{PartnerArgs, find},
     output::{cells, printable, properties, utc},
 };
 
@@ -61,7 +61,7 @@ const UNSEEN: &str = "the rotation took effect, but the new values could not be 
 #[derive(Args, Clone, Debug)]
 pub struct Rotate {
     #[command(flatten)]
-    which: Which,
+    which: PartnerArgs,
     /// What is replaced
     what: What,
     /// How long the old keys or the old secret stay valid beside the new ones
@@ -75,7 +75,7 @@ pub struct Rotate {
     #[arg(long)]
     keep_old: bool,
     #[command(flatten)]
-    why: Why,
+    why: ReasonArgs,
     #[command(flatten)]
     master_key: MasterKeyConfig,
 }

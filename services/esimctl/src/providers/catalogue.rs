@@ -27,10 +27,10 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::{
-    confirm::{Change, Confirm},
+    confirm::{Confirm, ConfirmedChange},
     console::Console,
     output::{Row, cells, or_dash, table},
-    provider_lists::Source,
+    provider_lists::ProviderListArgs,
 };
 
 const EXAMPLES: &str = "Examples:
@@ -54,16 +54,16 @@ const NAMED: usize = 50;
 const REMEDY: &str = "export it from the portal, and import it with `esimctl option apply -f FILE`";
 
 #[derive(Subcommand, Clone, Debug)]
-pub enum Command {
+pub enum CatalogueCommand {
     /// Compare the products of a provider with our options, and import new products and prices
     #[command(after_help = EXAMPLES)]
-    Pull(Box<Asked>),
+    Pull(Box<CataloguePullArgs>),
 }
 
 #[derive(Args, Clone, Debug)]
-pub struct Asked {
+pub struct CataloguePullArgs {
     #[command(flatten)]
-    source: Source,
+    source: ProviderListArgs,
     /// Import no new products, only prices and fields of products that we have
     #[arg(long, conflicts_with_all = ["country", "new_disabled"])]
     only_known: bool,
@@ -80,8 +80,8 @@ pub struct Asked {
     confirm: Confirm,
 }
 
-pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
-    let Command::Pull(asked) = command;
+pub async fn run(command: &CatalogueCommand, console: &Console) -> anyhow::Result<()> {
+    let CatalogueCommand::Pull(asked) = command;
     let source = &asked.source;
     let reader = source.connect(|can| can.catalogue, "products", REMEDY)?;
     let mut connection = console.connect().await?;
@@ -120,7 +120,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     } else {
         domain::Command::CataloguePull
     };
-    let change = Change {
+    let change = ConfirmedChange {
         run,
         describe: |pulled: &Pulled| found.report.text(*pulled, true),
         print: |pulled: &Pulled, dry_run| print(console, &found.report, *pulled, dry_run),
@@ -242,7 +242,7 @@ struct Found {
 /// Compares what the provider sells with our options of it. `product_of` is the product for which an
 /// option stands.
 fn compare<'a>(
-    asked: &Asked,
+    asked: &CataloguePullArgs,
     product_of: impl Fn(&'a str) -> &'a str,
     offers: Vec<Offer>,
     ours: &'a [ProductOption],
@@ -383,7 +383,7 @@ fn refused(product: &str, offer: &Offer, why: Unsuitable, pairs: &[OurPair<'_>])
 }
 
 fn new_option(
-    asked: &Asked,
+    asked: &CataloguePullArgs,
     product: &str,
     offer: &Offer,
     standard: &Standard,

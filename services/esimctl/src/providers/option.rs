@@ -12,7 +12,7 @@ use crate::{
     catalogue,
     confirm::{self, Confirm},
     console::Console,
-    option_file::{self, Apply},
+    option_file::{self, OptionApplyArgs},
     output::{Row, cells, or_dash},
 };
 
@@ -37,7 +37,7 @@ that were accepted before are still bought and delivered. To stop these too, ope
 A later `esimctl option apply` of a file that does not say enabled: false for the option puts it back on sale.";
 
 #[derive(Subcommand, Clone, Debug)]
-pub enum Command {
+pub enum OptionCommand {
     /// List the catalogue
     #[command(after_help = LIST_EXAMPLES)]
     List,
@@ -45,14 +45,14 @@ pub enum Command {
     ///
     /// The same file again changes nothing, so a script may apply it at every deployment.
     #[command(after_help = option_file::EXAMPLES)]
-    Apply(Apply),
+    Apply(OptionApplyArgs),
     /// Take an option out of sale, or put it back
     #[command(after_help = SET_EXAMPLES)]
-    Set(Change),
+    Set(OptionSetArgs),
 }
 
 #[derive(Args, Clone, Debug)]
-pub struct Change {
+pub struct OptionSetArgs {
     /// The option's id, its name, or its name at the provider
     ///
     /// If several options have this name, the command changes nothing and lists their ids.
@@ -75,9 +75,9 @@ struct Sale {
     enabled: bool,
 }
 
-pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
+pub async fn run(command: &OptionCommand, console: &Console) -> anyhow::Result<()> {
     match command {
-        Command::List => {
+        OptionCommand::List => {
             let (catalogue, unreadable) =
                 options::readable(options::all(&mut console.connect().await?).await?);
             console.print_list(
@@ -92,12 +92,12 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
             );
             Ok(())
         }
-        Command::Apply(asked) => option_file::apply(asked, console).await,
-        Command::Set(change) => set_enabled(change, console).await,
+        OptionCommand::Apply(asked) => option_file::apply(asked, console).await,
+        OptionCommand::Set(change) => set_enabled(change, console).await,
     }
 }
 
-async fn set_enabled(asked: &Change, console: &Console) -> anyhow::Result<()> {
+async fn set_enabled(asked: &OptionSetArgs, console: &Console) -> anyhow::Result<()> {
     let enabled = asked.sale.enabled && !asked.sale.disabled;
     let mut connection = console.connect().await?;
     let option = one(
@@ -126,7 +126,7 @@ async fn set_enabled(asked: &Change, console: &Console) -> anyhow::Result<()> {
         .carry_out(
             command,
             &format!("option {id} ({})", option.name),
-            confirm::Change {
+            confirm::ConfirmedChange {
                 run,
                 describe: |changed: &bool| effect(&option, enabled, *changed, true),
                 print,

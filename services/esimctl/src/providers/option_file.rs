@@ -22,10 +22,10 @@ use store::providers;
 use utoipa::ToSchema;
 
 use crate::{
-    confirm::Why,
+    confirm::ReasonArgs,
     console::Console,
-    manifest::{self, Given, Source},
-    plan::{Effect, Plan, Planned},
+    manifest::{self, ManifestArgs, ManifestField},
+    plan::{Plan, Planned, PlannedEffect},
 };
 
 pub const EXAMPLES: &str = "Examples:
@@ -66,19 +66,19 @@ const LONGEST_DETAILS: usize = 4 << 10;
 const MOST_NAMED: usize = 100;
 
 #[derive(Args, Clone, Debug)]
-pub struct Apply {
+pub struct OptionApplyArgs {
     #[command(flatten)]
-    pub source: Source,
+    pub source: ManifestArgs,
     // This field stands before `dry_run`: clap reads the fields in this order and removes each
     // value from the arguments, and `By` needs to see whether `--dry-run` was given.
     #[command(flatten)]
-    why: Why,
+    why: ReasonArgs,
     /// Show what would be created and changed, and change nothing
     #[arg(long)]
     dry_run: bool,
 }
 
-pub async fn apply(asked: &Apply, console: &Console) -> anyhow::Result<()> {
+pub async fn apply(asked: &OptionApplyArgs, console: &Console) -> anyhow::Result<()> {
     // Read everything before anything can fail: the program that writes to our standard input would
     // otherwise see a broken pipe and report that instead of our error.
     let text = asked.source.read()?;
@@ -104,7 +104,7 @@ pub async fn apply(asked: &Apply, console: &Console) -> anyhow::Result<()> {
         let unserved = unserved(&mut connection, &catalogue).await?;
         return plan.print_dry_run(console, |shown| shown["unserved"] = json!(unserved));
     }
-    let imported = plan.count(Effect::Create) + plan.count(Effect::Change);
+    let imported = plan.count(PlannedEffect::Create) + plan.count(PlannedEffect::Change);
     if imported > 0 {
         let affected = i64::try_from(imported).unwrap_or(i64::MAX);
         let action = asked.why.action(domain::Command::OptionApply, "catalogue");
@@ -135,13 +135,16 @@ fn planned(
     is_written: bool,
 ) -> Planned {
     let (effect, changes) = match was.map(|was| &was.option) {
-        _ if !is_written => (Effect::Unchanged, Vec::new()),
-        None => (Effect::Create, Vec::new()),
+        _ if !is_written => (PlannedEffect::Unchanged, Vec::new()),
+        None => (PlannedEffect::Create, Vec::new()),
         Some(Err(error)) => (
-            Effect::Change,
+            PlannedEffect::Change,
             vec![format!("the stored row is replaced: {error}")],
         ),
-        Some(Ok(was)) => (Effect::Change, differences(&json!(was), &json!(option))),
+        Some(Ok(was)) => (
+            PlannedEffect::Change,
+            differences(&json!(was), &json!(option)),
+        ),
     };
     Planned {
         effect,
@@ -182,8 +185,8 @@ fn changed(plan: &Plan) -> Changed {
         ids.take(MOST_NAMED).collect()
     };
     Changed::created(json!({
-        "created": plan.count(Effect::Create), "changed": plan.count(Effect::Change),
-        "created_options": ids(Effect::Create), "changed_options": ids(Effect::Change),
+        "created": plan.count(PlannedEffect::Create), "changed": plan.count(PlannedEffect::Change),
+        "created_options": ids(PlannedEffect::Create), "changed_options": ids(PlannedEffect::Change),
     }))
 }
 
@@ -240,7 +243,7 @@ pub struct OptionEntry {
     /// What is known of the product in the same form for all providers; `null` takes it away.
     #[serde(default)]
     #[schema(value_type = Option<Object>)]
-    standard: Given<Standard>,
+    standard: ManifestField<Standard>,
 }
 
 impl OptionEntry {

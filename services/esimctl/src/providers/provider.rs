@@ -19,10 +19,10 @@ use store::{
 };
 
 use crate::{
-    confirm::By,
+    confirm::ChangeAuthor,
     console::{self, Console},
     output::{Row, cells, or_dash, printable, utc},
-    provider_check::{self, Check},
+    provider_check::{self, ProviderCheckArgs},
     reconcile::{self, Reconcile},
 };
 
@@ -49,7 +49,7 @@ const CLOSE_EXAMPLES: &str = "Examples:
 Run it when the provider works again. The waiting work goes on at once. If calls fail, the breaker opens again by itself.";
 
 #[derive(Subcommand, Clone, Debug)]
-pub enum Command {
+pub enum ProviderCommand {
     /// List all providers that were ever configured, with their breakers
     #[command(after_help = LIST_EXAMPLES)]
     List {
@@ -69,11 +69,11 @@ pub enum Command {
         #[arg(long, value_parser = NonEmptyStringValueParser::new())]
         reason: String,
         #[command(flatten)]
-        by: By,
+        by: ChangeAuthor,
     },
     /// Try our account at a provider: keys, balance and clock; nothing is bought
     #[command(after_help = provider_check::EXAMPLES)]
-    Check(Box<Check>),
+    Check(Box<ProviderCheckArgs>),
     /// Compare the provider's list of purchases with ours: unknown, missing, duplicate or differently priced
     #[command(after_help = reconcile::EXAMPLES)]
     Reconcile(Box<Reconcile>),
@@ -86,7 +86,7 @@ pub enum Command {
         #[arg(long, value_name = "TEXT", default_value = "")]
         reason: String,
         #[command(flatten)]
-        by: By,
+        by: ChangeAuthor,
     },
 }
 
@@ -98,31 +98,31 @@ fn duration(text: &str) -> Result<Duration, String> {
     Ok(duration)
 }
 
-pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
-    if let Command::Check(check) = command {
+pub async fn run(command: &ProviderCommand, console: &Console) -> anyhow::Result<()> {
+    if let ProviderCommand::Check(check) = command {
         return provider_check::run(check, console).await;
     }
-    if let Command::Reconcile(reconcile) = command {
+    if let ProviderCommand::Reconcile(reconcile) = command {
         return reconcile::run(reconcile, console).await;
     }
     let mut connection = console.connect().await?;
     let (name, changed) = match command {
-        Command::Check(_) | Command::Reconcile(_) => return Ok(()),
-        Command::List { lanes: false } => {
+        ProviderCommand::Check(_) | ProviderCommand::Reconcile(_) => return Ok(()),
+        ProviderCommand::List { lanes: false } => {
             let all = providers::list(&mut connection).await?;
             let none = "There are no providers yet: a provisioner adds its own when it starts.";
             return console.print(&json!({ "providers": all }), || {
                 console::list(&all, none, row)
             });
         }
-        Command::List { lanes: true } => {
+        ProviderCommand::List { lanes: true } => {
             let all = provider_lanes::list(&mut connection).await?;
             let none = "No lane is held back.";
             return console.print(&json!({ "lanes": all }), || {
                 console::list(&all, none, lane_row)
             });
         }
-        Command::Open {
+        ProviderCommand::Open {
             name,
             duration,
             reason,
@@ -133,7 +133,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
             let opened = breakers::open(&mut connection, name, None, *duration, action);
             (name, opened.await)
         }
-        Command::Close { name, reason, by } => {
+        ProviderCommand::Close { name, reason, by } => {
             let target = format!("provider {name}");
             let action = by.action(domain::Command::ProviderClose, &target, reason);
             let closed = breakers::close(&mut connection, name, None, action);

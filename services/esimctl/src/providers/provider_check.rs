@@ -37,7 +37,7 @@ const CLOCK: u64 = 30;
 const RESPONSE_MAX: usize = 1 << 20;
 
 #[derive(Args, Clone, Debug)]
-pub struct Check {
+pub struct ProviderCheckArgs {
     /// The provider's name, as in `PROVIDERS` of the provisioner
     name: String,
     /// Timeout of each call
@@ -59,7 +59,7 @@ struct Report {
     clock_ahead_seconds: Option<i64>,
 }
 
-pub async fn run(check: &Check, console: &Console) -> anyhow::Result<()> {
+pub async fn run(check: &ProviderCheckArgs, console: &Console) -> anyhow::Result<()> {
     // The HTTP client of the adapter needs it. Only the first installation of a process counts.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let limits = Limits {

@@ -42,7 +42,7 @@ const PROGRESS: Duration = Duration::from_secs(5);
 
 /// The arguments of a command that reads a list of a provider.
 #[derive(Args, Clone, Debug)]
-pub struct Source {
+pub struct ProviderListArgs {
     /// The provider's name, as in `PROVIDERS` of the provisioner
     #[arg(value_name = "PROVIDER")]
     pub name: String,
@@ -61,7 +61,7 @@ pub struct Source {
     accounts: Accounts,
 }
 
-impl Source {
+impl ProviderListArgs {
     /// Connects to the account. Fails if the provider cannot do what `needed` asks for; `remedy`
     /// says what to do instead.
     pub fn connect(

@@ -13,7 +13,7 @@ use serde_json::json;
 use time::{Duration, OffsetDateTime};
 use tools::ledger::{Complete, Loader, Purchase};
 
-use crate::{console::Console, ledger as findings, provider_lists::Source};
+use crate::{console::Console, ledger as findings, provider_lists::ProviderListArgs};
 
 pub const EXAMPLES: &str = "Examples:
   esimctl provider reconcile airalo --since 24h
@@ -38,7 +38,7 @@ const REMEDY: &str = "export the list from its portal as CSV, and run `esimctl r
 #[derive(Args, Clone, Debug)]
 pub struct Reconcile {
     #[command(flatten)]
-    source: Source,
+    source: ProviderListArgs,
     /// Compare purchases of orders since this time
     ///
     /// It is a time such as `2025-01-29T12:00:00Z`, or an age such as `2h`, of at most 365 days. Archived orders are not in

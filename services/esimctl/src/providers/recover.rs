@@ -14,7 +14,7 @@ use serde_json::json;
 use tools::recover::{self, Recovered};
 
 use crate::{
-    confirm::{Change, Confirm},
+    confirm::{Confirm, ConfirmedChange},
     console::Console,
     ledger,
     output::{cells, table, utc},
@@ -53,7 +53,7 @@ provisioners may run. The exit status is 3 if there are orphans or mismatches.";
 const NAMED: usize = 20;
 
 #[derive(Args, Clone, Debug)]
-pub struct Command {
+pub struct RecoverArgs {
     #[command(flatten)]
     confirm: Confirm,
     /// Park the placements of orders that had no answer yet when the dump was taken
@@ -81,7 +81,7 @@ enum Treatment {
     Parked,
 }
 
-pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
+pub async fn run(command: &RecoverArgs, console: &Console) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
     let (treatment, target) = if command.park_unanswered {
         (Treatment::Parked, "all placements, --park-unanswered")
@@ -133,7 +133,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
         .carry_out(
             domain::Command::Recover,
             target,
-            Change {
+            ConfirmedChange {
                 run,
                 describe,
                 print,

@@ -32,17 +32,17 @@ requests of their own, which has a term of its own (`changes` of `esimctl retent
 cancel`, `webhook set`, `webhook secret rotate` or `keys rotate`.";
 
 #[derive(Subcommand, Clone, Debug)]
-pub enum Command {
+pub enum ActionCommand {
     /// List the recorded actions, newest first
     ///
     /// Each row says when the change was made, by whom, with which command, how many rows it
     /// changed, and why.
     #[command(after_help = EXAMPLES)]
-    List(List),
+    List(ActionListArgs),
 }
 
 #[derive(Args, Clone, Debug)]
-pub struct List {
+pub struct ActionListArgs {
     /// List only actions since this time
     ///
     /// It is a time such as `2025-01-29T12:00:00Z`, or an age such as `2h`, of at most 365 days.
@@ -59,8 +59,8 @@ pub struct List {
     limit: u32,
 }
 
-pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
-    let Command::List(asked) = command;
+pub async fn run(command: &ActionCommand, console: &Console) -> anyhow::Result<()> {
+    let ActionCommand::List(asked) = command;
     check_range(asked.since, asked.until)?;
     let filter = Filter {
         since: asked.since,

@@ -25,23 +25,23 @@ An archive without a completion time is being written, or its run was interrupte
 and the next `esimctl archive run` to the same place completes it.";
 
 #[derive(Subcommand, Clone, Debug)]
-pub enum Command {
+pub enum ArchiveCommand {
     /// Export finished orders that are old enough into files, and delete them
     ///
     /// It stores the orders in files, and then deletes them from the database, beside the live
     /// system and at a limited rate. It may be interrupted at any moment, even by a crash: the next
     /// run continues where it stopped, and no order is lost or in two files.
     #[command(after_help = run::EXAMPLES)]
-    Run(run::Run),
+    Run(run::ArchiveRunArgs),
     /// List the archives, each of which is one file
     #[command(after_help = LIST_EXAMPLES)]
     List,
 }
 
-pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
+pub async fn run(command: &ArchiveCommand, console: &Console) -> anyhow::Result<()> {
     match command {
-        Command::Run(asked) => run::run(asked, console).await,
-        Command::List => {
+        ArchiveCommand::Run(asked) => run::run(asked, console).await,
+        ArchiveCommand::List => {
             let archives = archive::list(&mut console.connect().await?).await?;
             console.print_list(&archives, "There are no archives.", row)
         }

@@ -33,7 +33,7 @@ const EXAMPLES: &str = "Examples:
 Keep a copy of the file in another place: without its keys nobody can read the stored secrets again.";
 
 #[derive(Subcommand, Clone, Debug)]
-pub enum Command {
+pub enum MasterKeyCommand {
     /// Write a new random key, or given keys, to a file that only its owner can read
     ///
     /// If the file exists, the command fails, so that no key in use is lost. With `--if-missing` it
@@ -62,9 +62,9 @@ pub enum Command {
     Reencrypt(reencrypt::Reencrypt),
 }
 
-pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
+pub async fn run(command: &MasterKeyCommand, console: &Console) -> anyhow::Result<()> {
     match command {
-        Command::Create {
+        MasterKeyCommand::Create {
             file,
             keys,
             if_missing,
@@ -77,8 +77,8 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
                 console,
             )
         }
-        Command::Status(master_key) => reencrypt::status(master_key, console).await,
-        Command::Reencrypt(asked) => reencrypt::run(asked, console).await,
+        MasterKeyCommand::Status(master_key) => reencrypt::status(master_key, console).await,
+        MasterKeyCommand::Reencrypt(asked) => reencrypt::run(asked, console).await,
     }
 }
 

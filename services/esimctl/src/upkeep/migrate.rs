@@ -58,7 +58,7 @@ const RETRY: Duration = Duration::from_millis(250);
 const ROLES_RETRY: Duration = Duration::from_secs(1);
 
 #[derive(Args, Clone, Debug)]
-pub struct Command {
+pub struct MigrateArgs {
     /// The longest wait for one lock, from 10ms to 5s
     ///
     /// While a migration waits for a lock, queries of the table queue behind it, so orders wait for
@@ -96,7 +96,7 @@ fn lock_timeout(text: &str) -> Result<Duration, String> {
     Ok(timeout)
 }
 
-pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
+pub async fn run(command: &MigrateArgs, console: &Console) -> anyhow::Result<()> {
     let options = console.database()?;
     let mut connection = wait_until_up(&options).await?;
     let was = match schema::check(&mut connection).await {

@@ -16,7 +16,7 @@ use serde_json::json;
 use url::Url;
 
 use crate::{
-    confirm::By,
+    confirm::ChangeAuthor,
     console::Console,
     output::{Row, cells, or_dash, printable, utc},
 };
@@ -50,17 +50,17 @@ People who sign in by OpenID Connect have no account here. First take the consol
 provider, then sign them out, because a session keeps its role until it ends.";
 
 #[derive(Subcommand, Clone, Debug)]
-pub enum Command {
+pub enum OperatorCommand {
     /// Create an operator, and print a link to set the password
     #[command(after_help = CREATE_EXAMPLES)]
     Create {
         #[command(flatten)]
-        who: Who,
+        who: OperatorNameArgs,
         /// What the operator may do
         #[arg(long, value_parser = roles())]
         role: Role,
         #[command(flatten)]
-        link: Link,
+        link: ConsoleUrlArgs,
     },
     /// List the operators with their roles
     #[command(after_help = LIST_EXAMPLES)]
@@ -69,11 +69,11 @@ pub enum Command {
     #[command(after_help = SET_EXAMPLES)]
     Set {
         #[command(flatten)]
-        who: Who,
+        who: OperatorNameArgs,
         #[command(flatten)]
-        change: Change,
+        change: OperatorSetArgs,
         #[command(flatten)]
-        link: Link,
+        link: ConsoleUrlArgs,
     },
 }
 
@@ -84,7 +84,7 @@ pub enum Command {
     clippy::struct_excessive_bools,
     reason = "one for each flag of the command line"
 )]
-pub struct Change {
+pub struct OperatorSetArgs {
     /// Let the operator sign in no more, and end the operator's sessions
     #[arg(long)]
     disabled: bool,
@@ -108,7 +108,7 @@ fn roles() -> impl TypedValueParser<Value = Role> {
 }
 
 #[derive(Args, Clone, Debug)]
-pub struct Who {
+pub struct OperatorNameArgs {
     /// The name with which the operator signs in
     #[arg(value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     name: String,
@@ -116,11 +116,11 @@ pub struct Who {
     #[arg(long, value_name = "TEXT", default_value = "")]
     reason: String,
     #[command(flatten)]
-    by: By,
+    by: ChangeAuthor,
 }
 
 #[derive(Args, Clone, Debug)]
-pub struct Link {
+pub struct ConsoleUrlArgs {
     /// Where operators reach the console, which is the beginning of the link
     #[arg(
         long,
@@ -131,7 +131,7 @@ pub struct Link {
     console_url: Url,
 }
 
-impl Link {
+impl ConsoleUrlArgs {
     /// The link of a token.
     fn of(&self, set_up: &SetUp) -> anyhow::Result<String> {
         let mut link = self.console_url.join("set-up").context("CONSOLE_URL")?;
@@ -141,21 +141,21 @@ impl Link {
     }
 }
 
-impl Who {
+impl OperatorNameArgs {
     fn action<'a>(&'a self, command: domain::Command, target: &'a str) -> Action<'a> {
         self.by.action(command, target, &self.reason)
     }
 }
 
-pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
+pub async fn run(command: &OperatorCommand, console: &Console) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
-    let target = |who: &Who| format!("operator {}", who.name);
+    let target = |who: &OperatorNameArgs| format!("operator {}", who.name);
     match command {
-        Command::List => {
+        OperatorCommand::List => {
             let accounts = accounts::list(&mut connection).await?;
             console.print_list(&accounts, "There are no operators.", row)
         }
-        Command::Create { who, role, link } => {
+        OperatorCommand::Create { who, role, link } => {
             let target = target(who);
             let action = who.action(domain::Command::OperatorCreate, &target);
             let made = accounts::create(&mut connection, &who.name, *role, action).await;
@@ -165,7 +165,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
                 &made.map_err(|error| named(&who.name, error))?,
             )
         }
-        Command::Set { who, change, link } => {
+        OperatorCommand::Set { who, change, link } => {
             set(&mut connection, console, who, change, link).await
         }
     }
@@ -174,9 +174,9 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
 async fn set(
     connection: &mut PgConnection,
     console: &Console,
-    who: &Who,
-    change: &Change,
-    link: &Link,
+    who: &OperatorNameArgs,
+    change: &OperatorSetArgs,
+    link: &ConsoleUrlArgs,
 ) -> anyhow::Result<()> {
     let target = format!("operator {}", who.name);
     let not_changed = |error| named(&who.name, error);
@@ -229,7 +229,7 @@ fn named(name: &str, error: NotChanged) -> anyhow::Error {
     }
 }
 
-fn print_link(console: &Console, link: &Link, set_up: &SetUp) -> anyhow::Result<()> {
+fn print_link(console: &Console, link: &ConsoleUrlArgs, set_up: &SetUp) -> anyhow::Result<()> {
     let url = link.of(set_up)?;
     let shown = json!({
         "name": set_up.name, "link": url,

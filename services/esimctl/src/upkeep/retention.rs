@@ -14,7 +14,7 @@ use pg::actions::Mode;
 use serde_json::json;
 
 use crate::{
-    confirm::{Change, Confirm},
+    confirm::{Confirm, ConfirmedChange},
     console::Console,
     output::{Row, cells},
 };
@@ -42,17 +42,17 @@ also applies to data that is stored already, because the notifiers then read thr
 again. A term of `orders` erases nothing by itself; it is the age from which `esimctl archive run` moves orders.";
 
 #[derive(Subcommand, Clone, Debug)]
-pub enum Command {
+pub enum RetentionCommand {
     /// List the classes of data and how long each is kept
     #[command(after_help = LIST_EXAMPLES)]
     List,
     /// Set how long a class of data is kept
     #[command(after_help = SET_EXAMPLES)]
-    Set(Set),
+    Set(RetentionSetArgs),
 }
 
 #[derive(Args, Clone, Debug)]
-pub struct Set {
+pub struct RetentionSetArgs {
     /// The class of data: `profiles`, `attempts` (of webhooks), `audit` (recorded actions),
     /// `changes` (recorded changes by partners), `refusals` (refused requests), `orders` or `archived` (what is remembered of archived orders)
     #[arg(value_parser = str::parse::<Class>)]
@@ -74,13 +74,13 @@ pub struct NewTerm {
     for_ever: bool,
 }
 
-pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
+pub async fn run(command: &RetentionCommand, console: &Console) -> anyhow::Result<()> {
     match command {
-        Command::List => {
+        RetentionCommand::List => {
             let terms = terms::list(&mut console.connect().await?).await?;
             console.print_list(&terms, "There are no terms.", row)
         }
-        Command::Set(asked) => set(asked, console).await,
+        RetentionCommand::Set(asked) => set(asked, console).await,
     }
 }
 
@@ -95,7 +95,7 @@ fn kept(days: Option<i32>) -> String {
     )
 }
 
-async fn set(asked: &Set, console: &Console) -> anyhow::Result<()> {
+async fn set(asked: &RetentionSetArgs, console: &Console) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
     let class = asked.class.as_str();
     let before = terms::list(&mut connection).await?;
@@ -128,7 +128,7 @@ async fn set(asked: &Set, console: &Console) -> anyhow::Result<()> {
         .carry_out(
             domain::Command::RetentionSet,
             &target,
-            Change {
+            ConfirmedChange {
                 run,
                 describe,
                 print,

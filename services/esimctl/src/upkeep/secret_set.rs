@@ -39,14 +39,14 @@ existing master key, so it can be run before every start. Keep a copy of the fol
 keys nobody can read the stored secrets again.";
 
 #[derive(Subcommand, Clone, Debug)]
-pub enum Command {
+pub enum SecretsCommand {
     /// Create the missing secrets of a system in a folder
     #[command(after_help = EXAMPLES)]
-    Create(Create),
+    Create(SecretsCreateArgs),
 }
 
 #[derive(Args, Clone, Debug)]
-pub struct Create {
+pub struct SecretsCreateArgs {
     /// The folder that holds all secrets; it must exist
     folder: PathBuf,
     /// Also copy each service's own secrets into this folder
@@ -109,8 +109,8 @@ fn speaks_nats(role: Role) -> bool {
     role.of != "console"
 }
 
-pub fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
-    let Command::Create(asked) = command;
+pub fn run(command: &SecretsCommand, console: &Console) -> anyhow::Result<()> {
+    let SecretsCommand::Create(asked) = command;
     let folder = &asked.folder;
     // It is not made here: a name that was mistyped, or a volume that is not mounted, would get new keys beside those
     // that a system runs with.
@@ -297,7 +297,7 @@ impl Share<'_> {
 
 /// Writes the shares: each service gets its own secrets and no others. The callers are deployments
 /// that mount one folder per service.
-fn share(asked: &Create, into: &Path) -> anyhow::Result<()> {
+fn share(asked: &SecretsCreateArgs, into: &Path) -> anyhow::Result<()> {
     let folder = asked.folder.as_path();
     let database = asked.database_at.as_ref();
     let of = |name: &str, mode| {
@@ -386,7 +386,7 @@ mod tests {
     #[command(args_override_self = true)]
     struct Probe {
         #[command(flatten)]
-        asked: Create,
+        asked: SecretsCreateArgs,
     }
 
     fn create(folder: &Path, arguments: &[&str]) -> anyhow::Result<()> {
@@ -408,7 +408,10 @@ mod tests {
             "--sandbox-callback-token=",
         ];
         let probe = Probe::parse_from(paths.iter().chain(&unset).chain(arguments));
-        run(&Command::Create(probe.asked), &Console::new(true, None))
+        run(
+            &SecretsCommand::Create(probe.asked),
+            &Console::new(true, None),
+        )
     }
 
     /// The files of a folder and its folders, by their path in it.
@@ -431,7 +434,7 @@ mod tests {
     fn a_folder_that_is_not_there_is_named_and_not_made() {
         let folder = tempfile::tempdir().unwrap().path().join("all");
         let asked = Probe::parse_from(["probe", folder.to_str().unwrap()]).asked;
-        let error = run(&Command::Create(asked), &Console::new(true, None)).unwrap_err();
+        let error = run(&SecretsCommand::Create(asked), &Console::new(true, None)).unwrap_err();
         let remedy = format!("(mkdir -m 700 {})", folder.display());
         assert!(error.to_string().contains(&remedy), "{error}");
         assert!(!folder.exists());

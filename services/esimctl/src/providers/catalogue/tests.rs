@@ -6,7 +6,7 @@ use super::*;
 #[derive(Parser)]
 struct Program {
     #[command(flatten)]
-    asked: Asked,
+    asked: CataloguePullArgs,
 }
 
 fn standard(country: &str, price: &str) -> Standard {

@@ -1,6 +1,6 @@
 //! Where the files of archives are stored: a folder, or a bucket.
 //!
-//! Guarantee: [`Place::store`] returns only when the file is stored under its name, whole, and was
+//! Guarantee: [`ArchiveStore::store`] returns only when the file is stored under its name, whole, and was
 //! read back with the SHA-256 of what was given. Whatever had this name before is replaced.
 
 use std::{
@@ -17,12 +17,12 @@ use super::bucket::{Bucket, BucketUrl};
 
 /// A place as it is named on the command line.
 #[derive(Clone, Debug)]
-pub enum Named {
+pub enum ArchiveLocation {
     Folder(PathBuf),
     Bucket(BucketUrl),
 }
 
-impl Named {
+impl ArchiveLocation {
     pub fn parse(text: &str) -> Result<Self, String> {
         if text.contains("://") {
             text.parse().map(Self::Bucket)
@@ -32,7 +32,7 @@ impl Named {
     }
 
     /// Prepares the place. Nothing is written yet.
-    pub fn open(&self) -> anyhow::Result<Place> {
+    pub fn open(&self) -> anyhow::Result<ArchiveStore> {
         match self {
             Self::Folder(folder) => {
                 let found = fs::canonicalize(folder).with_context(|| {
@@ -41,20 +41,20 @@ impl Named {
                         folder.display()
                     )
                 })?;
-                Ok(Place::Folder(found))
+                Ok(ArchiveStore::Folder(found))
             }
-            Self::Bucket(url) => Ok(Place::Bucket(Box::new(Bucket::open(url)?))),
+            Self::Bucket(url) => Ok(ArchiveStore::Bucket(Box::new(Bucket::open(url)?))),
         }
     }
 }
 
 /// A place that files can be stored in.
-pub enum Place {
+pub enum ArchiveStore {
     Folder(PathBuf),
     Bucket(Box<Bucket>),
 }
 
-impl Place {
+impl ArchiveStore {
     /// Stores a file and reads it back. Returns its SHA-256.
     pub async fn store(&self, name: &str, bytes: &[u8]) -> anyhow::Result<String> {
         let sha256 = hex::encode(Sha256::digest(bytes));
@@ -89,7 +89,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for ArchiveStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Folder(folder) => folder.display().fmt(f),
@@ -116,7 +116,7 @@ mod tests {
     async fn a_file_is_replaced_whole_and_readable_by_its_owner_only() {
         use std::os::unix::fs::MetadataExt;
         let folder = tempfile::tempdir().unwrap();
-        let named = Named::parse(folder.path().to_str().unwrap()).unwrap();
+        let named = ArchiveLocation::parse(folder.path().to_str().unwrap()).unwrap();
         let place = named.open().unwrap();
         for text in ["longer than the other", "short"] {
             let sha256 = place.store("f", text.as_bytes()).await.unwrap();
@@ -126,6 +126,11 @@ mod tests {
         let mode = fs::metadata(place.of("f")).unwrap().mode();
         assert_eq!(mode & 0o077, 0);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
-        assert!(Named::parse("/nowhere/at/all").unwrap().open().is_err());
+        assert!(
+            ArchiveLocation::parse("/nowhere/at/all")
+                .unwrap()
+                .open()
+                .is_err()
+        );
     }
 }

@@ -30,7 +30,7 @@ use uuid::Uuid;
 
 use super::{
     bucket::Unavailable,
-    place::{Named, Place},
+    place::{ArchiveLocation, ArchiveStore},
 };
 use crate::{
     confirm::Confirm,
@@ -88,10 +88,10 @@ There are no activation codes in them; null stands there.
 ";
 
 #[derive(Args, Clone, Debug)]
-pub struct Run {
+pub struct ArchiveRunArgs {
     /// Where the files are stored: a folder, or a bucket of S3 or of a service that speaks S3
-    #[arg(long, value_name = "DIR|s3://BUCKET", value_parser = Named::parse)]
-    to: Named,
+    #[arg(long, value_name = "DIR|s3://BUCKET", value_parser = ArchiveLocation::parse)]
+    to: ArchiveLocation,
     /// Export orders that are older than this, at least a day
     ///
     /// It is a number of days, such as `400d`. Without this option the term of the class `orders` applies, which
@@ -127,7 +127,7 @@ fn age(text: &str) -> Result<time::Duration, String> {
     }
 }
 
-pub async fn run(asked: &Run, console: &Console) -> anyhow::Result<()> {
+pub async fn run(asked: &ArchiveRunArgs, console: &Console) -> anyhow::Result<()> {
     let to = asked.to.open()?;
     let mut connection = console.connect().await?;
     archive::prepare(&mut connection).await?;
@@ -186,7 +186,7 @@ pub async fn run(asked: &Run, console: &Console) -> anyhow::Result<()> {
 /// The archives that an interrupted run has left, with the orders that are reserved for them.
 async fn interrupted(
     connection: &mut PgConnection,
-    to: &Place,
+    to: &ArchiveStore,
 ) -> anyhow::Result<VecDeque<Reserved>> {
     let mut found = VecDeque::new();
     for archive in archive::unfinished(connection).await? {
@@ -253,8 +253,8 @@ struct Reserved {
 
 struct Runner<'a> {
     connection: PgConnection,
-    asked: &'a Run,
-    to: &'a Place,
+    asked: &'a ArchiveRunArgs,
+    to: &'a ArchiveStore,
     ordered_before: OffsetDateTime,
     /// About how many orders this run will look at.
     total: u64,
