@@ -26,7 +26,7 @@ const PAGE: usize = 500;
 struct Sealed {
     table: &'static str,
     column: &'static str,
-    /// What its values are called in [`Failed`].
+    /// What its values are called in [`ResealFailure`].
     what: &'static str,
     /// The primary key of the table, with the types.
     key: &'static [(&'static str, &'static str)],
@@ -35,7 +35,7 @@ struct Sealed {
     form: Form,
     ring: Keyring,
     /// Counts a value.
-    count: fn(&mut Usage),
+    count: fn(&mut KeyUsage),
     reseal: Reseal,
 }
 
@@ -87,7 +87,7 @@ const SEALED: [Sealed; 6] = [
         also: None,
         form: Form::One,
         ring: Keyring::Webhooks,
-        count: Usage::count_webhook_secret,
+        count: KeyUsage::count_webhook_secret,
         reseal: |vault, ids, sealed| {
             vault.reseal(Purpose::EndpointHeaders(id(ids, 0)?.into()), sealed)
         },
@@ -100,7 +100,7 @@ const SEALED: [Sealed; 6] = [
         also: Some("partner_id"),
         form: Form::List,
         ring: Keyring::Webhooks,
-        count: Usage::count_webhook_secret,
+        count: KeyUsage::count_webhook_secret,
         reseal: |vault, ids, sealed| {
             let endpoint = EndpointKey {
                 id: id(ids, 0)?.into(),
@@ -158,7 +158,7 @@ pub fn columns() -> impl Iterator<Item = (&'static str, &'static str)> {
 
 /// The number of stored values under a key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Usage {
+pub struct KeyUsage {
     /// Partners' secret keys, and the secrets and headers of their endpoints; old ones are among them.
     pub partner_secrets: u64,
     /// What belongs to endpoints among them.
@@ -169,7 +169,7 @@ pub struct Usage {
     pub answers: u64,
 }
 
-impl Usage {
+impl KeyUsage {
     fn count_webhook_secret(&mut self) {
         self.partner_secrets += 1;
         self.webhook_secrets += 1;
@@ -186,7 +186,7 @@ impl Usage {
 }
 
 /// The usage of each key id; `None` stands for values whose key id cannot be read.
-pub type Usages = BTreeMap<Option<String>, Usage>;
+pub type Usages = BTreeMap<Option<String>, KeyUsage>;
 
 /// The number of values that are not yet sealed under the first key of their purpose.
 pub fn left(usages: &Usages, vault: &Vault) -> u64 {
@@ -202,7 +202,7 @@ pub fn left(usages: &Usages, vault: &Vault) -> u64 {
 
 /// A value that could not be sealed again.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
-pub struct Failed {
+pub struct ResealFailure {
     /// The column of the value.
     pub what: &'static str,
     /// The partner id or the topup id. For a response it is the delivery id and the number of the
@@ -215,7 +215,7 @@ pub struct Failed {
 #[derive(Clone, Debug, Default)]
 pub struct Pass {
     pub reencrypted: u64,
-    pub failed: Vec<Failed>,
+    pub failed: Vec<ResealFailure>,
     usages: Usages,
 }
 
@@ -362,7 +362,7 @@ impl Sealed {
                         digest,
                     });
                 }
-                Err(error) => pass.failed.push(Failed {
+                Err(error) => pass.failed.push(ResealFailure {
                     what: self.what,
                     id: shown(&value.ids),
                     reason: error.to_string(),

@@ -29,7 +29,7 @@ const LAG: Duration = Duration::from_hours(1);
 /// A class of data with a term of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "lowercase")]
-pub enum Class {
+pub enum DataClass {
     /// Profiles, from their delivery on.
     Profiles,
     /// Attempts of deliveries with the responses of endpoints, from the attempt on.
@@ -48,7 +48,7 @@ pub enum Class {
     Orders,
 }
 
-impl Class {
+impl DataClass {
     pub const ALL: [Self; 7] = [
         Self::Profiles,
         Self::Attempts,
@@ -88,7 +88,7 @@ impl Class {
     }
 }
 
-impl std::str::FromStr for Class {
+impl std::str::FromStr for DataClass {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
@@ -103,7 +103,7 @@ impl std::str::FromStr for Class {
 
 /// The result of one batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Step {
+pub struct RetentionBatch {
     /// The number of rows that were looked at.
     pub seen: u64,
     pub erased: u64,
@@ -111,7 +111,7 @@ pub struct Step {
     pub more: bool,
 }
 
-impl Step {
+impl RetentionBatch {
     fn of(seen: i64, erased: i64, limit: u32) -> Self {
         Self {
             seen: count(seen),
@@ -131,16 +131,20 @@ impl Step {
 
 /// Looks at about `limit` rows of a class and erases those whose term has ended. Does nothing if
 /// another process is working on the class.
-pub async fn step(connection: &mut PgConnection, class: Class, limit: u32) -> Result<Step> {
+pub async fn step(
+    connection: &mut PgConnection,
+    class: DataClass,
+    limit: u32,
+) -> Result<RetentionBatch> {
     let step = walk(connection, class, limit).await?;
     match class {
-        Class::Profiles => Ok(step.and(late_profiles(connection, limit).await?)),
-        Class::Attempts
-        | Class::Audit
-        | Class::Changes
-        | Class::Archived
-        | Class::Refusals
-        | Class::Orders => Ok(step),
+        DataClass::Profiles => Ok(step.and(late_profiles(connection, limit).await?)),
+        DataClass::Attempts
+        | DataClass::Audit
+        | DataClass::Changes
+        | DataClass::Archived
+        | DataClass::Refusals
+        | DataClass::Orders => Ok(step),
     }
 }
 
@@ -164,7 +168,11 @@ macro_rules! deleted {
     };
 }
 
-async fn walk(connection: &mut PgConnection, class: Class, limit: u32) -> Result<Step> {
+async fn walk(
+    connection: &mut PgConnection,
+    class: DataClass,
+    limit: u32,
+) -> Result<RetentionBatch> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
     let query = sqlx::query_as!(
         Walk,
@@ -179,12 +187,12 @@ async fn walk(connection: &mut PgConnection, class: Class, limit: u32) -> Result
     let walk = query.fetch_optional(&mut *transaction).await?;
     let Some(walk) = walk else {
         transaction.rollback().await?;
-        return Ok(Step::default());
+        return Ok(RetentionBatch::default());
     };
     let batch = match class {
-        Class::Profiles => walk.profiles(&mut transaction, limit).await?,
-        Class::Attempts => walk.attempts(&mut transaction, limit).await?,
-        Class::Audit => deleted!(
+        DataClass::Profiles => walk.profiles(&mut transaction, limit).await?,
+        DataClass::Attempts => walk.attempts(&mut transaction, limit).await?,
+        DataClass::Audit => deleted!(
             walk,
             transaction,
             limit,
@@ -193,7 +201,7 @@ async fn walk(connection: &mut PgConnection, class: Class, limit: u32) -> Result
             "at",
             ""
         ),
-        Class::Changes => {
+        DataClass::Changes => {
             deleted!(
                 walk,
                 transaction,
@@ -204,7 +212,7 @@ async fn walk(connection: &mut PgConnection, class: Class, limit: u32) -> Result
                 "operator = 'partner' AND "
             )
         }
-        Class::Refusals => deleted!(
+        DataClass::Refusals => deleted!(
             walk,
             transaction,
             limit,
@@ -213,7 +221,7 @@ async fn walk(connection: &mut PgConnection, class: Class, limit: u32) -> Result
             "at",
             ""
         ),
-        Class::Archived => deleted!(
+        DataClass::Archived => deleted!(
             walk,
             transaction,
             limit,
@@ -223,9 +231,9 @@ async fn walk(connection: &mut PgConnection, class: Class, limit: u32) -> Result
             ""
         ),
         // Orders are never erased here, whatever their term is.
-        Class::Orders => return Ok(Step::default()),
+        DataClass::Orders => return Ok(RetentionBatch::default()),
     };
-    let step = Step::of(batch.seen, batch.erased, limit);
+    let step = RetentionBatch::of(batch.seen, batch.erased, limit);
     let statement = sqlx::query!(
         "UPDATE walks SET after = coalesce($2, after), up_to = $3 WHERE name = $1",
         class.as_str(),
@@ -337,7 +345,7 @@ impl Walk {
 /// `page` takes the rows that are due, and skips those of another process. `unit` judges them like
 /// the walk does. `erased` removes the profiles whose term has ended, `done` deletes the rows that
 /// need no further look, and `later` sets the time of the next look of the others.
-async fn late_profiles(connection: &mut PgConnection, limit: u32) -> Result<Step> {
+async fn late_profiles(connection: &mut PgConnection, limit: u32) -> Result<RetentionBatch> {
     let query = sqlx::query!(
         r#"WITH page AS MATERIALIZED (
                SELECT lane AS topup_id FROM work WHERE kind = 'erase' AND provider = '' AND at <= now()
@@ -375,22 +383,22 @@ async fn late_profiles(connection: &mut PgConnection, limit: u32) -> Result<Step
         i64::from(limit),
     );
     let row = query.fetch_one(connection).await?;
-    Ok(Step::of(row.seen, row.erased, limit))
+    Ok(RetentionBatch::of(row.seen, row.erased, limit))
 }
 
 /// The backlog of retention, for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Backlog {
-    /// How long the oldest row has been past its term, in the order of [`Class::ERASED`].
+pub struct RetentionBacklog {
+    /// How long the oldest row has been past its term, in the order of [`DataClass::ERASED`].
     pub overdue: [Duration; 6],
     /// The number of profiles that are past the term, counted from their order, and are kept
     /// because they are not delivered, or not for long enough. Counted up to 100,000.
     pub waiting: u64,
 }
 
-pub async fn backlog(connection: &mut PgConnection) -> Result<Backlog> {
-    let mut backlog = Backlog::default();
-    for (class, overdue) in Class::ERASED.into_iter().zip(&mut backlog.overdue) {
+pub async fn backlog(connection: &mut PgConnection) -> Result<RetentionBacklog> {
+    let mut backlog = RetentionBacklog::default();
+    for (class, overdue) in DataClass::ERASED.into_iter().zip(&mut backlog.overdue) {
         let query = sqlx::query_scalar!(
             r#"SELECT extract(epoch FROM CASE
                        WHEN up_to > '-infinity' THEN now() - make_interval(days => days, secs => $2) - up_to

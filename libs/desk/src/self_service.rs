@@ -27,9 +27,9 @@ use sqlx::{Connection, PgConnection};
 
 pub use self::orders::first_id;
 pub use self::{
-    account::{Account, OfferedOption, OptionFilter, OptionPage, account, options, rotate},
+    account::{OfferedOption, OptionFilter, OptionPage, PartnerAccount, account, options, rotate},
     deliveries::{
-        Delivery, DeliveryPage, FurtherDelivery, SentAgain, attempts, deliveries, delivery,
+        DeliveryPage, FurtherDelivery, SentAgain, UnitDelivery, attempts, deliveries, delivery,
         send_again,
     },
     endpoints::{
@@ -37,14 +37,15 @@ pub use self::{
         pause_endpoint, resume_endpoint,
     },
     notices::{
-        Channel, SetChannel, Verification, VerificationLimits, channel, remove_channel,
+        NoticeChannel, SetChannel, Verification, VerificationLimits, channel, remove_channel,
         set_channel, verify_channel,
     },
     orders::{
-        OrderHead, OrderPage, OrderState, Unit, UnitState, Units, count, order, orders, unit, units,
+        OrderHead, OrderPage, OrderState, PartnerUnit, PartnerUnitState, Units, count, order,
+        orders, unit, units,
     },
-    sandbox::{Made, expire_keys},
-    webhooks::{Endpoint, Position, Stored, StoredWebhook, endpoint, webhooks},
+    sandbox::{KeyExpiryResult, expire_keys},
+    webhooks::{FirstEndpoint, StoredWebhook, WebhookParts, WebhookPosition, endpoint, webhooks},
 };
 pub use crate::operator::deliveries::AttemptView as Attempt;
 

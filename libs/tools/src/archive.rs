@@ -140,7 +140,7 @@ pub async fn term(connection: &mut PgConnection) -> Result<Option<OffsetDateTime
 
 /// The orders of one page of the table `orders`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Page {
+pub struct ArchivePage {
     /// The last order of the page.
     pub last: Uuid,
     /// How many orders the page has.
@@ -156,7 +156,7 @@ pub async fn page(
     after: Uuid,
     ordered_before: OffsetDateTime,
     limit: u32,
-) -> Result<Option<Page>> {
+) -> Result<Option<ArchivePage>> {
     let query = sqlx::query_scalar!(
         "SELECT order_id FROM orders WHERE order_id > $1 AND order_id < $2 ORDER BY order_id LIMIT $3",
         after,
@@ -167,7 +167,7 @@ pub async fn page(
     let Some(last) = ids.last().copied() else {
         return Ok(None);
     };
-    Ok(Some(Page {
+    Ok(Some(ArchivePage {
         last,
         seen: ids.len(),
         finished: rows::finished(connection, &ids).await?,
@@ -202,7 +202,7 @@ pub async fn reserve(
     ordered_before: OffsetDateTime,
     limit: u32,
     file: impl FnOnce(i32) -> String,
-) -> Result<Option<(Page, Option<Archive>)>> {
+) -> Result<Option<(ArchivePage, Option<Archive>)>> {
     let mut transaction = connection.begin().await?;
     let next = page(&mut transaction, after, ordered_before, limit).await?;
     let Some(page) = next else {

@@ -28,7 +28,7 @@ const CHUNK: usize = 64 << 10;
 /// One purchase of the provider's list. Only the line and the order id are required. The other
 /// fields are shown to the operator as they stand in the list.
 #[derive(Clone, Debug, Default)]
-pub struct Purchase {
+pub struct ListedPurchase {
     /// The line of the file, or the place in the list, by which the operator finds it again.
     pub line: i64,
     /// The order id that we sent, which is our placement id.
@@ -70,7 +70,7 @@ impl<'c> Loader<'c> {
         })
     }
 
-    pub async fn add(&mut self, purchase: &Purchase) -> Result<()> {
+    pub async fn add(&mut self, purchase: &ListedPurchase) -> Result<()> {
         let placement: Option<Uuid> = purchase.order_id.parse().ok();
         let line = purchase.line.to_string();
         let placement = placement.map(|id| id.to_string());
@@ -179,7 +179,7 @@ impl TryFrom<String> for Difference {
 
 /// What is remarkable about one purchase of the list, as a row of the temporary table `findings`.
 #[derive(Clone, Debug, FromRow, Serialize)]
-pub struct Finding {
+pub struct LedgerFinding {
     #[sqlx(try_from = "String")]
     pub kind: Difference,
     /// `None` if it is missing in the list.
@@ -219,7 +219,7 @@ pub struct Comparison {
     /// Purchases of ours that the list does not have. 0 if that was not compared.
     pub missing: i64,
     /// Orphans first, then mismatches, in the order of the list.
-    pub findings: Vec<Finding>,
+    pub findings: Vec<LedgerFinding>,
 }
 
 /// The time of which the list is complete, so that a purchase of ours must be in it.

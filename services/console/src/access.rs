@@ -23,7 +23,7 @@ use axum::{
     response::Response,
 };
 use axum_htmx::HX_REQUEST;
-pub use desk::operator::accounts::Role;
+pub use desk::operator::accounts::OperatorRole;
 use desk::operator::sessions::{self, Accepted};
 use pg::actions::{Action, Actor};
 use runtime::listener::Place;
@@ -52,7 +52,7 @@ pub(crate) const TOKEN: &str = "token";
 
 /// A role that a handler demands.
 pub trait Rank: Send + Sync + 'static {
-    const ROLE: Role;
+    const ROLE: OperatorRole;
 }
 
 /// Sees everything but credentials, and changes nothing.
@@ -63,15 +63,15 @@ pub struct Support;
 pub struct Operator;
 
 impl Rank for Viewer {
-    const ROLE: Role = Role::Viewer;
+    const ROLE: OperatorRole = OperatorRole::Viewer;
 }
 
 impl Rank for Support {
-    const ROLE: Role = Role::Support;
+    const ROLE: OperatorRole = OperatorRole::Support;
 }
 
 impl Rank for Operator {
-    const ROLE: Role = Role::Operator;
+    const ROLE: OperatorRole = OperatorRole::Operator;
 }
 
 /// A request for a page by somebody whose role may see it.

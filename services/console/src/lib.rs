@@ -40,7 +40,7 @@ mod view;
 
 use std::time::Duration;
 
-use desk::operator::health::{Finding, Kind};
+use desk::operator::health::{Finding, FindingKind};
 use pg::{
     Database,
     schema::{self, SchemaError},
@@ -112,7 +112,7 @@ async fn watch(database: Database, readiness: Readiness, shutdown: Shutdown) -> 
             Err(SchemaError::Store(error)) => {
                 let since = *away_since.get_or_insert_with(runtime::clock::now);
                 let why = error.to_string();
-                let finding = Finding::new(Kind::DatabaseDown { why }, Some(since));
+                let finding = Finding::new(FindingKind::DatabaseDown { why }, Some(since));
                 readiness.set_not_ready("database", error.to_string(), json!(finding.told()));
             }
             Err(error) => return Err(error.into()),

@@ -13,7 +13,7 @@ use std::{
 };
 
 use accounts::partners;
-use desk::operator::health::{self, Report};
+use desk::operator::health::{self, HealthReport};
 use pg::{
     Database, PgConnection,
     actions::{self, Filter, Recorded},
@@ -46,7 +46,7 @@ const ACTIONS: u32 = 5;
 /// What one look at the database has read.
 pub(crate) struct SystemSnapshot {
     at: Instant,
-    pub(crate) report: Report,
+    pub(crate) report: HealthReport,
     /// The last minutes, of everybody and of each provider and endpoint.
     pub(crate) now: Counts,
     pub(crate) subjects: Vec<(Measure, String, Count)>,

@@ -22,7 +22,7 @@ use std::{pin::Pin, time::Duration};
 use anyhow::Context;
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use desk::operator::{
-    accounts::{OF_PROVIDER, Role, is_readable},
+    accounts::{OF_PROVIDER, OperatorRole, is_readable},
     sessions::Person,
 };
 use openidconnect::{
@@ -144,7 +144,7 @@ pub(crate) struct OpenIdProvider {
     scopes: Vec<Scope>,
     name_claim: String,
     role_claim: String,
-    roles: Vec<(Role, String)>,
+    roles: Vec<(OperatorRole, String)>,
     http: reqwest::Client,
     fetched: Mutex<Option<Fetched>>,
 }
@@ -549,11 +549,14 @@ mod tests {
         let both = person(both).unwrap();
         assert_eq!(
             (both.name.as_str(), both.role),
-            ("oidc:ana@example.com", Role::Operator)
+            ("oidc:ana@example.com", OperatorRole::Operator)
         );
         let one = json!({ "sub": "7", "email": "a@example.com", "email_verified": false, "groups": "all" });
         let one = person(one).unwrap();
-        assert_eq!((one.name.as_str(), one.role), ("oidc:7", Role::Viewer));
+        assert_eq!(
+            (one.name.as_str(), one.role),
+            ("oidc:7", OperatorRole::Viewer)
+        );
         let strange = json!({ "sub": "7", "email": "a b\u{202e}\n", "groups": "all" });
         assert_eq!(person(strange).unwrap().name, "oidc:7");
         for unseen in ["\u{ad}", "\u{61c}", "\u{34f}", "\u{3164}", "\u{e0041}"] {

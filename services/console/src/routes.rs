@@ -19,7 +19,7 @@ use tracing::Instrument;
 
 use crate::{
     App,
-    access::{self, Role, is_by_htmx},
+    access::{self, OperatorRole, is_by_htmx},
     openid::CALLBACK,
     pages,
     problem::Problem,
@@ -37,11 +37,15 @@ pub struct ConsoleRoute {
     /// As axum writes it, such as `/orders/{id}`.
     pub path: &'static str,
     /// The lowest role that may use it; `None` needs no session.
-    pub needs: Option<Role>,
+    pub needs: Option<OperatorRole>,
     handler: MethodRouter<App>,
 }
 
-fn page(path: &'static str, needs: Option<Role>, handler: MethodRouter<App>) -> ConsoleRoute {
+fn page(
+    path: &'static str,
+    needs: Option<OperatorRole>,
+    handler: MethodRouter<App>,
+) -> ConsoleRoute {
     ConsoleRoute {
         method: Method::GET,
         path,
@@ -50,7 +54,11 @@ fn page(path: &'static str, needs: Option<Role>, handler: MethodRouter<App>) -> 
     }
 }
 
-fn action(path: &'static str, needs: Option<Role>, handler: MethodRouter<App>) -> ConsoleRoute {
+fn action(
+    path: &'static str,
+    needs: Option<OperatorRole>,
+    handler: MethodRouter<App>,
+) -> ConsoleRoute {
     ConsoleRoute {
         method: Method::POST,
         path,
@@ -66,9 +74,9 @@ pub fn routes() -> Vec<ConsoleRoute> {
 
 /// The routes of the pages of a partner and its endpoints.
 fn of_partners() -> Vec<ConsoleRoute> {
-    let viewer = Some(Role::Viewer);
-    let support = Some(Role::Support);
-    let operator = Some(Role::Operator);
+    let viewer = Some(OperatorRole::Viewer);
+    let support = Some(OperatorRole::Support);
+    let operator = Some(OperatorRole::Operator);
     vec![
         page("/partners", viewer, get(pages::partners::show)),
         page("/partners/{id}", viewer, get(pages::partner::show)),
@@ -152,9 +160,9 @@ fn of_partners() -> Vec<ConsoleRoute> {
 
 /// All other routes.
 fn of_all() -> Vec<ConsoleRoute> {
-    let viewer = Some(Role::Viewer);
-    let support = Some(Role::Support);
-    let operator = Some(Role::Operator);
+    let viewer = Some(OperatorRole::Viewer);
+    let support = Some(OperatorRole::Support);
+    let operator = Some(OperatorRole::Operator);
     vec![
         page("/assets/{file}", None, get(pages::assets::show)),
         page("/sign-in", None, get(sign_in::form)),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use desk::operator::accounts::Role;
+use desk::operator::accounts::OperatorRole;
 use secrecy::{ExposeSecret, SecretString};
 use sha2::{Digest, Sha256};
 
@@ -15,7 +15,7 @@ pub(crate) const FORM_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug)]
 pub struct ConsoleSession {
     pub(crate) operator: String,
-    pub(crate) role: Role,
+    pub(crate) role: OperatorRole,
     /// The secret in the cookie.
     pub(crate) secret: SecretString,
     /// Where the request came from.
@@ -32,11 +32,11 @@ impl ConsoleSession {
         &self.operator
     }
 
-    pub(crate) fn role(&self) -> Role {
+    pub(crate) fn role(&self) -> OperatorRole {
         self.role
     }
 
-    pub(crate) fn may(&self, role: Role) -> bool {
+    pub(crate) fn may(&self, role: OperatorRole) -> bool {
         self.role >= role
     }
 

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use clap::Args;
 use desk::operator::health::{
-    self, Finding, Report,
+    self, Finding, HealthReport,
     finding::Severity,
     stages::Life,
-    told::{Told, lasted},
-    waiting::{Backlog, Drain, Queue, Waiting},
+    told::{FindingText, lasted},
+    waiting::{Drain, QueueBacklog, WaitingQueue, WaitingWork},
 };
 use domain::standing::EndpointState;
 use serde_json::{Value, json};
@@ -89,7 +89,7 @@ pub async fn attention(asked: &Attention, console: &Console) -> anyhow::Result<u
     })
 }
 
-fn findings_json(report: &Report) -> Value {
+fn findings_json(report: &HealthReport) -> Value {
     let all = |findings: &mut dyn Iterator<Item = &Finding>| -> Vec<Value> {
         findings
             .map(|one| json!({ "finding": one, "told": one.told() }))
@@ -103,7 +103,7 @@ fn findings_json(report: &Report) -> Value {
 }
 
 /// The verdict, and a block for each finding.
-fn findings(report: &Report, width: Option<usize>) -> String {
+fn findings(report: &HealthReport, width: Option<usize>) -> String {
     let mut text = vec![report.verdict()];
     text.extend(
         report
@@ -120,7 +120,7 @@ fn findings(report: &Report, width: Option<usize>) -> String {
 
 /// One finding, each part of it on lines of its own that fit the terminal. Commands are not wrapped,
 /// so that they can be copied.
-fn block(told: &Told, now: OffsetDateTime, width: Option<usize>) -> String {
+fn block(told: &FindingText, now: OffsetDateTime, width: Option<usize>) -> String {
     let state = match (told.needs_person, told.severity) {
         (false, _) => "mends  ",
         (true, Severity::Warning) => "warning",
@@ -173,8 +173,8 @@ fn wrapped(label: &str, text: &str, width: Option<usize>) -> String {
 
 /// A queue with its estimate.
 struct Shown<'a> {
-    queue: &'a Queue,
-    backlog: Backlog,
+    queue: &'a WaitingQueue,
+    backlog: QueueBacklog,
     drain: Option<Drain>,
     /// The endpoint of a queue of webhooks. `None` if it was removed meanwhile.
     endpoint: Option<&'a Endpoint>,
@@ -224,13 +224,13 @@ pub async fn run(asked: &StatusArgs, console: &Console) -> anyhow::Result<()> {
 }
 
 fn shown<'a>(
-    now: &'a Waiting,
-    earlier: Option<&Waiting>,
+    now: &'a WaitingWork,
+    earlier: Option<&WaitingWork>,
     endpoints: &'a [Endpoint],
 ) -> Vec<Shown<'a>> {
-    let endpoint = |queue: &Queue| match queue {
-        Queue::Provider { .. } => None,
-        Queue::Endpoint { endpoint_id, .. } => endpoints
+    let endpoint = |queue: &WaitingQueue| match queue {
+        WaitingQueue::Provider { .. } => None,
+        WaitingQueue::Endpoint { endpoint_id, .. } => endpoints
             .iter()
             .find(|endpoint| endpoint.endpoint_id == *endpoint_id),
     };
@@ -278,8 +278,8 @@ fn stage_row(life: &Life, now: OffsetDateTime) -> Row<3> {
 
 fn row(shown: &Shown<'_>) -> Row<6> {
     let queue = match shown.queue {
-        Queue::Provider { name } => format!("provider {name}"),
-        Queue::Endpoint { endpoint_id, .. } => format!("endpoint {endpoint_id}"),
+        WaitingQueue::Provider { name } => format!("provider {name}"),
+        WaitingQueue::Endpoint { endpoint_id, .. } => format!("endpoint {endpoint_id}"),
     };
     // An endpoint that is blocked or paused explains why its webhooks wait.
     let of = shown.endpoint.map(|one| {

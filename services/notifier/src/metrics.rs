@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use desk::{
-    operator::health::webhooks::Backlog,
-    retention::{self, Class},
+    operator::health::webhooks::WebhookBacklog,
+    retention::{self, DataClass},
 };
 use domain::{EndpointId, event::Kind};
 use opentelemetry::{
@@ -185,7 +185,7 @@ impl Metrics {
         self.redeliveries.record(running, &[]);
     }
 
-    pub fn backlog(&self, backlog: &Backlog) {
+    pub fn backlog(&self, backlog: &WebhookBacklog) {
         let overdue = [
             ("live", backlog.overdue_live),
             ("sandbox", backlog.overdue_sandbox),
@@ -231,13 +231,13 @@ impl RetentionMetrics {
         }
     }
 
-    pub(crate) fn erased(&self, class: Class, rows: u64) {
+    pub(crate) fn erased(&self, class: DataClass, rows: u64) {
         let class = KeyValue::new("class", class.as_str());
         self.erased.add(rows, &[class]);
     }
 
-    pub(crate) fn backlog(&self, backlog: &retention::Backlog) {
-        for (class, overdue) in Class::ERASED.into_iter().zip(backlog.overdue) {
+    pub(crate) fn backlog(&self, backlog: &retention::RetentionBacklog) {
+        for (class, overdue) in DataClass::ERASED.into_iter().zip(backlog.overdue) {
             let class = KeyValue::new("class", class.as_str());
             self.overdue.record(overdue.as_secs_f64(), &[class]);
         }

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use desk::retention::{self, Class};
+use desk::retention::{self, DataClass};
 use pg::Database;
 use runtime::{Shutdown, outage};
 use tokio::time::Instant;
@@ -23,7 +23,7 @@ pub async fn run(database: Database, rate: u32, shutdown: Shutdown) -> anyhow::R
     let stop = shutdown.soft();
     let mut ticks = shutdown.ticks(LOOK);
     while ticks.next().await {
-        for class in Class::ERASED.into_iter().filter(|_| rate > 0) {
+        for class in DataClass::ERASED.into_iter().filter(|_| rate > 0) {
             loop {
                 let began = Instant::now();
                 let erased =

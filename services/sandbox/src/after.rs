@@ -8,10 +8,10 @@ use runtime::clock;
 use time::{Duration, OffsetDateTime};
 
 use crate::{
-    error::Error,
+    error::SandboxError,
     profile::UnitNumber,
-    purchase::Purchase,
-    script::{self, AfterDelivery},
+    purchase::LedgerPurchase,
+    script::{self, AfterDeliveryScript},
     state::Sandbox,
 };
 
@@ -24,7 +24,7 @@ const USED: u64 = 3 * GIB / 2;
 const LASTS: Duration = Duration::days(30);
 
 /// A unit after its delivery.
-pub struct Esim {
+pub struct UnitInUse {
     pub is_installed: bool,
     pub is_canceled: bool,
     /// Bytes.
@@ -35,7 +35,7 @@ pub struct Esim {
 
 /// How a give-back ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GiveBack {
+pub enum GiveBackResult {
     Done,
     Installed,
     /// There is no such unit.
@@ -43,7 +43,7 @@ pub enum GiveBack {
 }
 
 /// The purchase of a unit, and what its option says.
-fn find(sandbox: &Sandbox, unit: UnitNumber) -> Option<(Arc<Purchase>, AfterDelivery)> {
+fn find(sandbox: &Sandbox, unit: UnitNumber) -> Option<(Arc<LedgerPurchase>, AfterDeliveryScript)> {
     let purchase = sandbox.ledger.containing(unit)?;
     let after = purchase
         .units()
@@ -53,21 +53,21 @@ fn find(sandbox: &Sandbox, unit: UnitNumber) -> Option<(Arc<Purchase>, AfterDeli
 }
 
 /// Looks at a unit; `None` if it was never bought.
-pub fn look(sandbox: &Sandbox, unit: UnitNumber) -> Result<Option<Esim>, Error> {
+pub fn look(sandbox: &Sandbox, unit: UnitNumber) -> Result<Option<UnitInUse>, SandboxError> {
     let Some((purchase, after)) = find(sandbox, unit) else {
         return Ok(None);
     };
     let is_canceled = sandbox.ledger.is_canceled(unit);
-    if is_canceled && after == AfterDelivery::UnclearReturn {
-        return Err(Error::Failed);
+    if is_canceled && after == AfterDeliveryScript::UnclearReturn {
+        return Err(SandboxError::Failed);
     }
     Ok(Some(of(&purchase, after, is_canceled)))
 }
 
 /// A unit of a purchase, without the faults of its script.
-pub fn of(purchase: &Purchase, after: AfterDelivery, is_canceled: bool) -> Esim {
-    let is_installed = after == AfterDelivery::InUse;
-    Esim {
+pub fn of(purchase: &LedgerPurchase, after: AfterDeliveryScript, is_canceled: bool) -> UnitInUse {
+    let is_installed = after == AfterDeliveryScript::InUse;
+    UnitInUse {
         is_installed,
         is_canceled,
         used: if is_installed { USED } else { 0 },
@@ -77,19 +77,21 @@ pub fn of(purchase: &Purchase, after: AfterDelivery, is_canceled: bool) -> Esim 
 }
 
 /// Takes a unit back. A second time succeeds, too.
-pub fn give_back(sandbox: &Sandbox, unit: UnitNumber) -> Result<GiveBack, Error> {
+pub fn give_back(sandbox: &Sandbox, unit: UnitNumber) -> Result<GiveBackResult, SandboxError> {
     let Some((_, after)) = find(sandbox, unit) else {
-        return Ok(GiveBack::Unknown);
+        return Ok(GiveBackResult::Unknown);
     };
-    if after == AfterDelivery::InUse {
-        return Ok(GiveBack::Installed);
+    if after == AfterDeliveryScript::InUse {
+        return Ok(GiveBackResult::Installed);
     }
     let is_known = sandbox.ledger.cancel(unit, clock::now());
-    if !is_known.map_err(Error::Ledger)? {
-        return Ok(GiveBack::Unknown);
+    if !is_known.map_err(SandboxError::Ledger)? {
+        return Ok(GiveBackResult::Unknown);
     }
     match after {
-        AfterDelivery::LostReturn | AfterDelivery::UnclearReturn => Err(Error::Failed),
-        AfterDelivery::Unused | AfterDelivery::InUse => Ok(GiveBack::Done),
+        AfterDeliveryScript::LostReturn | AfterDeliveryScript::UnclearReturn => {
+            Err(SandboxError::Failed)
+        }
+        AfterDeliveryScript::Unused | AfterDeliveryScript::InUse => Ok(GiveBackResult::Done),
     }
 }

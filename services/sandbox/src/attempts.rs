@@ -13,9 +13,9 @@ use runtime::lock;
 const MAX_ORDERS: usize = 100_000;
 
 #[derive(Default)]
-pub struct Attempts(Mutex<HashMap<String, u32>>);
+pub struct AttemptCounts(Mutex<HashMap<String, u32>>);
 
-impl Attempts {
+impl AttemptCounts {
     /// Counts an attempt, and returns whether it must fail because it is one of the first
     /// `failures` of its order id. The attempt that may succeed removes the count.
     pub fn fails(&self, order_id: &str, failures: u32) -> bool {

@@ -9,8 +9,8 @@ use axum::{extract::FromRequestParts, http::request::Parts};
 use runtime::clock;
 
 use crate::{
-    error::Error,
-    state::{Credentials, Sandbox},
+    error::SandboxError,
+    state::{Sandbox, SandboxCredentials},
 };
 
 /// The largest difference that is accepted between a caller's clock and ours, in milliseconds.
@@ -20,14 +20,22 @@ const WINDOW_MS: u64 = 5 * 60 * 1000;
 pub struct Authenticated;
 
 impl FromRequestParts<Sandbox> for Authenticated {
-    type Rejection = Error;
+    type Rejection = SandboxError;
 
-    async fn from_request_parts(parts: &mut Parts, sandbox: &Sandbox) -> Result<Self, Error> {
-        check(parts, &sandbox.credentials, clock::unix_milliseconds()).map_err(Error::Unauthorized)
+    async fn from_request_parts(
+        parts: &mut Parts,
+        sandbox: &Sandbox,
+    ) -> Result<Self, SandboxError> {
+        check(parts, &sandbox.credentials, clock::unix_milliseconds())
+            .map_err(SandboxError::Unauthorized)
     }
 }
 
-fn check(parts: &Parts, ours: &Credentials, now_ms: i64) -> Result<Authenticated, &'static str> {
+fn check(
+    parts: &Parts,
+    ours: &SandboxCredentials,
+    now_ms: i64,
+) -> Result<Authenticated, &'static str> {
     let header = |name: &str| {
         parts
             .headers
@@ -71,7 +79,7 @@ mod tests {
 
     /// The error for a valid request after `change`.
     fn refused(change: impl FnOnce(&mut Parts)) -> Option<&'static str> {
-        let ours = Credentials {
+        let ours = SandboxCredentials {
             access_key: "AK".into(),
             secret: SecretKey::from_base64("c2VjcmV0LWtleQ==").unwrap(),
         };

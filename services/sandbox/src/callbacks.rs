@@ -16,11 +16,11 @@ use tokio::{sync::mpsc, task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    channel::{Channel, Made},
+    channel::{CallbackChannel, PurchaseCallbacks},
     ledger::Ledger,
     profile::UnitNumber,
     protocol::Callback,
-    purchase::Purchase,
+    purchase::LedgerPurchase,
     script,
     units::{self, Fate},
 };
@@ -43,8 +43,8 @@ pub fn url(text: &str) -> Result<Url, String> {
 
 /// A callback that waits for the time when its unit is ready.
 struct Due {
-    channel: Arc<Channel>,
-    purchase: Arc<Purchase>,
+    channel: Arc<CallbackChannel>,
+    purchase: Arc<LedgerPurchase>,
     unit: UnitNumber,
     option_id: String,
 }
@@ -53,7 +53,7 @@ struct Due {
 /// them.
 pub async fn run(
     ledger: Arc<Ledger>,
-    mut purchases: mpsc::Receiver<Made>,
+    mut purchases: mpsc::Receiver<PurchaseCallbacks>,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
     let client = client::direct(TIMEOUT)
@@ -97,7 +97,7 @@ pub async fn run(
 /// The body of a callback in the protocol of USIMSA.
 pub(crate) fn usimsa(
     ledger: &Ledger,
-    purchase: &Purchase,
+    purchase: &LedgerPurchase,
     unit: UnitNumber,
     option_id: &str,
 ) -> Value {

@@ -6,32 +6,32 @@ use reqwest::Url;
 use serde_json::Value;
 use tokio::sync::mpsc;
 
-use crate::{ledger::Ledger, profile::UnitNumber, purchase::Purchase};
+use crate::{ledger::Ledger, profile::UnitNumber, purchase::LedgerPurchase};
 
 /// The maximum number of purchases in the queue.
 const QUEUE: usize = 10_000;
 /// Where the callbacks of a protocol go, and what they say about a unit that has become ready.
-pub struct Channel {
+pub struct CallbackChannel {
     pub url: Url,
-    pub body: fn(&Ledger, &Purchase, UnitNumber, &str) -> Value,
+    pub body: fn(&Ledger, &LedgerPurchase, UnitNumber, &str) -> Value,
 }
 
 /// A purchase that may need callbacks.
-pub(crate) type Made = (Arc<Channel>, Arc<Purchase>);
+pub(crate) type PurchaseCallbacks = (Arc<CallbackChannel>, Arc<LedgerPurchase>);
 
 /// The queue of purchases that need callbacks.
 #[derive(Clone)]
-pub struct Queue(mpsc::Sender<Made>);
+pub struct CallbackQueue(mpsc::Sender<PurchaseCallbacks>);
 
-impl Queue {
-    pub fn new() -> (Self, mpsc::Receiver<Made>) {
+impl CallbackQueue {
+    pub fn new() -> (Self, mpsc::Receiver<PurchaseCallbacks>) {
         let (sender, receiver) = mpsc::channel(QUEUE);
         (Self(sender), receiver)
     }
 
     /// Adds a purchase without waiting. If the queue is full, the callbacks of the purchase are
     /// lost.
-    pub fn push(&self, channel: &Arc<Channel>, purchase: Arc<Purchase>) {
+    pub fn push(&self, channel: &Arc<CallbackChannel>, purchase: Arc<LedgerPurchase>) {
         if let Err(error) = self.0.try_send((Arc::clone(channel), purchase)) {
             tracing::warn!(
                 %error,

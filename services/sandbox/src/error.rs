@@ -19,7 +19,7 @@ use crate::{
 
 /// Why a request gets no result.
 #[derive(Debug)]
-pub enum Error {
+pub enum SandboxError {
     /// 401: the headers do not authenticate the request, for this reason.
     Unauthorized(&'static str),
     /// The request does not follow the protocol, for this reason.
@@ -43,7 +43,7 @@ pub enum Error {
     Ledger(io::Error),
 }
 
-impl IntoResponse for Error {
+impl IntoResponse for SandboxError {
     fn into_response(self) -> Response {
         match self {
             Self::Unauthorized(message) => {

@@ -47,7 +47,7 @@ pub enum Garble {
 }
 
 /// Where an answer has what is garbled.
-pub struct Shape {
+pub struct AnswerShape {
     /// The list of units, as a JSON pointer.
     pub units: &'static str,
     /// The field with the id of a unit.
@@ -58,7 +58,7 @@ pub struct Shape {
     pub message: &'static str,
 }
 
-const USIMSA: Shape = Shape {
+const USIMSA: AnswerShape = AnswerShape {
     units: "/products",
     id: "topupId",
     date: "expiredDate",
@@ -76,7 +76,7 @@ pub fn answer<T: Serialize>(garble: Option<Garble>, products: ProductList<T>) ->
 
 /// An answer of this shape, garbled if a fault demands it. What the answer has no place for, stays
 /// as it is.
-pub fn garbled(garble: Option<Garble>, shape: &Shape, mut answer: Value) -> Response {
+pub fn garbled(garble: Option<Garble>, shape: &AnswerShape, mut answer: Value) -> Response {
     match garble {
         None => {}
         Some(Garble::Huge) => return huge(),
@@ -99,7 +99,7 @@ pub fn garbled(garble: Option<Garble>, shape: &Shape, mut answer: Value) -> Resp
 }
 
 /// Changes one field of each unit that has it.
-fn change(answer: &mut Value, shape: &Shape, field: &str, change: fn(&str) -> String) {
+fn change(answer: &mut Value, shape: &AnswerShape, field: &str, change: fn(&str) -> String) {
     let listed = answer
         .pointer_mut(shape.units)
         .and_then(Value::as_array_mut);

@@ -30,15 +30,15 @@ use time::OffsetDateTime;
 use crate::{
     journal::Journal,
     profile::{self, FIRST_UNITS, Seed, UnitNumber},
-    protocol::{Product, Profile},
-    purchase::Purchase,
-    summary::Summary,
+    protocol::{Product, ProfileAnswer},
+    purchase::LedgerPurchase,
+    summary::LedgerSummary,
 };
 
 /// The format of the file. A file of another version is refused.
 const VERSION: u32 = 1;
 
-/// A line of the file. `P` is a [`Purchase`], which is owned when it is read and borrowed when it
+/// A line of the file. `P` is a [`LedgerPurchase`], which is owned when it is read and borrowed when it
 /// is written.
 #[derive(Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -99,9 +99,9 @@ pub enum Repeats {
 
 /// The purchases of one order id, or all of them.
 #[derive(Default)]
-pub struct Order {
+pub struct OrderPurchases {
     /// One order id has more than one purchase only if duplicates are not detected.
-    pub purchases: Vec<Arc<Purchase>>,
+    pub purchases: Vec<Arc<LedgerPurchase>>,
     pub canceled: BTreeSet<UnitNumber>,
 }
 
@@ -122,7 +122,7 @@ struct Accounts {
     first_unit: UnitNumber,
     next_unit: UnitNumber,
     /// Oldest first.
-    purchases: Vec<Arc<Purchase>>,
+    purchases: Vec<Arc<LedgerPurchase>>,
     /// The positions in `purchases` of each order id's purchases.
     by_order_id: HashMap<String, Vec<usize>>,
     canceled: BTreeSet<UnitNumber>,
@@ -134,7 +134,7 @@ impl Ledger {
     pub fn open(path: &Path) -> anyhow::Result<Self> {
         let mut seed: Option<Seed> = None;
         let mut accounts = Accounts::default();
-        let mut journal = Journal::open(path, |record: Record<Purchase>| {
+        let mut journal = Journal::open(path, |record: Record<LedgerPurchase>| {
             match (record, seed) {
                 (Record::Opened(opened), None) => {
                     seed = Some(opened.check()?);
@@ -188,14 +188,14 @@ impl Ledger {
         products: Vec<Product>,
         now: OffsetDateTime,
         repeats: Repeats,
-    ) -> io::Result<Option<Arc<Purchase>>> {
+    ) -> io::Result<Option<Arc<LedgerPurchase>>> {
         let mut books = self.lock();
         let Books { journal, accounts } = &mut *books;
         if repeats == Repeats::Refused && accounts.by_order_id.contains_key(&order_id) {
             return Ok(None);
         }
         let at = now.truncate_to_millisecond();
-        let purchase = Purchase {
+        let purchase = LedgerPurchase {
             at,
             order_id,
             first_unit: accounts.next_unit,
@@ -211,7 +211,7 @@ impl Ledger {
     }
 
     /// The purchases of an order id, with their cancelled units; `None` if it has bought nothing.
-    pub fn order(&self, order_id: &str) -> Option<Order> {
+    pub fn order(&self, order_id: &str) -> Option<OrderPurchases> {
         let books = self.lock();
         let accounts = &books.accounts;
         let places = accounts.by_order_id.get(order_id)?;
@@ -224,7 +224,7 @@ impl Ledger {
             .flat_map(|purchase| accounts.canceled.range(purchase.unit_numbers()))
             .copied()
             .collect();
-        Some(Order {
+        Some(OrderPurchases {
             purchases,
             canceled,
         })
@@ -246,12 +246,12 @@ impl Ledger {
         Ok(true)
     }
 
-    pub fn profile(&self, unit: UnitNumber, bought_at: OffsetDateTime) -> Profile {
+    pub fn profile(&self, unit: UnitNumber, bought_at: OffsetDateTime) -> ProfileAnswer {
         profile::profile(self.seed, unit, bought_at)
     }
 
     /// The units of a purchase that are cancelled.
-    pub fn canceled(&self, purchase: &Purchase) -> BTreeSet<UnitNumber> {
+    pub fn canceled(&self, purchase: &LedgerPurchase) -> BTreeSet<UnitNumber> {
         let books = self.lock();
         let canceled = books.accounts.canceled.range(purchase.unit_numbers());
         canceled.copied().collect()
@@ -262,26 +262,26 @@ impl Ledger {
     }
 
     /// Summarises all purchases, or in detail the purchases of one order id.
-    pub fn summary(&self, order_id: Option<&str>) -> Summary {
-        let Order {
+    pub fn summary(&self, order_id: Option<&str>) -> LedgerSummary {
+        let OrderPurchases {
             purchases,
             canceled,
         } = if let Some(order_id) = order_id {
             self.order(order_id).unwrap_or_default()
         } else {
             let accounts = &self.lock().accounts;
-            Order {
+            OrderPurchases {
                 purchases: accounts.purchases.clone(),
                 canceled: accounts.canceled.clone(),
             }
         };
         // Counted after the lock is released, because counting may take long and purchases must not
         // wait for it.
-        Summary::of(&purchases, &canceled, order_id.is_some())
+        LedgerSummary::of(&purchases, &canceled, order_id.is_some())
     }
 
     /// The purchase that begins with this unit.
-    pub fn beginning_with(&self, unit: UnitNumber) -> Option<Arc<Purchase>> {
+    pub fn beginning_with(&self, unit: UnitNumber) -> Option<Arc<LedgerPurchase>> {
         let books = self.lock();
         let purchases = &books.accounts.purchases;
         let place = purchases.binary_search_by_key(&unit, |purchase| purchase.first_unit);
@@ -289,7 +289,7 @@ impl Ledger {
     }
 
     /// The purchase that has bought this unit.
-    pub fn containing(&self, unit: UnitNumber) -> Option<Arc<Purchase>> {
+    pub fn containing(&self, unit: UnitNumber) -> Option<Arc<LedgerPurchase>> {
         let books = self.lock();
         let purchases = &books.accounts.purchases;
         let after = purchases.partition_point(|purchase| purchase.first_unit <= unit);
@@ -299,7 +299,10 @@ impl Ledger {
     }
 
     /// The purchases that are wanted, oldest first.
-    pub fn purchases(&self, is_wanted: impl Fn(&Purchase) -> bool) -> Vec<Arc<Purchase>> {
+    pub fn purchases(
+        &self,
+        is_wanted: impl Fn(&LedgerPurchase) -> bool,
+    ) -> Vec<Arc<LedgerPurchase>> {
         let books = self.lock();
         let purchases = books.accounts.purchases.iter();
         purchases.filter(|one| is_wanted(one)).cloned().collect()
@@ -318,7 +321,7 @@ impl Accounts {
         self.next_unit = first_unit;
     }
 
-    fn enter(&mut self, purchase: Purchase) -> Arc<Purchase> {
+    fn enter(&mut self, purchase: LedgerPurchase) -> Arc<LedgerPurchase> {
         let purchase = Arc::new(purchase);
         self.next_unit += purchase.size();
         self.by_order_id
@@ -342,7 +345,11 @@ mod tests {
 
     const NOW: OffsetDateTime = datetime!(2026-11-20 12:00:00.123_456 UTC);
 
-    fn buy(ledger: &Ledger, order_id: &str, products: &[(&str, u32)]) -> Option<Arc<Purchase>> {
+    fn buy(
+        ledger: &Ledger,
+        order_id: &str,
+        products: &[(&str, u32)],
+    ) -> Option<Arc<LedgerPurchase>> {
         let products = products.iter().map(|(option, qty)| Product {
             option_id: (*option).into(),
             qty: *qty,

@@ -59,10 +59,10 @@ use signing::SecretKey;
 
 pub use self::{
     routes::Further,
-    state::{Credentials, Sandbox},
+    state::{Sandbox, SandboxCredentials},
 };
 use crate::{
-    channel::{Channel, Queue},
+    channel::{CallbackChannel, CallbackQueue},
     ledger::Ledger,
     metrics::Metrics,
 };
@@ -89,7 +89,7 @@ const EXAMPLES: &str = "Examples:
 pub struct Config {
     /// What the program does; `serve` if it is left out
     #[arg(value_enum)]
-    pub command: Option<Command>,
+    pub command: Option<SandboxCommand>,
     /// The provider whose options `catalogue` prints
     ///
     /// The options of `usimsa` are live ones. They are for a test system in which the account of
@@ -181,7 +181,7 @@ impl ServeConfig {
 
 /// The command of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Command {
+pub enum SandboxCommand {
     /// Serve the provider's API until the process is stopped
     Serve,
     /// Print the options as JSON, for `esimctl option apply`
@@ -229,7 +229,7 @@ pub async fn serve(
     let path = config
         .ledger
         .context("the file of purchases is not named: set --ledger (SANDBOX_LEDGER)")?;
-    let credentials = Credentials {
+    let credentials = SandboxCredentials {
         access_key: config
             .access_key
             .context("there is no access key: set --access-key (SANDBOX_ACCESS_KEY)")?,
@@ -249,13 +249,13 @@ pub async fn serve(
         "the sandbox provider has started"
     );
     let faults = Arc::new(faults::Switch::default());
-    let (callbacks, purchases) = Queue::new();
+    let (callbacks, purchases) = CallbackQueue::new();
     shutdown.spawn(
         "callbacks",
         callbacks::run(Arc::clone(&ledger), purchases, shutdown.soft()),
     );
     let usimsa = callback_url.map(|url| {
-        Arc::new(Channel {
+        Arc::new(CallbackChannel {
             url,
             body: callbacks::usimsa,
         })

@@ -1,15 +1,15 @@
 use std::process::ExitCode;
 
-use sandbox::{Command, Config};
+use sandbox::{Config, SandboxCommand};
 
 fn main() -> ExitCode {
     let config =
         runtime::config::parse(|config: &Config| runtime::checked(|| config.serve.check()));
     match config.command {
-        Some(Command::Catalogue) => {
+        Some(SandboxCommand::Catalogue) => {
             sandbox::print(&sandbox::script::catalogue(&config.provider, None))
         }
-        Some(Command::Serve) | None => runtime::main(
+        Some(SandboxCommand::Serve) | None => runtime::main(
             "sandbox",
             sandbox::run,
             |_| Ok(()),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use opentelemetry::{KeyValue, global, metrics::Counter};
 use runtime::{http::Requests, metrics::Instruments};
 
-use crate::{faults::Switch, purchase::Purchase};
+use crate::{faults::Switch, purchase::LedgerPurchase};
 
 pub struct Metrics {
     /// The durations of requests, which [`crate::observe`] records.
@@ -33,7 +33,7 @@ impl Metrics {
         }
     }
 
-    pub fn bought(&self, purchase: &Purchase) {
+    pub fn bought(&self, purchase: &LedgerPurchase) {
         self.purchases.add(1, &[]);
         self.units.add(purchase.size(), &[]);
     }

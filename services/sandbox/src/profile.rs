@@ -7,7 +7,7 @@
 use rand::{Rng, SeedableRng, rngs::ChaCha20Rng};
 use time::{Duration, OffsetDateTime};
 
-use crate::protocol::Profile;
+use crate::protocol::ProfileAnswer;
 
 /// The number of a unit, of 15 digits, which is also its topup id in the protocol. Each ledger
 /// counts from a random start, so the units of two ledgers rarely share a number.
@@ -23,9 +23,9 @@ const SMDP: &str = "smdp.sandbox.example";
 const VALID_FOR: Duration = Duration::days(30);
 
 /// The profile of a unit, which expires 30 days after the purchase.
-pub fn profile(seed: Seed, unit: UnitNumber, bought_at: OffsetDateTime) -> Profile {
+pub fn profile(seed: Seed, unit: UnitNumber, bought_at: OffsetDateTime) -> ProfileAnswer {
     let activate_code = activate_code(seed, unit);
-    Profile {
+    ProfileAnswer {
         iccid: iccid(unit),
         smdp: SMDP,
         download_link: format!("LPA:1${SMDP}${activate_code}"),

@@ -36,7 +36,7 @@ pub mod code {
 /// Body of `POST /api/v2/order`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct NewOrder {
+pub struct OrderBody {
     /// The caller's id of the order; one id buys once.
     pub order_id: String,
     pub products: Vec<Product>,
@@ -91,14 +91,14 @@ pub struct BoughtUnit<'a> {
 /// activation code.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Unit<'a> {
+pub struct UnitAnswer<'a> {
     #[serde(with = "time::serde::rfc3339")]
     pub created_at: OffsetDateTime,
     pub topup_id: String,
     pub option_id: &'a str,
     pub status: UnitStatus,
     #[serde(flatten)]
-    pub profile: Option<Profile>,
+    pub profile: Option<ProfileAnswer>,
 }
 
 /// The body of a callback: a unit that has become ready.
@@ -108,7 +108,7 @@ pub struct Callback<'a> {
     pub topup_id: String,
     pub option_id: &'a str,
     #[serde(flatten)]
-    pub profile: Profile,
+    pub profile: ProfileAnswer,
     /// The answer to `GET` spells this field `qrCodeImgUrl`.
     pub qrcode_img_url: String,
 }
@@ -118,12 +118,12 @@ pub struct Callback<'a> {
 pub struct UsageAnswer {
     pub code: &'static str,
     pub message: &'static str,
-    pub usage: Usage,
+    pub usage: UnitUsage,
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Usage {
+pub struct UnitUsage {
     pub topup_id: String,
     pub installed: bool,
     pub canceled: bool,
@@ -146,7 +146,7 @@ pub enum UnitStatus {
 /// a log.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Profile {
+pub struct ProfileAnswer {
     /// 20 digits, of which the last one is the check digit by the Luhn algorithm.
     pub iccid: String,
     pub smdp: &'static str,

@@ -10,7 +10,7 @@ use crate::{profile::UnitNumber, protocol::Product};
 /// One purchase. Its units are numbered from `first_unit` on, product by product, so they need not
 /// be stored one by one.
 #[derive(Debug, Deserialize, PartialEq, Eq, Serialize)]
-pub struct Purchase {
+pub struct LedgerPurchase {
     /// When it was bought, to the millisecond.
     #[serde(rename = "at_ms", with = "time::serde::timestamp::milliseconds")]
     pub at: OffsetDateTime,
@@ -20,7 +20,7 @@ pub struct Purchase {
     pub products: Vec<Product>,
 }
 
-impl Purchase {
+impl LedgerPurchase {
     /// The number of units.
     pub fn size(&self) -> u64 {
         self.products

@@ -28,19 +28,20 @@ use tracing::Instrument;
 use url::form_urlencoded;
 
 use crate::{
-    after::{self, GiveBack},
+    after::{self, GiveBackResult},
     auth::Authenticated,
-    error::Error,
+    error::SandboxError,
     faults::{Ending, Faults},
     garble,
     observe::observe,
     protocol::{
-        BoughtUnit, NewOrder, ProductList, Status, Unit, UnitStatus, Usage, UsageAnswer, code,
+        BoughtUnit, OrderBody, ProductList, Status, UnitAnswer, UnitStatus, UnitUsage, UsageAnswer,
+        code,
     },
     sale::{self, MAX_UNITS, Sale},
     server::{self, NoAnswer},
     state::Sandbox,
-    summary::{self, Summary},
+    summary::{self, LedgerSummary},
     units,
 };
 
@@ -78,8 +79,10 @@ pub(crate) fn router(sandbox: Sandbox, further: Further) -> Router {
     Router::new()
         .merge(provider)
         .merge(own)
-        .fallback(|| async { Error::Http(StatusCode::NOT_FOUND) })
-        .method_not_allowed_fallback(|| async { Error::Http(StatusCode::METHOD_NOT_ALLOWED) })
+        .fallback(|| async { SandboxError::Http(StatusCode::NOT_FOUND) })
+        .method_not_allowed_fallback(|| async {
+            SandboxError::Http(StatusCode::METHOD_NOT_ALLOWED)
+        })
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(middleware::from_fn_with_state(sandbox.metrics, observe))
 }
@@ -89,12 +92,12 @@ async fn suffer(
     State((sandbox, further)): State<(Sandbox, &'static [&'static str])>,
     request: Request,
     next: Next,
-) -> Result<Response, Error> {
+) -> Result<Response, SandboxError> {
     let Some(faults) = sandbox.faults.faults() else {
         return Ok(next.run(request).await);
     };
     if faults.down {
-        return Err(Error::Unanswered(NoAnswer::Close));
+        return Err(SandboxError::Unanswered(NoAnswer::Close));
     }
     let path = request.uri().path();
     let is_order = request.method() == Method::POST && (path == ORDER || further.contains(&path));
@@ -104,21 +107,21 @@ async fn suffer(
     let (parts, body) = request.into_parts();
     let body = Bytes::from_request(Request::from_parts(parts.clone(), body), &())
         .await
-        .map_err(|rejection| Error::Http(rejection.status()))?;
+        .map_err(|rejection| SandboxError::Http(rejection.status()))?;
     let shutdown = sandbox.shutdown.clone();
     let call = async move {
         server::pause(&shutdown, Duration::from_millis(faults.latency_ms)).await;
         if ending == (Ending::Error { carried_out: false }) {
-            return Error::Failed.into_response();
+            return SandboxError::Failed.into_response();
         }
         next.run(Request::from_parts(parts, Body::from(body))).await
     };
     let calling = sandbox.shutdown.tracker().spawn(call.in_current_span());
-    let response = calling.await.map_err(|_| Error::Failed)?;
+    let response = calling.await.map_err(|_| SandboxError::Failed)?;
     match ending {
         Ending::Answered => Ok(response),
-        Ending::Error { .. } => Err(Error::Failed),
-        Ending::Silence => Err(Error::Unanswered(NoAnswer::Silence)),
+        Ending::Error { .. } => Err(SandboxError::Failed),
+        Ending::Silence => Err(SandboxError::Unanswered(NoAnswer::Silence)),
     }
 }
 
@@ -127,9 +130,9 @@ async fn order(
     State(sandbox): State<Sandbox>,
     _: Authenticated,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Response, Error> {
-    let body = body.map_err(|rejection| Error::Http(rejection.status()))?;
-    let NewOrder { order_id, products } = read_order(&body).map_err(Error::Malformed)?;
+) -> Result<Response, SandboxError> {
+    let body = body.map_err(|rejection| SandboxError::Http(rejection.status()))?;
+    let OrderBody { order_id, products } = read_order(&body).map_err(SandboxError::Malformed)?;
     let repeats = sandbox.repeats();
     let garble = sandbox.garble(products.iter());
     let purchase = match sale::sell(
@@ -160,15 +163,18 @@ async fn fetch(
     State(sandbox): State<Sandbox>,
     _: Authenticated,
     order_id: Result<Path<String>, PathRejection>,
-) -> Result<Response, Error> {
-    let Path(order_id) = order_id.map_err(|_| Error::UnknownOrder)?;
-    let mut order = sandbox.ledger.order(&order_id).ok_or(Error::UnknownOrder)?;
+) -> Result<Response, SandboxError> {
+    let Path(order_id) = order_id.map_err(|_| SandboxError::UnknownOrder)?;
+    let mut order = sandbox
+        .ledger
+        .order(&order_id)
+        .ok_or(SandboxError::UnknownOrder)?;
     let now = clock::now();
     if let Some(faults) = sandbox.faults.faults() {
         let lag = Duration::from_millis(faults.not_found_lag_ms);
         order.purchases.retain(|purchase| now - purchase.at >= lag);
         if order.purchases.is_empty() {
-            return Err(Error::UnknownOrder);
+            return Err(SandboxError::UnknownOrder);
         }
     }
     let mut products = Vec::new();
@@ -180,7 +186,7 @@ async fn fetch(
                 fate.status(now - purchase.at)
             };
             let ready = status == UnitStatus::Ready;
-            products.push(Unit {
+            products.push(UnitAnswer {
                 created_at: purchase.at,
                 topup_id: unit.to_string(),
                 option_id,
@@ -206,15 +212,15 @@ async fn cancel(
     State(sandbox): State<Sandbox>,
     _: Authenticated,
     topup_id: Result<Path<String>, PathRejection>,
-) -> Result<Json<Status>, Error> {
+) -> Result<Json<Status>, SandboxError> {
     let unit = topup_id
         .ok()
         .and_then(|Path(id)| id.parse().ok())
-        .ok_or(Error::UnknownTopup)?;
+        .ok_or(SandboxError::UnknownTopup)?;
     let (code, message) = match after::give_back(&sandbox, unit)? {
-        GiveBack::Done => (code::OK, ""),
-        GiveBack::Installed => (code::INSTALLED, "The eSIM is installed"),
-        GiveBack::Unknown => return Err(Error::UnknownTopup),
+        GiveBackResult::Done => (code::OK, ""),
+        GiveBackResult::Installed => (code::INSTALLED, "The eSIM is installed"),
+        GiveBackResult::Unknown => return Err(SandboxError::UnknownTopup),
     };
     Ok(Json(Status {
         code,
@@ -227,14 +233,14 @@ async fn usage(
     State(sandbox): State<Sandbox>,
     _: Authenticated,
     topup_id: Result<Path<String>, PathRejection>,
-) -> Result<Json<UsageAnswer>, Error> {
+) -> Result<Json<UsageAnswer>, SandboxError> {
     let unit = topup_id.ok().and_then(|Path(id)| id.parse().ok());
-    let unit = unit.ok_or(Error::UnknownTopup)?;
-    let esim = after::look(&sandbox, unit)?.ok_or(Error::UnknownTopup)?;
+    let unit = unit.ok_or(SandboxError::UnknownTopup)?;
+    let esim = after::look(&sandbox, unit)?.ok_or(SandboxError::UnknownTopup)?;
     Ok(Json(UsageAnswer {
         code: code::OK,
         message: "",
-        usage: Usage {
+        usage: UnitUsage {
             topup_id: unit.to_string(),
             installed: esim.is_installed,
             canceled: esim.is_canceled,
@@ -249,12 +255,12 @@ async fn usage(
 async fn ledger(
     State(sandbox): State<Sandbox>,
     RawQuery(query): RawQuery,
-) -> Result<Json<Summary>, Error> {
+) -> Result<Json<LedgerSummary>, SandboxError> {
     let query = query.unwrap_or_default();
     let mut order_id = None;
     for (name, value) in form_urlencoded::parse(query.as_bytes()) {
         if name != "order_id" {
-            return Err(Error::Bad(format!(
+            return Err(SandboxError::Bad(format!(
                 "the parameter {name:?} is unknown; the only one is order_id"
             )));
         }
@@ -276,9 +282,9 @@ async fn show_faults(State(sandbox): State<Sandbox>) -> Json<Faults> {
 async fn set_faults(
     State(sandbox): State<Sandbox>,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Faults>, Error> {
-    let body = body.map_err(|rejection| Error::Http(rejection.status()))?;
-    let faults = Faults::read(&body).map_err(Error::Bad)?;
+) -> Result<Json<Faults>, SandboxError> {
+    let body = body.map_err(|rejection| SandboxError::Http(rejection.status()))?;
+    let faults = Faults::read(&body).map_err(SandboxError::Bad)?;
     tracing::info!(
         ?faults,
         "the faults were replaced; they stay in force until the next PUT /faults or a restart"
@@ -287,8 +293,8 @@ async fn set_faults(
     Ok(Json(faults))
 }
 
-fn read_order(body: &[u8]) -> Result<NewOrder, String> {
-    let order: NewOrder = serde_json::from_slice(body).map_err(|error| {
+fn read_order(body: &[u8]) -> Result<OrderBody, String> {
+    let order: OrderBody = serde_json::from_slice(body).map_err(|error| {
         // serde repeats values from the body; long ones are cut.
         let reason: String = error.to_string().chars().take(MAX_ID).collect();
         format!("The body is not an order: {reason}")

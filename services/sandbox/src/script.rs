@@ -29,7 +29,7 @@ pub struct Script {
     pub at_get: AtGet,
     /// The number of callbacks for each unit that becomes ready.
     pub callbacks: u8,
-    pub after: AfterDelivery,
+    pub after: AfterDeliveryScript,
     /// What a partner sees after it has ordered the option, for the catalogue. `esim-partner
     /// trigger` shows it, and expects a 422 if it begins with one.
     pub outcome: &'static str,
@@ -41,7 +41,7 @@ pub enum AtPost {
     /// Buys and answers `0000`.
     Buys,
     /// Answers with a business error; nothing is bought.
-    Refuses(Refusal),
+    Refuses(ScriptedRefusal),
     /// Buys, then answers 500.
     BuysThenErrs,
     /// Buys, then never answers.
@@ -73,7 +73,7 @@ pub enum AtGet {
 
 /// What becomes of a unit after its delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AfterDelivery {
+pub enum AfterDeliveryScript {
     /// Nobody installs it, so it can be given back.
     Unused,
     /// It is installed, and some of its data is used. It cannot be given back.
@@ -85,7 +85,7 @@ pub enum AfterDelivery {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub struct ScriptedRefusal {
     pub code: &'static str,
     pub message: &'static str,
 }
@@ -96,15 +96,15 @@ const READY: Script = Script {
     at_post: AtPost::Buys,
     at_get: AtGet::Ready,
     callbacks: 0,
-    after: AfterDelivery::Unused,
+    after: AfterDeliveryScript::Unused,
     outcome: "201, and the webhook at once",
 };
 
-const NOT_ON_SALE: Refusal = Refusal {
+const NOT_ON_SALE: ScriptedRefusal = ScriptedRefusal {
     code: code::INVALID_PRODUCT,
     message: "Option is not on sale",
 };
-const SOLD_OUT: Refusal = Refusal {
+const SOLD_OUT: ScriptedRefusal = ScriptedRefusal {
     code: code::OUT_OF_STOCK,
     message: "Out of stock",
 };
@@ -218,7 +218,7 @@ const SCRIPTS: &[(&str, Script)] = &[
     (
         "in-use",
         Script {
-            after: AfterDelivery::InUse,
+            after: AfterDeliveryScript::InUse,
             outcome: "201, and the webhook at once; the eSIM is installed and has used data",
             ..READY
         },
@@ -226,7 +226,7 @@ const SCRIPTS: &[(&str, Script)] = &[
     (
         "return-lost",
         Script {
-            after: AfterDelivery::LostReturn,
+            after: AfterDeliveryScript::LostReturn,
             outcome: "201, and the webhook at once; a give-back succeeds after a moment",
             ..READY
         },
@@ -234,7 +234,7 @@ const SCRIPTS: &[(&str, Script)] = &[
     (
         "return-unclear",
         Script {
-            after: AfterDelivery::UnclearReturn,
+            after: AfterDeliveryScript::UnclearReturn,
             outcome: "201, and the webhook at once; a give-back stays under way, and then on hold",
             ..READY
         },

@@ -6,8 +6,8 @@ use runtime::Shutdown;
 use signing::SecretKey;
 
 use crate::{
-    attempts::Attempts,
-    channel::{Channel, Queue},
+    attempts::AttemptCounts,
+    channel::{CallbackChannel, CallbackQueue},
     faults::Switch,
     garble::Garble,
     ledger::{Ledger, Repeats},
@@ -18,7 +18,7 @@ use crate::{
 
 /// The keys of the account. The sandbox has only one.
 #[derive(Clone)]
-pub struct Credentials {
+pub struct SandboxCredentials {
     pub access_key: String,
     pub secret: SecretKey,
 }
@@ -27,16 +27,16 @@ pub struct Credentials {
 /// state.
 #[derive(Clone)]
 pub struct Sandbox {
-    pub credentials: Credentials,
+    pub credentials: SandboxCredentials,
     pub ledger: Arc<Ledger>,
-    pub attempts: Arc<Attempts>,
+    pub attempts: Arc<AttemptCounts>,
     pub faults: Arc<Switch>,
     /// Whether a repeated order id is refused, unless the faults overrule it.
     pub detect_duplicates: bool,
     /// The queue of callbacks.
-    pub callbacks: Queue,
+    pub callbacks: CallbackQueue,
     /// Where the callbacks of USIMSA's protocol go; `None` if no URL is set.
-    pub usimsa: Option<Arc<Channel>>,
+    pub usimsa: Option<Arc<CallbackChannel>>,
     pub metrics: Arc<Metrics>,
     pub shutdown: Shutdown,
 }

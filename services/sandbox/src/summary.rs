@@ -10,10 +10,10 @@ use std::{
 use serde::Serialize;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
-use crate::{profile::UnitNumber, purchase::Purchase};
+use crate::{profile::UnitNumber, purchase::LedgerPurchase};
 
 #[derive(Serialize)]
-pub struct Summary {
+pub struct LedgerSummary {
     pub purchases: usize,
     pub units: u64,
     pub canceled: usize,
@@ -29,11 +29,11 @@ pub struct OrderSummary {
     pub canceled: usize,
     /// Each purchase in detail; present only if one order was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub bought: Option<Vec<Bought>>,
+    pub bought: Option<Vec<PurchaseSummary>>,
 }
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
-pub struct Bought {
+pub struct PurchaseSummary {
     #[serde(with = "time::serde::rfc3339")]
     pub at: OffsetDateTime,
     pub topups: Vec<BoughtTopup>,
@@ -46,11 +46,11 @@ pub struct BoughtTopup {
     pub canceled: bool,
 }
 
-impl Summary {
+impl LedgerSummary {
     /// Summarises purchases. With `in_detail` each of them is listed. The cost grows with their
     /// number.
     pub fn of(
-        purchases: &[Arc<Purchase>],
+        purchases: &[Arc<LedgerPurchase>],
         canceled: &BTreeSet<UnitNumber>,
         in_detail: bool,
     ) -> Self {
@@ -79,7 +79,7 @@ impl Summary {
                     option_id: option_id.to_owned(),
                     canceled: canceled.contains(&unit),
                 });
-                bought.push(Bought {
+                bought.push(PurchaseSummary {
                     at: purchase.at,
                     topups: topups.collect(),
                 });
@@ -96,7 +96,7 @@ impl Summary {
 
 /// All purchases as CSV, one line each, in the format that `esimctl recover --ledger` reads. A real
 /// provider has such a list in its portal.
-pub fn csv(purchases: &[Arc<Purchase>]) -> String {
+pub fn csv(purchases: &[Arc<LedgerPurchase>]) -> String {
     let mut text = "order_id,at,units,option\n".to_owned();
     for purchase in purchases {
         let options: Vec<&str> = purchase
@@ -136,7 +136,7 @@ mod tests {
             option_id: option.into(),
             qty,
         });
-        let purchase = Arc::new(Purchase {
+        let purchase = Arc::new(LedgerPurchase {
             at: datetime!(2026-11-20 12:00:00.5 UTC),
             order_id: "a\"b,c".to_owned(),
             first_unit: 1,

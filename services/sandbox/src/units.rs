@@ -10,7 +10,7 @@ use time::OffsetDateTime;
 use crate::{
     profile::UnitNumber,
     protocol::UnitStatus,
-    purchase::Purchase,
+    purchase::LedgerPurchase,
     script::{self, AtGet},
     state::Sandbox,
 };
@@ -41,7 +41,7 @@ impl Fate {
 }
 
 /// Each unit with its option id and its fate, in the order of the purchase.
-pub fn fates(purchase: &Purchase) -> impl Iterator<Item = (UnitNumber, &str, Fate)> {
+pub fn fates(purchase: &LedgerPurchase) -> impl Iterator<Item = (UnitNumber, &str, Fate)> {
     let mut waiting = 0;
     let mut one_failed = false;
     let mut one_by_one = move |first: Duration| {
@@ -70,14 +70,18 @@ pub fn fates(purchase: &Purchase) -> impl Iterator<Item = (UnitNumber, &str, Fat
 }
 
 /// A unit as its provider shows it at a moment.
-pub struct Shown<'a> {
+pub struct UnitView<'a> {
     pub unit: UnitNumber,
     pub option_id: &'a str,
     pub status: UnitStatus,
 }
 
 /// The units of a purchase as they are now.
-pub fn shown<'a>(sandbox: &Sandbox, purchase: &'a Purchase, now: OffsetDateTime) -> Vec<Shown<'a>> {
+pub fn shown<'a>(
+    sandbox: &Sandbox,
+    purchase: &'a LedgerPurchase,
+    now: OffsetDateTime,
+) -> Vec<UnitView<'a>> {
     let canceled = sandbox.ledger.canceled(purchase);
     let status = |unit, fate: Fate| {
         if canceled.contains(&unit) {
@@ -87,7 +91,7 @@ pub fn shown<'a>(sandbox: &Sandbox, purchase: &'a Purchase, now: OffsetDateTime)
         }
     };
     fates(purchase)
-        .map(|(unit, option_id, fate)| Shown {
+        .map(|(unit, option_id, fate)| UnitView {
             unit,
             option_id,
             status: status(unit, fate),
@@ -109,7 +113,7 @@ mod tests {
                 qty: *qty,
             })
             .collect();
-        let purchase = Purchase {
+        let purchase = LedgerPurchase {
             at: datetime!(2026-11-20 12:00 UTC),
             order_id: "o".into(),
             first_unit: 1,

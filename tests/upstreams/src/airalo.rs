@@ -27,11 +27,11 @@ use url::form_urlencoded;
 
 use sandbox::{
     Sandbox, after,
-    garble::{self, Shape},
+    garble::{self, AnswerShape},
     ledger::Repeats,
     profile,
     protocol::{Product, UnitStatus, code},
-    purchase::Purchase,
+    purchase::LedgerPurchase,
     sale::{self, Sale},
     units,
 };
@@ -62,7 +62,7 @@ const BALANCE: f64 = 100_000.0;
 const MB: u64 = 1024 * 1024;
 const TOKEN_LASTS: u64 = 24 * 60 * 60;
 
-const SHAPE: Shape = Shape {
+const SHAPE: AnswerShape = AnswerShape {
     units: "/data/sims",
     id: "iccid",
     date: "created_at",
@@ -422,7 +422,7 @@ fn package(product: &products::Product) -> Value {
 
 /// An order with its eSIMs. One that is not ready, or that fails, is listed without its profile,
 /// because the protocol has no state of an eSIM.
-fn shown(sandbox: &Sandbox, purchase: &Purchase, now: OffsetDateTime) -> Value {
+fn shown(sandbox: &Sandbox, purchase: &LedgerPurchase, now: OffsetDateTime) -> Value {
     let product = &purchase.products[0];
     let created = purchase.at.to_offset(UtcOffset::UTC).format(CREATED);
     let sims: Vec<Value> = units::shown(sandbox, purchase, now)

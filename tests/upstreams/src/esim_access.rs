@@ -24,17 +24,17 @@ use time::{
 };
 
 use sandbox::{
-    Credentials, Sandbox,
-    after::{self, GiveBack},
-    error::Error,
-    garble::{self, Shape},
+    Sandbox, SandboxCredentials,
+    after::{self, GiveBackResult},
+    error::SandboxError,
+    garble::{self, AnswerShape},
     ledger::Ledger,
     profile::UnitNumber,
     protocol::{Product, UnitStatus, code},
-    purchase::Purchase,
+    purchase::LedgerPurchase,
     sale::{self, MAX_UNITS, Sale},
     script,
-    units::{self, Shown},
+    units::{self, UnitView},
 };
 
 use crate::{
@@ -59,7 +59,7 @@ pub const PRICE_TEXT: &str = "1.50";
 /// What our account holds, in the same unit. It never gets less, because nothing here is real.
 const BALANCE: u64 = 1_000_000_000;
 
-const SHAPE: Shape = Shape {
+const SHAPE: AnswerShape = AnswerShape {
     units: "/obj/esimList",
     id: "esimTranNo",
     date: "expiredTime",
@@ -141,10 +141,10 @@ impl IntoResponse for Failure {
 
 /// An error as this protocol answers it. A script's or a fault's 500 and silence stay what they
 /// are.
-fn failed(error: Error) -> Response {
+fn failed(error: SandboxError) -> Response {
     match error {
-        Error::RateLimited(_) => BUSY.into_response(),
-        Error::Ledger(_) => {
+        SandboxError::RateLimited(_) => BUSY.into_response(),
+        SandboxError::Ledger(_) => {
             drop(error.into_response()); // It logs the fault of the disk.
             SERVER_ERROR.into_response()
         }
@@ -168,7 +168,12 @@ fn read<T: for<'a> Deserialize<'a>>(
     serde_json::from_slice(&body).map_err(|_| BAD_JSON)
 }
 
-fn check(headers: &HeaderMap, body: &[u8], ours: &Credentials, now_ms: i64) -> Result<(), Failure> {
+fn check(
+    headers: &HeaderMap,
+    body: &[u8],
+    ours: &SandboxCredentials,
+    now_ms: i64,
+) -> Result<(), Failure> {
     let header = |name: &str| {
         let value = headers.get(name).and_then(|value| value.to_str().ok());
         value.ok_or(Failure("000101", "A mandatory header is missing"))
@@ -197,7 +202,7 @@ fn check(headers: &HeaderMap, body: &[u8], ours: &Credentials, now_ms: i64) -> R
 }
 
 /// The provider's number of a purchase.
-fn order_number(purchase: &Purchase) -> String {
+fn order_number(purchase: &LedgerPurchase) -> String {
     format!("B{}", purchase.first_unit)
 }
 
@@ -263,7 +268,7 @@ async fn order(
             return garble::garbled(garble, &SHAPE, failure.body());
         }
         // A repeated transaction id is the same request, which gets the same answer.
-        Err(Error::Duplicate) => {
+        Err(SandboxError::Duplicate) => {
             let first = sandbox.ledger.order(&id);
             match first.and_then(|order| order.purchases.into_iter().next()) {
                 Some(purchase) => purchase,
@@ -303,7 +308,7 @@ async fn query(
         let (Some(from), Some(until)) = (from, until) else {
             return BAD_PARAMETER.into_response();
         };
-        let is_within = |purchase: &Purchase| (from..=until).contains(&purchase.at);
+        let is_within = |purchase: &LedgerPurchase| (from..=until).contains(&purchase.at);
         sandbox.ledger.purchases(is_within)
     };
     if let Some(faults) = sandbox.faults.faults() {
@@ -319,7 +324,7 @@ async fn query(
         .order_no
         .as_ref()
         .and_then(|_| sandbox.garble(products));
-    let all: Vec<(&Purchase, Shown)> = purchases
+    let all: Vec<(&LedgerPurchase, UnitView)> = purchases
         .iter()
         .flat_map(|purchase| made(&sandbox, purchase, now).map(|unit| (&**purchase, unit)))
         .collect();
@@ -375,9 +380,9 @@ async fn cancel(
         return NO_ESIM.into_response();
     };
     match after::give_back(&sandbox, unit) {
-        Ok(GiveBack::Done) => Json(done(&json!({}))).into_response(),
-        Ok(GiveBack::Installed) => BAD_STATE.into_response(),
-        Ok(GiveBack::Unknown) => NO_ESIM.into_response(),
+        Ok(GiveBackResult::Done) => Json(done(&json!({}))).into_response(),
+        Ok(GiveBackResult::Installed) => BAD_STATE.into_response(),
+        Ok(GiveBackResult::Unknown) => NO_ESIM.into_response(),
         Err(error) => failed(error),
     }
 }
@@ -390,15 +395,15 @@ fn time(text: Option<&String>) -> Option<OffsetDateTime> {
 /// The units of a purchase whose eSIMs are made by now.
 fn made<'a>(
     sandbox: &Sandbox,
-    purchase: &'a Purchase,
+    purchase: &'a LedgerPurchase,
     now: OffsetDateTime,
-) -> impl Iterator<Item = Shown<'a>> {
+) -> impl Iterator<Item = UnitView<'a>> {
     let shown = units::shown(sandbox, purchase, now).into_iter();
     shown.filter(|unit| unit.status != UnitStatus::Pending)
 }
 
 /// A unit that is made. One that fails counts as cancelled.
-fn allocated(sandbox: &Sandbox, purchase: &Purchase, shown: &Shown) -> Value {
+fn allocated(sandbox: &Sandbox, purchase: &LedgerPurchase, shown: &UnitView) -> Value {
     let profile = sandbox.ledger.profile(shown.unit, purchase.at);
     let is_ready = shown.status == UnitStatus::Ready;
     let esim = after::of(purchase, script::of(shown.option_id).after, !is_ready);
@@ -486,7 +491,7 @@ async fn packages(
 }
 
 /// The callback that says that profiles of a purchase are ready. It carries none.
-pub fn callback(_: &Ledger, purchase: &Purchase, _: UnitNumber, _: &str) -> Value {
+pub fn callback(_: &Ledger, purchase: &LedgerPurchase, _: UnitNumber, _: &str) -> Value {
     json!({
         "notifyType": "ORDER_STATUS",
         "content": {
@@ -505,7 +510,7 @@ mod tests {
 
     /// The code of the error for a call with these headers.
     fn refused(change: impl FnOnce(&mut HeaderMap)) -> Option<&'static str> {
-        let ours = Credentials {
+        let ours = SandboxCredentials {
             access_key: "AK".into(),
             secret: SecretKey::from_base64("c2VjcmV0LWtleQ==").unwrap(),
         };

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use axum::Router;
 use clap::Parser;
 use runtime::Shutdown;
-use sandbox::{Command, Further, ServeConfig, callbacks, channel::Channel, secret};
+use sandbox::{Further, SandboxCommand, ServeConfig, callbacks, channel::CallbackChannel, secret};
 use secrecy::SecretString;
 use serde_json::Value;
 
@@ -34,7 +34,7 @@ use crate::state::Upstreams;
 pub struct Config {
     /// What the program does; `serve` if it is left out
     #[arg(value_enum)]
-    pub command: Option<Command>,
+    pub command: Option<SandboxCommand>,
     /// The provider whose options `catalogue` prints
     ///
     /// Those of another provider than `sandbox` are live options.
@@ -58,7 +58,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         callbacks::url,
     )?;
     let body = esim_access::callback;
-    let esim_access = url.map(|url| Arc::new(Channel { url, body }));
+    let esim_access = url.map(|url| Arc::new(CallbackChannel { url, body }));
     sandbox::serve(config.serve, shutdown, |sandbox| Further {
         routes: Router::new()
             .merge(esim_access::routes())

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::extract::FromRef;
-use sandbox::{Sandbox, channel::Channel};
+use sandbox::{Sandbox, channel::CallbackChannel};
 
 /// What the handlers of the further protocols share.
 #[derive(Clone)]
@@ -12,7 +12,7 @@ pub(crate) struct Upstreams {
     /// The token of the Airalo protocol. It ends with the process, as a token ends some day.
     pub(crate) token: Arc<str>,
     /// Where the callbacks of the protocol of eSIM Access go. That of Airalo has none.
-    pub(crate) esim_access: Option<Arc<Channel>>,
+    pub(crate) esim_access: Option<Arc<CallbackChannel>>,
 }
 
 impl FromRef<Upstreams> for Sandbox {

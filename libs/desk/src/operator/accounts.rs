@@ -45,7 +45,7 @@ pub const OF_PROVIDER: &str = "oidc:";
 )]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
-pub enum Role {
+pub enum OperatorRole {
     /// Looks at everything but activation codes.
     Viewer,
     /// Sends webhooks again and sees activation codes, if the console shows them.
@@ -54,7 +54,7 @@ pub enum Role {
     Operator,
 }
 
-impl Role {
+impl OperatorRole {
     /// The name in the database and in `esimctl`.
     pub fn as_str(self) -> &'static str {
         self.into()
@@ -63,10 +63,10 @@ impl Role {
 
 /// An operator's account.
 #[derive(Clone, Debug, Serialize)]
-pub struct Account {
+pub struct OperatorAccount {
     pub operator_id: Uuid,
     pub name: String,
-    pub role: Role,
+    pub role: OperatorRole,
     /// Whether the operator has set a password.
     pub has_password: bool,
     /// Until when a link to set the password is valid, if there is one.
@@ -90,7 +90,7 @@ pub struct SetUp {
 
 /// Why an account was not created or changed.
 #[derive(Debug, thiserror::Error)]
-pub enum NotChanged {
+pub enum OperatorNotChanged {
     #[error("there is no operator of this name; see `esimctl operator list`")]
     Unknown,
     #[error(
@@ -110,7 +110,7 @@ pub enum NotChanged {
     Store(#[from] Error),
 }
 
-pg::store_error!(NotChanged);
+pg::store_error!(OperatorNotChanged);
 
 /// Why a link did not set a password.
 #[derive(Debug, thiserror::Error)]
@@ -146,11 +146,11 @@ fn is_name(name: &str) -> bool {
 pub async fn create(
     connection: &mut PgConnection,
     name: &str,
-    role: Role,
+    role: OperatorRole,
     action: Action<'_>,
-) -> Result<SetUp, NotChanged> {
+) -> Result<SetUp, OperatorNotChanged> {
     if !is_name(name) {
-        return Err(NotChanged::BadName);
+        return Err(OperatorNotChanged::BadName);
     }
     let token = token::generate()?;
     let mut transaction = connection.begin().await?;
@@ -165,7 +165,7 @@ pub async fn create(
         seconds(SETUP_LASTS),
     );
     let until = statement.fetch_optional(&mut *transaction).await?;
-    let until = until.ok_or(NotChanged::Exists)?;
+    let until = until.ok_or(OperatorNotChanged::Exists)?;
     let changed = Changed::created(json!({ "role": role }));
     actions::commit(transaction, action, 1, changed).await?;
     Ok(SetUp {
@@ -181,7 +181,7 @@ pub async fn reset(
     connection: &mut PgConnection,
     name: &str,
     action: Action<'_>,
-) -> Result<SetUp, NotChanged> {
+) -> Result<SetUp, OperatorNotChanged> {
     let token = token::generate()?;
     let mut transaction = connection.begin().await?;
     let statement = sqlx::query!(
@@ -192,7 +192,7 @@ pub async fn reset(
         seconds(SETUP_LASTS),
     );
     let row = statement.fetch_optional(&mut *transaction).await?;
-    let row = row.ok_or(NotChanged::Unknown)?;
+    let row = row.ok_or(OperatorNotChanged::Unknown)?;
     end_sessions(&mut transaction, row.operator_id).await?;
     let changed = Changed::created(json!({ "link_until": rfc3339(row.until) }));
     actions::commit(transaction, action, 1, changed).await?;
@@ -210,7 +210,7 @@ pub async fn set_disabled(
     name: &str,
     disabled: bool,
     action: Action<'_>,
-) -> Result<Account, NotChanged> {
+) -> Result<OperatorAccount, OperatorNotChanged> {
     let mut transaction = connection.begin().await?;
     let before = locked(&mut transaction, name).await?;
     let statement = sqlx::query!(
@@ -238,9 +238,9 @@ pub async fn set_disabled(
 pub async fn set_role(
     connection: &mut PgConnection,
     name: &str,
-    role: Role,
+    role: OperatorRole,
     action: Action<'_>,
-) -> Result<Account, NotChanged> {
+) -> Result<OperatorAccount, OperatorNotChanged> {
     let mut transaction = connection.begin().await?;
     let before = locked(&mut transaction, name).await?;
     let statement = sqlx::query!(
@@ -251,7 +251,7 @@ pub async fn set_role(
     statement.execute(&mut *transaction).await?;
     let changed = Changed::between(json!({ "role": before.role }), json!({ "role": role }));
     actions::commit(transaction, action, 1, changed).await?;
-    Ok(Account { role, ..before })
+    Ok(OperatorAccount { role, ..before })
 }
 
 /// Ends all sessions of an operator or of a person whom an OpenID provider knows, and returns their
@@ -302,7 +302,7 @@ macro_rules! accounts {
                 .role
                 .parse()
                 .map_err(|_| sqlx::Error::Decode(format!("the role {:?}", row.role).into()))?;
-            Ok(Account {
+            Ok(OperatorAccount {
                 operator_id: row.operator_id,
                 name: row.name,
                 role,
@@ -317,14 +317,17 @@ macro_rules! accounts {
 }
 
 /// The account of this name, locked for a change.
-async fn locked(connection: &mut PgConnection, name: &str) -> Result<Account, NotChanged> {
+async fn locked(
+    connection: &mut PgConnection,
+    name: &str,
+) -> Result<OperatorAccount, OperatorNotChanged> {
     let found = accounts!("WHERE name = $1 FOR UPDATE", name);
     let found = found.fetch_optional(connection).await?;
-    found.ok_or(NotChanged::Unknown)
+    found.ok_or(OperatorNotChanged::Unknown)
 }
 
 /// All accounts, by name.
-pub async fn list(connection: &mut PgConnection) -> Result<Vec<Account>> {
+pub async fn list(connection: &mut PgConnection) -> Result<Vec<OperatorAccount>> {
     Ok(accounts!("ORDER BY name").fetch_all(connection).await?)
 }
 

@@ -12,7 +12,7 @@ use store::providers::{self, BreakerState, ProviderBreaker};
 
 /// Why a breaker stays as it is.
 #[derive(Debug, thiserror::Error)]
-pub enum NotChanged {
+pub enum BreakerNotChanged {
     #[error("there is no such provider")]
     Unknown,
     /// What an operator who has only seen the breaker may not know.
@@ -27,7 +27,7 @@ pub enum NotChanged {
     Store(#[from] Error),
 }
 
-pg::store_error!(NotChanged);
+pg::store_error!(BreakerNotChanged);
 
 /// Opens a breaker for a time. `seen` is the version that the operator has looked at: if there is
 /// one, a breaker that has changed since or is open because of lost commits stays as it is. See
@@ -38,7 +38,7 @@ pub async fn open(
     seen: Option<i64>,
     duration: Duration,
     action: Action<'_>,
-) -> Result<ProviderBreaker, NotChanged> {
+) -> Result<ProviderBreaker, BreakerNotChanged> {
     let mut transaction = connection.begin().await?;
     let before = find(&mut transaction, name, seen).await?;
     let opened = providers::open(&mut transaction, name, duration, action.reason).await?;
@@ -51,7 +51,7 @@ pub async fn close(
     name: &str,
     seen: Option<i64>,
     action: Action<'_>,
-) -> Result<ProviderBreaker, NotChanged> {
+) -> Result<ProviderBreaker, BreakerNotChanged> {
     let mut transaction = connection.begin().await?;
     let before = find(&mut transaction, name, seen).await?;
     let closed = providers::close(&mut transaction, name).await?;
@@ -63,13 +63,13 @@ async fn find(
     connection: &mut PgConnection,
     name: &str,
     seen: Option<i64>,
-) -> Result<ProviderBreaker, NotChanged> {
+) -> Result<ProviderBreaker, BreakerNotChanged> {
     let all = providers::list(connection).await?;
     let found = all.into_iter().find(|one| one.name == name);
-    let found = found.ok_or(NotChanged::Unknown)?;
+    let found = found.ok_or(BreakerNotChanged::Unknown)?;
     match seen {
-        Some(_) if found.lost_commits() => Err(NotChanged::LostCommits),
-        Some(version) if version != found.version => Err(NotChanged::Changed(found.state)),
+        Some(_) if found.lost_commits() => Err(BreakerNotChanged::LostCommits),
+        Some(version) if version != found.version => Err(BreakerNotChanged::Changed(found.state)),
         _ => Ok(found),
     }
 }
@@ -82,11 +82,11 @@ async fn commit(
     before: &ProviderBreaker,
     after: Option<ProviderBreaker>,
     action: Action<'_>,
-) -> Result<ProviderBreaker, NotChanged> {
-    let after = after.ok_or(NotChanged::Unknown)?;
+) -> Result<ProviderBreaker, BreakerNotChanged> {
+    let after = after.ok_or(BreakerNotChanged::Unknown)?;
     if seen.is_some() && after.version != before.version + 1 {
         transaction.rollback().await?;
-        return Err(NotChanged::Changed(after.state));
+        return Err(BreakerNotChanged::Changed(after.state));
     }
     let changed = Changed::between(shown(before), shown(&after));
     actions::commit(transaction, action, 1, changed).await?;

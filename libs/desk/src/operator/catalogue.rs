@@ -23,12 +23,12 @@ pub struct Update {
     /// now is not changed.
     pub was: String,
     pub provider_option_id: String,
-    pub place: Place,
+    pub place: PairPosition,
 }
 
 /// Which pair of an option changes.
 #[derive(Clone, Debug)]
-pub enum Place {
+pub enum PairPosition {
     /// Its first provider, whose standard fields are those of the option.
     First(Standard),
     /// This further provider.
@@ -68,8 +68,8 @@ pub async fn apply(connection: &mut PgConnection, pull: &Pull, mode: Mode<'_>) -
     }
     for update in &pull.updates {
         let standard = match &update.place {
-            Place::First(standard) => standard,
-            Place::Alternative(provider) => {
+            PairPosition::First(standard) => standard,
+            PairPosition::Alternative(provider) => {
                 pulled.updated += set_alternative(&mut transaction, update, provider).await?;
                 continue;
             }

@@ -22,7 +22,7 @@ use store::deliveries::{
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use uuid::Uuid;
 
-use super::looking::{Looking, Patience};
+use super::looking::{ListPatience, Looking};
 
 /// Which deliveries of those that match a [`Filter`] are listed; `None` matches all.
 #[derive(Clone, Copy, Debug, Default)]
@@ -105,7 +105,7 @@ impl FromStr for Cursor {
 
 /// A part of the list.
 #[derive(Clone, Debug, Serialize)]
-pub struct Page {
+pub struct DeliveryListPage {
     pub deliveries: Vec<View>,
     /// The place behind which the list goes on; `None` at its end.
     pub next_cursor: Option<Cursor>,
@@ -122,8 +122,8 @@ pub async fn list(
     of: &Of<'_>,
     after: Option<Cursor>,
     limit: usize,
-    patience: Patience,
-) -> Result<Page> {
+    patience: ListPatience,
+) -> Result<DeliveryListPage> {
     let mut looking = Looking::new(patience, limit);
     if !of.untaken {
         return of_state(connection, filter, of, after, limit, &mut looking).await;
@@ -132,7 +132,7 @@ pub async fn list(
     let rest = UNTAKEN.into_iter();
     let rest = rest.skip_while(|one| state.is_some_and(|state| state != *one));
     let mut rest = rest.peekable();
-    let mut page = Page {
+    let mut page = DeliveryListPage {
         deliveries: Vec::new(),
         next_cursor: None,
         reached: None,
@@ -174,7 +174,7 @@ async fn of_state(
     after: Option<Cursor>,
     limit: usize,
     looking: &mut Looking,
-) -> Result<Page> {
+) -> Result<DeliveryListPage> {
     let matching = Matching {
         state: filter.state,
         since: filter.since,
@@ -211,7 +211,7 @@ async fn of_state(
             break;
         }
     }
-    Ok(Page {
+    Ok(DeliveryListPage {
         deliveries: view::read(connection, &found).await?,
         reached: last
             .filter(|_| has_more && found.len() < limit)

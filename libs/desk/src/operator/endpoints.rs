@@ -15,7 +15,7 @@ use strum::VariantArray;
 
 /// Why an endpoint stays as it is.
 #[derive(Debug, thiserror::Error)]
-pub enum NotChanged {
+pub enum EndpointNotChanged {
     #[error("there is no such endpoint")]
     Unknown,
     #[error("the endpoint was {seen} when the page was shown, has changed since, and is {now} now")]
@@ -27,7 +27,7 @@ pub enum NotChanged {
     Store(#[from] Error),
 }
 
-pg::store_error!(NotChanged);
+pg::store_error!(EndpointNotChanged);
 
 /// What a page shows of an endpoint, as a text that a form carries along: its state, and when it was
 /// read.
@@ -49,14 +49,14 @@ async fn before(
     connection: &mut PgConnection,
     endpoint: EndpointKey,
     seen: Option<&str>,
-) -> Result<Stored<EndpointState>, NotChanged> {
+) -> Result<Stored<EndpointState>, EndpointNotChanged> {
     let statement = sqlx::query!(
         "SELECT endpoint_id FROM partner_endpoints WHERE endpoint_id = $1 FOR UPDATE",
         endpoint.id.uuid(),
     );
     statement.fetch_optional(&mut *connection).await?;
     let now = state(connection, endpoint).await?;
-    let now = now.ok_or(NotChanged::Unknown)?;
+    let now = now.ok_or(EndpointNotChanged::Unknown)?;
     let Some(seen) = seen else {
         return Ok(now);
     };
@@ -73,7 +73,7 @@ async fn before(
     if as_seen {
         Ok(now)
     } else {
-        Err(NotChanged::Changed { seen, now })
+        Err(EndpointNotChanged::Changed { seen, now })
     }
 }
 
@@ -96,7 +96,7 @@ pub async fn pause(
     endpoint: EndpointKey,
     seen: Option<&str>,
     action: Action<'_>,
-) -> Result<(), NotChanged> {
+) -> Result<(), EndpointNotChanged> {
     let mut transaction = connection.begin().await?;
     let before = before(&mut transaction, endpoint, seen).await?;
     endpoints::pause(&mut transaction, endpoint.id).await?;
@@ -110,7 +110,7 @@ pub async fn resume(
     endpoint: EndpointKey,
     seen: Option<&str>,
     action: Action<'_>,
-) -> Result<(), NotChanged> {
+) -> Result<(), EndpointNotChanged> {
     let mut transaction = connection.begin().await?;
     let before = before(&mut transaction, endpoint, seen).await?;
     endpoints::resume(&mut transaction, endpoint).await?;

@@ -21,7 +21,7 @@ use uuid::Uuid;
 
 /// A row of [`list`].
 #[derive(Clone, Debug, Serialize)]
-pub struct Listed {
+pub struct ListedGiveBack {
     pub topup_id: String,
     /// `None` if the order is gone, for example deleted by hand.
     pub order_id: Option<Uuid>,
@@ -45,9 +45,9 @@ pub async fn list(
     connection: &mut PgConnection,
     provider: Option<&str>,
     limit: i64,
-) -> Result<Vec<Listed>> {
+) -> Result<Vec<ListedGiveBack>> {
     let rows = sqlx::query_as!(
-        Listed,
+        ListedGiveBack,
         r#"SELECT r.topup_id, r.partner_id, r.provider, e.provider_unit_id AS "provider_unit_id?", r.attempt, r.message,
                   r.give_back_asked_at AS "asked_at!", r.ended_at AS "parked_at!",
                   (SELECT name FROM partners a WHERE a.partner_id = r.partner_id) AS partner,
@@ -64,7 +64,7 @@ pub async fn list(
 
 /// What an operator has found at the provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum GiveBackFinding {
     /// The provider has the eSIM back.
     Returned,
     /// The provider does not have it back, so it stays with the partner.
@@ -73,14 +73,14 @@ pub enum Found {
 
 /// A give-back after [`resolve`].
 #[derive(Clone, Debug, Serialize)]
-pub struct Resolved {
+pub struct ResolvedGiveBack {
     pub topup_id: String,
     pub state: GiveBackState,
 }
 
 /// Why a give-back was not resolved.
 #[derive(Debug, thiserror::Error)]
-pub enum NotResolved {
+pub enum GiveBackNotResolved {
     #[error("nobody has asked to give this topup back")]
     Unknown,
     #[error("it is {}; only a parked give-back can be resolved", .0.as_str())]
@@ -91,17 +91,17 @@ pub enum NotResolved {
     Store(#[from] Error),
 }
 
-pg::store_error!(NotResolved);
+pg::store_error!(GiveBackNotResolved);
 
 /// Resolves a parked give-back. `seen` is the attempt that the operator has looked into: if the partner
 /// has asked anew since then, nothing is changed.
 pub async fn resolve(
     connection: &mut PgConnection,
     topup_id: &TopupId,
-    found: Found,
+    found: GiveBackFinding,
     seen: Option<i32>,
     mode: Mode<'_>,
-) -> Result<Resolved, NotResolved> {
+) -> Result<ResolvedGiveBack, GiveBackNotResolved> {
     let mut transaction = connection.begin().await?;
     let query = sqlx::query!(
         r#"SELECT give_back AS "give_back!", attempt FROM esim_requests
@@ -111,25 +111,25 @@ pub async fn resolve(
     let row = query
         .fetch_optional(&mut *transaction)
         .await?
-        .ok_or(NotResolved::Unknown)?;
+        .ok_or(GiveBackNotResolved::Unknown)?;
     let parked = GiveBack {
         state: row.give_back.parse().map_err(Error::from)?,
         attempt: unsigned(row.attempt),
         not_returned: false,
     };
     if parked.state != GiveBackState::Parked {
-        return Err(NotResolved::NotParked(parked.state));
+        return Err(GiveBackNotResolved::NotParked(parked.state));
     }
     if seen.is_some_and(|seen| seen != row.attempt) {
-        return Err(NotResolved::Changed(row.attempt));
+        return Err(GiveBackNotResolved::Changed(row.attempt));
     }
     let event = match found {
-        Found::Returned => Event::Returned,
-        Found::NotReturned => Event::NotGivenBack,
+        GiveBackFinding::Returned => Event::Returned,
+        GiveBackFinding::NotReturned => Event::NotGivenBack,
     };
     let resolved = parked
         .after(event)
-        .map_err(|_| NotResolved::NotParked(parked.state))?;
+        .map_err(|_| GiveBackNotResolved::NotParked(parked.state))?;
     // The function has the owner's rights and checks the state again under the lock of the row, so
     // that the role of the console needs no right to change give-backs or profiles.
     let query = sqlx::query_scalar!(
@@ -139,14 +139,14 @@ pub async fn resolve(
         resolved.state == GiveBackState::Returned,
     );
     if !query.fetch_one(&mut *transaction).await? {
-        return Err(NotResolved::Changed(row.attempt));
+        return Err(GiveBackNotResolved::Changed(row.attempt));
     }
     let changed = Changed::between(
         json!({ "give_back": parked.state.as_str(), "attempt": row.attempt }),
         json!({ "give_back": resolved.state.as_str() }),
     );
     actions::finish(transaction, mode, 1, changed).await?;
-    Ok(Resolved {
+    Ok(ResolvedGiveBack {
         topup_id: topup_id.as_str().to_owned(),
         state: resolved.state,
     })

@@ -1,13 +1,13 @@
 //! One health: what is wrong with the system, for everybody who asks
 //! (docs/decisions/0035-fewer-kinds-one-truth.md).
 //!
-//! [`examine`] reads the database once and returns a [`Report`]: whether each stage lives, what is
+//! [`examine`] reads the database once and returns a [`HealthReport`]: whether each stage lives, what is
 //! stored and not finished, and the [`Finding`]s, worst first. `esimctl doctor`, `status` and
 //! `attention` and the console's first pages render this report and compute nothing of their own, so
 //! they cannot contradict each other. What the database cannot show, such as NATS and the age of a
 //! backup, only the doctor looks at; it says it in the same findings.
 //!
-//! A finding is a code with its detail ([`Kind`]). Its sentences are made in [`told`], by exhaustive
+//! A finding is a code with its detail ([`FindingKind`]). Its sentences are made in [`told`], by exhaustive
 //! matches, so a kind without an answer to "what, who is affected, what do I do" does not compile.
 //!
 //! Every statement reads by an index and is bounded, so that looking costs little while the system
@@ -24,6 +24,6 @@ mod examine;
 mod phrases;
 mod slow;
 
-pub use examine::{Report, examine, of_server};
-pub use finding::{Finding, Kind};
-pub use told::Told;
+pub use examine::{HealthReport, examine, of_server};
+pub use finding::{Finding, FindingKind};
+pub use told::FindingText;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 /// Who waits for a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Patience {
+pub enum ListPatience {
     /// Somebody in front of a page, which has to be there at once even if nothing fits.
     Page,
     /// A command or a file, which should be complete.
@@ -26,7 +26,7 @@ const ROWS: usize = 20_000;
 /// The looks of one list.
 pub(super) struct Looking {
     began: Instant,
-    patience: Patience,
+    patience: ListPatience,
     limit: usize,
     size: usize,
     rows: usize,
@@ -36,7 +36,7 @@ pub(super) struct Looking {
 
 impl Looking {
     /// For a list of `limit` rows. If no filter leaves anything out, the first look finds them all.
-    pub(super) fn new(patience: Patience, limit: usize) -> Self {
+    pub(super) fn new(patience: ListPatience, limit: usize) -> Self {
         Self {
             began: Instant::now(),
             patience,
@@ -58,8 +58,8 @@ impl Looking {
     pub(super) fn next(&mut self) -> Option<usize> {
         let has_looked = self.rows >= MOST_OF_PAGE;
         let (most, is_late) = match self.patience {
-            Patience::Page => (MOST_OF_PAGE, has_looked && self.began.elapsed() > AT_ONCE),
-            Patience::Whole => (MOST, false),
+            ListPatience::Page => (MOST_OF_PAGE, has_looked && self.began.elapsed() > AT_ONCE),
+            ListPatience::Whole => (MOST, false),
         };
         let is_over = is_late || self.rows >= ROWS;
         let is_owed = std::mem::take(&mut self.owed);
@@ -84,15 +84,18 @@ mod tests {
             looking.began -= 2 * AT_ONCE;
             std::iter::from_fn(|| looking.next()).collect::<Vec<usize>>()
         };
-        assert_eq!(looks(Patience::Page, 25), [26, 104, 300]);
-        let whole = looks(Patience::Whole, 25);
+        assert_eq!(looks(ListPatience::Page, 25), [26, 104, 300]);
+        let whole = looks(ListPatience::Whole, 25);
         assert_eq!(whole[..4], [26, 104, 416, 1_000]);
         assert!((20_000..21_000).contains(&whole.iter().sum::<usize>()));
     }
 
     #[test]
     fn the_parts_of_a_list_share_its_time_and_its_rows_and_each_has_one_look() {
-        for (patience, late) in [(Patience::Page, 2 * AT_ONCE), (Patience::Whole, AT_ONCE)] {
+        for (patience, late) in [
+            (ListPatience::Page, 2 * AT_ONCE),
+            (ListPatience::Whole, AT_ONCE),
+        ] {
             let mut looking = Looking::new(patience, 25);
             looking.began -= late;
             let first: usize = std::iter::from_fn(|| looking.next()).sum();
@@ -105,7 +108,7 @@ mod tests {
             assert_eq!(rest, [26, 26], "{patience:?}");
         }
         // What the first part has left over is for the next one.
-        let mut looking = Looking::new(Patience::Whole, 25);
+        let mut looking = Looking::new(ListPatience::Whole, 25);
         assert_eq!(looking.next(), Some(26));
         looking.next_part();
         let rest: usize = std::iter::from_fn(|| looking.next()).sum();

@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 /// An option that an operator named.
 #[derive(Clone, Debug, Serialize)]
-pub struct Named {
+pub struct NamedOption {
     pub option_id: OptionId,
     pub name: String,
     pub provider: String,
@@ -24,7 +24,7 @@ pub struct Named {
 
 /// The options that an operator may mean: the one with this id, or else all with this name, in any
 /// case, or this name at the provider. Names are not unique.
-pub async fn named(connection: &mut PgConnection, named: &str) -> Result<Vec<Named>> {
+pub async fn named(connection: &mut PgConnection, named: &str) -> Result<Vec<NamedOption>> {
     let id: Option<Uuid> = named.parse().ok();
     let found = sqlx::query!(
         "SELECT option_id, name, provider, provider_option_id, environment, enabled FROM options
@@ -33,7 +33,7 @@ pub async fn named(connection: &mut PgConnection, named: &str) -> Result<Vec<Nam
         named,
     );
     let rows = found.fetch_all(connection).await?;
-    let options = rows.into_iter().map(|row| Named {
+    let options = rows.into_iter().map(|row| NamedOption {
         option_id: row.option_id.into(),
         name: row.name,
         provider: row.provider,

@@ -16,7 +16,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
-    looking::{Looking, Patience},
+    looking::{ListPatience, Looking},
     orders::{self, Undelivered},
 };
 use crate::self_service::{OrderHead, OrderState, Units, first_id};
@@ -26,7 +26,7 @@ const SKEW: time::Duration = time::Duration::minutes(5);
 
 /// Which orders to list; `None` matches all.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Filter<'a> {
+pub struct OrderFilter<'a> {
     pub partner_id: Option<PartnerId>,
     pub state: Option<OrderState>,
     /// Only orders that did not get through: they failed in part or as a whole, were refused, have a purchase
@@ -44,7 +44,7 @@ pub struct Filter<'a> {
 
 /// An order of the list.
 #[derive(Clone, Debug, Serialize)]
-pub struct Listed {
+pub struct OrderListEntry {
     pub order_id: OrderId,
     pub external_order_id: String,
     pub partner_id: PartnerId,
@@ -63,8 +63,8 @@ pub struct Listed {
 
 /// A part of the list.
 #[derive(Clone, Debug, Serialize)]
-pub struct Page {
-    pub orders: Vec<Listed>,
+pub struct OrderListPage {
+    pub orders: Vec<OrderListEntry>,
     /// The order before which the list goes on; `None` at its end.
     pub next_cursor: Option<OrderId>,
     /// When the last order was accepted that was looked at, if the list ended there although fewer orders
@@ -121,7 +121,7 @@ macro_rules! look {
                 failed: row.failed,
                 on_hold: row.on_hold,
             };
-            Listed {
+            OrderListEntry {
                 order_id: head.order_id,
                 partner_id: row.partner_id.into(),
                 partner: row.partner,
@@ -140,8 +140,8 @@ macro_rules! look {
     };
 }
 
-impl Filter<'_> {
-    fn matches(&self, order: &Listed, given_up: bool) -> bool {
+impl OrderFilter<'_> {
+    fn matches(&self, order: &OrderListEntry, given_up: bool) -> bool {
         let is_through = match order.state {
             OrderState::Failed | OrderState::PartlyFailed | OrderState::Refused => false,
             OrderState::Processing | OrderState::Ready | OrderState::Cancelled => {
@@ -164,22 +164,22 @@ impl Filter<'_> {
 /// Lists at most `limit` orders that match, newest first, beginning behind the order `before`.
 pub async fn list(
     connection: &mut PgConnection,
-    filter: &Filter<'_>,
+    filter: &OrderFilter<'_>,
     before: Option<OrderId>,
     limit: usize,
-    patience: Patience,
-) -> Result<Unflushed<Page>> {
+    patience: ListPatience,
+) -> Result<Unflushed<OrderListPage>> {
     let page = matching(connection, filter, before, limit, patience).await?;
     Ok(Unflushed::of(page))
 }
 
 async fn matching(
     connection: &mut PgConnection,
-    filter: &Filter<'_>,
+    filter: &OrderFilter<'_>,
     before: Option<OrderId>,
     limit: usize,
-    patience: Patience,
-) -> Result<Page> {
+    patience: ListPatience,
+) -> Result<OrderListPage> {
     let oldest = filter
         .since
         .map_or(Uuid::nil(), |since| first_id(since - SKEW));
@@ -212,7 +212,7 @@ async fn matching(
             let ids: Vec<Uuid> = read.iter().map(|one| one.order_id.uuid()).collect();
             undelivered = orders::undelivered(&mut *connection, &ids).await?;
         }
-        let given_up = |order: &Listed| {
+        let given_up = |order: &OrderListEntry| {
             let webhooks = undelivered.get(&order.order_id.uuid());
             webhooks.is_some_and(|webhooks: &Undelivered| webhooks.given_up > 0)
         };
@@ -227,7 +227,7 @@ async fn matching(
             }
             if found.len() == limit {
                 let has_more = left > 0 || !is_last;
-                return Ok(Page {
+                return Ok(OrderListPage {
                     orders: found,
                     next_cursor: has_more.then(|| before.into()),
                     reached: None,
@@ -235,14 +235,14 @@ async fn matching(
             }
         }
         if is_last {
-            return Ok(Page {
+            return Ok(OrderListPage {
                 orders: found,
                 next_cursor: None,
                 reached: None,
             });
         }
     }
-    Ok(Page {
+    Ok(OrderListPage {
         orders: found,
         next_cursor: Some(before.into()),
         reached,

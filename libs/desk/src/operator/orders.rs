@@ -83,7 +83,7 @@ pub struct FurtherWebhook {
 
 /// A webhook of a unit, as it is told: to which endpoint it goes, and how it stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sent<'a> {
+pub struct UnitWebhook<'a> {
     pub delivery_id: Option<Uuid>,
     /// None is the first endpoint.
     pub endpoint_id: Option<Uuid>,
@@ -292,7 +292,7 @@ impl OrderView {
     }
 
     /// The webhooks of one of its units, that to the first endpoint first.
-    pub fn sent<'a>(&'a self, unit: &'a TopupView) -> Vec<Sent<'a>> {
+    pub fn sent<'a>(&'a self, unit: &'a TopupView) -> Vec<UnitWebhook<'a>> {
         let silent = self.silent();
         let stands = |webhook: Option<Webhook>| {
             webhook.map_or(Standing::Unreadable, |one| of_webhook(&one, silent))
@@ -300,7 +300,7 @@ impl OrderView {
         let mut sent = Vec::new();
         if unit.delivery.0.is_some() {
             let webhook = self.endpoint.known().and_then(|state| unit.webhook(state));
-            sent.push(Sent {
+            sent.push(UnitWebhook {
                 delivery_id: unit.delivery_id,
                 endpoint_id: None,
                 standing: stands(webhook),
@@ -312,7 +312,7 @@ impl OrderView {
                 endpoint_until: self.endpoint_until,
             });
         }
-        sent.extend(self.further(unit).map(|one| Sent {
+        sent.extend(self.further(unit).map(|one| UnitWebhook {
             delivery_id: Some(one.delivery_id),
             endpoint_id: Some(one.endpoint_id),
             standing: stands(one.webhook()),

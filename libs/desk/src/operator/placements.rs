@@ -28,7 +28,7 @@ use uuid::Uuid;
 
 /// A row of [`list`].
 #[derive(Clone, Debug, Serialize)]
-pub struct Listed {
+pub struct ListedPlacement {
     /// The id of the placement, which is the order id that the provider sees.
     pub placement_id: PlacementId,
     pub order_id: OrderId,
@@ -64,7 +64,7 @@ pub struct Listed {
     pub due_at: Option<OffsetDateTime>,
 }
 
-impl Listed {
+impl ListedPlacement {
     /// Since when it has been parked, or else stored.
     pub fn since(&self) -> OffsetDateTime {
         self.parked_at.unwrap_or(self.created_at)
@@ -78,14 +78,14 @@ pub async fn list(
     state: Option<PlacementState>,
     provider: Option<&str>,
     limit: i64,
-) -> Result<Unflushed<Vec<Listed>>> {
+) -> Result<Unflushed<Vec<ListedPlacement>>> {
     let chosen = if state == Some(PlacementState::Parked) {
         parked(connection, provider, limit).await?
     } else {
         newest(connection, state, provider, limit).await?
     };
     let rows = sqlx::query_as!(
-        Listed,
+        ListedPlacement,
         r#"SELECT p.placement_id, p.order_id, o.partner_id, o.external_order_id, p.provider, p.state, p.attempt,
                   p.reason, p.placed_at IS NOT NULL AS "bought!", p.created_at,
                   (SELECT name FROM partners a WHERE a.partner_id = o.partner_id) AS partner,
@@ -202,7 +202,7 @@ pub async fn ask(
 
 /// A placement after [`resolve`].
 #[derive(Clone, Debug, Serialize)]
-pub struct Resolved {
+pub struct ResolvedPlacement {
     pub placement_id: PlacementId,
     pub order_id: OrderId,
     pub provider: String,
@@ -217,7 +217,7 @@ pub struct Resolved {
 
 /// Why a placement was not resolved.
 #[derive(Debug, thiserror::Error)]
-pub enum NotResolved {
+pub enum PlacementNotResolved {
     #[error("there is no such placement")]
     Unknown,
     #[error("it is {}; only a parked placement can be resolved", .0.as_str())]
@@ -254,7 +254,7 @@ pub enum NotResolved {
     Store(#[from] Error),
 }
 
-pg::store_error!(NotResolved);
+pg::store_error!(PlacementNotResolved);
 
 /// The longest number of a purchase that calls to a provider name.
 const LONGEST_REFERENCE: usize = 128;
@@ -291,9 +291,9 @@ pub struct Decision<'a> {
 }
 
 impl Decision<'_> {
-    fn check(&self) -> Result<(), NotResolved> {
+    fn check(&self) -> Result<(), PlacementNotResolved> {
         if self.reference.is_some_and(|text| !is_reference(text)) {
-            return Err(NotResolved::BadReference);
+            return Err(PlacementNotResolved::BadReference);
         }
         Ok(())
     }
@@ -306,7 +306,7 @@ async fn check_pair(
     placement_id: PlacementId,
     present: &str,
     provider: &str,
-) -> Result<(), NotResolved> {
+) -> Result<(), PlacementNotResolved> {
     let query = sqlx::query_scalar!(
         r#"SELECT pair->>'provider' AS "provider!"
            FROM placements p
@@ -321,7 +321,7 @@ async fn check_pair(
     let known: Vec<&str> = iter::once(present)
         .chain(others.iter().map(String::as_str))
         .collect();
-    Err(NotResolved::NotItsProvider(known.join(", ")))
+    Err(PlacementNotResolved::NotItsProvider(known.join(", ")))
 }
 
 /// Locks a placement before anything about it or its units is read. A statement that locks and reads at
@@ -346,11 +346,11 @@ pub async fn resolve(
     placement_id: PlacementId,
     decision: Decision<'_>,
     mode: Mode<'_>,
-) -> Result<Resolved, NotResolved> {
+) -> Result<ResolvedPlacement, PlacementNotResolved> {
     decision.check()?;
     transaction!(connection, "placements::resolve", |transaction| -> Result<
-        Resolved,
-        NotResolved,
+        ResolvedPlacement,
+        PlacementNotResolved,
     > {
         lock(transaction, placement_id).await?;
         let query = sqlx::query!(
@@ -362,7 +362,7 @@ pub async fn resolve(
             placement_id.uuid(),
         );
         let row = query.fetch_optional(&mut **transaction).await?;
-        let row = row.ok_or(NotResolved::Unknown)?;
+        let row = row.ok_or(PlacementNotResolved::Unknown)?;
         let parked = Placement {
             state: row.state.parse().map_err(Error::from)?,
             attempt: unsigned(row.attempt),
@@ -370,16 +370,16 @@ pub async fn resolve(
         };
         let settled = parked
             .after(Event::Resolve(decision.resolution))
-            .map_err(|_| NotResolved::NotParked(parked.state))?;
+            .map_err(|_| PlacementNotResolved::NotParked(parked.state))?;
         let now = parking(row.attempt, &row.reason.clone().into());
         if decision.seen.is_some_and(|seen| seen != now) {
-            return Err(NotResolved::Changed(now));
+            return Err(PlacementNotResolved::Changed(now));
         }
         if row.refused && decision.resolution != Resolution::NotBought {
-            return Err(NotResolved::Refused);
+            return Err(PlacementNotResolved::Refused);
         }
         if row.has_units && decision.resolution == Resolution::Retry {
-            return Err(NotResolved::HasUnits);
+            return Err(PlacementNotResolved::HasUnits);
         }
         let placed = settled.state == PlacementState::Placed;
         let other = decision
@@ -388,7 +388,7 @@ pub async fn resolve(
         if let Some(other) = other {
             check_pair(transaction, placement_id, &row.provider, other).await?;
             if row.has_units {
-                return Err(NotResolved::BoughtHere(row.provider));
+                return Err(PlacementNotResolved::BoughtHere(row.provider));
             }
         }
         let decided = match decision.resolution {
@@ -406,14 +406,14 @@ pub async fn resolve(
             decision.reference.filter(|_| placed),
         );
         if !query.fetch_one(&mut **transaction).await? {
-            return Err(NotResolved::NotParked(parked.state));
+            return Err(PlacementNotResolved::NotParked(parked.state));
         }
         let units = units(transaction, placement_id).await?;
         let was = Was::new(parked.state, &row.provider, row.reason, row.placed_at);
         let is = was.resolved(settled.state, other);
         let changed = note_resolved(transaction, placement_id, row.attempt, &was, &is).await?;
         mode.record(transaction, 1, changed).await?;
-        Ok(mode.end(Resolved {
+        Ok(mode.end(ResolvedPlacement {
             placement_id,
             order_id: row.order_id.into(),
             provider: other.map_or(row.provider, str::to_owned),

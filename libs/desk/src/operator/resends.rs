@@ -29,8 +29,8 @@ mod left_out;
 mod waiting;
 
 pub use self::{
-    left_out::{Cause, LeftOut},
-    waiting::Waiting,
+    left_out::{LeftOut, LeftOutCause},
+    waiting::UnmatchedWebhooks,
 };
 
 /// The maximum number of partners that a resend may have something to send for.
@@ -61,7 +61,7 @@ pub struct Preview {
     /// many of them for one resend. `matching` is then without theirs, and no resend starts.
     pub unseen: usize,
     /// If nothing matches, the webhooks that wait or have ended all the same.
-    pub waiting: Vec<Waiting>,
+    pub waiting: Vec<UnmatchedWebhooks>,
     /// If nothing matches, the webhooks that the filter leaves out, by what leaves them out.
     pub left_out: Vec<LeftOut>,
 }
@@ -332,7 +332,7 @@ pub async fn find(connection: &mut PgConnection, id: Uuid) -> Result<Option<Rese
 
 /// The outcome of a request to end a resend early.
 #[derive(Clone, Debug)]
-pub enum Cancelled {
+pub enum ResendCancellation {
     Now(Resend),
     /// It was cancelled before, or had made all its webhooks due. Nothing was changed or recorded.
     EndedBefore(Resend),
@@ -344,7 +344,7 @@ pub async fn cancel(
     connection: &mut PgConnection,
     id: Uuid,
     action: Action<'_>,
-) -> Result<Cancelled> {
+) -> Result<ResendCancellation> {
     let mut transaction = connection.begin().await?;
     // `IS NULL` alone would let the planner read all running resends instead of these.
     let statement = sqlx::query!(
@@ -366,8 +366,8 @@ pub async fn cancel(
         transaction.rollback().await?;
     }
     Ok(match find(connection, id).await? {
-        Some(resend) if ended > 0 => Cancelled::Now(resend),
-        Some(resend) => Cancelled::EndedBefore(resend),
-        None => Cancelled::Unknown,
+        Some(resend) if ended > 0 => ResendCancellation::Now(resend),
+        Some(resend) => ResendCancellation::EndedBefore(resend),
+        None => ResendCancellation::Unknown,
     })
 }

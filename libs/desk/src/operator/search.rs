@@ -25,7 +25,7 @@ pub const MOST: i64 = 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, strum::EnumString, strum::IntoStaticStr)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
-pub enum By {
+pub enum MatchedId {
     ExternalOrderId,
     Order,
     Placement,
@@ -35,7 +35,7 @@ pub enum By {
     Provider,
 }
 
-impl By {
+impl MatchedId {
     /// The name, such as `external_order_id`.
     pub fn as_str(self) -> &'static str {
         self.into()
@@ -52,7 +52,7 @@ pub struct OrderHit {
     pub partner: Option<String>,
     #[serde(with = "time::serde::rfc3339")]
     pub created_at: OffsetDateTime,
-    pub by: By,
+    pub by: MatchedId,
 }
 
 /// A partner that was found.
@@ -110,7 +110,7 @@ pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Unflushed<H
     Ok(Unflushed::of(hits))
 }
 
-/// Searches for an id as a whole. If nothing has it as it is, blanks around it are left out, because an
+/// Searches for an id as a whole. If nothing has it is, blanks around it are left out, because an
 /// external order id may begin or end with one, and a copied id often does by accident.
 pub(crate) async fn whole(connection: &mut PgConnection, id: &str) -> Result<Hits> {
     let hits = exactly(connection, id).await?;

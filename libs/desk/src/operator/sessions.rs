@@ -30,7 +30,7 @@ use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::accounts::{Role, blocking};
+use super::accounts::{OperatorRole, blocking};
 
 /// For how long attempts are counted.
 pub const WINDOW: Duration = Duration::from_mins(15);
@@ -94,22 +94,22 @@ pub struct Person {
     /// What recorded actions name. It begins with [`super::accounts::OF_PROVIDER`], which no account
     /// does.
     pub name: String,
-    pub role: Role,
+    pub role: OperatorRole,
 }
 
 /// A new session. The token goes into the browser's cookie and is not stored.
 #[derive(Debug)]
 pub struct Opened {
     pub token: SecretString,
-    pub session: Session,
+    pub session: OperatorSession,
 }
 
 /// A signed-in operator.
 #[derive(Clone, Debug)]
-pub struct Session {
+pub struct OperatorSession {
     pub operator_id: Uuid,
     pub name: String,
-    pub role: Role,
+    pub role: OperatorRole,
     /// The address from which it was opened.
     pub source: String,
     pub ends_at: OffsetDateTime,
@@ -183,7 +183,7 @@ pub async fn sign_in(
     let statement = sqlx::query!("DELETE FROM operator_sign_ins WHERE subject = $1", by_name);
     statement.execute(&mut *transaction).await?;
     transaction.commit().await?;
-    let session = Session {
+    let session = OperatorSession {
         operator_id: row.operator_id,
         name: row.name,
         role: row.role.parse().map_err(|_| unknown(&row.role))?,
@@ -233,7 +233,7 @@ pub async fn open(
     )
     .await?;
     transaction.commit().await?;
-    let session = Session {
+    let session = OperatorSession {
         operator_id,
         name: person.name.clone(),
         role: person.role,
@@ -323,7 +323,7 @@ pub async fn find(
     connection: &mut PgConnection,
     token: &SecretString,
     accepted: Accepted<'_>,
-) -> Result<Option<Session>> {
+) -> Result<Option<OperatorSession>> {
     let digest = token::digest(token);
     let query = sqlx::query!(
         r#"SELECT s.operator_id, coalesce(s.name, o.name) AS "name!", coalesce(s.role, o.role) AS "role!", s.source, s.ends_at,
@@ -348,7 +348,7 @@ pub async fn find(
         );
         statement.execute(connection).await?;
     }
-    Ok(Some(Session {
+    Ok(Some(OperatorSession {
         operator_id: row.operator_id,
         name: row.name,
         role: row.role.parse().map_err(|_| unknown(&row.role))?,

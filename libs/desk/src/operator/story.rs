@@ -18,7 +18,7 @@ use super::{
 mod sentence;
 mod what;
 pub use sentence::{reason, sentence};
-pub use what::{Moment, What, is_off_the_path, told};
+pub use what::{StoryMoment, What, is_off_the_path, told};
 
 /// The maximum number of attempts of webhooks that a timeline holds; the newest ones.
 pub const MOST_ATTEMPTS: i64 = 500;
@@ -26,13 +26,16 @@ pub const MOST_ATTEMPTS: i64 = 500;
 const MOST_ACTIONS: i64 = 1_000;
 
 /// The timeline of an order, oldest first.
-pub async fn timeline(connection: &mut PgConnection, order: &OrderView) -> Result<Vec<Moment>> {
-    let mut moments = vec![Moment {
+pub async fn timeline(
+    connection: &mut PgConnection,
+    order: &OrderView,
+) -> Result<Vec<StoryMoment>> {
+    let mut moments = vec![StoryMoment {
         at: order.created_at,
         what: What::Accepted,
     }];
     let mut add = |at: Option<OffsetDateTime>, what: What| {
-        moments.extend(at.map(|at| Moment { at, what }));
+        moments.extend(at.map(|at| StoryMoment { at, what }));
     };
     add(order.erased_at, What::Erased);
     let acted = actions(&mut *connection, order).await?;
@@ -142,7 +145,7 @@ fn was(noted: Option<&str>) -> Option<Was> {
 
 /// The confirmation of a purchase that an operator has resolved since as not bought: the row of the
 /// placement has its time no more.
-fn confirmed_before(noted: &Noted, order: &OrderView) -> Option<Moment> {
+fn confirmed_before(noted: &Noted, order: &OrderView) -> Option<StoryMoment> {
     let before = was(noted.before.as_deref())?;
     let placement_id = noted.placement_id?;
     let mut placements = order.placements.iter();
@@ -153,7 +156,7 @@ fn confirmed_before(noted: &Noted, order: &OrderView) -> Option<Moment> {
         provider: before.provider,
         by: None,
     };
-    (now.placed_at != Some(at)).then_some(Moment { at, what })
+    (now.placed_at != Some(at)).then_some(StoryMoment { at, what })
 }
 
 /// The blocks of the order's endpoints and the openings of its providers' breakers while it waited for
@@ -161,8 +164,8 @@ fn confirmed_before(noted: &Noted, order: &OrderView) -> Option<Moment> {
 async fn around(
     connection: &mut PgConnection,
     order: &OrderView,
-    moments: &[Moment],
-) -> Result<Vec<Moment>> {
+    moments: &[StoryMoment],
+) -> Result<Vec<StoryMoment>> {
     let placements = order.placements.iter();
     let providers: BTreeSet<String> = placements
         .flat_map(|one| {
@@ -219,7 +222,7 @@ impl Stay<'_> {
 fn stays<'a>(
     order: &'a OrderView,
     placement: &'a PlacementView,
-    moments: &[Moment],
+    moments: &[StoryMoment],
 ) -> Vec<Stay<'a>> {
     let mut from = order.created_at;
     let mut stays = Vec::new();
@@ -254,7 +257,7 @@ fn stays<'a>(
 fn ended(
     order: &OrderView,
     placement: &PlacementView,
-    moments: &[Moment],
+    moments: &[StoryMoment],
 ) -> Option<OffsetDateTime> {
     let mine = |unit: &&TopupView| unit.placement_id == placement.placement_id;
     let mut units = order.topups.iter().filter(mine);
@@ -275,7 +278,7 @@ fn ended(
 
 /// What was noted, as a moment. Failed units, and rejections after which the next provider was asked,
 /// are moments of their own.
-fn moment_of(noted: Noted) -> Option<Moment> {
+fn moment_of(noted: Noted) -> Option<StoryMoment> {
     let kind: HistoryKind = noted.kind.parse().ok()?;
     let told = !matches!(
         kind,
@@ -291,7 +294,7 @@ fn moment_of(noted: Noted) -> Option<Moment> {
         before: was(noted.before.as_deref()),
         after: was(noted.after.as_deref()),
     };
-    told.then_some(Moment { at: noted.at, what })
+    told.then_some(StoryMoment { at: noted.at, what })
 }
 
 /// The provider of the last attempt. A placement that was handed on names the next provider already.
@@ -319,7 +322,7 @@ impl ActedOn {
         self.target.split(' ').nth(1) == Some(&placement_id.to_string())
     }
 
-    fn moment(self) -> Moment {
+    fn moment(self) -> StoryMoment {
         let changed_nothing = changed_nothing(&self.command, self.affected, self.has_after);
         let what = What::Acted {
             changed_nothing,
@@ -329,7 +332,7 @@ impl ActedOn {
             target: self.target,
             reason: self.reason,
         };
-        Moment { at: self.at, what }
+        StoryMoment { at: self.at, what }
     }
 }
 
@@ -366,7 +369,7 @@ async fn failures(
     order: &OrderView,
     acted: &[ActedOn],
     noted: &[Noted],
-) -> Result<Vec<Moment>> {
+) -> Result<Vec<StoryMoment>> {
     let failed = order
         .topups
         .iter()
@@ -423,7 +426,7 @@ async fn failures(
             reason: reason.clone(),
             is_exact: exact.is_some(),
         };
-        Moment {
+        StoryMoment {
             at: exact.or(attempted).unwrap_or(order.created_at),
             what,
         }
@@ -432,7 +435,7 @@ async fn failures(
 }
 
 /// The attempts to send the webhooks of an order, the newest [`MOST_ATTEMPTS`].
-async fn webhooks(connection: &mut PgConnection, order: &OrderView) -> Result<Vec<Moment>> {
+async fn webhooks(connection: &mut PgConnection, order: &OrderView) -> Result<Vec<StoryMoment>> {
     let topups: Vec<String> = order
         .topups
         .iter()
@@ -473,7 +476,7 @@ async fn webhooks(connection: &mut PgConnection, order: &OrderView) -> Result<Ve
             status: row.status,
             class: row.class,
         };
-        Moment { at: row.at, what }
+        StoryMoment { at: row.at, what }
     });
     Ok(moments.collect())
 }

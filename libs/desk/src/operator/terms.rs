@@ -8,7 +8,7 @@ use pg::{
 use serde_json::json;
 use sqlx::{Connection, PgConnection};
 
-use crate::retention::Class;
+use crate::retention::DataClass;
 
 /// The term of a class.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
@@ -20,7 +20,7 @@ pub struct Term {
 
 /// The terms of all classes.
 pub async fn list(connection: &mut PgConnection) -> Result<Vec<Term>> {
-    let classes = Class::ALL.map(Class::as_str);
+    let classes = DataClass::ALL.map(DataClass::as_str);
     let terms = sqlx::query_as!(
         Term,
         "SELECT name AS class, days FROM walks WHERE name = ANY ($1::text[]) ORDER BY name",
@@ -33,7 +33,7 @@ pub async fn list(connection: &mut PgConnection) -> Result<Vec<Term>> {
 /// the class begins again, so that a shorter term also applies to data that the walk has passed.
 pub async fn set(
     connection: &mut PgConnection,
-    class: Class,
+    class: DataClass,
     days: Option<i32>,
     mode: Mode<'_>,
 ) -> Result<()> {

@@ -94,7 +94,7 @@ pub async fn options(
 
 /// A partner's account, without secrets.
 #[derive(Clone, Debug)]
-pub struct Account {
+pub struct PartnerAccount {
     pub name: String,
     /// `sandbox` or `live`.
     pub environment: String,
@@ -109,9 +109,9 @@ pub struct Account {
 pub async fn account(
     connection: &mut PgConnection,
     partner_id: PartnerId,
-) -> Result<Option<Account>> {
+) -> Result<Option<PartnerAccount>> {
     let account = sqlx::query_as!(
-        Account,
+        PartnerAccount,
         r#"SELECT name, environment, access_key, created_at,
                   CASE WHEN old_keys_until > now() THEN old_access_key END AS old_access_key,
                   CASE WHEN old_keys_until > now() THEN old_keys_until END AS old_keys_until

@@ -36,7 +36,7 @@ const MOST_FURTHER: i64 = 30;
 
 /// The delivery of one of the partner's units.
 #[derive(Clone, Debug)]
-pub struct Delivery {
+pub struct UnitDelivery {
     /// `None` before the unit is ready.
     pub id: Option<DeliveryId>,
     /// None before the unit is ready.
@@ -68,7 +68,7 @@ pub async fn delivery(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     topup_id: &TopupId,
-) -> Result<Unflushed<Option<Delivery>>> {
+) -> Result<Unflushed<Option<UnitDelivery>>> {
     let query = sqlx::query!(
         "SELECT u.delivery_id, u.delivery AS state, u.delivered_at,
                 (SELECT nullif(greatest(w.at, e.blocked_until), 'infinity')
@@ -87,7 +87,7 @@ pub async fn delivery(
         Some(id) => attempts(connection, id).await?,
         None => Vec::new(),
     };
-    Ok(Unflushed::of(Some(Delivery {
+    Ok(Unflushed::of(Some(UnitDelivery {
         id,
         state: row.state.into(),
         delivered_at: row.delivered_at,

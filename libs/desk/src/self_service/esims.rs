@@ -18,12 +18,12 @@ use store::{
 };
 use time::OffsetDateTime;
 
-use super::{REASON, UnitState};
+use super::{PartnerUnitState, REASON};
 
 /// A unit of the partner, with what was asked about its eSIM.
 #[derive(Clone, Debug)]
-pub struct Requests {
-    pub state: UnitState,
+pub struct EsimRequests {
+    pub state: PartnerUnitState,
     pub erased: bool,
     pub returned_at: Option<OffsetDateTime>,
     /// Whether a question about its use waits for an answer.
@@ -32,12 +32,12 @@ pub struct Requests {
     pub reading: Option<(Reading, OffsetDateTime, Duration)>,
     /// Why the last question has no answer, and how long ago that was recorded.
     pub failure: Option<(UsageFailure, Duration)>,
-    pub give_back: Option<GiveBack>,
+    pub give_back: Option<GiveBackView>,
 }
 
 /// A give-back as its partner sees it.
 #[derive(Clone, Debug)]
-pub struct GiveBack {
+pub struct GiveBackView {
     pub state: GiveBackState,
     pub asked_at: OffsetDateTime,
     pub ended_at: Option<OffsetDateTime>,
@@ -51,7 +51,7 @@ pub async fn requests(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     topup_id: &TopupId,
-) -> Result<Unflushed<Option<Requests>>> {
+) -> Result<Unflushed<Option<EsimRequests>>> {
     let query = sqlx::query!(
         r#"SELECT u.ready_at IS NOT NULL AS "is_ready!", u.has_failed AS "has_failed!", u.is_parked AS "is_parked!",
                   u.erased_at IS NOT NULL AS "erased!", u.returned_at,
@@ -84,7 +84,7 @@ pub async fn requests(
         .and_then(|name| name.parse().ok())
         .zip(row.failure_age.map(age));
     let give_back = match (row.give_back, row.give_back_asked_at) {
-        (Some(state), Some(asked_at)) => Some(GiveBack {
+        (Some(state), Some(asked_at)) => Some(GiveBackView {
             state: state.parse()?,
             asked_at,
             ended_at: row.ended_at,
@@ -93,8 +93,8 @@ pub async fn requests(
         }),
         _ => None,
     };
-    Ok(Unflushed::of(Some(Requests {
-        state: UnitState::of(Rows {
+    Ok(Unflushed::of(Some(EsimRequests {
+        state: PartnerUnitState::of(Rows {
             is_ready: row.is_ready,
             is_returned: row.returned_at.is_some(),
             has_failed: row.has_failed,

@@ -20,7 +20,7 @@ use super::record_change;
 
 /// A channel for notices.
 #[derive(Clone, Debug)]
-pub struct Channel {
+pub struct NoticeChannel {
     pub endpoint_id: EndpointId,
     /// The URL, or `mailto:` and the e-mail address.
     pub target: String,
@@ -36,9 +36,9 @@ pub struct Channel {
 pub async fn channel(
     connection: &mut PgConnection,
     partner_id: PartnerId,
-) -> Result<Option<Channel>> {
+) -> Result<Option<NoticeChannel>> {
     let channel = with_state!(
-        Channel,
+        NoticeChannel,
         r#"SELECT e.endpoint_id, e.url AS "target!", e.created_at, e.verified_at,
                   CASE WHEN e.verified_at IS NULL AND e.code_until > now() THEN e.code_until END AS code_until,
                   CASE WHEN e.verified_at IS NULL THEN 'unverified' ELSE "#,
@@ -52,7 +52,7 @@ pub async fn channel(
 }
 
 /// What is recorded of a channel: the record outlives an erasure, so it holds no address.
-fn shown(channel: Option<&Channel>) -> Value {
+fn shown(channel: Option<&NoticeChannel>) -> Value {
     channel.map_or(Value::Null, |channel| {
         json!({
             "endpoint_id": channel.endpoint_id, "mail": channel.target.starts_with("mailto:"),

@@ -23,7 +23,7 @@ const SKEW: time::Duration = time::Duration::minutes(5);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = TopupState)]
-pub enum UnitState {
+pub enum PartnerUnitState {
     /// It is being bought, or its eSIM is awaited.
     Processing,
     /// It is not certain what the provider sold, or the provider does not give us the eSIM. We look
@@ -38,7 +38,7 @@ pub enum UnitState {
     Failed,
 }
 
-impl From<Shown> for UnitState {
+impl From<Shown> for PartnerUnitState {
     fn from(shown: Shown) -> Self {
         match shown {
             Shown::Processing => Self::Processing,
@@ -50,7 +50,7 @@ impl From<Shown> for UnitState {
     }
 }
 
-impl UnitState {
+impl PartnerUnitState {
     /// What the rows of a unit are shown as, by the same function as the sentence and the pages of
     /// operators.
     pub(super) fn of(rows: Rows) -> Self {
@@ -122,11 +122,11 @@ impl OrderHead {
 
 /// One unit with its delivery.
 #[derive(Clone, Debug)]
-pub struct Unit {
+pub struct PartnerUnit {
     pub topup_id: TopupId,
     pub external_order_id: String,
     pub option_id: OptionId,
-    pub state: UnitState,
+    pub state: PartnerUnitState,
     /// The code and the message with which the provider rejected the purchase.
     pub refusal: Option<(String, String)>,
     pub iccid: Option<String>,
@@ -140,16 +140,16 @@ pub struct Unit {
     pub delivered_at: Option<OffsetDateTime>,
 }
 
-pub fn count(units: &[Unit]) -> Units {
+pub fn count(units: &[PartnerUnit]) -> Units {
     let of = |state| {
         i64::try_from(units.iter().filter(|unit| unit.state == state).count()).unwrap_or(i64::MAX)
     };
     Units {
         total: i64::try_from(units.len()).unwrap_or(i64::MAX),
-        ready: of(UnitState::Ready),
-        returned: of(UnitState::Returned),
-        failed: of(UnitState::Failed),
-        on_hold: of(UnitState::OnHold),
+        ready: of(PartnerUnitState::Ready),
+        returned: of(PartnerUnitState::Returned),
+        failed: of(PartnerUnitState::Failed),
+        on_hold: of(PartnerUnitState::OnHold),
     }
 }
 
@@ -167,11 +167,11 @@ macro_rules! units {
         .await?
         .into_iter()
         .map(|row| {
-            Ok(Unit {
+            Ok(PartnerUnit {
                 topup_id: row.topup_id.try_into()?,
                 external_order_id: row.external_order_id,
                 option_id: row.option_id.into(),
-                state: UnitState::of(Rows {
+                state: PartnerUnitState::of(Rows {
                     is_ready: row.ready_at.is_some(),
                     is_returned: row.returned_at.is_some(),
                     has_failed: row.has_failed,
@@ -216,8 +216,8 @@ pub async fn units(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     order_id: OrderId,
-) -> Result<Unflushed<Vec<Unit>>> {
-    let units: Result<Vec<Unit>> = units!(
+) -> Result<Unflushed<Vec<PartnerUnit>>> {
+    let units: Result<Vec<PartnerUnit>> = units!(
         connection,
         "order_id = $2 AND partner_id = $1 ORDER BY position",
         partner_id.uuid(),
@@ -232,14 +232,14 @@ pub async fn unit(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     topup_id: &TopupId,
-) -> Result<Unflushed<Option<Unit>>> {
+) -> Result<Unflushed<Option<PartnerUnit>>> {
     let mut found = units!(
         connection,
         "topup_id = $2 AND partner_id = $1",
         partner_id.uuid(),
         topup_id.as_str()
     );
-    let found: Option<Result<Unit>> = found.next();
+    let found: Option<Result<PartnerUnit>> = found.next();
     Ok(Unflushed::of(found.transpose()?))
 }
 

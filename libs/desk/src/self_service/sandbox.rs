@@ -13,7 +13,7 @@ const NOTICE: Duration = Duration::from_hours(6);
 
 /// The result of [`expire_keys`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Made {
+pub enum KeyExpiryResult {
     /// The event is stored and due now.
     Due(DeliveryId),
     /// The last one is younger than the interval; this much time is left.
@@ -31,7 +31,7 @@ pub async fn expire_keys(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     interval: Duration,
-) -> Result<Made> {
+) -> Result<KeyExpiryResult> {
     let mut transaction = connection.begin().await?;
     // The lock of the partner's row lets one request after the other pass, as for tests of the
     // endpoint.
@@ -42,7 +42,7 @@ pub async fn expire_keys(
         partner_id.uuid(),
     );
     if query.fetch_optional(&mut *transaction).await? != Some(true) {
-        return Ok(Made::Unwanted);
+        return Ok(KeyExpiryResult::Unwanted);
     }
     let query = sqlx::query_scalar!(
         r#"SELECT extract(epoch FROM clock_timestamp() - created_at)::float8 AS "age!" FROM deliveries
@@ -55,7 +55,7 @@ pub async fn expire_keys(
     );
     let last = query.fetch_optional(&mut *transaction).await?;
     if let Some(left) = last.and_then(|last| interval.checked_sub(age(last))) {
-        return Ok(Made::TooSoon(left));
+        return Ok(KeyExpiryResult::TooSoon(left));
     }
     let id = DeliveryId::new();
     let statement = sqlx::query!(
@@ -70,5 +70,5 @@ pub async fn expire_keys(
     );
     statement.execute(&mut *transaction).await?;
     transaction.commit().await?;
-    Ok(Made::Due(id))
+    Ok(KeyExpiryResult::Due(id))
 }

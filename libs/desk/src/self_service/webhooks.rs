@@ -23,7 +23,8 @@ const COMMIT_LAG: f64 = 1.0;
 
 /// The webhook endpoint.
 #[derive(Clone, Debug, Serialize, ToSchema)]
-pub struct Endpoint {
+#[schema(as = Endpoint)]
+pub struct FirstEndpoint {
     pub url: Option<String>,
     /// What it receives, as `GET /endpoints` shows it: `topup.ready` and the names of further events,
     /// such as `topup.failed`.
@@ -49,7 +50,7 @@ pub struct Endpoint {
     pub old_secret_until: Option<OffsetDateTime>,
 }
 
-impl From<AnyEndpoint> for Endpoint {
+impl From<AnyEndpoint> for FirstEndpoint {
     fn from(endpoint: AnyEndpoint) -> Self {
         Self {
             url: endpoint.url,
@@ -75,15 +76,15 @@ impl From<AnyEndpoint> for Endpoint {
 pub async fn endpoint(
     connection: &mut PgConnection,
     partner_id: PartnerId,
-) -> Result<Option<Endpoint>> {
+) -> Result<Option<FirstEndpoint>> {
     let first = Some(partner_id.first_endpoint());
     let mut found = endpoints(connection, partner_id, first).await?;
-    Ok(found.pop().map(Endpoint::from))
+    Ok(found.pop().map(FirstEndpoint::from))
 }
 
 /// The position of a webhook among all webhooks of its partner.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Position {
+pub struct WebhookPosition {
     /// When its delivery was stored.
     pub at: OffsetDateTime,
     /// Its `webhook-id`. Empty for the position before all webhooks of that time.
@@ -96,13 +97,13 @@ pub struct StoredWebhook {
     pub id: WebhookId,
     /// `None` if there is nothing to send any more: the profile was erased, or the event is no
     /// longer true or wanted.
-    pub content: Option<Stored>,
-    pub position: Position,
+    pub content: Option<WebhookParts>,
+    pub position: WebhookPosition,
 }
 
 /// The parts that the body of a webhook is made of.
 #[derive(Clone, Debug)]
-pub enum Stored {
+pub enum WebhookParts {
     /// A ready topup, with its sealed profile.
     Esim {
         topup_id: TopupId,
@@ -142,14 +143,14 @@ impl Row {
             .filter(|_| self.kind == "topup.ready");
         let topup_id = topup_id.and_then(|topup_id| topup_id.parse().ok());
         let id = topup_id.map_or(WebhookId::Event(self.delivery_id.into()), WebhookId::Topup);
-        let position = Position {
+        let position = WebhookPosition {
             at: self.created_at,
             webhook_id: id.to_string(),
         };
         let content = match &id {
             _ if self.pointless => None,
             WebhookId::Topup(topup_id) => self.esim(topup_id.clone()),
-            WebhookId::Event(_) => self.event().map(Stored::Event),
+            WebhookId::Event(_) => self.event().map(WebhookParts::Event),
         };
         StoredWebhook {
             id,
@@ -158,8 +159,8 @@ impl Row {
         }
     }
 
-    fn esim(self, topup_id: TopupId) -> Option<Stored> {
-        Some(Stored::Esim {
+    fn esim(self, topup_id: TopupId) -> Option<WebhookParts> {
+        Some(WebhookParts::Esim {
             topup_id,
             option_id: self.option_id?.into(),
             external_order_id: self.external_order_id?,
@@ -209,7 +210,7 @@ impl Row {
 pub async fn webhooks(
     connection: &mut PgConnection,
     partner_id: PartnerId,
-    after: &Position,
+    after: &WebhookPosition,
     limit: i64,
 ) -> Result<Unflushed<Vec<StoredWebhook>>> {
     let query = sqlx::query_as!(

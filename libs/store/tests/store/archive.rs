@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use desk::{
     operator::terms,
-    retention::{self, Class},
+    retention::{self, DataClass},
     self_service,
 };
 use domain::{OrderId, PartnerId, TopupIds};
@@ -432,13 +432,13 @@ async fn the_external_id_is_free_after_the_term_of_archived_orders() {
         (Some(365), 364, 0, false),
         (Some(365), 366, 1, true),
     ] {
-        terms::set(&mut connection, Class::Archived, days, applied())
+        terms::set(&mut connection, DataClass::Archived, days, applied())
             .await
             .unwrap();
         let back =
             format!("UPDATE archived_orders SET archived_at = now() - interval '{age} days'");
         bench.sql(&back).await;
-        let step = retention::step(&mut connection, Class::Archived, 100).await;
+        let step = retention::step(&mut connection, DataClass::Archived, 100).await;
         assert_eq!(step.unwrap().erased, erased, "{days:?} {age}");
         let taken = orders::is_taken(&mut connection, partner, "o-1").await;
         assert_eq!(!taken.unwrap(), is_free, "{days:?} {age}");
@@ -446,11 +446,11 @@ async fn the_external_id_is_free_after_the_term_of_archived_orders() {
     let overdue = retention::backlog(&mut connection).await.unwrap().overdue[3];
     assert!(overdue < Duration::from_mins(1), "{overdue:?}");
     // Orders themselves are never erased by retention, whatever their term is.
-    terms::set(&mut connection, Class::Orders, Some(1), applied())
+    terms::set(&mut connection, DataClass::Orders, Some(1), applied())
         .await
         .unwrap();
     let kept = bench.delivered(partner, "o-2", 500).await;
-    let step = retention::step(&mut connection, Class::Orders, 100).await;
+    let step = retention::step(&mut connection, DataClass::Orders, 100).await;
     assert_eq!(step.unwrap().seen, 0);
     assert_eq!(bench.rows_of(&kept).await.len(), 6);
 }

@@ -3,7 +3,7 @@
 
 use desk::{
     operator::terms,
-    retention::{self, Class},
+    retention::{self, DataClass},
 };
 use pg::actions;
 
@@ -47,15 +47,15 @@ async fn changes_of_partners_have_a_room_of_their_own() {
     assert_eq!(list(None).await, (180, 0));
     assert_eq!(list(Some("ana")).await, (180, 0));
     assert_eq!(list(Some("partner")).await, (0, 180));
-    assert_eq!(step(Class::Changes).await, 120);
+    assert_eq!(step(DataClass::Changes).await, 120);
     assert_eq!(list(None).await, (180, 0));
     assert_eq!(list(Some("partner")).await, (0, 60));
     // They do not outlive the record of operators, either.
-    keep(Class::Changes, None).await;
+    keep(DataClass::Changes, None).await;
     bench
         .sql("UPDATE operator_actions SET at = at - interval '400 days'")
         .await;
-    keep(Class::Audit, Some(365)).await;
-    step(Class::Audit).await;
+    keep(DataClass::Audit, Some(365)).await;
+    step(DataClass::Audit).await;
     assert_eq!(list(Some("partner")).await, (0, 0));
 }

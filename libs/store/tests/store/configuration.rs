@@ -7,7 +7,7 @@ use accounts::{
     options::{self, ProductOption},
     partners,
 };
-use desk::operator::catalogue::{self, Place, Pull, Pulled, Update};
+use desk::operator::catalogue::{self, PairPosition, Pull, Pulled, Update};
 use domain::{Environment, OptionId, PartnerId, cut::Pair, product::Standard};
 use pg::actions::{self, Action, Actor, Mode};
 use sqlx::{Connection, PgConnection};
@@ -289,7 +289,7 @@ async fn a_pulled_price_of_an_alternative_changes_that_pair_alone() {
         option_id: routed.option_id,
         was: was.to_owned(),
         provider_option_id: "a@2.00".to_owned(),
-        place: Place::Alternative("usimsa".to_owned()),
+        place: PairPosition::Alternative("usimsa".to_owned()),
     };
     for (was, updated) in [("a@1.00", 1), ("a@1.00", 0)] {
         let pull = Pull {
@@ -331,7 +331,7 @@ async fn a_pulled_catalogue_changes_only_what_was_compared() {
         option_id: option.option_id,
         was: option.provider_option_id.clone(),
         provider_option_id: format!("{}@2.00", option.name),
-        place: Place::First(standard.clone()),
+        place: PairPosition::First(standard.clone()),
     };
     let pull = Pull {
         new: vec![same.clone()],

@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use desk::operator::{
-    accounts::{self, NotChanged, NotSet, Role},
+    accounts::{self, NotSet, OperatorNotChanged, OperatorRole},
     breakers,
-    health::{self, Kind, waiting},
-    search::{self, By},
+    health::{self, FindingKind, waiting},
+    search::{self, MatchedId},
     sessions::{self, Accepted, Browser, Lifetime, NotSignedIn, Opened, Person},
 };
 use domain::Command;
@@ -75,7 +75,7 @@ impl Bench {
     }
 
     /// An operator with a password.
-    pub async fn ana(&self, role: Role) {
+    pub async fn ana(&self, role: OperatorRole) {
         let mut shell = self.as_role("operator").await;
         let made = accounts::create(&mut shell, "ana", role, action(Command::OperatorCreate)).await;
         let mut console = self.as_role("console").await;
@@ -94,7 +94,7 @@ async fn an_operator_sets_a_password_by_the_link_once_and_signs_in() {
     let made = accounts::create(
         &mut shell,
         "ana",
-        Role::Support,
+        OperatorRole::Support,
         action(Command::OperatorCreate),
     )
     .await;
@@ -102,11 +102,11 @@ async fn an_operator_sets_a_password_by_the_link_once_and_signs_in() {
     let again = accounts::create(
         &mut shell,
         "ana",
-        Role::Viewer,
+        OperatorRole::Viewer,
         action(Command::OperatorCreate),
     )
     .await;
-    assert!(matches!(again, Err(NotChanged::Exists)));
+    assert!(matches!(again, Err(OperatorNotChanged::Exists)));
     assert!(matches!(
         bench.sign_in("ana", PASSWORD).await,
         Err(NotSignedIn::Wrong)
@@ -125,7 +125,7 @@ async fn an_operator_sets_a_password_by_the_link_once_and_signs_in() {
     let opened = bench.sign_in("ana", PASSWORD).await.unwrap();
     assert_eq!(
         (opened.session.name.as_str(), opened.session.role),
-        ("ana", Role::Support)
+        ("ana", OperatorRole::Support)
     );
     let session = sessions::find(&mut console, &opened.token, ACCEPTED)
         .await
@@ -143,7 +143,7 @@ async fn an_operator_sets_a_password_by_the_link_once_and_signs_in() {
     accounts::set_role(
         &mut shell,
         "ana",
-        Role::Viewer,
+        OperatorRole::Viewer,
         action(Command::OperatorRole),
     )
     .await
@@ -151,7 +151,7 @@ async fn an_operator_sets_a_password_by_the_link_once_and_signs_in() {
     let session = sessions::find(&mut console, &opened.token, ACCEPTED)
         .await
         .unwrap();
-    assert_eq!(session.unwrap().role, Role::Viewer);
+    assert_eq!(session.unwrap().role, OperatorRole::Viewer);
     accounts::set_disabled(&mut shell, "ana", true, action(Command::OperatorDisable))
         .await
         .unwrap();
@@ -198,7 +198,7 @@ async fn an_operator_sets_a_password_by_the_link_once_and_signs_in() {
 #[tokio::test]
 async fn a_session_ends_when_it_is_closed_unused_or_old() {
     let bench = Bench::new().await;
-    bench.ana(Role::Viewer).await;
+    bench.ana(OperatorRole::Viewer).await;
     let mut console = bench.as_role("console").await;
     for end in [
         "UPDATE operator_sessions SET used_at = now() - interval '31 minutes'",
@@ -232,7 +232,7 @@ async fn a_session_ends_when_it_is_closed_unused_or_old() {
 #[tokio::test]
 async fn a_page_that_refreshes_itself_keeps_no_session_alive() {
     let bench = Bench::new().await;
-    bench.ana(Role::Viewer).await;
+    bench.ana(OperatorRole::Viewer).await;
     let mut console = bench.as_role("console").await;
     let opened = bench.sign_in("ana", PASSWORD).await.unwrap();
     let used = async || {
@@ -261,13 +261,13 @@ async fn a_page_that_refreshes_itself_keeps_no_session_alive() {
 #[tokio::test]
 async fn a_session_of_an_openid_provider_lasts_while_its_issuer_is_trusted() {
     let bench = Bench::new().await;
-    bench.ana(Role::Viewer).await;
+    bench.ana(OperatorRole::Viewer).await;
     let mut console = bench.as_role("console").await;
     let person = Person {
         issuer: ISSUER.into(),
         subject: "7".into(),
         name: "oidc:ana@example.com".into(),
-        role: Role::Support,
+        role: OperatorRole::Support,
     };
     let browser = browser(None);
     sessions::attempt(&mut console, browser.source)
@@ -280,7 +280,7 @@ async fn a_session_of_an_openid_provider_lasts_while_its_issuer_is_trusted() {
         let found = sessions::find(&mut console, &opened.token, accepted).await;
         found.unwrap().map(|found| (found.name, found.role))
     };
-    let named = Some((person.name.clone(), Role::Support));
+    let named = Some((person.name.clone(), OperatorRole::Support));
     assert_eq!(find(&opened, ACCEPTED).await, named);
     for issuer in [None, Some("https://other.example")] {
         let accepted = Accepted { issuer, ..ACCEPTED };
@@ -304,11 +304,11 @@ async fn a_session_of_an_openid_provider_lasts_while_its_issuer_is_trusted() {
     let made = accounts::create(
         &mut shell,
         &person.name,
-        Role::Viewer,
+        OperatorRole::Viewer,
         action(Command::OperatorCreate),
     )
     .await;
-    assert!(matches!(made, Err(NotChanged::BadName)));
+    assert!(matches!(made, Err(OperatorNotChanged::BadName)));
 }
 
 #[tokio::test]
@@ -338,14 +338,14 @@ async fn one_search_finds_an_order_by_each_of_its_ids() {
     let spaced = format!(" {} {} ", &iccid[..4], &iccid[4..]);
     let mut console = bench.as_role("console").await;
     for (id, by) in [
-        (external.to_owned(), By::ExternalOrderId),
-        (stored.order_id.to_string(), By::Order),
-        (placement(&stored).to_string(), By::Placement),
-        (topup.to_string(), By::Topup),
-        (iccid, By::Iccid),
-        (spaced, By::Iccid),
-        (format!("unit-{topup}"), By::Provider),
-        ("NO/4711?&#".to_owned(), By::Provider),
+        (external.to_owned(), MatchedId::ExternalOrderId),
+        (stored.order_id.to_string(), MatchedId::Order),
+        (placement(&stored).to_string(), MatchedId::Placement),
+        (topup.to_string(), MatchedId::Topup),
+        (iccid, MatchedId::Iccid),
+        (spaced, MatchedId::Iccid),
+        (format!("unit-{topup}"), MatchedId::Provider),
+        ("NO/4711?&#".to_owned(), MatchedId::Provider),
     ] {
         let hits = search::find(&mut console, &id)
             .await
@@ -445,7 +445,7 @@ async fn what_needs_a_person_is_one_list_with_one_action_each() {
         panic!("{:?}", report.findings);
     };
     // Purchases that were parked for one reason at one provider are one matter.
-    let Kind::Parked { purchases, .. } = &parked.kind else {
+    let FindingKind::Parked { purchases, .. } = &parked.kind else {
         panic!("{parked:?}");
     };
     assert_eq!(purchases.len(), 2);
@@ -593,10 +593,10 @@ async fn the_backlog_of_each_provider_and_endpoint_is_read() {
     let mut console = bench.as_role("console").await;
     let backlogs = store::providers::backlogs(&mut console, &[]).await.unwrap();
     let read = waiting::read(&mut console, &backlogs).await.unwrap();
-    let provider = waiting::Queue::Provider {
+    let provider = waiting::WaitingQueue::Provider {
         name: PROVIDER.into(),
     };
-    let endpoint = waiting::Queue::Endpoint {
+    let endpoint = waiting::WaitingQueue::Endpoint {
         endpoint_id: partner.uuid(),
         partner_id: partner.uuid(),
     };

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use desk::{
     operator::{
-        give_backs::{self, Found},
+        give_backs::{self, GiveBackFinding},
         orders, story,
     },
-    self_service::{self, UnitState, esims},
+    self_service::{self, PartnerUnitState, esims},
 };
 use domain::{
     GiveBackState, PartnerId, TopupId,
@@ -232,7 +232,7 @@ async fn each_statement_moves_a_give_back_as_the_machine_does() {
                         let resolved = give_backs::resolve(
                             &mut connection,
                             &topup,
-                            Found::NotReturned,
+                            GiveBackFinding::NotReturned,
                             None,
                             applied(),
                         );
@@ -491,9 +491,15 @@ async fn a_unit_that_was_given_back_is_erased_and_seen_as_returned() {
         "{sentence}"
     );
     bench.put(&topup, parked).await;
-    give_backs::resolve(&mut connection, &topup, Found::Returned, None, applied())
-        .await
-        .unwrap();
+    give_backs::resolve(
+        &mut connection,
+        &topup,
+        GiveBackFinding::Returned,
+        None,
+        applied(),
+    )
+    .await
+    .unwrap();
     let (before, after) = bench.changed().await;
     assert_eq!(
         (&before["give_back"], &after["give_back"]),
@@ -504,7 +510,7 @@ async fn a_unit_that_was_given_back_is_erased_and_seen_as_returned() {
         .told(&mut connection)
         .await
         .unwrap();
-    assert_eq!(unit.state, UnitState::Returned);
+    assert_eq!(unit.state, PartnerUnitState::Returned);
     assert!(unit.profile.is_none() && unit.erased_at.is_some());
     let order = orders::find(&mut connection, topup.as_str())
         .await

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use desk::operator::{
-    health::{self, Finding, Kind, stages::Stage},
+    health::{self, Finding, FindingKind, stages::Stage},
     placements as operated,
 };
 use domain::{Command, HistoryKind, PlacementId, Reason, reason::Code};
@@ -18,7 +18,7 @@ use store::{
 use crate::bench::{Bench, PROVIDER, bought_pending, parked, placement};
 
 /// What is found by a look at the whole system, by the role of the console.
-async fn found(bench: &Bench, is_wanted: impl Fn(&Kind) -> bool) -> Option<Finding> {
+async fn found(bench: &Bench, is_wanted: impl Fn(&FindingKind) -> bool) -> Option<Finding> {
     let mut console = bench.as_role("console").await;
     let report = health::examine(&mut console, 10).await.unwrap();
     report.findings.into_iter().find(|one| is_wanted(&one.kind))
@@ -27,7 +27,7 @@ async fn found(bench: &Bench, is_wanted: impl Fn(&Kind) -> bool) -> Option<Findi
 #[tokio::test]
 async fn a_process_without_nats_says_so_with_its_pulse() {
     let bench = Bench::new().await;
-    let down = async || found(&bench, |kind| matches!(kind, Kind::NatsDown { .. })).await;
+    let down = async || found(&bench, |kind| matches!(kind, FindingKind::NatsDown { .. })).await;
     bench.store.note_nats(false, None);
     bench.store.pulse().await.unwrap();
     bench.sql("UPDATE pulses SET stage = 'notifier'").await;
@@ -49,7 +49,10 @@ async fn a_process_without_nats_says_so_with_its_pulse() {
 async fn a_process_whose_messages_nats_refuses_says_so_with_its_pulse() {
     let bench = Bench::new().await;
     let refused = async || {
-        let finding = found(&bench, |kind| matches!(kind, Kind::NatsRefuses { .. })).await;
+        let finding = found(&bench, |kind| {
+            matches!(kind, FindingKind::NatsRefuses { .. })
+        })
+        .await;
         finding.map(|finding| finding.told())
     };
     let pulse = async |what: Option<&str>| {
@@ -80,7 +83,7 @@ async fn a_process_whose_messages_nats_refuses_says_so_with_its_pulse() {
 async fn a_process_whose_clock_has_stepped_is_named() {
     let bench = Bench::new().await;
     bench.store.pulse().await.unwrap();
-    let off = async || found(&bench, |kind| matches!(kind, Kind::ClockOff { .. })).await;
+    let off = async || found(&bench, |kind| matches!(kind, FindingKind::ClockOff { .. })).await;
     assert!(off().await.is_none());
     bench
         .sql("UPDATE pulses SET stage = 'notifier', clock_ahead = 600, clock_off_since = now()")
@@ -108,7 +111,12 @@ async fn a_provider_that_denies_our_account_needs_a_person_until_it_answers() {
         open: Duration::from_secs(10),
         open_most: Duration::from_secs(10),
     };
-    let open = async || found(&bench, |kind| matches!(kind, Kind::BreakerOpen { .. })).await;
+    let open = async || {
+        found(&bench, |kind| {
+            matches!(kind, FindingKind::BreakerOpen { .. })
+        })
+        .await
+    };
     let version = providers::list(&mut connection).await.unwrap()[0].version;
     let failed = providers::failed(&mut connection, PROVIDER, version, &limits, ("401", true));
     let failed = failed.await.unwrap().unwrap();
@@ -147,7 +155,8 @@ async fn a_provider_that_denies_our_account_needs_a_person_until_it_answers() {
 #[tokio::test]
 async fn an_option_out_of_sale_needs_no_provisioner() {
     let bench = Bench::registered().await;
-    let unserved = async || found(&bench, |kind| matches!(kind, Kind::Unserved { .. })).await;
+    let unserved =
+        async || found(&bench, |kind| matches!(kind, FindingKind::Unserved { .. })).await;
     let sql = "INSERT INTO options (option_id, name, provider, provider_option_id, environment)
                VALUES (gen_random_uuid(), $1, $1, 'x', 'live')";
     bench.set(sql, "nobody").await;
@@ -177,17 +186,17 @@ async fn webhooks_to_an_endpoint_that_is_not_proven_wait_for_a_dead_notifier() {
     let partner = bench.partner(Some("https://partner.example/")).await;
     bench.deliveries(partner, 1, true).await;
     let count = async || {
-        let dead = |kind: &Kind| {
+        let dead = |kind: &FindingKind| {
             matches!(
                 kind,
-                Kind::StageDead {
+                FindingKind::StageDead {
                     stage: Stage::Notifier,
                     ..
                 }
             )
         };
         let finding = found(&bench, dead).await.expect("no notifier runs");
-        let Kind::StageDead { waiting, .. } = finding.kind else {
+        let FindingKind::StageDead { waiting, .. } = finding.kind else {
             panic!("{finding:?}");
         };
         waiting

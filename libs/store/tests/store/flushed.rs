@@ -4,7 +4,7 @@
 use std::{os::unix::fs::PermissionsExt, time::Duration};
 
 use desk::operator::{
-    looking::Patience, order_list, orders as shown, placements as listed, search,
+    looking::ListPatience, order_list, orders as shown, placements as listed, search,
 };
 use domain::{PartnerId, PlacementId};
 use pg::schema;
@@ -176,9 +176,9 @@ impl Told {
                 );
             }
             Self::Listed => {
-                let filter = order_list::Filter::default();
+                let filter = order_list::OrderFilter::default();
                 let page =
-                    order_list::list(&mut *connection, &filter, None, 1_000, Patience::Whole)
+                    order_list::list(&mut *connection, &filter, None, 1_000, ListPatience::Whole)
                         .await
                         .told(&mut *connection)
                         .await;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use desk::operator::{
     placements as operated,
-    placements::{Decision, NotResolved},
+    placements::{Decision, PlacementNotResolved},
 };
 use domain::placement::{Event, Placement, Resolution};
 use domain::{PartnerId, PlacementId, PlacementState};
@@ -198,7 +198,7 @@ impl Bench {
                 let resolved = operated::resolve(&mut connection, id, decision, applied()).await;
                 return match resolved {
                     Ok(_) => true,
-                    Err(NotResolved::NotParked(_)) => false,
+                    Err(PlacementNotResolved::NotParked(_)) => false,
                     Err(error) => panic!("{error}"),
                 };
             }

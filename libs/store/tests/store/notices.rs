@@ -42,7 +42,7 @@ impl Bench {
             .unwrap()
     }
 
-    async fn channel_of(&self, partner: PartnerId) -> Option<self_service::Channel> {
+    async fn channel_of(&self, partner: PartnerId) -> Option<self_service::NoticeChannel> {
         self_service::channel(&mut *self.connection().await, partner)
             .await
             .unwrap()

@@ -6,7 +6,7 @@ use std::time::Duration;
 use accounts::profile::Profile;
 use desk::operator::{
     entered::{self, Entered, NotEntered},
-    placements::{self, Decision, NotResolved, Resolved},
+    placements::{self, Decision, PlacementNotResolved, ResolvedPlacement},
 };
 use domain::{ActivationCode, PartnerId, PlacementId, PlacementState, placement::Resolution};
 use store::{
@@ -26,7 +26,7 @@ impl Bench {
         &self,
         id: PlacementId,
         resolution: Resolution,
-    ) -> Result<Resolved, NotResolved> {
+    ) -> Result<ResolvedPlacement, PlacementNotResolved> {
         self.resolve_at(id, resolution, None, None).await
     }
 
@@ -36,7 +36,7 @@ impl Bench {
         resolution: Resolution,
         bought_at: Option<&str>,
         reference: Option<&str>,
-    ) -> Result<Resolved, NotResolved> {
+    ) -> Result<ResolvedPlacement, PlacementNotResolved> {
         let decision = Decision {
             resolution,
             bought_at,
@@ -54,7 +54,7 @@ impl Bench {
     }
 }
 
-fn units(resolved: &Resolved) -> (i64, i64, i64) {
+fn units(resolved: &ResolvedPlacement) -> (i64, i64, i64) {
     (resolved.pending, resolved.failed, resolved.ready)
 }
 
@@ -134,13 +134,13 @@ async fn only_what_is_parked_is_settled() {
             .unwrap_err();
         assert!(matches!(
             error,
-            NotResolved::NotParked(PlacementState::Placing)
+            PlacementNotResolved::NotParked(PlacementState::Placing)
         ));
         let error = bench
             .resolve(PlacementId::new(), resolution)
             .await
             .unwrap_err();
-        assert!(matches!(error, NotResolved::Unknown));
+        assert!(matches!(error, PlacementNotResolved::Unknown));
     }
 }
 
@@ -155,7 +155,7 @@ async fn units_that_have_their_profile_stay_and_named_ones_are_not_bought_again(
         .settle(&[bought(id, 1, known, true), disputed(id, 1)])
         .await;
     let error = bench.resolve(id, Resolution::Retry).await.unwrap_err();
-    assert!(matches!(error, NotResolved::HasUnits), "{error}");
+    assert!(matches!(error, PlacementNotResolved::HasUnits), "{error}");
     assert_eq!(
         units(&bench.resolve(id, Resolution::NotBought).await.unwrap()),
         (0, 2, 1)
@@ -202,7 +202,7 @@ async fn nothing_is_delivered_for_an_order_that_was_answered_with_422() {
     assert_eq!(bench.state(id).await, "parked");
     for resolution in [Resolution::Bought, Resolution::Retry] {
         let error = bench.resolve(id, resolution).await.unwrap_err();
-        assert!(matches!(error, NotResolved::Refused), "{error}");
+        assert!(matches!(error, PlacementNotResolved::Refused), "{error}");
     }
     assert!(bench.resolve(id, Resolution::NotBought).await.is_ok());
 }
@@ -246,7 +246,7 @@ async fn a_purchase_at_another_provider_of_a_restored_placement_is_collected_the
         .resolve_at(id, Resolution::Bought, Some("next-2"), Some("order 7"))
         .await;
     assert!(
-        matches!(strange, Err(NotResolved::BadReference)),
+        matches!(strange, Err(PlacementNotResolved::BadReference)),
         "{strange:?}"
     );
     let resolved = bench
@@ -427,7 +427,7 @@ async fn a_profile_that_is_entered_while_another_operator_decides_is_not_bought_
         .unwrap();
         assert_eq!(entered, ("pending".into(), "ready".into()));
         let refused = if then_retried {
-            NotResolved::HasUnits.to_string()
+            PlacementNotResolved::HasUnits.to_string()
         } else {
             NotEntered::NotPending.to_string()
         };

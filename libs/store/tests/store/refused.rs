@@ -3,7 +3,7 @@
 use accounts::refused::{self, Kind, Refusal};
 use desk::{
     operator::{erase, search},
-    retention::{self, Class},
+    retention::{self, DataClass},
 };
 use domain::PartnerId;
 use runtime::clock;
@@ -92,7 +92,7 @@ async fn refused_requests_end_with_their_term_and_with_their_partner() {
     bench
         .keep_refused(&[old, refusal(partner, Kind::Order, Some("new"))], 10)
         .await;
-    let step = retention::step(&mut *bench.connection().await, Class::Refusals, 100).await;
+    let step = retention::step(&mut *bench.connection().await, DataClass::Refusals, 100).await;
     assert_eq!(step.unwrap().erased, 1);
     assert_eq!(
         bench.refused(partner).await,

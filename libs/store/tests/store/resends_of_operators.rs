@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use desk::operator::{
     resends as asked,
-    resends::{Cancelled, NotStarted},
+    resends::{NotStarted, ResendCancellation},
 };
 use domain::standing::DeliveryState;
 use pg::actions::{Action, Actor};
@@ -91,12 +91,15 @@ async fn a_resend_sends_what_matches_at_several_partners_and_can_be_cancelled() 
         ..start
     };
     let ended = asked::cancel(&mut console, started.resend_id, cancel).await;
-    let Ok(Cancelled::Now(ended)) = ended else {
+    let Ok(ResendCancellation::Now(ended)) = ended else {
         panic!("{ended:?}");
     };
     // A second one changes nothing and says so.
     let again = asked::cancel(&mut console, started.resend_id, cancel).await;
-    assert!(matches!(again, Ok(Cancelled::EndedBefore(_))), "{again:?}");
+    assert!(
+        matches!(again, Ok(ResendCancellation::EndedBefore(_))),
+        "{again:?}"
+    );
     assert!(ended.cancelled_at.is_some() && ended.ended_at.is_some());
     assert_eq!((ended.parts, ended.ended), (2, 2));
     // The partner's own one goes on.

@@ -9,7 +9,7 @@ use accounts::{
 };
 use desk::operator::erase::{self, Erased, NotErased};
 use desk::operator::terms;
-use desk::retention::{self, Backlog, Class, Step};
+use desk::retention::{self, DataClass, RetentionBacklog, RetentionBatch};
 use domain::{ActivationCode, OrderId, PartnerId, TopupId, TopupIds};
 use pg::actions::Mode;
 use store::deliveries::resends::Filter;
@@ -89,23 +89,23 @@ impl Bench {
         .unwrap();
     }
 
-    async fn step(&self, class: Class) -> Step {
+    async fn step(&self, class: DataClass) -> RetentionBatch {
         self.step_of(class, 100).await
     }
 
-    async fn step_of(&self, class: Class, limit: u32) -> Step {
+    async fn step_of(&self, class: DataClass, limit: u32) -> RetentionBatch {
         retention::step(&mut *self.connection().await, class, limit)
             .await
             .unwrap()
     }
 
-    async fn backlog(&self) -> Backlog {
+    async fn backlog(&self) -> RetentionBacklog {
         retention::backlog(&mut *self.connection().await)
             .await
             .unwrap()
     }
 
-    async fn keep(&self, class: Class, days: Option<i32>, mode: Mode<'_>) {
+    async fn keep(&self, class: DataClass, days: Option<i32>, mode: Mode<'_>) {
         terms::set(&mut *self.connection().await, class, days, mode)
             .await
             .unwrap();
@@ -169,8 +169,8 @@ async fn an_old_profile_is_not_in_a_dump_after_its_term_and_a_young_one_is() {
     };
     assert_eq!(dumped(), [2, 2]);
 
-    assert_eq!(bench.step(Class::Profiles).await.erased, 1);
-    assert_eq!(bench.step(Class::Attempts).await.erased, 1);
+    assert_eq!(bench.step(DataClass::Profiles).await.erased, 1);
+    assert_eq!(bench.step(DataClass::Attempts).await.erased, 1);
     assert_eq!(dumped(), [0, 2]);
 
     // The external id and the ICCID stay taken, and everything else is still there.
@@ -193,7 +193,7 @@ async fn an_old_profile_is_not_in_a_dump_after_its_term_and_a_young_one_is() {
         ("ready".into(), "delivered".into())
     );
     // A second look erases nothing more.
-    assert_eq!(bench.step(Class::Profiles).await.erased, 0);
+    assert_eq!(bench.step(DataClass::Profiles).await.erased, 0);
     let overdue = bench.backlog().await.overdue[0];
     assert!(overdue < std::time::Duration::from_mins(1), "{overdue:?}");
 }
@@ -208,21 +208,26 @@ async fn a_shorter_term_reaches_back_and_for_ever_erases_nothing() {
     let left = async || {
         futures_util::future::join_all(kept.iter().map(|topup| bench.has_profile(topup))).await
     };
-    bench.keep(Class::Profiles, None, applied()).await;
-    assert_eq!(bench.step(Class::Profiles).await, Step::default());
-    bench.keep(Class::Profiles, Some(90), applied()).await;
-    bench.step(Class::Profiles).await;
+    bench.keep(DataClass::Profiles, None, applied()).await;
+    assert_eq!(
+        bench.step(DataClass::Profiles).await,
+        RetentionBatch::default()
+    );
+    bench.keep(DataClass::Profiles, Some(90), applied()).await;
+    bench.step(DataClass::Profiles).await;
     assert_eq!(left().await, [false, true, true]);
 
     // The walk has passed these rows; a new term begins it again, and the same one does not.
     let began = "SELECT began_at::text FROM walks WHERE name = $1";
-    bench.keep(Class::Profiles, Some(5), Mode::Preview).await;
-    assert_eq!(bench.step(Class::Profiles).await.erased, 0);
-    bench.keep(Class::Profiles, Some(5), applied()).await;
-    assert_eq!(bench.step(Class::Profiles).await.erased, 1);
+    bench
+        .keep(DataClass::Profiles, Some(5), Mode::Preview)
+        .await;
+    assert_eq!(bench.step(DataClass::Profiles).await.erased, 0);
+    bench.keep(DataClass::Profiles, Some(5), applied()).await;
+    assert_eq!(bench.step(DataClass::Profiles).await.erased, 1);
     assert_eq!(left().await, [false, false, true]);
     let before: String = bench.value(began, "profiles").await;
-    bench.keep(Class::Profiles, Some(5), applied()).await;
+    bench.keep(DataClass::Profiles, Some(5), applied()).await;
     assert_eq!(bench.value::<String>(began, "profiles").await, before);
     let shown = terms::list(&mut *bench.connection().await).await.unwrap();
     let days: Vec<_> = shown
@@ -259,7 +264,7 @@ async fn what_is_not_delivered_is_kept_until_it_is() {
         .await;
     let sql = "UPDATE deliveries SET delivered_at = now() WHERE topup_id = $1";
     bench.set(sql, &late).await;
-    assert_eq!(bench.step(Class::Profiles).await.erased, 0);
+    assert_eq!(bench.step(DataClass::Profiles).await.erased, 0);
     assert_eq!(bench.backlog().await.waiting, 3);
 
     // All three are looked at again; one is delivered long enough by then.
@@ -268,7 +273,7 @@ async fn what_is_not_delivered_is_kept_until_it_is() {
     bench
         .sql("UPDATE work SET at = now() - interval '1 minute' WHERE kind = 'erase'")
         .await;
-    assert_eq!(bench.step(Class::Profiles).await.erased, 1);
+    assert_eq!(bench.step(DataClass::Profiles).await.erased, 1);
     assert!(!bench.has_profile(&waiting).await && bench.has_profile(&late).await);
     let sql = "SELECT at > now() + interval '89 days' FROM work WHERE kind = 'erase' AND lane = $1";
     let ends: bool = bench.value(sql, &late).await;
@@ -279,7 +284,7 @@ async fn what_is_not_delivered_is_kept_until_it_is() {
     bench
         .sql("UPDATE work SET at = now() WHERE kind = 'erase'")
         .await;
-    bench.step(Class::Profiles).await;
+    bench.step(DataClass::Profiles).await;
     assert_eq!(bench.backlog().await.waiting, 1);
 }
 
@@ -290,7 +295,7 @@ async fn a_walk_goes_on_where_it_stopped_and_two_processes_do_not_share_it() {
         bench.delivered_ago(PartnerId::new(), days).await;
     }
     let next = async || {
-        let step = bench.step_of(Class::Profiles, 2).await;
+        let step = bench.step_of(DataClass::Profiles, 2).await;
         (step.erased, step.more)
     };
     assert_eq!(next().await, (2, true));
@@ -301,7 +306,10 @@ async fn a_walk_goes_on_where_it_stopped_and_two_processes_do_not_share_it() {
     );
     let mut holder = bench.pool.begin().await.unwrap();
     execute(&mut holder, "SELECT FROM walks FOR UPDATE").await;
-    assert_eq!(bench.step(Class::Profiles).await, Step::default());
+    assert_eq!(
+        bench.step(DataClass::Profiles).await,
+        RetentionBatch::default()
+    );
     holder.rollback().await.unwrap();
     assert_eq!(next().await, (2, true));
     assert_eq!(next().await, (1, false));
@@ -310,13 +318,16 @@ async fn a_walk_goes_on_where_it_stopped_and_two_processes_do_not_share_it() {
 #[tokio::test]
 async fn old_actions_go_only_if_a_term_is_set() {
     let bench = Bench::new().await;
-    bench.keep(Class::Attempts, Some(7), applied()).await;
+    bench.keep(DataClass::Attempts, Some(7), applied()).await;
     bench
         .sql("UPDATE operator_actions SET at = now() - interval '3 years'")
         .await;
-    assert_eq!(bench.step(Class::Audit).await, Step::default());
-    bench.keep(Class::Audit, Some(365), applied()).await;
-    assert_eq!(bench.step(Class::Audit).await.erased, 1);
+    assert_eq!(
+        bench.step(DataClass::Audit).await,
+        RetentionBatch::default()
+    );
+    bench.keep(DataClass::Audit, Some(365), applied()).await;
+    assert_eq!(bench.step(DataClass::Audit).await.erased, 1);
 }
 
 /// A resend that was under way when the profile was erased.
@@ -325,7 +336,7 @@ async fn an_erased_profile_is_not_resent_and_says_so_where_it_is_read() {
     let bench = Bench::new().await;
     let partner = bench.partner(Some("http://127.0.0.1:9/")).await;
     let topup = topups(&bench.delivered_ago(partner, 100).await).remove(0);
-    bench.step(Class::Profiles).await;
+    bench.step(DataClass::Profiles).await;
     let mut connection = bench.connection().await;
     let filter = Filter::default();
     let id = delivery_id(&topup);

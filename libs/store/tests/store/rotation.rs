@@ -8,7 +8,7 @@ use accounts::{
     profile::Profile,
 };
 use desk::{
-    master_key::{self, Pass, Usage},
+    master_key::{self, KeyUsage, Pass},
     operator,
 };
 use domain::{ActivationCode, EndpointKey, PartnerId, TopupId};
@@ -293,7 +293,7 @@ async fn reencrypt(bench: &Bench, vault: &Vault) -> Pass {
 }
 
 /// The usage of each key.
-async fn usages(bench: &Bench) -> Vec<(Option<String>, Usage)> {
+async fn usages(bench: &Bench) -> Vec<(Option<String>, KeyUsage)> {
     master_key::usages(&mut *bench.connection().await)
         .await
         .unwrap()
@@ -301,8 +301,8 @@ async fn usages(bench: &Bench) -> Vec<(Option<String>, Usage)> {
         .collect()
 }
 
-fn usage(partner_secrets: u64, webhook_secrets: u64, profiles: u64, answers: u64) -> Usage {
-    Usage {
+fn usage(partner_secrets: u64, webhook_secrets: u64, profiles: u64, answers: u64) -> KeyUsage {
+    KeyUsage {
         partner_secrets,
         webhook_secrets,
         profiles,

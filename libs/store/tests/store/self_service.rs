@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use accounts::partners;
-use desk::operator::{self, deliveries::resend_one, looking::Patience, order_list};
+use desk::operator::{self, deliveries::resend_one, looking::ListPatience, order_list};
 use desk::self_service::{
-    self, DeliveryPage, Made, OrderPage, OrderState, Position, SentAgain, Stored, StoredWebhook,
-    UnitState,
+    self, DeliveryPage, KeyExpiryResult, OrderPage, OrderState, PartnerUnitState, SentAgain,
+    StoredWebhook, WebhookParts, WebhookPosition,
 };
 use domain::{
     DeliveryId, EndpointKey, OrderId, PartnerId, TopupId, WebhookId, event::Kind, standing,
@@ -46,7 +46,7 @@ impl Bench {
         self.stored(answered(PartnerId::new(), units)).await
     }
 
-    async fn seen(&self, order: &NewOrder) -> (OrderState, Vec<UnitState>) {
+    async fn seen(&self, order: &NewOrder) -> (OrderState, Vec<PartnerUnitState>) {
         let partner = order.partner_id;
         let id = &order.external_order_id;
         let mut connection = self.connection().await;
@@ -79,7 +79,7 @@ impl Bench {
     async fn webhooks(
         &self,
         partner: PartnerId,
-        after: &Position,
+        after: &WebhookPosition,
         limit: i64,
     ) -> Vec<StoredWebhook> {
         let mut connection = self.connection().await;
@@ -130,7 +130,7 @@ async fn only_an_order_that_is_certainly_not_bought_is_cancelled() {
     assert_eq!(bench.cancel(&waits).await, Cancelled::Before(waiting));
     assert_eq!(
         bench.seen(&waits).await,
-        (OrderState::Cancelled, vec![UnitState::Failed; 2])
+        (OrderState::Cancelled, vec![PartnerUnitState::Failed; 2])
     );
     // Nothing is left to buy, by message or because it is due, and the id is free.
     let id = placement(&waits);
@@ -213,17 +213,20 @@ async fn units_are_shown_as_they_are() {
     let id = placement(&order);
     let all = |order, unit| (order, vec![unit; 2]);
     let seen = bench.seen(&order).await;
-    assert_eq!(seen, all(OrderState::Processing, UnitState::Processing));
+    assert_eq!(
+        seen,
+        all(OrderState::Processing, PartnerUnitState::Processing)
+    );
     bench.claim(&[id]).await;
     bench.settle(&[parked(id, 1)]).await;
     let seen = bench.seen(&order).await;
-    assert_eq!(seen, all(OrderState::Processing, UnitState::OnHold));
+    assert_eq!(seen, all(OrderState::Processing, PartnerUnitState::OnHold));
     let units = topups(&order);
     bench
         .settle(&[bought(id, 1, units.iter().map(ready).collect(), true)])
         .await;
     let seen = bench.seen(&order).await;
-    assert_eq!(seen, all(OrderState::Ready, UnitState::Ready));
+    assert_eq!(seen, all(OrderState::Ready, PartnerUnitState::Ready));
     let mut connection = bench.connection().await;
     let unit = self_service::unit(&mut connection, order.partner_id, &units[0])
         .await
@@ -355,11 +358,11 @@ async fn what_may_still_be_refused_is_told_to_nobody_as_failed() {
             .await;
         let (head, counted) = listed.remove(0);
         assert_eq!(head.state(counted), state);
-        let all = order_list::Filter {
+        let all = order_list::OrderFilter {
             partner_id: Some(partner),
-            ..order_list::Filter::default()
+            ..order_list::OrderFilter::default()
         };
-        let page = order_list::list(&mut connection, &all, None, 1, Patience::Whole)
+        let page = order_list::list(&mut connection, &all, None, 1, ListPatience::Whole)
             .await
             .told(&mut connection)
             .await;
@@ -369,7 +372,7 @@ async fn what_may_still_be_refused_is_told_to_nobody_as_failed() {
             .told(&mut connection)
             .await;
         let pages = found.remove(0).topups;
-        let failed = |unit: &UnitState| *unit == UnitState::Failed;
+        let failed = |unit: &PartnerUnitState| *unit == PartnerUnitState::Failed;
         let shown: Vec<bool> = pages
             .iter()
             .map(|unit| unit.state == standing::UnitState::Failed)
@@ -390,7 +393,7 @@ async fn what_may_still_be_refused_is_told_to_nobody_as_failed() {
         let order = bench.stored(order(partner, 1)).await;
         bench.claim(&[placement(&order)]).await;
         bench.settle(&[rejected(placement(&order), 1)]).await;
-        let processing = (OrderState::Processing, UnitState::Processing);
+        let processing = (OrderState::Processing, PartnerUnitState::Processing);
         assert_eq!(told(&order).await, processing, "{ends}");
         let state = if ends == "refused" {
             assert!(bench.refuse(&order).await.is_some());
@@ -399,7 +402,11 @@ async fn what_may_still_be_refused_is_told_to_nobody_as_failed() {
             bench.set(ends, order.order_id).await;
             OrderState::Failed
         };
-        assert_eq!(told(&order).await, (state, UnitState::Failed), "{ends}");
+        assert_eq!(
+            told(&order).await,
+            (state, PartnerUnitState::Failed),
+            "{ends}"
+        );
     }
     // What is bought of an order keeps it from being refused, so the rest of it has failed at once.
     let partly = NewOrder {
@@ -410,10 +417,10 @@ async fn what_may_still_be_refused_is_told_to_nobody_as_failed() {
     let [rejects, buys] = [0, 1].map(|nth| partly.placements[nth].placement_id);
     bench.claim(&[rejects, buys]).await;
     bench.settle(&[rejected(rejects, 1)]).await;
-    let processing = (OrderState::Processing, UnitState::Processing);
+    let processing = (OrderState::Processing, PartnerUnitState::Processing);
     assert_eq!(told(&partly).await, processing);
     bench.settle(&[bought_pending(buys, 1)]).await;
-    let some = (OrderState::Processing, UnitState::Failed);
+    let some = (OrderState::Processing, PartnerUnitState::Failed);
     assert_eq!(told(&partly).await, some);
 }
 
@@ -493,7 +500,7 @@ async fn webhooks_are_read_in_order_by_their_partner_only() {
     same.sort();
     let expected = [same[0].clone(), same[1].clone(), topups[0].to_string()];
 
-    let start = Position {
+    let start = WebhookPosition {
         at: time::OffsetDateTime::UNIX_EPOCH,
         webhook_id: String::new(),
     };
@@ -553,14 +560,14 @@ async fn events_are_read_with_the_webhooks_once_they_are_true() {
             .await
             .unwrap()
     };
-    let Made::Due(expiring) = made(MINUTE).await else {
+    let KeyExpiryResult::Due(expiring) = made(MINUTE).await else {
         panic!("it was not made");
     };
-    assert!(matches!(made(MINUTE).await, Made::TooSoon(left) if left <= MINUTE));
+    assert!(matches!(made(MINUTE).await, KeyExpiryResult::TooSoon(left) if left <= MINUTE));
     let settled = "UPDATE deliveries SET created_at = created_at - interval '2 s'
                    WHERE partner_id::text = $1";
     bench.set(settled, partner).await;
-    let start = Position {
+    let start = WebhookPosition {
         at: time::OffsetDateTime::UNIX_EPOCH,
         webhook_id: String::new(),
     };
@@ -582,7 +589,7 @@ async fn events_are_read_with_the_webhooks_once_they_are_true() {
     bench.set(revived, &topups(&failed)[0]).await;
     let page = bench.webhooks(partner, &start, 10).await;
     assert!(page.len() == 2 && page.iter().all(|one| one.content.is_none()));
-    assert_eq!(made(Duration::ZERO).await, Made::Unwanted);
+    assert_eq!(made(Duration::ZERO).await, KeyExpiryResult::Unwanted);
     let stranger = bench.partner(None).await;
     assert!(bench.webhooks(stranger, &start, 10).await.is_empty());
 }
@@ -598,7 +605,7 @@ async fn turning_an_event_off_and_on_makes_no_room_for_events() {
             .unwrap()
     };
     bench.set_events(partner, &[Kind::KeyExpiring]).await;
-    assert!(matches!(make().await, Made::Due(_)));
+    assert!(matches!(make().await, KeyExpiryResult::Due(_)));
     bench.set_events(partner, &[]).await;
     let looked = bench.claim_due_deliveries(&look(10, 10)).await;
     assert!(looked.is_empty(), "{looked:?}");
@@ -611,7 +618,7 @@ async fn turning_an_event_off_and_on_makes_no_room_for_events() {
     assert_eq!(left, 0);
     bench.set_events(partner, &[Kind::KeyExpiring]).await;
     let again = make().await;
-    assert!(matches!(again, Made::TooSoon(_)), "{again:?}");
+    assert!(matches!(again, KeyExpiryResult::TooSoon(_)), "{again:?}");
 }
 
 #[tokio::test]
@@ -622,14 +629,14 @@ async fn only_a_sandbox_account_makes_events() {
     let live = "UPDATE partners SET environment = 'live' WHERE partner_id::text = $1";
     bench.set(live, partner).await;
     let made = self_service::expire_keys(&mut *bench.connection().await, partner, MINUTE).await;
-    assert_eq!(made.unwrap(), Made::Unwanted);
+    assert_eq!(made.unwrap(), KeyExpiryResult::Unwanted);
 }
 
 /// The kind of an event.
 fn kind(webhook: &StoredWebhook) -> Option<&'static str> {
     match webhook.content.as_ref()? {
-        Stored::Event(event) => Some(event.subject.kind().as_str()),
-        Stored::Esim { .. } => None,
+        WebhookParts::Event(event) => Some(event.subject.kind().as_str()),
+        WebhookParts::Esim { .. } => None,
     }
 }
 

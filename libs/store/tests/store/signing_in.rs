@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use desk::operator::{
-    accounts::{self, NotChanged, NotSet, Role},
+    accounts::{self, NotSet, OperatorNotChanged, OperatorRole},
     sessions::{self, Accepted, NotSignedIn, Person},
 };
 use pg::actions::{self, Filter};
@@ -37,17 +37,17 @@ async fn no_account_has_a_name_that_looks_like_another_one() {
         let made = accounts::create(
             &mut shell,
             name,
-            Role::Viewer,
+            OperatorRole::Viewer,
             action(domain::Command::OperatorCreate),
         )
         .await;
-        assert!(matches!(made, Err(NotChanged::BadName)), "{name:?}");
+        assert!(matches!(made, Err(OperatorNotChanged::BadName)), "{name:?}");
     }
     for name in ["ana", "ana.b_c-d+e@example.com", "oidc", "x"] {
         let made = accounts::create(
             &mut shell,
             name,
-            Role::Viewer,
+            OperatorRole::Viewer,
             action(domain::Command::OperatorCreate),
         )
         .await;
@@ -58,7 +58,7 @@ async fn no_account_has_a_name_that_looks_like_another_one() {
 #[tokio::test]
 async fn a_link_that_sets_a_password_is_recorded_and_ends_with_its_account() {
     let bench = Bench::new().await;
-    bench.ana(Role::Viewer).await;
+    bench.ana(OperatorRole::Viewer).await;
     let mut shell = bench.as_role("operator").await;
     let recorded = actions::list(&mut shell, &Filter::default(), 10)
         .await
@@ -79,7 +79,7 @@ async fn a_link_that_sets_a_password_is_recorded_and_ends_with_its_account() {
     let made = accounts::create(
         &mut shell,
         "eve",
-        Role::Viewer,
+        OperatorRole::Viewer,
         action(domain::Command::OperatorCreate),
     )
     .await;
@@ -102,7 +102,7 @@ async fn a_link_that_sets_a_password_is_recorded_and_ends_with_its_account() {
 #[tokio::test]
 async fn a_new_session_ends_the_one_that_its_browser_had() {
     let bench = Bench::new().await;
-    bench.ana(Role::Viewer).await;
+    bench.ana(OperatorRole::Viewer).await;
     let mut console = bench.as_role("console").await;
     let first = bench.sign_in("ana", PASSWORD).await.unwrap();
     let other = bench.sign_in("ana", PASSWORD).await.unwrap();
@@ -114,7 +114,7 @@ async fn a_new_session_ends_the_one_that_its_browser_had() {
         issuer: ISSUER.into(),
         subject: "7".into(),
         name: "oidc:7".into(),
-        role: Role::Viewer,
+        role: OperatorRole::Viewer,
     };
     let browser_of = browser(Some(&second.token));
     let third = sessions::open(&mut console, &person, browser_of, LIFETIME).await;
@@ -133,7 +133,7 @@ async fn a_new_session_ends_the_one_that_its_browser_had() {
 #[tokio::test]
 async fn a_short_idle_time_ends_no_session_in_use() {
     let bench = Bench::new().await;
-    bench.ana(Role::Viewer).await;
+    bench.ana(OperatorRole::Viewer).await;
     let mut console = bench.as_role("console").await;
     let opened = bench.sign_in("ana", PASSWORD).await.unwrap();
     let accepted = Accepted {
@@ -164,7 +164,7 @@ async fn a_short_idle_time_ends_no_session_in_use() {
 #[tokio::test]
 async fn guesses_are_limited_for_a_name_whether_or_not_it_exists() {
     let bench = Bench::new().await;
-    bench.ana(Role::Viewer).await;
+    bench.ana(OperatorRole::Viewer).await;
     for name in ["ana", "nobody"] {
         for _ in 0..sessions::PER_NAME {
             let guess = bench.sign_in(name, "a wrong password").await;
@@ -209,7 +209,7 @@ async fn an_owner_of_many_addresses_has_one_count() {
 #[tokio::test]
 async fn a_flood_of_names_does_not_free_a_name_that_is_limited() {
     let bench = Bench::new().await;
-    bench.ana(Role::Viewer).await;
+    bench.ana(OperatorRole::Viewer).await;
     for _ in 0..sessions::PER_NAME {
         let guess = bench.sign_in("ana", "a wrong password").await;
         assert!(matches!(guess, Err(NotSignedIn::Wrong)));

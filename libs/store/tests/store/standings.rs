@@ -10,7 +10,7 @@ use desk::{
             finding::Matter,
             stages::{Life, Stage},
         },
-        looking::Patience,
+        looking::ListPatience,
         order_list,
         orders::{self, FurtherWebhook, OrderView, PlacementView, TopupView},
         story,
@@ -530,7 +530,7 @@ async fn look_ups_lists_events_and_operators_see_one_state_of_the_same_rows() {
             is_parked: placement == "parked",
         })
         .shown();
-        let expected = self_service::UnitState::from(shown);
+        let expected = self_service::PartnerUnitState::from(shown);
 
         let looked_up = self_service::unit(&mut connection, partner, &topup)
             .await
@@ -557,11 +557,12 @@ async fn look_ups_lists_events_and_operators_see_one_state_of_the_same_rows() {
             .told(&mut connection)
             .await;
         assert_eq!(counts, self_service::count(&all), "{row:?}");
-        let filter = order_list::Filter::default();
-        let mut of_operators = order_list::list(&mut connection, &filter, None, 1, Patience::Whole)
-            .await
-            .told(&mut connection)
-            .await;
+        let filter = order_list::OrderFilter::default();
+        let mut of_operators =
+            order_list::list(&mut connection, &filter, None, 1, ListPatience::Whole)
+                .await
+                .told(&mut connection)
+                .await;
         let of_operators = of_operators.orders.remove(0);
         assert_eq!(of_operators.state, head.state(counts), "{row:?}");
         assert_eq!(of_operators.on_hold, counts.on_hold, "{row:?}");

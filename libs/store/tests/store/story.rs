@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use desk::operator::{
     deliveries,
-    health::{self, Kind},
+    health::{self, FindingKind},
     orders,
     placements::{self, Decision},
     story::{self, What},
@@ -410,7 +410,7 @@ async fn while_a_stage_is_dead_everybody_is_told_that_the_order_waits_for_us() {
         let report = report.unwrap();
         report
             .needed()
-            .filter(|one| matches!(one.kind, Kind::StageDead { .. }))
+            .filter(|one| matches!(one.kind, FindingKind::StageDead { .. }))
             .count()
     };
     assert!(told(&bench, id).await.0.contains("being bought"));
@@ -478,7 +478,7 @@ async fn what_takes_much_longer_than_before_is_found_with_since_when() {
         let report = health::examine(&mut *bench.connection().await, 10).await;
         let report = report.unwrap();
         let mut all = report.findings.into_iter();
-        all.find(|one| matches!(one.kind, Kind::Slow { .. }))
+        all.find(|one| matches!(one.kind, FindingKind::Slow { .. }))
     };
     for hours in 4..12 {
         add(time::Duration::hours(hours), Duration::from_millis(80)).await;

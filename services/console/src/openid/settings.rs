@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use desk::operator::accounts::Role;
+use desk::operator::accounts::OperatorRole;
 use secrecy::SecretString;
 use url::Url;
 
@@ -62,11 +62,11 @@ pub struct OpenIdConfig {
 
 impl OpenIdConfig {
     /// The roles that a value of the claim gives, the highest one first.
-    pub(super) fn roles(&self) -> Vec<(Role, String)> {
+    pub(super) fn roles(&self) -> Vec<(OperatorRole, String)> {
         let given = [
-            (Role::Operator, &self.oidc_operator),
-            (Role::Support, &self.oidc_support),
-            (Role::Viewer, &self.oidc_viewer),
+            (OperatorRole::Operator, &self.oidc_operator),
+            (OperatorRole::Support, &self.oidc_support),
+            (OperatorRole::Viewer, &self.oidc_viewer),
         ];
         given
             .into_iter()

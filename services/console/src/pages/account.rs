@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::{
     App,
-    access::{Act, ConsoleSession, Operator, Role},
+    access::{Act, ConsoleSession, Operator, OperatorRole},
     pages::{forms::ReasonForm, partner_acts::changed},
     problem::Problem,
     view::PathArgument,
@@ -22,7 +22,7 @@ pub(crate) fn form(
     (seen, lately): (&str, &str),
     session: &ConsoleSession,
 ) -> Option<ReasonForm> {
-    if !session.may(Role::Operator) || !partner.has_secret_key {
+    if !session.may(OperatorRole::Operator) || !partner.has_secret_key {
         return None;
     }
     let id = partner.partner_id;

@@ -6,7 +6,7 @@
 use std::{borrow::Cow, cmp::Reverse, time::Duration};
 
 use axum::{extract::State, response::Response};
-use desk::operator::{self, endpoints::NotChanged, health::Report};
+use desk::operator::{self, endpoints::EndpointNotChanged, health::HealthReport};
 use domain::{Command, EndpointId, EndpointKey, standing::EndpointState};
 use pg::{
     PgConnection,
@@ -20,7 +20,7 @@ use time::OffsetDateTime;
 
 use crate::{
     App,
-    access::{Act, ConsoleSession, Operator, Role, Support},
+    access::{Act, ConsoleSession, Operator, OperatorRole, Support},
     format::{number, relative},
     pages::forms::ReasonForm,
     problem::Problem,
@@ -54,7 +54,7 @@ pub(crate) struct FailingRow {
 }
 
 /// At most `most` of those of the newest look, the ones with the most waiting webhooks first.
-pub(crate) fn failing(report: &Report, times: &Times, most: usize) -> Failing {
+pub(crate) fn failing(report: &HealthReport, times: &Times, most: usize) -> Failing {
     let all = report.endpoints.iter();
     let mut found: Vec<&Endpoint> = all
         .filter(|one| one.state != EndpointState::Open || one.failures > 0 || one.exhausted > 0)
@@ -142,7 +142,7 @@ pub(crate) fn endpoint_form(
     session: &ConsoleSession,
     back: &str,
 ) -> Option<ReasonForm> {
-    if !session.may(Role::Support) || endpoint.state == EndpointState::NoUrl {
+    if !session.may(OperatorRole::Support) || endpoint.state == EndpointState::NoUrl {
         return None;
     }
     let id = endpoint.endpoint_id;
@@ -180,13 +180,13 @@ pub(crate) fn further_forms(
         endpoint.state.known(),
         Some(EndpointState::Paused | EndpointState::PausedByPartner)
     );
-    let test = (session.may(Role::Support) && !is_paused).then(|| ReasonForm {
+    let test = (session.may(OperatorRole::Support) && !is_paused).then(|| ReasonForm {
         consequence: "A webhook of the kind webhook.test is sent at once, even if the endpoint is blocked. If it is \
                       acknowledged, the block ends."
             .to_owned(),
         ..ReasonForm::new(session, "Send a test", format!("/endpoints/{id}/test"))
     });
-    let url = session.may(Role::Operator).then(|| ReasonForm {
+    let url = session.may(OperatorRole::Operator).then(|| ReasonForm {
         consequence: "The URL may hold a secret of the partner. That you saw it is recorded."
             .to_owned(),
         ..ReasonForm::new(
@@ -340,11 +340,11 @@ pub(crate) async fn show_url(
     })
 }
 
-fn not_changed(error: NotChanged, given: &PathArgument, act: &Act<Support>) -> Problem {
+fn not_changed(error: EndpointNotChanged, given: &PathArgument, act: &Act<Support>) -> Problem {
     match error {
-        NotChanged::Unknown => given.missing("endpoint"),
-        NotChanged::Store(error) => error.into(),
-        NotChanged::Changed { now, .. } => act.changed(&format!(
+        EndpointNotChanged::Unknown => given.missing("endpoint"),
+        EndpointNotChanged::Store(error) => error.into(),
+        EndpointNotChanged::Changed { now, .. } => act.changed(&format!(
             "the endpoint has changed since the page was shown, and is {} now",
             now.told(endpoint_words)
         )),

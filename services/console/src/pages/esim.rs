@@ -5,7 +5,7 @@ use askama::Template;
 use axum::{extract::State, response::Response};
 use desk::{
     operator::orders::{self, OrderView},
-    self_service::esims::{self, Requests},
+    self_service::esims::{self, EsimRequests},
 };
 use domain::{Command, GiveBackState, PartnerId, TopupId};
 use pg::{
@@ -21,7 +21,7 @@ use store::{
 
 use crate::{
     App,
-    access::{Act, ConsoleSession, Operator, Role, Support, Viewer, Visit},
+    access::{Act, ConsoleSession, Operator, OperatorRole, Support, Viewer, Visit},
     format::{relative, utc},
     pages::{
         forms::ReasonForm,
@@ -58,7 +58,7 @@ struct Page {
 }
 
 /// What a provider has said about the use of an eSIM.
-fn usage(asked: &Requests, session: &ConsoleSession) -> Vec<(&'static str, String)> {
+fn usage(asked: &EsimRequests, session: &ConsoleSession) -> Vec<(&'static str, String)> {
     let now = session.times.now;
     let mut said = Vec::new();
     if let Some((reading, at, _)) = &asked.reading {
@@ -114,12 +114,12 @@ fn not_offered(can: Option<AfterDelivery>) -> Option<&'static str> {
 /// What this session may ask for of an eSIM, and its provider does.
 fn forms(
     id: &TopupId,
-    (asked, mark): (&Requests, &str),
+    (asked, mark): (&EsimRequests, &str),
     session: &ConsoleSession,
     can: AfterDelivery,
 ) -> (Option<ReasonForm>, Option<ReasonForm>) {
     let back = format!("/esims/{id}");
-    let usage = (session.may(Role::Support) && can.usage && !asked.usage_open).then(|| {
+    let usage = (session.may(OperatorRole::Support) && can.usage && !asked.usage_open).then(|| {
         ReasonForm {
         consequence:
             "Its provider is asked how much data was used. The answer is here some seconds later."
@@ -135,7 +135,7 @@ fn forms(
     });
     let state = asked.give_back.as_ref().map(|one| one.state);
     let may_ask = matches!(state, None | Some(GiveBackState::Refused));
-    let give_back = (session.may(Role::Operator) && can.give_back && may_ask).then(|| ReasonForm {
+    let give_back = (session.may(OperatorRole::Operator) && can.give_back && may_ask).then(|| ReasonForm {
         consequence: "Its provider is asked to take it back, which it does for an eSIM that was never installed. If it does, \
                       nobody can use the eSIM any more, and its code is erased here. Ask the partner first."
             .to_owned(),
@@ -148,7 +148,7 @@ fn forms(
 }
 
 /// What a form has seen of the give-back: when it was asked for last.
-fn seen(asked: &Requests) -> String {
+fn seen(asked: &EsimRequests) -> String {
     asked
         .give_back
         .as_ref()
@@ -237,7 +237,7 @@ async fn can_of(
 async fn asked(
     connection: &mut PgConnection,
     id: &TopupId,
-) -> Result<Option<(OrderView, Requests)>, pg::Error> {
+) -> Result<Option<(OrderView, EsimRequests)>, pg::Error> {
     let found = orders::find(&mut *connection, id.as_str()).await?;
     let found = found.after_flush(&mut *connection).await?;
     let Some(order) = found.into_iter().next() else {

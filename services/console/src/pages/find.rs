@@ -7,7 +7,7 @@ use axum::{
     extract::State,
     response::{IntoResponse, Redirect, Response},
 };
-use desk::operator::search::{self, By, MOST};
+use desk::operator::search::{self, MOST, MatchedId};
 use pg::PgConnection;
 
 use crate::{
@@ -233,13 +233,13 @@ async fn read(
 }
 
 /// What an order was found by.
-fn by(by: By) -> &'static str {
+fn by(by: MatchedId) -> &'static str {
     match by {
-        By::ExternalOrderId => "external order id",
-        By::Order => "order id",
-        By::Placement => "purchase id",
-        By::Topup => "eSIM’s number",
-        By::Iccid => "ICCID",
-        By::Provider => "provider's number",
+        MatchedId::ExternalOrderId => "external order id",
+        MatchedId::Order => "order id",
+        MatchedId::Placement => "purchase id",
+        MatchedId::Topup => "eSIM’s number",
+        MatchedId::Iccid => "ICCID",
+        MatchedId::Provider => "provider's number",
     }
 }

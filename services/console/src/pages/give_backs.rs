@@ -4,7 +4,7 @@
 
 use askama::Template;
 use axum::{extract::State, response::Response};
-use desk::operator::give_backs::{self, Found, Listed, NotResolved};
+use desk::operator::give_backs::{self, GiveBackFinding, GiveBackNotResolved, ListedGiveBack};
 use domain::{Command, TopupId};
 use pg::{PgConnection, actions::Mode};
 
@@ -48,15 +48,15 @@ pub(crate) fn path(provider: &str) -> String {
 }
 
 /// What somebody has found at the provider, how that is recorded, and what it means.
-fn decided(fields: &FormFields) -> Result<(Found, Command, &'static str), Problem> {
+fn decided(fields: &FormFields) -> Result<(GiveBackFinding, Command, &'static str), Problem> {
     match fields.get("found") {
         Some("returned") => Ok((
-            Found::Returned,
+            GiveBackFinding::Returned,
             Command::GiveBackReturned,
             "The partner sees it as given back, and its fields are erased here.",
         )),
         Some("not-returned") => Ok((
-            Found::NotReturned,
+            GiveBackFinding::NotReturned,
             Command::GiveBackNotReturned,
             "The eSIM stays with the partner, who may ask again.",
         )),
@@ -66,7 +66,7 @@ fn decided(fields: &FormFields) -> Result<(Found, Command, &'static str), Proble
     }
 }
 
-async fn on_hold(app: &App, fields: &FormFields) -> Result<(String, Vec<Listed>), Problem> {
+async fn on_hold(app: &App, fields: &FormFields) -> Result<(String, Vec<ListedGiveBack>), Problem> {
     let provider = fields.get("provider").unwrap_or_default().to_owned();
     let read = async |connection: &mut PgConnection| {
         give_backs::list(connection, Some(&provider), MOST).await
@@ -75,7 +75,7 @@ async fn on_hold(app: &App, fields: &FormFields) -> Result<(String, Vec<Listed>)
     Ok((provider, found))
 }
 
-fn row(one: Listed, times: &Times) -> Row {
+fn row(one: ListedGiveBack, times: &Times) -> Row {
     Row {
         order: one.order_id.map(|id| format!("/orders/{id}")),
         partner: one.partner.unwrap_or_else(|| one.partner_id.to_string()),
@@ -124,9 +124,9 @@ async fn record(
     act: &Act<Operator>,
     topup: &TopupId,
     seen: i32,
-    (found, command): (Found, Command),
+    (found, command): (GiveBackFinding, Command),
     reason: &str,
-) -> Result<(), NotResolved> {
+) -> Result<(), GiveBackNotResolved> {
     let target = format!("topup {topup}");
     let mode = Mode::Apply(act.action(command, &target, reason));
     let resolve = async |connection: &mut PgConnection| {
@@ -156,8 +156,10 @@ pub(crate) async fn settle(
     for (topup, seen) in &ticked {
         let settled = record(&app, &act, topup, *seen, (found, command), reason).await;
         group.note(&act, topup.as_str(), settled, |error| match error {
-            NotResolved::Store(error) => Some(error),
-            NotResolved::Unknown | NotResolved::NotParked(_) | NotResolved::Changed(_) => None,
+            GiveBackNotResolved::Store(error) => Some(error),
+            GiveBackNotResolved::Unknown
+            | GiveBackNotResolved::NotParked(_)
+            | GiveBackNotResolved::Changed(_) => None,
         })?;
     }
     if group.done() == 0 {
@@ -188,9 +190,9 @@ pub(crate) async fn resolve(
     record(&app, &act, &topup, seen, (found, command), reason)
         .await
         .map_err(|error| match error {
-            NotResolved::Unknown => given.missing("eSIM that is to be given back"),
-            NotResolved::Store(error) => error.into(),
-            NotResolved::NotParked(state) => act.not_done(
+            GiveBackNotResolved::Unknown => given.missing("eSIM that is to be given back"),
+            GiveBackNotResolved::Store(error) => error.into(),
+            GiveBackNotResolved::NotParked(state) => act.not_done(
                 "The give-back no longer waits for you",
                 format!(
                     "The give-back is {} now, so nothing was changed: somebody has said what became of it, or a late \
@@ -198,7 +200,7 @@ pub(crate) async fn resolve(
                     state.as_str()
                 ),
             ),
-            NotResolved::Changed(attempt) => act.changed(&format!(
+            GiveBackNotResolved::Changed(attempt) => act.changed(&format!(
                 "the partner has asked anew since the page was shown, and try {attempt} is on hold now"
             )),
         })?;

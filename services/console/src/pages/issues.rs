@@ -1,6 +1,6 @@
 //! A finding as the overview and the page of a partner show it, and the page on which it is ended.
 
-use desk::operator::health::{Finding, Kind, finding::Severity};
+use desk::operator::health::{Finding, FindingKind, finding::Severity};
 use store::figures::Measure;
 
 use crate::times::{Times, When};
@@ -41,51 +41,51 @@ pub(crate) fn issue(one: &Finding, times: &Times) -> Issue {
 }
 
 /// The page of the console on which somebody sees more of it or ends it.
-fn page_of(kind: &Kind) -> Option<String> {
+fn page_of(kind: &FindingKind) -> Option<String> {
     match kind {
-        Kind::Parked { purchases, .. } => Some(match &purchases[..] {
+        FindingKind::Parked { purchases, .. } => Some(match &purchases[..] {
             [one] => format!("/orders/{}", one.order_id),
             _ => "/needs".to_owned(),
         }),
-        Kind::GiveBacksParked { .. } => Some("/needs".to_owned()),
-        Kind::BreakerOpen { breaker } => Some(format!("/providers#{}", breaker.name)),
-        Kind::Slow {
+        FindingKind::GiveBacksParked { .. } => Some("/needs".to_owned()),
+        FindingKind::BreakerOpen { breaker } => Some(format!("/providers#{}", breaker.name)),
+        FindingKind::Slow {
             measure: Measure::Call | Measure::Bought,
             subject: provider,
             ..
         }
-        | Kind::PurchasesLate { provider, .. }
-        | Kind::LanesHeldBack { provider, .. } => Some(format!("/providers#{provider}")),
-        Kind::CommitsLost { .. } => Some("/providers".to_owned()),
-        Kind::Exhausted { endpoint } | Kind::Paused { endpoint } | Kind::Blocked { endpoint } => {
-            Some(format!("/partners/{}", endpoint.partner_id))
-        }
-        Kind::StageDead { .. }
-        | Kind::DatabaseDown { .. }
-        | Kind::OnStandby
-        | Kind::NotDurable { .. }
-        | Kind::StandbyMissing
-        | Kind::ClockOff { .. }
-        | Kind::Wraparound { .. }
-        | Kind::ProcessesMissing { .. }
-        | Kind::Unserved { .. }
-        | Kind::WebhooksLate { .. }
-        | Kind::Slow { .. }
-        | Kind::ConnectionsFew { .. }
-        | Kind::StandbyLags { .. }
-        | Kind::LongTransaction { .. }
-        | Kind::NotArchived
-        | Kind::ArchiveLags { .. }
-        | Kind::RetentionBehind { .. }
-        | Kind::NotSynchronous
-        | Kind::NatsDown { .. }
-        | Kind::NatsRefuses { .. }
-        | Kind::StreamMissing { .. }
-        | Kind::ReplicasMissing { .. }
-        | Kind::ConsumerMissing { .. }
-        | Kind::DeadMessages { .. }
-        | Kind::BackupOld { .. }
-        | Kind::DrillOld { .. }
-        | Kind::DiskFilling { .. } => None,
+        | FindingKind::PurchasesLate { provider, .. }
+        | FindingKind::LanesHeldBack { provider, .. } => Some(format!("/providers#{provider}")),
+        FindingKind::CommitsLost { .. } => Some("/providers".to_owned()),
+        FindingKind::Exhausted { endpoint }
+        | FindingKind::Paused { endpoint }
+        | FindingKind::Blocked { endpoint } => Some(format!("/partners/{}", endpoint.partner_id)),
+        FindingKind::StageDead { .. }
+        | FindingKind::DatabaseDown { .. }
+        | FindingKind::OnStandby
+        | FindingKind::NotDurable { .. }
+        | FindingKind::StandbyMissing
+        | FindingKind::ClockOff { .. }
+        | FindingKind::Wraparound { .. }
+        | FindingKind::ProcessesMissing { .. }
+        | FindingKind::Unserved { .. }
+        | FindingKind::WebhooksLate { .. }
+        | FindingKind::Slow { .. }
+        | FindingKind::ConnectionsFew { .. }
+        | FindingKind::StandbyLags { .. }
+        | FindingKind::LongTransaction { .. }
+        | FindingKind::NotArchived
+        | FindingKind::ArchiveLags { .. }
+        | FindingKind::RetentionBehind { .. }
+        | FindingKind::NotSynchronous
+        | FindingKind::NatsDown { .. }
+        | FindingKind::NatsRefuses { .. }
+        | FindingKind::StreamMissing { .. }
+        | FindingKind::ReplicasMissing { .. }
+        | FindingKind::ConsumerMissing { .. }
+        | FindingKind::DeadMessages { .. }
+        | FindingKind::BackupOld { .. }
+        | FindingKind::DrillOld { .. }
+        | FindingKind::DiskFilling { .. } => None,
     }
 }

@@ -8,7 +8,7 @@ use time::OffsetDateTime;
 
 use crate::{
     App,
-    access::{Role, Viewer, Visit},
+    access::{OperatorRole, Viewer, Visit},
     format::number,
     pages::{
         account,
@@ -86,10 +86,10 @@ pub(crate) async fn show(
         } else {
             partner.webhook_events.join(", ")
         },
-        may_end: visit.session.may(Role::Support)
+        may_end: visit.session.may(OperatorRole::Support)
             && partner.has_secret_key
             && !(partner.keys_ended && partner.old_access_key.is_none()),
-        may: visit.session.may(Role::Operator) && partner.has_secret_key,
+        may: visit.session.may(OperatorRole::Operator) && partner.has_secret_key,
         account: account::form(partner, (&read.seen, &day), &visit.session),
     })
 }

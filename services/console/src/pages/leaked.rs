@@ -12,7 +12,7 @@ use serde_json::json;
 
 use crate::{
     App,
-    access::{Act, ConsoleSession, Role, Support, Visit},
+    access::{Act, ConsoleSession, OperatorRole, Support, Visit},
     format::{counted, utc},
     pages::{
         partner_acts::{changed, lately, read},
@@ -111,7 +111,7 @@ pub(crate) async fn show(
             ),
         },
         keys,
-        may: session.may(Role::Operator),
+        may: session.may(OperatorRole::Operator),
     })
 }
 
@@ -149,7 +149,7 @@ pub(crate) async fn end(
         name: read.partner.name,
         all: ended.goes_on.is_none(),
         sentence: sentence(&ended, &utc(act.session.times.now)),
-        may: act.session.may(Role::Operator),
+        may: act.session.may(OperatorRole::Operator),
     })
 }
 

@@ -7,14 +7,14 @@ use axum::{extract::State, response::Response};
 use desk::operator::{
     endpoints::seen_at,
     give_backs,
-    health::{self, Finding, Kind, finding::Severity},
+    health::{self, Finding, FindingKind, finding::Severity},
     placements,
 };
 use pg::PgConnection;
 
 use crate::{
     App,
-    access::{ConsoleSession, Role, Viewer, Visit},
+    access::{ConsoleSession, OperatorRole, Viewer, Visit},
     pages::{
         endpoints::{endpoint_form, next_test},
         forms::ReasonForm,
@@ -122,39 +122,41 @@ fn matter(one: &Finding, session: &ConsoleSession) -> Matter {
         form: None,
     };
     match &one.kind {
-        Kind::Parked { purchases, .. } => {
+        FindingKind::Parked { purchases, .. } => {
             matter.rows = purchases.iter().map(|one| parked(one, times)).collect();
-            let first = purchases.first().filter(|_| session.may(Role::Operator));
+            let first = purchases
+                .first()
+                .filter(|_| session.may(OperatorRole::Operator));
             matter.link = first.map(|one| (settle::path(one, None), "Settle them …"));
             matter.leads = true;
         }
-        Kind::GiveBacksParked {
+        FindingKind::GiveBacksParked {
             provider,
             give_backs,
         } => {
             matter.first = "eSIM";
             matter.column = "Number there";
             matter.rows = give_backs.iter().map(|one| give_back(one, times)).collect();
-            let may = session.may(Role::Operator);
+            let may = session.may(OperatorRole::Operator);
             matter.link = may.then(|| (give_back_pages::path(provider), "Settle them …"));
             matter.leads = true;
         }
-        Kind::BreakerOpen { breaker } => {
+        FindingKind::BreakerOpen { breaker } => {
             matter.form = breaker_form(breaker, session, "/needs");
             matter.link = Some((format!("/providers#{}", breaker.name), "Its provider"));
         }
-        Kind::Paused { endpoint } | Kind::Blocked { endpoint } => {
+        FindingKind::Paused { endpoint } | FindingKind::Blocked { endpoint } => {
             matter.form = endpoint_form(endpoint, session, "/needs");
             matter.note = next_test(endpoint, times.now);
             let partner = format!("/partners/{}", endpoint.partner_id);
             matter.link = Some((partner, "Its partner"));
         }
-        Kind::Exhausted { endpoint } => {
+        FindingKind::Exhausted { endpoint } => {
             // The preview of a resend begins with this partner. Only an operator may start it;
             // others send single ones again on the pages of their orders, to which the list leads.
             let partner = endpoint.partner_id;
             matter.link = session
-                .may(Role::Operator)
+                .may(OperatorRole::Operator)
                 .then(|| (format!("/resends?partner={partner}"), "Send them again …"));
             matter.leads = true;
             matter.see_them = Some(format!("/webhooks?partner={partner}&state=exhausted"));
@@ -169,7 +171,7 @@ fn matter(one: &Finding, session: &ConsoleSession) -> Matter {
     matter
 }
 
-fn parked(one: &placements::Listed, times: &Times) -> Row {
+fn parked(one: &placements::ListedPlacement, times: &Times) -> Row {
     let elsewhere = if one.elsewhere.is_empty() {
         String::new()
     } else {
@@ -187,7 +189,7 @@ fn parked(one: &placements::Listed, times: &Times) -> Row {
     }
 }
 
-fn give_back(one: &give_backs::Listed, times: &Times) -> Row {
+fn give_back(one: &give_backs::ListedGiveBack, times: &Times) -> Row {
     Row {
         what: one.topup_id.clone(),
         path: one.order_id.map(|_| format!("/esims/{}", one.topup_id)),

@@ -9,7 +9,7 @@ use axum::{extract::State, response::Response};
 use desk::operator::{
     deliveries,
     orders::{self, OrderView, PlacementView, TopupView},
-    placements::{self, Decision, NotResolved, Resolved},
+    placements::{self, Decision, PlacementNotResolved, ResolvedPlacement},
     route, story,
     words::noun,
 };
@@ -25,7 +25,7 @@ use store::deliveries::{
 
 use crate::{
     App,
-    access::{Act, ConsoleSession, Operator, Role, Support, Viewer, Visit},
+    access::{Act, ConsoleSession, Operator, OperatorRole, Support, Viewer, Visit},
     format::{counted, number, took},
     pages::{
         settle,
@@ -242,7 +242,7 @@ pub(crate) async fn show(
             .iter()
             .map(|one| placement_row(&order, one))
             .collect(),
-        may_resolve: session.may(Role::Operator),
+        may_resolve: session.may(OperatorRole::Operator),
         units: order
             .topups
             .iter()
@@ -359,7 +359,7 @@ pub(super) fn unit_row(
         give_back: route::give_back(unit),
         give_back_attempt: unit.give_back_attempt.unwrap_or_default(),
         resolve: unit.give_back.known() == Some(GiveBackState::Parked)
-            && session.may(Role::Operator),
+            && session.may(OperatorRole::Operator),
         delivery: unit.topup_id.clone(),
         seen: format!(
             "{} {}",
@@ -368,13 +368,13 @@ pub(super) fn unit_row(
         ),
         resend: is_ready
             && held.is_none()
-            && session.may(Role::Support)
+            && session.may(OperatorRole::Support)
             && unit
                 .delivery
                 .known()
                 .is_some_and(DeliveryState::may_be_sent_again),
         held: held.filter(|_| is_ready),
-        code: is_ready && session.may(Role::Support) && app.vault().is_some(),
+        code: is_ready && session.may(OperatorRole::Support) && app.vault().is_some(),
     }
 }
 
@@ -413,11 +413,11 @@ pub(crate) async fn resolve(
 }
 
 /// Why a purchase was not resolved, in the words of the form on its order's page.
-fn not_resolved(error: NotResolved, given: &PathArgument, act: &Act<Operator>) -> Problem {
+fn not_resolved(error: PlacementNotResolved, given: &PathArgument, act: &Act<Operator>) -> Problem {
     match error {
-        NotResolved::Unknown => given.missing("placement"),
-        NotResolved::Store(error) => error.into(),
-        NotResolved::NotParked(state) => act.not_done(
+        PlacementNotResolved::Unknown => given.missing("placement"),
+        PlacementNotResolved::Store(error) => error.into(),
+        PlacementNotResolved::NotParked(state) => act.not_done(
             "The purchase no longer waits for you",
             format!(
                 "The purchase is {} now, so nothing was changed: somebody has said what became of it, or a late response \
@@ -425,37 +425,37 @@ fn not_resolved(error: NotResolved, given: &PathArgument, act: &Act<Operator>) -
                 purchase_words(state)
             ),
         ),
-        NotResolved::Changed(now) => act.changed(&format!(
+        PlacementNotResolved::Changed(now) => act.changed(&format!(
             "the purchase was put on hold anew since the page was shown, and is at {now}"
         )),
-        NotResolved::Refused => act.not_done(
+        PlacementNotResolved::Refused => act.not_done(
             "Nothing may be delivered for this order",
             "The partner was told that nothing of this order is bought, by a 422 or because it cancelled the order. So \
              cancel the purchase at the provider first. Then say here that the provider does not have it or refunded it.",
         ),
-        NotResolved::HasUnits => act.not_done(
+        PlacementNotResolved::HasUnits => act.not_done(
             "The provider has sold it already",
             "The provider has named units of this purchase, so buying it again would be paid twice. Say instead that the \
              provider has the purchase: then the profiles that are missing are collected and delivered.",
         ),
-        NotResolved::NotItsProvider(known) => act.not_done(
+        PlacementNotResolved::NotItsProvider(known) => act.not_done(
             "That provider cannot have it",
             format!(
                 "The purchase was never sent to that provider and could not go there. Those that may have it: {known}."
             ),
         ),
-        NotResolved::BoughtHere(provider) => act.not_done(
+        PlacementNotResolved::BoughtHere(provider) => act.not_done(
             "It is bought at two providers",
             format!(
                 "{provider} has named units of this purchase, so it is bought there, too, and the partner needs it once. \
                  Cancel the purchase at the other provider. Then say here that {provider} has it."
             ),
         ),
-        bad @ NotResolved::BadReference => Problem::Invalid(bad.to_string()),
+        bad @ PlacementNotResolved::BadReference => Problem::Invalid(bad.to_string()),
     }
 }
 
-fn describe(resolved: &Resolved) -> String {
+fn describe(resolved: &ResolvedPlacement) -> String {
     let what = match resolved.state {
         PlacementState::Placed => "It is bought; its eSIMs are collected now.".to_owned(),
         PlacementState::Accepted => {

@@ -10,9 +10,9 @@ use askama::Template;
 use axum::{extract::State, response::Response};
 use desk::{
     operator::{
-        looking::Patience,
+        looking::ListPatience,
         options,
-        order_list::{self, Contents, Filter, Listed},
+        order_list::{self, Contents, OrderFilter, OrderListEntry},
         orders::{self, Undelivered},
         story::reason,
     },
@@ -101,7 +101,7 @@ pub(crate) fn state(
 }
 
 /// How many of its eSIMs are ready, on hold and failed, if not all of them are the same.
-fn units(order: &Listed) -> String {
+fn units(order: &OrderListEntry) -> String {
     let parts = [
         (order.ready, "ready"),
         (order.on_hold, "on hold"),
@@ -121,7 +121,7 @@ pub(crate) fn in_words(contents: &Contents) -> String {
     products(all.map(|(name, units)| (name, *units)))
 }
 
-fn row(order: &Listed, found: &Found, times: &Times) -> Row {
+fn row(order: &OrderListEntry, found: &Found, times: &Times) -> Row {
     let webhooks = found.webhooks(order);
     let (state, class) = state(order.state, order.on_hold > 0, webhooks);
     let contents = found.contents(order);
@@ -144,7 +144,7 @@ fn row(order: &Listed, found: &Found, times: &Times) -> Row {
 struct Found {
     nobody: Option<String>,
     of: Option<OfPartner>,
-    page: order_list::Page,
+    page: order_list::OrderListPage,
     undelivered: HashMap<Uuid, Undelivered>,
     contents: HashMap<Uuid, Contents>,
     providers: Vec<String>,
@@ -152,12 +152,12 @@ struct Found {
 }
 
 impl Found {
-    fn webhooks(&self, order: &Listed) -> Undelivered {
+    fn webhooks(&self, order: &OrderListEntry) -> Undelivered {
         let known = self.undelivered.get(&order.order_id.uuid());
         known.copied().unwrap_or_default()
     }
 
-    fn contents(&self, order: &Listed) -> Option<&Contents> {
+    fn contents(&self, order: &OrderListEntry) -> Option<&Contents> {
         self.contents.get(&order.order_id.uuid())
     }
 }
@@ -166,7 +166,7 @@ async fn read(
     connection: &mut PgConnection,
     query: &FormFields,
     times: &Times,
-    (limit, patience): (usize, Patience),
+    (limit, patience): (usize, ListPatience),
 ) -> Result<Found, pg::Error> {
     let named = FilterChoice::find(&mut *connection, query.get("partner")).await?;
     let product = FilterChoice::product(&mut *connection, query.get("product")).await?;
@@ -175,7 +175,7 @@ async fn read(
     let window = Window::of(query, times);
     let wanted = query.get("state");
     let state = STATES.iter().find(|(key, ..)| Some(*key) == wanted);
-    let filter = Filter {
+    let filter = OrderFilter {
         partner_id: named.id(),
         state: state.and_then(|(.., state)| *state),
         not_through: wanted == Some(NOT_THROUGH),
@@ -186,7 +186,7 @@ async fn read(
     };
     let before: Option<OrderId> = query.get("before").and_then(|id| id.parse().ok());
     let page = if nobody.is_some() {
-        order_list::Page {
+        order_list::OrderListPage {
             orders: Vec::new(),
             next_cursor: None,
             reached: None,
@@ -217,7 +217,9 @@ pub(crate) async fn show(
     let times = &visit.session.times;
     let mut found = app
         .database()
-        .run(async |connection| read(connection, query, times, (lists::PAGE, Patience::Page)).await)
+        .run(async |connection| {
+            read(connection, query, times, (lists::PAGE, ListPatience::Page)).await
+        })
         .await?;
     let of = found.of.take();
     let orders = &found.page.orders;
@@ -258,7 +260,9 @@ pub(crate) async fn csv(State(app): State<App>, visit: Visit<Viewer>) -> Result<
     let times = &visit.session.times;
     let found = app
         .database()
-        .run(async |connection| read(connection, query, times, (lists::CSV, Patience::Whole)).await)
+        .run(async |connection| {
+            read(connection, query, times, (lists::CSV, ListPatience::Whole)).await
+        })
         .await?;
     let head = [
         "received_utc",
@@ -277,7 +281,7 @@ pub(crate) async fn csv(State(app): State<App>, visit: Visit<Viewer>) -> Result<
         "webhooks_given_up",
         "ready_utc",
     ];
-    let row = |order: &Listed| {
+    let row = |order: &OrderListEntry| {
         let webhooks = found.webhooks(order);
         let (state, _) = state(order.state, order.on_hold > 0, webhooks);
         let codes = found.contents(order).map(|one| one.codes.as_slice());

@@ -10,9 +10,9 @@ use askama::Template;
 use axum::{extract::State, response::Response};
 use axum_htmx::HxRequest;
 use desk::operator::health::{
-    Finding, Kind, Report,
+    Finding, FindingKind, HealthReport,
     stages::{Life, Stage},
-    waiting::{Backlog, Drain, Queue},
+    waiting::{Drain, QueueBacklog, WaitingQueue},
 };
 use store::{
     figures::{Count, Measure},
@@ -121,7 +121,7 @@ fn oldest(of: f64) -> String {
 pub(crate) fn drains(
     newest: &SystemSnapshot,
     earlier: Option<&SystemSnapshot>,
-    queue: &Queue,
+    queue: &WaitingQueue,
 ) -> String {
     // Compared with itself, a backlog is empty or not known yet.
     let earlier = earlier.unwrap_or(newest);
@@ -222,12 +222,12 @@ fn step(step: Step, look: &SystemSnapshot, times: &Times) -> StepView {
             .iter()
             .any(|one| one.state != BreakerState::Closed);
     let late = report.findings.iter().any(|one| match one.kind {
-        Kind::PurchasesLate { .. } => step == Step::Buy,
-        Kind::WebhooksLate { .. } => step == Step::Send,
+        FindingKind::PurchasesLate { .. } => step == Step::Buy,
+        FindingKind::WebhooksLate { .. } => step == Step::Send,
         _ => false,
     });
     let slow = report.findings.iter().any(|one| match one.kind {
-        Kind::Slow { measure, .. } => match measure {
+        FindingKind::Slow { measure, .. } => match measure {
             Measure::Answered => step == Step::Take,
             Measure::Bought | Measure::Call => step == Step::Buy,
             Measure::Attempt | Measure::Delivered => step == Step::Send,
@@ -263,9 +263,9 @@ fn step(step: Step, look: &SystemSnapshot, times: &Times) -> StepView {
 }
 
 /// How many webhooks wait for an endpoint that is blocked or paused. They are no backlog of the notifier.
-fn held_back(report: &Report) -> u64 {
+fn held_back(report: &HealthReport) -> u64 {
     let waiting = report.findings.iter().filter_map(|one| match &one.kind {
-        Kind::Blocked { endpoint } | Kind::Paused { endpoint } => {
+        FindingKind::Blocked { endpoint } | FindingKind::Paused { endpoint } => {
             u64::try_from(endpoint.pending).ok()
         }
         _ => None,
@@ -421,10 +421,10 @@ pub(crate) fn breaker_state(state: Option<BreakerState>) -> (&'static str, &'sta
 }
 
 /// What is slow at a provider: its calls, or else its purchases since their orders.
-pub(crate) fn slow_at<'a>(report: &'a Report, provider: &str) -> Option<&'a Finding> {
+pub(crate) fn slow_at<'a>(report: &'a HealthReport, provider: &str) -> Option<&'a Finding> {
     let slow = |of: Measure| {
         report.findings.iter().find(|one| match &one.kind {
-            Kind::Slow {
+            FindingKind::Slow {
                 measure, subject, ..
             } => *measure == of && subject == provider,
             _ => false,
@@ -434,7 +434,10 @@ pub(crate) fn slow_at<'a>(report: &'a Report, provider: &str) -> Option<&'a Find
 }
 
 /// The state of a provider in words, and its colour.
-pub(crate) fn provider_state(report: &Report, provider: &str) -> (&'static str, &'static str) {
+pub(crate) fn provider_state(
+    report: &HealthReport,
+    provider: &str,
+) -> (&'static str, &'static str) {
     let breaker = report.breakers.iter().find(|one| one.name == provider);
     match breaker.map(|breaker| breaker.state) {
         Some(BreakerState::Closed) if slow_at(report, provider).is_some() => (SLOW, "warn"),
@@ -449,10 +452,10 @@ fn providers_of(look: &SystemSnapshot, earlier: Option<&SystemSnapshot>) -> Vec<
     let report = &look.report;
     let waiting = report.waiting.queues.iter();
     let waiting = waiting.filter_map(|(queue, backlog)| match queue {
-        Queue::Provider { name } => Some((name.as_str(), *backlog)),
-        Queue::Endpoint { .. } => None,
+        WaitingQueue::Provider { name } => Some((name.as_str(), *backlog)),
+        WaitingQueue::Endpoint { .. } => None,
     });
-    let mut rows: std::collections::BTreeMap<&str, Backlog> = waiting.collect();
+    let mut rows: std::collections::BTreeMap<&str, QueueBacklog> = waiting.collect();
     for breaker in &report.breakers {
         rows.entry(&breaker.name).or_default();
     }
@@ -460,7 +463,7 @@ fn providers_of(look: &SystemSnapshot, earlier: Option<&SystemSnapshot>) -> Vec<
         let breaker = report.breakers.iter().find(|one| one.name == name);
         let (state, class) = provider_state(report, name);
         let calls = look.of_subject(Measure::Call, name);
-        let queue = Queue::Provider {
+        let queue = WaitingQueue::Provider {
             name: name.to_owned(),
         };
         ProviderView {

@@ -12,11 +12,11 @@ use axum::{extract::State, response::Response};
 use desk::{
     operator::{
         self,
-        health::{Kind, Report, waiting::Queue},
+        health::{FindingKind, HealthReport, waiting::WaitingQueue},
         order_list,
         partner_day::{self, Day, LastAnswers},
     },
-    self_service::{self, Channel, OrderPage, OrderState, Units},
+    self_service::{self, NoticeChannel, OrderPage, OrderState, Units},
 };
 use domain::{PartnerId, standing::EndpointState};
 use pg::PgConnection;
@@ -29,7 +29,7 @@ use uuid::Uuid;
 
 use crate::{
     App,
-    access::{ConsoleSession, Role, Viewer, Visit},
+    access::{ConsoleSession, OperatorRole, Viewer, Visit},
     format::{brief, counted, number, took},
     pages::{
         endpoints::{
@@ -92,7 +92,7 @@ impl Head {
             state,
             class,
             tab,
-            may: session.may(Role::Operator),
+            may: session.may(OperatorRole::Operator),
         }
     }
 }
@@ -213,7 +213,7 @@ pub(crate) async fn show(
 }
 
 /// The channel for notices. Of a URL only the host is shown, as of those for webhooks.
-fn channel(channel: &Channel) -> (Cow<'static, str>, &'static str, String) {
+fn channel(channel: &NoticeChannel) -> (Cow<'static, str>, &'static str, String) {
     let place = match channel.target.strip_prefix("mailto:") {
         Some(address) => format!("e-mail to {address}"),
         None => match url::Url::parse(&channel.target) {
@@ -233,20 +233,22 @@ fn channel(channel: &Channel) -> (Cow<'static, str>, &'static str, String) {
 }
 
 /// How long the oldest webhook has been due, or the oldest purchase on hold has waited.
-fn oldest(report: &Report, id: PartnerId, times: &Times) -> String {
+fn oldest(report: &HealthReport, id: PartnerId, times: &Times) -> String {
     let webhooks = report
         .waiting
         .queues
         .iter()
         .filter_map(|(queue, backlog)| match queue {
-            Queue::Endpoint { partner_id, .. } if *partner_id == id.uuid() => Some(backlog.oldest),
+            WaitingQueue::Endpoint { partner_id, .. } if *partner_id == id.uuid() => {
+                Some(backlog.oldest)
+            }
             _ => None,
         });
     let purchases = report
         .findings
         .iter()
         .filter_map(|one| match &one.kind {
-            Kind::Parked { purchases, .. } => Some(purchases),
+            FindingKind::Parked { purchases, .. } => Some(purchases),
             _ => None,
         })
         .flatten()
@@ -268,7 +270,7 @@ struct Found {
     /// The last answers, by endpoint.
     answers: HashMap<Uuid, LastAnswers>,
     /// Where it gets notices about its endpoints.
-    channel: Option<Channel>,
+    channel: Option<NoticeChannel>,
     day: Day,
     orders: Vec<OrderRow>,
 }

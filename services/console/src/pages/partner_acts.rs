@@ -23,7 +23,7 @@ use webhooks::{guard, url::WebhookUrl};
 
 use crate::{
     App,
-    access::{Act, ConsoleSession, FormFields, Operator, Role, Support, Visit},
+    access::{Act, ConsoleSession, FormFields, Operator, OperatorRole, Support, Visit},
     format::counted,
     pages::{
         act::{ActPage, Field},
@@ -365,7 +365,7 @@ pub(crate) fn told_form(
     session: &ConsoleSession,
     seen: String,
 ) -> Option<ReasonForm> {
-    session.may(Role::Support).then(|| ReasonForm {
+    session.may(OperatorRole::Support).then(|| ReasonForm {
         consequence: "The matter is taken off the list for 24 hours, for everybody. If webhooks are given up anew after it was \
                       solved, they are a new matter."
             .to_owned(),

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use accounts::partners::{self, Wanted};
 use askama::Template;
 use axum::{extract::State, response::Response};
-use desk::operator::health::{Kind, Report};
+use desk::operator::health::{FindingKind, HealthReport};
 use domain::{Environment, standing::EndpointState};
 use pg::PgConnection;
 use uuid::Uuid;
@@ -79,11 +79,11 @@ struct Health {
 }
 
 /// What is wrong, by partner.
-fn health(report: &Report) -> BTreeMap<Uuid, Health> {
+fn health(report: &HealthReport) -> BTreeMap<Uuid, Health> {
     let mut all: BTreeMap<Uuid, Health> = BTreeMap::new();
     let mut held: BTreeMap<Uuid, usize> = BTreeMap::new();
     for one in &report.findings {
-        if let Kind::Parked { purchases, .. } = &one.kind {
+        if let FindingKind::Parked { purchases, .. } = &one.kind {
             for purchase in purchases {
                 *held.entry(purchase.partner_id.uuid()).or_default() += 1;
             }

@@ -7,10 +7,10 @@ use askama::Template;
 use axum::{extract::State, response::Response};
 use axum_htmx::HxRequest;
 use desk::operator::{
-    breakers::{self, NotChanged},
+    breakers::{self, BreakerNotChanged},
     health::{
-        Kind,
-        waiting::{Backlog, Queue},
+        FindingKind,
+        waiting::{QueueBacklog, WaitingQueue},
     },
     words::noun,
 };
@@ -22,7 +22,7 @@ use url::form_urlencoded::byte_serialize;
 
 use crate::{
     App,
-    access::{Act, ConsoleSession, Operator, Role, Viewer, Visit},
+    access::{Act, ConsoleSession, Operator, OperatorRole, Viewer, Visit},
     format::{brief, counted, relative},
     looks::{Bars, ByProvider, Range, SystemSnapshot},
     pages::{
@@ -153,19 +153,19 @@ fn part(
     let times = &session.times;
     let waiting = report.waiting.queues.iter();
     let waiting = waiting.filter_map(|(queue, backlog)| match queue {
-        Queue::Provider { name } => Some((name.as_str(), *backlog)),
-        Queue::Endpoint { .. } => None,
+        WaitingQueue::Provider { name } => Some((name.as_str(), *backlog)),
+        WaitingQueue::Endpoint { .. } => None,
     });
-    let mut all: BTreeMap<&str, Backlog> = waiting.collect();
+    let mut all: BTreeMap<&str, QueueBacklog> = waiting.collect();
     for breaker in &report.breakers {
         all.entry(&breaker.name).or_default();
     }
-    let row = |(name, backlog): (&str, Backlog)| {
+    let row = |(name, backlog): (&str, QueueBacklog)| {
         let breaker = report.breakers.iter().find(|one| one.name == name);
         let (state, class) = provider_state(report, name);
         let calls = look.of_subject(Measure::Call, name);
         let parked = report.findings.iter().filter_map(|one| match &one.kind {
-            Kind::Parked {
+            FindingKind::Parked {
                 provider,
                 purchases,
                 in_all,
@@ -225,7 +225,7 @@ fn part(
             drain: drains(
                 look,
                 earlier,
-                &Queue::Provider {
+                &WaitingQueue::Provider {
                     name: name.to_owned(),
                 },
             ),
@@ -265,7 +265,7 @@ pub(crate) fn breaker_form(
     back: &str,
 ) -> Option<ReasonForm> {
     // After lost commits, `esimctl recover` comes first. It needs a shell, and so does closing then.
-    if !session.may(Role::Operator) || breaker.lost_commits() {
+    if !session.may(OperatorRole::Operator) || breaker.lost_commits() {
         return None;
     }
     let name: String = byte_serialize(breaker.name.as_bytes()).collect();
@@ -355,22 +355,22 @@ fn seen(act: &Act<Operator>) -> Option<i64> {
 
 /// The breaker after a change, or why there was none.
 fn changed(
-    changed: Result<ProviderBreaker, NotChanged>,
+    changed: Result<ProviderBreaker, BreakerNotChanged>,
     name: &str,
     act: &Act<Operator>,
 ) -> Result<ProviderBreaker, Problem> {
     changed.map_err(|error| match error {
-        NotChanged::Unknown => Problem::NotFound(format!(
+        BreakerNotChanged::Unknown => Problem::NotFound(format!(
             "No provider is named “{}”. Providers lists all of them.",
             shortened(name)
         )),
-        NotChanged::Store(error) => error.into(),
-        NotChanged::LostCommits => act.not_done(
+        BreakerNotChanged::Store(error) => error.into(),
+        BreakerNotChanged::LostCommits => act.not_done(
             "This needs somebody with a shell",
             "It does not buy because the database has lost commits. Buying now could buy again what was forgotten, so \
              somebody with a shell compares with the provider first, by `esimctl recover`, and then closes the breaker.",
         ),
-        NotChanged::Changed(state) => {
+        BreakerNotChanged::Changed(state) => {
             let (state, _) = breaker_state(Some(state));
             act.changed(&format!(
                 "what {name} does has changed since the page was shown; now it is: {state}"

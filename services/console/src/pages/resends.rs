@@ -8,8 +8,8 @@ use accounts::partners;
 use askama::Template;
 use axum::{extract::State, response::Response};
 use desk::operator::{
-    health::{Report, stages::Stage},
-    resends::{self, Cancelled, LeftOut, NotStarted, Resend, Waiting},
+    health::{HealthReport, stages::Stage},
+    resends::{self, LeftOut, NotStarted, Resend, ResendCancellation, UnmatchedWebhooks},
     words::noun,
 };
 use domain::{
@@ -23,7 +23,7 @@ use uuid::Uuid;
 
 use crate::{
     App,
-    access::{Act, FormFields, Operator, Role, Viewer, Visit},
+    access::{Act, FormFields, Operator, OperatorRole, Viewer, Visit},
     format::{address, counted, number},
     pages::{
         endpoints::{endpoint_state, next_test},
@@ -205,7 +205,7 @@ pub(crate) async fn list(
     let partner = named.map(OfPartner::into_field);
     page(&List {
         shell: Shell::new(&app, &visit.session, "/resends", "Send again"),
-        may: visit.session.may(Role::Operator),
+        may: visit.session.may(OperatorRole::Operator),
         partner: partner.unwrap_or_else(|| asked.unwrap_or_default().to_owned()),
         resends: found
             .into_iter()
@@ -310,7 +310,7 @@ pub(crate) async fn preview(
         instead: {
             let left_out = found.left_out.iter().map(LeftOut::told);
             left_out
-                .chain(found.waiting.iter().map(Waiting::told))
+                .chain(found.waiting.iter().map(UnmatchedWebhooks::told))
                 .collect()
         },
         named: shown.map(|one| one.name),
@@ -416,7 +416,7 @@ pub(crate) async fn show(
     let (found, names) = app.database().run(read).await?;
     let found = found.ok_or_else(|| no_resend(&given))?;
     let runs = found.ended_at.is_none() && found.cancelled_at.is_none();
-    let form = (runs && visit.session.may(Role::Operator)).then(|| ReasonForm {
+    let form = (runs && visit.session.may(OperatorRole::Operator)).then(|| ReasonForm {
         consequence: "No further webhook is queued. Those that are queued already are still sent."
             .into(),
         back: format!("/resends/{id}"),
@@ -450,7 +450,7 @@ pub(crate) async fn show(
 }
 
 /// Why a resend that runs does not go on: no notifier works, or endpoints of its partner get nothing now.
-fn stands_still(report: &Report, partner: Option<Uuid>, now: OffsetDateTime) -> Vec<String> {
+fn stands_still(report: &HealthReport, partner: Option<Uuid>, now: OffsetDateTime) -> Vec<String> {
     if is_dead(report, Stage::Notifier) {
         return vec![
             "No notifier works, so nothing is sent. It goes on where it was once one works: the overview says what to do."
@@ -494,19 +494,19 @@ pub(crate) async fn cancel(
         .run(async |connection| resends::cancel(connection, id, action).await)
         .await?;
     match ended {
-        Cancelled::Now(_) => {
+        ResendCancellation::Now(_) => {
             let path = format!("/resends/{id}");
             Ok(said::after(&app, &path, "The resend is cancelled."))
         }
-        Cancelled::EndedBefore(resend) if resend.cancelled_at.is_some() => Err(act.not_done(
+        ResendCancellation::EndedBefore(resend) if resend.cancelled_at.is_some() => Err(act.not_done(
             "The resend was cancelled already",
             "Nothing was done now. If you have sent the form twice, the first one was carried out, and the record of actions has it.",
         )),
-        Cancelled::EndedBefore(_) => Err(act.not_done(
+        ResendCancellation::EndedBefore(_) => Err(act.not_done(
             "The resend has ended already",
             "It had queued all its webhooks before it could be cancelled.",
         )),
-        Cancelled::Unknown => Err(no_resend(&given)),
+        ResendCancellation::Unknown => Err(no_resend(&given)),
     }
 }
 

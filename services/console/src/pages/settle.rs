@@ -12,7 +12,7 @@ use axum::{extract::State, response::Response};
 use desk::operator::{
     breakers,
     health::stages::{Life, Stage},
-    placements::{self, Decision, Listed, NotResolved},
+    placements::{self, Decision, ListedPlacement, PlacementNotResolved},
     words::noun,
 };
 use domain::{Command, PlacementId, PlacementState, placement::Resolution};
@@ -98,7 +98,7 @@ enum Found {
 }
 
 /// The address of the page for the cause of a purchase, after its provider was asked for so many.
-pub(crate) fn path(one: &Listed, asked: Option<usize>) -> String {
+pub(crate) fn path(one: &ListedPlacement, asked: Option<usize>) -> String {
     let cause = cause_of(one);
     let asked = asked.map(|asked| asked.to_string()).unwrap_or_default();
     let fields = [
@@ -110,7 +110,7 @@ pub(crate) fn path(one: &Listed, asked: Option<usize>) -> String {
 }
 
 /// Why a purchase is on hold, in characters that a form carries unchanged.
-fn cause_of(one: &Listed) -> String {
+fn cause_of(one: &ListedPlacement) -> String {
     let parking = placements::parking(0, &one.reason);
     let (_, cause) = parking.split_once(", ").unwrap_or_default();
     cause.trim().to_owned()
@@ -123,7 +123,7 @@ struct OnHold {
     /// When the provider was asked last ([`actions::mark`]). It is read before everything else that the
     /// page shows, so that a question in between makes the page one of before it.
     seen: String,
-    found: Vec<Listed>,
+    found: Vec<ListedPlacement>,
 }
 
 /// Reads the purchases on hold for a cause. One that may be at several providers is settled on the page
@@ -179,7 +179,7 @@ fn ids(list: &str) -> HashSet<Uuid> {
 
 /// What is known of a purchase, as the page says it.
 fn found(
-    one: &Listed,
+    one: &ListedPlacement,
     list: Option<&HashSet<Uuid>>,
     answer: Option<&Answer>,
     times: &Times,
@@ -219,7 +219,12 @@ fn found(
     }
 }
 
-fn row(one: &Listed, list: Option<&HashSet<Uuid>>, answer: Option<&Answer>, times: &Times) -> Row {
+fn row(
+    one: &ListedPlacement,
+    list: Option<&HashSet<Uuid>>,
+    answer: Option<&Answer>,
+    times: &Times,
+) -> Row {
     let (found, class, says, detail) = found(one, list, answer, times);
     Row {
         id: one.placement_id.to_string(),
@@ -305,7 +310,7 @@ async fn shown(
         not_asked: not_asked(app, &provider).await?,
         seen,
         from: at(found.iter().map(|one| one.created_at).min()),
-        until: at(found.iter().map(Listed::since).max()),
+        until: at(found.iter().map(ListedPlacement::since).max()),
         known,
         live: are(Found::Asking) > 0,
         compared: list.is_some(),
@@ -426,7 +431,7 @@ pub(crate) async fn settle(
             .await;
         let name = one.external_order_id.as_str();
         let is_done = group.note(&act, name, settled.map(|_| ()), |error| match error {
-            NotResolved::Store(error) => Some(error),
+            PlacementNotResolved::Store(error) => Some(error),
             _ => None,
         })?;
         if is_done {

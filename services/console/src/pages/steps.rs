@@ -1,6 +1,6 @@
 //! The moments of an order's story in words, as its picture and its list of steps show them.
 
-use desk::operator::story::{self, Moment, What};
+use desk::operator::story::{self, StoryMoment, What};
 use domain::{HistoryKind, Stored, standing::EndpointState};
 use time::Duration;
 
@@ -13,7 +13,7 @@ use crate::{
 type Told = (Went, String);
 
 /// A moment as a step. `endpoint` is the state of the partner's first endpoint.
-pub(super) fn step(moment: Moment, endpoint: &Stored<EndpointState>) -> OrderStep {
+pub(super) fn step(moment: StoryMoment, endpoint: &Stored<EndpointState>) -> OrderStep {
     let mut lasted = None;
     if let What::Webhook { duration_ms, .. } = moment.what {
         lasted = Some(Duration::milliseconds(duration_ms.into()));

@@ -8,8 +8,8 @@ use askama::Template;
 use axum::{extract::State, response::Response};
 use desk::operator::{
     delivery_list::{self, Cursor, Of},
-    health::{Report, stages::Stage},
-    looking::Patience,
+    health::{HealthReport, stages::Stage},
+    looking::ListPatience,
     options,
 };
 use domain::{Stored, standing::DeliveryState};
@@ -116,7 +116,7 @@ fn answer(view: &View) -> String {
 }
 
 /// Whether no process of a stage works.
-pub(crate) fn is_dead(report: &Report, stage: Stage) -> bool {
+pub(crate) fn is_dead(report: &HealthReport, stage: Stage) -> bool {
     let mut stages = report.stages.iter();
     stages.any(|one| one.stage == stage && one.is_dead())
 }
@@ -124,7 +124,7 @@ pub(crate) fn is_dead(report: &Report, stage: Stage) -> bool {
 struct Found {
     nobody: Option<String>,
     of: Option<OfPartner>,
-    page: delivery_list::Page,
+    page: delivery_list::DeliveryListPage,
     providers: Vec<String>,
     products: Vec<String>,
     names: std::collections::HashMap<Uuid, String>,
@@ -136,7 +136,7 @@ async fn read(
     connection: &mut PgConnection,
     query: &FormFields,
     times: &Times,
-    (limit, patience): (usize, Patience),
+    (limit, patience): (usize, ListPatience),
 ) -> Result<Found, pg::Error> {
     let named = FilterChoice::find(&mut *connection, query.get("partner")).await?;
     let product = FilterChoice::product(&mut *connection, query.get("product")).await?;
@@ -160,7 +160,7 @@ async fn read(
     };
     let before: Option<Cursor> = query.get("before").and_then(|at| at.parse().ok());
     let page = if nobody.is_some() {
-        delivery_list::Page {
+        delivery_list::DeliveryListPage {
             deliveries: Vec::new(),
             next_cursor: None,
             reached: None,
@@ -241,7 +241,9 @@ pub(crate) async fn show(
     let times = &visit.session.times;
     let found = app
         .database()
-        .run(async |connection| read(connection, query, times, (lists::PAGE, Patience::Page)).await)
+        .run(async |connection| {
+            read(connection, query, times, (lists::PAGE, ListPatience::Page)).await
+        })
         .await?;
     let views = &found.page.deliveries;
     let list = Frame::new(
@@ -290,7 +292,9 @@ pub(crate) async fn csv(State(app): State<App>, visit: Visit<Viewer>) -> Result<
     let times = &visit.session.times;
     let found = app
         .database()
-        .run(async |connection| read(connection, query, times, (lists::CSV, Patience::Whole)).await)
+        .run(async |connection| {
+            read(connection, query, times, (lists::CSV, ListPatience::Whole)).await
+        })
         .await?;
     let head = [
         "webhook",

@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
-use console::access::Role;
+use console::access::OperatorRole;
 use pg::PgConnection;
 use reqwest::Response;
 use testkit::settings::MASTER_KEY;
@@ -60,7 +60,7 @@ async fn new_keys_are_shown_once_and_old_ones_work_for_the_overlap() {
         ("MASTER_KEY_WEBHOOKS", MASTER_KEY),
     ])
     .await;
-    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Operator).await;
     let mut connection = bench.database.connect().await.unwrap();
     let path = format!("/partners/{}/keys", bench.partner);
     let answer = twice(&mut browser, (&path, &path), &[("overlap", "24h")]).await;
@@ -114,8 +114,8 @@ async fn new_keys_are_shown_once_and_old_ones_work_for_the_overlap() {
 #[tokio::test]
 async fn a_key_in_wrong_hands_ends_at_once_by_support() {
     let bench = Bench::start().await;
-    let mut viewer = bench.sign_in("vic", Role::Viewer).await;
-    let mut support = bench.sign_in("sue", Role::Support).await;
+    let mut viewer = bench.sign_in("vic", OperatorRole::Viewer).await;
+    let mut support = bench.sign_in("sue", OperatorRole::Support).await;
     let mut connection = bench.database.connect().await.unwrap();
     let access = format!("/partners/{}/access", bench.partner);
     let path = format!("/partners/{}/leaked", bench.partner);
@@ -165,7 +165,7 @@ async fn a_key_in_wrong_hands_ends_at_once_by_support() {
 #[tokio::test]
 async fn a_console_without_the_master_key_names_the_command_that_makes_keys() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Operator).await;
     for what in ["keys", "webhook-secret"] {
         let path = format!("/partners/{}/{what}", bench.partner);
         let page = text(&mut browser, &path).await;
@@ -183,7 +183,7 @@ async fn a_console_without_the_master_key_names_the_command_that_makes_keys() {
 #[tokio::test]
 async fn the_webhook_url_is_set_and_only_its_host_is_recorded() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Operator).await;
     let mut connection = bench.database.connect().await.unwrap();
     let path = format!("/partners/{}/webhook-url", bench.partner);
     let page = text(&mut browser, &path).await;
@@ -250,8 +250,8 @@ async fn the_webhook_url_is_set_and_only_its_host_is_recorded() {
 async fn of_two_who_set_the_url_at_once_one_learns_of_the_other() {
     let bench = Bench::start().await;
     let mut browsers = [
-        bench.sign_in("ana", Role::Operator).await,
-        bench.sign_in("ben", Role::Operator).await,
+        bench.sign_in("ana", OperatorRole::Operator).await,
+        bench.sign_in("ben", OperatorRole::Operator).await,
     ];
     let path = format!("/partners/{}/webhook-url", bench.partner);
     let shown = seen(&text(&mut browsers[0], &path).await, &path);
@@ -276,7 +276,7 @@ async fn of_two_who_set_the_url_at_once_one_learns_of_the_other() {
 #[tokio::test]
 async fn limits_are_set_and_taken_back() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Operator).await;
     let mut connection = bench.database.connect().await.unwrap();
     let path = format!("/partners/{}/limits", bench.partner);
     let token = browser.token.clone();
@@ -306,7 +306,7 @@ async fn limits_are_set_and_taken_back() {
 #[tokio::test]
 async fn a_test_webhook_has_a_page_with_its_answer() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("sue", Role::Support).await;
+    let mut browser = bench.sign_in("sue", OperatorRole::Support).await;
     let partner = format!("/partners/{}", bench.partner);
     let action = format!("/endpoints/{}/test", bench.partner);
     let answer = twice(&mut browser, (&partner, &action), &[]).await;
@@ -324,7 +324,7 @@ async fn a_test_webhook_has_a_page_with_its_answer() {
 #[tokio::test]
 async fn a_partner_that_was_told_needs_nobody_for_a_day() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("sue", Role::Support).await;
+    let mut browser = bench.sign_in("sue", OperatorRole::Support).await;
     let mut connection = bench.database.connect().await.unwrap();
     let matter = "been given up";
     let action = format!("/partners/{}/told", bench.partner);
@@ -356,8 +356,8 @@ async fn a_partner_that_was_told_needs_nobody_for_a_day() {
 #[tokio::test]
 async fn the_use_of_an_esim_is_asked_for_and_it_is_given_back() {
     let bench = Bench::start().await;
-    let mut support = bench.sign_in("sue", Role::Support).await;
-    let mut operator = bench.sign_in("ana", Role::Operator).await;
+    let mut support = bench.sign_in("sue", OperatorRole::Support).await;
+    let mut operator = bench.sign_in("ana", OperatorRole::Operator).await;
     let mut connection = bench.database.connect().await.unwrap();
     let page = format!("/esims/{}", bench.topup);
     let usage = format!("{page}/usage");
@@ -394,7 +394,7 @@ async fn the_use_of_an_esim_is_asked_for_and_it_is_given_back() {
 #[tokio::test]
 async fn only_what_the_provider_of_an_esim_does_is_offered() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Operator).await;
     let mut connection = bench.database.connect().await.unwrap();
     let page = format!("/esims/{}", bench.topup);
     let shown = text(&mut browser, &page).await;
@@ -476,7 +476,7 @@ async fn the_page_of_a_partner_counts_its_own_purchases_on_hold() {
     )
     .await;
     // The first page that is opened reads what is on hold, and it is kept for some seconds.
-    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Viewer).await;
     let all = text(&mut browser, "/needs").await;
     assert!(all.contains("4 purchases at sandbox are on hold"), "{all}");
     let shown = text(&mut browser, &format!("/partners/{other}")).await;

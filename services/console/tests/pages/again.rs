@@ -3,7 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
-use console::{access::Role, routes::routes};
+use console::{access::OperatorRole, routes::routes};
 use reqwest::Method;
 use testkit::settings::MASTER_KEY;
 use uuid::Uuid;
@@ -30,7 +30,7 @@ async fn send(browser: &mut Browser, path: &str, seen: &str) -> (u16, String) {
 #[tokio::test]
 async fn one_form_sends_a_webhook_again_once() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("sue", Role::Support).await;
+    let mut browser = bench.sign_in("sue", OperatorRole::Support).await;
     let order = format!("/orders/{}", bench.order);
     let path = format!("/deliveries/{}/resend", bench.topup);
     let form = seen(&mut browser, &order, &path).await;
@@ -58,7 +58,7 @@ async fn one_form_sends_a_webhook_again_once() {
 #[tokio::test]
 async fn one_form_pauses_an_endpoint_once() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Operator).await;
     let page = format!("/partners/{}", bench.partner);
     let pause = format!("/endpoints/{}/pause", bench.partner);
     let resume = format!("/endpoints/{}/resume", bench.partner);
@@ -87,7 +87,7 @@ async fn one_form_pauses_an_endpoint_once() {
 #[tokio::test]
 async fn one_form_disables_a_partner_once() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Operator).await;
     let partner = format!("/partners/{}", bench.partner);
     let page = format!("{partner}/access");
     let disable = format!("{partner}/disable");
@@ -116,7 +116,7 @@ async fn one_form_disables_a_partner_once() {
 #[tokio::test]
 async fn a_resend_is_cancelled_once() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Operator).await;
     let path = format!("/resends/{}/cancel", bench.resend().await);
     assert_eq!(send(&mut browser, &path, "").await.0, 303);
     let (status, page) = send(&mut browser, &path, "").await;
@@ -130,7 +130,7 @@ async fn a_resend_is_cancelled_once() {
 #[tokio::test]
 async fn one_form_asks_a_provider_once() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Operator).await;
     let mut connection = bench.database.connect().await.unwrap();
     let page = format!("/esims/{}", bench.topup);
     let usage = format!("{page}/usage");
@@ -172,7 +172,7 @@ async fn one_form_asks_a_provider_once() {
 #[tokio::test]
 async fn one_preview_starts_one_resend_even_if_that_was_cancelled() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Operator).await;
     let preview = "/resends/preview?state=exhausted&since=1h";
     let shown = browser.get(preview).await.text().await.unwrap();
     let mut form = hidden(&shown, "/resends");
@@ -201,7 +201,7 @@ async fn one_preview_starts_one_resend_even_if_that_was_cancelled() {
 #[tokio::test]
 async fn the_page_after_an_act_shows_what_it_has_changed() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Operator).await;
     let stop = "/providers/sandbox/open";
     let resume = "/providers/sandbox/close";
     for _ in 0..3 {
@@ -364,7 +364,7 @@ async fn every_act_sent_twice_is_carried_out_once() {
         ("MASTER_KEY_WEBHOOKS", MASTER_KEY),
     ])
     .await;
-    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Operator).await;
     let mut connection = bench.database.connect().await.unwrap();
     let (last, rest): (Vec<_>, Vec<_>) = routes()
         .into_iter()

@@ -1,7 +1,7 @@
 //! What support staff without a shell find on the pages.
 
 use accounts::refused::{self, Kind, Refusal};
-use console::access::Role;
+use console::access::OperatorRole;
 use runtime::clock;
 use testkit::wait;
 use uuid::Uuid;
@@ -11,7 +11,7 @@ use crate::support::{Bench, text};
 #[tokio::test]
 async fn a_refused_request_is_on_the_page_of_its_partner_and_found_by_its_ids() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Viewer).await;
     let partner = format!("/partners/{}", bench.partner);
     let refused = format!("{partner}/refused");
     assert!(text(&mut browser, &refused).await.contains("None is kept."));
@@ -103,8 +103,8 @@ async fn a_refused_request_is_on_the_page_of_its_partner_and_found_by_its_ids() 
 #[tokio::test]
 async fn support_is_led_to_what_it_may_do_and_offered_nothing_that_would_be_refused() {
     let bench = Bench::start().await;
-    let mut support = bench.sign_in("sue", Role::Support).await;
-    let mut operator = bench.sign_in("ana", Role::Operator).await;
+    let mut support = bench.sign_in("sue", OperatorRole::Support).await;
+    let mut operator = bench.sign_in("ana", OperatorRole::Operator).await;
     let needs = text(&mut support, "/needs").await;
     let exhausted = format!("/webhooks?partner={}&#38;state=exhausted", bench.partner);
     assert!(needs.contains(&exhausted), "{needs}");
@@ -175,7 +175,7 @@ async fn support_is_led_to_what_it_may_do_and_offered_nothing_that_would_be_refu
 #[tokio::test]
 async fn who_asks_for_something_else_is_told_which_ids_there_are() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Viewer).await;
     let unknown = Uuid::now_v7();
     for (path, says) in [
         (
@@ -220,7 +220,7 @@ async fn who_asks_for_something_else_is_told_which_ids_there_are() {
 #[tokio::test]
 async fn an_address_says_what_it_takes() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Viewer).await;
     let answer = browser.post("/needs", &[("reason", "x")]).await;
     assert_eq!(answer.status(), 405);
     let page = answer.text().await.unwrap();
@@ -237,7 +237,7 @@ async fn an_address_says_what_it_takes() {
 #[tokio::test]
 async fn an_order_that_is_on_hold_or_given_back_says_so() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Viewer).await;
     let mut connection = bench.database.connect().await.unwrap();
     for sql in [
         "UPDATE esims SET returned_at = now()",
@@ -261,7 +261,7 @@ async fn an_order_that_is_on_hold_or_given_back_says_so() {
 #[tokio::test]
 async fn a_reason_with_control_characters_does_not_keep_a_purchase_from_being_resolved() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Operator).await;
     let mut connection = bench.database.connect().await.unwrap();
     let order: Uuid = sqlx::query_scalar(
         "UPDATE placements SET reason = E' said \"no\"\\r\\n\\u202Ebecause \\u0007é ' WHERE placement_id = $1
@@ -292,7 +292,7 @@ async fn a_reason_with_control_characters_does_not_keep_a_purchase_from_being_re
 #[tokio::test]
 async fn a_database_that_is_away_is_named_with_what_to_do() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Viewer).await;
     let mut connection = bench.database.connect().await.unwrap();
     let name: String = sqlx::query_scalar("SELECT current_database()::text")
         .fetch_one(&mut connection)

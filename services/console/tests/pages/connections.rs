@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
-use console::access::Role;
+use console::access::OperatorRole;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -45,7 +45,7 @@ async fn rest(stream: &mut TcpStream) -> String {
 async fn unfinished_forms_shut_nobody_out() {
     let bench = Bench::start_with(&[("MAX_CONNECTIONS", "4")]).await;
     // This one keeps its place, because somebody has signed in on it.
-    let mut ana = bench.sign_in("ana", Role::Viewer).await;
+    let mut ana = bench.sign_in("ana", OperatorRole::Viewer).await;
     let mut slow = Vec::new();
     for _ in 0..20 {
         slow.push(unfinished(&bench).await);
@@ -67,7 +67,7 @@ async fn unfinished_forms_shut_nobody_out() {
 #[tokio::test]
 async fn one_session_shuts_nobody_out() {
     let bench = Bench::start_with(&[("MAX_CONNECTIONS", "4")]).await;
-    let mut ana = bench.sign_in("ana", Role::Viewer).await;
+    let mut ana = bench.sign_in("ana", OperatorRole::Viewer).await;
     let mut held = Vec::new();
     for _ in 0..8 {
         held.push(kept(&bench, &ana).await);
@@ -84,7 +84,7 @@ async fn one_session_shuts_nobody_out() {
 #[tokio::test]
 async fn one_connection_too_many_reads_why_it_is_refused() {
     let bench = Bench::start_with(&[("MAX_CONNECTIONS", "1")]).await;
-    let mut ana = bench.sign_in("ana", Role::Viewer).await;
+    let mut ana = bench.sign_in("ana", OperatorRole::Viewer).await;
     assert_eq!(ana.get("/").await.status(), 200);
     let address = bench.base.strip_prefix("http://").unwrap();
     let mut stream = TcpStream::connect(address).await.unwrap();

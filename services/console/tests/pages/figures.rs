@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use console::access::Role;
+use console::access::OperatorRole;
 use store::figures::{self, Count, Figure, Measure};
 use uuid::Uuid;
 
@@ -49,7 +49,7 @@ async fn orders_name_their_products_which_are_chosen_by_name_in_any_case() {
     .execute(&mut connection)
     .await
     .unwrap();
-    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Viewer).await;
     for path in ["/orders".to_owned(), format!("/partners/{}", bench.partner)] {
         let page = browser.get(&path).await.text().await.unwrap();
         assert!(page.contains("1 × Thailand 1 GB"), "{path}: {page}");
@@ -84,7 +84,7 @@ async fn a_partner_and_a_provider_show_how_their_last_hours_went() {
         .await
         .unwrap();
     // The first page that is opened reads the figures, and they are kept for some seconds.
-    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Viewer).await;
     let path = format!("/partners/{}", bench.partner);
     let page = browser.get(&path).await.text().await.unwrap();
     for part in [
@@ -115,7 +115,7 @@ async fn a_provider_that_has_become_slow_is_told_so_with_since_when() {
     figures::add(&mut connection, Uuid::now_v7(), &counted)
         .await
         .unwrap();
-    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Viewer).await;
     let badge = "<span class=\"badge warn\">slow</span>";
     let page = browser.get("/providers").await.text().await.unwrap();
     for part in [

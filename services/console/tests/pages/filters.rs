@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use console::access::Role;
+use console::access::OperatorRole;
 
 use crate::support::{Bench, text};
 
@@ -10,7 +10,7 @@ use crate::support::{Bench, text};
 #[tokio::test]
 async fn one_filter_lists_all_webhooks_that_did_not_get_through() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Viewer).await;
     let mut connection = bench.database.connect().await.unwrap();
     // 30 were given up, 30 have no address, 30 failed so far; 30 have not been tried, and 30 were delivered.
     for (number, state, attempted) in [
@@ -79,7 +79,7 @@ async fn one_filter_lists_all_webhooks_that_did_not_get_through() {
 #[tokio::test]
 async fn one_filter_lists_all_orders_that_did_not_get_through() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Viewer).await;
     let filter = "/orders?state=not_through";
     let given_up = format!("href=\"/orders/{}\"", bench.order);
     // The bench has one whose webhook was given up, and one that is on hold.
@@ -117,7 +117,7 @@ async fn one_filter_lists_all_orders_that_did_not_get_through() {
 #[tokio::test]
 async fn a_filter_shows_the_name_of_its_partner() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Operator).await;
     let name = "Acme &#38; &#60;Sons&#62;";
     for page in ["/orders", "/webhooks", "/actions", "/resends"] {
         let page = text(&mut browser, &format!("{page}?partner={}", bench.partner)).await;
@@ -145,7 +145,7 @@ async fn a_filter_shows_the_name_of_its_partner() {
 #[tokio::test]
 async fn who_sends_again_names_the_partner_and_is_told_why_nothing_matches() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Operator).await;
     let preview = "/resends/preview?since=1h&partner=acme&state=";
     let page = text(&mut browser, &format!("{preview}exhausted")).await;
     assert!(page.contains("<strong>1 webhook</strong>"), "{page}");

@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
-use console::access::Role;
+use console::access::OperatorRole;
 use pg::PgConnection;
 use store::figures;
 use uuid::Uuid;
@@ -12,7 +12,7 @@ use crate::support::{Bench, Browser, EXTERNAL, ICCID, text};
 #[tokio::test]
 async fn orders_are_listed_by_partner_state_and_time_and_as_csv() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Viewer).await;
     let link = |id: String| format!("href=\"/orders/{id}\"");
     let one = link(bench.order.to_string());
     let all = text(&mut browser, "/orders").await;
@@ -85,7 +85,7 @@ async fn copies(connection: &mut PgConnection, order: Uuid, number: i32) {
 #[tokio::test]
 async fn a_list_goes_on_where_its_page_ended() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Viewer).await;
     let mut connection = bench.database.connect().await.unwrap();
     copies(&mut connection, bench.order.uuid(), 60).await;
     let mut path = "/orders".to_owned();
@@ -132,7 +132,7 @@ async fn rows_of(browser: &mut Browser, path: &str, row: &str) -> Vec<String> {
 #[tokio::test]
 async fn the_list_of_webhooks_goes_on_where_its_page_ended() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Viewer).await;
     let mut connection = bench.database.connect().await.unwrap();
     let copied = sqlx::query(
         "WITH new AS MATERIALIZED (
@@ -167,7 +167,7 @@ async fn the_list_of_webhooks_goes_on_where_its_page_ended() {
 #[tokio::test]
 async fn orders_and_webhooks_are_listed_by_product() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Viewer).await;
     let mut connection = bench.database.connect().await.unwrap();
     let mut option = async |name: &str, provider: &str| {
         let id = Uuid::now_v7();
@@ -217,7 +217,7 @@ async fn orders_and_webhooks_are_listed_by_product() {
 #[tokio::test]
 async fn the_record_is_listed_by_act() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Operator).await;
     let mut connection = bench.database.connect().await.unwrap();
     for command in ["provider open", "provider close", "provider close"] {
         sqlx::query(
@@ -272,7 +272,7 @@ async fn the_record_is_listed_by_act() {
 #[tokio::test]
 async fn webhooks_are_listed_by_state_and_as_csv() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Viewer).await;
     let given_up = text(&mut browser, "/webhooks?state=exhausted&partner=acme").await;
     assert!(given_up.contains(bench.topup.as_str()), "{given_up}");
     // The page with the answer to each try is one click from the list and from the order.
@@ -301,7 +301,7 @@ async fn webhooks_are_listed_by_state_and_as_csv() {
 #[tokio::test]
 async fn a_webhook_that_was_given_up_is_counted_on_every_page() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Viewer).await;
     for (path, told) in [
         ("/webhooks?state=exhausted", bench.topup.as_str()),
         ("/webhooks", "Given up <small>1</small>"),
@@ -335,7 +335,10 @@ async fn an_esim_has_a_page_with_its_ids_and_its_acts() {
     let bench = Bench::start().await;
     let path = format!("/esims/{}", bench.topup);
     let order = format!("href=\"/orders/{}\"", bench.order);
-    for (name, role, may) in [("vic", Role::Viewer, false), ("sue", Role::Support, true)] {
+    for (name, role, may) in [
+        ("vic", OperatorRole::Viewer, false),
+        ("sue", OperatorRole::Support, true),
+    ] {
         let mut browser = bench.sign_in(name, role).await;
         let page = text(&mut browser, &path).await;
         let external = EXTERNAL.replace('&', "&#38;");
@@ -352,7 +355,7 @@ async fn an_esim_has_a_page_with_its_ids_and_its_acts() {
 #[tokio::test]
 async fn the_sentence_for_a_partner_is_there_as_plain_text() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Viewer).await;
     let path = format!("/orders/{}/sentence.txt", bench.order);
     let answer = browser.get(&path).await;
     assert_eq!(
@@ -370,7 +373,7 @@ async fn the_sentence_for_a_partner_is_there_as_plain_text() {
 #[tokio::test]
 async fn who_types_a_part_of_a_name_is_led_to_its_partner() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Viewer).await;
     let partner = format!("/partners/{}", bench.partner);
     let hints = text(&mut browser, "/hints?q=CME").await;
     assert!(hints.contains(&format!("href=\"{partner}\"")), "{hints}");
@@ -394,7 +397,7 @@ async fn who_types_a_part_of_a_name_is_led_to_its_partner() {
 #[tokio::test]
 async fn times_are_in_the_zone_that_the_reader_has_chosen() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Viewer).await;
     let mut connection = bench.database.connect().await.unwrap();
     sqlx::query("UPDATE orders SET created_at = '2026-01-29 12:00:00+00'")
         .execute(&mut connection)
@@ -433,7 +436,7 @@ async fn each_page_says_which_system_it_is_also_before_the_sign_in() {
         ("CONSOLE_PLACE", "staging, Frankfurt"),
     ])
     .await;
-    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Viewer).await;
     let mut guest = bench.browser();
     for (browser, path) in [(&mut browser, "/orders"), (&mut guest, "/sign-in")] {
         let page = text(browser, path).await;
@@ -474,7 +477,7 @@ async fn the_charts_have_their_values_as_csv() {
         .await
         .unwrap();
     // The first page that is opened reads the figures, and they are kept for some seconds.
-    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Viewer).await;
     for (range, rows) in [("1h", 61), ("6h", 73), ("24h", 25), ("7d", 169)] {
         let csv = text(&mut browser, &format!("/figures.csv?range={range}")).await;
         assert_eq!(csv.lines().count(), rows, "{range}: {csv}");

@@ -16,7 +16,7 @@ mod sessions;
 mod settle;
 mod support;
 
-use console::{access::Role, routes::routes};
+use console::{access::OperatorRole, routes::routes};
 use reqwest::Method;
 use uuid::Uuid;
 
@@ -92,7 +92,11 @@ async fn every_route_without_a_session_leads_to_the_sign_in() {
 async fn every_route_answers_those_whose_role_may_use_it_and_nobody_else() {
     let bench = Bench::start().await;
     let resend = bench.resend().await;
-    for role in [Role::Viewer, Role::Support, Role::Operator] {
+    for role in [
+        OperatorRole::Viewer,
+        OperatorRole::Support,
+        OperatorRole::Operator,
+    ] {
         let name = role.as_str();
         let mut browser = bench.sign_in(name, role).await;
         // Signing out ends the session, so it is last.
@@ -127,8 +131,8 @@ async fn every_route_answers_those_whose_role_may_use_it_and_nobody_else() {
 #[tokio::test]
 async fn every_form_with_a_foreign_token_is_refused_and_changes_nothing() {
     let bench = Bench::start().await;
-    let other = bench.sign_in("other", Role::Operator).await;
-    let mut browser = bench.sign_in("mine", Role::Operator).await;
+    let other = bench.sign_in("other", OperatorRole::Operator).await;
+    let mut browser = bench.sign_in("mine", OperatorRole::Operator).await;
     let mut guest = bench.browser();
     let outside = token_of(&guest.get("/sign-in").await.text().await.unwrap());
     let resend = bench.resend().await;
@@ -153,7 +157,7 @@ async fn every_form_with_a_foreign_token_is_refused_and_changes_nothing() {
 #[tokio::test]
 async fn a_link_sets_the_password_once_and_a_wrong_password_opens_nothing() {
     let bench = Bench::start().await;
-    bench.sign_in("ana", Role::Viewer).await;
+    bench.sign_in("ana", OperatorRole::Viewer).await;
     let mut browser = bench.browser();
     let page = browser.get("/sign-in?back=%2Fneeds").await;
     let page = page.text().await.unwrap();

@@ -390,7 +390,7 @@ async fn without_the_provider_accounts_sign_in_and_sessions_go_on() {
     assert!(page.contains("does not respond as it should"), "{page}");
     assert_eq!(ana.get("/").await.status(), 200);
     bench
-        .sign_in("break-glass", console::access::Role::Operator)
+        .sign_in("break-glass", console::access::OperatorRole::Operator)
         .await;
     bench.stop().await;
 }

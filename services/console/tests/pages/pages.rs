@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
-use console::access::Role;
+use console::access::OperatorRole;
 use desk::operator::placements::parking;
 use pg::{
     PgConnection,
@@ -30,7 +30,7 @@ async fn find(browser: &mut Browser, what: &str) -> String {
 #[tokio::test]
 async fn the_box_finds_an_order_by_each_of_the_seven_ids() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Viewer).await;
     let order = format!("/orders/{}", bench.order);
     let page = text(&mut browser, &order).await;
     let (_, placement) = page.split_once("<dt>Our purchase id</dt>").unwrap();
@@ -60,7 +60,7 @@ async fn no_page_shows_a_credential_or_markup_of_others() {
         "https://jaeger.example/trace/{trace_id}",
     )])
     .await;
-    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Operator).await;
     for path in [
         "/".to_owned(),
         format!("/orders/{}", bench.order),
@@ -115,7 +115,7 @@ async fn version(connection: &mut PgConnection) -> i64 {
 #[tokio::test]
 async fn an_action_on_a_changed_row_is_a_readable_conflict() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Operator).await;
     let token = browser.token.clone();
     let mut act = async |path: &str, more: &[(&str, &str)]| {
         let form = [&[("token", token.as_str()), ("reason", "a test")], more].concat();
@@ -230,7 +230,7 @@ async fn an_action_on_a_changed_row_is_a_readable_conflict() {
 #[tokio::test]
 async fn a_routed_purchase_and_a_parked_give_back_are_resolved_on_the_page_of_their_order() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Operator).await;
     let mut connection = bench.database.connect().await.unwrap();
     let parked_order: uuid::Uuid = sqlx::query_scalar(
         r#"UPDATE placements SET alternatives = '[{"provider": "airalo", "lane": "jp", "options": {}}]'
@@ -336,7 +336,7 @@ async fn an_activation_code_is_shown_with_a_reason_only_and_is_recorded() {
         ("MASTER_KEY", testkit::settings::MASTER_KEY),
     ])
     .await;
-    let mut browser = bench.sign_in("ana", Role::Support).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Support).await;
     let path = format!("/topups/{}/code", bench.topup);
     let token = browser.token.clone();
     let without = browser.post(&path, &[("token", &token)]).await;
@@ -352,7 +352,7 @@ async fn an_activation_code_is_shown_with_a_reason_only_and_is_recorded() {
 #[tokio::test]
 async fn the_figures_alone_answer_htmx_and_no_cache_mixes_the_two_up() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Viewer).await;
     let page = browser.get("/").await;
     assert_eq!(page.headers()[header::VARY], "hx-request");
     let page = page.text().await.unwrap();

@@ -1,6 +1,6 @@
 //! What becomes of a page, a form and a refresh whose session has ended.
 
-use console::access::Role;
+use console::access::OperatorRole;
 use reqwest::header;
 
 use crate::support::{Bench, PASSWORD, token_of};
@@ -8,7 +8,7 @@ use crate::support::{Bench, PASSWORD, token_of};
 #[tokio::test]
 async fn a_form_whose_session_has_ended_leads_back_to_its_page_and_says_so() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Operator).await;
     let token = browser.token.clone();
     let mut connection = bench.database.connect().await.unwrap();
     sqlx::query("UPDATE operator_sessions SET ends_at = now()")
@@ -50,7 +50,7 @@ async fn a_form_whose_session_has_ended_leads_back_to_its_page_and_says_so() {
 #[tokio::test]
 async fn an_address_that_takes_forms_says_so_to_who_opens_it() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Operator).await;
     for path in ["/endpoints/1/pause", "/sign-out", "/resends/1/cancel"] {
         let answer = browser.get(path).await;
         assert_eq!(answer.status(), 405, "{path}");
@@ -63,7 +63,7 @@ async fn an_address_that_takes_forms_says_so_to_who_opens_it() {
 #[tokio::test]
 async fn who_signs_in_again_has_one_session() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Viewer).await;
     let before = browser.cookies["console"].clone();
     let page = browser.get("/sign-in").await.text().await.unwrap();
     let token = token_of(&page);

@@ -3,7 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
-use console::access::Role;
+use console::access::OperatorRole;
 use domain::{HistoryKind, PlacementId, Reason, reason::Code};
 use pg::PgConnection;
 use store::placements::asked;
@@ -50,7 +50,7 @@ async fn another(connection: &mut PgConnection) -> Uuid {
 #[tokio::test]
 async fn purchases_on_hold_are_compared_with_the_list_of_the_provider_and_settled_together() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Operator).await;
     let mut connection = bench.database.connect().await.unwrap();
     let other = another(&mut connection).await;
     let path = path(&mut browser).await;
@@ -139,7 +139,7 @@ async fn noted(connection: &mut PgConnection, id: PlacementId, kind: HistoryKind
 async fn the_provider_is_asked_for_purchases_on_hold_and_only_what_is_certainly_not_there_is_settled()
  {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Operator).await;
     let mut connection = bench.database.connect().await.unwrap();
     let other = PlacementId::from(another(&mut connection).await);
     let path = path(&mut browser).await;
@@ -192,7 +192,7 @@ async fn the_provider_is_asked_for_purchases_on_hold_and_only_what_is_certainly_
 #[tokio::test]
 async fn what_an_operator_may_not_say_of_a_purchase_is_not_offered() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Operator).await;
     let mut connection = bench.database.connect().await.unwrap();
     let order: Uuid = sqlx::query_scalar("SELECT order_id FROM placements WHERE placement_id = $1")
         .bind(bench.parked.uuid())
@@ -253,7 +253,7 @@ async fn failing(
 #[tokio::test]
 async fn purchases_that_are_settled_until_the_database_fails_are_told() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Operator).await;
     let mut connection = bench.database.connect().await.unwrap();
     // Oldest first: the one of the bench, the second, the third, each with an order of its own.
     for number in [2, 3] {
@@ -352,7 +352,7 @@ async fn purchases_that_are_settled_until_the_database_fails_are_told() {
 #[tokio::test]
 async fn give_backs_that_are_settled_until_the_database_fails_are_told() {
     let bench = Bench::start().await;
-    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut browser = bench.sign_in("ana", OperatorRole::Operator).await;
     let mut connection = bench.database.connect().await.unwrap();
     let topups: Vec<String> = sqlx::query_scalar(
         "INSERT INTO esim_requests (topup_id, partner_id, provider, give_back, give_back_asked_at, attempt, reason, message, ended_at)

@@ -8,7 +8,7 @@ use ::accounts::{
     partners::{self, NewPartner},
     profile::Profile,
 };
-use console::{Config, access::Role};
+use console::{Config, access::OperatorRole};
 use desk::operator::{accounts, resends};
 use domain::{
     ActivationCode, DeliveryId, Environment, Iccid, OptionId, OrderId, PartnerId, PlacementId,
@@ -130,7 +130,7 @@ impl Bench {
     }
 
     /// Creates an account, and opens its set-up link: the whole way of a new operator.
-    pub async fn sign_in(&self, name: &str, role: Role) -> Browser {
+    pub async fn sign_in(&self, name: &str, role: OperatorRole) -> Browser {
         let mut connection = self.database.connect().await.unwrap();
         let made = accounts::create(&mut connection, name, role, action("new"))
             .await

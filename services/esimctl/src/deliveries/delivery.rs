@@ -13,7 +13,7 @@ use clap::{
 use desk::operator::{
     deliveries::{self, AttemptView},
     delivery_list::{self, Cursor, Of},
-    looking::Patience,
+    looking::ListPatience,
 };
 use domain::{DeliveryId, EndpointId, WebhookId, standing::DeliveryState};
 use pg::{PgConnection, config::MasterKeyConfig};
@@ -140,7 +140,7 @@ async fn list_all(asked: &DeliveryListArgs, console: &Console) -> anyhow::Result
         &of,
         asked.cursor,
         limit,
-        Patience::Whole,
+        ListPatience::Whole,
     )
     .await?;
     let next = page.next_cursor.map(|cursor| cursor.to_string());

@@ -9,7 +9,9 @@ use clap::{Args, Subcommand, ValueEnum};
 use desk::operator::words::noun;
 use desk::operator::{
     deliveries,
-    resends::{self, Cancelled, LeftOut, NotStarted, Part, Preview, Resend, Waiting},
+    resends::{
+        self, LeftOut, NotStarted, Part, Preview, Resend, ResendCancellation, UnmatchedWebhooks,
+    },
 };
 use domain::{WebhookId, standing::DeliveryState};
 use pg::{PgConnection, actions::Mode};
@@ -152,8 +154,10 @@ pub async fn run(command: &ResendCommand, console: &Console) -> anyhow::Result<(
             let target = format!("resend {id}");
             let action = by.action(domain::Command::ResendCancel, &target, reason);
             match resends::cancel(&mut connection, *id, action).await? {
-                Cancelled::Now(found) | Cancelled::EndedBefore(found) => print(console, &found),
-                Cancelled::Unknown => Err(unknown(*id)),
+                ResendCancellation::Now(found) | ResendCancellation::EndedBefore(found) => {
+                    print(console, &found)
+                }
+                ResendCancellation::Unknown => Err(unknown(*id)),
             }
         }
     }
@@ -272,7 +276,7 @@ fn describe(preview: &Preview) -> String {
 
 /// What waits although nothing matches.
 fn waiting(preview: &Preview) -> Option<String> {
-    let waiting = preview.waiting.iter().map(Waiting::told);
+    let waiting = preview.waiting.iter().map(UnmatchedWebhooks::told);
     let left_out = preview.left_out.iter().map(LeftOut::told);
     let waiting: Vec<String> = waiting.chain(left_out).collect();
     (!waiting.is_empty()).then(|| format!("These webhooks do not match:\n{}", waiting.join("\n")))

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use desk::operator::health::{
-    self, Finding, Kind,
+    self, Finding, FindingKind,
     finding::Clock,
-    session::{self, Session},
+    session::{self, ExaminedSession},
 };
 use pg::{
     PgConnection,
@@ -93,12 +93,12 @@ async fn connect(options: &PgConnectOptions, lines: &mut Lines<'_>) -> Option<Pg
             return Some(connection);
         }
     };
-    lines.finding(Finding::new(Kind::DatabaseDown { why }, None));
+    lines.finding(Finding::new(FindingKind::DatabaseDown { why }, None));
     None
 }
 
 /// Compares the server's clock with the middle of the time that its answer took.
-fn clock(session: &Session, before: OffsetDateTime, lines: &mut Lines<'_>) {
+fn clock(session: &ExaminedSession, before: OffsetDateTime, lines: &mut Lines<'_>) {
     let after = runtime::clock::now();
     let middle = before + (after - before) / 2;
     let here = seconds_of(middle);
@@ -121,11 +121,11 @@ pub fn skew(of: Clock, ahead: f64, lines: &mut Lines<'_>) {
             format!("the clock of {} agrees with ours", of.owner()),
         );
     } else {
-        lines.finding(Finding::new(Kind::ClockOff { of, ahead }, None));
+        lines.finding(Finding::new(FindingKind::ClockOff { of, ahead }, None));
     }
 }
 
-fn version(session: &Session, options: &PgConnectOptions, lines: &mut Lines<'_>) {
+fn version(session: &ExaminedSession, options: &PgConnectOptions, lines: &mut Lines<'_>) {
     let major = session.version / 10_000;
     if major < OLDEST {
         lines.fault(
@@ -160,11 +160,11 @@ fn version(session: &Session, options: &PgConnectOptions, lines: &mut Lines<'_>)
 }
 
 /// Whether commits wait for a standby as the stages demand.
-fn synchronous(command: &DoctorArgs, session: &Session, lines: &mut Lines<'_>) {
+fn synchronous(command: &DoctorArgs, session: &ExaminedSession, lines: &mut Lines<'_>) {
     let replicated = !session.synchronous_standby_names.is_empty()
         && !["local", "off"].contains(&session.synchronous_commit.as_str());
     if command.require_synchronous && !replicated {
-        lines.finding(Finding::new(Kind::NotSynchronous, None));
+        lines.finding(Finding::new(FindingKind::NotSynchronous, None));
     } else {
         let what = if replicated {
             "a standby"
@@ -221,12 +221,12 @@ async fn schema(connection: &mut PgConnection, lines: &mut Lines<'_>) -> bool {
 }
 
 /// What the health of the system says about the server, and what it could not see.
-fn state(command: &DoctorArgs, session: &Session, server: &Server, lines: &mut Lines<'_>) {
+fn state(command: &DoctorArgs, session: &ExaminedSession, server: &Server, lines: &mut Lines<'_>) {
     let mut findings = Vec::new();
     health::of_server(session, server, &mut findings);
     // Whether WAL is archived at all is part of the backup, which somebody may have left out on purpose.
     let wants_backup = command.wants(Area::Backup);
-    findings.retain(|one| wants_backup || !matches!(one.kind, Kind::NotArchived));
+    findings.retain(|one| wants_backup || !matches!(one.kind, FindingKind::NotArchived));
     let used = format!(
         "{} of {} connections",
         session.connections, session.max_connections

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use desk::operator::health::{Finding, Kind};
+use desk::operator::health::{Finding, FindingKind};
 use runtime::{clock, files};
 use time::OffsetDateTime;
 
@@ -101,7 +101,7 @@ fn backup(series: &Series, now: f64, lines: &mut Lines<'_>) {
         ),
         old => {
             let hours = old.map(|age| whole(age / HOUR));
-            lines.finding(Finding::new(Kind::BackupOld { hours }, None));
+            lines.finding(Finding::new(FindingKind::BackupOld { hours }, None));
         }
     }
 }
@@ -113,7 +113,7 @@ fn drill(series: &Series, now: f64, lines: &mut Lines<'_>) {
         }
         old => {
             let days = old.map(|age| whole(age / DAY));
-            lines.finding(Finding::new(Kind::DrillOld { days }, None));
+            lines.finding(Finding::new(FindingKind::DrillOld { days }, None));
         }
     }
 }
@@ -148,7 +148,7 @@ fn disks(series: &Series, lines: &mut Lines<'_>) {
             let share = available / size;
             if share < 0.2 {
                 fine = false;
-                let kind = Kind::DiskFilling {
+                let kind = FindingKind::DiskFilling {
                     volume: labels.to_owned(),
                     percent: share * 100.0,
                 };

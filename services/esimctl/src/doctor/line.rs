@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use clap::ValueEnum;
 use desk::operator::health::{
-    Finding, Kind,
+    Finding, FindingKind,
     finding::{Clock, Matter, Severity},
 };
 use serde::Serialize;
@@ -210,12 +210,12 @@ impl<'a> Lines<'a> {
 }
 
 /// The area and the check in which something shows.
-fn place(kind: &Kind) -> (Area, &'static str) {
+fn place(kind: &FindingKind) -> (Area, &'static str) {
     match kind.matter() {
         Matter::ClockOff
             if matches!(
                 kind,
-                Kind::ClockOff {
+                FindingKind::ClockOff {
                     of: Clock::Openid,
                     ..
                 }

@@ -4,7 +4,7 @@ use std::{path::Path, time::Duration};
 
 use async_nats::{Client, ConnectErrorKind, ServerAddr};
 use desk::operator::{
-    health::{Finding, Kind, finding::Clock},
+    health::{Finding, FindingKind, finding::Clock},
     words::counted,
 };
 use pipeline::{
@@ -107,12 +107,12 @@ async fn connect(
     None
 }
 
-fn found(kind: Kind, lines: &mut Lines<'_>) {
+fn found(kind: FindingKind, lines: &mut Lines<'_>) {
     lines.finding(Finding::new(kind, None));
 }
 
 fn down(why: String, lines: &mut Lines<'_>) {
-    found(Kind::NatsDown { why }, lines);
+    found(FindingKind::NatsDown { why }, lines);
 }
 
 fn server(client: &Client, lines: &mut Lines<'_>) {
@@ -200,7 +200,7 @@ async fn stream_of(command: &DoctorArgs, base: &str, client: &Client, lines: &mu
     };
     if let Some(error) = described.error {
         if error.code == 404 {
-            found(Kind::StreamMissing { stream: name }, lines);
+            found(FindingKind::StreamMissing { stream: name }, lines);
         } else {
             unanswered(&name, &error.description, lines);
         }
@@ -255,7 +255,7 @@ fn replicas(command: &DoctorArgs, name: &str, described: &Described, lines: &mut
             DOWN,
         );
     } else if !behind.is_empty() {
-        let kind = Kind::ReplicasMissing {
+        let kind = FindingKind::ReplicasMissing {
             stream: name.to_owned(),
             on: behind.into_iter().map(str::to_owned).collect(),
         };
@@ -275,7 +275,7 @@ fn replicas(command: &DoctorArgs, name: &str, described: &Described, lines: &mut
 fn messages(base: &str, name: &str, state: &StreamState, lines: &mut Lines<'_>) {
     if base == DEAD {
         if state.messages > 0 {
-            let kind = Kind::DeadMessages {
+            let kind = FindingKind::DeadMessages {
                 stream: name.to_owned(),
                 messages: state.messages,
             };
@@ -284,7 +284,7 @@ fn messages(base: &str, name: &str, state: &StreamState, lines: &mut Lines<'_>) 
             lines.fine("dead messages", "there are none");
         }
     } else if state.consumer_count == 0 {
-        let kind = Kind::ConsumerMissing {
+        let kind = FindingKind::ConsumerMissing {
             stream: name.to_owned(),
         };
         found(kind, lines);

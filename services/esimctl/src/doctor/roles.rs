@@ -3,7 +3,7 @@
 
 use std::{path::Path, time::Duration};
 
-use desk::operator::health::session::{self, Session};
+use desk::operator::health::session::{self, ExaminedSession};
 use pg::{
     PgConnection,
     schema::{ROLES, Role},
@@ -21,7 +21,7 @@ const NAMED: usize = 3;
 const SEE: &str = "docs/operations.md#start";
 
 /// The role of the doctor's own session.
-pub fn own(session: &Session, lines: &mut Lines<'_>) {
+pub fn own(session: &ExaminedSession, lines: &mut Lines<'_>) {
     let role = &session.role;
     let is_stage = ROLES
         .iter()

@@ -1,7 +1,7 @@
 //! The pipeline's own state: which stages run, and what waits. The report is the one that `esimctl
 //! status`, `attention` and the console show.
 
-use desk::operator::health::{self, Report};
+use desk::operator::health::{self, HealthReport};
 use pg::PgConnection;
 
 use crate::doctor::{
@@ -32,7 +32,7 @@ pub async fn check(command: &DoctorArgs, connection: &mut PgConnection, lines: &
     }
 }
 
-fn stages(report: &Report, lines: &mut Lines<'_>) {
+fn stages(report: &HealthReport, lines: &mut Lines<'_>) {
     lines.findings(report.findings.iter().cloned(), &[]);
     for life in report.stages.iter().filter(|life| !life.is_dead()) {
         let stage = life.stage.as_str();
@@ -40,7 +40,7 @@ fn stages(report: &Report, lines: &mut Lines<'_>) {
     }
 }
 
-fn work(report: &Report, lines: &mut Lines<'_>) {
+fn work(report: &HealthReport, lines: &mut Lines<'_>) {
     let (purchases, _) = report.waiting.sum(true);
     let (webhooks, _) = report.waiting.sum(false);
     let fine = [

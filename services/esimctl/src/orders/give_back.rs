@@ -7,7 +7,9 @@
 
 use anyhow::anyhow;
 use clap::{Args, Subcommand};
-use desk::operator::give_backs::{self, Found as FoundState, Listed, NotResolved, Resolved};
+use desk::operator::give_backs::{
+    self, GiveBackFinding, GiveBackNotResolved, ListedGiveBack, ResolvedGiveBack,
+};
 use domain::{GiveBackState, TopupId};
 use pg::actions::Mode;
 use serde_json::json;
@@ -74,12 +76,12 @@ pub struct GiveBackFindingArgs {
 
 impl GiveBackFindingArgs {
     /// What was found, and the command in the form in which it is recorded.
-    fn state(&self) -> (FoundState, domain::Command) {
+    fn state(&self) -> (GiveBackFinding, domain::Command) {
         if self.returned {
-            (FoundState::Returned, domain::Command::GiveBackReturned)
+            (GiveBackFinding::Returned, domain::Command::GiveBackReturned)
         } else {
             (
-                FoundState::NotReturned,
+                GiveBackFinding::NotReturned,
                 domain::Command::GiveBackNotReturned,
             )
         }
@@ -104,14 +106,14 @@ pub async fn run(command: &GiveBackCommand, console: &Console) -> anyhow::Result
             let target = format!("topup {topup_id}");
             let run = async |mode: Mode<'_>| {
                 let resolved = give_backs::resolve(&mut connection, topup_id, state, None, mode);
-                resolved.await.map_err(|error: NotResolved| {
+                resolved.await.map_err(|error: GiveBackNotResolved| {
                     anyhow!("the give-back of topup {topup_id} was not resolved: {error}")
                 })
             };
-            let print = |resolved: &Resolved, dry_run| {
+            let print = |resolved: &ResolvedGiveBack, dry_run| {
                 console.print(resolved, || describe(resolved, dry_run))
             };
-            let preview = |resolved: &Resolved| describe(resolved, true);
+            let preview = |resolved: &ResolvedGiveBack| describe(resolved, true);
             confirm
                 .carry_out(
                     command,
@@ -127,15 +129,15 @@ pub async fn run(command: &GiveBackCommand, console: &Console) -> anyhow::Result
     }
 }
 
-fn row(one: &Listed) -> Row<7> {
+fn row(one: &ListedGiveBack) -> Row<7> {
     cells!(one:
         topup_id, provider, provider_unit_id = or_dash(one.provider_unit_id.as_ref()), attempt, asked = utc(one.asked_at), parked = utc(one.parked_at),
         message = or_dash(one.message.as_ref()),
     )
 }
 
-fn describe(resolved: &Resolved, is_preview: bool) -> String {
-    let Resolved { topup_id, state } = resolved;
+fn describe(resolved: &ResolvedGiveBack, is_preview: bool) -> String {
+    let ResolvedGiveBack { topup_id, state } = resolved;
     let verb = if is_preview { "will be" } else { "is" };
     match state {
         GiveBackState::Returned => format!(

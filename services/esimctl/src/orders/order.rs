@@ -11,9 +11,9 @@ use clap::{Subcommand, builder::NonEmptyStringValueParser};
 use desk::{
     archived::ArchivedOrder,
     operator::{
-        orders::{self, OrderView, PlacementView, Sent, TopupView},
+        orders::{self, OrderView, PlacementView, TopupView, UnitWebhook},
         route,
-        story::{self, Moment, What},
+        story::{self, StoryMoment, What},
         words::counted,
     },
 };
@@ -106,7 +106,7 @@ pub async fn run(command: &OrderCommand, console: &Console) -> anyhow::Result<()
 #[derive(Serialize)]
 pub struct Story {
     sentence: String,
-    timeline: Vec<Moment>,
+    timeline: Vec<StoryMoment>,
 }
 
 /// Why no order was found. A topup id begins with the time of its order, so the files that may
@@ -251,7 +251,7 @@ fn topup_row(order: &OrderView, topup: &TopupView) -> Row<8> {
 }
 
 /// An attempt to send a webhook.
-fn webhook_row(order: &OrderView, moment: &Moment) -> Option<Row<6>> {
+fn webhook_row(order: &OrderView, moment: &StoryMoment) -> Option<Row<6>> {
     let What::Webhook {
         topup_id,
         kind,
@@ -278,7 +278,7 @@ fn webhook_row(order: &OrderView, moment: &Moment) -> Option<Row<6>> {
 }
 
 /// What happened to a purchase, or to what it waited for.
-fn purchase_row(order: &OrderView, moment: &Moment) -> Option<Row<2>> {
+fn purchase_row(order: &OrderView, moment: &StoryMoment) -> Option<Row<2>> {
     Some([
         ("at", moment_after(order.created_at, moment.at)),
         ("purchase", story::told(&moment.what)?),
@@ -286,7 +286,7 @@ fn purchase_row(order: &OrderView, moment: &Moment) -> Option<Row<2>> {
 }
 
 /// What an operator, or the partner itself, did about the order or a part of it.
-fn action_row(order: &OrderView, moment: &Moment) -> Option<Row<6>> {
+fn action_row(order: &OrderView, moment: &StoryMoment) -> Option<Row<6>> {
     let What::Acted {
         operator,
         via,
@@ -412,7 +412,7 @@ fn stage(
 }
 
 /// The webhook of a unit to a further endpoint.
-fn further_webhook(order: &OrderView, sent: &Sent<'_>) -> Option<String> {
+fn further_webhook(order: &OrderView, sent: &UnitWebhook<'_>) -> Option<String> {
     let endpoint_id = sent.endpoint_id?;
     let webhook = list([
         Some(sent.standing.label().to_owned()),

@@ -3,8 +3,8 @@
 use clap::{Args, ValueEnum};
 use desk::{
     operator::{
-        looking::Patience,
-        order_list::{self, Filter, Listed},
+        looking::ListPatience,
+        order_list::{self, OrderFilter, OrderListEntry},
     },
     self_service::OrderState,
 };
@@ -72,14 +72,14 @@ pub async fn run(asked: &OrderListArgs, console: &Console) -> anyhow::Result<()>
     let mut connection = console.connect().await?;
     let listing = &asked.listing;
     let named = listing.named(&mut connection).await?;
-    let filter = Filter {
+    let filter = OrderFilter {
         partner_id: named.partner_id,
         state: asked.state.map(OrderState::from),
         option_id: named.option_id,
         provider: listing.provider.as_deref(),
         since: listing.since,
         until: listing.until,
-        ..Filter::default()
+        ..OrderFilter::default()
     };
     let limit = listing.limit.into();
     let page = order_list::list(
@@ -87,7 +87,7 @@ pub async fn run(asked: &OrderListArgs, console: &Console) -> anyhow::Result<()>
         &filter,
         asked.cursor,
         limit,
-        Patience::Whole,
+        ListPatience::Whole,
     )
     .await?;
     let page = page.after_flush(&mut connection).await?;
@@ -96,7 +96,7 @@ pub async fn run(asked: &OrderListArgs, console: &Console) -> anyhow::Result<()>
     listing.print(console, &page, (&page.orders, next), none, row)
 }
 
-fn row(order: &Listed) -> Row<8> {
+fn row(order: &OrderListEntry) -> Row<8> {
     let units = format!("{}/{}", order.ready, order.units);
     let state = serde_json::to_value(order.state).ok();
     let state = state.as_ref().and_then(serde_json::Value::as_str);

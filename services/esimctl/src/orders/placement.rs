@@ -17,7 +17,7 @@ use clap::{
 use desk::operator::words::{counted, noun};
 use desk::operator::{
     entered::{self, Entered, NotEntered, Ready},
-    placements::{self, Decision, Listed, NotResolved, Resolved},
+    placements::{self, Decision, ListedPlacement, PlacementNotResolved, ResolvedPlacement},
 };
 use domain::{ActivationCode, Iccid, PlacementId, PlacementState, TopupId, placement::Resolution};
 use pg::{actions::Mode, config::MasterKeyConfig};
@@ -208,7 +208,7 @@ pub async fn run(command: &PlacementCommand, console: &Console) -> anyhow::Resul
                     .await
                     .map_err(|error| not_resolved(*placement_id, &error))
             };
-            let print = |resolved: &Resolved, dry_run| {
+            let print = |resolved: &ResolvedPlacement, dry_run| {
                 let text = if dry_run { preview } else { describe };
                 console.print(resolved, || text(resolved))
             };
@@ -301,9 +301,9 @@ fn missing(ready: &Ready) -> String {
     }
 }
 
-fn not_resolved(placement_id: PlacementId, error: &NotResolved) -> anyhow::Error {
+fn not_resolved(placement_id: PlacementId, error: &PlacementNotResolved) -> anyhow::Error {
     match error {
-        NotResolved::Unknown => {
+        PlacementNotResolved::Unknown => {
             anyhow!(
                 "there is no placement {placement_id}; see `esimctl placement list --state parked`"
             )
@@ -312,8 +312,8 @@ fn not_resolved(placement_id: PlacementId, error: &NotResolved) -> anyhow::Error
     }
 }
 
-fn preview(preview: &Resolved) -> String {
-    let Resolved {
+fn preview(preview: &ResolvedPlacement) -> String {
+    let ResolvedPlacement {
         placement_id,
         provider,
         state,
@@ -345,7 +345,7 @@ fn preview(preview: &Resolved) -> String {
     format!("placement {placement_id}: {consequence} (units with a profile: {ready})")
 }
 
-fn list(found: &[Listed], limit: i64) -> String {
+fn list(found: &[ListedPlacement], limit: i64) -> String {
     let text = console::list(found, "There are no such placements.", row);
     if i64::try_from(found.len()).is_ok_and(|shown| shown >= limit) {
         format!(
@@ -356,7 +356,7 @@ fn list(found: &[Listed], limit: i64) -> String {
     }
 }
 
-fn row(one: &Listed) -> Row<11> {
+fn row(one: &ListedPlacement) -> Row<11> {
     let elsewhere = Some(one.elsewhere.join(", ")).filter(|names| !names.is_empty());
     cells!(one:
         placement_id, provider, elsewhere = or_dash(elsewhere), option = one.lane.clone(), state, attempt, bought = if one.bought { "yes" } else { "-" }.to_owned(),
@@ -365,8 +365,8 @@ fn row(one: &Listed) -> Row<11> {
     )
 }
 
-fn describe(resolved: &Resolved) -> String {
-    let Resolved {
+fn describe(resolved: &ResolvedPlacement) -> String {
+    let ResolvedPlacement {
         placement_id,
         state,
         attempt,
@@ -390,7 +390,7 @@ mod tests {
 
     #[test]
     fn one_unit_is_told_as_one() {
-        let resolved = |state, units| Resolved {
+        let resolved = |state, units| ResolvedPlacement {
             placement_id: PlacementId::new(),
             order_id: domain::OrderId::new(),
             provider: "sandbox".to_owned(),

@@ -13,7 +13,7 @@ use clap::{
     ArgGroup, Args, Subcommand,
     builder::{PossibleValuesParser, TypedValueParser},
 };
-use desk::self_service::{self, Channel};
+use desk::self_service::{self, NoticeChannel};
 use domain::{Environment, PartnerId, Stored, event::Kind, standing::EndpointState};
 use pg::{
     PgConnection,
@@ -452,7 +452,7 @@ struct Notices {
 }
 
 impl Notices {
-    fn of(channel: &Channel) -> Self {
+    fn of(channel: &NoticeChannel) -> Self {
         Self {
             channel: if mail::is_mail(&channel.target) {
                 "email"

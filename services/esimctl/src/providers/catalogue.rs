@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use accounts::options::{self, ProductOption};
 use anyhow::ensure;
 use clap::{Args, Subcommand};
-use desk::operator::catalogue::{self, Place, Pull, Pulled, Update};
+use desk::operator::catalogue::{self, PairPosition, Pull, Pulled, Update};
 use desk::operator::words::counted;
 use domain::{
     Environment, OptionId,
@@ -315,9 +315,9 @@ fn compare<'a>(
                 was: pair.provider_option_id.to_owned(),
                 provider_option_id: becomes.clone(),
                 place: if pair.is_alternative {
-                    Place::Alternative(asked.source.name.clone())
+                    PairPosition::Alternative(asked.source.name.clone())
                 } else {
-                    Place::First(standard.clone())
+                    PairPosition::First(standard.clone())
                 },
             });
             if same_price {

@@ -19,7 +19,9 @@ use domain::product::Price;
 use pg::PgConnection;
 use serde_json::{Value, json};
 use store::providers;
-use tools::ledger::{self, Comparison, Complete, Difference, Finding, Loader, Purchase};
+use tools::ledger::{
+    self, Comparison, Complete, Difference, LedgerFinding, ListedPurchase, Loader,
+};
 
 use crate::{
     csv::{Record, Records},
@@ -176,7 +178,7 @@ impl Columns {
         })
     }
 
-    fn purchase(&self, record: &Record) -> anyhow::Result<Purchase> {
+    fn purchase(&self, record: &Record) -> anyhow::Result<ListedPurchase> {
         let fields = &record.fields;
         ensure!(
             fields.len() == self.number,
@@ -215,7 +217,7 @@ impl Columns {
                 format!("paid is {text:?}, which is not a price such as 1.50; write it without a currency, or leave it blank")
             })
         });
-        Ok(Purchase {
+        Ok(ListedPurchase {
             line: record.line,
             order_id,
             provider_order_id: optional(self.provider_order_id),
@@ -286,7 +288,7 @@ pub fn described(found: &Comparison) -> String {
     lines.join("\n")
 }
 
-fn row(finding: &Finding) -> Row<10> {
+fn row(finding: &LedgerFinding) -> Row<10> {
     cells!(finding:
         kind = <&str>::from(finding.kind).to_owned(), line = or_dash(finding.line), order_id, "bought at" = or_dash(finding.at.as_ref()),
         option = or_dash(finding.option.as_ref()), units = or_dash(finding.units),

@@ -4,7 +4,7 @@
 use accounts::options::{self, ProductOption};
 use anyhow::{bail, ensure};
 use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
-use desk::operator::{self, options::Named};
+use desk::operator::{self, options::NamedOption};
 use pg::actions::Mode;
 use serde_json::json;
 
@@ -136,8 +136,8 @@ async fn set_enabled(asked: &OptionSetArgs, console: &Console) -> anyhow::Result
 }
 
 /// The only option that was found by what the operator has typed.
-pub fn one(found: Vec<Named>, typed: &str) -> anyhow::Result<Named> {
-    match <[Named; 1]>::try_from(found) {
+pub fn one(found: Vec<NamedOption>, typed: &str) -> anyhow::Result<NamedOption> {
+    match <[NamedOption; 1]>::try_from(found) {
         Ok([option]) => Ok(option),
         Err(none) if none.is_empty() => {
             bail!("there is no option with the id or name {typed:?}; see `esimctl option list`")
@@ -146,7 +146,7 @@ pub fn one(found: Vec<Named>, typed: &str) -> anyhow::Result<Named> {
             let ids: Vec<String> = several
                 .iter()
                 .map(|option| {
-                    let Named {
+                    let NamedOption {
                         option_id,
                         name,
                         provider,
@@ -166,8 +166,8 @@ pub fn one(found: Vec<Named>, typed: &str) -> anyhow::Result<Named> {
 }
 
 /// What the command has done, or would do, as text.
-fn effect(option: &Named, enabled: bool, changed: bool, dry_run: bool) -> String {
-    let Named {
+fn effect(option: &NamedOption, enabled: bool, changed: bool, dry_run: bool) -> String {
+    let NamedOption {
         option_id,
         name,
         provider,

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use clap::{Subcommand, builder::NonEmptyStringValueParser};
-use desk::operator::breakers::{self, NotChanged};
+use desk::operator::breakers::{self, BreakerNotChanged};
 use serde_json::json;
 use store::{
     provider_lanes::{self, MOST_UNSETTLED, WaitingLane},
@@ -141,7 +141,7 @@ pub async fn run(command: &ProviderCommand, console: &Console) -> anyhow::Result
         }
     };
     let breaker = changed.map_err(|error| match error {
-        NotChanged::Unknown => {
+        BreakerNotChanged::Unknown => {
             anyhow!("there is no provider {name:?}; see `esimctl provider list`")
         }
         error => error.into(),

@@ -11,7 +11,7 @@ use provisioner::providers::{Sold, Span};
 use runtime::moment::past;
 use serde_json::json;
 use time::{Duration, OffsetDateTime};
-use tools::ledger::{Complete, Loader, Purchase};
+use tools::ledger::{Complete, ListedPurchase, Loader};
 
 use crate::{console::Console, ledger as findings, provider_lists::ProviderListArgs};
 
@@ -84,7 +84,7 @@ pub async fn run(asked: &Reconcile, console: &Console) -> anyhow::Result<()> {
 /// Puts the entries of a list together to purchases.
 #[derive(Default)]
 struct Purchases {
-    list: Vec<Purchase>,
+    list: Vec<ListedPurchase>,
     /// The place of each purchase in the list, by the provider's own id.
     places: HashMap<String, usize>,
     units: HashSet<String>,
@@ -110,7 +110,7 @@ impl Purchases {
         }
         self.places.insert(reference.clone(), self.list.len());
         let line = i64::try_from(self.list.len() + 1).unwrap_or(i64::MAX);
-        self.list.push(Purchase {
+        self.list.push(ListedPurchase {
             line,
             order_id: sold.order_id,
             provider_order_id: Some(reference),

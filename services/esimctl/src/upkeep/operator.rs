@@ -9,7 +9,7 @@ use clap::{
     Args, Subcommand,
     builder::{NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser},
 };
-use desk::operator::accounts::{self, Account, NotChanged, Role, SetUp};
+use desk::operator::accounts::{self, OperatorAccount, OperatorNotChanged, OperatorRole, SetUp};
 use pg::{PgConnection, actions::Action};
 use secrecy::ExposeSecret;
 use serde_json::json;
@@ -58,7 +58,7 @@ pub enum OperatorCommand {
         who: OperatorNameArgs,
         /// What the operator may do
         #[arg(long, value_parser = roles())]
-        role: Role,
+        role: OperatorRole,
         #[command(flatten)]
         link: ConsoleUrlArgs,
     },
@@ -93,7 +93,7 @@ pub struct OperatorSetArgs {
     enabled: bool,
     /// What the operator may do from now on
     #[arg(long, value_parser = roles())]
-    role: Option<Role>,
+    role: Option<OperatorRole>,
     /// End the operator's password and sessions, and print a link to set a new password
     #[arg(long)]
     new_password: bool,
@@ -102,9 +102,9 @@ pub struct OperatorSetArgs {
     signed_out: bool,
 }
 
-fn roles() -> impl TypedValueParser<Value = Role> {
+fn roles() -> impl TypedValueParser<Value = OperatorRole> {
     PossibleValuesParser::new(["viewer", "support", "operator"])
-        .try_map(|name| name.parse::<Role>())
+        .try_map(|name| name.parse::<OperatorRole>())
 }
 
 #[derive(Args, Clone, Debug)]
@@ -222,9 +222,9 @@ async fn set(
     console.print(&account, || format!("{name} is {now}"))
 }
 
-fn named(name: &str, error: NotChanged) -> anyhow::Error {
+fn named(name: &str, error: OperatorNotChanged) -> anyhow::Error {
     match error {
-        NotChanged::Store(error) => error.into(),
+        OperatorNotChanged::Store(error) => error.into(),
         error => anyhow!("operator {name:?}: {error}"),
     }
 }
@@ -244,7 +244,7 @@ fn print_link(console: &Console, link: &ConsoleUrlArgs, set_up: &SetUp) -> anyho
     })
 }
 
-fn row(account: &Account) -> Row<6> {
+fn row(account: &OperatorAccount) -> Row<6> {
     let state = match (account.disabled_at, account.has_password) {
         (Some(_), _) => "disabled",
         (None, true) => "active",

@@ -11,7 +11,7 @@
 use accounts::partners;
 use anyhow::{Context, bail};
 use clap::Args;
-use desk::master_key::{self, Failed, Pass, Usage};
+use desk::master_key::{self, KeyUsage, Pass, ResealFailure};
 use desk::operator::words::counted;
 use pg::{PgConnection, config::MasterKeyConfig};
 use runtime::terminal::progress;
@@ -73,7 +73,7 @@ struct Row {
     /// The purposes for which it encrypts: partners, webhooks, profiles.
     purposes: Vec<String>,
     #[serde(flatten)]
-    usage: Usage,
+    usage: KeyUsage,
 }
 
 pub async fn status(keys: &MasterKeyConfig, console: &Console) -> anyhow::Result<()> {
@@ -214,7 +214,7 @@ pub async fn run(asked: &Reencrypt, console: &Console) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn describe(key: &str, reencrypted: u64, failed: &[Failed], left: u64) -> String {
+fn describe(key: &str, reencrypted: u64, failed: &[ResealFailure], left: u64) -> String {
     let key = printable(key);
     let count = failed.len();
     let mut lines = vec![format!(

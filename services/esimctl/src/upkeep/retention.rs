@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 use desk::operator::words::counted;
 use desk::{
     operator::terms::{self, Term},
-    retention::Class,
+    retention::DataClass,
 };
 use pg::actions::Mode;
 use serde_json::json;
@@ -55,8 +55,8 @@ pub enum RetentionCommand {
 pub struct RetentionSetArgs {
     /// The class of data: `profiles`, `attempts` (of webhooks), `audit` (recorded actions),
     /// `changes` (recorded changes by partners), `refusals` (refused requests), `orders` or `archived` (what is remembered of archived orders)
-    #[arg(value_parser = str::parse::<Class>)]
-    class: Class,
+    #[arg(value_parser = str::parse::<DataClass>)]
+    class: DataClass,
     #[command(flatten)]
     term: NewTerm,
     #[command(flatten)]
@@ -110,7 +110,7 @@ async fn set(asked: &RetentionSetArgs, console: &Console) -> anyhow::Result<()> 
     let run = async |mode: Mode<'_>| {
         Ok(terms::set(&mut connection, asked.class, asked.term.days, mode).await?)
     };
-    let effect = if asked.class == Class::Orders {
+    let effect = if asked.class == DataClass::Orders {
         "Older orders that are finished are moved into files by `esimctl archive run`."
     } else {
         "Older data is erased for good."

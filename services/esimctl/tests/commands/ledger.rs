@@ -5,7 +5,7 @@ use std::fmt::Write;
 use domain::PlacementId;
 use pg::PgConnection;
 use serde_json::{Value, json};
-use tools::ledger::{Complete, Loader, Purchase, compare};
+use tools::ledger::{Complete, ListedPurchase, Loader, compare};
 
 use crate::support::{CONFIRMED, Ended, Operator, Order, store_order};
 use crate::text;
@@ -188,10 +188,10 @@ async fn kinds_in(
 ) -> Vec<(String, String)> {
     let mut loader = Loader::begin(&mut *connection).await.unwrap();
     for order in list {
-        let purchase = Purchase {
+        let purchase = ListedPurchase {
             order_id: order.placement.to_string(),
             units: Some(1),
-            ..Purchase::default()
+            ..ListedPurchase::default()
         };
         loader.add(&purchase).await.unwrap();
     }

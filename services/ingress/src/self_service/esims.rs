@@ -14,8 +14,8 @@ use axum::{http::StatusCode, response::Response};
 use desk::{
     archived::is_topup_archived,
     self_service::{
-        UnitState,
-        esims::{self, GiveBack, Requests},
+        PartnerUnitState,
+        esims::{self, EsimRequests, GiveBackView},
     },
 };
 use domain::{GiveBackState, TopupId};
@@ -131,7 +131,7 @@ pub(super) struct GivenBack<'a> {
 }
 
 impl<'a> GivenBack<'a> {
-    fn new(topup_id: &'a TopupId, asked: Option<&GiveBack>) -> Self {
+    fn new(topup_id: &'a TopupId, asked: Option<&GiveBackView>) -> Self {
         let state = asked.map_or(State::NotAsked, |asked| match asked.state {
             GiveBackState::Asked | GiveBackState::Sending => State::UnderWay,
             GiveBackState::Parked => State::OnHold,
@@ -151,7 +151,7 @@ impl<'a> GivenBack<'a> {
 }
 
 /// The code and the message of a refused give-back.
-fn refusal(refused: &GiveBack) -> (Code, String) {
+fn refusal(refused: &GiveBackView) -> (Code, String) {
     let code = match refused.reason {
         Some(Reason::NotAvailable) => Code::GiveBackNotAvailable,
         Some(Reason::Installed) => Code::EsimInstalled,
@@ -167,7 +167,7 @@ fn refusal(refused: &GiveBack) -> (Code, String) {
 }
 
 /// Reads what was asked about a unit of the partner.
-async fn read(session: &Session, id: &TopupId) -> Result<Requests, ApiError> {
+async fn read(session: &Session, id: &TopupId) -> Result<EsimRequests, ApiError> {
     let reading = session.read(async |connection, partner| {
         let found = esims::requests(connection, partner, id).await?;
         or_archived(found, is_topup_archived(connection, partner, id)).await
@@ -176,14 +176,14 @@ async fn read(session: &Session, id: &TopupId) -> Result<Requests, ApiError> {
 }
 
 /// Refuses a question about a unit that is not with the partner.
-fn delivered(requests: &Requests) -> Result<(), ApiError> {
+fn delivered(requests: &EsimRequests) -> Result<(), ApiError> {
     let error = |code: Code, message: &str| ApiError::Plain {
         code,
         message: message.into(),
     };
     if requests.returned_at.is_some() {
         Err(Code::TopupReturned.into())
-    } else if requests.state != UnitState::Ready {
+    } else if requests.state != PartnerUnitState::Ready {
         Err(error(Code::TopupNotReady, "The eSIM is not ready"))
     } else if requests.erased {
         Err(error(Code::TopupErased, "The eSIM's fields were erased"))
@@ -196,8 +196,8 @@ fn delivered(requests: &Requests) -> Result<(), ApiError> {
 async fn wait(
     session: &Session,
     id: &TopupId,
-    is_answered: impl Fn(&Requests) -> bool,
-) -> Result<Requests, ApiError> {
+    is_answered: impl Fn(&EsimRequests) -> bool,
+) -> Result<EsimRequests, ApiError> {
     let stop = &session.service().stop;
     let deadline = Instant::now() + ESIM_REQUEST_WAIT;
     loop {
@@ -282,7 +282,7 @@ pub(super) async fn give_back(session: Session, Id(id): Id<TopupId>) -> Result<R
             .run(async |connection, partner| esims::ask_give_back(connection, partner, &id).await);
         asking.await?;
     }
-    let is_over = |asked: &GiveBack| asked.state.is_over();
+    let is_over = |asked: &GiveBackView| asked.state.is_over();
     let after = wait(&session, &id, |requests| {
         requests.give_back.as_ref().is_some_and(is_over)
     })

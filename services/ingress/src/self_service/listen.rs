@@ -14,7 +14,7 @@ use std::{collections::BTreeMap, time::Duration};
 use accounts::{partners::endpoints, profile::Profile};
 use axum::{http::StatusCode, response::Response};
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
-use desk::self_service::{self, Position, Stored, StoredWebhook};
+use desk::self_service::{self, StoredWebhook, WebhookParts, WebhookPosition};
 use domain::{EndpointKey, Environment, WebhookId};
 use serde::Serialize;
 use signing::webhook::{Secret, Signers};
@@ -92,7 +92,7 @@ pub(super) async fn listen(Search(session, uri): Search) -> Result<Response, Api
         longest.min(Duration::from_secs(wait.into()))
     });
     let until = Instant::now() + wait;
-    let after = cursor.unwrap_or_else(|| Position {
+    let after = cursor.unwrap_or_else(|| WebhookPosition {
         // A cursor cannot hold a time before 1970, so such a time becomes the earliest one that it
         // can.
         at: created_after.map_or_else(runtime::clock::now, |at| at.max(OffsetDateTime::UNIX_EPOCH)),
@@ -117,7 +117,7 @@ pub(super) async fn listen(Search(session, uri): Search) -> Result<Response, Api
 async fn answer(
     session: &Session,
     found: &[StoredWebhook],
-    after: &Position,
+    after: &WebhookPosition,
 ) -> Result<Response, ApiError> {
     let sealed = if found.is_empty() {
         Vec::new()
@@ -157,7 +157,7 @@ fn webhook(
     let service = session.service();
     let (body, kind) = match &stored.content {
         None => return Ok(None),
-        Some(Stored::Esim {
+        Some(WebhookParts::Esim {
             topup_id,
             option_id,
             external_order_id,
@@ -170,7 +170,7 @@ fn webhook(
             let body = Body::new(topup_id, *option_id, order, iccid, &profile, &service.qr);
             (serde_json::to_string(&body), None)
         }
-        Some(Stored::Event(event)) => {
+        Some(WebhookParts::Event(event)) => {
             let body = serde_json::to_string(&event::Body::new(event));
             (body, Some(event.subject.kind().as_str().to_owned()))
         }
@@ -195,12 +195,12 @@ fn webhook(
 
 /// Encodes a position: the time in microseconds, and the id of the webhook that was returned last.
 /// Several webhooks can have the same time.
-fn cursor(position: &Position) -> String {
+fn cursor(position: &WebhookPosition) -> String {
     let microseconds = position.at.unix_timestamp_nanos() / 1_000;
     BASE64_URL_SAFE_NO_PAD.encode(format!("{microseconds}.{}", position.webhook_id))
 }
 
-fn parse_cursor(text: &str) -> Option<Position> {
+fn parse_cursor(text: &str) -> Option<WebhookPosition> {
     let text = String::from_utf8(BASE64_URL_SAFE_NO_PAD.decode(text).ok()?).ok()?;
     let (microseconds, webhook_id) = text.split_once('.')?;
     // The cursor is not signed, so anything may be in it. Only times that PostgreSQL can represent
@@ -208,7 +208,7 @@ fn parse_cursor(text: &str) -> Option<Position> {
     let microseconds: i64 = microseconds.parse().ok().filter(|time| *time >= 0)?;
     let at = OffsetDateTime::from_unix_timestamp_nanos(i128::from(microseconds) * 1_000).ok()?;
     let is_id = webhook_id.is_empty() || webhook_id.parse::<WebhookId>().is_ok();
-    is_id.then(|| Position {
+    is_id.then(|| WebhookPosition {
         at,
         webhook_id: webhook_id.to_owned(),
     })
@@ -229,7 +229,7 @@ mod tests {
                 "evt_019a0000000070008000000000000001",
             ),
         ] {
-            let position = Position {
+            let position = WebhookPosition {
                 at: OffsetDateTime::from_unix_timestamp_nanos(nanoseconds).unwrap(),
                 webhook_id: webhook_id.to_owned(),
             };

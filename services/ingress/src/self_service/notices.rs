@@ -6,7 +6,7 @@
 //! its database, does not learn a code. Neither logs nor errors name the URL or the address.
 
 use axum::{extract::Request, http::StatusCode, response::Response};
-use desk::self_service::{self, Channel, SetChannel, Verification, VerificationLimits};
+use desk::self_service::{self, NoticeChannel, SetChannel, Verification, VerificationLimits};
 use domain::Environment;
 use serde::Serialize;
 use signing::generate;
@@ -52,7 +52,7 @@ pub(super) struct Notices<'a> {
 }
 
 impl<'a> Notices<'a> {
-    fn of(channel: Option<&'a Channel>, email_from: Option<&'a str>) -> Self {
+    fn of(channel: Option<&'a NoticeChannel>, email_from: Option<&'a str>) -> Self {
         let target = channel.map(|channel| channel.target.as_str());
         let email = target.and_then(|target| target.strip_prefix("mailto:"));
         Self {

@@ -13,7 +13,7 @@ use axum::{
 };
 use desk::{
     archived::is_archived,
-    self_service::{self, OrderHead, OrderPage, OrderState, Unit, Units},
+    self_service::{self, OrderHead, OrderPage, OrderState, PartnerUnit, Units},
 };
 use domain::OrderId;
 use serde::Serialize;
@@ -139,7 +139,7 @@ impl FromStr for ExternalId {
 /// An order with its units.
 struct Whole {
     head: OrderHead,
-    units: Vec<Unit>,
+    units: Vec<PartnerUnit>,
 }
 
 /// Looks an order up with its units, on one snapshot. `only` names one of several orders that had

@@ -5,7 +5,7 @@
 //! real one, but no key ends.
 
 use axum::{extract::Request, http::StatusCode, response::Response};
-use desk::self_service::{self, Made};
+use desk::self_service::{self, KeyExpiryResult};
 use domain::{Environment, event::Kind};
 use utoipa::ToSchema;
 
@@ -73,9 +73,11 @@ pub(super) async fn make_event(session: Session, request: Request) -> Result<Res
         self_service::expire_keys(connection, partner, interval).await
     });
     let id = match making.await? {
-        Made::Due(id) => id,
-        Made::TooSoon(wait) => return Err(ApiError::too_soon(Code::TestedRecently, wait)),
-        Made::Unwanted => return Err(Code::EventNotWanted.into()),
+        KeyExpiryResult::Due(id) => id,
+        KeyExpiryResult::TooSoon(wait) => {
+            return Err(ApiError::too_soon(Code::TestedRecently, wait));
+        }
+        KeyExpiryResult::Unwanted => return Err(Code::EventNotWanted.into()),
     };
     let event = find(&session, id).await?.ok_or(Code::NotFound)?;
     Ok(json(StatusCode::CREATED, &Event::new(&event)))

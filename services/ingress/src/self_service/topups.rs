@@ -8,7 +8,7 @@ use accounts::profile::Profile;
 use axum::{http::StatusCode, response::Response};
 use desk::{
     archived::is_topup_archived,
-    self_service::{self, SentAgain, Unit, UnitState},
+    self_service::{self, PartnerUnit, PartnerUnitState, SentAgain},
 };
 use domain::{ActivationCode, DeliveryId, EndpointId, OptionId, TopupId, WebhookId};
 use serde::Serialize;
@@ -36,7 +36,7 @@ pub(super) struct Topup<'a> {
     external_order_id: &'a str,
     #[schema(value_type = Uuid)]
     option_id: OptionId,
-    state: UnitState,
+    state: PartnerUnitState,
     /// Why the topup has failed; null unless it has.
     error: Option<String>,
     #[serde(with = "rfc3339::option")]
@@ -91,9 +91,10 @@ impl InstallLinks {
 
 impl<'a> Topup<'a> {
     /// Makes the description of a unit. `profile` is the decrypted profile if the unit is ready.
-    pub(super) fn new(unit: &'a Unit, profile: Option<&'a Profile>, qr: &QrUrls) -> Self {
+    pub(super) fn new(unit: &'a PartnerUnit, profile: Option<&'a Profile>, qr: &QrUrls) -> Self {
         let iccid = unit.iccid.as_deref().unwrap_or_default();
-        let error = (unit.state == UnitState::Failed).then(|| failure(unit.refusal.as_ref()));
+        let error =
+            (unit.state == PartnerUnitState::Failed).then(|| failure(unit.refusal.as_ref()));
         let (topup_id, option_id, external_order_id) =
             (&unit.topup_id, unit.option_id, &unit.external_order_id);
         let esim = |profile| Body::new(topup_id, option_id, external_order_id, iccid, profile, qr);
@@ -116,8 +117,8 @@ impl<'a> Topup<'a> {
 
 /// Decrypts the profile of a ready unit. A profile that cannot be decrypted is an error, because a
 /// partner must not take its eSIM for erased.
-pub(super) fn profile(session: &Session, unit: &Unit) -> Result<Option<Profile>, ApiError> {
-    let (UnitState::Ready, Some(sealed)) = (unit.state, &unit.profile) else {
+pub(super) fn profile(session: &Session, unit: &PartnerUnit) -> Result<Option<Profile>, ApiError> {
+    let (PartnerUnitState::Ready, Some(sealed)) = (unit.state, &unit.profile) else {
         return Ok(None);
     };
     let vault = &session.service().vault;

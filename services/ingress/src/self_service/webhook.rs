@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use accounts::partners::{self, Rotated, endpoints::Change};
 use axum::{extract::Request, http::StatusCode, response::Response};
-use desk::self_service::{self, Endpoint};
+use desk::self_service::{self, FirstEndpoint};
 use domain::{EndpointKey, Environment, event::Kind};
 use serde::Serialize;
 use serde_json::Value;
@@ -42,12 +42,12 @@ const UNRESOLVED: &str = "The host of the URL could not be resolved. The URL is 
 
 /// Show the webhook endpoint
 #[utoipa::path(get, path = "/webhook", operation_id = "show_webhook", tag = "Webhook",
-    responses((status = 200, description = "The endpoint", body = Endpoint)))]
+    responses((status = 200, description = "The endpoint", body = FirstEndpoint)))]
 pub(super) async fn show(session: Session) -> Result<Response, ApiError> {
     Ok(json(StatusCode::OK, &current(&session).await?))
 }
 
-async fn current(session: &Session) -> Result<Endpoint, ApiError> {
+async fn current(session: &Session) -> Result<FirstEndpoint, ApiError> {
     session
         .run(self_service::endpoint)
         .await?
@@ -58,7 +58,7 @@ async fn current(session: &Session) -> Result<Endpoint, ApiError> {
 #[derive(Serialize, ToSchema)]
 pub(super) struct ChangedEndpoint {
     #[serde(flatten)]
-    endpoint: Endpoint,
+    endpoint: FirstEndpoint,
     /// A warning, only if the host of the new URL could not be resolved.
     #[serde(skip_serializing_if = "Option::is_none")]
     warning: Option<&'static str>,

@@ -20,11 +20,14 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
-    finding::{Clock, Environment, Finding, Kind, LATE, Setting, Severity, VERY_LATE},
-    session::{self, Session},
+    finding::{
+        AffectedEnvironment, Clock, DurabilitySetting, Finding, FindingKind, LATE, Severity,
+        VERY_LATE,
+    },
+    session::{self, ExaminedSession},
     slow,
     stages::{self, Life, Stage},
-    waiting::{self, Queue, Waiting},
+    waiting::{self, WaitingQueue, WaitingWork},
 };
 use crate::{
     operator::{give_backs, placements, words::noun},
@@ -44,12 +47,12 @@ const RETENTION_LATE: Duration = Duration::from_hours(24);
 
 /// What an examination has found.
 #[derive(Clone, Debug)]
-pub struct Report {
+pub struct HealthReport {
     /// The time of the database.
     pub at: OffsetDateTime,
     /// One for each stage, in the order in which an order passes them.
     pub stages: Vec<Life>,
-    pub waiting: Waiting,
+    pub waiting: WaitingWork,
     pub breakers: Vec<ProviderBreaker>,
     /// The endpoints of which something is to be known, as [`endpoints::noted`] reads them.
     pub endpoints: Vec<Endpoint>,
@@ -57,7 +60,7 @@ pub struct Report {
     pub findings: Vec<Finding>,
 }
 
-impl Report {
+impl HealthReport {
     /// What somebody has to do something about.
     pub fn needed(&self) -> impl Iterator<Item = &Finding> {
         self.findings.iter().filter(|one| one.needs_person())
@@ -97,13 +100,18 @@ impl Report {
 
 /// Examines the system. At most `most` parked purchases and as many parked give-backs are read, the
 /// oldest ones.
-pub async fn examine(connection: &mut PgConnection, most: i64) -> Result<Report> {
+pub async fn examine(connection: &mut PgConnection, most: i64) -> Result<HealthReport> {
     let mut findings = Vec::new();
     let session = session::session(&mut *connection).await?;
     let server = server::server(&mut *connection).await?;
     of_server(&session, &server, &mut findings);
     // How the server was set up is judged by the doctor: it does not change by night.
-    findings.retain(|one| !matches!(one.kind, Kind::NotDurable { .. } | Kind::NotArchived));
+    findings.retain(|one| {
+        !matches!(
+            one.kind,
+            FindingKind::NotDurable { .. } | FindingKind::NotArchived
+        )
+    });
     let stages = stages::read(&mut *connection).await?;
     let breakers = providers::list(&mut *connection).await?;
     let backlogs = providers::backlogs(&mut *connection, &[]).await?;
@@ -118,7 +126,7 @@ pub async fn examine(connection: &mut PgConnection, most: i64) -> Result<Report>
     let unserved = needed.filter(|name| breakers.iter().all(|one| one.name != *name));
     let unserved: Vec<String> = unserved.collect();
     if !unserved.is_empty() {
-        let kind = Kind::Unserved {
+        let kind = FindingKind::Unserved {
             providers: unserved,
         };
         findings.push(Finding::new(kind, None));
@@ -143,7 +151,7 @@ pub async fn examine(connection: &mut PgConnection, most: i64) -> Result<Report>
     if overdue > RETENTION_LATE {
         let seconds = overdue.as_secs();
         findings.push(lasting(
-            Kind::RetentionBehind { seconds },
+            FindingKind::RetentionBehind { seconds },
             overdue,
             waiting.at,
         ));
@@ -152,8 +160,8 @@ pub async fn examine(connection: &mut PgConnection, most: i64) -> Result<Report>
     // A stage that is dead comes first, whatever else there is: it explains the rest. A provider that
     // denies our account comes before what concerns single orders and endpoints.
     findings.sort_by_key(|one| {
-        let is_dead = matches!(one.kind, Kind::StageDead { .. });
-        let is_denied = matches!(&one.kind, Kind::BreakerOpen { breaker } if breaker.denied);
+        let is_dead = matches!(one.kind, FindingKind::StageDead { .. });
+        let is_denied = matches!(&one.kind, FindingKind::BreakerOpen { breaker } if breaker.denied);
         let mends = !one.needs_person();
         (
             !is_dead,
@@ -163,7 +171,7 @@ pub async fn examine(connection: &mut PgConnection, most: i64) -> Result<Report>
             one.kind.matter(),
         )
     });
-    Ok(Report {
+    Ok(HealthReport {
         at: waiting.at,
         stages,
         waiting,
@@ -174,38 +182,38 @@ pub async fn examine(connection: &mut PgConnection, most: i64) -> Result<Report>
 }
 
 /// A finding that has lasted for this long.
-fn lasting(kind: Kind, age: Duration, now: OffsetDateTime) -> Finding {
+fn lasting(kind: FindingKind, age: Duration, now: OffsetDateTime) -> Finding {
     Finding::new(kind, Some(now - age))
 }
 
 /// Findings about the settings of PostgreSQL and about its state. What the role may not see is left
 /// out; `esimctl doctor` says so.
-pub fn of_server(session: &Session, server: &Server, findings: &mut Vec<Finding>) {
+pub fn of_server(session: &ExaminedSession, server: &Server, findings: &mut Vec<Finding>) {
     let mut add = |kind| findings.push(Finding::new(kind, None));
     if session.is_standby {
-        add(Kind::OnStandby);
+        add(FindingKind::OnStandby);
     }
     let settings = [
-        (Setting::Fsync, session.fsync),
-        (Setting::FullPageWrites, session.full_page_writes),
+        (DurabilitySetting::Fsync, session.fsync),
+        (DurabilitySetting::FullPageWrites, session.full_page_writes),
         (
-            Setting::SynchronousCommit,
+            DurabilitySetting::SynchronousCommit,
             session.synchronous_commit != "off",
         ),
     ];
     let settings = settings.into_iter().filter(|(_, is_on)| !is_on);
-    let settings: Vec<Setting> = settings.map(|(setting, _)| setting).collect();
+    let settings: Vec<DurabilitySetting> = settings.map(|(setting, _)| setting).collect();
     if !settings.is_empty() {
-        add(Kind::NotDurable { settings });
+        add(FindingKind::NotDurable { settings });
     }
     if session.connections * 10 >= session.max_connections * 8 {
-        add(Kind::ConnectionsFew {
+        add(FindingKind::ConnectionsFew {
             used: session.connections,
             most: session.max_connections,
         });
     }
     if server.xid_age >= XID_HIGH {
-        add(Kind::Wraparound {
+        add(FindingKind::Wraparound {
             age: server.xid_age,
         });
     }
@@ -214,23 +222,23 @@ pub fn of_server(session: &Session, server: &Server, findings: &mut Vec<Finding>
     }
     if server.longest_transaction > LONG_TRANSACTION {
         let seconds = server.longest_transaction.as_secs();
-        add(Kind::LongTransaction { seconds });
+        add(FindingKind::LongTransaction { seconds });
     }
     if !session.archives {
-        add(Kind::NotArchived);
+        add(FindingKind::NotArchived);
     } else if server.unarchived > ARCHIVE_LAGS {
         let seconds = server.unarchived.as_secs();
-        add(Kind::ArchiveLags { seconds });
+        add(FindingKind::ArchiveLags { seconds });
     }
     if !session.synchronous_standby_names.is_empty() && server.standbys == 0 {
-        add(Kind::StandbyMissing);
+        add(FindingKind::StandbyMissing);
     } else if server.standby_lag > STANDBY_LAGS {
         let seconds = server.standby_lag.as_secs();
-        add(Kind::StandbyLags { seconds });
+        add(FindingKind::StandbyLags { seconds });
     }
 }
 
-fn of_stages(stages: &[Life], waiting: &Waiting, findings: &mut Vec<Finding>) {
+fn of_stages(stages: &[Life], waiting: &WaitingWork, findings: &mut Vec<Finding>) {
     for life in stages {
         let stage = life.stage;
         if life.is_dead() {
@@ -240,14 +248,14 @@ fn of_stages(stages: &[Life], waiting: &Waiting, findings: &mut Vec<Finding>) {
                 Stage::Provisioner => waiting.sum(true),
                 Stage::Notifier => waiting.sum(false),
             };
-            let kind = Kind::StageDead {
+            let kind = FindingKind::StageDead {
                 stage,
                 waiting,
                 oldest,
             };
             findings.push(Finding::new(kind, life.last));
         } else if life.missing > 0 {
-            let kind = Kind::ProcessesMissing {
+            let kind = FindingKind::ProcessesMissing {
                 stage,
                 missing: life.missing,
                 running: life.running,
@@ -272,7 +280,7 @@ fn of_nats(stages: &[Life], now: OffsetDateTime, findings: &mut Vec<Finding>) {
     let names: Vec<&str> = without.iter().map(|life| life.stage.as_str()).collect();
     let reach = noun(names.len(), "does", "do");
     let why = format!("NATS is down: {} {reach} not reach it", names.join(", "));
-    findings.push(Finding::new(Kind::NatsDown { why }, since));
+    findings.push(Finding::new(FindingKind::NatsDown { why }, since));
 }
 
 /// What the pulses of processes tell that work, or would.
@@ -281,7 +289,7 @@ fn of_processes(stages: &[Life], findings: &mut Vec<Finding>) {
         let stage = life.stage;
         if let Some((ahead, since)) = life.clock_off {
             // The pulse tells how far PostgreSQL is ahead.
-            let kind = Kind::ClockOff {
+            let kind = FindingKind::ClockOff {
                 of: Clock::Stage(stage),
                 ahead: -ahead,
             };
@@ -289,7 +297,7 @@ fn of_processes(stages: &[Life], findings: &mut Vec<Finding>) {
         }
         if let Some((what, since)) = &life.nats_refused {
             let what = what.clone();
-            let kind = Kind::NatsRefuses { stage, what };
+            let kind = FindingKind::NatsRefuses { stage, what };
             findings.push(Finding::new(kind, Some(*since)));
         }
     }
@@ -298,7 +306,7 @@ fn of_processes(stages: &[Life], findings: &mut Vec<Finding>) {
 fn of_breakers(breakers: &[ProviderBreaker], findings: &mut Vec<Finding>) {
     let lost: Vec<&ProviderBreaker> = breakers.iter().filter(|one| one.lost_commits()).collect();
     if let Some(first) = lost.first() {
-        let kind = Kind::CommitsLost {
+        let kind = FindingKind::CommitsLost {
             providers: lost.iter().map(|one| one.name.clone()).collect(),
             told: first.reason.clone(),
         };
@@ -310,14 +318,18 @@ fn of_breakers(breakers: &[ProviderBreaker], findings: &mut Vec<Finding>) {
     findings.extend(open.map(|breaker| {
         let since = breaker.failing_since;
         let breaker = breaker.clone();
-        Finding::new(Kind::BreakerOpen { breaker }, since)
+        Finding::new(FindingKind::BreakerOpen { breaker }, since)
     }));
 }
 
 /// While a breaker is open, work waits as it should. Only after long is that a matter of its own.
-fn late_purchases(waiting: &Waiting, breakers: &[ProviderBreaker], findings: &mut Vec<Finding>) {
+fn late_purchases(
+    waiting: &WaitingWork,
+    breakers: &[ProviderBreaker],
+    findings: &mut Vec<Finding>,
+) {
     for (queue, backlog) in &waiting.queues {
-        let Queue::Provider { name } = queue else {
+        let WaitingQueue::Provider { name } = queue else {
             continue;
         };
         let Some(breaker) = breakers.iter().find(|one| one.name == *name) else {
@@ -328,7 +340,7 @@ fn late_purchases(waiting: &Waiting, breakers: &[ProviderBreaker], findings: &mu
         if backlog.oldest < late || breaker.lost_commits() || (breaker_open && !backlog.is_live) {
             continue;
         }
-        let kind = Kind::PurchasesLate {
+        let kind = FindingKind::PurchasesLate {
             provider: name.clone(),
             waiting: backlog.waiting(),
             oldest: backlog.oldest,
@@ -338,12 +350,12 @@ fn late_purchases(waiting: &Waiting, breakers: &[ProviderBreaker], findings: &mu
     }
 }
 
-fn late_webhooks(waiting: &Waiting, findings: &mut Vec<Finding>) {
-    for environment in [Environment::Live, Environment::Sandbox] {
+fn late_webhooks(waiting: &WaitingWork, findings: &mut Vec<Finding>) {
+    for environment in [AffectedEnvironment::Live, AffectedEnvironment::Sandbox] {
         let mine = waiting.queues.iter().filter(|(queue, backlog)| {
-            matches!(queue, Queue::Endpoint { .. })
+            matches!(queue, WaitingQueue::Endpoint { .. })
                 && !backlog.is_stopped
-                && backlog.is_live == (environment == Environment::Live)
+                && backlog.is_live == (environment == AffectedEnvironment::Live)
         });
         let mine = mine.map(|(_, backlog)| (backlog.waiting(), backlog.oldest));
         let (count, oldest) = mine.fold((0_u64, 0.0), |(sum, oldest), (count, age)| {
@@ -352,7 +364,7 @@ fn late_webhooks(waiting: &Waiting, findings: &mut Vec<Finding>) {
         if oldest < LATE {
             continue;
         }
-        let kind = Kind::WebhooksLate {
+        let kind = FindingKind::WebhooksLate {
             environment,
             waiting: count,
             oldest,
@@ -373,7 +385,7 @@ async fn of_lanes(connection: &mut PgConnection, findings: &mut Vec<Finding>) ->
     }
     findings.extend(by_provider.into_iter().map(|(provider, lanes)| {
         let since = lanes.iter().map(|one| one.since).min();
-        Finding::new(Kind::LanesHeldBack { provider, lanes }, since)
+        Finding::new(FindingKind::LanesHeldBack { provider, lanes }, since)
     }));
     Ok(())
 }
@@ -387,7 +399,7 @@ async fn parked(
     findings: &mut Vec<Finding>,
 ) -> Result<()> {
     let state = Some(domain::PlacementState::Parked);
-    let mut matters: BTreeMap<_, Vec<placements::Listed>> = BTreeMap::new();
+    let mut matters: BTreeMap<_, Vec<placements::ListedPlacement>> = BTreeMap::new();
     let listed = placements::list(&mut *connection, state, None, most).await?;
     for one in listed.after_flush(connection).await? {
         let matter = (one.provider.clone(), one.reason.told());
@@ -400,7 +412,7 @@ async fn parked(
         let read = mine.map(|(_, purchases)| purchases.len()).sum::<usize>();
         let read = u64::try_from(read).unwrap_or(u64::MAX);
         if backlog.parked > read {
-            let kind = Kind::Parked {
+            let kind = FindingKind::Parked {
                 provider: backlog.provider.clone(),
                 reason: None,
                 purchases: Vec::new(),
@@ -410,8 +422,11 @@ async fn parked(
         }
     }
     findings.extend(matters.into_iter().map(|((provider, reason), purchases)| {
-        let since = purchases.iter().map(placements::Listed::since).min();
-        let kind = Kind::Parked {
+        let since = purchases
+            .iter()
+            .map(placements::ListedPlacement::since)
+            .min();
+        let kind = FindingKind::Parked {
             provider,
             reason,
             purchases,
@@ -419,7 +434,7 @@ async fn parked(
         };
         Finding::new(kind, since)
     }));
-    let mut by_provider: BTreeMap<String, Vec<give_backs::Listed>> = BTreeMap::new();
+    let mut by_provider: BTreeMap<String, Vec<give_backs::ListedGiveBack>> = BTreeMap::new();
     for one in give_backs::list(connection, None, most).await? {
         by_provider
             .entry(one.provider.clone())
@@ -428,7 +443,7 @@ async fn parked(
     }
     findings.extend(by_provider.into_iter().map(|(provider, give_backs)| {
         let since = give_backs.iter().map(|one| one.parked_at).min();
-        let kind = Kind::GiveBacksParked {
+        let kind = FindingKind::GiveBacksParked {
             provider,
             give_backs,
         };
@@ -495,19 +510,19 @@ fn of_endpoint(
     match endpoint.state.known() {
         Some(EndpointState::Paused | EndpointState::PausedByPartner) => {
             findings.push(Finding::new(
-                Kind::Paused { endpoint: boxed() },
+                FindingKind::Paused { endpoint: boxed() },
                 paused.get(&pauser(endpoint).to_string()).copied(),
             ));
         }
         Some(EndpointState::Blocked | EndpointState::Probing) => findings.push(Finding::new(
-            Kind::Blocked { endpoint: boxed() },
+            FindingKind::Blocked { endpoint: boxed() },
             endpoint.failing_since,
         )),
         // One that cannot be read is shown by its name where endpoints are listed.
         Some(EndpointState::Open | EndpointState::NoUrl | EndpointState::Unverified) | None => {}
     }
     if endpoint.exhausted > 0 {
-        let kind = Kind::Exhausted { endpoint: boxed() };
+        let kind = FindingKind::Exhausted { endpoint: boxed() };
         findings.push(Finding::new(kind, endpoint.exhausted_since));
     }
 }

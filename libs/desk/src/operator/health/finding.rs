@@ -16,7 +16,7 @@ use crate::operator::{give_backs, placements};
 #[derive(Clone, Debug, Serialize)]
 pub struct Finding {
     #[serde(flatten)]
-    pub kind: Kind,
+    pub kind: FindingKind,
     /// Since when, if that is stored.
     #[serde(with = "time::serde::rfc3339::option")]
     pub since: Option<OffsetDateTime>,
@@ -41,7 +41,7 @@ pub enum Severity {
 /// Whether partners with real orders or test partners feel it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Environment {
+pub enum AffectedEnvironment {
     Live,
     Sandbox,
 }
@@ -73,7 +73,7 @@ impl Clock {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, strum::IntoStaticStr)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
-pub enum Setting {
+pub enum DurabilitySetting {
     Fsync,
     FullPageWrites,
     SynchronousCommit,
@@ -81,8 +81,8 @@ pub enum Setting {
 
 /// What is wrong. The order is that in which findings are shown: first what stops most.
 ///
-/// The variants after [`Kind::RetentionBehind`] are those that the database cannot show, but for
-/// [`Kind::NatsDown`] and [`Kind::NatsRefuses`]. Only `esimctl doctor` finds them.
+/// The variants after [`FindingKind::RetentionBehind`] are those that the database cannot show, but for
+/// [`FindingKind::NatsDown`] and [`FindingKind::NatsRefuses`]. Only `esimctl doctor` finds them.
 #[derive(Clone, Debug, Serialize, strum::EnumDiscriminants)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[strum_discriminants(
@@ -90,7 +90,7 @@ pub enum Setting {
     derive(PartialOrd, Ord, Hash, strum::EnumIter, strum::IntoStaticStr),
     strum(serialize_all = "snake_case")
 )]
-pub enum Kind {
+pub enum FindingKind {
     /// No process of a stage has committed for ten seconds.
     StageDead {
         stage: Stage,
@@ -110,7 +110,7 @@ pub enum Kind {
     /// The connection leads to a standby.
     OnStandby,
     /// A crash loses answered orders.
-    NotDurable { settings: Vec<Setting> },
+    NotDurable { settings: Vec<DurabilitySetting> },
     /// Commits wait for a standby that does not stream.
     StandbyMissing,
     /// A clock differs from that of the machine that looks, or from PostgreSQL's.
@@ -134,7 +134,7 @@ pub enum Kind {
     },
     /// Webhooks are late, although their endpoints take them.
     WebhooksLate {
-        environment: Environment,
+        environment: AffectedEnvironment,
         waiting: u64,
         oldest: f64,
     },
@@ -152,7 +152,7 @@ pub enum Kind {
         provider: String,
         reason: Option<String>,
         /// The oldest ones.
-        purchases: Vec<placements::Listed>,
+        purchases: Vec<placements::ListedPlacement>,
         /// How many are parked at the provider, for whatever reason, if not all were read; then none is listed
         /// here, and the others stand in findings of their own.
         in_all: u64,
@@ -160,7 +160,7 @@ pub enum Kind {
     /// Give-backs of which a person has to find out whether the provider has the eSIMs back.
     GiveBacksParked {
         provider: String,
-        give_backs: Vec<give_backs::Listed>,
+        give_backs: Vec<give_backs::ListedGiveBack>,
     },
     /// Webhooks to an endpoint have used up their retries.
     Exhausted { endpoint: Box<Endpoint> },
@@ -223,7 +223,7 @@ pub const BACKUP_VERY_OLD: u64 = 72;
 pub const DISK_FULL: f64 = 10.0;
 
 impl Finding {
-    pub fn new(kind: Kind, since: Option<OffsetDateTime>) -> Self {
+    pub fn new(kind: FindingKind, since: Option<OffsetDateTime>) -> Self {
         Self {
             kind,
             since,
@@ -236,7 +236,7 @@ impl Finding {
     #[must_use]
     pub fn of(&self, partner: PartnerId) -> Option<Self> {
         let (kind, since) = match &self.kind {
-            Kind::Parked {
+            FindingKind::Parked {
                 provider,
                 reason,
                 purchases,
@@ -244,8 +244,11 @@ impl Finding {
             } => {
                 let mine = purchases.iter().filter(|one| one.partner_id == partner);
                 let purchases: Vec<_> = mine.cloned().collect();
-                let since = purchases.iter().map(placements::Listed::since).min()?;
-                let kind = Kind::Parked {
+                let since = purchases
+                    .iter()
+                    .map(placements::ListedPlacement::since)
+                    .min()?;
+                let kind = FindingKind::Parked {
                     provider: provider.clone(),
                     reason: reason.clone(),
                     purchases,
@@ -253,22 +256,22 @@ impl Finding {
                 };
                 (kind, Some(since))
             }
-            Kind::GiveBacksParked {
+            FindingKind::GiveBacksParked {
                 provider,
                 give_backs,
             } => {
                 let mine = give_backs.iter().filter(|one| one.partner_id == partner);
                 let give_backs: Vec<_> = mine.cloned().collect();
                 let since = give_backs.iter().map(|one| one.parked_at).min()?;
-                let kind = Kind::GiveBacksParked {
+                let kind = FindingKind::GiveBacksParked {
                     provider: provider.clone(),
                     give_backs,
                 };
                 (kind, Some(since))
             }
-            Kind::Exhausted { endpoint }
-            | Kind::Paused { endpoint }
-            | Kind::Blocked { endpoint }
+            FindingKind::Exhausted { endpoint }
+            | FindingKind::Paused { endpoint }
+            | FindingKind::Blocked { endpoint }
                 if endpoint.partner_id == partner.uuid() =>
             {
                 (self.kind.clone(), self.since)
@@ -291,7 +294,7 @@ impl Finding {
     }
 }
 
-impl Kind {
+impl FindingKind {
     pub fn matter(&self) -> Matter {
         self.into()
     }
@@ -325,7 +328,7 @@ impl Kind {
                 environment,
                 oldest,
                 ..
-            } => *oldest >= VERY_LATE && *environment == Environment::Live,
+            } => *oldest >= VERY_LATE && *environment == AffectedEnvironment::Live,
             Self::BreakerOpen { breaker } => {
                 breaker.state == store::providers::BreakerState::Open
                     && breaker.name != super::waiting::SANDBOX
@@ -403,7 +406,7 @@ impl Kind {
     }
 }
 
-impl Kind {
+impl FindingKind {
     /// The alert that fires for it.
     pub fn alert(&self) -> Option<&'static str> {
         let alerts = self.matter().alerts().ok()?;
@@ -421,7 +424,7 @@ impl Kind {
                 environment,
                 oldest,
                 ..
-            } => usize::from(*oldest >= VERY_LATE && *environment == Environment::Live),
+            } => usize::from(*oldest >= VERY_LATE && *environment == AffectedEnvironment::Live),
             Self::DiskFilling { percent, .. } => usize::from(*percent < DISK_FULL),
             Self::Slow { measure, .. } => usize::from(*measure != Measure::Answered),
             _ => 0,

@@ -10,7 +10,7 @@ use sqlx::{PgConnection, Row};
     clippy::struct_excessive_bools,
     reason = "each is an independent fact that the server states"
 )]
-pub struct Session {
+pub struct ExaminedSession {
     /// The role that has logged in.
     pub role: String,
     /// The owner of the table `orders`; `None` if there is no such table.
@@ -35,8 +35,8 @@ pub struct Session {
     pub encrypted: bool,
 }
 
-/// Reads [`Session`].
-pub async fn session(connection: &mut PgConnection) -> Result<Session> {
+/// Reads [`ExaminedSession`].
+pub async fn session(connection: &mut PgConnection) -> Result<ExaminedSession> {
     let row = sqlx::query(
         "SELECT current_user::text AS role,
                 (SELECT pg_get_userbyid(relowner)::text FROM pg_class WHERE oid = to_regclass('orders')) AS owner,
@@ -57,7 +57,7 @@ pub async fn session(connection: &mut PgConnection) -> Result<Session> {
     )
     .fetch_one(connection)
     .await?;
-    Ok(Session {
+    Ok(ExaminedSession {
         role: row.try_get("role")?,
         owner: row.try_get("owner")?,
         is_superuser: row.try_get("is_superuser")?,

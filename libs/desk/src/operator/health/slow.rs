@@ -3,7 +3,7 @@
 //!
 //! It is read from the figures that the stages write, so it costs no order anything, and answers "slow
 //! since when?" from PostgreSQL alone. What does not end at all is in no figure; that is found by its
-//! age ([`Kind::PurchasesLate`](super::Kind::PurchasesLate) and others).
+//! age ([`FindingKind::PurchasesLate`](super::FindingKind::PurchasesLate) and others).
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use sqlx::PgConnection;
 use store::figures::{self, Count, Measure, Span, Within};
 use time::OffsetDateTime;
 
-use super::finding::{Finding, Kind};
+use super::finding::{Finding, FindingKind};
 
 /// How many hours the present is compared with.
 const HOURS: i32 = 24;
@@ -60,7 +60,7 @@ pub(super) async fn find(
             continue;
         };
         if let Some(slow) = judge(hours, &minutes, now) {
-            let kind = Kind::Slow {
+            let kind = FindingKind::Slow {
                 measure,
                 subject,
                 half: slow.half,

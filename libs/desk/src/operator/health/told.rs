@@ -13,7 +13,7 @@ use store::{
 use time::OffsetDateTime;
 
 use super::{
-    finding::{Clock, Environment, Finding, Kind, Severity},
+    finding::{AffectedEnvironment, Clock, Finding, FindingKind, Severity},
     phrases::{named, times, wait, whose},
     slow::took_of,
     stages::Stage,
@@ -26,7 +26,7 @@ use crate::operator::{
 
 /// A finding in sentences.
 #[derive(Clone, Debug, Serialize)]
-pub struct Told {
+pub struct FindingText {
     pub severity: Severity,
     /// Whether somebody has to do something. Otherwise it ends by itself.
     pub needs_person: bool,
@@ -48,8 +48,8 @@ pub struct Told {
 
 impl Finding {
     /// The finding in sentences.
-    pub fn told(&self) -> Told {
-        Told {
+    pub fn told(&self) -> FindingText {
+        FindingText {
             severity: self.severity(),
             needs_person: self.needs_person(),
             what: self.kind.what(),
@@ -99,7 +99,7 @@ fn what_waits(stage: Stage, waiting: u64, oldest: f64) -> String {
     )
 }
 
-impl Kind {
+impl FindingKind {
     /// What it is, without since when.
     #[expect(
         clippy::too_many_lines,
@@ -183,8 +183,8 @@ impl Kind {
                 oldest,
             } => {
                 let partners = match environment {
-                    Environment::Live => "live",
-                    Environment::Sandbox => "sandbox",
+                    AffectedEnvironment::Live => "live",
+                    AffectedEnvironment::Sandbox => "sandbox",
                 };
                 format!(
                     "{} to be sent; the oldest to {partners} partners for {}",
@@ -396,8 +396,8 @@ impl Kind {
             }
             Self::PurchasesLate { .. } => "Customers of partners wait for their eSIMs.",
             Self::WebhooksLate { environment, .. } => match environment {
-                Environment::Live => "Customers of partners wait for their eSIMs.",
-                Environment::Sandbox => "Sandbox partners wait for their webhooks.",
+                AffectedEnvironment::Live => "Customers of partners wait for their eSIMs.",
+                AffectedEnvironment::Sandbox => "Sandbox partners wait for their webhooks.",
             },
             Self::Slow { .. } => "Partners and their customers wait longer than they are used to.",
             Self::Parked { .. } => "The customers of these orders wait for their eSIMs.",
@@ -635,7 +635,7 @@ mod tests {
     fn a_server_that_cannot_be_used_is_told_alike_by_whoever_notices_it() {
         let since = datetime!(2026-11-28 12:00 UTC);
         let why = "a commit takes too long".to_owned();
-        let read = Kind::DatabaseDown { why: why.clone() };
+        let read = FindingKind::DatabaseDown { why: why.clone() };
         let noticed = Away::Down(why);
         assert_eq!(
             json!(Finding::new(read, Some(since)).told()),
@@ -643,7 +643,7 @@ mod tests {
         );
         for ahead in [-600.0, 12.0, 31.0] {
             let of = Clock::Postgresql;
-            let read = Finding::new(Kind::ClockOff { of, ahead }, Some(since));
+            let read = Finding::new(FindingKind::ClockOff { of, ahead }, Some(since));
             assert_eq!(json!(read.told()), Away::Clock(ahead).told(since));
         }
     }

@@ -27,7 +27,7 @@ pub const MOST: u64 = 100_000;
 /// Whose work waits.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(tag = "of", rename_all = "snake_case")]
-pub enum Queue {
+pub enum WaitingQueue {
     /// Purchases, look-ups and requests about eSIMs at a provider.
     Provider { name: String },
     /// Webhooks to an endpoint.
@@ -36,7 +36,7 @@ pub enum Queue {
 
 /// The backlog of a queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Backlog {
+pub struct QueueBacklog {
     /// Rows that are due, counted up to [`MOST`].
     pub due: u64,
     /// Unfinished rows that no sweep has passed yet, among the first 2,000 rows.
@@ -56,7 +56,7 @@ pub struct Backlog {
     pub is_paced: bool,
 }
 
-impl Backlog {
+impl QueueBacklog {
     /// All that waits.
     pub fn waiting(&self) -> u64 {
         self.due.saturating_add(self.young)
@@ -70,10 +70,10 @@ impl Backlog {
 
 /// All backlogs at a moment.
 #[derive(Clone, Debug)]
-pub struct Waiting {
+pub struct WaitingWork {
     /// The time of the database.
     pub at: OffsetDateTime,
-    pub queues: BTreeMap<Queue, Backlog>,
+    pub queues: BTreeMap<WaitingQueue, QueueBacklog>,
 }
 
 /// When a backlog is worked off.
@@ -90,10 +90,10 @@ pub enum Drain {
     Unknown,
 }
 
-impl Waiting {
+impl WaitingWork {
     /// When the backlog of a queue is worked off, at the net pace since an earlier look: what was
     /// done minus what came. Young rows do not count, because a healthy system always has some.
-    pub fn drain(&self, queue: &Queue, earlier: &Self) -> Drain {
+    pub fn drain(&self, queue: &WaitingQueue, earlier: &Self) -> Drain {
         let now = self.queues.get(queue).copied().unwrap_or_default();
         let before = earlier.queues.get(queue).copied().unwrap_or_default();
         let elapsed = Duration::try_from(self.at - earlier.at).unwrap_or_default();
@@ -123,7 +123,7 @@ impl Waiting {
     /// because its webhooks wait for a notifier, too.
     pub fn sum(&self, of_providers: bool) -> (u64, f64) {
         let mine = self.queues.iter().filter(|(queue, backlog)| {
-            matches!(queue, Queue::Provider { .. }) == of_providers
+            matches!(queue, WaitingQueue::Provider { .. }) == of_providers
                 && (!backlog.is_stopped || backlog.is_paced)
         });
         mine.fold((0, 0.0), |(waiting, oldest), (_, backlog)| {
@@ -134,30 +134,35 @@ impl Waiting {
 }
 
 /// Reads the backlogs of providers, of which `due` are those that are due already, and of endpoints.
-pub async fn read(connection: &mut PgConnection, due: &[providers::Backlog]) -> Result<Waiting> {
+pub async fn read(
+    connection: &mut PgConnection,
+    due: &[providers::Backlog],
+) -> Result<WaitingWork> {
     let mut queues = BTreeMap::new();
     for one in due {
         let overdue = one.oldest_overdue.as_secs_f64();
-        let backlog = Backlog {
+        let backlog = QueueBacklog {
             due: one.due,
             oldest_overdue: overdue,
             oldest: overdue,
             is_live: one.provider != SANDBOX,
-            ..Backlog::default()
+            ..QueueBacklog::default()
         };
         let name = one.provider.clone();
-        queues.insert(Queue::Provider { name }, backlog);
+        queues.insert(WaitingQueue::Provider { name }, backlog);
     }
     for (name, young, oldest) in young(connection).await? {
         let is_live = name != SANDBOX;
-        let backlog = queues.entry(Queue::Provider { name }).or_insert(Backlog {
-            is_live,
-            ..Backlog::default()
-        });
+        let backlog = queues
+            .entry(WaitingQueue::Provider { name })
+            .or_insert(QueueBacklog {
+                is_live,
+                ..QueueBacklog::default()
+            });
         backlog.add_young(young, oldest);
     }
     for (name, requests, oldest) in requests(connection).await? {
-        let backlog = queues.entry(Queue::Provider { name }).or_default();
+        let backlog = queues.entry(WaitingQueue::Provider { name }).or_default();
         backlog.due = backlog.due.saturating_add(requests);
         backlog.oldest_overdue = backlog.oldest_overdue.max(oldest.as_secs_f64());
         backlog.oldest = backlog.oldest.max(oldest.as_secs_f64());
@@ -167,11 +172,11 @@ pub async fn read(connection: &mut PgConnection, due: &[providers::Backlog]) -> 
     let young = webhooks::young(connection).await?;
     let all = due.iter().map(|one| (one, true));
     for (one, is_due) in all.chain(young.iter().map(|one| (one, false))) {
-        let queue = Queue::Endpoint {
+        let queue = WaitingQueue::Endpoint {
             endpoint_id: one.endpoint_id,
             partner_id: one.partner_id,
         };
-        let backlog: &mut Backlog = queues.entry(queue).or_default();
+        let backlog: &mut QueueBacklog = queues.entry(queue).or_default();
         backlog.is_live = one.is_live;
         backlog.is_stopped = one.is_stopped;
         backlog.is_paced = one.is_paced;
@@ -184,7 +189,7 @@ pub async fn read(connection: &mut PgConnection, due: &[providers::Backlog]) -> 
         }
     }
     let at = sqlx::query_scalar!(r#"SELECT clock_timestamp() AS "at!""#);
-    Ok(Waiting {
+    Ok(WaitingWork {
         at: at.fetch_one(connection).await?,
         queues,
     })
@@ -235,17 +240,17 @@ mod tests {
 
     use super::*;
 
-    fn waiting(seconds: i64, due: u64) -> (Queue, Waiting) {
-        let queue = Queue::Provider {
+    fn waiting(seconds: i64, due: u64) -> (WaitingQueue, WaitingWork) {
+        let queue = WaitingQueue::Provider {
             name: "sandbox".into(),
         };
-        let backlog = Backlog {
+        let backlog = QueueBacklog {
             due,
             oldest_overdue: 1.0,
-            ..Backlog::default()
+            ..QueueBacklog::default()
         };
         let at = datetime!(2025-01-29 12:00 UTC) + time::Duration::seconds(seconds);
-        let waiting = Waiting {
+        let waiting = WaitingWork {
             at,
             queues: [(queue.clone(), backlog)].into(),
         };

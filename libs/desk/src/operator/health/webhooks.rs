@@ -12,7 +12,7 @@ pub const MOST_ENDPOINTS: i32 = 1_000;
 
 /// The webhooks that wait for one endpoint.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Queue {
+pub struct EndpointQueue {
     /// That of the partner's first endpoint is the partner's id.
     pub endpoint_id: Uuid,
     pub partner_id: Uuid,
@@ -30,7 +30,7 @@ pub struct Queue {
 
 /// The due webhooks of each endpoint, each counted up to `most`. A test of an endpoint is not counted:
 /// it is due at `-infinity`, which says nothing of how long it has waited.
-pub async fn due(connection: &mut PgConnection, most: i64) -> Result<Vec<Queue>> {
+pub async fn due(connection: &mut PgConnection, most: i64) -> Result<Vec<EndpointQueue>> {
     let query = sqlx::query!(
         r#"-- Walks from one endpoint to the next by the index `work_lane`.
            WITH RECURSIVE endpoint (lane, partner_id, nth) AS (
@@ -69,7 +69,7 @@ pub async fn due(connection: &mut PgConnection, most: i64) -> Result<Vec<Queue>>
         most,
     );
     let rows = query.fetch_all(connection).await?;
-    let queues = rows.into_iter().map(|row| Queue {
+    let queues = rows.into_iter().map(|row| EndpointQueue {
         endpoint_id: row.endpoint_id,
         partner_id: row.partner_id,
         is_live: row.is_live,
@@ -84,7 +84,7 @@ pub async fn due(connection: &mut PgConnection, most: i64) -> Result<Vec<Queue>>
 /// The unfinished webhooks that no sweep has passed yet and that have no work, by endpoint, among the
 /// first 2,000 rows: a dead notifier leaves all of them unfinished, and a living one few. They
 /// belong to the message that announced them, or, if no notifier runs, to nobody.
-pub async fn young(connection: &mut PgConnection) -> Result<Vec<Queue>> {
+pub async fn young(connection: &mut PgConnection) -> Result<Vec<EndpointQueue>> {
     let query = sqlx::query!(
         r#"SELECT young.endpoint_id AS "endpoint_id!", young.partner_id AS "partner_id!",
                   -- One look-up for each group, because a join could compare each row with each partner.
@@ -105,7 +105,7 @@ pub async fn young(connection: &mut PgConnection) -> Result<Vec<Queue>> {
                  GROUP BY 1, 2) young"#
     );
     let rows = query.fetch_all(connection).await?;
-    let queues = rows.into_iter().map(|row| Queue {
+    let queues = rows.into_iter().map(|row| EndpointQueue {
         endpoint_id: row.endpoint_id,
         partner_id: row.partner_id,
         is_live: row.is_live,
@@ -119,7 +119,7 @@ pub async fn young(connection: &mut PgConnection) -> Result<Vec<Queue>> {
 
 /// The state of all webhooks and endpoints, for metrics.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Backlog {
+pub struct WebhookBacklog {
     /// How long the oldest due delivery to a live partner has been due. Deliveries of blocked or
     /// paused endpoints do not count, because nobody should be alarmed about those.
     pub overdue_live: Duration,
@@ -136,9 +136,9 @@ pub struct Backlog {
     pub exhausted: u64,
 }
 
-/// Reads [`Backlog`]. The cost is bounded: it reads the first due delivery of each of the first 1,000
+/// Reads [`WebhookBacklog`]. The cost is bounded: it reads the first due delivery of each of the first 1,000
 /// endpoints with work, and counts up to 100,000 rows of due work and of held ones.
-pub async fn backlog(connection: &mut PgConnection) -> Result<Backlog> {
+pub async fn backlog(connection: &mut PgConnection) -> Result<WebhookBacklog> {
     let queues = due(connection, 1).await?;
     let oldest = |is_live: bool| {
         let mine = queues
@@ -159,7 +159,7 @@ pub async fn backlog(connection: &mut PgConnection) -> Result<Backlog> {
                       AS "exhausted!""#,
     );
     let row = query.fetch_one(connection).await?;
-    Ok(Backlog {
+    Ok(WebhookBacklog {
         overdue_live: oldest(true),
         overdue_sandbox: oldest(false),
         due: count(row.due),

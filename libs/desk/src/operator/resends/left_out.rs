@@ -14,7 +14,7 @@ use store::deliveries::{
 };
 use time::OffsetDateTime;
 
-use super::Waiting;
+use super::UnmatchedWebhooks;
 use crate::operator::words::noun;
 
 /// The most given-up webhooks that are looked at for all partners together.
@@ -27,13 +27,13 @@ pub struct LeftOut {
     pub name: String,
     pub webhooks: Counted,
     #[serde(flatten)]
-    pub cause: Cause,
+    pub cause: LeftOutCause,
 }
 
 /// What leaves webhooks out.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "cause", rename_all = "snake_case")]
-pub enum Cause {
+pub enum LeftOutCause {
     /// They were given up, and their last attempts are not in the time of the filter.
     Time {
         #[serde(with = "time::serde::rfc3339")]
@@ -59,23 +59,23 @@ impl LeftOut {
         let is = noun(number, "is", "are");
         let was = noun(number, "was", "were");
         match &self.cause {
-            Cause::Time { oldest, newest } if oldest == newest => format!(
+            LeftOutCause::Time { oldest, newest } if oldest == newest => format!(
                 "{name}: {least}{number} given-up {them} {was} tried last at {}, which the time of this filter leaves out",
                 rfc3339(*newest)
             ),
-            Cause::Time { oldest, newest } => format!(
+            LeftOutCause::Time { oldest, newest } => format!(
                 "{name}: {least}{number} given-up {them} {was} tried last between {} and {}, which the time of this filter \
                  leaves out",
                 rfc3339(*oldest),
                 rfc3339(*newest)
             ),
-            Cause::GivenUp => format!(
+            LeftOutCause::GivenUp => format!(
                 "{name}: {least}{number} {them} of this time {was} given up, and the filter asks for delivered ones"
             ),
-            Cause::Delivered => format!(
+            LeftOutCause::Delivered => format!(
                 "{name}: {least}{number} {them} of this time {was} delivered, and the filter asks for others"
             ),
-            Cause::Notice { kind } => format!(
+            LeftOutCause::Notice { kind } => format!(
                 "{name}: {least}{number} given-up {them} {is} of the event {kind}, which is a notice and is never sent again"
             ),
         }
@@ -87,7 +87,7 @@ impl LeftOut {
 pub(super) async fn read(
     connection: &mut PgConnection,
     partner: Option<PartnerId>,
-    waiting: &[Waiting],
+    waiting: &[UnmatchedWebhooks],
     wanted: &Wanted,
 ) -> Result<Vec<LeftOut>> {
     let now = sqlx::query_scalar!(r#"SELECT now() AS "now!""#);
@@ -139,7 +139,7 @@ pub(super) async fn read(
                 partner_id: id,
                 name: names.into_values().next().unwrap_or_default(),
                 webhooks,
-                cause: Cause::Delivered,
+                cause: LeftOutCause::Delivered,
             });
         }
     }
@@ -152,7 +152,7 @@ fn sorted(
     all: bool,
     wanted: &Wanted,
     until: OffsetDateTime,
-) -> Vec<(Cause, Counted)> {
+) -> Vec<(LeftOutCause, Counted)> {
     let mut notices: BTreeMap<String, i64> = BTreeMap::new();
     let mut outside: Vec<OffsetDateTime> = Vec::new();
     let mut given_up = 0;
@@ -172,18 +172,18 @@ fn sorted(
     let counted = |number| Counted { number, all };
     let mut sorted = Vec::new();
     if given_up > 0 {
-        sorted.push((Cause::GivenUp, counted(given_up)));
+        sorted.push((LeftOutCause::GivenUp, counted(given_up)));
     }
     if let (Some(oldest), Some(newest)) = (outside.iter().min(), outside.iter().max()) {
         let number = i64::try_from(outside.len()).unwrap_or(i64::MAX);
-        let cause = Cause::Time {
+        let cause = LeftOutCause::Time {
             oldest: *oldest,
             newest: *newest,
         };
         sorted.push((cause, counted(number)));
     }
     for (kind, number) in notices {
-        sorted.push((Cause::Notice { kind }, counted(number)));
+        sorted.push((LeftOutCause::Notice { kind }, counted(number)));
     }
     sorted
 }

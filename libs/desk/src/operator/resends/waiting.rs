@@ -15,7 +15,7 @@ const MOST: usize = 20;
 
 /// The webhooks of an endpoint that a filter does not match.
 #[derive(Clone, Debug, Serialize)]
-pub struct Waiting {
+pub struct UnmatchedWebhooks {
     pub partner_id: Uuid,
     pub name: String,
     pub endpoint_id: Uuid,
@@ -28,7 +28,7 @@ pub struct Waiting {
     pub why: String,
 }
 
-impl Waiting {
+impl UnmatchedWebhooks {
     /// The whole in one line.
     pub fn told(&self) -> String {
         let Self {
@@ -51,15 +51,15 @@ impl Waiting {
 pub(super) async fn read(
     connection: &mut PgConnection,
     partner: Option<PartnerId>,
-) -> Result<Vec<Waiting>> {
+) -> Result<Vec<UnmatchedWebhooks>> {
     let all = match partner {
         Some(_) => endpoints::list(connection, partner).await?,
         None => endpoints::noted(connection).await?,
     };
     let all = all.into_iter();
-    let mut waiting: Vec<Waiting> = all
+    let mut waiting: Vec<UnmatchedWebhooks> = all
         .filter(|one| one.pending > 0 || one.exhausted > 0)
-        .map(|one| Waiting {
+        .map(|one| UnmatchedWebhooks {
             why: why(&one),
             host: one.host(),
             partner_id: one.partner_id,

@@ -11,8 +11,8 @@ use crate::{
     operator::{
         health::stages::Stage,
         minute::minute,
-        order_list::Listed,
-        orders::{OrderView, Sent, TopupView},
+        order_list::OrderListEntry,
+        orders::{OrderView, TopupView, UnitWebhook},
     },
     self_service::OrderState,
 };
@@ -31,7 +31,7 @@ fn since(at: Option<OffsetDateTime>) -> String {
 }
 
 /// What holds the webhooks to an endpoint up.
-fn held(hold: Hold, sent: &Sent<'_>, order: &OrderView, now: OffsetDateTime) -> String {
+fn held(hold: Hold, sent: &UnitWebhook<'_>, order: &OrderView, now: OffsetDateTime) -> String {
     match hold {
         Hold::Paused => {
             "your endpoint is paused by us, and nothing is sent until we resume it".into()
@@ -57,7 +57,7 @@ fn held(hold: Hold, sent: &Sent<'_>, order: &OrderView, now: OffsetDateTime) -> 
 }
 
 /// When a webhook that was not acknowledged is sent next.
-fn next(order: &OrderView, sent: &Sent<'_>, now: OffsetDateTime) -> String {
+fn next(order: &OrderView, sent: &UnitWebhook<'_>, now: OffsetDateTime) -> String {
     let hold = match sent.endpoint_id {
         None => order.endpoint.known(),
         Some(id) => {
@@ -79,7 +79,7 @@ fn next(order: &OrderView, sent: &Sent<'_>, now: OffsetDateTime) -> String {
 }
 
 /// What an endpoint last responded.
-fn response(sent: &Sent<'_>) -> String {
+fn response(sent: &UnitWebhook<'_>) -> String {
     match (sent.status, sent.error) {
         (Some(status), _) => format!("your endpoint last responded {status}"),
         (None, Some(error)) => format!("the last attempt failed: {error}"),
@@ -88,7 +88,7 @@ fn response(sent: &Sent<'_>) -> String {
 }
 
 /// The outcome of the webhooks to one of several endpoints.
-fn to_endpoint(order: &OrderView, sent: &Sent<'_>, now: OffsetDateTime) -> String {
+fn to_endpoint(order: &OrderView, sent: &UnitWebhook<'_>, now: OffsetDateTime) -> String {
     let to = match sent.endpoint_id {
         None => "your first endpoint".to_owned(),
         Some(id) => format!("your endpoint {id}"),
@@ -157,7 +157,7 @@ fn told(
     let is = if units.len() == 1 { "is" } else { "are" };
     let was = if units.len() == 1 { "was" } else { "were" };
     let esims = if units.len() == 1 { "eSIM" } else { "eSIMs" };
-    let sent: Vec<Sent<'_>> = units.iter().flat_map(|one| order.sent(one)).collect();
+    let sent: Vec<UnitWebhook<'_>> = units.iter().flat_map(|one| order.sent(one)).collect();
     // That which tells most: one with a response, and of them the one that is due first.
     let first = sent.iter().min_by_key(|one| {
         (
@@ -266,7 +266,7 @@ fn told(
 /// What the units of a group are at whose webhooks go to several endpoints, for each of these.
 fn to_several(order: &OrderView, units: &[&TopupView], now: OffsetDateTime) -> String {
     let is = if units.len() == 1 { "is" } else { "are" };
-    let all: Vec<Sent<'_>> = units.iter().flat_map(|one| order.sent(one)).collect();
+    let all: Vec<UnitWebhook<'_>> = units.iter().flat_map(|one| order.sent(one)).collect();
     let mut endpoints: Vec<Option<Uuid>> = Vec::new();
     for one in &all {
         if !endpoints.contains(&one.endpoint_id) {
@@ -308,7 +308,7 @@ fn why_refused(codes: &[Code]) -> &'static str {
 }
 
 /// Why an order of a list did not get through, for its partner; empty if it did or is under way.
-pub fn reason(order: &Listed, codes: &[Code]) -> &'static str {
+pub fn reason(order: &OrderListEntry, codes: &[Code]) -> &'static str {
     match order.state {
         OrderState::Refused => why_refused(codes),
         OrderState::Failed | OrderState::PartlyFailed => why_failed(codes.iter().copied()),

@@ -101,7 +101,7 @@ pub enum What {
 
 /// A moment of the timeline.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Moment {
+pub struct StoryMoment {
     #[serde(with = "time::serde::rfc3339")]
     pub at: OffsetDateTime,
     #[serde(flatten)]

@@ -95,7 +95,7 @@ fn an_alternative_gets_the_price_and_no_second_option() {
         (&*update.was, &*update.provider_option_id),
         ("a@1.00", "a@2.00")
     );
-    assert!(matches!(&update.place, Place::Alternative(name) if name == "airalo"));
+    assert!(matches!(&update.place, PairPosition::Alternative(name) if name == "airalo"));
     assert!(raised.report.priced[0].is_alternative);
     // The standard fields are those of the first provider, so they are not compared.
     let same = found(&[], vec![offer("a", "KR", "1.00")], &known);
