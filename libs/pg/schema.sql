@@ -40,7 +40,7 @@ TABLE commit_losses
 TABLE deliveries
     delivery_id uuid NOT NULL
     partner_id uuid NOT NULL
-    kind text NOT NULL
+    kind text NOT NULL DEFAULT 'topup.ready'::text
     topup_id text COLLATE "C"
     order_id uuid
     credential text
@@ -813,27 +813,64 @@ BEGIN
 END
 $function$
 
-CREATE OR REPLACE FUNCTION public.is_pointless(kind text, events text[], topup_state text, is_of_its_order boolean, refused_at timestamp with time zone, ready_at timestamp with time zone)
+CREATE OR REPLACE FUNCTION public.is_pointless(kind text, events text[], topup_id text, is_of_its_order boolean, refused_at timestamp with time zone, topup_state text, ready_at timestamp with time zone)
  RETURNS boolean
  LANGUAGE sql
  IMMUTABLE PARALLEL SAFE
 AS $function$
-    SELECT kind <> 'topup.ready' AND kind NOT LIKE 'notice.%' AND kind <> ALL (events)
-           OR kind = 'topup.failed' AND (topup_state = 'failed' AND is_of_its_order AND refused_at IS NULL AND ready_at IS NULL)
-               IS NOT TRUE
+    SELECT kind <> 'topup.ready' AND (
+        kind NOT LIKE 'notice.%' AND kind <> ALL (events)
+        OR topup_id IS NOT NULL AND (is_of_its_order AND refused_at IS NULL) IS NOT TRUE
+        OR kind = 'topup.failed' AND (topup_state = 'failed' AND ready_at IS NULL) IS NOT TRUE)
 $function$
 
 CREATE OR REPLACE FUNCTION public.is_unconfirmed(kind text, refused_at timestamp with time zone, answer_by timestamp with time zone)
  RETURNS boolean
  LANGUAGE sql
  STABLE PARALLEL SAFE
-AS $function$ SELECT kind = 'topup.failed' AND (refused_at IS NOT NULL OR coalesce(answer_by > now(), false)) $function$
+AS $function$ SELECT kind <> 'topup.ready' AND (refused_at IS NOT NULL OR coalesce(answer_by > now(), false)) $function$
 
 CREATE OR REPLACE FUNCTION public.kind_of_work(state text, attempt integer)
  RETURNS text
  LANGUAGE sql
  IMMUTABLE PARALLEL SAFE
 RETURN CASE state WHEN 'accepted'::text THEN CASE WHEN (attempt = 0) THEN 'buy'::text ELSE 'buy_again'::text END WHEN 'placing'::text THEN 'find'::text ELSE 'collect'::text END
+
+CREATE OR REPLACE FUNCTION public.make_events(of_kind text, of_topup text)
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    -- Otherwise an erasure would not find it.
+    IF derived_id(of_kind, of_topup) <> ALL (events_of_topup(of_topup)) THEN
+        RAISE EXCEPTION 'the function events_of_topup does not name the kind %', of_kind
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    WITH wanted AS (
+        SELECT o.order_id, o.partner_id, o.answer_by, nullif(e.endpoint_id, o.partner_id) AS endpoint_id, e.lane
+        FROM topups t
+        JOIN placements p ON p.placement_id = t.placement_id
+        JOIN orders o ON o.order_id = p.order_id
+        JOIN partner_endpoints e ON e.partner_id = o.partner_id
+        WHERE t.topup_id = of_topup AND o.refused_at IS NULL AND of_kind = ANY (e.events)
+    ), created AS (
+        INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id, endpoint_id)
+        SELECT derived_id(of_kind, of_topup || coalesce(' ' || endpoint_id::text, '')), partner_id, of_kind, of_topup, order_id,
+               endpoint_id
+        FROM wanted
+        ON CONFLICT DO NOTHING
+        RETURNING delivery_id, endpoint_id
+    ), linked AS (
+        INSERT INTO further_deliveries (topup_id, delivery_id)
+        SELECT of_topup, delivery_id FROM created WHERE endpoint_id IS NOT NULL
+        ON CONFLICT DO NOTHING
+    )
+    INSERT INTO work (id, kind, provider, lane, partner_id, at)
+    SELECT delivery_id, 'deliver', '', lane, partner_id, greatest(answer_by, now())
+    FROM created JOIN wanted ON wanted.endpoint_id IS NOT DISTINCT FROM created.endpoint_id;
+END
+$function$
 
 CREATE OR REPLACE FUNCTION public.mark_returned(returned_topup text)
  RETURNS boolean
@@ -1100,27 +1137,7 @@ CREATE OR REPLACE FUNCTION public.topup_failed()
  SET search_path TO 'public', 'pg_temp'
 AS $function$
 BEGIN
-    WITH wanted AS (
-        SELECT o.order_id, o.partner_id, o.answer_by, nullif(e.endpoint_id, o.partner_id) AS endpoint_id, e.lane
-        FROM placements p
-        JOIN orders o ON o.order_id = p.order_id
-        JOIN partner_endpoints e ON e.partner_id = o.partner_id
-        WHERE p.placement_id = NEW.placement_id AND o.refused_at IS NULL AND 'topup.failed' = ANY (e.events)
-    ), created AS (
-        INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id, endpoint_id)
-        SELECT derived_id('topup.failed', NEW.topup_id || coalesce(' ' || endpoint_id::text, '')), partner_id, 'topup.failed',
-               NEW.topup_id, order_id, endpoint_id
-        FROM wanted
-        ON CONFLICT DO NOTHING
-        RETURNING delivery_id, endpoint_id
-    ), linked AS (
-        INSERT INTO further_deliveries (topup_id, delivery_id)
-        SELECT NEW.topup_id, delivery_id FROM created WHERE endpoint_id IS NOT NULL
-        ON CONFLICT DO NOTHING
-    )
-    INSERT INTO work (id, kind, provider, lane, partner_id, at)
-    SELECT delivery_id, 'deliver', '', lane, partner_id, greatest(answer_by, now())
-    FROM created JOIN wanted ON wanted.endpoint_id IS NOT DISTINCT FROM created.endpoint_id;
+    PERFORM make_events('topup.failed', NEW.topup_id);
     RETURN NULL;
 END
 $function$

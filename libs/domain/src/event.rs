@@ -38,10 +38,6 @@ impl Kind {
     pub const OF_FURTHER_ENDPOINTS: [Self; 3] =
         [Self::TopupReady, Self::TopupFailed, Self::KeyExpiring];
 
-    /// The events about a topup, whose ids at the first endpoint are derived from it: the function
-    /// `events_of_topup` of the database names them, too.
-    pub const EVENTS_OF_TOPUPS: [Self; 1] = [Self::TopupFailed];
-
     /// The kinds of notices.
     pub const NOTICES: [Self; 7] = [
         Self::NoticeVerify,

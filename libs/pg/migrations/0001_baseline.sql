@@ -578,8 +578,9 @@ REVOKE EXECUTE ON FUNCTION refuse_order(uuid, boolean) FROM PUBLIC;
 CREATE TABLE deliveries (
     delivery_id uuid PRIMARY KEY,
     partner_id uuid NOT NULL,
-    kind text NOT NULL,
-    -- The subject. `topup.ready` and `topup.failed`: the topup and its order.
+    -- The default is what the role of the provisioner creates, which may not name another kind.
+    kind text NOT NULL DEFAULT 'topup.ready',
+    -- The subject. `topup.ready` and events about a topup: the topup and its order.
     topup_id text COLLATE "C",
     order_id uuid,
     -- `key.expiring`: `keys` or `webhook_secret`, and when the old ones end.
@@ -742,21 +743,25 @@ AS $$ SELECT ARRAY[derived_id('topup.failed', topup_id)] $$;
 CREATE FUNCTION work_of_topup(topup_id text) RETURNS uuid[] LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$ SELECT ARRAY[derived_id('erase', topup_id), derived_id('usage', topup_id), derived_id('give_back', topup_id)] $$;
 
--- Whether an event need not be sent any more: its endpoint no longer wants it, it names a topup of another order, its order was
--- refused, or its topup is ready after all.
+-- Whether an event need not be sent any more: its endpoint no longer wants it, its order was refused, or its topup has not failed
+-- after all. So is an event about a topup that is not one of the order that it names, which must be an order of its partner:
+-- nobody is told of somebody else's topup, whatever kind of event names it and whoever has created it.
 CREATE FUNCTION is_pointless(
-    kind text, events text[], topup_state text, is_of_its_order boolean, refused_at timestamptz, ready_at timestamptz)
+    kind text, events text[], topup_id text, is_of_its_order boolean, refused_at timestamptz, topup_state text,
+    ready_at timestamptz)
 RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$
-    SELECT kind <> 'topup.ready' AND kind NOT LIKE 'notice.%' AND kind <> ALL (events)
-           OR kind = 'topup.failed' AND (topup_state = 'failed' AND is_of_its_order AND refused_at IS NULL AND ready_at IS NULL)
-               IS NOT TRUE
+    SELECT kind <> 'topup.ready' AND (
+        kind NOT LIKE 'notice.%' AND kind <> ALL (events)
+        OR topup_id IS NOT NULL AND (is_of_its_order AND refused_at IS NULL) IS NOT TRUE
+        OR kind = 'topup.failed' AND (topup_state = 'failed' AND ready_at IS NULL) IS NOT TRUE)
 $$;
 
--- Whether an event tells of an order that was or may still be answered with 422. Then the partner must not see it.
+-- Whether an event tells of an order that was or may still be answered with 422. Then the partner must not see it. The times are
+-- those of the order that the event names, if it names one.
 CREATE FUNCTION is_unconfirmed(kind text, refused_at timestamptz, answer_by timestamptz)
 RETURNS boolean LANGUAGE sql STABLE PARALLEL SAFE
-AS $$ SELECT kind = 'topup.failed' AND (refused_at IS NOT NULL OR coalesce(answer_by > now(), false)) $$;
+AS $$ SELECT kind <> 'topup.ready' AND (refused_at IS NOT NULL OR coalesce(answer_by > now(), false)) $$;
 
 -- The deliveries that an order can have: those of its units to the first endpoint (of the eSIM, and the events about it), and
 -- those to further endpoints.
@@ -938,34 +943,50 @@ SELECT delivery_id FROM created
 $$;
 REVOKE EXECUTE ON FUNCTION deliver_to(uuid, text, uuid) FROM PUBLIC;
 
--- Whatever fails a topup creates the events about it in the same transaction, one for each endpoint that wants them. They are
--- due when the order can no longer be answered with 422. The id of an event is derived from the topup and, unless it goes to
--- the first endpoint, from the endpoint, so that it exists only once. The function has the owner's rights, because the
--- provisioner reads nothing of partners.
-CREATE FUNCTION topup_failed() RETURNS trigger
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+-- Creates the events of a kind about a topup, one for each endpoint of its partner that wants them. They are due when the order
+-- can no longer be answered with 422. The id of an event is derived from the topup and, unless it goes to the first endpoint,
+-- from the endpoint, so that it exists only once. All events about topups are made here, by triggers in the transaction of their
+-- cause, so that no role names the partner or the order of an event: both are those of the topup.
+CREATE FUNCTION make_events(of_kind text, of_topup text) RETURNS void
+LANGUAGE plpgsql SET search_path = public, pg_temp AS $$
 BEGIN
+    -- Otherwise an erasure would not find it.
+    IF derived_id(of_kind, of_topup) <> ALL (events_of_topup(of_topup)) THEN
+        RAISE EXCEPTION 'the function events_of_topup does not name the kind %', of_kind
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     WITH wanted AS (
         SELECT o.order_id, o.partner_id, o.answer_by, nullif(e.endpoint_id, o.partner_id) AS endpoint_id, e.lane
-        FROM placements p
+        FROM topups t
+        JOIN placements p ON p.placement_id = t.placement_id
         JOIN orders o ON o.order_id = p.order_id
         JOIN partner_endpoints e ON e.partner_id = o.partner_id
-        WHERE p.placement_id = NEW.placement_id AND o.refused_at IS NULL AND 'topup.failed' = ANY (e.events)
+        WHERE t.topup_id = of_topup AND o.refused_at IS NULL AND of_kind = ANY (e.events)
     ), created AS (
         INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id, endpoint_id)
-        SELECT derived_id('topup.failed', NEW.topup_id || coalesce(' ' || endpoint_id::text, '')), partner_id, 'topup.failed',
-               NEW.topup_id, order_id, endpoint_id
+        SELECT derived_id(of_kind, of_topup || coalesce(' ' || endpoint_id::text, '')), partner_id, of_kind, of_topup, order_id,
+               endpoint_id
         FROM wanted
         ON CONFLICT DO NOTHING
         RETURNING delivery_id, endpoint_id
     ), linked AS (
         INSERT INTO further_deliveries (topup_id, delivery_id)
-        SELECT NEW.topup_id, delivery_id FROM created WHERE endpoint_id IS NOT NULL
+        SELECT of_topup, delivery_id FROM created WHERE endpoint_id IS NOT NULL
         ON CONFLICT DO NOTHING
     )
     INSERT INTO work (id, kind, provider, lane, partner_id, at)
     SELECT delivery_id, 'deliver', '', lane, partner_id, greatest(answer_by, now())
     FROM created JOIN wanted ON wanted.endpoint_id IS NOT DISTINCT FROM created.endpoint_id;
+END
+$$;
+REVOKE EXECUTE ON FUNCTION make_events(text, text) FROM PUBLIC;
+
+-- Whatever fails a topup creates the events about it. The function has the owner's rights, because the provisioner reads nothing
+-- of partners.
+CREATE FUNCTION topup_failed() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+BEGIN
+    PERFORM make_events('topup.failed', NEW.topup_id);
     RETURN NULL;
 END
 $$;

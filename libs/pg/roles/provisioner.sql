@@ -13,7 +13,8 @@ GRANT UPDATE (state, attempt, attempted_at, not_found_at, placed_at, reason, unk
 GRANT UPDATE (state, reason, provider_option_id) ON topups TO esim_provisioner;
 GRANT INSERT (topup_id, provider, provider_unit_id, iccid, profile, ready_at, delivery_id, code_digest) ON esims TO esim_provisioner;
 GRANT UPDATE (iccid, profile, ready_at, delivery_id, code_digest) ON esims TO esim_provisioner;
-GRANT INSERT (delivery_id, partner_id, kind, topup_id, order_id, option_id, external_order_id, traceparent, ordered_at)
+-- It creates the webhooks of eSIMs, whose kind is the default, and no events: triggers make those.
+GRANT INSERT (delivery_id, partner_id, topup_id, order_id, option_id, external_order_id, traceparent, ordered_at)
     ON deliveries TO esim_provisioner;
 
 GRANT SELECT, INSERT, UPDATE, DELETE ON work, held, provider_replicas, provider_lanes TO esim_provisioner;

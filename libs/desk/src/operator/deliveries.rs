@@ -143,7 +143,7 @@ pub async fn resendable(
                       WHEN 'topup.ready' THEN e.erased_at IS NOT NULL
                       WHEN 'webhook.test' THEN true
                       WHEN 'notice.verify' THEN true
-                      ELSE is_pointless(d.kind, n.events, t.state, l.order_id = o.order_id, o.refused_at, e.ready_at)
+                      ELSE is_pointless(d.kind, n.events, d.topup_id, l.order_id = o.order_id, o.refused_at, t.state, e.ready_at)
                   END AS "gone!",
                   -- Without work, or with work that is due within the longest lease, an attempt may be
                   -- in flight.
@@ -155,7 +155,7 @@ pub async fn resendable(
            FROM deliveries d
            LEFT JOIN partner_endpoints n ON n.endpoint_id = coalesce(d.endpoint_id, d.partner_id)
            LEFT JOIN work w ON w.id = d.delivery_id
-           LEFT JOIN orders o ON o.order_id = d.order_id
+           LEFT JOIN orders o ON o.order_id = d.order_id AND o.partner_id = d.partner_id
            LEFT JOIN topups t ON t.topup_id = d.topup_id
            LEFT JOIN placements l ON l.placement_id = t.placement_id
            LEFT JOIN esims e ON e.topup_id = d.topup_id

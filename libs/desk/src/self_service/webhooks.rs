@@ -220,7 +220,7 @@ pub async fn webhooks(
                   e.iccid AS "iccid?", CASE WHEN e.erased_at IS NULL THEN e.profile END AS profile,
                   l.refusal_status, l.refusal_message,
                   o.refused_at IS NULL AND is_unconfirmed(d.kind, NULL, o.answer_by) AS "undecided!",
-                  is_pointless(d.kind, n.events, t.state, l.order_id = o.order_id, o.refused_at, e.ready_at) AS "pointless!"
+                  is_pointless(d.kind, n.events, d.topup_id, l.order_id = o.order_id, o.refused_at, t.state, e.ready_at) AS "pointless!"
            FROM (SELECT * FROM (
                      SELECT delivery_id, partner_id, kind, topup_id, order_id, created_at, credential, ends_at,
                             CASE kind WHEN 'topup.ready' THEN topup_id
@@ -235,7 +235,7 @@ pub async fn webhooks(
            LEFT JOIN topups t ON t.topup_id = d.topup_id
            LEFT JOIN esims e ON e.topup_id = d.topup_id
            LEFT JOIN orders o ON o.order_id = d.order_id AND o.partner_id = d.partner_id
-           LEFT JOIN placements l ON l.placement_id = t.placement_id AND d.kind = 'topup.failed'
+           LEFT JOIN placements l ON l.placement_id = t.placement_id AND d.kind <> 'topup.ready'
            ORDER BY d.created_at, d.webhook_id"#,
         partner_id.uuid(),
         after.at,

@@ -299,9 +299,9 @@ struct Row {
     secrets: Vec<Vec<u8>>,
 }
 
-/// Reads pending deliveries with what their webhooks need. With `youth` it reads only deliveries
-/// that are younger and were never attempted, which is the claim of fresh ones; without it, those
-/// that are leased.
+/// Reads pending deliveries with what their webhooks need. With `youth` it reads only webhooks of
+/// eSIMs that are younger and were never attempted, which is the claim of fresh ones; without it,
+/// deliveries that are leased. Of events only their work says when they are due.
 ///
 /// Every delivery belongs to a partner. All other tables are joined from the left, because an
 /// endpoint may have been deleted, and only some kinds of deliveries have an order, a topup or an eSIM.
@@ -335,7 +335,7 @@ async fn read(
                       WHEN 'topup.ready' THEN false
                       WHEN 'webhook.test' THEN d.created_at < now() - interval '5 minutes'
                       WHEN 'notice.verify' THEN n.verified_at IS NOT NULL OR d.created_at < now() - interval '30 minutes'
-                      ELSE is_pointless(d.kind, n.events, t.state, l.order_id = o.order_id, o.refused_at, e.ready_at)
+                      ELSE is_pointless(d.kind, n.events, d.topup_id, l.order_id = o.order_id, o.refused_at, t.state, e.ready_at)
                   END AS "pointless!",
                   -- A blocked endpoint gets its probe, and tests unless it is paused.
                   NOT (n.blocked_until IS NULL
@@ -359,10 +359,10 @@ async fn read(
            LEFT JOIN orders o ON o.order_id = d.order_id AND o.partner_id = d.partner_id
            LEFT JOIN topups t ON t.topup_id = d.topup_id
            LEFT JOIN esims e ON e.topup_id = d.topup_id
-           LEFT JOIN placements l ON l.placement_id = t.placement_id AND d.kind = 'topup.failed'
+           LEFT JOIN placements l ON l.placement_id = t.placement_id AND d.kind <> 'topup.ready'
            WHERE d.delivery_id = ANY ($1) AND d.state = 'pending'
              AND ($2::float8 IS NULL
-                  OR (d.attempt = 0 AND d.created_at > now() - make_interval(secs => $2)))"#,
+                  OR (d.kind = 'topup.ready' AND d.attempt = 0 AND d.created_at > now() - make_interval(secs => $2)))"#,
         ids,
         youth.map(seconds),
     );

@@ -311,7 +311,7 @@ pub async fn list(
         "SELECT delivery_id FROM deliveries d
          WHERE kind <> 'topup.ready' AND partner_id = $1 AND created_at <= coalesce($2, 'infinity'::timestamptz)
            AND (created_at, delivery_id) < (coalesce($2, 'infinity'::timestamptz), $3)
-           AND (kind <> 'topup.failed'
+           AND (order_id IS NULL
                 OR NOT EXISTS (SELECT FROM orders o
                                WHERE o.order_id = d.order_id AND is_unconfirmed(d.kind, o.refused_at, o.answer_by)))
          ORDER BY created_at DESC, delivery_id DESC LIMIT $4",

@@ -335,9 +335,9 @@ impl Bought {
                    JOIN orders o ON o.order_id = p.order_id
                    WHERE stored.delivery_id IS NOT NULL
                ), created AS (
-                   INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id, option_id,
+                   INSERT INTO deliveries (delivery_id, partner_id, topup_id, order_id, option_id,
                                            external_order_id, traceparent, ordered_at)
-                   SELECT delivery_id, partner_id, 'topup.ready', topup_id, order_id, option_id, external_order_id,
+                   SELECT delivery_id, partner_id, topup_id, order_id, option_id, external_order_id,
                           traceparent, ordered_at
                    FROM ready
                ), unannounced AS (

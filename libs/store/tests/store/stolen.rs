@@ -4,12 +4,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use accounts::profile::Profile;
-use domain::{ActivationCode, DeliveryId, PartnerId, TopupId};
+use desk::self_service::{self, Position};
+use domain::{ActivationCode, DeliveryId, PartnerId, TopupId, WebhookId, event::Kind};
 use pg::schema::{self, ROLES, Role};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use store::deliveries::{self, Claim, Content};
 use store::esim_requests;
 use testkit::rows;
+use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::bench::{
@@ -75,8 +77,8 @@ const CAN: [(&str, Claims); 5] = rows! {
          &["UPDATE placements SET provider = 'x', lane = 'x'", "UPDATE topups SET provider_option_id = 'x'"]),
         ("give eSIMs back", &["UPDATE esim_requests SET give_back = 'returned'", "SELECT mark_returned('a')"]),
         ("create deliveries, in which it names an order and an option",
-         &["INSERT INTO deliveries (delivery_id, partner_id, kind, order_id, option_id, external_order_id)
-            VALUES (gen_random_uuid(), gen_random_uuid(), 'topup.ready', gen_random_uuid(), gen_random_uuid(), 'x')"]),
+         &["INSERT INTO deliveries (delivery_id, partner_id, order_id, option_id, external_order_id)
+            VALUES (gen_random_uuid(), gen_random_uuid(), gen_random_uuid(), gen_random_uuid(), 'x')"]),
         ("open and close breakers", &["UPDATE providers SET open_until = NULL"]),
         ("stop all buying", &["SELECT commits_lost(gen_random_uuid(), 1, NULL)"]),
     ];
@@ -175,6 +177,9 @@ const CANNOT: [(&str, Claims); 5] = rows! {
          &["UPDATE topups SET option_id = gen_random_uuid()", "UPDATE topups SET placement_id = gen_random_uuid()",
            "UPDATE placements SET partner_id = gen_random_uuid()", "UPDATE options SET enabled = false",
            "UPDATE partner_endpoints SET url = 'https://attacker.example/'", "DELETE FROM esims"]),
+        ("create an event",
+         &["INSERT INTO deliveries (delivery_id, partner_id, kind) VALUES (gen_random_uuid(), gen_random_uuid(), 'topup.failed')",
+           "SELECT make_events('topup.failed', 'a')"]),
         ("see, change or delete a delivery or the work of the notifier",
          &["SELECT state FROM deliveries", "UPDATE deliveries SET state = 'delivered'", "DELETE FROM deliveries",
            "INSERT INTO work VALUES (gen_random_uuid(), 'resend', '', '', gen_random_uuid(), now())"]),
@@ -509,7 +514,8 @@ fn could_be_sent(delivery: &deliveries::Delivery) -> bool {
     }
 }
 
-/// Inserts a delivery of a topup to an endpoint of a partner, which names the order of another topup.
+/// Inserts a webhook of a topup to an endpoint of a partner, which names the order of another topup. The
+/// kind is the default, because the provisioner may name none.
 async fn forge(
     bench: &Bench,
     stage: &str,
@@ -525,8 +531,8 @@ async fn forge(
         .await;
     let id = DeliveryId::new();
     let insert = format!(
-        "INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id, external_order_id, ordered_at, {column})
-         VALUES ('{id}', '{partner}', 'topup.ready', '{topup}', '{order}', 'forged', now(), {value})"
+        "INSERT INTO deliveries (delivery_id, partner_id, topup_id, order_id, external_order_id, ordered_at, {column})
+         VALUES ('{id}', '{partner}', '{topup}', '{order}', 'forged', now(), {value})"
     );
     execute(&mut connect(bench, stage).await, &insert).await;
     id
@@ -623,6 +629,63 @@ async fn a_forged_delivery_sends_no_profile_of_somebody_else() {
     .await
     .unwrap();
     assert!(could_be_sent(&own.deliveries[0]));
+}
+
+/// An event about somebody else's unit is not sent, whatever its kind is and whichever order it names,
+/// and whoever listens is not shown it. What it says is true: the unit has failed.
+#[tokio::test]
+async fn a_forged_event_tells_nobody_of_somebody_elses_unit() {
+    let bench = Bench::new().await;
+    let victim = bench.partner(Some("https://victim.example/")).await;
+    let thief = bench.partner(Some("https://thief.example/")).await;
+    bench.set_events(thief, &Kind::CHOICES).await;
+    let topup = bench.deliveries(victim, 1, false).await.remove(0);
+    let own = bench.deliveries(thief, 1, false).await.remove(0);
+    bench
+        .sql(
+            "UPDATE orders SET answer_by = now();
+             UPDATE esims SET ready_at = NULL;
+             ALTER TABLE topups DISABLE TRIGGER topup_failed;
+             UPDATE topups SET state = 'failed'",
+        )
+        .await;
+    let mut connection = bench.connection().await;
+    for (about, of_order, is_sent) in [
+        (&topup, &own, false),
+        (&topup, &topup, false),
+        (&own, &topup, false),
+        (&own, &own, true),
+    ] {
+        for kind in Kind::CHOICES {
+            let id = DeliveryId::new();
+            let forge = format!(
+                "INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id, created_at, credential, ends_at)
+                 SELECT '{id}', '{thief}', '{}', '{about}', p.order_id, now() - interval '2 s', 'keys', now()
+                 FROM topups t JOIN placements p USING (placement_id) WHERE t.topup_id = '{of_order}';
+                 INSERT INTO work (id, kind, provider, lane, partner_id, at)
+                 VALUES ('{id}', 'deliver', '', '', '{thief}', now())",
+                kind.as_str()
+            );
+            execute(&mut connect(&bench, "notifier").await, &forge).await;
+            let start = Position {
+                at: OffsetDateTime::UNIX_EPOCH,
+                webhook_id: String::new(),
+            };
+            let shown = self_service::webhooks(&mut connection, thief, &start, 100).await;
+            let shown = shown.unwrap().after_flush(&mut connection).await.unwrap();
+            let shown = shown.iter().find(|one| one.id == WebhookId::Event(id));
+            assert_eq!(shown.unwrap().content.is_some(), is_sent, "{kind:?}");
+            // A forged message cannot have it sent before its time.
+            for (claim, is_sent) in [
+                (Claim::Fresh { youth: LEASE }, false),
+                (Claim::Due { lease: LEASE }, is_sent),
+            ] {
+                let claimed = deliveries::claim(&mut connection, &[id], claim).await;
+                let claimed = claimed.unwrap().deliveries.len();
+                assert_eq!(claimed, usize::from(is_sent), "{kind:?} by {claim:?}");
+            }
+        }
+    }
 }
 
 /// A link from a topup to a webhook about another topup, or of another partner, does not commit.

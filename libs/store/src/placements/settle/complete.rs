@@ -193,9 +193,9 @@ impl CompletePurchases {
                    INSERT INTO esims (topup_id, provider, provider_unit_id, iccid, profile, ready_at, delivery_id, code_digest)
                    SELECT topup_id, provider, provider_unit_id, iccid, profile, now(), delivery_id, code_digest FROM unit
                ), created AS (
-                   INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id, option_id,
+                   INSERT INTO deliveries (delivery_id, partner_id, topup_id, order_id, option_id,
                                            external_order_id, traceparent, ordered_at)
-                   SELECT delivery_id, partner_id, 'topup.ready', topup_id, order_id, option_id, external_order_id,
+                   SELECT delivery_id, partner_id, topup_id, order_id, option_id, external_order_id,
                           traceparent, ordered_at
                    FROM unit
                )
