@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use accounts::profile::Profile;
-use desk::self_service::{self, Position};
+use desk::self_service::{self, WebhookPosition};
 use domain::{ActivationCode, DeliveryId, PartnerId, TopupId, WebhookId, event::Kind};
 use pg::schema::{self, ROLES, Role};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
@@ -667,7 +667,7 @@ async fn a_forged_event_tells_nobody_of_somebody_elses_unit() {
                 kind.as_str()
             );
             execute(&mut connect(&bench, "notifier").await, &forge).await;
-            let start = Position {
+            let start = WebhookPosition {
                 at: OffsetDateTime::UNIX_EPOCH,
                 webhook_id: String::new(),
             };
