@@ -69,14 +69,15 @@ use webhooks::{
 
 use crate::{
     access::{
-        admission::Admission, authentication::Authenticator, directory::Directory, gate::Gate,
+        admission::Admission, authentication::Authenticator, directory::Directory,
+        gate::RequestGate,
     },
-    http::{refusals::Refusals, server::Server},
+    http::{refusals::Refusals, server::IngressServer},
     limits::{LimitsConfig, OrderSize, max_body},
     metrics::Metrics,
     observe::Observer,
     orders::{
-        accept::{InsertAndAnnounce, Orders},
+        accept::{InsertAndAnnounce, OrderService},
         check,
         create::CreateOrder,
         handshake::Handshake,
@@ -307,7 +308,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         shutdown.clone(),
     );
     shutdown.spawn("figures", figures);
-    let server = Server::new(&config.limits, router, shutdown.clone());
+    let server = IngressServer::new(&config.limits, router, shutdown.clone());
     tracing::info!(listen = %config.listen, admin = %config.admin_listen, "ingress is listening");
     shutdown.spawn("server", server.serve(listener));
 
@@ -401,8 +402,8 @@ fn accept_orders(
     handshake: Arc<Handshake>,
     jobs: Batcher<JobRow>,
     shutdown: &Shutdown,
-) -> Arc<Orders> {
-    Arc::new(Orders {
+) -> Arc<OrderService> {
+    Arc::new(OrderService {
         commit: InsertAndAnnounce::start(&parts.database, &jobs, shutdown),
         database: parts.database.clone(),
         directory: Arc::clone(directory),
@@ -422,8 +423,8 @@ fn accept_orders(
 fn self_service(
     config: &Config,
     parts: &Parts,
-    gate: &Arc<Gate>,
-    orders: &Orders,
+    gate: &Arc<RequestGate>,
+    orders: &OrderService,
     shutdown: &Shutdown,
 ) -> anyhow::Result<SelfService> {
     let guard = config
@@ -453,13 +454,13 @@ fn router(
     config: &Config,
     parts: &Parts,
     directory: Arc<Directory>,
-    orders: Arc<Orders>,
+    orders: Arc<OrderService>,
     observer: Arc<Observer>,
     shutdown: &Shutdown,
 ) -> anyhow::Result<Router> {
     let limits = &config.limits;
     let max_body = max_body(config.max_items);
-    let gate = Arc::new(Gate {
+    let gate = Arc::new(RequestGate {
         authenticator: Authenticator::new(&config.brand, directory, parts.metrics.clone()),
         admission: Admission::new(limits, max_body, config.max_units),
         limits: limits.clone(),

@@ -69,7 +69,7 @@ pub(crate) enum OrderResult {
 /// What became of the record of a refused request.
 #[derive(Clone, Copy, Debug, IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
-pub(crate) enum Recorded {
+pub(crate) enum RefusalRecording {
     /// It is stored.
     Kept,
     /// Too many of this partner and kind came within a minute.
@@ -136,7 +136,7 @@ impl Metrics {
     }
 
     /// Counts the records of refused requests.
-    pub(crate) fn refusals(&self, outcome: Recorded, number: usize) {
+    pub(crate) fn refusals(&self, outcome: RefusalRecording, number: usize) {
         let outcome = KeyValue::new("outcome", <&str>::from(outcome));
         self.refusals
             .add(u64::try_from(number).unwrap_or(u64::MAX), &[outcome]);
@@ -185,23 +185,23 @@ impl Metrics {
 }
 
 /// Returns the current value of a gauge. It is called at each scrape.
-pub(crate) type Look = Box<dyn Fn() -> u64 + Send + Sync>;
+pub(crate) type GaugeReader = Box<dyn Fn() -> u64 + Send + Sync>;
 
 /// The gauges of what [`crate::access::admission`] has admitted and may admit.
 pub(crate) struct AdmissionGauges {
-    pub(crate) orders: Look,
-    pub(crate) orders_limit: Look,
+    pub(crate) orders: GaugeReader,
+    pub(crate) orders_limit: GaugeReader,
     /// Bytes.
-    pub(crate) memory: Look,
-    pub(crate) self_service: Look,
-    pub(crate) listeners: Look,
+    pub(crate) memory: GaugeReader,
+    pub(crate) self_service: GaugeReader,
+    pub(crate) listeners: GaugeReader,
 }
 
 impl AdmissionGauges {
     /// Registers the gauges, which stay until the process ends.
     pub(crate) fn register(self) {
         let meter = global::meter("ingress");
-        let gauge = |name, description, look: Look| {
+        let gauge = |name, description, look: GaugeReader| {
             let gauge = meter
                 .u64_observable_gauge(name)
                 .with_description(description);

@@ -37,8 +37,8 @@ use crate::{
     http::{
         connection::Connection,
         error::{ErrorRecord, Instead},
-        named::{self, Named},
-        refusals::{Answered, Asked, ExternalOrderId, Refusals, Sender},
+        named::{self, NamedCode},
+        refusals::{Answered, ExternalOrderId, Refusals, RequestLine, RequestSender},
     },
     metrics::Metrics,
     pages,
@@ -89,7 +89,11 @@ impl Observer {
     }
 
     /// The headers that name and explain errors. `codes` is the value of the first one.
-    fn explanation(&self, errors: &[Named], codes: HeaderValue) -> Vec<(HeaderName, HeaderValue)> {
+    fn explanation(
+        &self,
+        errors: &[NamedCode],
+        codes: HeaderValue,
+    ) -> Vec<(HeaderName, HeaderValue)> {
         let codes = (self.error_header.clone(), codes);
         let links = named::links(&self.errors_page, errors).map(|links| (header::LINK, links));
         std::iter::once(codes).chain(links).collect()
@@ -121,13 +125,19 @@ impl Observer {
     }
 
     /// Keeps a refused request for operators, if its access key belongs to a partner.
-    fn keep(&self, response: &mut Response, request_id: Uuid, asked: &Asked, errors: &HeaderValue) {
+    fn keep(
+        &self,
+        response: &mut Response,
+        request_id: Uuid,
+        asked: &RequestLine,
+        errors: &HeaderValue,
+    ) {
         let Some(refusals) = &self.refusals else {
             return;
         };
         let status = response.status();
         let extensions = response.extensions_mut();
-        let Some(sender) = extensions.get::<Sender>().copied() else {
+        let Some(sender) = extensions.get::<RequestSender>().copied() else {
             return;
         };
         let Some(reason) = extensions
@@ -154,7 +164,7 @@ impl Observer {
         let Some(ErrorRecord { reason, cause, .. }) = response.extensions().get() else {
             return;
         };
-        let sender = response.extensions().get::<Sender>();
+        let sender = response.extensions().get::<RequestSender>();
         let partner = sender.filter(|sender| sender.signed);
         let partner = partner.map(|sender| sender.partner);
         if status != StatusCode::INTERNAL_SERVER_ERROR {
@@ -185,7 +195,7 @@ pub(crate) async fn observe(
 ) -> Response {
     let request_id = Uuid::now_v7();
     let id = header_of(request_id);
-    let asked = Asked::by(&request);
+    let asked = RequestLine::by(&request);
     let underway = observer.requests.begin(&request);
     let span = &underway.span;
     span.record("request.id", id.to_str().unwrap_or_default());

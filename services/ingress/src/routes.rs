@@ -25,7 +25,7 @@ use axum::{
 use tower_http::catch_panic::CatchPanicLayer;
 
 use crate::{
-    http::{PREFIXES, codes::Code, error::ApiError},
+    http::{PREFIXES, codes::ErrorCode, error::ApiError},
     observe::{Observer, observe},
     orders::create::{CreateOrder, create_order},
     pages::qr::{self, QrRenderer},
@@ -52,8 +52,8 @@ pub(crate) fn router(
         .merge(self_service::router(&service.gate).with_state(service))
         .merge(pages)
         .merge(Router::new().route(QR, get(qr::show)).with_state(pictures))
-        .fallback(|| async { ApiError::from(Code::NotFound) })
-        .method_not_allowed_fallback(|| async { ApiError::from(Code::MethodNotAllowed) })
+        .fallback(|| async { ApiError::from(ErrorCode::NotFound) })
+        .method_not_allowed_fallback(|| async { ApiError::from(ErrorCode::MethodNotAllowed) })
         .layer(middleware::from_fn(require_one_host))
         .layer(CatchPanicLayer::custom(panicked))
         .layer(middleware::from_fn_with_state(observer, observe))
@@ -76,5 +76,5 @@ async fn require_one_host(request: Request, next: Next) -> Response {
     if hosts == 1 || (hosts == 0 && request.version() < Version::HTTP_11) {
         return next.run(request).await;
     }
-    ApiError::from(Code::Host).into_response()
+    ApiError::from(ErrorCode::Host).into_response()
 }

@@ -38,8 +38,8 @@ use axum::{
     routing::{MethodRouter, get, post},
 };
 
-use self::session::{Kind, LISTEN, Route, SelfService, admit};
-use crate::{access::gate::Gate, http::PREFIXES};
+use self::session::{AdmissionKind, LISTEN, RouteAdmission, SelfService, admit};
+use crate::{access::gate::RequestGate, http::PREFIXES};
 
 /// The paths below the prefix, with their handlers.
 fn routes() -> Vec<(&'static str, MethodRouter<Arc<SelfService>>)> {
@@ -100,13 +100,13 @@ fn routes() -> Vec<(&'static str, MethodRouter<Arc<SelfService>>)> {
 }
 
 /// Makes the routes, under both prefixes.
-pub(crate) fn router(gate: &Arc<Gate>) -> Router<Arc<SelfService>> {
+pub(crate) fn router(gate: &Arc<RequestGate>) -> Router<Arc<SelfService>> {
     let mut router = Router::new();
     for prefix in PREFIXES {
         for (path, handlers) in routes() {
-            let route = Route {
+            let route = RouteAdmission {
                 gate: Arc::clone(gate),
-                kind: Kind::of(path),
+                kind: AdmissionKind::of(path),
             };
             let handlers = handlers.layer(middleware::from_fn_with_state(route, admit));
             router = router.route(&format!("{prefix}{path}"), handlers);

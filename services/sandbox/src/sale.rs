@@ -22,7 +22,7 @@ use crate::{
 /// The maximum number of units of one order.
 pub const MAX_UNITS: u64 = 10_000;
 
-/// How a sale ended. In all other cases it ends with an [`SandboxError`].
+/// How a sale ended. In all other cases it ends with a [`SandboxError`].
 pub enum Sale {
     Sold(Arc<LedgerPurchase>),
     /// A script refuses the order; nothing was bought.

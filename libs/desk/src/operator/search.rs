@@ -110,7 +110,7 @@ pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Unflushed<H
     Ok(Unflushed::of(hits))
 }
 
-/// Searches for an id as a whole. If nothing has it is, blanks around it are left out, because an
+/// Searches for an id as a whole. If nothing has it as it is, blanks around it are left out, because an
 /// external order id may begin or end with one, and a copied id often does by accident.
 pub(crate) async fn whole(connection: &mut PgConnection, id: &str) -> Result<Hits> {
     let hits = exactly(connection, id).await?;

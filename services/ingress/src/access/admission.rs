@@ -7,7 +7,7 @@
 //! orders end, both approach 333. A request that is refused here has stored nothing.
 //!
 //! Create-order calls [`Admission::order`] after the signature is checked and before the body is
-//! read, and [`Admitted::count_order`] once the units are known. Self-service calls
+//! read, and [`AdmittedOrder::count_order`] once the units are known. Self-service calls
 //! [`Admission::self_service`], which lets a request wait a moment for its turn, or
 //! [`Admission::listener`] for long polls. Each limit holds for
 //! one process. The module relies on permits being dropped when the request ends, and on
@@ -32,11 +32,11 @@ use crate::{
         rates::{PartnerRates, RateState, Rates},
     },
     http::{
-        codes::Code,
+        codes::ErrorCode,
         error::{ApiError, Limited},
     },
     limits::LimitsConfig,
-    metrics::{AdmissionGauges, Look},
+    metrics::{AdmissionGauges, GaugeReader},
 };
 
 /// Maximum estimated memory for orders in flight, in MiB. An order counts with the size of its body
@@ -289,7 +289,7 @@ impl Admission {
     }
 
     fn observe(&self) {
-        let in_flight = |limit: &Arc<InFlightLimit>| -> Look {
+        let in_flight = |limit: &Arc<InFlightLimit>| -> GaugeReader {
             let limit = Arc::clone(limit);
             Box::new(move || limit.all())
         };
@@ -312,7 +312,11 @@ impl Admission {
 
     /// Admits an order whose body has at most `body` bytes. It is called before the body is read,
     /// so that the memory is reserved before it is used.
-    pub(crate) fn order(&self, partner: &KnownPartner, body: u64) -> Result<Admitted, ApiError> {
+    pub(crate) fn order(
+        &self,
+        partner: &KnownPartner,
+        body: u64,
+    ) -> Result<AdmittedOrder, ApiError> {
         let rates = self.rates.of(partner);
         let own = partner.limits.max_in_flight;
         let is_overloaded = self.orders.capacity() < self.most_in_flight;
@@ -330,7 +334,7 @@ impl Admission {
             .memory
             .acquire(partner.id, body, None)
             .map_err(out_of_memory)?;
-        Ok(Admitted {
+        Ok(AdmittedOrder {
             in_flight,
             overload: Arc::clone(&self.overload),
             memory,
@@ -382,14 +386,14 @@ impl Admission {
 }
 
 /// An order that is in flight until this is dropped.
-pub(crate) struct Admitted {
+pub(crate) struct AdmittedOrder {
     in_flight: InFlightPermit,
     overload: Arc<Mutex<Overload>>,
     memory: InFlightPermit,
     rates: Arc<PartnerRates>,
 }
 
-impl Admitted {
+impl AdmittedOrder {
     /// Counts the order and its units against the partner's rates, after its body is parsed. From
     /// here on the permit counts the memory of the units instead of that of the body, because the
     /// body is dropped as soon as it is parsed. The rates come last, because they are not given
@@ -404,7 +408,7 @@ impl Admitted {
     }
 }
 
-impl Admitted {
+impl AdmittedOrder {
     /// Notes how long the order took since `began`, without the time that it waited for its
     /// provider. If all orders take too long, fewer are admitted from now on ([`Overload`]).
     pub(crate) fn took(&self, began: Instant, delay: Duration) {
@@ -421,7 +425,7 @@ fn adapt(limit: &InFlightLimit, overload: &Mutex<Overload>, began: Instant, dela
 }
 
 fn too_many(limit: u32) -> ApiError {
-    let code = Code::TooManyInFlight;
+    let code = ErrorCode::TooManyInFlight;
     let message = code.message_with(limit);
     ApiError::Limited(Limited {
         code,
@@ -434,7 +438,7 @@ fn too_many(limit: u32) -> ApiError {
 
 /// 429: the partner uses its share of a limit that all partners share. `bound` names the limit.
 fn share_in_use(bound: &'static str, used: u64) -> ApiError {
-    let code = Code::ShareInUse;
+    let code = ErrorCode::ShareInUse;
     ApiError::Limited(Limited {
         code,
         bound,

@@ -29,7 +29,7 @@ use axum::{
 
 use crate::{
     access::directory::{Directory, Key, KnownPartner},
-    http::{codes::Code, connection::Connection, error::ApiError, refusals::Sender},
+    http::{codes::ErrorCode, connection::Connection, error::ApiError, refusals::RequestSender},
     metrics::Metrics,
 };
 
@@ -55,14 +55,14 @@ pub(crate) struct Signed {
 
 /// Why the head of a request is not authentic.
 #[derive(Debug)]
-pub(crate) struct Denied {
+pub(crate) struct AuthenticationFailure {
     error: ApiError,
     /// The partner whose access key the request has. The response to a request without a valid signature
     /// must not depend on it, because whoever sent it did not prove to be the partner.
-    sender: Option<Sender>,
+    sender: Option<RequestSender>,
 }
 
-impl IntoResponse for Denied {
+impl IntoResponse for AuthenticationFailure {
     fn into_response(self) -> Response {
         let mut response = self.error.into_response();
         if let Some(sender) = self.sender {
@@ -98,27 +98,31 @@ impl Authenticator {
     }
 
     /// Counts a failed check, and returns the 401.
-    fn denied(&self, code: Code) -> ApiError {
+    fn denied(&self, code: ErrorCode) -> ApiError {
         self.metrics.auth_failure(code.name());
         code.into()
     }
 
     /// Like [`Self::denied`], for a code whose message names a header.
-    fn denied_naming(&self, code: Code, header: &str) -> ApiError {
+    fn denied_naming(&self, code: ErrorCode, header: &str) -> ApiError {
         self.metrics.auth_failure(code.name());
         ApiError::with(code, header)
     }
 
     /// Checks the head of a request: steps 1 to 6 of the module's list, and whether the signature
     /// covers the body if it must. [`Authenticator::body`] checks the body itself.
-    pub(crate) async fn head(&self, parts: &Parts) -> Result<Signed, Denied> {
+    pub(crate) async fn head(&self, parts: &Parts) -> Result<Signed, AuthenticationFailure> {
         let mut sender = None;
         let checked = self.check(parts, &mut sender).await;
-        checked.map_err(|error| Denied { error, sender })
+        checked.map_err(|error| AuthenticationFailure { error, sender })
     }
 
     /// See [`Self::head`]. Notes the partner as soon as the access key shows it.
-    async fn check(&self, parts: &Parts, sender: &mut Option<Sender>) -> Result<Signed, ApiError> {
+    async fn check(
+        &self,
+        parts: &Parts,
+        sender: &mut Option<RequestSender>,
+    ) -> Result<Signed, ApiError> {
         let names = &self.names;
         for name in [
             &names.access_key,
@@ -128,7 +132,7 @@ impl Authenticator {
         ] {
             if parts.headers.get_all(name.as_str()).iter().nth(1).is_some() {
                 return Err(ApiError::with(
-                    Code::RepeatedHeader,
+                    ErrorCode::RepeatedHeader,
                     name.to_ascii_lowercase(),
                 ));
             }
@@ -144,19 +148,19 @@ impl Authenticator {
             header(&names.signature),
             header(&names.timestamp),
         ) else {
-            return Err(self.denied(Code::AuthenticationHeaderMissing));
+            return Err(self.denied(ErrorCode::AuthenticationHeaderMissing));
         };
         let Some(timestamp) = recent(timestamp) else {
             // The key is looked up only to note whose request it is, so the cache must do.
             let known = access_key.to_str().ok();
             let known = known.and_then(|access_key| self.directory.cached(access_key));
-            *sender = known.map(|partner| Sender::unsigned(partner.id));
-            return Err(self.denied(Code::TimestampInvalid));
+            *sender = known.map(|partner| RequestSender::unsigned(partner.id));
+            return Err(self.denied(ErrorCode::TimestampInvalid));
         };
 
         // A disabled partner gets the same answer as an unknown one, so that nobody can find out
         // which keys exist.
-        let unknown = || self.denied_naming(Code::AccessKeyUnknown, &names.access_key);
+        let unknown = || self.denied_naming(ErrorCode::AccessKeyUnknown, &names.access_key);
         // Access keys consist of visible ASCII characters. A value with any other character cannot
         // match a key, so it is refused without a look-up.
         let access_key = access_key.to_str().map_err(|_| unknown())?;
@@ -165,14 +169,16 @@ impl Authenticator {
             .partner(access_key)
             .await
             .map_err(ApiError::internal)?;
-        *sender = partner.as_ref().map(|partner| Sender::unsigned(partner.id));
+        *sender = partner
+            .as_ref()
+            .map(|partner| RequestSender::unsigned(partner.id));
         let partner = partner
             .filter(|partner| !partner.disabled)
             .ok_or_else(unknown)?;
 
         let secret = match &partner.key {
             Key::Known(secret) => secret,
-            Key::Missing => return Err(self.denied(Code::SecretKeyMissing)),
+            Key::Missing => return Err(self.denied(ErrorCode::SecretKeyMissing)),
             Key::Unusable => {
                 let error = anyhow::anyhow!("the secret key of partner {} is unusable", partner.id);
                 return Err(ApiError::Internal(error));
@@ -197,14 +203,14 @@ impl Authenticator {
             signature.as_bytes(),
         );
         if !is_valid {
-            return Err(self.denied(Code::SignatureInvalid));
+            return Err(self.denied(ErrorCode::SignatureInvalid));
         }
         if let Some(connection) = parts.extensions.get::<Arc<Connection>>() {
             connection.place.authenticated(&partner.id);
         }
-        *sender = Some(Sender::signed(partner.id));
+        *sender = Some(RequestSender::signed(partner.id));
         if partner.signed_body_required && body_digest.is_none() {
-            return Err(self.denied_naming(Code::ContentSha256Missing, &names.content_sha256));
+            return Err(self.denied_naming(ErrorCode::ContentSha256Missing, &names.content_sha256));
         }
         Ok(Signed {
             body_digest: body_digest.cloned(),
@@ -214,7 +220,7 @@ impl Authenticator {
 
     /// The 401 for a request that needs a signature which covers its body, and has another one.
     pub(crate) fn body_not_signed(&self) -> ApiError {
-        let code = Code::ContentSha256Missing;
+        let code = ErrorCode::ContentSha256Missing;
         self.metrics.auth_failure(code.name());
         ApiError::Plain {
             code,
@@ -230,7 +236,7 @@ impl Authenticator {
     pub(crate) fn body(&self, signed: &Signed, received: &[u8]) -> Result<(), ApiError> {
         match &signed.body_digest {
             Some(digest) if !signing::request::is_digest(digest.as_bytes(), received) => {
-                Err(self.denied_naming(Code::ContentSha256Invalid, &self.names.content_sha256))
+                Err(self.denied_naming(ErrorCode::ContentSha256Invalid, &self.names.content_sha256))
             }
             _ => Ok(()),
         }

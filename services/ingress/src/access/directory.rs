@@ -156,13 +156,13 @@ impl Partners {
     }
 }
 
-pub(crate) type Options = HashMap<OptionId, Arc<ProductOption>>;
+pub(crate) type OptionsById = HashMap<OptionId, Arc<ProductOption>>;
 
 pub(crate) struct Directory {
     database: Database,
     vault: Vault,
     partners: RwLock<Partners>,
-    options: RwLock<Options>,
+    options: RwLock<OptionsById>,
     look_ups: DefaultDirectRateLimiter,
     /// Held during a look-up, so that only one runs at a time.
     looking: tokio::sync::Mutex<()>,
@@ -286,7 +286,7 @@ impl Directory {
     }
 
     /// Splits `ids` into the options that are cached, and the ids of those that are not.
-    fn known_options(&self, ids: &[OptionId]) -> (Options, Vec<Uuid>) {
+    fn known_options(&self, ids: &[OptionId]) -> (OptionsById, Vec<Uuid>) {
         let options = self.options.read().unwrap_or_else(PoisonError::into_inner);
         let mut known = HashMap::new();
         let mut missing = Vec::new();
@@ -301,7 +301,7 @@ impl Directory {
 
     /// Returns the options among `ids` that exist, enabled or not. Those that are not cached are
     /// looked up, unless the look-ups have reached their rate limit.
-    pub(crate) async fn options(&self, ids: &[OptionId]) -> Result<Options, Error> {
+    pub(crate) async fn options(&self, ids: &[OptionId]) -> Result<OptionsById, Error> {
         let (known, missing) = self.known_options(ids);
         if missing.is_empty() {
             return Ok(known);

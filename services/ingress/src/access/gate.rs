@@ -3,7 +3,7 @@
 use super::{admission::Admission, authentication::Authenticator};
 use crate::limits::{LimitsConfig, OrderSize};
 
-pub(crate) struct Gate {
+pub(crate) struct RequestGate {
     pub(crate) authenticator: Authenticator,
     pub(crate) admission: Admission,
     pub(crate) limits: LimitsConfig,

@@ -24,7 +24,7 @@ pub(crate) use crate::http::error::RateState;
 use crate::{
     access::directory::KnownPartner,
     http::{
-        codes::Code,
+        codes::ErrorCode,
         error::{ApiError, Limited},
     },
     limits::LimitsConfig,
@@ -289,9 +289,9 @@ impl Rate {
 
     fn limited(&self, wait: Duration) -> ApiError {
         let limit = self.per_second.get();
-        let message = Code::RateLimited.message_with(format_args!("{limit} {}", self.what));
+        let message = ErrorCode::RateLimited.message_with(format_args!("{limit} {}", self.what));
         ApiError::Limited(Limited {
-            code: Code::RateLimited,
+            code: ErrorCode::RateLimited,
             bound: self.bound,
             message,
             limit,

@@ -16,7 +16,7 @@ use axum::{
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
 
-use crate::http::{codes::Code, error::ApiError};
+use crate::http::{codes::ErrorCode, error::ApiError};
 
 /// Maximum time for the body of a request to arrive. The time counts from the moment at which
 /// ingress begins to read the body. A slower request gets a 408. The largest body arrives in it at
@@ -47,11 +47,11 @@ pub(crate) fn most_bytes(max_body: usize, headers: &HeaderMap) -> Result<usize, 
             .unwrap_or(usize::MAX),
     };
     if length > max_body {
-        return Err(ApiError::with(Code::BodyTooLarge, max_body));
+        return Err(ApiError::with(ErrorCode::BodyTooLarge, max_body));
     }
     // Without a body there is nothing that could be encoded.
     if length > 0 && is_encoded(headers) {
-        return Err(Code::ContentEncodingUnsupported.into());
+        return Err(ErrorCode::ContentEncodingUnsupported.into());
     }
     Ok(length)
 }
@@ -73,9 +73,9 @@ pub(crate) async fn read_stream(max_body: usize, body: Body) -> Result<Bytes, Ap
         let mut whole = BytesMut::new();
         while let Some(piece) = pieces.next().await {
             // An error means that the partner hung up, so nobody receives this response.
-            let piece = piece.map_err(|_| ApiError::from(Code::InvalidJson))?;
+            let piece = piece.map_err(|_| ApiError::from(ErrorCode::InvalidJson))?;
             if whole.len() + piece.len() > max_body {
-                return Err(ApiError::with(Code::BodyTooLarge, max_body));
+                return Err(ApiError::with(ErrorCode::BodyTooLarge, max_body));
             }
             whole.extend_from_slice(&piece);
         }
@@ -83,5 +83,5 @@ pub(crate) async fn read_stream(max_body: usize, body: Body) -> Result<Bytes, Ap
     };
     tokio::time::timeout(BODY_TIMEOUT, reading)
         .await
-        .unwrap_or_else(|_| Err(Code::BodyTimeout.into()))
+        .unwrap_or_else(|_| Err(ErrorCode::BodyTimeout.into()))
 }

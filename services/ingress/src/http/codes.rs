@@ -18,7 +18,7 @@ use strum::{EnumProperty, IntoStaticStr, VariantArray};
 /// `{}` for a detail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, EnumProperty, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
-pub(crate) enum Code {
+pub(crate) enum ErrorCode {
     // The head of the request, and its body.
     #[strum(props(
         status = 400,
@@ -465,7 +465,7 @@ pub(crate) enum Code {
     InternalError,
 }
 
-impl Code {
+impl ErrorCode {
     /// The code as it is written in the header.
     pub(crate) fn name(self) -> &'static str {
         self.into()
@@ -502,7 +502,7 @@ mod tests {
 
     #[test]
     fn every_code_has_a_status_and_a_message() {
-        for code in Code::VARIANTS {
+        for code in ErrorCode::VARIANTS {
             assert!(
                 code.get_int("status").is_some() && code.status().as_u16() >= 400,
                 "{}",

@@ -17,12 +17,13 @@ pub(crate) struct OrderRequest {
     #[schema(example = "A-1042", min_length = 1, max_length = 255)]
     external_order_id: String,
     #[schema(min_items = 1)]
-    products: Vec<Item>,
+    products: Vec<OrderItem>,
 }
 
 /// An item of an order: an option and how many units of it are ordered.
 #[derive(ToSchema)]
-pub(crate) struct Item {
+#[schema(as = Item)]
+pub(crate) struct OrderItem {
     #[schema(example = "424b7b26-96e7-5c95-8df9-6654a3998070")]
     option_id: Uuid,
     #[schema(minimum = 1, example = 2)]
@@ -43,7 +44,8 @@ pub(crate) struct Messages {
 
 /// A failed authentication.
 #[derive(ToSchema)]
-pub(crate) struct Denied {
+#[schema(as = Denied)]
+pub(crate) struct DeniedResponse {
     error: DeniedError,
 }
 
@@ -115,7 +117,7 @@ pub(crate) struct Internal(#[to_schema] Message);
 /// The authentication failed
 #[derive(ToResponse)]
 #[response(headers(("X-Service-Error" = String, description = "The check that failed, such as `signature_invalid`")))]
-pub(crate) struct Unauthorized(#[to_schema] Denied);
+pub(crate) struct Unauthorized(#[to_schema] DeniedResponse);
 
 /// The account has reached one of its limits, or uses its share of a limit of all accounts. Send the request again after `Retry-After` seconds
 #[derive(ToResponse)]

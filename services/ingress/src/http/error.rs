@@ -1,7 +1,7 @@
 //! Error responses. Their shapes are part of the API contract: a 401 has an object with a code and
 //! a message, a 422 has a list of all errors of the request, and every other error has one text.
 //!
-//! Guarantees: the status and the message follow from the [`Code`]. The cause of a 500 is never
+//! Guarantees: the status and the message follow from the [`ErrorCode`]. The cause of a 500 is never
 //! part of a response, because it could show partners something of our system or of other partners.
 //!
 //! Handlers return an [`ApiError`]. [`super::observe`] logs and counts it once, from the
@@ -16,7 +16,7 @@ use axum::{
 };
 use serde_json::json;
 
-use crate::http::{codes::Code, named::Named};
+use crate::http::{codes::ErrorCode, named::NamedCode};
 
 /// The limit per second, or of requests at once.
 const LIMIT: HeaderName = HeaderName::from_static("ratelimit-limit");
@@ -36,8 +36,8 @@ pub(crate) struct Instead(pub(crate) StatusCode);
 
 /// One error of a 422.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Fault {
-    pub(crate) code: Code,
+pub(crate) struct RequestFault {
+    pub(crate) code: ErrorCode,
     /// The indexes of the items at fault, from 0.
     pub(crate) items: Vec<usize>,
     /// The query parameter or the field of the body at fault, if the code alone does not say it.
@@ -45,9 +45,9 @@ pub(crate) struct Fault {
     pub(crate) message: String,
 }
 
-impl Fault {
+impl RequestFault {
     /// An error of the whole request.
-    pub(crate) fn new(code: Code) -> Self {
+    pub(crate) fn new(code: ErrorCode) -> Self {
         Self {
             code,
             items: Vec::new(),
@@ -57,14 +57,14 @@ impl Fault {
     }
 
     /// An error whose message contains a detail.
-    pub(crate) fn with(code: Code, detail: impl Display) -> Self {
+    pub(crate) fn with(code: ErrorCode, detail: impl Display) -> Self {
         Self {
             message: code.message_with(detail),
             ..Self::new(code)
         }
     }
 
-    pub(crate) fn of_item(index: usize, code: Code) -> Self {
+    pub(crate) fn of_item(index: usize, code: ErrorCode) -> Self {
         let message = format!("Products[{index}] {}", code.message());
         Self {
             items: vec![index],
@@ -83,13 +83,13 @@ impl Fault {
 
     /// The error as the header names it: once for each item at fault, or once for the whole
     /// request.
-    fn named(&self) -> impl Iterator<Item = Named> {
-        let named = Named {
+    fn named(&self) -> impl Iterator<Item = NamedCode> {
+        let named = NamedCode {
             code: self.code,
             item: None,
             parameter: self.parameter,
         };
-        let of_items = self.items.iter().map(move |index| Named {
+        let of_items = self.items.iter().map(move |index| NamedCode {
             item: Some(*index),
             ..named
         });
@@ -107,14 +107,17 @@ impl Fault {
 #[derive(Debug)]
 pub(crate) enum ApiError {
     /// A 4xx with one error of the whole request.
-    Plain { code: Code, message: String },
+    Plain { code: ErrorCode, message: String },
     /// 422 with all errors of the request.
-    Unprocessable(Vec<Fault>),
+    Unprocessable(Vec<RequestFault>),
     /// 429: a limit of the partner is used up for a time.
     Limited(Limited),
     /// 503: this process is overloaded, or an earlier request with the same external id is not decided
     /// yet. `bound` names what was reached, for the metrics and the log.
-    Unavailable { code: Code, bound: &'static str },
+    Unavailable {
+        code: ErrorCode,
+        bound: &'static str,
+    },
     /// 500. The cause is logged and not part of the response.
     Internal(anyhow::Error),
 }
@@ -122,7 +125,7 @@ pub(crate) enum ApiError {
 /// A limit of a partner that is used up.
 #[derive(Debug)]
 pub(crate) struct Limited {
-    pub(crate) code: Code,
+    pub(crate) code: ErrorCode,
     /// The name of the limit, for the metrics and the log.
     pub(crate) bound: &'static str,
     pub(crate) message: String,
@@ -137,20 +140,20 @@ pub(crate) struct Limited {
 pub(crate) struct ErrorRecord {
     /// The code of the first error, or the bound that was reached.
     pub(crate) reason: &'static str,
-    pub(crate) errors: Vec<Named>,
+    pub(crate) errors: Vec<NamedCode>,
     /// The cause of a 500.
-    pub(crate) cause: Option<Cause>,
+    pub(crate) cause: Option<ErrorCause>,
 }
 
 /// What the log says about a 500.
 #[derive(Clone, Debug)]
-pub(crate) struct Cause {
+pub(crate) struct ErrorCause {
     pub(crate) text: Arc<str>,
     /// Whether the database is away or out of order, so that the other requests fail as well.
     pub(crate) is_outage: bool,
 }
 
-impl From<&anyhow::Error> for Cause {
+impl From<&anyhow::Error> for ErrorCause {
     fn from(error: &anyhow::Error) -> Self {
         Self {
             text: format!("{error:#}").into(),
@@ -162,8 +165,8 @@ impl From<&anyhow::Error> for Cause {
     }
 }
 
-impl From<Code> for ApiError {
-    fn from(code: Code) -> Self {
+impl From<ErrorCode> for ApiError {
+    fn from(code: ErrorCode) -> Self {
         Self::Plain {
             code,
             message: code.message().into(),
@@ -173,7 +176,7 @@ impl From<Code> for ApiError {
 
 impl ApiError {
     /// A 4xx whose message contains a detail.
-    pub(crate) fn with(code: Code, detail: impl Display) -> Self {
+    pub(crate) fn with(code: ErrorCode, detail: impl Display) -> Self {
         Self::Plain {
             code,
             message: code.message_with(detail),
@@ -181,7 +184,7 @@ impl ApiError {
     }
 
     /// 429: the last such request was less than its minimum interval ago. `wait` is left of it.
-    pub(crate) fn too_soon(code: Code, wait: Duration) -> Self {
+    pub(crate) fn too_soon(code: ErrorCode, wait: Duration) -> Self {
         Self::Limited(Limited {
             code,
             bound: code.name(),
@@ -194,7 +197,7 @@ impl ApiError {
     /// 503: this process is overloaded. `bound` names the limit that was reached.
     pub(crate) const fn overloaded(bound: &'static str) -> Self {
         Self::Unavailable {
-            code: Code::Overloaded,
+            code: ErrorCode::Overloaded,
             bound,
         }
     }
@@ -208,25 +211,25 @@ impl ApiError {
             Self::Plain { code, .. } => code.name(),
             Self::Unprocessable(faults) => faults.first().map_or("none", |fault| fault.code.name()),
             Self::Limited(Limited { bound, .. }) | Self::Unavailable { bound, .. } => bound,
-            Self::Internal(_) => Code::InternalError.name(),
+            Self::Internal(_) => ErrorCode::InternalError.name(),
         }
     }
 
     /// The errors that the header names. They are those of the body, so the header reveals nothing
     /// more.
-    fn errors(&self) -> Vec<Named> {
+    fn errors(&self) -> Vec<NamedCode> {
         let code = match self {
             Self::Unprocessable(faults) => {
                 return faults
                     .iter()
-                    .flat_map(Fault::named)
+                    .flat_map(RequestFault::named)
                     .take(MAX_CODES)
                     .collect();
             }
             Self::Plain { code, .. }
             | Self::Limited(Limited { code, .. })
             | Self::Unavailable { code, .. } => *code,
-            Self::Internal(_) => Code::InternalError,
+            Self::Internal(_) => ErrorCode::InternalError,
         };
         vec![code.into()]
     }
@@ -244,7 +247,7 @@ impl IntoResponse for ApiError {
             }
             Self::Plain { code, message } => {
                 let mut response = simple(code, &message);
-                if code == Code::ContentEncodingUnsupported {
+                if code == ErrorCode::ContentEncodingUnsupported {
                     // RFC 7694: a 415 names the encodings that are accepted.
                     let accepted = HeaderValue::from_static("identity");
                     response
@@ -273,8 +276,8 @@ impl IntoResponse for ApiError {
                 (headers, simple(code, code.message())).into_response()
             }
             Self::Internal(error) => {
-                cause = Some(Cause::from(&error));
-                simple(Code::InternalError, Code::InternalError.message())
+                cause = Some(ErrorCause::from(&error));
+                simple(ErrorCode::InternalError, ErrorCode::InternalError.message())
             }
         };
         response.extensions_mut().insert(ErrorRecord {
@@ -286,7 +289,7 @@ impl IntoResponse for ApiError {
     }
 }
 
-fn simple(code: Code, message: &str) -> Response {
+fn simple(code: ErrorCode, message: &str) -> Response {
     (code.status(), Json(json!({ "error": message }))).into_response()
 }
 

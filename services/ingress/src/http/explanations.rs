@@ -4,82 +4,82 @@
 //! Guarantee: a code without an explanation does not compile. [`crate::pages::errors`] makes the page
 //! of them, and `docs/errors.md`. What a response says is in [`super::codes`].
 
-use crate::http::codes::Code;
+use crate::http::codes::ErrorCode;
 
 #[expect(clippy::too_many_lines, reason = "one paragraph for each code")]
-pub(crate) fn explanation(code: Code) -> &'static str {
+pub(crate) fn explanation(code: ErrorCode) -> &'static str {
     match code {
         // The head of the request, and its body.
-        Code::Host => {
+        ErrorCode::Host => {
             "The request has no `Host` header, or several. Send exactly one, because a proxy \
              could otherwise read the request differently from us. HTTP libraries add this \
              header by themselves."
         }
-        Code::RepeatedHeader => {
+        ErrorCode::RepeatedHeader => {
             "An authentication header appears more than once. Send each of them once. A usual \
              cause is a library that, on a retry, adds the new headers to those of the \
              earlier attempt."
         }
-        Code::InvalidJson => {
+        ErrorCode::InvalidJson => {
             "The body is missing, empty or not valid JSON, or its objects and arrays are \
              nested more than 128 deep."
         }
-        Code::ContentEncodingUnsupported => {
+        ErrorCode::ContentEncodingUnsupported => {
             "The body has a `Content-Encoding`, for example because it is compressed. We read \
              bodies exactly as they arrive, so send it uncompressed and without this header."
         }
-        Code::BodyNotObject => {
+        ErrorCode::BodyNotObject => {
             "The body is JSON, but not an object with fields. Send an object, as the \
              description of the request says."
         }
-        Code::BodyTooLarge => {
+        ErrorCode::BodyTooLarge => {
             "The body is larger than we accept, which is 64 KiB unless we changed it; `GET \
              /account` shows the limit as `body_bytes`. Split the order into several orders, \
              each with an `external_order_id` of its own."
         }
-        Code::BodyTimeout => {
+        ErrorCode::BodyTimeout => {
             "The body did not arrive in time. Send it right after the headers, and check that \
              `Content-Length` is its length in bytes and not in characters."
         }
-        Code::NotFound => {
+        ErrorCode::NotFound => {
             "Nothing has this path or id, or it is of another partner. Check the path, and \
              percent-encode the ids in it once. An order that you look up is not stored at \
              this moment, but an earlier request may still be on its way: repeat the order, \
              or look it up again one minute after your last request."
         }
-        Code::OrderArchived => {
+        ErrorCode::OrderArchived => {
             "The order, or the order of this topup, is finished and so old that we have \
              moved it out of our system, so it can be neither shown nor changed. Its \
              `external_order_id` stays taken for a year after that, unless we agreed on \
              another time. Use the copy that you stored, or ask us."
         }
-        Code::MethodNotAllowed => {
+        ErrorCode::MethodNotAllowed => {
             "The path exists, but does not accept this method. The header `Allow` names the \
              methods that it accepts."
         }
 
         // Authentication.
-        Code::AuthenticationHeaderMissing => {
+        ErrorCode::AuthenticationHeaderMissing => {
             "At least one of the three authentication headers is missing or blank. They are \
              `X-Service-Access-Key`, `X-Service-Signature` and `X-Service-Timestamp`."
         }
-        Code::TimestampInvalid => {
+        ErrorCode::TimestampInvalid => {
             "The timestamp is not the Unix time in seconds (milliseconds are a frequent \
              mistake), or it differs by more than 300 s from our clock, whose time is in \
              the `Date` header of the answer. Correct your clock, and sign each request \
              anew."
         }
-        Code::AccessKeyUnknown => {
+        ErrorCode::AccessKeyUnknown => {
             "No active account has this access key. Check that it is complete and belongs \
              to the system at this base URL. If the keys were changed, use the new pair, \
              because the old one is accepted only during the overlap. Otherwise ask us: we \
              may have disabled your account."
         }
-        Code::SecretKeyMissing => {
+        ErrorCode::SecretKeyMissing => {
             "No secret key is stored for your account, so we cannot check any signature. \
              Ask us for new keys."
         }
-        Code::SignatureInvalid => {
+        ErrorCode::SignatureInvalid => {
             "The signature is not the one that we compute from your request. Check your \
              code with the test vector of the guide. Frequent mistakes: the secret key is \
              not decoded from Base64 first; the signed path lacks its prefix \
@@ -88,319 +88,321 @@ pub(crate) fn explanation(code: Code) -> &'static str {
              signed text ends with a line feed; the timestamp in the header is not the \
              signed one; the signature is not in lowercase hexadecimal."
         }
-        Code::ContentSha256Missing => {
+        ErrorCode::ContentSha256Missing => {
             "Your account, or this kind of request, accepts only signatures that cover the \
              query and the body; the message says which. Send the SHA-256 of the body in \
              `X-Service-Content-SHA256`, and sign it as the fifth line of the text."
         }
-        Code::ContentSha256Invalid => {
+        ErrorCode::ContentSha256Invalid => {
             "`X-Service-Content-SHA256` is not the SHA-256 of the body as it arrived, in \
              lowercase hexadecimal. Compute it over the bytes that you send."
         }
-        Code::SandboxOnly => {
+        ErrorCode::SandboxOnly => {
             "Only sandbox accounts may send this request, because it is meant for \
              development. A live account receives webhooks at its webhook URL, and events \
              when they happen."
         }
 
         // Create-order.
-        Code::ExternalOrderIdBlank => {
+        ErrorCode::ExternalOrderIdBlank => {
             "`external_order_id` is missing, is null, or consists of white space only. Send \
              your own id of the order as a string."
         }
-        Code::ExternalOrderIdInvalid => {
+        ErrorCode::ExternalOrderIdInvalid => {
             "`external_order_id` is not a string, has more than 255 characters, or contains a \
              NUL character. The message says which of them it is."
         }
-        Code::ExternalOrderIdTaken => {
+        ErrorCode::ExternalOrderIdTaken => {
             "An earlier order has this id and is stored. This request ordered nothing, even \
              if its body differs. `Location` names the earlier order; look it up, and \
              refund your customer only for units that are `failed`. If you meant another \
              order, choose a new id for it."
         }
-        Code::ProductsBlank => "`products` is missing or empty. Send at least one item.",
-        Code::ProductsInvalid => {
+        ErrorCode::ProductsBlank => "`products` is missing or empty. Send at least one item.",
+        ErrorCode::ProductsInvalid => {
             "`products` is not an array. Send an array of items, even for a single one."
         }
-        Code::ItemInvalid => {
+        ErrorCode::ItemInvalid => {
             "The item is not a JSON object. Send an object with `option_id` and `qty`."
         }
-        Code::OptionIdBlank => {
+        ErrorCode::OptionIdBlank => {
             "The item has no `option_id`, or a blank one. `GET /options` lists the options \
              that you may order."
         }
-        Code::OptionNotFound => {
+        ErrorCode::OptionNotFound => {
             "No option that you may order has this id. `GET /options` lists those that you \
              may order."
         }
-        Code::QtyInvalid => {
+        ErrorCode::QtyInvalid => {
             "`qty` is not a positive integer. Write it as a number in digits only: no string, \
              no sign, no fraction and no exponent."
         }
-        Code::TooManyItems => {
+        ErrorCode::TooManyItems => {
             "The order has more items than we accept in one order; `GET /account` shows the \
              limit. Split it into several orders, each with an `external_order_id` of its \
              own."
         }
-        Code::TooManyUnits => {
+        ErrorCode::TooManyUnits => {
             "The order has more units in total than we accept in one order; `GET /account` \
              shows the limit. Split it into several orders, each with an `external_order_id` \
              of its own."
         }
-        Code::ProviderRejected => {
+        ErrorCode::ProviderRejected => {
             "The provider rejected the order, and the message says why. You can use the \
              `external_order_id` again. Order something else, or send the order again later."
         }
-        Code::ProviderUnreachable => {
+        ErrorCode::ProviderUnreachable => {
             "We could not reach the provider, so nothing was bought. You can use the \
              `external_order_id` again, so send the same order again later."
         }
-        Code::ProviderUnavailable => {
+        ErrorCode::ProviderUnavailable => {
             "The provider had too much to do or does not serve us at the moment, so nothing \
              was bought. You can use the `external_order_id` again, so send the same order \
              again later."
         }
 
         // Everything else that partners send.
-        Code::ParameterUnknown => {
+        ErrorCode::ParameterUnknown => {
             "The query or the body has a parameter that this request does not have; the \
              message names it. Correct its spelling, or leave it out."
         }
-        Code::ParameterRepeated => {
+        ErrorCode::ParameterRepeated => {
             "The query or an object of the body has this parameter twice. Send it once, \
              because we could only guess which of the two you mean. An order with a \
              repeated key buys nothing."
         }
-        Code::LimitInvalid => {
+        ErrorCode::LimitInvalid => {
             "`limit` is not an integer from 1 to 100. Leave it out to get pages of 20 \
              entries."
         }
-        Code::CursorInvalid => {
+        ErrorCode::CursorInvalid => {
             "`cursor` is not a `next_cursor` from an earlier answer to the same kind of \
              request. Send it unchanged and percent-encoded, or leave it out to begin with \
              the first page."
         }
-        Code::CreatedAfterInvalid => {
+        ErrorCode::CreatedAfterInvalid => {
             "`created_after` is not an RFC 3339 time such as `2026-11-22T00:00:00Z`. In a \
              query, write the `+` of a time zone as `%2B`, because a plain `+` means a space \
              there."
         }
-        Code::StateInvalid => {
+        ErrorCode::StateInvalid => {
             "`state` is not a state of orders. The states are `processing`, `ready`, \
              `partly_failed`, `failed`, `refused` and `cancelled`."
         }
-        Code::TimeInvalid => {
+        ErrorCode::TimeInvalid => {
             "`since` or `until` is not an RFC 3339 time such as `2026-11-22T00:00:00Z`, or \
              `since` is missing where it is required; `parameter` names which of them. In a \
              query, write the `+` of a time zone as `%2B`, because a plain `+` means a space \
              there."
         }
-        Code::CountryInvalid => {
+        ErrorCode::CountryInvalid => {
             "`country` is not a country code of ISO 3166-1 alpha-2 in capital letters, such \
              as `JP`. Regions have no code; filter by one of their countries."
         }
-        Code::OptionNumberInvalid => {
+        ErrorCode::OptionNumberInvalid => {
             "`min_data_mb`, `min_days` or `max_days` is not a whole number from 1 to \
              2147483647; `parameter` names which of them."
         }
-        Code::UnlimitedInvalid => {
+        ErrorCode::UnlimitedInvalid => {
             "`unlimited` is neither `true` nor `false`. Leave it out to get both."
         }
-        Code::WebhookStateInvalid => {
+        ErrorCode::WebhookStateInvalid => {
             "`state` is not a state of webhooks that this request accepts: `pending`, \
              `exhausted`, `no_endpoint` or `delivered`. Webhooks that wait for a URL \
              (`no_endpoint`) cannot be sent again; they are sent when you set one."
         }
-        Code::WaitInvalid => {
+        ErrorCode::WaitInvalid => {
             "`wait` is not a whole number of seconds from 0 to 65535. We wait for at most \
              about 20 s, also if you send a larger number."
         }
-        Code::EndpointIdInvalid => {
+        ErrorCode::EndpointIdInvalid => {
             "`endpoint_id` is not the id of an endpoint, which is a UUID with hyphens. `GET \
              /endpoints` lists yours."
         }
-        Code::EventsInvalid => {
+        ErrorCode::EventsInvalid => {
             "`events` is not a list of names of further events. The message names the events \
              that you can ask for. An empty list means that you want none."
         }
-        Code::EventTypeInvalid => {
+        ErrorCode::EventTypeInvalid => {
             "`type` does not name an event that can be made in the sandbox; the message \
              names those that can. A `topup.failed` follows an order of the sandbox option \
              `partly`, and a `webhook.test` follows `POST /webhook/test`."
         }
-        Code::HeadersInvalid => {
+        ErrorCode::HeadersInvalid => {
             "`headers` cannot be used; the message says why. It must be an object of at most \
              10 headers with string values, together at most 4096 bytes. A name has letters, \
              digits, `-` and `_`. Names that frame a request or that we set ourselves are \
              refused, for example `Host`, `Connection`, `Content-Type` and those that begin \
              with `webhook-`."
         }
-        Code::UrlMissing => {
+        ErrorCode::UrlMissing => {
             "The body has nothing to change: neither `url` nor `events`, nor `headers` for \
              a further endpoint, where `null` counts as missing. To create an endpoint, \
              `url` is required. `null` removes your webhook URL; a further endpoint has to \
              be deleted instead."
         }
-        Code::UrlInvalid => {
+        ErrorCode::UrlInvalid => {
             "The webhook URL cannot be used; the message says why. It must be an `http` or \
              `https` URL of at most 2048 bytes, without a user name, a password, a fragment \
              (`#…`) and white space."
         }
-        Code::UrlForbidden => {
+        ErrorCode::UrlForbidden => {
             "We do not send webhooks to this address or port. Use a host name all of whose \
              addresses are public. The port must be 80, 443 or at least 1024, unless we \
              have allowed others. A live account needs `https`."
         }
-        Code::NoticeChannelMissing => {
+        ErrorCode::NoticeChannelMissing => {
             "The body must name either a `url` or an `email` for notices, and only one of \
              them. Remove the channel with `DELETE /notices`."
         }
-        Code::EmailInvalid => {
+        ErrorCode::EmailInvalid => {
             "The e-mail address cannot be used; the message says why. It must have the form \
              `name@example.com`, without a display name, quotes and an IP address."
         }
-        Code::EmailNotOffered => "We send no mails, so notices can only go to a URL. Send a `url`.",
-        Code::NoticeCodeInvalid => {
+        ErrorCode::EmailNotOffered => {
+            "We send no mails, so notices can only go to a URL. Send a `url`."
+        }
+        ErrorCode::NoticeCodeInvalid => {
             "The code is not the one that we sent last to your channel for notices, or none \
              is valid any more, because half an hour has passed or five wrong ones were \
              tried. Set the channel again with `PUT /notices` to get a new code."
         }
-        Code::OrderNotAnswered => {
+        ErrorCode::OrderNotAnswered => {
             "The create-order request of this order may still be waiting for its answer, \
              and you could get a 201 for a cancelled order. Try again after `Retry-After` \
              seconds, which are about 6 at most."
         }
-        Code::OrderNotWaiting => {
+        ErrorCode::OrderNotWaiting => {
             "At least one unit of the order is bought, or may be bought, so the order can no \
              longer be cancelled. Look the order up to see the states of its units."
         }
-        Code::OrderRefused => {
+        ErrorCode::OrderRefused => {
             "The create-order request of this order got a 422, so nothing was bought and \
              there is nothing to cancel."
         }
-        Code::TopupNotReady => {
+        ErrorCode::TopupNotReady => {
             "The eSIM of this topup is not ready, so there is no webhook to send again, no \
              use to show and nothing to give back. Look the topup up to see its state."
         }
-        Code::TopupErased => {
+        ErrorCode::TopupErased => {
             "We have erased the fields of this eSIM, usually 90 days after its delivery. We \
              can neither show nor send them again, so use the copy that you stored. The \
              eSIM can no longer be given back."
         }
-        Code::TopupReturned => {
+        ErrorCode::TopupReturned => {
             "You have given the eSIM of this topup back, so nobody can install it any more. \
              There is nothing to send again and no use to show."
         }
-        Code::UsageNotAvailable => {
+        ErrorCode::UsageNotAvailable => {
             "The provider of this eSIM does not show its data use. Asking again does not \
              help."
         }
-        Code::GiveBackNotAvailable => {
+        ErrorCode::GiveBackNotAvailable => {
             "The provider of this eSIM takes no eSIM back. It stays yours."
         }
-        Code::EsimInstalled => {
+        ErrorCode::EsimInstalled => {
             "The eSIM is installed on a device, or its installation has begun, so it cannot \
              be given back. It stays yours."
         }
-        Code::GiveBackRefused => {
+        ErrorCode::GiveBackRefused => {
             "The provider does not take this eSIM back; the message says why if the provider \
              did. For example, it has expired. It stays yours."
         }
-        Code::GiveBackFailed => {
+        ErrorCode::GiveBackFailed => {
             "The eSIM is not given back, because its provider could not be asked for half \
              an hour, or because we looked into it and found it in its place. Ask again \
              later."
         }
-        Code::EventVoid => {
+        ErrorCode::EventVoid => {
             "The event cannot be sent again: it is a test, you no longer ask for events of \
              its type, or it is no longer true, because the failed topup has become ready \
              after all or its order was cancelled."
         }
-        Code::EventNotWanted => {
+        ErrorCode::EventNotWanted => {
             "You do not ask for events of this type, so we would not send it. Ask for them \
              with `PUT /webhook` and the list `events`, and make the event then."
         }
-        Code::WebhookUrlMissing => {
+        ErrorCode::WebhookUrlMissing => {
             "Your account has no webhook URL, so there is nowhere to send the webhook. Set a \
              URL with `PUT /webhook`; the webhooks that wait for a URL are then sent."
         }
-        Code::WebhookPaused => {
+        ErrorCode::WebhookPaused => {
             "The endpoint is paused, so nothing is sent to it. Resume it with `POST \
              /endpoints/{endpoint_id}/resume`, or ask us if we paused it. The webhooks that \
              wait are then sent."
         }
-        Code::RedeliveryRunning => {
+        ErrorCode::RedeliveryRunning => {
             "A redelivery of many webhooks is running, which `Location` and the message name. \
              Wait until it has ended, or cancel it with `DELETE`."
         }
-        Code::TooManyEndpoints => {
+        ErrorCode::TooManyEndpoints => {
             "Your account has as many endpoints as an account can have, which is ten with the \
              first one. Delete one that you no longer need."
         }
-        Code::FirstEndpoint => {
+        ErrorCode::FirstEndpoint => {
             "This is the first endpoint of your account, which cannot be deleted and has no \
              headers of its own. Change or remove its URL and its events with `PUT \
              /webhook`."
         }
-        Code::NoticesNotSet => {
+        ErrorCode::NoticesNotSet => {
             "There is no channel for notices that could be verified. Set one with `PUT \
              /notices`."
         }
-        Code::RotationUnderWay => {
+        ErrorCode::RotationUnderWay => {
             "The old keys, or the old webhook secret, of an earlier change are still valid, \
              and there can be only one old one. Try again when the overlap has ended, or \
              ask us to end it."
         }
 
         // Load, and our faults.
-        Code::OrderUndecided => {
+        ErrorCode::OrderUndecided => {
             "An earlier create-order request with this id has no answer yet, and its order \
              may still be refused. Send the same request again in a few seconds: if the \
              earlier order stands, you get `external_order_id_taken`; if it was refused, \
              the repeat places a new order."
         }
-        Code::RateLimited => {
+        ErrorCode::RateLimited => {
             "Your account sends more requests, orders or units per second than it may, or \
              asks providers about eSIMs more often; the message says which. This request \
              stored nothing. Send it again after `Retry-After` seconds. `RateLimit-Limit` is \
              the limit per second."
         }
-        Code::UsageUnanswered => {
+        ErrorCode::UsageUnanswered => {
             "The provider of this eSIM does not answer now, and we have no earlier answer \
              about its data use. Ask again after `Retry-After` seconds."
         }
-        Code::TooManyInFlight => {
+        ErrorCode::TooManyInFlight => {
             "Too many create-order requests of your account are waiting for their answers at \
              the same time. This request stored nothing. Send it again after `Retry-After` \
              seconds, and send fewer orders at the same time."
         }
-        Code::ShareInUse => {
+        ErrorCode::ShareInUse => {
             "Your account has as many such requests in progress as it may have now. A single \
              account can use at most half of what the others leave free, so that nobody is \
              shut out, and only a few requests of `GET /webhook/listen`. This request changed \
              nothing. Send it again after `Retry-After` seconds, and send fewer requests at \
              the same time. `RateLimit-Limit` is the number that was in progress."
         }
-        Code::RedeliveredRecently => {
+        ErrorCode::RedeliveredRecently => {
             "The last attempt to send this webhook began less than a minute ago, whoever \
              caused it, or your last redelivery of many webhooks did. Ask again after \
              `Retry-After` seconds."
         }
-        Code::TestedRecently => {
+        ErrorCode::TestedRecently => {
             "The last test of your endpoint, or the last event that you made in the sandbox, \
              was less than 10 s ago. Ask for the next one after `Retry-After` seconds."
         }
-        Code::VerificationLimited => {
+        ErrorCode::VerificationLimited => {
             "Your account has had a code for its channel for notices less than a minute ago, \
              or five codes within a day. This limit protects people whose address somebody \
              names by mistake. Set the channel after `Retry-After` seconds."
         }
-        Code::Overloaded => {
+        ErrorCode::Overloaded => {
             "We are overloaded, and this request stored nothing. An earlier request with the \
              same `external_order_id` may have stored its order. Send the request again after \
              `Retry-After` seconds, or after a few seconds if there is no such header."
         }
-        Code::InternalError => {
+        ErrorCode::InternalError => {
             "Something failed on our side. If the request was an order, it may be stored and \
              bought. Send it again with the same `external_order_id` until you get a definite \
              answer, as the guide says. If the error persists, send us the `X-Request-Id` of \
@@ -417,7 +419,7 @@ mod tests {
 
     #[test]
     fn an_explanation_is_one_paragraph() {
-        for code in Code::VARIANTS {
+        for code in ErrorCode::VARIANTS {
             let text = explanation(*code);
             assert!(
                 text.ends_with('.') && !text.contains('\n') && !text.contains("  "),

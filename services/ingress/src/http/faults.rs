@@ -4,8 +4,8 @@
 use std::collections::HashSet;
 
 use crate::http::{
-    codes::Code,
-    error::{ApiError, Fault},
+    codes::ErrorCode,
+    error::{ApiError, RequestFault},
 };
 
 /// The longest `external_order_id`, in characters.
@@ -26,7 +26,7 @@ pub(crate) const MOST_NESTED: usize = 128;
 /// what was read would cost the more, the longer the text is. Numbers and texts are left as they are,
 /// because one that fits no Rust type is valid JSON.
 pub(crate) fn repeated_key(json: &str) -> Result<Option<String>, ApiError> {
-    let invalid = || ApiError::from(Code::InvalidJson);
+    let invalid = || ApiError::from(ErrorCode::InvalidJson);
     let bytes = json.as_bytes();
     // What is open: the keys of an object, or `None` for an array.
     let mut open: Vec<Option<HashSet<String>>> = Vec::new();
@@ -69,16 +69,21 @@ pub(crate) fn repeated_key(json: &str) -> Result<Option<String>, ApiError> {
 }
 
 /// The fault of a key that stands twice in one object.
-pub(crate) fn repeated(key: &str) -> Fault {
+pub(crate) fn repeated(key: &str) -> RequestFault {
     let key: String = key.chars().take(MAX_KEY).collect();
-    Fault::with(Code::ParameterRepeated, key)
+    RequestFault::with(ErrorCode::ParameterRepeated, key)
 }
 
 /// A text as an external id, or what is wrong with it.
-pub(crate) fn external_id(text: &str) -> Result<String, Fault> {
-    let invalid = |detail: &str| Err(Fault::with(Code::ExternalOrderIdInvalid, detail));
+pub(crate) fn external_id(text: &str) -> Result<String, RequestFault> {
+    let invalid = |detail: &str| {
+        Err(RequestFault::with(
+            ErrorCode::ExternalOrderIdInvalid,
+            detail,
+        ))
+    };
     if text.trim().is_empty() {
-        Err(Fault::new(Code::ExternalOrderIdBlank))
+        Err(RequestFault::new(ErrorCode::ExternalOrderIdBlank))
     } else if text.chars().count() > MAX_EXTERNAL_ID {
         invalid(&format!(
             "is too long (maximum is {MAX_EXTERNAL_ID} characters)"

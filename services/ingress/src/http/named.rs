@@ -7,20 +7,20 @@ use std::fmt::{self, Display, Formatter};
 
 use axum::http::HeaderValue;
 
-use super::codes::Code;
+use super::codes::ErrorCode;
 
 /// A code with its item or parameter, as the error header names it: `qty_invalid; item=2`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Named {
-    pub(crate) code: Code,
+pub(crate) struct NamedCode {
+    pub(crate) code: ErrorCode,
     /// The index of the item, from 0.
     pub(crate) item: Option<usize>,
     /// The query parameter or field of the body.
     pub(crate) parameter: Option<&'static str>,
 }
 
-impl From<Code> for Named {
-    fn from(code: Code) -> Self {
+impl From<ErrorCode> for NamedCode {
+    fn from(code: ErrorCode) -> Self {
         Self {
             code,
             item: None,
@@ -29,7 +29,7 @@ impl From<Code> for Named {
     }
 }
 
-impl Display for Named {
+impl Display for NamedCode {
     fn fmt(&self, to: &mut Formatter<'_>) -> fmt::Result {
         to.write_str(self.code.name())?;
         if let Some(item) = self.item {
@@ -43,14 +43,14 @@ impl Display for Named {
 }
 
 /// The value of the error header.
-pub(crate) fn header(errors: &[Named]) -> HeaderValue {
-    let codes: Vec<String> = errors.iter().map(Named::to_string).collect();
+pub(crate) fn header(errors: &[NamedCode]) -> HeaderValue {
+    let codes: Vec<String> = errors.iter().map(NamedCode::to_string).collect();
     HeaderValue::from_str(&codes.join(", ")).unwrap_or(HeaderValue::from_static("invalid"))
 }
 
 /// The value of the `Link` header: the section of each code, each named once. `page` is the URL of
 /// the page.
-pub(crate) fn links(page: &str, errors: &[Named]) -> Option<HeaderValue> {
+pub(crate) fn links(page: &str, errors: &[NamedCode]) -> Option<HeaderValue> {
     let mut links: Vec<String> = Vec::new();
     for error in errors {
         let link = format!("<{page}#{}>; rel=\"help\"", error.code.name());
@@ -67,11 +67,11 @@ mod tests {
 
     #[test]
     fn links_name_each_section_once() {
-        let of_item = |item| Named {
+        let of_item = |item| NamedCode {
             item: Some(item),
-            ..Code::QtyInvalid.into()
+            ..ErrorCode::QtyInvalid.into()
         };
-        let errors = [of_item(1), of_item(2), Code::TooManyUnits.into()];
+        let errors = [of_item(1), of_item(2), ErrorCode::TooManyUnits.into()];
         assert_eq!(
             header(&errors),
             "qty_invalid; item=1, qty_invalid; item=2, too_many_units"

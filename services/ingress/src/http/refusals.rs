@@ -13,7 +13,7 @@
 //!   signed route hold none.
 //!
 //! [`super::observe`] calls [`Refusals::note`] for each refused request, and knows its sender by the
-//! [`Sender`] that [`crate::access::authentication`] found. While the database is away, refusals are
+//! [`RequestSender`] that [`crate::access::authentication`] found. While the database is away, refusals are
 //! lost; the log and the metrics still have them. What a process has not said when it ends is forgotten.
 
 use std::{
@@ -31,7 +31,7 @@ use runtime::{Shutdown, clock, lock, outage, sampler::Sampler};
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
-use crate::metrics::{Metrics, Recorded};
+use crate::metrics::{Metrics, RefusalRecording};
 
 /// Maximum number of refused requests of one partner that are kept for operators. `esimctl partner
 /// show --refused` and the console show them. The number holds for each of three kinds: orders,
@@ -57,13 +57,13 @@ const LONGEST: usize = 300;
 /// The partner whose access key a request has. It is an extension of the response, of each one to a
 /// request with a valid signature and of the refusals of all others.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sender {
+pub(crate) struct RequestSender {
     pub(crate) partner: PartnerId,
     /// Whether the signature is valid. If it is not, anybody may have sent the request.
     pub(crate) signed: bool,
 }
 
-impl Sender {
+impl RequestSender {
     /// The partner who has signed the request.
     pub(crate) fn signed(partner: PartnerId) -> Self {
         Self {
@@ -87,12 +87,12 @@ impl Sender {
 pub(crate) struct ExternalOrderId(pub(crate) String);
 
 /// What is kept of each request until its response is known.
-pub(crate) struct Asked {
+pub(crate) struct RequestLine {
     method: Method,
     uri: Uri,
 }
 
-impl Asked {
+impl RequestLine {
     pub(crate) fn by<B>(request: &Request<B>) -> Self {
         Self {
             method: request.method().clone(),
@@ -185,7 +185,7 @@ impl Refusals {
                     refused::keep(connection, &refusals, PARTNER_REFUSALS_KEPT).await
                 });
                 let recorded = match kept.await {
-                    Ok(()) => Recorded::Kept,
+                    Ok(()) => RefusalRecording::Kept,
                     Err(error) => {
                         for refusal in &refusals {
                             lost.lost(refusal);
@@ -198,7 +198,7 @@ impl Refusals {
                                 "cannot store refused requests, so operators will not see these ones; the metrics count them, and so does the next one that is stored"
                             );
                         }
-                        Recorded::Failed
+                        RefusalRecording::Failed
                     }
                 };
                 metrics.refusals(recorded, refusals.len());
@@ -217,10 +217,10 @@ impl Refusals {
     }
 
     /// Keeps a refused request, unless there are too many of its kind.
-    pub(crate) fn note(&self, sender: Sender, asked: &Asked, answered: Answered<'_>) {
+    pub(crate) fn note(&self, sender: RequestSender, asked: &RequestLine, answered: Answered<'_>) {
         let kind = asked.kind(sender.signed);
         let Some(unrecorded) = self.counted.pass(sender.partner, kind) else {
-            self.metrics.refusals(Recorded::Limited, 1);
+            self.metrics.refusals(RefusalRecording::Limited, 1);
             return;
         };
         let refusal = Refusal {
@@ -238,7 +238,7 @@ impl Refusals {
         };
         if let Err(dropped) = self.queue.try_push(refusal) {
             self.counted.lost(&dropped);
-            self.metrics.refusals(Recorded::Dropped, 1);
+            self.metrics.refusals(RefusalRecording::Dropped, 1);
         }
     }
 

@@ -66,14 +66,14 @@ const DISCARD_FOR: Duration = Duration::from_secs(2);
 /// The maximum number of bytes of the rest that are discarded.
 const DISCARD_BYTES: usize = 4 * 1024 * 1024;
 
-pub(crate) struct Server {
+pub(crate) struct IngressServer {
     connections: Arc<Connections>,
     router: Router,
     limits: LimitsConfig,
     shutdown: Shutdown,
 }
 
-impl Server {
+impl IngressServer {
     pub(crate) fn new(limits: &LimitsConfig, router: Router, shutdown: Shutdown) -> Arc<Self> {
         let connections = Connections::new(size(limits.max_connections), TOO_MANY);
         Arc::new(Self {

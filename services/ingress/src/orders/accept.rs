@@ -18,10 +18,10 @@
 //! - No webhook precedes the 201 of its order. With verdicts, this process holds the readiness
 //!   events until the 201 has left. Without verdicts nobody holds them, so the jobs are published
 //!   only after the 201.
-//! - The commit and everything after it run in a task of their own ([`Orders::submit`]). A partner
+//! - The commit and everything after it run in a task of their own ([`OrderService::submit`]). A partner
 //!   that hangs up cancels only the future of its request, and not a half-finished order.
 //!
-//! [`super::create`] calls [`Orders::submit`] with an order that [`Orders::check`] has made. The
+//! [`super::create`] calls [`OrderService::submit`] with an order that [`OrderService::check`] has made. The
 //! module relies on [`super::handshake`] for verdicts and readiness events, and on
 //! [`pipeline::timing`] for deadlines that fit those of the other stages.
 
@@ -51,10 +51,10 @@ use tracing_opentelemetry::OpenTelemetrySpanExt;
 use utoipa::ToSchema;
 
 use crate::{
-    access::{admission::Admitted, directory::Directory},
+    access::{admission::AdmittedOrder, directory::Directory},
     http::{
-        codes::Code,
-        error::{ApiError, Fault},
+        codes::ErrorCode,
+        error::{ApiError, RequestFault},
     },
     metrics::{Metrics, OrderResult},
     orders::{
@@ -84,9 +84,9 @@ pub(crate) struct Created {
     pub(crate) departed: oneshot::Sender<()>,
 }
 
-pub(crate) type Answer = Result<Created, ApiError>;
+pub(crate) type OrderAnswer = Result<Created, ApiError>;
 
-pub(crate) struct Orders {
+pub(crate) struct OrderService {
     pub(crate) database: Database,
     pub(crate) commit: GroupCommit<InsertAndAnnounce>,
     pub(crate) directory: Arc<Directory>,
@@ -128,7 +128,7 @@ impl InsertAndAnnounce {
 struct Stored {
     order: NewOrder,
     /// Takes the answer to the handler.
-    answer: oneshot::Sender<Answer>,
+    answer: oneshot::Sender<OrderAnswer>,
     /// When the task of the order began.
     began: Instant,
     /// The time from then until the order was stored.
@@ -200,15 +200,15 @@ struct CreatedProduct<'a> {
     option_id: OptionId,
 }
 
-impl Orders {
+impl OrderService {
     /// Stores an order in a task of its own, and returns where its answer will arrive. The task
     /// goes on if the handler is gone, because after the commit the order has to be completed. The
     /// order is in flight until `admitted` is dropped at the end of the task.
     pub(crate) fn submit(
         self: &Arc<Self>,
         order: NewOrder,
-        admitted: Admitted,
-    ) -> oneshot::Receiver<Answer> {
+        admitted: AdmittedOrder,
+    ) -> oneshot::Receiver<OrderAnswer> {
         let (answer, answered) = oneshot::channel();
         let orders = Arc::clone(self);
         let task = async move {
@@ -228,8 +228,8 @@ impl Orders {
     async fn store_and_answer(
         &self,
         mut order: NewOrder,
-        mut answer: oneshot::Sender<Answer>,
-        admitted: &Admitted,
+        mut answer: oneshot::Sender<OrderAnswer>,
+        admitted: &AdmittedOrder,
     ) {
         let began = Instant::now();
         order.answer_within = ANSWER;
@@ -246,7 +246,9 @@ impl Orders {
         let sent = match self.store_unless_taken(&mut order, &mut answer).await {
             Ok(Some(sent)) => sent,
             Ok(None) => {
-                let taken = ApiError::Unprocessable(vec![Fault::new(Code::ExternalOrderIdTaken)]);
+                let taken = ApiError::Unprocessable(vec![RequestFault::new(
+                    ErrorCode::ExternalOrderIdTaken,
+                )]);
                 return self.fail(OrderResult::Duplicate, taken, answer);
             }
             Err(error @ ApiError::Unavailable { .. }) => {
@@ -279,7 +281,7 @@ impl Orders {
     }
 
     /// Answers an order whose answer waits for no verdict: it gets its 201 at once.
-    async fn answer_then_publish(&self, stored: Stored, admitted: &Admitted) {
+    async fn answer_then_publish(&self, stored: Stored, admitted: &AdmittedOrder) {
         let Stored {
             order,
             answer,
@@ -302,7 +304,7 @@ impl Orders {
         &self,
         stored: Stored,
         mut pending_answer: PendingAnswer,
-        admitted: &Admitted,
+        admitted: &AdmittedOrder,
     ) {
         let Stored {
             order,
@@ -378,7 +380,7 @@ impl Orders {
     }
 
     /// Counts an order that gets no 201, and sends its error to the handler.
-    fn fail(&self, result: OrderResult, error: ApiError, answer: oneshot::Sender<Answer>) {
+    fn fail(&self, result: OrderResult, error: ApiError, answer: oneshot::Sender<OrderAnswer>) {
         self.metrics.order(result, 0);
         let _ = answer.send(Err(error));
     }
@@ -398,7 +400,7 @@ impl Orders {
     async fn store_unless_taken(
         &self,
         order: &mut NewOrder,
-        answer: &mut oneshot::Sender<Answer>,
+        answer: &mut oneshot::Sender<OrderAnswer>,
     ) -> Result<Option<Moment>, ApiError> {
         let give_up = Instant::now() + self.placement_wait + ANSWER;
         let mut duplicate_permit = None;
@@ -455,7 +457,7 @@ impl Orders {
     async fn insert(
         &self,
         order: &mut NewOrder,
-        answer: &mut oneshot::Sender<Answer>,
+        answer: &mut oneshot::Sender<OrderAnswer>,
     ) -> Result<Inserted, ApiError> {
         let deadline = tokio::time::Instant::now() + self.queue_deadline;
         let mut tries = 0;
@@ -491,7 +493,7 @@ impl Orders {
 
 /// 503: an earlier order with the same external id may still be refused.
 const UNDECIDED_ORDER: ApiError = ApiError::Unavailable {
-    code: Code::OrderUndecided,
+    code: ErrorCode::OrderUndecided,
     bound: "undecided",
 };
 /// 503: the order waited in the queue for `QUEUE_DEADLINE`. It was not stored.
@@ -528,7 +530,11 @@ fn publish(jobs: &Batcher<JobRow>, order: &NewOrder) {
 
 /// Hands the 201 to the handler. Returns when it has left, or when it never will: the partner has
 /// hung up, or the deadline has passed.
-async fn send_201_and_wait(order: &NewOrder, deadline: Moment, answer: oneshot::Sender<Answer>) {
+async fn send_201_and_wait(
+    order: &NewOrder,
+    deadline: Moment,
+    answer: oneshot::Sender<OrderAnswer>,
+) {
     let mut topups: Vec<&NewTopup> = topups(order).collect();
     topups.sort_unstable_by_key(|topup| topup.position);
     let products = topups

@@ -4,7 +4,7 @@
 //! Guarantee: an order with errors is not stored, and one response names all of its errors, those of
 //! the body and those that only the catalogue and the database show.
 //!
-//! [`super::create`] calls [`Orders::check`] before it submits the order to [`super::accept`].
+//! [`super::create`] calls [`OrderService::check`] before it submits the order to [`super::accept`].
 
 use std::collections::BTreeMap;
 
@@ -18,14 +18,14 @@ use store::orders::{Alternative, NewOrder, NewPlacement, NewTopup};
 use tracing::Span;
 
 use super::{
-    accept::Orders,
-    request::{Draft, Item},
+    accept::OrderService,
+    request::{Draft, RequestedItem},
 };
 use crate::{
-    access::directory::{KnownPartner, Options},
+    access::directory::{KnownPartner, OptionsById},
     http::{
-        codes::Code,
-        error::{ApiError, Fault},
+        codes::ErrorCode,
+        error::{ApiError, RequestFault},
     },
 };
 
@@ -40,7 +40,7 @@ struct NewUnit<'a> {
     alternatives: Vec<Pair>,
 }
 
-impl Orders {
+impl OrderService {
     /// Turns a draft into an order, or returns all its errors: those of the draft, and those that
     /// only the catalogue and the database show.
     ///
@@ -68,16 +68,17 @@ impl Orders {
             };
             option.enabled && (partner.environment == Environment::Sandbox || live())
         });
-        let exists = |item: &Item| item.option_id.is_some_and(|id| options.contains_key(&id));
+        let exists =
+            |item: &RequestedItem| item.option_id.is_some_and(|id| options.contains_key(&id));
         let missing: Vec<usize> = items
             .iter()
             .filter(|item| !exists(item))
             .map(|item| item.index)
             .collect();
         if !missing.is_empty() {
-            errors.push(Fault {
+            errors.push(RequestFault {
                 items: missing,
-                ..Fault::new(Code::OptionNotFound)
+                ..RequestFault::new(ErrorCode::OptionNotFound)
             });
         }
         let Some(external_order_id) = external_order_id else {
@@ -96,7 +97,7 @@ impl Orders {
             store::orders::is_taken(connection, partner.id, &external_order_id).await
         });
         if taken.await.map_err(ApiError::internal)? {
-            errors.insert(0, Fault::new(Code::ExternalOrderIdTaken));
+            errors.insert(0, RequestFault::new(ErrorCode::ExternalOrderIdTaken));
         }
         Err(ApiError::Unprocessable(errors))
     }
@@ -106,8 +107,8 @@ impl Orders {
     fn placements(
         &self,
         partner: &KnownPartner,
-        items: &[Item],
-        options: &Options,
+        items: &[RequestedItem],
+        options: &OptionsById,
     ) -> Vec<NewPlacement> {
         let units = self.units(partner, items, options);
         let purchases = cut::into_purchases(units.iter().map(|unit| cut::Unit {
@@ -131,8 +132,8 @@ impl Orders {
     fn units<'a>(
         &self,
         partner: &KnownPartner,
-        items: &[Item],
-        options: &'a Options,
+        items: &[RequestedItem],
+        options: &'a OptionsById,
     ) -> Vec<NewUnit<'a>> {
         let now = clock::now();
         let mut units = Vec::new();
@@ -214,13 +215,13 @@ fn alternatives(units: &[NewUnit<'_>]) -> Vec<Alternative> {
 }
 
 /// Whether the taken external id is the only error, so that the request repeats an earlier one.
-pub(super) fn is_only_taken(errors: &[Fault]) -> bool {
-    matches!(errors, [only] if only.code == Code::ExternalOrderIdTaken)
+pub(super) fn is_only_taken(errors: &[RequestFault]) -> bool {
+    matches!(errors, [only] if only.code == ErrorCode::ExternalOrderIdTaken)
 }
 
 /// Whether the taken external id is among the errors, so that an order with this id is stored.
-pub(super) fn names_taken(errors: &[Fault]) -> bool {
+pub(super) fn names_taken(errors: &[RequestFault]) -> bool {
     errors
         .iter()
-        .any(|fault| fault.code == Code::ExternalOrderIdTaken)
+        .any(|fault| fault.code == ErrorCode::ExternalOrderIdTaken)
 }

@@ -23,20 +23,20 @@ use tracing::{Span, field};
 
 use crate::{
     access::{
-        admission::Admitted, authentication::Signed, directory::KnownPartner, gate::Gate,
-        rates::RateState,
+        admission::AdmittedOrder, authentication::Signed, directory::KnownPartner,
+        gate::RequestGate, rates::RateState,
     },
     http::{
         body,
         connection::{Connection, answer_body},
         described,
         error::{self, ApiError, ErrorRecord},
-        refusals::{ExternalOrderId, Sender},
+        refusals::{ExternalOrderId, RequestSender},
     },
     limits::OrderSize,
     metrics::{Metrics, OrderResult},
     orders::{
-        accept::{self, Created, Orders},
+        accept::{self, Created, OrderService},
         check,
         mishap::Mishaps,
         request::{self, Draft},
@@ -45,8 +45,8 @@ use crate::{
 
 /// What create-order needs.
 pub(crate) struct CreateOrder {
-    pub(crate) gate: Arc<Gate>,
-    pub(crate) orders: Arc<Orders>,
+    pub(crate) gate: Arc<RequestGate>,
+    pub(crate) orders: Arc<OrderService>,
     pub(crate) mishaps: Mishaps,
     pub(crate) metrics: Metrics,
 }
@@ -55,7 +55,7 @@ pub(crate) struct CreateOrder {
 /// those that the catalogue shows.
 struct Received {
     draft: Draft,
-    admitted: Admitted,
+    admitted: AdmittedOrder,
 }
 
 /// What is known of a request before it is clear what becomes of it.
@@ -122,7 +122,9 @@ pub(crate) async fn create_order(
     // The log line and the metric of a refused request name its partner. They are made in
     // [`crate::observe`], outside of this handler, so the response carries the partner's id
     // there.
-    response.extensions_mut().insert(Sender::signed(partner.id));
+    response
+        .extensions_mut()
+        .insert(RequestSender::signed(partner.id));
     if response.extensions().get::<ErrorRecord>().is_some()
         && let Some(id) = notes.external_order_id
     {

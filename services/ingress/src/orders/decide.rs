@@ -8,8 +8,8 @@ use pipeline::{Effect, payload::Verdict, perform};
 use store::orders::{NewOrder, Refusal, flush_order, refuse};
 
 use crate::http::{
-    codes::Code,
-    error::{ApiError, Fault},
+    codes::ErrorCode,
+    error::{ApiError, RequestFault},
 };
 
 /// Returns why the order is refused, or `None` if it is certain that it stands and is on disk, so that
@@ -68,16 +68,16 @@ async fn flush_unless_placed(
 
 /// The errors of a 422. Several placements can be refused for the same reason, which is then named
 /// once.
-pub(super) fn refusal_errors(order_id: OrderId, refusals: &[Refusal]) -> Vec<Fault> {
-    let mut errors: Vec<Fault> = Vec::new();
+pub(super) fn refusal_errors(order_id: OrderId, refusals: &[Refusal]) -> Vec<RequestFault> {
+    let mut errors: Vec<RequestFault> = Vec::new();
     for refusal in refusals {
         let error = match refusal {
-            Refusal::Rejected { status, message } => Fault::with(
-                Code::ProviderRejected,
+            Refusal::Rejected { status, message } => RequestFault::with(
+                ErrorCode::ProviderRejected,
                 webhooks::event::rejection(status, message),
             ),
-            Refusal::NotSent => Fault::with(Code::ProviderUnreachable, order_id),
-            Refusal::NotCarriedOut => Fault::with(Code::ProviderUnavailable, order_id),
+            Refusal::NotSent => RequestFault::with(ErrorCode::ProviderUnreachable, order_id),
+            Refusal::NotCarriedOut => RequestFault::with(ErrorCode::ProviderUnavailable, order_id),
         };
         if !errors.contains(&error) {
             errors.push(error);
@@ -105,7 +105,7 @@ mod tests {
             Refusal::NotCarriedOut,
         ];
         let errors = refusal_errors(order_id, &refusals);
-        let told: Vec<(Code, &str)> = errors
+        let told: Vec<(ErrorCode, &str)> = errors
             .iter()
             .map(|error| (error.code, error.message.as_str()))
             .collect();
@@ -114,13 +114,13 @@ mod tests {
         let unreachable = format!("API connection error (Order ID: {order_id})");
         let expected = [
             (
-                Code::ProviderRejected,
+                ErrorCode::ProviderRejected,
                 webhooks::event::rejection("9001", "sold out"),
             ),
-            (Code::ProviderUnavailable, unavailable),
-            (Code::ProviderUnreachable, unreachable),
+            (ErrorCode::ProviderUnavailable, unavailable),
+            (ErrorCode::ProviderUnreachable, unreachable),
         ];
-        let expected: Vec<(Code, &str)> = expected
+        let expected: Vec<(ErrorCode, &str)> = expected
             .iter()
             .map(|(code, message)| (*code, message.as_str()))
             .collect();

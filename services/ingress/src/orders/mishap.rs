@@ -9,7 +9,7 @@
 //! partner's test must not wake an operator.
 //!
 //! [`super::create`] asks [`Mishaps::wanted`] first. An order without a mishap, which every live one is,
-//! goes straight to its answer. That of one with a mishap goes through [`Wanted::instead_of`]; nothing
+//! goes straight to its answer. That of one with a mishap goes through [`OrderMishap::instead_of`]; nothing
 //! else in ingress knows of mishaps.
 
 use std::{
@@ -28,7 +28,7 @@ use runtime::lock;
 use crate::{
     access::directory::KnownPartner,
     http::{
-        codes::Code,
+        codes::ErrorCode,
         connection::{Connection, unsent_body},
         error::{ApiError, Instead, Limited},
     },
@@ -97,13 +97,13 @@ impl Mishap {
 }
 
 /// The mishap of an order.
-pub(crate) struct Wanted {
+pub(crate) struct OrderMishap {
     mishap: Mishap,
     /// The 429 that the order gets instead of being stored.
     refusal: Option<ApiError>,
 }
 
-impl Wanted {
+impl OrderMishap {
     /// The answer of the order. An order that gets a 429 is not carried out: its answer is dropped
     /// before it begins.
     pub(crate) async fn instead_of(
@@ -139,10 +139,10 @@ impl Mishaps {
         partner: &KnownPartner,
         draft: &Draft,
         now: Instant,
-    ) -> Option<Wanted> {
+    ) -> Option<OrderMishap> {
         let mishap = asked_for(partner, draft)?;
         let refusal = self.refusal(mishap, partner.id, draft, now);
-        Some(Wanted { mishap, refusal })
+        Some(OrderMishap { mishap, refusal })
     }
 
     /// The 429 of an order that asks for one, unless its first request was long enough ago.
@@ -178,9 +178,9 @@ impl Mishaps {
             .checked_sub(waited)
             .filter(|left| !left.is_zero())?;
         Some(ApiError::Limited(Limited {
-            code: Code::RateLimited,
+            code: ErrorCode::RateLimited,
             bound: "sandbox_option",
-            message: Code::RateLimited.message_with("1 such order (this option asks for it)"),
+            message: ErrorCode::RateLimited.message_with("1 such order (this option asks for it)"),
             limit: 1,
             wait,
         }))
@@ -190,10 +190,10 @@ impl Mishaps {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::orders::request::Item;
+    use crate::orders::request::RequestedItem;
 
     fn draft(options: &[OptionId], id: &str) -> Draft {
-        let item = |(index, option_id): (usize, &OptionId)| Item {
+        let item = |(index, option_id): (usize, &OptionId)| RequestedItem {
             index,
             option_id: Some(*option_id),
             quantity: 1,

@@ -17,8 +17,8 @@ use serde_json::value::RawValue;
 
 use crate::{
     http::{
-        codes::Code,
-        error::{ApiError, Fault},
+        codes::ErrorCode,
+        error::{ApiError, RequestFault},
         faults::{external_id, repeated, repeated_key},
     },
     limits::OrderSize,
@@ -26,7 +26,7 @@ use crate::{
 
 /// One item of an order, whose option and quantity may still be wrong.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Item {
+pub(crate) struct RequestedItem {
     /// The index in `products`, from 0.
     pub(crate) index: usize,
     /// The ordered option. `None` if the text cannot be the id of any option, so that the item gets
@@ -41,9 +41,9 @@ pub(crate) struct Item {
 pub(crate) struct Draft {
     /// The partner's order id, if it is valid.
     pub(crate) external_order_id: Option<String>,
-    pub(crate) items: Vec<Item>,
+    pub(crate) items: Vec<RequestedItem>,
     /// The errors: that of the external id first, and then those of the products by index.
-    pub(crate) errors: Vec<Fault>,
+    pub(crate) errors: Vec<RequestFault>,
 }
 
 impl Draft {
@@ -72,7 +72,7 @@ pub(crate) fn read(body: &[u8], limits: OrderSize) -> Result<Draft, ApiError> {
     let fault = if is(whole, '{') {
         repeated_key(whole.get())?.map(|key| repeated(&key))
     } else {
-        Some(Fault::new(Code::BodyNotObject))
+        Some(RequestFault::new(ErrorCode::BodyNotObject))
     };
     if let Some(fault) = fault {
         return Ok(Draft {
@@ -92,7 +92,7 @@ pub(crate) fn read(body: &[u8], limits: OrderSize) -> Result<Draft, ApiError> {
 }
 
 fn parse<'a, T: Deserialize<'a>>(text: &'a [u8]) -> Result<T, ApiError> {
-    serde_json::from_slice(text).map_err(|_| Code::InvalidJson.into())
+    serde_json::from_slice(text).map_err(|_| ErrorCode::InvalidJson.into())
 }
 
 /// Whether a value begins with this character. The first character tells the type of a JSON value;
@@ -103,12 +103,12 @@ fn is(value: &RawValue, start: char) -> bool {
 
 /// The external id, or what is wrong with it. `null` counts as missing. An id with a NUL character
 /// is refused in [`external_id`], because PostgreSQL cannot store it.
-fn external_order_id(value: Option<&RawValue>) -> Result<Result<String, Fault>, ApiError> {
+fn external_order_id(value: Option<&RawValue>) -> Result<Result<String, RequestFault>, ApiError> {
     let Some(value) = value else {
-        return Ok(Err(Fault::new(Code::ExternalOrderIdBlank)));
+        return Ok(Err(RequestFault::new(ErrorCode::ExternalOrderIdBlank)));
     };
     if !is(value, '"') {
-        let fault = Fault::with(Code::ExternalOrderIdInvalid, "must be a string");
+        let fault = RequestFault::with(ErrorCode::ExternalOrderIdInvalid, "must be a string");
         return Ok(Err(fault));
     }
     let text: String = parse(value.get().as_bytes())?;
@@ -122,24 +122,30 @@ fn products(
     draft: &mut Draft,
 ) -> Result<(), ApiError> {
     if value.is_some_and(|value| !is(value, '[')) {
-        draft.errors.push(Fault::new(Code::ProductsInvalid));
+        draft
+            .errors
+            .push(RequestFault::new(ErrorCode::ProductsInvalid));
         return Ok(());
     }
     let items: Vec<&RawValue> =
         value.map_or(Ok(Vec::new()), |value| parse(value.get().as_bytes()))?;
     if items.is_empty() {
-        draft.errors.push(Fault::new(Code::ProductsBlank));
+        draft
+            .errors
+            .push(RequestFault::new(ErrorCode::ProductsBlank));
         return Ok(());
     }
     if items.len() > limits.items {
         draft
             .errors
-            .push(Fault::with(Code::TooManyItems, limits.items));
+            .push(RequestFault::with(ErrorCode::TooManyItems, limits.items));
         return Ok(());
     }
     for (index, item) in items.into_iter().enumerate() {
         if !is(item, '{') {
-            draft.errors.push(Fault::of_item(index, Code::ItemInvalid));
+            draft
+                .errors
+                .push(RequestFault::of_item(index, ErrorCode::ItemInvalid));
             continue;
         }
         let fields: Object<'_> = parse(item.get().as_bytes())?;
@@ -148,16 +154,18 @@ fn products(
         if option.is_none() {
             draft
                 .errors
-                .push(Fault::of_item(index, Code::OptionIdBlank));
+                .push(RequestFault::of_item(index, ErrorCode::OptionIdBlank));
         }
         let quantity = quantity(field("qty"));
         if quantity.is_none() {
-            draft.errors.push(Fault::of_item(index, Code::QtyInvalid));
+            draft
+                .errors
+                .push(RequestFault::of_item(index, ErrorCode::QtyInvalid));
         }
         // The option of an item with a wrong quantity is kept, so that it is looked up and the same
         // response can say that it does not exist.
         if let Some(option_id) = option {
-            draft.items.push(Item {
+            draft.items.push(RequestedItem {
                 index,
                 option_id,
                 quantity: quantity.unwrap_or(0),
@@ -168,7 +176,7 @@ fn products(
     if u64::from(units) > limits.units {
         draft
             .errors
-            .push(Fault::with(Code::TooManyUnits, limits.units));
+            .push(RequestFault::with(ErrorCode::TooManyUnits, limits.units));
     }
     Ok(())
 }
@@ -221,7 +229,7 @@ mod tests {
             .map(|fault| (fault.code, fault.message.as_str()))
             .collect();
         let message = "Parameter qty is given more than once; send it once";
-        assert_eq!(named, [(Code::ParameterRepeated, message)]);
+        assert_eq!(named, [(ErrorCode::ParameterRepeated, message)]);
         assert!(draft.items.is_empty());
     }
 
@@ -253,10 +261,10 @@ mod tests {
             let (open, close) = if is_array { ("[", "]") } else { ("{\"a\":", "}") };
             let nested = |inner: &str| format!("{}{inner}{}", open.repeat(depth), close.repeat(depth));
             let object = |key: &str| nested(&format!("{{\"qty\":{number},\"{key}\":3}}"));
-            for (key, found) in [(again, vec![Code::ParameterRepeated]), ("Qty", vec![])] {
+            for (key, found) in [(again, vec![ErrorCode::ParameterRepeated]), ("Qty", vec![])] {
                 let body = format!("{{\"external_order_id\":\"a\",\"note\":{},\"products\":[{{\"option_id\":\"{OPTION}\",\"qty\":1}}]}}", object(key));
                 let draft = read(body.as_bytes(), LIMITS).unwrap();
-                let codes: Vec<Code> = draft.errors.iter().map(|fault| fault.code).collect();
+                let codes: Vec<ErrorCode> = draft.errors.iter().map(|fault| fault.code).collect();
                 prop_assert_eq!(codes, found, "{}", body);
             }
         }

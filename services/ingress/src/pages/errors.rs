@@ -8,7 +8,7 @@ use std::fmt::Write;
 
 use strum::VariantArray;
 
-use crate::http::{codes::Code, explanations::explanation};
+use crate::http::{codes::ErrorCode, explanations::explanation};
 
 const TITLE: &str = "Errors";
 const INTRODUCTION: &str = "For developers whose request got an error: what each code in `X-Service-Error` means, and what to do. Let your program decide by the code, because a code never changes its meaning, while texts may change. `Bought` is shown for the codes that an order can get. `no` means that this request buys nothing, now or later; it says nothing about an earlier request with the same `external_order_id`. `maybe` means that the order may be stored and bought.";
@@ -19,7 +19,7 @@ fn markdown() -> String {
     let mut page = format!(
         "<!-- Made from services/ingress/src/http/codes.rs: UPDATE_DOCS=1 cargo test -p ingress --lib errors -->\n# {TITLE}\n\n{INTRODUCTION}\n"
     );
-    for code in Code::VARIANTS {
+    for code in ErrorCode::VARIANTS {
         let name = code.name();
         let facts = facts(*code);
         let text = explanation(*code);
@@ -31,7 +31,7 @@ fn markdown() -> String {
 /// The page as HTML, without the head that names the style.
 pub(crate) fn html() -> String {
     let mut page = format!("<h1>{TITLE}</h1>\n<p>{}</p>\n", inline(INTRODUCTION));
-    for code in Code::VARIANTS {
+    for code in ErrorCode::VARIANTS {
         let name = code.name();
         let facts = inline(&facts(*code));
         let text = inline(explanation(*code));
@@ -44,7 +44,7 @@ pub(crate) fn html() -> String {
 }
 
 /// The status of an error, and whether something was bought.
-fn facts(code: Code) -> String {
+fn facts(code: ErrorCode) -> String {
     let bought = code
         .bought()
         .map_or(String::new(), |bought| format!(" Bought: {bought}."));

@@ -31,7 +31,7 @@ use runtime::{listener, lock};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use webhooks::qr::QrGate;
 
-use crate::http::{codes::Code, connection::Connection, error::ApiError};
+use crate::http::{codes::ErrorCode, connection::Connection, error::ApiError};
 
 /// The sizes that are drawn, in pixels of one side. A larger picture would cost too much memory and
 /// time.
@@ -182,9 +182,11 @@ pub(crate) async fn show(
     path: Result<Path<(String, String)>, PathRejection>,
     uri: Uri,
 ) -> Result<Response, ApiError> {
-    let Path((text, size)) = path.map_err(|_| ApiError::from(Code::NotFound))?;
+    let Path((text, size)) = path.map_err(|_| ApiError::from(ErrorCode::NotFound))?;
     let code = code_of(&text)?;
-    let size = size.parse().map_err(|_| ApiError::from(Code::NotFound))?;
+    let size = size
+        .parse()
+        .map_err(|_| ApiError::from(ErrorCode::NotFound))?;
     // Only the fuzz targets have no connection.
     let peer = connection.map_or(
         IpAddr::V4(Ipv4Addr::UNSPECIFIED),
@@ -200,7 +202,7 @@ fn code_of(text: &str) -> Result<ActivationCode, ApiError> {
     ActivationCode::parse(text)
         .ok()
         .filter(|code| code.download_link() == text)
-        .ok_or_else(|| Code::NotFound.into())
+        .ok_or_else(|| ErrorCode::NotFound.into())
 }
 
 async fn drawn(
@@ -212,13 +214,13 @@ async fn drawn(
 ) -> Result<Response, ApiError> {
     let now = runtime::clock::unix_seconds();
     if !SIZES.contains(&size) || !renderer.gate.lets(code, uri.query(), now) {
-        return Err(Code::NotFound.into());
+        return Err(ErrorCode::NotFound.into());
     }
     let text = code.download_link();
     let png = renderer
         .run(source, move || picture(&text, size))
         .await?
-        .ok_or(Code::NotFound)?;
+        .ok_or(ErrorCode::NotFound)?;
     let headers = [
         (header::CONTENT_TYPE, "image/png"),
         (header::REFERRER_POLICY, "no-referrer"),
@@ -333,7 +335,9 @@ mod tests {
         let renderer = renderer(Duration::from_secs(10));
         let draw = |text: &str, size: &str| {
             let code = code_of(text);
-            let size = size.parse().map_err(|_| ApiError::from(Code::NotFound));
+            let size = size
+                .parse()
+                .map_err(|_| ApiError::from(ErrorCode::NotFound));
             let renderer = Arc::clone(&renderer);
             async move { drawn(&renderer, ONE, &code?, size?, &Uri::from_static("/")).await }
         };
@@ -352,7 +356,7 @@ mod tests {
                 matches!(
                     draw(text, size).await,
                     Err(ApiError::Plain {
-                        code: Code::NotFound,
+                        code: ErrorCode::NotFound,
                         ..
                     })
                 ),

@@ -12,11 +12,12 @@ use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 
 use super::session::{OVERLAP, Session, json};
-use crate::http::{codes::Code, error::ApiError};
+use crate::http::{codes::ErrorCode, error::ApiError};
 
 /// The account of the partner that signed the request.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Account<'a> {
+#[schema(as = Account)]
+pub(super) struct AccountResponse<'a> {
     name: &'a str,
     /// `sandbox` or `live`.
     environment: &'a str,
@@ -58,16 +59,16 @@ struct AccountUse {
 
 /// Show the account
 #[utoipa::path(get, path = "/account", operation_id = "show_account", tag = "Account",
-    responses((status = 200, description = "The account", body = Account)))]
+    responses((status = 200, description = "The account", body = AccountResponse)))]
 pub(super) async fn show(session: Session) -> Result<Response, ApiError> {
     let stored = session
         .run(self_service::account)
         .await?
-        .ok_or(Code::NotFound)?;
+        .ok_or(ErrorCode::NotFound)?;
     let gate = session.gate();
     let partner = &session.partner;
     let per_second = gate.admission.rates.of(partner).per_second();
-    let account = Account {
+    let account = AccountResponse {
         name: &stored.name,
         environment: &stored.environment,
         access_key: &stored.access_key,
@@ -134,7 +135,7 @@ pub(super) async fn rotate(session: Session) -> Result<Response, ApiError> {
         .await
     });
     let Rotated::Until(until) = rotated.await? else {
-        return Err(Code::RotationUnderWay.into());
+        return Err(ErrorCode::RotationUnderWay.into());
     };
     tracing::info!(partner.id = %session.id(), "a partner replaced its keys; the old ones stay valid for 24 hours");
     let new = NewKeys {

@@ -14,11 +14,11 @@ use utoipa::ToSchema;
 use super::{
     query::{Query, timed_cursor},
     session::{Search, json},
-    topups::{Attempt, attempts},
+    topups::{AttemptResponse, attempts},
 };
 use crate::http::{
-    codes::Code,
-    error::{ApiError, Fault},
+    codes::ErrorCode,
+    error::{ApiError, RequestFault},
 };
 
 /// The state of a webhook.
@@ -57,8 +57,8 @@ impl From<WebhookState> for DeliveryState {
 
 /// A webhook that was sent or will be sent.
 #[derive(Serialize, ToSchema)]
-#[expect(clippy::struct_field_names, reason = "the names on the wire")]
-pub(super) struct Webhook<'a> {
+#[schema(as = Webhook)]
+pub(super) struct WebhookResponse<'a> {
     /// The `webhook-id` header, the same in every attempt: the topup id, or the id of an event.
     #[schema(example = "20250129123456123456789012")]
     webhook_id: String,
@@ -85,13 +85,14 @@ pub(super) struct Webhook<'a> {
     /// The number of attempts that have ended.
     attempts: i32,
     /// The last attempt; null before the first one has ended, and after 30 days.
-    last_attempt: Option<Attempt<'a>>,
+    last_attempt: Option<AttemptResponse<'a>>,
 }
 
 /// A page of webhooks.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Webhooks<'a> {
-    webhooks: Vec<Webhook<'a>>,
+#[schema(as = Webhooks)]
+pub(super) struct WebhooksResponse<'a> {
+    webhooks: Vec<WebhookResponse<'a>>,
     /// The cursor of the next page; null after the last one.
     next_cursor: Option<String>,
 }
@@ -125,13 +126,13 @@ fn last_attempt(view: &View) -> Option<self_service::Attempt> {
         ("cursor" = Option<String>, Query, description = "`next_cursor` of the previous page; leave it out for the first page"),
         ("limit" = Option<u16>, Query, minimum = 1, maximum = 100, description = "Maximum number of webhooks of the page, from 1 to 100; the default is 20")),
     responses(
-        (status = 200, description = "A page of webhooks", body = Webhooks),
+        (status = 200, description = "A page of webhooks", body = WebhooksResponse),
         (status = 422, response = crate::http::described::Unprocessable)))]
 pub(super) async fn list(Search(session, uri): Search) -> Result<Response, ApiError> {
     let mut query = Query::of(&uri);
     let limit = query.limit();
     let after = query.timed_cursor();
-    let unknown = Fault::with(Code::WebhookStateInvalid, WebhookState::ALL);
+    let unknown = RequestFault::with(ErrorCode::WebhookStateInvalid, WebhookState::ALL);
     let state = query.read("state", unknown, WebhookState::parse);
     let since = query.time("since");
     let until = query.time("until");
@@ -148,7 +149,7 @@ pub(super) async fn list(Search(session, uri): Search) -> Result<Response, ApiEr
     });
     let (found, next) = listing.await?;
     let last: Vec<_> = found.iter().map(last_attempt).collect();
-    let shown = found.iter().zip(&last).map(|(view, last)| Webhook {
+    let shown = found.iter().zip(&last).map(|(view, last)| WebhookResponse {
         webhook_id: view.webhook_id(),
         kind: &view.kind,
         endpoint_id: view.endpoint_id,
@@ -161,7 +162,7 @@ pub(super) async fn list(Search(session, uri): Search) -> Result<Response, ApiEr
         attempts: view.attempts,
         last_attempt: attempts(session.service(), view.delivery_id, last.as_slice()).pop(),
     });
-    let page = Webhooks {
+    let page = WebhooksResponse {
         webhooks: shown.collect(),
         next_cursor: next.map(|next| timed_cursor(next.at, next.id)),
     };

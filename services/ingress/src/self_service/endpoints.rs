@@ -21,20 +21,19 @@ use webhooks::{headers, url::WebhookUrl};
 
 use super::{
     events,
-    fields::Fields,
-    session::{Id, OVERLAP, Session, json},
+    fields::BodyFields,
+    session::{OVERLAP, PathId, Session, json},
     webhook::{self, NewSecret, replace_secret, resolved, url},
 };
 use crate::http::{
     body,
-    codes::Code,
-    error::{ApiError, Fault},
+    codes::ErrorCode,
+    error::{ApiError, RequestFault},
 };
 
 /// An endpoint with its health.
 #[derive(Serialize, ToSchema)]
-#[schema(as = WebhookEndpoint)]
-pub(super) struct Shown {
+pub(super) struct WebhookEndpoint {
     /// Names the endpoint. It stays the same for its whole life.
     #[schema(value_type = Uuid)]
     endpoint_id: EndpointId,
@@ -70,7 +69,7 @@ pub(super) struct Shown {
     created_at: OffsetDateTime,
 }
 
-impl Shown {
+impl WebhookEndpoint {
     fn new(session: &Session, endpoint: AnyEndpoint) -> Result<Self, ApiError> {
         let id = endpoint.endpoint_id;
         let headers = match &endpoint.headers {
@@ -114,10 +113,9 @@ impl Shown {
 
 /// All endpoints of the account.
 #[derive(Serialize, ToSchema)]
-#[schema(as = WebhookEndpoints)]
-pub(super) struct List {
+pub(super) struct WebhookEndpoints {
     /// The first endpoint and then the further ones, the oldest first.
-    endpoints: Vec<Shown>,
+    endpoints: Vec<WebhookEndpoint>,
 }
 
 /// List the endpoints
@@ -125,41 +123,46 @@ pub(super) struct List {
 /// The first one is the webhook URL of the account. Each endpoint gets the webhooks that it asks
 /// for, and is blocked, paused and tested by itself.
 #[utoipa::path(get, path = "/endpoints", operation_id = "list_endpoints", tag = "Endpoints",
-    responses((status = 200, description = "The endpoints", body = List)))]
+    responses((status = 200, description = "The endpoints", body = WebhookEndpoints)))]
 pub(super) async fn list(session: Session) -> Result<Response, ApiError> {
     let found = session
         .run(async |connection, partner| self_service::endpoints(connection, partner, None).await)
         .await?;
-    let shown: Result<Vec<Shown>, ApiError> = found
+    let shown: Result<Vec<WebhookEndpoint>, ApiError> = found
         .into_iter()
-        .map(|endpoint| Shown::new(&session, endpoint))
+        .map(|endpoint| WebhookEndpoint::new(&session, endpoint))
         .collect();
-    Ok(json(StatusCode::OK, &List { endpoints: shown? }))
+    Ok(json(
+        StatusCode::OK,
+        &WebhookEndpoints { endpoints: shown? },
+    ))
 }
 
 /// The endpoint with this id, as it is shown; a 404 if the partner has none.
-async fn current(session: &Session, id: EndpointId) -> Result<Shown, ApiError> {
+async fn current(session: &Session, id: EndpointId) -> Result<WebhookEndpoint, ApiError> {
     let found = session.run(async |connection, partner| {
         self_service::endpoints(connection, partner, Some(id)).await
     });
-    let endpoint = found.await?.pop().ok_or(Code::NotFound)?;
-    Shown::new(session, endpoint)
+    let endpoint = found.await?.pop().ok_or(ErrorCode::NotFound)?;
+    WebhookEndpoint::new(session, endpoint)
 }
 
 /// Show an endpoint
 #[utoipa::path(get, path = "/endpoints/{endpoint_id}", operation_id = "show_endpoint", tag = "Endpoints",
     params(("endpoint_id" = Uuid, Path, description = "The id of the endpoint")),
-    responses((status = 200, description = "The endpoint", body = Shown), (status = 404, response = crate::http::described::NotFound)))]
-pub(super) async fn show(session: Session, Id(id): Id<EndpointId>) -> Result<Response, ApiError> {
+    responses((status = 200, description = "The endpoint", body = WebhookEndpoint), (status = 404, response = crate::http::described::NotFound)))]
+pub(super) async fn show(
+    session: Session,
+    PathId(id): PathId<EndpointId>,
+) -> Result<Response, ApiError> {
     Ok(json(StatusCode::OK, &current(&session, id).await?))
 }
 
 /// A new endpoint, or a changed one.
 #[derive(Serialize, ToSchema)]
-#[schema(as = ChangedWebhookEndpoint)]
-pub(super) struct Changed {
+pub(super) struct ChangedWebhookEndpoint {
     #[serde(flatten)]
-    endpoint: Shown,
+    endpoint: WebhookEndpoint,
     /// The secret that signs its webhooks, only in the answer that creates it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")]
@@ -177,7 +180,7 @@ pub(super) struct Changed {
 /// the answer is lost, list the endpoints, and delete the one whose secret you do not have.
 #[utoipa::path(post, path = "/endpoints", operation_id = "create_endpoint", tag = "Endpoints", request_body = NewFurtherEndpoint,
     responses(
-        (status = 201, description = "The endpoint with its secret", body = Changed),
+        (status = 201, description = "The endpoint with its secret", body = ChangedWebhookEndpoint),
         (status = 400, response = crate::http::described::InvalidJson),
         (status = 409, description = "The account has the maximum number of endpoints (`too_many_endpoints`)", body = crate::http::described::Message),
         (status = 422, response = crate::http::described::Unprocessable)))]
@@ -200,13 +203,13 @@ pub(super) async fn create(session: Session, request: Request) -> Result<Respons
     let creating = session
         .change(async |connection, _| self_service::create_endpoint(connection, vault, &new).await);
     if !creating.await? {
-        return Err(ApiError::with(Code::TooManyEndpoints, MOST));
+        return Err(ApiError::with(ErrorCode::TooManyEndpoints, MOST));
     }
     tracing::info!(
         partner.id = %key.partner_id, endpoint.id = %key.id,
         "a partner created a further endpoint"
     );
-    let changed = Changed {
+    let changed = ChangedWebhookEndpoint {
         endpoint: current(&session, key.id).await?,
         webhook_secret: Some(secret.to_text()),
         warning,
@@ -234,7 +237,7 @@ pub(super) struct NewFurtherEndpoint {
 impl NewFurtherEndpoint {
     async fn read(session: &Session, request: Request) -> Result<Self, ApiError> {
         let mut fields = fields(session, request).await?;
-        let missing = Fault::new(Code::UrlMissing);
+        let missing = RequestFault::new(ErrorCode::UrlMissing);
         let url = fields.required("url", missing, |value| further_url(session, value));
         let events = fields.read("events", webhook::events);
         let headers = fields.read("headers", wanted_headers);
@@ -269,26 +272,27 @@ impl EndpointChange {
         };
         let is_empty = change.url.is_none() && change.events.is_none() && change.headers.is_none();
         if is_empty && fields.is_faultless() {
-            fields.fault(Fault::new(Code::UrlMissing).of_parameter("url"));
+            fields.fault(RequestFault::new(ErrorCode::UrlMissing).of_parameter("url"));
         }
         fields.check(Some(change))
     }
 }
 
-async fn fields(session: &Session, request: Request) -> Result<Fields, ApiError> {
+async fn fields(session: &Session, request: Request) -> Result<BodyFields, ApiError> {
     let (parts, body) = request.into_parts();
     let body = body::read(session.gate().max_body, &parts.headers, body).await?;
-    Fields::of(&body)
+    BodyFields::of(&body)
 }
 
-fn further_url(session: &Session, value: &Value) -> Result<WebhookUrl, Fault> {
+fn further_url(session: &Session, value: &Value) -> Result<WebhookUrl, RequestFault> {
     let guard = &session.service().guard;
     url(guard, value, session.environment(), "it must be a string")
 }
 
 /// Reads the wanted headers. Messages about them never repeat a value, which may be a secret.
-fn wanted_headers(given: &Value) -> Result<Headers, Fault> {
-    let wrong = |why: &dyn std::fmt::Display| Err(Fault::with(Code::HeadersInvalid, why));
+fn wanted_headers(given: &Value) -> Result<Headers, RequestFault> {
+    let wrong =
+        |why: &dyn std::fmt::Display| Err(RequestFault::with(ErrorCode::HeadersInvalid, why));
     let Some(given) = given.as_object() else {
         return wrong(&"they must be an object of strings");
     };
@@ -330,7 +334,7 @@ fn further_key(session: &Session, id: EndpointId) -> Result<EndpointKey, ApiErro
         id,
     };
     if key.is_first() {
-        return Err(Code::FirstEndpoint.into());
+        return Err(ErrorCode::FirstEndpoint.into());
     }
     Ok(key)
 }
@@ -343,14 +347,14 @@ fn further_key(session: &Session, id: EndpointId) -> Result<EndpointKey, ApiErro
 #[utoipa::path(put, path = "/endpoints/{endpoint_id}", operation_id = "change_endpoint", tag = "Endpoints", request_body = EndpointChange,
     params(("endpoint_id" = Uuid, Path, description = "The id of the endpoint")),
     responses(
-        (status = 200, description = "The endpoint", body = Changed),
+        (status = 200, description = "The endpoint", body = ChangedWebhookEndpoint),
         (status = 400, response = crate::http::described::InvalidJson),
         (status = 404, response = crate::http::described::NotFound),
         (status = 409, description = "It is the first endpoint (`first_endpoint`)", body = crate::http::described::Message),
         (status = 422, response = crate::http::described::Unprocessable)))]
 pub(super) async fn change(
     session: Session,
-    Id(id): Id<EndpointId>,
+    PathId(id): PathId<EndpointId>,
     request: Request,
 ) -> Result<Response, ApiError> {
     let key = further_key(&session, id)?;
@@ -372,13 +376,13 @@ pub(super) async fn change(
         self_service::change_endpoint(connection, key, &change).await
     });
     if changing.await?.is_none() {
-        return Err(Code::NotFound.into());
+        return Err(ErrorCode::NotFound.into());
     }
     tracing::info!(
         partner.id = %key.partner_id, endpoint.id = %id,
         "a partner changed a further endpoint"
     );
-    let changed = Changed {
+    let changed = ChangedWebhookEndpoint {
         endpoint: current(&session, id).await?,
         webhook_secret: None,
         warning,
@@ -396,12 +400,15 @@ pub(super) async fn change(
         (status = 204, description = "The endpoint is deleted"),
         (status = 404, response = crate::http::described::NotFound),
         (status = 409, description = "It is the first endpoint (`first_endpoint`)", body = crate::http::described::Message)))]
-pub(super) async fn delete(session: Session, Id(id): Id<EndpointId>) -> Result<Response, ApiError> {
+pub(super) async fn delete(
+    session: Session,
+    PathId(id): PathId<EndpointId>,
+) -> Result<Response, ApiError> {
     let key = further_key(&session, id)?;
     let deleting =
         session.change(async |connection, _| self_service::delete_endpoint(connection, key).await);
     if !deleting.await? {
-        return Err(Code::NotFound.into());
+        return Err(ErrorCode::NotFound.into());
     }
     tracing::info!(
         partner.id = %key.partner_id, endpoint.id = %id,
@@ -422,7 +429,10 @@ pub(super) async fn delete(session: Session, Id(id): Id<EndpointId>) -> Result<R
         (status = 201, description = "The new secret", body = NewSecret),
         (status = 404, response = crate::http::described::NotFound),
         (status = 409, description = "The old secret of the last rotation still signs webhooks, so there cannot be a further one (`rotation_under_way`)", body = crate::http::described::Message)))]
-pub(super) async fn secret(session: Session, Id(id): Id<EndpointId>) -> Result<Response, ApiError> {
+pub(super) async fn secret(
+    session: Session,
+    PathId(id): PathId<EndpointId>,
+) -> Result<Response, ApiError> {
     let Ok(key) = further_key(&session, id) else {
         return replace_secret(&session).await;
     };
@@ -442,7 +452,7 @@ pub(super) async fn secret(session: Session, Id(id): Id<EndpointId>) -> Result<R
         .await
     });
     let Rotated::Until(until) = rotated.await? else {
-        return Err(Code::RotationUnderWay.into());
+        return Err(ErrorCode::RotationUnderWay.into());
     };
     tracing::info!(
         partner.id = %key.partner_id, endpoint.id = %id,
@@ -462,9 +472,12 @@ pub(super) async fn secret(session: Session, Id(id): Id<EndpointId>) -> Result<R
 #[utoipa::path(post, path = "/endpoints/{endpoint_id}/pause", operation_id = "pause_endpoint", tag = "Endpoints",
     params(("endpoint_id" = Uuid, Path, description = "The id of the endpoint")),
     responses(
-        (status = 200, description = "The endpoint", body = Shown),
+        (status = 200, description = "The endpoint", body = WebhookEndpoint),
         (status = 404, response = crate::http::described::NotFound)))]
-pub(super) async fn pause(session: Session, Id(id): Id<EndpointId>) -> Result<Response, ApiError> {
+pub(super) async fn pause(
+    session: Session,
+    PathId(id): PathId<EndpointId>,
+) -> Result<Response, ApiError> {
     let pausing = session.change(async |connection, partner_id| {
         self_service::pause_endpoint(connection, EndpointKey { partner_id, id }).await
     });
@@ -478,10 +491,13 @@ pub(super) async fn pause(session: Session, Id(id): Id<EndpointId>) -> Result<Re
 #[utoipa::path(post, path = "/endpoints/{endpoint_id}/resume", operation_id = "resume_endpoint", tag = "Endpoints",
     params(("endpoint_id" = Uuid, Path, description = "The id of the endpoint")),
     responses(
-        (status = 200, description = "The endpoint", body = Shown),
+        (status = 200, description = "The endpoint", body = WebhookEndpoint),
         (status = 404, response = crate::http::described::NotFound),
         (status = 409, description = "We have paused the endpoint, so ask us to resume it (`webhook_paused`)", body = crate::http::described::Message)))]
-pub(super) async fn resume(session: Session, Id(id): Id<EndpointId>) -> Result<Response, ApiError> {
+pub(super) async fn resume(
+    session: Session,
+    PathId(id): PathId<EndpointId>,
+) -> Result<Response, ApiError> {
     let resuming = session.change(async |connection, partner_id| {
         self_service::resume_endpoint(connection, EndpointKey { partner_id, id }).await
     });
@@ -494,8 +510,8 @@ async fn pause_changed(
     changed: PauseChanged,
 ) -> Result<Response, ApiError> {
     match changed {
-        PauseChanged::Unknown => Err(Code::NotFound.into()),
-        PauseChanged::ByOperator => Err(Code::WebhookPaused.into()),
+        PauseChanged::Unknown => Err(ErrorCode::NotFound.into()),
+        PauseChanged::ByOperator => Err(ErrorCode::WebhookPaused.into()),
         PauseChanged::Done => Ok(json(StatusCode::OK, &current(session, id).await?)),
     }
 }
@@ -512,7 +528,10 @@ async fn pause_changed(
         (status = 404, response = crate::http::described::NotFound),
         (status = 409, description = "No webhook URL is set (`webhook_url_missing`), or the endpoint is paused (`webhook_paused`)", body = crate::http::described::Message),
         (status = 429, description = "The last test of this endpoint was a moment ago (`tested_recently`); `Retry-After` says when to try again", body = crate::http::described::Message)))]
-pub(super) async fn test(session: Session, Id(id): Id<EndpointId>) -> Result<Response, ApiError> {
+pub(super) async fn test(
+    session: Session,
+    PathId(id): PathId<EndpointId>,
+) -> Result<Response, ApiError> {
     let key = EndpointKey {
         partner_id: session.id(),
         id,

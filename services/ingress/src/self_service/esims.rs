@@ -27,9 +27,9 @@ use utoipa::ToSchema;
 
 use super::{
     orders::retry_after,
-    session::{Id, Session, json, or_archived},
+    session::{PathId, Session, json, or_archived},
 };
-use crate::http::{codes::Code, error::ApiError};
+use crate::http::{codes::ErrorCode, error::ApiError};
 
 /// How old a provider's answer about the data use of an eSIM may be to be served again. An older
 /// one is served only if the provider does not answer now. Providers count the data with a delay of
@@ -48,7 +48,8 @@ const UNANSWERED: Duration = Duration::from_secs(30);
 
 /// What the provider says about a delivered eSIM. Each value is null if the provider does not say it.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Usage<'a> {
+#[schema(as = Usage)]
+pub(super) struct UsageResponse<'a> {
     #[schema(value_type = String, example = "20250129123456123456789012")]
     topup_id: &'a TopupId,
     /// Whether the eSIM is installed on a device, or its installation has begun.
@@ -67,7 +68,7 @@ pub(super) struct Usage<'a> {
     age_seconds: u64,
 }
 
-impl<'a> Usage<'a> {
+impl<'a> UsageResponse<'a> {
     fn new(
         topup_id: &'a TopupId,
         (reading, read_at, age): (Reading, OffsetDateTime, Duration),
@@ -151,13 +152,13 @@ impl<'a> GivenBack<'a> {
 }
 
 /// The code and the message of a refused give-back.
-fn refusal(refused: &GiveBackView) -> (Code, String) {
+fn refusal(refused: &GiveBackView) -> (ErrorCode, String) {
     let code = match refused.reason {
-        Some(Reason::NotAvailable) => Code::GiveBackNotAvailable,
-        Some(Reason::Installed) => Code::EsimInstalled,
-        Some(Reason::Refused) => Code::GiveBackRefused,
+        Some(Reason::NotAvailable) => ErrorCode::GiveBackNotAvailable,
+        Some(Reason::Installed) => ErrorCode::EsimInstalled,
+        Some(Reason::Refused) => ErrorCode::GiveBackRefused,
         Some(Reason::Unreachable | Reason::Unknown | Reason::Resolved | Reason::Unreadable)
-        | None => Code::GiveBackFailed,
+        | None => ErrorCode::GiveBackFailed,
     };
     let said = refused.message.as_deref().filter(|said| !said.is_empty());
     (
@@ -177,16 +178,19 @@ async fn read(session: &Session, id: &TopupId) -> Result<EsimRequests, ApiError>
 
 /// Refuses a question about a unit that is not with the partner.
 fn delivered(requests: &EsimRequests) -> Result<(), ApiError> {
-    let error = |code: Code, message: &str| ApiError::Plain {
+    let error = |code: ErrorCode, message: &str| ApiError::Plain {
         code,
         message: message.into(),
     };
     if requests.returned_at.is_some() {
-        Err(Code::TopupReturned.into())
+        Err(ErrorCode::TopupReturned.into())
     } else if requests.state != PartnerUnitState::Ready {
-        Err(error(Code::TopupNotReady, "The eSIM is not ready"))
+        Err(error(ErrorCode::TopupNotReady, "The eSIM is not ready"))
     } else if requests.erased {
-        Err(error(Code::TopupErased, "The eSIM's fields were erased"))
+        Err(error(
+            ErrorCode::TopupErased,
+            "The eSIM's fields were erased",
+        ))
     } else {
         Ok(())
     }
@@ -223,21 +227,24 @@ async fn wait(
 #[utoipa::path(get, path = "/topups/{topup_id}/usage", operation_id = "show_usage", tag = "Topups",
     params(("topup_id" = String, Path, description = "The id of the topup, 26 digits")),
     responses(
-        (status = 200, description = "The data use", body = Usage),
+        (status = 200, description = "The data use", body = UsageResponse),
         (status = 404, response = crate::http::described::NotFound),
         (status = 410, response = crate::http::described::Archived),
         (status = 409, description = "The provider does not show it (`usage_not_available`), the eSIM is not ready (`topup_not_ready`), you gave it back (`topup_returned`), or its fields were erased (`topup_erased`)", body = crate::http::described::Message),
         (status = 503, description = "The provider does not answer, and there is no earlier answer (`usage_unanswered`); `Retry-After` says when to try again", body = crate::http::described::Message)))]
-pub(super) async fn usage(session: Session, Id(id): Id<TopupId>) -> Result<Response, ApiError> {
+pub(super) async fn usage(
+    session: Session,
+    PathId(id): PathId<TopupId>,
+) -> Result<Response, ApiError> {
     let fresh = USAGE_FRESH;
     let before = read(&session, &id).await?;
     delivered(&before)?;
     match (before.reading, before.failure) {
         (_, Some((UsageFailure::NotAvailable, age))) if age <= fresh => {
-            return Err(Code::UsageNotAvailable.into());
+            return Err(ErrorCode::UsageNotAvailable.into());
         }
         (Some(reading), _) if reading.2 <= fresh => {
-            return Ok(json(StatusCode::OK, &Usage::new(&id, reading)));
+            return Ok(json(StatusCode::OK, &UsageResponse::new(&id, reading)));
         }
         _ => {}
     }
@@ -248,9 +255,9 @@ pub(super) async fn usage(session: Session, Id(id): Id<TopupId>) -> Result<Respo
     asking.await?;
     let after = wait(&session, &id, |requests| !requests.usage_open).await?;
     match (after.reading, after.failure) {
-        (_, Some((UsageFailure::NotAvailable, _))) => Err(Code::UsageNotAvailable.into()),
-        (Some(reading), _) => Ok(json(StatusCode::OK, &Usage::new(&id, reading))),
-        (None, _) => Ok(retry_after(Code::UsageUnanswered, UNANSWERED)),
+        (_, Some((UsageFailure::NotAvailable, _))) => Err(ErrorCode::UsageNotAvailable.into()),
+        (Some(reading), _) => Ok(json(StatusCode::OK, &UsageResponse::new(&id, reading))),
+        (None, _) => Ok(retry_after(ErrorCode::UsageUnanswered, UNANSWERED)),
     }
 }
 
@@ -271,7 +278,10 @@ pub(super) async fn usage(session: Session, Id(id): Id<TopupId>) -> Result<Respo
         (status = 404, response = crate::http::described::NotFound),
         (status = 410, response = crate::http::described::Archived),
         (status = 409, description = "The eSIM stays yours: it is installed (`esim_installed`), its provider takes no eSIM back (`give_back_not_available`) or not this one (`give_back_refused`), or the provider could not be asked (`give_back_failed`). Or it is not ready (`topup_not_ready`), or its fields were erased (`topup_erased`)", body = crate::http::described::Message)))]
-pub(super) async fn give_back(session: Session, Id(id): Id<TopupId>) -> Result<Response, ApiError> {
+pub(super) async fn give_back(
+    session: Session,
+    PathId(id): PathId<TopupId>,
+) -> Result<Response, ApiError> {
     let before = read(&session, &id).await?;
     let state = before.give_back.as_ref().map(|asked| asked.state);
     if matches!(state, None | Some(GiveBackState::Refused)) {
@@ -289,7 +299,7 @@ pub(super) async fn give_back(session: Session, Id(id): Id<TopupId>) -> Result<R
     .await?;
     let Some(asked) = &after.give_back else {
         // Its fields were erased after the first look.
-        return Err(Code::TopupErased.into());
+        return Err(ErrorCode::TopupErased.into());
     };
     match asked.state {
         GiveBackState::Returned => Ok(json(StatusCode::OK, &GivenBack::new(&id, Some(asked)))),
@@ -313,7 +323,7 @@ pub(super) async fn give_back(session: Session, Id(id): Id<TopupId>) -> Result<R
         (status = 410, response = crate::http::described::Archived)))]
 pub(super) async fn give_back_state(
     session: Session,
-    Id(id): Id<TopupId>,
+    PathId(id): PathId<TopupId>,
 ) -> Result<Response, ApiError> {
     let requests = read(&session, &id).await?;
     let shown = GivenBack::new(&id, requests.give_back.as_ref());

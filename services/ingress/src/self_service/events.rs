@@ -24,10 +24,10 @@ use utoipa::ToSchema;
 
 use super::{
     query::{Query, cut, timed_cursor},
-    session::{Id, Search, Session, json},
-    topups::{Attempt, attempts, send_again},
+    session::{PathId, Search, Session, json},
+    topups::{AttemptResponse, attempts, send_again},
 };
-use crate::http::{codes::Code, error::ApiError};
+use crate::http::{codes::ErrorCode, error::ApiError};
 
 /// Maximum time that `POST …/webhook/test` waits for the outcome of the test. After this time it
 /// gets a 202, and the partner can look the event up. It is longer than the notifier's
@@ -53,8 +53,8 @@ const LOOK: Duration = Duration::from_millis(200);
 
 /// An event that was sent or will be sent to the webhook endpoint.
 #[derive(Serialize, ToSchema)]
-#[expect(clippy::struct_field_names, reason = "the names on the wire")]
-pub(super) struct Event<'a> {
+#[schema(as = Event)]
+pub(super) struct EventResponse<'a> {
     /// The `webhook-id` header of the webhook, the same in every attempt.
     #[schema(value_type = String, example = "evt_019a0000000070008000000000000001")]
     event_id: WebhookId,
@@ -78,7 +78,7 @@ pub(super) struct Event<'a> {
     next_attempt_at: Option<OffsetDateTime>,
 }
 
-impl<'a> Event<'a> {
+impl<'a> EventResponse<'a> {
     pub(super) fn new(view: &'a View) -> Self {
         Self {
             event_id: WebhookId::Event(view.delivery_id),
@@ -97,15 +97,15 @@ impl<'a> Event<'a> {
 #[derive(Serialize, ToSchema)]
 pub(super) struct EventDetail<'a> {
     #[serde(flatten)]
-    event: Event<'a>,
+    event: EventResponse<'a>,
     /// The newest 100 of the attempts that have ended, the oldest of them first.
-    attempts: Vec<Attempt<'a>>,
+    attempts: Vec<AttemptResponse<'a>>,
 }
 
 /// A page of events, the newest first.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Events<'a> {
-    events: Vec<Event<'a>>,
+    events: Vec<EventResponse<'a>>,
     /// The cursor of the next page; null after the last one.
     next_cursor: Option<String>,
 }
@@ -137,7 +137,7 @@ pub(super) async fn list(Search(session, uri): Search) -> Result<Response, ApiEr
     let after = |last: &View| Some(timed_cursor(last.created_at, last.delivery_id.uuid()));
     let shown = Events {
         next_cursor: cut(&mut found, limit, after),
-        events: found.iter().map(Event::new).collect(),
+        events: found.iter().map(EventResponse::new).collect(),
     };
     Ok(json(StatusCode::OK, &shown))
 }
@@ -150,7 +150,7 @@ pub(super) async fn list(Search(session, uri): Search) -> Result<Response, ApiEr
     responses((status = 200, description = "The event", body = EventDetail), (status = 404, response = crate::http::described::NotFound)))]
 pub(super) async fn show(
     session: Session,
-    Id(EventId(id)): Id<EventId>,
+    PathId(EventId(id)): PathId<EventId>,
 ) -> Result<Response, ApiError> {
     detail(&session, StatusCode::OK, id).await
 }
@@ -173,9 +173,9 @@ async fn detail(
         Ok(Unflushed::of((event, attempts)))
     });
     let (event, made) = reading.await?;
-    let event = event.ok_or(Code::NotFound)?;
+    let event = event.ok_or(ErrorCode::NotFound)?;
     let shown = EventDetail {
-        event: Event::new(&event),
+        event: EventResponse::new(&event),
         attempts: attempts(session.service(), id, &made),
     };
     Ok(json(status, &shown))
@@ -202,7 +202,10 @@ pub(super) struct EventRedelivery<'a> {
         (status = 404, response = crate::http::described::NotFound),
         (status = 409, description = "The event is a test, unwanted or no longer true (`event_void`), or no webhook URL is set (`webhook_url_missing`)", body = crate::http::described::Message),
         (status = 429, description = "The last attempt began less than a minute ago (`redelivered_recently`); `Retry-After` says when to try again", body = crate::http::described::Message)))]
-pub(super) async fn redeliver(session: Session, Id(id): Id<EventId>) -> Result<Response, ApiError> {
+pub(super) async fn redeliver(
+    session: Session,
+    PathId(id): PathId<EventId>,
+) -> Result<Response, ApiError> {
     let id = WebhookId::Event(id.0);
     send_again(&session, &id, None).await?;
     Ok(json(
@@ -244,10 +247,10 @@ pub(super) async fn test_endpoint(
     let id = match testing.await? {
         Tested::Due(id) => id,
         Tested::TooSoon(wait) => {
-            return Err(ApiError::too_soon(Code::TestedRecently, wait));
+            return Err(ApiError::too_soon(ErrorCode::TestedRecently, wait));
         }
-        Tested::Paused => return Err(Code::WebhookPaused.into()),
-        Tested::NoEndpoint => return Err(Code::WebhookUrlMissing.into()),
+        Tested::Paused => return Err(ErrorCode::WebhookPaused.into()),
+        Tested::NoEndpoint => return Err(ErrorCode::WebhookUrlMissing.into()),
     };
     // A notifier sends the test, because ingress opens no connections to partners. This loop reads
     // the state of the event until it has an outcome, the time is over, or the process stops.
@@ -260,7 +263,7 @@ pub(super) async fn test_endpoint(
                 return detail(session, StatusCode::OK, id).await;
             }
             Ok(Some(_)) if late => return detail(session, StatusCode::ACCEPTED, id).await,
-            Ok(None) => return Err(Code::NotFound.into()),
+            Ok(None) => return Err(ErrorCode::NotFound.into()),
             Err(error) if late => return Err(error),
             // A database that is busy delays only this answer and not the test, so an error is
             // tolerated until the time is over.

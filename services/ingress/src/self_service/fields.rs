@@ -8,17 +8,17 @@
 use serde_json::{Map, Value};
 
 use super::query::{json_object, unknown};
-use crate::http::error::{ApiError, Fault};
+use crate::http::error::{ApiError, RequestFault};
 
 /// The fields of a body, and the faults that were found in them.
-pub(super) struct Fields {
+pub(super) struct BodyFields {
     object: Map<String, Value>,
     /// The names of the fields that the request can have.
     known: Vec<&'static str>,
-    faults: Vec<Fault>,
+    faults: Vec<RequestFault>,
 }
 
-impl Fields {
+impl BodyFields {
     /// Returns a 400 if the body is no JSON, and a 422 if it is no object or has a key twice.
     pub(super) fn of(body: &[u8]) -> Result<Self, ApiError> {
         Ok(Self {
@@ -37,7 +37,7 @@ impl Fields {
     pub(super) fn read<T>(
         &mut self,
         name: &'static str,
-        read: impl FnOnce(&Value) -> Result<T, Fault>,
+        read: impl FnOnce(&Value) -> Result<T, RequestFault>,
     ) -> Option<T> {
         self.known.push(name);
         let value = self.object.get(name).filter(|value| !value.is_null())?;
@@ -56,7 +56,7 @@ impl Fields {
     pub(super) fn nullable<T>(
         &mut self,
         name: &'static str,
-        read: impl FnOnce(&Value) -> Result<T, Fault>,
+        read: impl FnOnce(&Value) -> Result<T, RequestFault>,
     ) -> Option<Option<T>> {
         let is_null = self.object.get(name).is_some_and(Value::is_null);
         let read = self.read(name, read);
@@ -72,8 +72,8 @@ impl Fields {
     pub(super) fn required<T>(
         &mut self,
         name: &'static str,
-        missing: Fault,
-        read: impl FnOnce(&Value) -> Result<T, Fault>,
+        missing: RequestFault,
+        read: impl FnOnce(&Value) -> Result<T, RequestFault>,
     ) -> Option<T> {
         if !self.has(name) {
             self.fault(missing.of_parameter(name));
@@ -82,7 +82,7 @@ impl Fields {
     }
 
     /// Notes a fault that is not about one field alone.
-    pub(super) fn fault(&mut self, fault: Fault) {
+    pub(super) fn fault(&mut self, fault: RequestFault) {
         self.faults.push(fault);
     }
 
@@ -101,7 +101,7 @@ impl Fields {
 /// Reads a body as a request with one field does. Only a JSON object without other fields may pass.
 #[cfg(fuzzing)]
 pub(crate) fn for_fuzzing(body: &[u8]) {
-    let Ok(mut fields) = Fields::of(body) else {
+    let Ok(mut fields) = BodyFields::of(body) else {
         return;
     };
     let others = fields.object.keys().any(|name| name != "url");
@@ -115,14 +115,18 @@ pub(crate) fn for_fuzzing(body: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::codes::Code;
+    use crate::http::codes::ErrorCode;
 
     #[test]
     fn all_faults_of_a_body_are_named_at_once() {
-        let number = |value: &Value| value.as_i64().ok_or(Fault::new(Code::LimitInvalid));
-        let missing = || Fault::new(Code::UrlMissing);
+        let number = |value: &Value| {
+            value
+                .as_i64()
+                .ok_or(RequestFault::new(ErrorCode::LimitInvalid))
+        };
+        let missing = || RequestFault::new(ErrorCode::UrlMissing);
         let body = br#"{"a": 1, "b": null, "c": "x", "other": 1}"#;
-        let mut fields = Fields::of(body).unwrap();
+        let mut fields = BodyFields::of(body).unwrap();
         assert_eq!(fields.read("a", number), Some(1));
         assert_eq!(fields.read("b", number), None);
         assert_eq!(fields.required("c", missing(), number), None);
@@ -137,16 +141,16 @@ mod tests {
         assert_eq!(
             named,
             [
-                (Code::LimitInvalid, Some("c")),
-                (Code::UrlMissing, Some("d")),
-                (Code::ParameterUnknown, None)
+                (ErrorCode::LimitInvalid, Some("c")),
+                (ErrorCode::UrlMissing, Some("d")),
+                (ErrorCode::ParameterUnknown, None)
             ]
         );
         for (body, code) in [
-            ("[]", Code::BodyNotObject),
-            (r#"{"a":1,"a":1}"#, Code::ParameterRepeated),
+            ("[]", ErrorCode::BodyNotObject),
+            (r#"{"a":1,"a":1}"#, ErrorCode::ParameterRepeated),
         ] {
-            let Err(ApiError::Unprocessable(faults)) = Fields::of(body.as_bytes()).map(|_| ())
+            let Err(ApiError::Unprocessable(faults)) = BodyFields::of(body.as_bytes()).map(|_| ())
             else {
                 panic!("{body} passed");
             };

@@ -7,7 +7,7 @@
 //!
 //! Limits: a fixed number bounds the requests that wait, another one those of each
 //! partner, and `LISTEN_WAIT` bounds how long each one waits. They are admitted separately from the
-//! other self-service requests ([`super::session::Kind`]), because they do nothing for most of their time.
+//! other self-service requests ([`super::session::AdmissionKind`]), because they do nothing for most of their time.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -28,8 +28,8 @@ use super::{
     session::{Search, Session, json},
 };
 use crate::http::{
-    codes::Code,
-    error::{ApiError, Fault},
+    codes::ErrorCode,
+    error::{ApiError, RequestFault},
 };
 
 /// The time between two looks at the database while a request waits.
@@ -38,7 +38,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// A webhook, as it is sent to an endpoint: that of an eSIM, or a further event. Forward the body
 /// byte for byte, because the signature covers it.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Webhook {
+#[schema(as = Webhook)]
+pub(super) struct ListenedWebhook {
     /// The headers: `content-type`, `webhook-id`, `webhook-timestamp` (the time of this answer),
     /// `webhook-signature`, and for a further event `webhook-type`.
     headers: BTreeMap<&'static str, String>,
@@ -49,8 +50,9 @@ pub(super) struct Webhook {
 
 /// Webhooks, the oldest first.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Webhooks {
-    webhooks: Vec<Webhook>,
+#[schema(as = Webhooks)]
+pub(super) struct ListenedWebhooks {
+    webhooks: Vec<ListenedWebhook>,
     /// The cursor of the next request. It is never null, because there is always a next request.
     next_cursor: String,
 }
@@ -73,18 +75,26 @@ pub(super) struct Webhooks {
         ("limit" = Option<u16>, Query, description = "Maximum number of webhooks in the answer, from 1 to 100; the default is 20"),
         ("wait" = Option<u16>, Query, description = "Maximum wait in whole seconds. The service has a limit of its own, about 20 s, which is also the default")),
     responses(
-        (status = 200, description = "Webhooks with their signatures", body = Webhooks),
+        (status = 200, description = "Webhooks with their signatures", body = ListenedWebhooks),
         (status = 403, description = "The account is not a sandbox account (`sandbox_only`)", body = crate::http::described::Message),
         (status = 422, response = crate::http::described::Unprocessable)))]
 pub(super) async fn listen(Search(session, uri): Search) -> Result<Response, ApiError> {
     if session.environment() != Environment::Sandbox {
-        return Err(Code::SandboxOnly.into());
+        return Err(ErrorCode::SandboxOnly.into());
     }
     let mut query = Query::of(&uri);
     let limit = query.limit().into();
-    let cursor = query.read("cursor", Fault::new(Code::CursorInvalid), parse_cursor);
+    let cursor = query.read(
+        "cursor",
+        RequestFault::new(ErrorCode::CursorInvalid),
+        parse_cursor,
+    );
     let created_after = query.created_after();
-    let wait = query.read("wait", Fault::new(Code::WaitInvalid), number::<u16>);
+    let wait = query.read(
+        "wait",
+        RequestFault::new(ErrorCode::WaitInvalid),
+        number::<u16>,
+    );
     query.check()?;
     let stop = &session.service().stop;
     let longest = session.gate().limits.listen_wait;
@@ -141,7 +151,7 @@ async fn answer(
     let next_cursor = cursor(found.last().map_or(after, |last| &last.position));
     Ok(json(
         StatusCode::OK,
-        &Webhooks {
+        &ListenedWebhooks {
             webhooks,
             next_cursor,
         },
@@ -153,7 +163,7 @@ fn webhook(
     session: &Session,
     secrets: &[Secret],
     stored: &StoredWebhook,
-) -> Result<Option<Webhook>, ApiError> {
+) -> Result<Option<ListenedWebhook>, ApiError> {
     let service = session.service();
     let (body, kind) = match &stored.content {
         None => return Ok(None),
@@ -190,7 +200,7 @@ fn webhook(
         ("webhook-signature", signature),
     ]);
     headers.extend(kind.map(|kind| (event::TYPE, kind)));
-    Ok(Some(Webhook { headers, body }))
+    Ok(Some(ListenedWebhook { headers, body }))
 }
 
 /// Encodes a position: the time in microseconds, and the id of the webhook that was returned last.

@@ -15,14 +15,14 @@ use utoipa::ToSchema;
 use webhooks::{mail::EmailAddress, url::WebhookUrl};
 
 use super::{
-    fields::Fields,
+    fields::BodyFields,
     session::{SelfService, Session, json},
     webhook,
 };
 use crate::http::{
     body,
-    codes::Code,
-    error::{ApiError, Fault},
+    codes::ErrorCode,
+    error::{ApiError, RequestFault},
 };
 
 /// Maximum number of codes per partner within 24 hours that verify a channel for notices. It bounds
@@ -32,7 +32,8 @@ const NOTICE_VERIFICATIONS_PER_DAY: u32 = 5;
 
 /// The channel for notices.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Notices<'a> {
+#[schema(as = Notices)]
+pub(super) struct NoticesResponse<'a> {
     /// The URL that gets notices; null if there is none.
     url: Option<&'a str>,
     /// The e-mail address that gets notices; null if there is none.
@@ -51,7 +52,7 @@ pub(super) struct Notices<'a> {
     email_from: Option<&'a str>,
 }
 
-impl<'a> Notices<'a> {
+impl<'a> NoticesResponse<'a> {
     fn of(channel: Option<&'a NoticeChannel>, email_from: Option<&'a str>) -> Self {
         let target = channel.map(|channel| channel.target.as_str());
         let email = target.and_then(|target| target.strip_prefix("mailto:"));
@@ -71,7 +72,7 @@ impl<'a> Notices<'a> {
 #[derive(Serialize, ToSchema)]
 pub(super) struct ChangedNotices<'a> {
     #[serde(flatten)]
-    notices: Notices<'a>,
+    notices: NoticesResponse<'a>,
     /// The secret that signs the notices to a new URL. It is shown only in this answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")]
@@ -90,7 +91,7 @@ async fn answer(
     let channel = session.run(self_service::channel).await?;
     let from = session.service().mail_from.as_deref();
     let changed = ChangedNotices {
-        notices: Notices::of(channel.as_ref(), from),
+        notices: NoticesResponse::of(channel.as_ref(), from),
         secret,
         warning,
     };
@@ -99,7 +100,7 @@ async fn answer(
 
 /// Show the channel for notices
 #[utoipa::path(get, path = "/notices", operation_id = "show_notices", tag = "Notices",
-    responses((status = 200, description = "The channel", body = Notices)))]
+    responses((status = 200, description = "The channel", body = NoticesResponse)))]
 pub(super) async fn show(session: Session) -> Result<Response, ApiError> {
     answer(&session, None, None).await
 }
@@ -130,7 +131,7 @@ pub(super) async fn set(session: Session, request: Request) -> Result<Response, 
             url.as_str().to_owned()
         }
         (None, Some(address)) => address.to_target(),
-        (None, None) => return Err(Code::NoticeChannelMissing.into()),
+        (None, None) => return Err(ErrorCode::NoticeChannelMissing.into()),
     };
     // The secret of an e-mail address signs nothing, because nobody checks signatures of mails.
     let secret = generate::webhook_secret().map_err(ApiError::internal)?;
@@ -150,7 +151,7 @@ pub(super) async fn set(session: Session, request: Request) -> Result<Response, 
         .await
     });
     match setting.await? {
-        SetChannel::TooSoon(wait) => Err(ApiError::too_soon(Code::VerificationLimited, wait)),
+        SetChannel::TooSoon(wait) => Err(ApiError::too_soon(ErrorCode::VerificationLimited, wait)),
         SetChannel::Unchanged => answer(&session, None, None).await,
         SetChannel::Set => {
             let is_url = wanted.url.is_some();
@@ -183,18 +184,23 @@ impl NoticesChannel {
         body: &[u8],
         environment: Environment,
     ) -> Result<Self, ApiError> {
-        let mut fields = Fields::of(body)?;
+        let mut fields = BodyFields::of(body)?;
         if fields.has("url") == fields.has("email") {
-            fields.fault(Fault::new(Code::NoticeChannelMissing));
+            fields.fault(RequestFault::new(ErrorCode::NoticeChannelMissing));
         }
         let url = fields.read("url", |value| {
             webhook::url(&service.guard, value, environment, "it must be a string")
         });
         let email = fields.read("email", |value| match value.as_str().map(str::parse) {
-            Some(Ok(_)) if service.mail_from.is_none() => Err(Fault::new(Code::EmailNotOffered)),
+            Some(Ok(_)) if service.mail_from.is_none() => {
+                Err(RequestFault::new(ErrorCode::EmailNotOffered))
+            }
             Some(Ok(address)) => Ok(address),
-            Some(Err(error)) => Err(Fault::with(Code::EmailInvalid, error)),
-            None => Err(Fault::with(Code::EmailInvalid, "it must be a string")),
+            Some(Err(error)) => Err(RequestFault::with(ErrorCode::EmailInvalid, error)),
+            None => Err(RequestFault::with(
+                ErrorCode::EmailInvalid,
+                "it must be a string",
+            )),
         });
         fields.check(Some(Self { url, email }))
     }
@@ -209,8 +215,8 @@ pub(super) struct NoticeCode {
 
 impl NoticeCode {
     fn read(body: &[u8]) -> Result<Self, ApiError> {
-        let mut fields = Fields::of(body)?;
-        let wrong = || Fault::with(Code::NoticeCodeInvalid, "it must be a string");
+        let mut fields = BodyFields::of(body)?;
+        let wrong = || RequestFault::with(ErrorCode::NoticeCodeInvalid, "it must be a string");
         let code = fields.required("code", wrong(), |value| {
             value.as_str().map(String::from).ok_or_else(wrong)
         });
@@ -222,7 +228,7 @@ impl NoticeCode {
 ///
 /// No notices are sent any more. Removing it when there is none changes nothing.
 #[utoipa::path(delete, path = "/notices", operation_id = "remove_notices", tag = "Notices",
-    responses((status = 200, description = "The channel, which is `none`", body = Notices)))]
+    responses((status = 200, description = "The channel, which is `none`", body = NoticesResponse)))]
 pub(super) async fn remove(session: Session) -> Result<Response, ApiError> {
     if session.change(self_service::remove_channel).await? {
         tracing::info!(partner.id = %session.id(), "a partner removed its channel for notices");
@@ -237,7 +243,7 @@ pub(super) async fn remove(session: Session) -> Result<Response, ApiError> {
 /// case of letters do not matter.
 #[utoipa::path(post, path = "/notices/verify", operation_id = "verify_notices", tag = "Notices", request_body = NoticeCode,
     responses(
-        (status = 200, description = "The channel, which now gets notices", body = Notices),
+        (status = 200, description = "The channel, which now gets notices", body = NoticesResponse),
         (status = 400, response = crate::http::described::InvalidJson),
         (status = 409, description = "There is no channel to verify (`notices_not_set`)", body = crate::http::described::Message),
         (status = 422, response = crate::http::described::Unprocessable)))]
@@ -246,7 +252,7 @@ pub(super) async fn verify(session: Session, request: Request) -> Result<Respons
     let body = body::read(session.gate().max_body, &parts.headers, body).await?;
     let NoticeCode { code } = NoticeCode::read(&body)?;
     let refused = |detail: String| {
-        let fault = Fault::with(Code::NoticeCodeInvalid, detail).of_parameter("code");
+        let fault = RequestFault::with(ErrorCode::NoticeCodeInvalid, detail).of_parameter("code");
         Err(ApiError::Unprocessable(vec![fault]))
     };
     let verifying = session.change(async |connection, partner| {
@@ -263,6 +269,6 @@ pub(super) async fn verify(session: Session, request: Request) -> Result<Respons
         Verification::Wrong { left } => {
             refused(format!("it is wrong; you can try {left} more times"))
         }
-        Verification::NoChannel => Err(Code::NoticesNotSet.into()),
+        Verification::NoChannel => Err(ErrorCode::NoticesNotSet.into()),
     }
 }

@@ -19,11 +19,11 @@ use super::{
     redeliveries, sandbox, topups, webhook,
 };
 use crate::http::described::{
-    Archived, BadRequest, BodyTimeout, BodyTooLarge, ContentEncodingUnsupported, Denied, Internal,
-    InvalidJson, KeyExpiring, Message, Messages, MethodNotAllowed, NotFound, NoticeEvent,
+    Archived, BadRequest, BodyTimeout, BodyTooLarge, ContentEncodingUnsupported, DeniedResponse,
+    Internal, InvalidJson, KeyExpiring, Message, Messages, MethodNotAllowed, NotFound, NoticeEvent,
     Overloaded, TooManyRequests, TopupFailed, Unauthorized, Unprocessable, WebhookTest,
 };
-use crate::{http::codes::Code, orders::create};
+use crate::{http::codes::ErrorCode, orders::create};
 
 /// The prefix of all header names in the document, which is replaced by that of the brand.
 const PREFIX: &str = "X-Service-";
@@ -52,7 +52,7 @@ const PREFIX: &str = "X-Service-";
         sandbox::make_event
     ),
     components(
-        schemas(webhooks::body::Body, TopupFailed, KeyExpiring, WebhookTest, NoticeEvent, Message, Messages, Denied),
+        schemas(webhooks::body::Body, TopupFailed, KeyExpiring, WebhookTest, NoticeEvent, Message, Messages, DeniedResponse),
         responses(InvalidJson, BadRequest, NotFound, MethodNotAllowed, BodyTimeout, Archived, BodyTooLarge,
             ContentEncodingUnsupported, Unprocessable, Internal, Unauthorized, TooManyRequests, Overloaded)
     ),
@@ -256,7 +256,7 @@ const ENUM_FIELDS: [Field; 12] = [
 
 /// Adds the enums, and refers to them in the fields that have their values.
 fn add_enums(document: &mut Value) {
-    let codes: Vec<&str> = Code::VARIANTS.iter().map(|code| code.name()).collect();
+    let codes: Vec<&str> = ErrorCode::VARIANTS.iter().map(|code| code.name()).collect();
     let choices = Kind::OF_FURTHER_ENDPOINTS.map(Kind::as_str);
     let events = [Kind::TopupFailed, Kind::KeyExpiring, Kind::WebhookTest];
     let types: Vec<&str> = (events.into_iter().chain(Kind::NOTICES))
@@ -477,7 +477,7 @@ mod tests {
         let codes = components["schemas"]["ErrorCode"]["enum"]
             .as_array()
             .unwrap();
-        assert_eq!(codes.len(), Code::VARIANTS.len());
+        assert_eq!(codes.len(), ErrorCode::VARIANTS.len());
     }
 
     /// A Go client has a constructor `NewOrder` for a type `Order`, and all values of enums beside each other.

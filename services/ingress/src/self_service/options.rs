@@ -19,8 +19,8 @@ use super::{
     session::Search,
 };
 use crate::http::{
-    codes::Code,
-    error::{ApiError, Fault},
+    codes::ErrorCode,
+    error::{ApiError, RequestFault},
 };
 
 /// An option that you may order.
@@ -51,7 +51,8 @@ pub(super) struct Offered<'a> {
 
 /// A page of options, sorted by `option_id`.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Options<'a> {
+#[schema(as = Options)]
+pub(super) struct OptionsResponse<'a> {
     options: Vec<Offered<'a>>,
     /// The cursor of the next page; null after the last one.
     next_cursor: Option<String>,
@@ -73,7 +74,7 @@ pub(super) struct Options<'a> {
         ("max_days" = Option<i32>, Query, minimum = 1, description = "Only options whose data can be used for at most so many days"),
         ("If-None-Match" = Option<String>, Header, description = "The `ETag` of the page that you already have")),
     responses(
-        (status = 200, description = "A page of options", body = Options,
+        (status = 200, description = "A page of options", body = OptionsResponse,
             headers(("ETag" = String, description = "Names this content of the page"))),
         (status = 304, description = "The page has not changed", headers(("ETag" = String, description = "The one that you have sent"))),
         (status = 422, response = crate::http::described::Unprocessable)))]
@@ -100,7 +101,7 @@ pub(super) async fn list(
         self_service::options(connection, page).await
     });
     let mut found = listing.await?;
-    let page = Options {
+    let page = OptionsResponse {
         next_cursor: cut(&mut found, limit, |last| {
             Some(cursor(last.option_id.uuid()))
         }),
@@ -131,7 +132,7 @@ pub(super) async fn list(
 /// Reads the filters.
 fn filter(query: &mut Query<'_>) -> OptionFilter {
     let mut positive = |name: &'static str| {
-        let fault = Fault::with(Code::OptionNumberInvalid, name);
+        let fault = RequestFault::with(ErrorCode::OptionNumberInvalid, name);
         query.read(name, fault, |text| {
             number(text).filter(|number: &i32| *number > 0)
         })
@@ -139,8 +140,8 @@ fn filter(query: &mut Query<'_>) -> OptionFilter {
     let min_data_mb = positive("min_data_mb");
     let min_days = positive("min_days");
     let max_days = positive("max_days");
-    let country = Fault::new(Code::CountryInvalid);
-    let unlimited = Fault::new(Code::UnlimitedInvalid);
+    let country = RequestFault::new(ErrorCode::CountryInvalid);
+    let unlimited = RequestFault::new(ErrorCode::UnlimitedInvalid);
     OptionFilter {
         country: query.read("country", country, |text| text.parse::<Country>().ok()),
         min_data_mb,

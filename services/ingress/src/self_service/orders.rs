@@ -24,12 +24,12 @@ use webhooks::qr::QrUrls;
 
 use super::{
     query::{Query, cursor},
-    session::{Id, Search, Session, json, or_archived},
+    session::{PathId, Search, Session, json, or_archived},
     topups::{self, Topup},
 };
 use crate::http::{
-    codes::Code,
-    error::{ApiError, Fault},
+    codes::ErrorCode,
+    error::{ApiError, RequestFault},
     faults::MAX_EXTERNAL_ID,
 };
 
@@ -71,7 +71,8 @@ impl From<Units> for Counts {
 
 /// An order without its topups.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Summary<'a> {
+#[schema(as = Summary)]
+pub(super) struct OrderWithoutTopups<'a> {
     #[schema(example = "A-1042")]
     external_order_id: &'a str,
     /// Our id of the order. It is the one in the message `API connection error (Order ID: …)`.
@@ -85,7 +86,7 @@ pub(super) struct Summary<'a> {
     topup_counts: Counts,
 }
 
-impl<'a> Summary<'a> {
+impl<'a> OrderWithoutTopups<'a> {
     fn new(head: &'a OrderHead, units: Units) -> Self {
         Self {
             external_order_id: &head.external_order_id,
@@ -100,9 +101,10 @@ impl<'a> Summary<'a> {
 
 /// An order with its topups, in the order of the answer of create-order.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Order<'a> {
+#[schema(as = Order)]
+pub(super) struct OrderResponse<'a> {
     #[serde(flatten)]
-    summary: Summary<'a>,
+    summary: OrderWithoutTopups<'a>,
     topups: Vec<Topup<'a>>,
 }
 
@@ -110,7 +112,7 @@ pub(super) struct Order<'a> {
 #[derive(Serialize, ToSchema)]
 pub(super) struct ListedOrder<'a> {
     #[serde(flatten)]
-    summary: Summary<'a>,
+    summary: OrderWithoutTopups<'a>,
     /// Its topups, only if the request names an `external_order_id`.
     #[serde(skip_serializing_if = "Option::is_none")]
     topups: Option<Vec<Topup<'a>>>,
@@ -118,7 +120,8 @@ pub(super) struct ListedOrder<'a> {
 
 /// A page of orders, the newest first.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Orders<'a> {
+#[schema(as = Orders)]
+pub(super) struct OrdersResponse<'a> {
     orders: Vec<ListedOrder<'a>>,
     /// The cursor of the next page; null after the last one.
     next_cursor: Option<String>,
@@ -177,13 +180,13 @@ impl Whole {
             .collect()
     }
 
-    fn summary(&self) -> Summary<'_> {
-        Summary::new(&self.head, self_service::count(&self.units))
+    fn summary(&self) -> OrderWithoutTopups<'_> {
+        OrderWithoutTopups::new(&self.head, self_service::count(&self.units))
     }
 
     fn shown(&self, session: &Session) -> Result<Response, ApiError> {
         let profiles = self.profiles(session)?;
-        let order = Order {
+        let order = OrderResponse {
             summary: self.summary(),
             topups: self.topups(&profiles, &session.service().qr),
         };
@@ -200,8 +203,11 @@ impl Whole {
 /// agreed on another time, and then a 404.
 #[utoipa::path(get, path = "/orders/{external_order_id}", operation_id = "show_order", tag = "Orders",
     params(("external_order_id" = String, Path, description = "Your own id of the order")),
-    responses((status = 200, description = "The order", body = Order), (status = 404, response = crate::http::described::NotFound), (status = 410, response = crate::http::described::Archived)))]
-pub(super) async fn show(session: Session, Id(id): Id<ExternalId>) -> Result<Response, ApiError> {
+    responses((status = 200, description = "The order", body = OrderResponse), (status = 404, response = crate::http::described::NotFound), (status = 410, response = crate::http::described::Archived)))]
+pub(super) async fn show(
+    session: Session,
+    PathId(id): PathId<ExternalId>,
+) -> Result<Response, ApiError> {
     let order = find(&session, &id.0, None).await?;
     order.shown(&session)
 }
@@ -215,11 +221,14 @@ pub(super) async fn show(session: Session, Id(id): Id<ExternalId>) -> Result<Res
 #[utoipa::path(delete, path = "/orders/{external_order_id}", operation_id = "cancel_order", tag = "Orders",
     params(("external_order_id" = String, Path, description = "Your own id of the order")),
     responses(
-        (status = 200, description = "The cancelled order. Nothing of it is bought, now or later", body = Order),
+        (status = 200, description = "The cancelled order. Nothing of it is bought, now or later", body = OrderResponse),
         (status = 404, response = crate::http::described::NotFound),
         (status = 410, response = crate::http::described::Archived),
         (status = 409, description = "The order cannot be cancelled: it is bought or may be (`order_not_waiting`), its create-order request may still be unanswered (`order_not_answered`; `Retry-After` says when that is over), or it was refused (`order_refused`)", body = crate::http::described::Message)))]
-pub(super) async fn cancel(session: Session, Id(id): Id<ExternalId>) -> Result<Response, ApiError> {
+pub(super) async fn cancel(
+    session: Session,
+    PathId(id): PathId<ExternalId>,
+) -> Result<Response, ApiError> {
     let cancel = async |answered: Option<OrderId>| {
         session
             .change(async |connection, partner| {
@@ -240,16 +249,16 @@ pub(super) async fn cancel(session: Session, Id(id): Id<ExternalId>) -> Result<R
             let order = find(&session, &id.0, Some(order_id)).await?;
             order.shown(&session)
         }
-        Cancelled::Undecided { rest, .. } => Ok(retry_after(Code::OrderNotAnswered, rest)),
-        Cancelled::TooLate => Err(Code::OrderNotWaiting.into()),
-        Cancelled::Refused => Err(Code::OrderRefused.into()),
-        Cancelled::Archived => Err(Code::OrderArchived.into()),
-        Cancelled::Unknown => Err(Code::NotFound.into()),
+        Cancelled::Undecided { rest, .. } => Ok(retry_after(ErrorCode::OrderNotAnswered, rest)),
+        Cancelled::TooLate => Err(ErrorCode::OrderNotWaiting.into()),
+        Cancelled::Refused => Err(ErrorCode::OrderRefused.into()),
+        Cancelled::Archived => Err(ErrorCode::OrderArchived.into()),
+        Cancelled::Unknown => Err(ErrorCode::NotFound.into()),
     }
 }
 
 /// An error with the seconds after which to send the request again, rounded up.
-pub(super) fn retry_after(code: Code, rest: Duration) -> Response {
+pub(super) fn retry_after(code: ErrorCode, rest: Duration) -> Response {
     let seconds = (rest.as_secs() + u64::from(rest.subsec_nanos() > 0)).max(1);
     let mut answer = ApiError::from(code).into_response();
     answer
@@ -275,7 +284,7 @@ pub(super) fn retry_after(code: Code, rest: Duration) -> Response {
         ("cursor" = Option<String>, Query, description = "`next_cursor` of the previous page; leave it out for the first page"),
         ("limit" = Option<u16>, Query, minimum = 1, maximum = 100, description = "Maximum number of orders of the page, from 1 to 100; the default is 20")),
     responses(
-        (status = 200, description = "A page of orders", body = Orders),
+        (status = 200, description = "A page of orders", body = OrdersResponse),
         (status = 410, response = crate::http::described::Archived),
         (status = 422, response = crate::http::described::Unprocessable)))]
 pub(super) async fn list(Search(session, uri): Search) -> Result<Response, ApiError> {
@@ -283,9 +292,11 @@ pub(super) async fn list(Search(session, uri): Search) -> Result<Response, ApiEr
     let limit = query.limit();
     let before = query.cursor();
     let created_after = query.created_after();
-    let state = query.read("state", Fault::new(Code::StateInvalid), |text| {
-        serde_json::from_value::<OrderState>(text.into()).ok()
-    });
+    let state = query.read(
+        "state",
+        RequestFault::new(ErrorCode::StateInvalid),
+        |text| serde_json::from_value::<OrderState>(text.into()).ok(),
+    );
     let external_order_id = query.external_order_id();
     query.check()?;
     if let Some(id) = external_order_id {
@@ -314,7 +325,7 @@ pub(super) async fn list(Search(session, uri): Search) -> Result<Response, ApiEr
     let mut rest = found.iter();
     for (head, units) in rest.by_ref() {
         last = Some(head.order_id.uuid());
-        let summary = Summary::new(head, *units);
+        let summary = OrderWithoutTopups::new(head, *units);
         if state.is_none_or(|state| state == summary.state) {
             orders.push(ListedOrder {
                 summary,
@@ -326,7 +337,7 @@ pub(super) async fn list(Search(session, uri): Search) -> Result<Response, ApiEr
         }
     }
     let more = rest.next().is_some() || i64::try_from(found.len()) == Ok(looked_at);
-    let page = Orders {
+    let page = OrdersResponse {
         orders,
         next_cursor: last.filter(|_| more).map(cursor),
     };
@@ -341,7 +352,7 @@ struct Filter {
 }
 
 impl Filter {
-    fn takes(&self, order: &Summary<'_>) -> bool {
+    fn takes(&self, order: &OrderWithoutTopups<'_>) -> bool {
         let is_before = self.before.is_none_or(|last| order.order_id < last);
         let is_after = self.created_after.is_none_or(|at| order.created_at > at);
         is_before && is_after && self.state.is_none_or(|state| order.state == state)
@@ -353,7 +364,7 @@ async fn list_one(session: &Session, id: &str, filter: &Filter) -> Result<Respon
     let found = match find(session, id, None).await {
         Ok(whole) => Some(whole),
         Err(ApiError::Plain {
-            code: Code::NotFound,
+            code: ErrorCode::NotFound,
             ..
         }) => None,
         Err(error) => return Err(error),
@@ -365,7 +376,7 @@ async fn list_one(session: &Session, id: &str, filter: &Filter) -> Result<Respon
         summary: whole.summary(),
         topups: Some(whole.topups(&profiles, &session.service().qr)),
     });
-    let page = Orders {
+    let page = OrdersResponse {
         orders: listed.collect(),
         next_cursor: None,
     };

@@ -17,8 +17,8 @@ use time::{OffsetDateTime, UtcOffset, format_description::well_known::Rfc3339};
 use uuid::Uuid;
 
 use crate::http::{
-    codes::Code,
-    error::{ApiError, Fault},
+    codes::ErrorCode,
+    error::{ApiError, RequestFault},
     faults::{MAX_KEY, external_id, repeated, repeated_key},
 };
 
@@ -35,7 +35,7 @@ pub(super) struct Query<'a> {
     parameters: Vec<(Cow<'a, str>, Cow<'a, str>)>,
     /// The names of the parameters that the request can have.
     known: Vec<&'static str>,
-    faults: Vec<Fault>,
+    faults: Vec<RequestFault>,
 }
 
 impl<'a> Query<'a> {
@@ -53,7 +53,7 @@ impl<'a> Query<'a> {
     pub(super) fn read<T>(
         &mut self,
         name: &'static str,
-        fault: Fault,
+        fault: RequestFault,
         read: impl FnOnce(&str) -> Option<T>,
     ) -> Option<T> {
         self.known.push(name);
@@ -68,13 +68,21 @@ impl<'a> Query<'a> {
     /// `limit`: the number of entries of the page.
     pub(super) fn limit(&mut self) -> u16 {
         let read = |text: &str| number(text).filter(|limit| (1..=MAX_LIMIT).contains(limit));
-        self.read("limit", Fault::with(Code::LimitInvalid, MAX_LIMIT), read)
-            .unwrap_or(DEFAULT_LIMIT)
+        self.read(
+            "limit",
+            RequestFault::with(ErrorCode::LimitInvalid, MAX_LIMIT),
+            read,
+        )
+        .unwrap_or(DEFAULT_LIMIT)
     }
 
     /// `cursor`: the last entry of the previous page.
     pub(super) fn cursor(&mut self) -> Option<Uuid> {
-        self.read("cursor", Fault::new(Code::CursorInvalid), parse_cursor)
+        self.read(
+            "cursor",
+            RequestFault::new(ErrorCode::CursorInvalid),
+            parse_cursor,
+        )
     }
 
     /// `cursor` of a list that is sorted by time: the last entry of the previous page, with its
@@ -82,7 +90,7 @@ impl<'a> Query<'a> {
     pub(super) fn timed_cursor(&mut self) -> Option<(OffsetDateTime, Uuid)> {
         self.read(
             "cursor",
-            Fault::new(Code::CursorInvalid),
+            RequestFault::new(ErrorCode::CursorInvalid),
             parse_timed_cursor,
         )
     }
@@ -96,16 +104,18 @@ impl<'a> Query<'a> {
     pub(super) fn created_after(&mut self) -> Option<OffsetDateTime> {
         self.read(
             "created_after",
-            Fault::new(Code::CreatedAfterInvalid),
+            RequestFault::new(ErrorCode::CreatedAfterInvalid),
             moment,
         )
     }
 
     /// `endpoint_id`: one of the partner's endpoints.
     pub(super) fn endpoint(&mut self) -> Option<EndpointId> {
-        self.read("endpoint_id", Fault::new(Code::EndpointIdInvalid), |text| {
-            text.parse().ok()
-        })
+        self.read(
+            "endpoint_id",
+            RequestFault::new(ErrorCode::EndpointIdInvalid),
+            |text| text.parse().ok(),
+        )
     }
 
     /// `external_order_id`: the partner's own id of an order. It has the same faults as in an order.
@@ -129,8 +139,9 @@ impl<'a> Query<'a> {
             given.filter(|(given, _)| given == **name).count()
         };
         let repeated = self.known.iter().filter(|name| times(name) > 1);
-        let fault =
-            |name: &&'static str| Fault::with(Code::ParameterRepeated, name).of_parameter(name);
+        let fault = |name: &&'static str| {
+            RequestFault::with(ErrorCode::ParameterRepeated, name).of_parameter(name)
+        };
         self.faults.extend(repeated.map(fault));
         if self.faults.is_empty() {
             Ok(())
@@ -143,7 +154,10 @@ impl<'a> Query<'a> {
 /// A fault for each of the first names that are not known, so that a spelling mistake does not
 /// change what a request means. It looks no further once it has [`MAX_UNKNOWN`] of them, so that a
 /// name is compared with few others, however many the request has.
-pub(super) fn unknown<'a>(given: impl Iterator<Item = &'a str>, known: &[&str]) -> Vec<Fault> {
+pub(super) fn unknown<'a>(
+    given: impl Iterator<Item = &'a str>,
+    known: &[&str],
+) -> Vec<RequestFault> {
     let mut unknown: Vec<&str> = Vec::new();
     for name in given {
         if unknown.len() == MAX_UNKNOWN {
@@ -155,7 +169,7 @@ pub(super) fn unknown<'a>(given: impl Iterator<Item = &'a str>, known: &[&str]) 
     }
     let fault = |name: &str| {
         let name: String = name.chars().take(MAX_KEY).collect();
-        Fault::with(Code::ParameterUnknown, name)
+        RequestFault::with(ErrorCode::ParameterUnknown, name)
     };
     unknown.into_iter().map(fault).collect()
 }
@@ -164,12 +178,12 @@ pub(super) fn unknown<'a>(given: impl Iterator<Item = &'a str>, known: &[&str]) 
 /// object in it has a key twice.
 pub(super) fn json_object(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
     let value: Value =
-        serde_json::from_slice(body).map_err(|_| ApiError::from(Code::InvalidJson))?;
-    let json = str::from_utf8(body).map_err(|_| ApiError::from(Code::InvalidJson))?;
+        serde_json::from_slice(body).map_err(|_| ApiError::from(ErrorCode::InvalidJson))?;
+    let json = str::from_utf8(body).map_err(|_| ApiError::from(ErrorCode::InvalidJson))?;
     let fault = match (repeated_key(json)?, value) {
         (Some(key), _) => repeated(&key),
         (None, Value::Object(object)) => return Ok(object),
-        (None, _) => Fault::new(Code::BodyNotObject),
+        (None, _) => RequestFault::new(ErrorCode::BodyNotObject),
     };
     Err(ApiError::Unprocessable(vec![fault]))
 }
@@ -196,9 +210,9 @@ pub(super) fn number<T: FromStr>(text: &str) -> Option<T> {
 }
 
 /// The fault of a time that cannot be read. The message begins with its name.
-pub(super) fn time_fault(name: &'static str) -> Fault {
+pub(super) fn time_fault(name: &'static str) -> RequestFault {
     let shown = if name == "since" { "Since" } else { "Until" };
-    Fault::with(Code::TimeInvalid, shown).of_parameter(name)
+    RequestFault::with(ErrorCode::TimeInvalid, shown).of_parameter(name)
 }
 
 /// Cuts `found` to `limit` entries, and returns the cursor of the next page if there were more.
@@ -307,13 +321,13 @@ mod tests {
         };
         let uri: Uri = "/?created_after=9999-12-31T23:59:59-23:59".parse().unwrap();
         assert_eq!(Query::of(&uri).created_after(), None);
-        let codes: Vec<Code> = faults.iter().map(|fault| fault.code).collect();
+        let codes: Vec<ErrorCode> = faults.iter().map(|fault| fault.code).collect();
         assert_eq!(
             codes,
             [
-                Code::LimitInvalid,
-                Code::CursorInvalid,
-                Code::CreatedAfterInvalid
+                ErrorCode::LimitInvalid,
+                ErrorCode::CursorInvalid,
+                ErrorCode::CreatedAfterInvalid
             ]
         );
     }
@@ -354,7 +368,7 @@ mod tests {
             panic!("it passed");
         };
         let found: Vec<_> = faults.iter().map(|one| (one.code, one.parameter)).collect();
-        assert_eq!(found, [(Code::ParameterRepeated, Some("limit"))]);
+        assert_eq!(found, [(ErrorCode::ParameterRepeated, Some("limit"))]);
         assert_eq!(
             faults[0].message,
             "Parameter limit is given more than once; send it once"
@@ -363,7 +377,7 @@ mod tests {
         let Err(ApiError::Unprocessable(faults)) = json_object(body) else {
             panic!("it passed");
         };
-        assert_eq!(faults[0].code, Code::ParameterRepeated);
+        assert_eq!(faults[0].code, ErrorCode::ParameterRepeated);
         assert!(json_object(b"{\"url\": null}").is_ok());
         assert!(matches!(json_object(b"{"), Err(ApiError::Plain { .. })));
     }

@@ -20,14 +20,14 @@ use uuid::Uuid;
 
 use super::{
     delivery_list::WebhookState,
-    fields::Fields,
+    fields::BodyFields,
     query::{Query, moment, time_fault},
-    session::{Id, Search, Session, json},
+    session::{PathId, Search, Session, json},
 };
 use crate::http::{
     body,
-    codes::Code,
-    error::{ApiError, Fault},
+    codes::ErrorCode,
+    error::{ApiError, RequestFault},
 };
 
 /// The states whose webhooks can be sent again, as errors list them.
@@ -135,7 +135,7 @@ impl From<RedeliverableState> for DeliveryState {
 
 impl RedeliveryRequest {
     fn read(body: &[u8]) -> Result<Self, ApiError> {
-        let mut fields = Fields::of(body)?;
+        let mut fields = BodyFields::of(body)?;
         let time = |name| {
             move |value: &Value| {
                 value
@@ -148,7 +148,7 @@ impl RedeliveryRequest {
         let until = fields.read("until", time("until"));
         let state = fields.read("state", |value| {
             RedeliverableState::deserialize(value)
-                .map_err(|_| Fault::with(Code::WebhookStateInvalid, STATES))
+                .map_err(|_| RequestFault::with(ErrorCode::WebhookStateInvalid, STATES))
         });
         fields.check(since.map(|since| Self {
             since,
@@ -209,11 +209,11 @@ pub(super) async fn begin(session: Session, request: Request) -> Result<Response
             Ok(with_location(answer, path, id))
         }
         Begun::Running(id) => {
-            let answer = ApiError::with(Code::RedeliveryRunning, id).into_response();
+            let answer = ApiError::with(ErrorCode::RedeliveryRunning, id).into_response();
             Ok(with_location(answer, path, id))
         }
-        Begun::TooSoon(wait) => Err(ApiError::too_soon(Code::RedeliveredRecently, wait)),
-        Begun::NoEndpoint => Err(Code::WebhookUrlMissing.into()),
+        Begun::TooSoon(wait) => Err(ApiError::too_soon(ErrorCode::RedeliveredRecently, wait)),
+        Begun::NoEndpoint => Err(ErrorCode::WebhookUrlMissing.into()),
     }
 }
 
@@ -250,10 +250,10 @@ pub(super) async fn list(Search(session, uri): Search) -> Result<Response, ApiEr
 #[utoipa::path(get, path = "/webhooks/redeliver/{redelivery_id}", operation_id = "show_redelivery", tag = "Webhook",
     params(("redelivery_id" = Uuid, Path, description = "The id of the redelivery")),
     responses((status = 200, description = "The redelivery with its progress", body = ManyAgain), (status = 404, response = crate::http::described::NotFound)))]
-pub(super) async fn show(session: Session, Id(id): Id<Uuid>) -> Result<Response, ApiError> {
+pub(super) async fn show(session: Session, PathId(id): PathId<Uuid>) -> Result<Response, ApiError> {
     let finding =
         session.run(async |connection, partner| resends::find(connection, partner, id).await);
-    let found = finding.await?.ok_or(Code::NotFound)?;
+    let found = finding.await?.ok_or(ErrorCode::NotFound)?;
     Ok(json(StatusCode::OK, &ManyAgain::from(&found)))
 }
 
@@ -264,10 +264,13 @@ pub(super) async fn show(session: Session, Id(id): Id<Uuid>) -> Result<Response,
 #[utoipa::path(delete, path = "/webhooks/redeliver/{redelivery_id}", operation_id = "cancel_redelivery", tag = "Webhook",
     params(("redelivery_id" = Uuid, Path, description = "The id of the redelivery")),
     responses((status = 200, description = "The redelivery, which has ended", body = ManyAgain), (status = 404, response = crate::http::described::NotFound)))]
-pub(super) async fn cancel(session: Session, Id(id): Id<Uuid>) -> Result<Response, ApiError> {
+pub(super) async fn cancel(
+    session: Session,
+    PathId(id): PathId<Uuid>,
+) -> Result<Response, ApiError> {
     let cancelling =
         session.change(async |connection, partner| resends::cancel(connection, partner, id).await);
-    let found = cancelling.await?.ok_or(Code::NotFound)?;
+    let found = cancelling.await?.ok_or(ErrorCode::NotFound)?;
     Ok(json(StatusCode::OK, &ManyAgain::from(&found)))
 }
 
@@ -275,7 +278,7 @@ pub(super) async fn cancel(session: Session, Id(id): Id<Uuid>) -> Result<Respons
 mod tests {
     use super::*;
 
-    fn faults(body: &str) -> Vec<(Code, Option<&'static str>)> {
+    fn faults(body: &str) -> Vec<(ErrorCode, Option<&'static str>)> {
         match RedeliveryRequest::read(body.as_bytes()) {
             Err(ApiError::Unprocessable(faults)) => faults
                 .iter()
@@ -287,12 +290,12 @@ mod tests {
 
     #[test]
     fn the_body_names_a_beginning_and_all_faults_are_reported() {
-        let since = (Code::TimeInvalid, Some("since"));
-        let until = (Code::TimeInvalid, Some("until"));
-        let state = (Code::WebhookStateInvalid, Some("state"));
+        let since = (ErrorCode::TimeInvalid, Some("since"));
+        let until = (ErrorCode::TimeInvalid, Some("until"));
+        let state = (ErrorCode::WebhookStateInvalid, Some("state"));
         for (body, expected) in [
             ("{}", vec![since]),
-            ("[]", vec![(Code::BodyNotObject, None)]),
+            ("[]", vec![(ErrorCode::BodyNotObject, None)]),
             (r#"{"since": null}"#, vec![since]),
             (
                 r#"{"since": 7, "until": "now", "state": "lost"}"#,
@@ -304,7 +307,7 @@ mod tests {
             ),
             (
                 r#"{"since": "2026-01-01T00:00:00Z", "untill": "2026-01-02T00:00:00Z"}"#,
-                vec![(Code::ParameterUnknown, None)],
+                vec![(ErrorCode::ParameterUnknown, None)],
             ),
             (
                 r#"{"since": "2026-01-01T00:00:00Z", "until": null, "state": null}"#,

@@ -10,14 +10,14 @@ use domain::{Environment, event::Kind};
 use utoipa::ToSchema;
 
 use super::{
-    events::{Event, find},
-    fields::Fields,
+    events::{EventResponse, find},
+    fields::BodyFields,
     session::{Session, json},
 };
 use crate::http::{
     body,
-    codes::Code,
-    error::{ApiError, Fault},
+    codes::ErrorCode,
+    error::{ApiError, RequestFault},
 };
 
 /// The event to make in the sandbox.
@@ -35,9 +35,9 @@ enum SandboxEvent {
 
 impl NewSandboxEvent {
     fn read(body: &[u8]) -> Result<Self, ApiError> {
-        let mut fields = Fields::of(body)?;
+        let mut fields = BodyFields::of(body)?;
         let name = Kind::KeyExpiring.as_str();
-        let wrong = || Fault::with(Code::EventTypeInvalid, name);
+        let wrong = || RequestFault::with(ErrorCode::EventTypeInvalid, name);
         let kind = fields.required("type", wrong(), |value| {
             let known = value.as_str() == Some(name);
             known.then_some(SandboxEvent::KeyExpiring).ok_or_else(wrong)
@@ -54,14 +54,14 @@ impl NewSandboxEvent {
 /// `webhook.test` after `POST /webhook/test`.
 #[utoipa::path(post, path = "/sandbox/events", operation_id = "make_sandbox_event", tag = "Sandbox", request_body = NewSandboxEvent,
     responses(
-        (status = 201, description = "The event, which is sent within seconds", body = Event),
+        (status = 201, description = "The event, which is sent within seconds", body = EventResponse),
         (status = 400, response = crate::http::described::InvalidJson),
         (status = 403, description = "The account is not a sandbox account (`sandbox_only`)", body = crate::http::described::Message),
         (status = 409, description = "The account does not ask for events of this type (`event_not_wanted`)", body = crate::http::described::Message),
         (status = 422, response = crate::http::described::Unprocessable)))]
 pub(super) async fn make_event(session: Session, request: Request) -> Result<Response, ApiError> {
     if session.environment() != Environment::Sandbox {
-        return Err(Code::SandboxOnly.into());
+        return Err(ErrorCode::SandboxOnly.into());
     }
     let (parts, body) = request.into_parts();
     let body = body::read(session.gate().max_body, &parts.headers, body).await?;
@@ -75,10 +75,10 @@ pub(super) async fn make_event(session: Session, request: Request) -> Result<Res
     let id = match making.await? {
         KeyExpiryResult::Due(id) => id,
         KeyExpiryResult::TooSoon(wait) => {
-            return Err(ApiError::too_soon(Code::TestedRecently, wait));
+            return Err(ApiError::too_soon(ErrorCode::TestedRecently, wait));
         }
-        KeyExpiryResult::Unwanted => return Err(Code::EventNotWanted.into()),
+        KeyExpiryResult::Unwanted => return Err(ErrorCode::EventNotWanted.into()),
     };
-    let event = find(&session, id).await?.ok_or(Code::NotFound)?;
-    Ok(json(StatusCode::CREATED, &Event::new(&event)))
+    let event = find(&session, id).await?.ok_or(ErrorCode::NotFound)?;
+    Ok(json(StatusCode::CREATED, &EventResponse::new(&event)))
 }

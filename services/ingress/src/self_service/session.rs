@@ -34,14 +34,15 @@ use webhooks::{dns::Dns, guard::Guard, qr::QrUrls};
 use super::query;
 use crate::{
     access::{
-        admission::InFlightPermit, authentication::Signed, directory::KnownPartner, gate::Gate,
+        admission::InFlightPermit, authentication::Signed, directory::KnownPartner,
+        gate::RequestGate,
     },
     http::{
         body,
-        codes::Code,
+        codes::ErrorCode,
         departures::Departures,
         error::{self, ApiError},
-        refusals::Sender,
+        refusals::RequestSender,
     },
 };
 
@@ -57,7 +58,7 @@ pub(super) const OVERLAP: Overlap = Overlap {
 
 /// What the handlers of these requests need.
 pub(crate) struct SelfService {
-    pub(crate) gate: Arc<Gate>,
+    pub(crate) gate: Arc<RequestGate>,
     /// Which orders have got their answers, for those that are cancelled early.
     pub(crate) departures: Arc<Departures>,
     pub(crate) database: Database,
@@ -89,14 +90,14 @@ pub(super) const LISTEN: &str = "/webhook/listen";
 
 /// How a request is admitted.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Kind {
+pub(super) enum AdmissionKind {
     /// It is answered soon.
     Short,
     /// It may wait long for something to happen, and has a limit of its own.
     Listener,
 }
 
-impl Kind {
+impl AdmissionKind {
     pub(super) fn of(path: &str) -> Self {
         if path == LISTEN {
             Self::Listener
@@ -108,9 +109,9 @@ impl Kind {
 
 /// What the middleware of a route knows.
 #[derive(Clone)]
-pub(super) struct Route {
-    pub(super) gate: Arc<Gate>,
-    pub(super) kind: Kind,
+pub(super) struct RouteAdmission {
+    pub(super) gate: Arc<RequestGate>,
+    pub(super) kind: AdmissionKind,
 }
 
 /// A request of a partner that was authenticated and admitted. A handler that takes it has no
@@ -172,7 +173,7 @@ impl Session {
         &self.service
     }
 
-    pub(super) fn gate(&self) -> &Gate {
+    pub(super) fn gate(&self) -> &RequestGate {
         &self.service.gate
     }
 
@@ -258,12 +259,12 @@ impl Session {
 pub(super) async fn or_archived<T>(
     found: Unflushed<Option<T>>,
     is_archived: impl Future<Output = Result<bool, pg::Error>>,
-) -> Result<Unflushed<Result<T, Code>>, pg::Error> {
+) -> Result<Unflushed<Result<T, ErrorCode>>, pg::Error> {
     let or_archived = async |found: Option<T>| {
         Ok(Unflushed::of(match found {
             Some(found) => Ok(found),
-            None if is_archived.await? => Err(Code::OrderArchived),
-            None => Err(Code::NotFound),
+            None if is_archived.await? => Err(ErrorCode::OrderArchived),
+            None => Err(ErrorCode::NotFound),
         }))
     };
     found.then(or_archived).await
@@ -271,23 +272,23 @@ pub(super) async fn or_archived<T>(
 
 /// The id in a path, percent-decoded. A text that cannot be an id gets a 404 like an unknown id,
 /// because for the partner both mean the same.
-pub(super) struct Id<T>(pub(super) T);
+pub(super) struct PathId<T>(pub(super) T);
 
-impl<T: FromStr, S: Send + Sync> FromRequestParts<S> for Id<T> {
+impl<T: FromStr, S: Send + Sync> FromRequestParts<S> for PathId<T> {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let path = Path::<String>::from_request_parts(parts, state).await.ok();
         path.and_then(|Path(text)| text.parse().ok())
             .map(Self)
-            .ok_or(Code::NotFound.into())
+            .ok_or(ErrorCode::NotFound.into())
     }
 }
 
 /// The middleware of these routes. It authenticates and admits a request, and forbids caches to
 /// store the response.
 pub(super) async fn admit(
-    State(Route { gate, kind }): State<Route>,
+    State(RouteAdmission { gate, kind }): State<RouteAdmission>,
     request: Request,
     next: Next,
 ) -> Response {
@@ -304,8 +305,8 @@ pub(super) async fn admit(
     };
     let admitted = async {
         let in_flight = match kind {
-            Kind::Short => gate.admission.self_service(&signed.partner).await?,
-            Kind::Listener => gate.admission.listener(&signed.partner)?,
+            AdmissionKind::Short => gate.admission.self_service(&signed.partner).await?,
+            AdmissionKind::Listener => gate.admission.listener(&signed.partner)?,
         };
         let permit = Arc::new(in_flight);
         let body = checked(&gate, &signed, &parts.headers, body).await?;
@@ -323,14 +324,14 @@ pub(super) async fn admit(
 
 /// The response to a partner.
 fn sent_by(mut response: Response, id: PartnerId) -> Response {
-    response.extensions_mut().insert(Sender::signed(id));
+    response.extensions_mut().insert(RequestSender::signed(id));
     response
 }
 
 /// Returns the body of a request. A body that the signature covers is first read and checked; any
 /// other is left to the handler.
 async fn checked(
-    gate: &Gate,
+    gate: &RequestGate,
     signed: &Signed,
     headers: &HeaderMap,
     body: Body,

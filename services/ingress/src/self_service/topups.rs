@@ -23,9 +23,9 @@ use webhooks::{
 
 use super::{
     query::Query,
-    session::{Id, Search, SelfService, Session, json, or_archived},
+    session::{PathId, Search, SelfService, Session, json, or_archived},
 };
-use crate::http::{codes::Code, error::ApiError};
+use crate::http::{codes::ErrorCode, error::ApiError};
 
 /// One unit of an order.
 #[derive(Serialize, ToSchema)]
@@ -133,7 +133,10 @@ pub(super) fn profile(session: &Session, unit: &PartnerUnit) -> Result<Option<Pr
 #[utoipa::path(get, path = "/topups/{topup_id}", operation_id = "show_topup", tag = "Topups",
     params(("topup_id" = String, Path, description = "The id of the topup, 26 digits, from the answer of create-order")),
     responses((status = 200, description = "The topup", body = Topup), (status = 404, response = crate::http::described::NotFound), (status = 410, response = crate::http::described::Archived)))]
-pub(super) async fn show(session: Session, Id(id): Id<TopupId>) -> Result<Response, ApiError> {
+pub(super) async fn show(
+    session: Session,
+    PathId(id): PathId<TopupId>,
+) -> Result<Response, ApiError> {
     let reading = session.read(async |connection, partner| {
         let found = self_service::unit(connection, partner, &id).await?;
         or_archived(found, is_topup_archived(connection, partner, &id)).await
@@ -159,7 +162,7 @@ pub(super) struct Deliveries<'a> {
     #[serde(with = "rfc3339::option")]
     next_attempt_at: Option<OffsetDateTime>,
     /// The newest 100 of the attempts that have ended, the oldest of them first.
-    attempts: Vec<Attempt<'a>>,
+    attempts: Vec<AttemptResponse<'a>>,
     /// The deliveries of the same eSIM to your further endpoints. The fields above are about the
     /// first one.
     endpoints: Vec<EndpointDelivery<'a>>,
@@ -178,13 +181,13 @@ pub(super) struct EndpointDelivery<'a> {
     #[serde(with = "rfc3339::option")]
     next_attempt_at: Option<OffsetDateTime>,
     /// The newest 100 of the attempts that have ended, the oldest of them first.
-    attempts: Vec<Attempt<'a>>,
+    attempts: Vec<AttemptResponse<'a>>,
 }
 
 /// One attempt to deliver a webhook.
 #[derive(Serialize, ToSchema)]
-#[expect(clippy::struct_field_names, reason = "the names on the wire")]
-pub(super) struct Attempt<'a> {
+#[schema(as = Attempt)]
+pub(super) struct AttemptResponse<'a> {
     /// The number of the attempt, from 1.
     attempt: i32,
     #[serde(with = "rfc3339")]
@@ -209,7 +212,7 @@ pub(super) struct Attempt<'a> {
     responses((status = 200, description = "The delivery with its attempts", body = Deliveries), (status = 404, response = crate::http::described::NotFound), (status = 410, response = crate::http::described::Archived)))]
 pub(super) async fn deliveries(
     session: Session,
-    Id(id): Id<TopupId>,
+    PathId(id): PathId<TopupId>,
 ) -> Result<Response, ApiError> {
     let reading = session.read(async |connection, partner| {
         let found = self_service::delivery(connection, partner, &id).await?;
@@ -242,8 +245,8 @@ pub(super) fn attempts<'a>(
     service: &SelfService,
     id: DeliveryId,
     made: &'a [self_service::Attempt],
-) -> Vec<Attempt<'a>> {
-    let shown = made.iter().map(|attempt| Attempt {
+) -> Vec<AttemptResponse<'a>> {
+    let shown = made.iter().map(|attempt| AttemptResponse {
         attempt: attempt.attempt + 1,
         at: attempt.at,
         duration_ms: attempt.duration_ms,
@@ -301,7 +304,7 @@ pub(super) struct Redelivery<'a> {
         (status = 429, description = "The last attempt began less than a minute ago (`redelivered_recently`); `Retry-After` says when to try again", body = crate::http::described::Message)))]
 pub(super) async fn redeliver(
     Search(session, uri): Search,
-    Id(id): Id<TopupId>,
+    PathId(id): PathId<TopupId>,
 ) -> Result<Response, ApiError> {
     let mut query = Query::of(&uri);
     let endpoint = query.endpoint();
@@ -330,22 +333,24 @@ pub(super) async fn send_again(
     });
     match (redelivering.await?, id) {
         (SentAgain::Again | SentAgain::Due, _) => Ok(()),
-        (SentAgain::TooSoon(wait), _) => Err(ApiError::too_soon(Code::RedeliveredRecently, wait)),
-        (SentAgain::NotReady, _) => Err(Code::TopupNotReady.into()),
+        (SentAgain::TooSoon(wait), _) => {
+            Err(ApiError::too_soon(ErrorCode::RedeliveredRecently, wait))
+        }
+        (SentAgain::NotReady, _) => Err(ErrorCode::TopupNotReady.into()),
         (SentAgain::Gone, WebhookId::Topup(topup)) => {
             let unit = session.look(async |connection, partner| {
                 self_service::unit(connection, partner, topup).await
             });
             let returned = unit.await?.is_some_and(|unit| unit.returned_at.is_some());
             Err(if returned {
-                Code::TopupReturned
+                ErrorCode::TopupReturned
             } else {
-                Code::TopupErased
+                ErrorCode::TopupErased
             }
             .into())
         }
-        (SentAgain::Gone, WebhookId::Event(_)) => Err(Code::EventVoid.into()),
-        (SentAgain::NoEndpoint, _) => Err(Code::WebhookUrlMissing.into()),
+        (SentAgain::Gone, WebhookId::Event(_)) => Err(ErrorCode::EventVoid.into()),
+        (SentAgain::NoEndpoint, _) => Err(ErrorCode::WebhookUrlMissing.into()),
         (SentAgain::Unknown, WebhookId::Topup(topup)) => {
             let reading = session.read(async |connection, partner| {
                 let found = self_service::unit(connection, partner, topup).await?;
@@ -354,12 +359,12 @@ pub(super) async fn send_again(
             Err(match reading.await? {
                 Err(code) => code,
                 // It has a unit and no delivery: it was erased a moment ago.
-                Ok(_) => Code::TopupErased,
+                Ok(_) => ErrorCode::TopupErased,
             }
             .into())
         }
         (SentAgain::NotMyEndpoint, _) | (SentAgain::Unknown, WebhookId::Event(_)) => {
-            Err(Code::NotFound.into())
+            Err(ErrorCode::NotFound.into())
         }
     }
 }

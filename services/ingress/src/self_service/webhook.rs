@@ -26,13 +26,13 @@ use webhooks::{
 };
 
 use super::{
-    fields::Fields,
+    fields::BodyFields,
     session::{OVERLAP, SelfService, Session, json},
 };
 use crate::http::{
     body,
-    codes::Code,
-    error::{ApiError, Fault},
+    codes::ErrorCode,
+    error::{ApiError, RequestFault},
 };
 
 /// The longest wait for the addresses of the host of a new URL. A slow name server must not keep a
@@ -51,7 +51,7 @@ async fn current(session: &Session) -> Result<FirstEndpoint, ApiError> {
     session
         .run(self_service::endpoint)
         .await?
-        .ok_or(Code::NotFound.into())
+        .ok_or(ErrorCode::NotFound.into())
 }
 
 /// The endpoint after a change.
@@ -131,13 +131,13 @@ pub(super) struct WebhookEndpointChange {
 impl WebhookEndpointChange {
     /// Reads the changes, and checks what can be checked without a name server.
     fn read(guard: &Guard, body: &[u8], environment: Environment) -> Result<Self, ApiError> {
-        let mut fields = Fields::of(body)?;
+        let mut fields = BodyFields::of(body)?;
         let url = fields.nullable("url", |value| {
             url(guard, value, environment, "it must be a string or null")
         });
         let events = fields.read("events", events);
         if url.is_none() && events.is_none() && fields.is_faultless() {
-            fields.fault(Fault::new(Code::UrlMissing).of_parameter("url"));
+            fields.fault(RequestFault::new(ErrorCode::UrlMissing).of_parameter("url"));
         }
         // It receives these anyway, and they are not among the events that are stored.
         let events = events.map(|mut events| {
@@ -150,7 +150,7 @@ impl WebhookEndpointChange {
 
 /// Reads the wanted events. Each is named once in the result, in the order of the choices.
 /// `topup.ready` is a choice of every endpoint.
-pub(super) fn events(given: &Value) -> Result<Vec<Kind>, Fault> {
+pub(super) fn events(given: &Value) -> Result<Vec<Kind>, RequestFault> {
     let choices = Kind::OF_FURTHER_ENDPOINTS;
     let kind = |name: &Value| {
         let name = name.as_str()?;
@@ -161,7 +161,7 @@ pub(super) fn events(given: &Value) -> Result<Vec<Kind>, Fault> {
         .and_then(|names| names.iter().map(kind).collect::<Option<Vec<_>>>());
     let Some(given) = given else {
         let names = choices.map(Kind::as_str).join(", ");
-        return Err(Fault::with(Code::EventsInvalid, names));
+        return Err(RequestFault::with(ErrorCode::EventsInvalid, names));
     };
     Ok(choices
         .into_iter()
@@ -176,13 +176,13 @@ pub(super) fn url(
     given: &Value,
     environment: Environment,
     no_string: &str,
-) -> Result<WebhookUrl, Fault> {
+) -> Result<WebhookUrl, RequestFault> {
     let Some(text) = given.as_str() else {
-        return Err(Fault::with(Code::UrlInvalid, no_string));
+        return Err(RequestFault::with(ErrorCode::UrlInvalid, no_string));
     };
     let url: WebhookUrl = text
         .parse()
-        .map_err(|error| Fault::with(Code::UrlInvalid, error))?;
+        .map_err(|error| RequestFault::with(ErrorCode::UrlInvalid, error))?;
     let judged = url
         .parsed()
         .map(|parsed| guard.check_new(&parsed, environment));
@@ -193,13 +193,13 @@ pub(super) fn url(
 }
 
 /// What is wrong with a URL that webhooks are not sent to.
-fn forbidden(reason: Forbidden) -> Fault {
+fn forbidden(reason: Forbidden) -> RequestFault {
     let detail = match reason {
         Forbidden::Port => "has a port that webhooks are not sent to",
         Forbidden::Plain => "must begin with https:// for a live account",
         Forbidden::Address => "has an address that webhooks are not sent to",
     };
-    Fault::with(Code::UrlForbidden, detail)
+    RequestFault::with(ErrorCode::UrlForbidden, detail)
 }
 
 /// Resolves the host of a URL and judges its addresses, as each connection does. If they are not
@@ -272,7 +272,7 @@ pub(super) async fn replace_secret(session: &Session) -> Result<Response, ApiErr
         .await
     });
     let Rotated::Until(until) = rotated.await? else {
-        return Err(Code::RotationUnderWay.into());
+        return Err(ErrorCode::RotationUnderWay.into());
     };
     tracing::info!(partner.id = %session.id(), "a partner replaced its webhook secret; for 24 hours the old one also signs");
     let new = NewSecret {

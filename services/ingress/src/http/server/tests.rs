@@ -60,7 +60,7 @@ async fn serve(deadline: Duration, settings: &[&str]) -> Served {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let shutdown = Shutdown::new();
-    let server = Server::new(&limits, router, shutdown.clone());
+    let server = IngressServer::new(&limits, router, shutdown.clone());
     shutdown.spawn("server", server.serve(listener));
     Served {
         address,
