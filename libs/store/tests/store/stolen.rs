@@ -14,8 +14,12 @@ use testkit::rows;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::bench::{
-    Bench, LEASE, PROVIDER, VAULT, bought, delivery_id, execute, order, placement, ready, topups,
+use crate::{
+    bench::{
+        Bench, LEASE, PROVIDER, VAULT, bought, delivery_id, execute, order, placement, ready,
+        topups,
+    },
+    further::READY,
 };
 
 /// The page whose table this module reads.
@@ -696,12 +700,17 @@ async fn a_link_leads_from_a_topup_to_its_own_webhooks_only() {
     let thief = bench.partner(Some("https://thief.example/")).await;
     let of_victim = bench.deliveries(victim, 1, true).await.remove(0);
     let of_thief = bench.deliveries(thief, 1, true).await.remove(0);
+    let endpoint = bench.further(thief, "further", READY).await;
+    let to_thief = format!("'{}'", endpoint.id);
+    let to_thief = ("endpoint_id", to_thief.as_str());
+    let forged = forge(&bench, "notifier", to_thief, thief, (&of_victim, &of_thief)).await;
     let mut notifier = connect(&bench, "notifier").await;
     for (topup, delivery) in [
         (&of_thief, delivery_id(&of_victim)),
         // It goes to the first endpoint.
         (&of_victim, delivery_id(&of_victim)),
         (&of_victim, DeliveryId::new()),
+        (&of_victim, forged),
     ] {
         let link = format!("INSERT INTO further_deliveries VALUES ('{topup}', '{delivery}')");
         let linked = sqlx::raw_sql(AssertSqlSafe(link))

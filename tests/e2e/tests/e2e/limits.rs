@@ -357,6 +357,8 @@ async fn authenticated(stack: &Stack, partner: &Partner) -> Result<TcpStream> {
 async fn refused(connection: TcpStream) {
     let (answer, bytes) = raw::answer(connection).await.unwrap();
     assert!(answer.status == 503 && answer.json && answer.closes);
+    let head = String::from_utf8_lossy(&bytes[..answer.body.start]).to_lowercase();
+    assert!(head.contains("\r\ncache-control: no-store\r\n"), "{head}");
     let body: serde_json::Value = serde_json::from_slice(&bytes[answer.body]).unwrap();
     assert_eq!(
         body,

@@ -71,6 +71,8 @@ const ROWS: &[(&[&str], &str, Option<&str>)] = &[
     (&["provisioner"], "PROVIDER_CONCURRENCY", Some("0")),
     (&["provisioner"], "PROVIDER_TIMEOUT", Some("-1s")),
     (&["provisioner"], "SETTLE", Some("a while")),
+    // It contradicts PROVIDER_TIMEOUT.
+    (&["provisioner"], "SETTLE", Some("1s")),
     (
         &["provisioner", "sandbox"],
         "SANDBOX_SECRET_KEY",
@@ -112,6 +114,7 @@ const ROWS: &[(&[&str], &str, Option<&str>)] = &[
         Some("http://user:password@collector:4318"),
     ),
     (&["notifier"], "OTEL_TRACES_EXPORTER", Some("zipkin")),
+    (ALL, "OTEL_TRACES_SAMPLER_ARG", Some("0,1")),
 ];
 
 /// Starts a program and expects it to refuse: status 2, nothing on standard output, one line.
@@ -159,6 +162,29 @@ async fn a_bad_or_missing_setting_is_named_in_one_line() {
                 }
                 Ok(_) => {}
                 Err(error) => failed.push(format!("{program}, {setting}={value:?}: {error:#}")),
+            }
+        }
+    }
+    assert!(failed.is_empty(), "{failed:#?}");
+}
+
+/// Whoever sees settings accepted restarts a process with them, which would then stay down.
+#[tokio::test]
+async fn config_show_refuses_what_a_start_refuses() {
+    let mut failed = Vec::new();
+    for (programs, setting, value) in ROWS {
+        // What is missing is shown as missing.
+        let Some(value) = value else { continue };
+        for program in *programs {
+            let mut env: BTreeMap<&str, &str> = GOOD.iter().copied().collect();
+            env.insert(setting, value);
+            if *setting == "MASTER_KEY_FILE" {
+                env.remove("MASTER_KEY");
+            }
+            match refusal(program, &["config", "show"], &env).await {
+                Ok(line) if line.contains(setting) => {}
+                Ok(line) => failed.push(format!("{program}, {setting}={value}: {line}")),
+                Err(error) => failed.push(format!("{program}, {setting}={value}: {error:#}")),
             }
         }
     }

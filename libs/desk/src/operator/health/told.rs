@@ -626,6 +626,7 @@ impl FindingKind {
 mod tests {
     use pg::down::Away;
     use serde_json::json;
+    use store::providers::ProviderBreaker;
     use time::macros::datetime;
 
     use super::*;
@@ -646,5 +647,35 @@ mod tests {
             let read = Finding::new(FindingKind::ClockOff { of, ahead }, Some(since));
             assert_eq!(json!(read.told()), Away::Clock(ahead).told(since));
         }
+    }
+
+    /// Its time is over, and whether a provisioner runs that tests it is not known here.
+    #[test]
+    fn nothing_says_that_a_breaker_is_tested_now() {
+        let at = datetime!(2026-11-28 12:00 UTC);
+        let breaker = ProviderBreaker {
+            name: "usimsa".to_owned(),
+            state: BreakerState::HalfOpen,
+            open_until: Some(at),
+            reason: Some("it answers 500".to_owned()),
+            openings: 1,
+            version: 2,
+            changed_at: at,
+            failing_since: Some(at),
+            denied: false,
+            balance: None,
+            balance_at: None,
+        };
+        let told = Finding::new(FindingKind::BreakerOpen { breaker }, Some(at)).told();
+        assert_eq!(
+            told.what,
+            "buying at usimsa has stopped, and its test is due: it answers 500"
+        );
+        assert!(!told.needs_person, "{told:?}");
+        let text = json!(told).to_string();
+        assert!(
+            !text.contains("is tested") && !text.contains("tests itself"),
+            "{text}"
+        );
     }
 }
