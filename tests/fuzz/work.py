@@ -98,7 +98,8 @@ def instructions(program, target, inputs):
 def judge(program, target):
     shapes = SHAPES[target]
     inputs = [make(size) for make in shapes.values() for size in (SHORT, LONG)]
-    counted = instructions(program, target, inputs)
+    # The first input also pays for what is made once, such as the certificates of TLS.
+    counted = instructions(program, target, [inputs[0], *inputs])[1:]
     if len(counted) != len(inputs):
         raise SystemExit(f"{target}: {len(inputs)} inputs, but {len(counted)} were counted")
     rows = []

@@ -33,7 +33,7 @@
 //! finishes the work in flight ([`runtime::Shutdown`]).
 
 mod batches;
-mod client;
+pub mod client;
 pub mod deliver;
 pub mod endpoint;
 mod events;

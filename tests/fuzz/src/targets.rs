@@ -9,8 +9,9 @@ use domain::{ActivationCode, Iccid, PlacementId};
 use http::HeaderMap;
 use ingress::fuzz::Harness;
 use notifier::{
+    client,
     schedule::{Next, Schedule},
-    webhook::{self, Sender},
+    webhook::Sender,
 };
 use provisioner::providers::{
     Accounts, FindResponse, Hint, Limits, Paced, Provider, ProviderId, ProviderUnit, Purchase,
@@ -115,7 +116,7 @@ fn provider(name: &'static str, rejects: &'static [&'static str]) -> Target {
     let purchase = Purchase {
         placement_id: PlacementId::new(),
         items: vec![("option".into(), 1)],
-        send_by: std::time::Instant::now() + Duration::from_hours(24),
+        send_by: runtime::clock::Moment::now() + Duration::from_hours(24),
     };
     let sought = ["", "7"].map(|reference| Sought {
         placement_id: purchase.placement_id,
@@ -247,10 +248,11 @@ fn endpoint() -> Target {
         Networks::default(),
         Ports::default(),
     );
-    let limits = webhook::Limits {
+    let limits = client::Limits {
         timeout: Duration::from_secs(5),
         head_max: 16 * 1024,
         idle: 4,
+        oldest: Duration::from_mins(1),
     };
     let sender = {
         let _entered = server.tokio.enter();
