@@ -127,6 +127,12 @@ impl Database {
         }
     }
 
+    /// Refuses as [`Self::run`] does while the last pulse found the server and this process unfit to work
+    /// together.
+    pub fn check(&self) -> Result<()> {
+        self.pool.primary.check()
+    }
+
     /// Runs `work` on a connection. If there is no response in time, the connection is closed, and
     /// whether the work took effect is unknown. That is unknown, too, if the server responded but
     /// turns out to have been replaced meanwhile.
@@ -134,7 +140,7 @@ impl Database {
         &self,
         work: impl AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
     ) -> Result<T, E> {
-        self.pool.primary.check()?;
+        self.check()?;
         self.use_connection(work).await
     }
 

@@ -26,6 +26,7 @@ use axum::{
     http::{HeaderValue, request::Parts},
     response::{IntoResponse, Response},
 };
+use pg::primary::Unfit;
 
 use crate::{
     access::directory::{Directory, Key, KnownPartner},
@@ -109,6 +110,16 @@ impl Authenticator {
         ApiError::with(code, header)
     }
 
+    /// The answer to a request whose time is far from ours. If it is our clock that is wrong, the time may
+    /// be right, and a 401 would say that a repeat is of no use. So it gets the 500 that every other
+    /// request gets until the clocks agree.
+    fn not_recent(&self, checked: pg::Result<()>) -> ApiError {
+        match checked {
+            Err(error @ pg::Error::Unfit(Unfit::Clock { .. })) => ApiError::internal(error),
+            _ => self.denied(ErrorCode::TimestampInvalid),
+        }
+    }
+
     /// Checks the head of a request: steps 1 to 6 of the module's list, and whether the signature
     /// covers the body if it must. [`Authenticator::body`] checks the body itself.
     pub(crate) async fn head(&self, parts: &Parts) -> Result<Signed, AuthenticationFailure> {
@@ -155,7 +166,7 @@ impl Authenticator {
             let known = access_key.to_str().ok();
             let known = known.and_then(|access_key| self.directory.cached(access_key));
             *sender = known.map(|partner| RequestSender::unsigned(partner.id));
-            return Err(self.denied(ErrorCode::TimestampInvalid));
+            return Err(self.not_recent(self.directory.check_database()));
         };
 
         // A disabled partner gets the same answer as an unknown one, so that nobody can find out
@@ -249,4 +260,47 @@ fn recent(timestamp: &HeaderValue) -> Option<&str> {
     let text = timestamp.to_str().ok()?;
     let at = signing::parse_unix_time(text)?;
     (at.abs_diff(runtime::clock::unix_seconds()) <= WINDOW).then_some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use axum::http::StatusCode;
+    use pg::{
+        config::{DatabaseConfig, PoolConfig},
+        primary::DurabilityConfig,
+    };
+    use vault::{Keyring, Vault};
+
+    use super::*;
+
+    const MASTER_KEY: &str = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+
+    #[tokio::test]
+    async fn only_by_a_right_clock_a_time_is_refused() {
+        let pool = PoolConfig {
+            server: DatabaseConfig {
+                database_url: "postgres://nobody@127.0.0.1:1/none".to_owned().into(),
+            },
+            database_connections: 1,
+            database_timeout: Duration::from_secs(1),
+            durability: DurabilityConfig::default(),
+        };
+        let vault = Vault::of(&[(Keyring::Partners, &MASTER_KEY.to_owned().into())]).unwrap();
+        let directory = Directory::new(pool.open("test").unwrap(), vault);
+        let authenticator = Authenticator::new("Service", Arc::new(directory), Metrics::default());
+        let difference = Duration::from_mins(10);
+        for (checked, expected) in [
+            (Ok(()), StatusCode::UNAUTHORIZED),
+            (Err(Unfit::Standby), StatusCode::UNAUTHORIZED),
+            (
+                Err(Unfit::Clock { difference }),
+                StatusCode::INTERNAL_SERVER_ERROR,
+            ),
+        ] {
+            let answer = authenticator.not_recent(checked.map_err(Into::into));
+            assert_eq!(answer.into_response().status(), expected);
+        }
+    }
 }

@@ -193,6 +193,11 @@ struct Changes {
 }
 
 impl Directory {
+    /// See [`Database::check`].
+    pub(crate) fn check_database(&self) -> pg::Result<()> {
+        self.database.check()
+    }
+
     /// Creates an empty cache. Until [`Directory::refresh`] has filled it, each key and option is
     /// looked up when it is first asked for.
     pub(crate) fn new(database: Database, vault: Vault) -> Self {
