@@ -23,7 +23,7 @@ pub use endpoints::{rotate_secret, set_events};
 
 /// The limits of a partner in each ingress process. `None` means the default of the setting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Limits {
+pub struct PartnerLimits {
     /// The maximum number of orders in flight.
     pub max_in_flight: Option<u32>,
     pub requests_per_second: Option<u32>,
@@ -31,7 +31,7 @@ pub struct Limits {
     pub units_per_second: Option<u32>,
 }
 
-impl Limits {
+impl PartnerLimits {
     /// The limits with which an account begins. Anybody may get a sandbox account, and each unit of an
     /// order becomes a webhook to each of up to ten hosts, so such an account begins with low rates. An
     /// operator raises them for a partner that tests its load.
@@ -58,7 +58,7 @@ impl Limits {
     }
 }
 
-/// A partner account without its secrets. Its limits are those of [`Limits`].
+/// A partner account without its secrets. Its limits are those of [`PartnerLimits`].
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Partner {
     pub partner_id: Uuid,
@@ -106,20 +106,20 @@ pub struct NewPartner<'a> {
     pub secret_key: &'a SecretKey,
     pub webhook_url: Option<&'a str>,
     pub webhook_secret: &'a webhook::Secret,
-    pub limits: Limits,
+    pub limits: PartnerLimits,
 }
 
 /// What ingress needs to authenticate the requests of a partner.
 #[derive(Clone, Debug)]
-pub struct Credentials {
+pub struct PartnerCredentials {
     pub partner_id: PartnerId,
     /// A sandbox partner buys nothing real. `None` if the row holds a name that this version does not
     /// know; then the partner cannot be served, but the others can.
     pub environment: Option<Environment>,
     /// The valid keys: the current pair and, during an overlap, also the old one.
-    pub keys: Vec<Keys>,
+    pub keys: Vec<PartnerKeys>,
     pub disabled: bool,
-    pub limits: Limits,
+    pub limits: PartnerLimits,
     /// Requests that do not sign their query and body are denied.
     pub signed_body_required: bool,
     /// The row version of the last change, for [`changed_since`].
@@ -127,7 +127,7 @@ pub struct Credentials {
 }
 
 #[derive(Clone, Debug)]
-pub struct Keys {
+pub struct PartnerKeys {
     /// The value of `X-Service-Access-Key`.
     pub access_key: String,
     /// The sealed secret key, if there is one; see [`open_secret_key`].
@@ -196,7 +196,7 @@ pub async fn list(connection: &mut PgConnection) -> Result<Vec<Partner>> {
 
 /// Which partners a page of the list has.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Wanted<'a> {
+pub struct PartnerFilter<'a> {
     /// A part of the name in any case, the whole id, or the whole access key. Empty: any.
     pub named: &'a str,
     pub environment: Option<Environment>,
@@ -209,7 +209,7 @@ pub struct Wanted<'a> {
 /// all others.
 pub async fn page(
     connection: &mut PgConnection,
-    wanted: &Wanted<'_>,
+    wanted: &PartnerFilter<'_>,
     first: &[Uuid],
     (offset, limit): (i64, i64),
 ) -> Result<(Vec<Partner>, i64)> {
@@ -510,19 +510,19 @@ macro_rules! credentials {
         .await?
         .into_iter()
         .map(|row| {
-            let new = Keys { access_key: row.access_key, secret_key: row.secret_key, ends_in: None };
+            let new = PartnerKeys { access_key: row.access_key, secret_key: row.secret_key, ends_in: None };
             let old = row.old_access_key.zip(row.old_ends_in);
-            let old = old.map(|(access_key, ends_in)| Keys {
+            let old = old.map(|(access_key, ends_in)| PartnerKeys {
                 access_key,
                 secret_key: row.old_secret_key,
                 ends_in: Some(age(ends_in)),
             });
-            Ok(Credentials {
+            Ok(PartnerCredentials {
                 partner_id: row.partner_id.into(),
                 environment: row.environment.parse().ok(),
                 keys: std::iter::once(new).chain(old).collect(),
                 disabled: row.disabled,
-                limits: Limits {
+                limits: PartnerLimits {
                     max_in_flight: row.max_in_flight.map(unsigned),
                     requests_per_second: row.requests_per_second.map(unsigned),
                     orders_per_second: row.orders_per_second.map(unsigned),
@@ -540,7 +540,7 @@ macro_rules! credentials {
 pub async fn changed_since(
     connection: &mut PgConnection,
     row_version: i64,
-) -> Result<Vec<Credentials>> {
+) -> Result<Vec<PartnerCredentials>> {
     credentials!(connection, "version > $1", row_version).collect()
 }
 
@@ -548,7 +548,7 @@ pub async fn changed_since(
 pub async fn by_access_key(
     connection: &mut PgConnection,
     access_key: &str,
-) -> Result<Option<Credentials>> {
+) -> Result<Option<PartnerCredentials>> {
     let mut found = credentials!(
         connection,
         "access_key = $1 OR (old_access_key = $1 AND old_keys_until > now())",

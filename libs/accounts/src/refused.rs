@@ -3,7 +3,7 @@
 //! arrive.
 //!
 //! Ingress stores them in batches, off the path of requests ([`keep`]). `esimctl partner show --refused`
-//! and the console show them. Each partner has room for so many of each [`Kind`], and the term
+//! and the console show them. Each partner has room for so many of each [`RefusedKind`], and the term
 //! `refusals` of `desk::retention` ends the rest. They hold neither headers nor bodies, so no
 //! key, signature or query is among them.
 
@@ -22,7 +22,7 @@ const MOST_FOUND: i64 = 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, strum::IntoStaticStr)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
-pub enum Kind {
+pub enum RefusedKind {
     /// A create-order request with a valid signature.
     Order,
     /// Any other request with a valid signature.
@@ -31,7 +31,7 @@ pub enum Kind {
     Unsigned,
 }
 
-impl Kind {
+impl RefusedKind {
     /// The name in the database.
     pub fn as_str(self) -> &'static str {
         self.into()
@@ -40,10 +40,10 @@ impl Kind {
 
 /// A refused request, as ingress stores it.
 #[derive(Clone, Debug)]
-pub struct Refusal {
+pub struct RefusedRequest {
     pub request_id: Uuid,
     pub partner_id: PartnerId,
-    pub kind: Kind,
+    pub kind: RefusedKind,
     pub at: OffsetDateTime,
     pub status: u16,
     /// The code of the first error, or the name of the limit that was reached.
@@ -75,8 +75,12 @@ pub async fn since(
 
 /// Stores refused requests, and deletes those of their partners that are more than the `newest` of
 /// their kind.
-pub async fn keep(connection: &mut PgConnection, refusals: &[Refusal], newest: u32) -> Result<()> {
-    fn column<T>(of: &[Refusal], value: impl Fn(&Refusal) -> T) -> Vec<T> {
+pub async fn keep(
+    connection: &mut PgConnection,
+    refusals: &[RefusedRequest],
+    newest: u32,
+) -> Result<()> {
+    fn column<T>(of: &[RefusedRequest], value: impl Fn(&RefusedRequest) -> T) -> Vec<T> {
         of.iter().map(value).collect()
     }
     let partners = column(refusals, |one| one.partner_id.uuid());
@@ -125,12 +129,12 @@ pub async fn keep(connection: &mut PgConnection, refusals: &[Refusal], newest: u
 
 /// A refused request, as operators see it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Refused {
+pub struct RefusedRequestView {
     pub request_id: Uuid,
     pub partner_id: Uuid,
     /// The partner's name.
     pub partner: Option<String>,
-    /// `order`, `other` or `unsigned`: the names of [`Kind`].
+    /// `order`, `other` or `unsigned`: the names of [`RefusedKind`].
     pub kind: String,
     #[serde(with = "time::serde::rfc3339")]
     pub at: OffsetDateTime,
@@ -143,7 +147,7 @@ pub struct Refused {
     pub unrecorded: i64,
 }
 
-impl Refused {
+impl RefusedRequestView {
     /// The id as the partner got it in `X-Request-Id`.
     pub fn request(&self) -> String {
         self.request_id.simple().to_string()
@@ -155,9 +159,9 @@ pub async fn list(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     limit: u32,
-) -> Result<Vec<Refused>> {
+) -> Result<Vec<RefusedRequestView>> {
     let query = sqlx::query_as!(
-        Refused,
+        RefusedRequestView,
         "SELECT newest.*, (SELECT name FROM partners a WHERE a.partner_id = newest.partner_id) AS partner
          FROM unnest(ARRAY['order', 'other', 'unsigned']) AS one (kind)
          CROSS JOIN LATERAL (
@@ -171,10 +175,10 @@ pub async fn list(
 }
 
 /// Refused requests with this external order id or request id, the newest first.
-pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<Refused>> {
+pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<RefusedRequestView>> {
     let request_id: Option<Uuid> = id.parse().ok();
     let query = sqlx::query_as!(
-        Refused,
+        RefusedRequestView,
         "SELECT r.*, (SELECT name FROM partners a WHERE a.partner_id = r.partner_id) AS partner
          FROM refused_requests r WHERE r.request_id = ANY (ARRAY (
              SELECT request_id FROM refused_requests WHERE request_id = $1

@@ -21,7 +21,7 @@ mod webhooks;
 use domain::{Command, PartnerId};
 use pg::{
     Result,
-    actions::{self, Action, Actor, Changed},
+    actions::{self, Action, ActionChange, Actor},
 };
 use sqlx::{Connection, PgConnection};
 
@@ -74,7 +74,7 @@ async fn record_change(
     connection: &mut PgConnection,
     command: Command,
     partner_id: PartnerId,
-    changed: Changed,
+    changed: ActionChange,
 ) -> Result<()> {
     let action = Action {
         actor: Actor::PARTNER,

@@ -78,12 +78,12 @@ pub struct Action<'a> {
 
 /// What an action changed, without secrets.
 #[derive(Clone, Debug, Default)]
-pub struct Changed {
+pub struct ActionChange {
     before: Option<Value>,
     after: Option<Value>,
 }
 
-impl Changed {
+impl ActionChange {
     pub fn between(before: Value, after: Value) -> Self {
         Self {
             before: Some(before),
@@ -129,7 +129,7 @@ impl Mode<'_> {
         self,
         transaction: &mut crate::Transaction<'_>,
         affected: i64,
-        changed: Changed,
+        changed: ActionChange,
     ) -> Result<(), sqlx::Error> {
         match self {
             Self::Preview => Ok(()),
@@ -152,7 +152,7 @@ pub async fn finish(
     transaction: Transaction<'_, Postgres>,
     mode: Mode<'_>,
     affected: i64,
-    changed: Changed,
+    changed: ActionChange,
 ) -> Result<(), sqlx::Error> {
     match mode {
         Mode::Preview => transaction.rollback().await,
@@ -165,7 +165,7 @@ pub async fn commit(
     mut transaction: Transaction<'_, Postgres>,
     action: Action<'_>,
     affected: i64,
-    changed: Changed,
+    changed: ActionChange,
 ) -> Result<(), sqlx::Error> {
     record(&mut transaction, action, affected, changed).await?;
     transaction.commit().await
@@ -176,7 +176,7 @@ pub async fn commit(
 pub async fn recorded<T>(
     connection: &mut PgConnection,
     action: Action<'_>,
-    change: impl AsyncFnOnce(&mut PgConnection) -> Result<Option<(T, Changed)>>,
+    change: impl AsyncFnOnce(&mut PgConnection) -> Result<Option<(T, ActionChange)>>,
 ) -> Result<Option<T>> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
     let Some((result, changed)) = change(&mut transaction).await? else {
@@ -193,7 +193,7 @@ pub async fn record(
     connection: &mut PgConnection,
     action: Action<'_>,
     affected: i64,
-    changed: Changed,
+    changed: ActionChange,
 ) -> Result<(), sqlx::Error> {
     let via: &'static str = action.actor.via.into();
     let statement = sqlx::query!(
@@ -216,7 +216,7 @@ pub async fn record(
 }
 
 #[derive(Clone, Debug, serde::Serialize)]
-pub struct Recorded {
+pub struct RecordedAction {
     /// When the transaction of the change began.
     #[serde(with = "time::serde::rfc3339")]
     pub at: OffsetDateTime,
@@ -237,7 +237,7 @@ pub struct Recorded {
     pub after: Option<String>,
 }
 
-impl Recorded {
+impl RecordedAction {
     /// See [`changed_nothing`].
     pub fn changed_nothing(&self) -> bool {
         changed_nothing(&self.command, self.affected, self.after.is_some())
@@ -257,7 +257,7 @@ pub fn changed_nothing(command: &Stored<Command>, affected: i64, has_after: bool
 
 /// Which recorded actions to list; `None` matches all.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Filter<'a> {
+pub struct ActionFilter<'a> {
     pub since: Option<OffsetDateTime>,
     /// The end of the range of time, exclusive: a page begins where the one before it ended.
     pub until: Option<OffsetDateTime>,
@@ -269,11 +269,11 @@ pub struct Filter<'a> {
 /// The newest actions that match, at most `limit`.
 pub async fn list(
     connection: &mut PgConnection,
-    filter: &Filter<'_>,
+    filter: &ActionFilter<'_>,
     limit: u32,
-) -> Result<Vec<Recorded>> {
+) -> Result<Vec<RecordedAction>> {
     let actions = sqlx::query_as!(
-        Recorded,
+        RecordedAction,
         "SELECT at, operator, database_role, command, target, affected, reason, via, source,
                 before::text AS before, after::text AS after
          FROM operator_actions

@@ -31,7 +31,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 pub use self::server::DurabilityConfig;
-use self::server::{Server, ahead};
+use self::server::{PrimaryServer, ahead};
 pub use crate::unfit::Unfit;
 use crate::{Error, Result};
 
@@ -109,9 +109,9 @@ impl Known {
 }
 
 /// A pulse that was committed, but not yet believed.
-pub(crate) struct Sent {
+pub(crate) struct SentPulse {
     number: i64,
-    server: Server,
+    server: PrimaryServer,
     unfit: Option<Unfit>,
 }
 
@@ -173,7 +173,7 @@ impl Primary {
     /// providers. Returns the timeline of the server.
     pub(crate) async fn examine(&self, connection: &mut PgConnection) -> Result<u32> {
         let _one_at_a_time = self.examining.lock().await;
-        let server = Server::read(&mut *connection).await?;
+        let server = PrimaryServer::read(&mut *connection).await?;
         let timeline = server.timeline.ok_or(Unfit::Standby)?;
         server.check(&self.durability)?;
         let before = self.examined(timeline, &server)?;
@@ -194,7 +194,7 @@ impl Primary {
     }
 
     /// Compares the timeline with the one that is known. Returns what was known before.
-    fn examined(&self, timeline: u32, server: &Server) -> Result<Before, Unfit> {
+    fn examined(&self, timeline: u32, server: &PrimaryServer) -> Result<Before, Unfit> {
         let known = self.known();
         match known.timeline {
             Some(newest) if timeline < newest => {
@@ -246,7 +246,7 @@ impl Primary {
     }
 
     /// Commits the next pulse, unless the one before is missing. Then it stops all purchases first.
-    pub(crate) async fn pulse(&self, connection: &mut PgConnection) -> Result<Sent> {
+    pub(crate) async fn pulse(&self, connection: &mut PgConnection) -> Result<SentPulse> {
         let (number, mut before) = self.next_pulse();
         if before.acknowledged == 0 {
             self.delete_old(connection).await?;
@@ -261,9 +261,9 @@ impl Primary {
     }
 
     /// Whether anything may run on the server that has committed the pulse `number`.
-    fn judge(&self, number: i64, server: Server) -> Sent {
+    fn judge(&self, number: i64, server: PrimaryServer) -> SentPulse {
         let fit = server.check(&self.durability);
-        Sent {
+        SentPulse {
             number,
             unfit: fit.and_then(|()| server.check_clock()).err(),
             server,
@@ -325,7 +325,7 @@ impl Primary {
         let row = query.fetch_one(connection).await?;
         Ok(Beat {
             stored: row.stored,
-            server: Server {
+            server: PrimaryServer {
                 timeline: row.timeline.try_into().ok(),
                 synchronous_commit: row.synchronous_commit,
                 standby_names: row.standby_names,
@@ -354,7 +354,7 @@ impl Primary {
     }
 
     /// Takes over the result of a pulse, once the server that gave it is believed.
-    pub(crate) fn acknowledge(&self, sent: Sent) -> Pulse {
+    pub(crate) fn acknowledge(&self, sent: SentPulse) -> Pulse {
         let clock_ahead = sent.server.clock_ahead;
         self.told().clock_ahead = sent.server.check_clock().is_err().then_some(clock_ahead);
         let mut known = self.known();
@@ -468,7 +468,7 @@ enum Loss {
 struct Beat {
     /// The number of our pulse in the database before this one; 0 if there was none.
     stored: i64,
-    server: Server,
+    server: PrimaryServer,
 }
 
 /// What was known before a connection was examined, or before a pulse.

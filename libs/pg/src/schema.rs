@@ -13,7 +13,7 @@ mod progress;
 mod roles;
 mod version;
 
-pub use migrate::{MigrationError, Patience, Wait, apply, migrate};
+pub use migrate::{LockPatience, MigrationError, Wait, apply, migrate};
 pub use progress::{IndexBuild, index_build, pid};
-pub use roles::{Privilege, ROLES, Role, grant, missing, set_password, settings};
+pub use roles::{DatabaseRole, Privilege, ROLES, grant, missing, set_password, settings};
 pub use version::{SchemaError, check, latest, migrations};

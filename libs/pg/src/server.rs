@@ -11,7 +11,7 @@ use crate::{Result, age, count};
 /// The state of the server. Without the role `pg_read_all_stats` the sessions of other roles are
 /// invisible, so `longest_transaction` only covers our own.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Server {
+pub struct ServerState {
     /// The size of this database, in bytes.
     pub size: u64,
     /// The age in transactions of the oldest row that is not frozen, in any database of the server.
@@ -28,7 +28,7 @@ pub struct Server {
 }
 
 /// Reads the state of the server.
-pub async fn server(connection: &mut PgConnection) -> Result<Server> {
+pub async fn server(connection: &mut PgConnection) -> Result<ServerState> {
     let query = sqlx::query!(
         r#"SELECT pg_database_size(current_database()) AS "size!",
                   (SELECT max(age(datfrozenxid))::bigint FROM pg_database) AS "xid_age!",
@@ -43,7 +43,7 @@ pub async fn server(connection: &mut PgConnection) -> Result<Server> {
                  FROM pg_stat_replication WHERE state = 'streaming') streaming"#
     );
     let row = query.fetch_one(connection).await?;
-    Ok(Server {
+    Ok(ServerState {
         size: count(row.size),
         xid_age: count(row.xid_age),
         longest_transaction: age(row.longest_transaction),

@@ -11,7 +11,7 @@ use sqlx::{PgConnection, Row, postgres::PgRow};
 /// A session of the server. Roles without `pg_read_all_stats` do not see the state and the
 /// transaction of other roles' sessions, so these may be missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Session {
+pub struct BlockingSession {
     /// The process id at the server, which `pg_terminate_backend` takes.
     pub pid: i32,
     /// Its `application_name`, or `unnamed`.
@@ -26,7 +26,7 @@ pub struct Session {
     pub open_for: Option<i64>,
 }
 
-impl fmt::Display for Session {
+impl fmt::Display for BlockingSession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             pid,
@@ -48,7 +48,7 @@ impl fmt::Display for Session {
     }
 }
 
-/// The columns of a [`Session`] from `pg_stat_activity`.
+/// The columns of a [`BlockingSession`] from `pg_stat_activity`.
 const COLUMNS: &str =
     "SELECT pid, coalesce(nullif(application_name, ''), 'unnamed') AS application,
     coalesce(usename::text, '-') AS role, state,
@@ -56,8 +56,8 @@ const COLUMNS: &str =
     extract(epoch FROM clock_timestamp() - xact_start)::bigint AS open_for
     FROM pg_stat_activity";
 
-fn session(row: &PgRow) -> Result<Session, sqlx::Error> {
-    Ok(Session {
+fn session(row: &PgRow) -> Result<BlockingSession, sqlx::Error> {
+    Ok(BlockingSession {
         pid: row.try_get("pid")?,
         application: row.try_get("application")?,
         role: row.try_get("role")?,
@@ -70,7 +70,7 @@ fn session(row: &PgRow) -> Result<Session, sqlx::Error> {
 /// The session of this database with the oldest open transaction, except for the caller's.
 pub(crate) async fn oldest_transaction(
     connection: &mut PgConnection,
-) -> Result<Option<Session>, sqlx::Error> {
+) -> Result<Option<BlockingSession>, sqlx::Error> {
     let sql = format!(
         "{COLUMNS} WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS NOT NULL
          ORDER BY xact_start LIMIT 1"
@@ -85,7 +85,7 @@ pub(crate) async fn oldest_transaction(
 pub(crate) async fn holding_up(
     connection: &mut PgConnection,
     pid: i32,
-) -> Result<Option<Session>, sqlx::Error> {
+) -> Result<Option<BlockingSession>, sqlx::Error> {
     let sql =
         format!("{COLUMNS} WHERE pid = ANY (pg_blocking_pids($1)) ORDER BY xact_start LIMIT 1");
     let row = sqlx::query(sqlx::AssertSqlSafe(sql))
@@ -100,7 +100,7 @@ pub(crate) async fn holding_up(
 pub async fn writer_of(
     connection: &mut PgConnection,
     table: &str,
-) -> Result<Option<Session>, sqlx::Error> {
+) -> Result<Option<BlockingSession>, sqlx::Error> {
     let sql = format!(
         "{COLUMNS} WHERE pid <> pg_backend_pid() AND pid IN (
              SELECT pid FROM pg_locks

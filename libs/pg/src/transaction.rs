@@ -46,7 +46,7 @@ pub enum End<T> {
 
 /// How a transaction begins.
 #[derive(Clone, Copy, Debug)]
-pub enum Kind {
+pub enum TransactionKind {
     /// Each statement sees what was committed before it.
     Writing,
     /// All statements see what was committed before the first one, and they only read.
@@ -56,12 +56,12 @@ pub enum Kind {
 /// One run of [`transaction!`](crate::transaction!), which is the only caller.
 #[doc(hidden)]
 #[derive(Debug)]
-pub struct Run {
+pub struct TransactionRun {
     name: &'static str,
     conflicts: u32,
 }
 
-impl Run {
+impl TransactionRun {
     pub fn new(name: &'static str) -> Self {
         Self { name, conflicts: 0 }
     }
@@ -69,11 +69,11 @@ impl Run {
     pub async fn begin<'c>(
         &self,
         connection: &'c mut PgConnection,
-        kind: Kind,
+        kind: TransactionKind,
     ) -> Result<Transaction<'c>> {
         let begun = match kind {
-            Kind::Writing => connection.begin().await,
-            Kind::Snapshot => {
+            TransactionKind::Writing => connection.begin().await,
+            TransactionKind::Snapshot => {
                 let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
                 connection.begin_with(begin).await
             }
@@ -157,11 +157,11 @@ pub fn typed<T, E, F: Future<Output = Result<T, E>>>(block: F) -> F {
 macro_rules! transaction {
     ($connection:expr, $name:literal, |$transaction:ident| -> Result<$t:ty, $e:ty $(,)?> $body:block) => {
         $crate::transaction!(
-            $crate::transaction::Kind::Writing, $connection, $name, |$transaction| -> Result<$t, $e> $body
+            $crate::transaction::TransactionKind::Writing, $connection, $name, |$transaction| -> Result<$t, $e> $body
         )
     };
     ($kind:expr, $connection:expr, $name:literal, |$transaction:ident| -> Result<$t:ty, $e:ty $(,)?> $body:block) => {{
-        let mut run = $crate::transaction::Run::new($name);
+        let mut run = $crate::transaction::TransactionRun::new($name);
         loop {
             let mut begun = match run.begin(&mut *$connection, $kind).await {
                 Ok(begun) => begun,

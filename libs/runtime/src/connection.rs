@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::{
     Shutdown,
-    listener::{Leave, Place, Watch, Watched},
+    listener::{ConnectionPlace, Leave, Watch, WatchedSocket},
 };
 
 /// Makes the HTTP/1 settings of a connection. `head_timeout` is the longest wait for the head of a
@@ -63,11 +63,11 @@ pub async fn serve<S>(
 /// it was idle then, it gets the response `too_many`.
 pub async fn serve_in_place<W, S>(
     http: &http1::Builder,
-    mut socket: Watched<W>,
+    mut socket: WatchedSocket<W>,
     service: S,
     shutdown: &Shutdown,
     last_request: Duration,
-    place: &Place,
+    place: &ConnectionPlace,
     too_many: &[u8],
 ) where
     W: Watch,

@@ -27,7 +27,7 @@ const BOUNDS: [f64; 14] = [
 
 /// Records the requests of one server. Clones share the instruments.
 #[derive(Clone)]
-pub struct Requests {
+pub struct RequestMetrics {
     duration: Durations,
 }
 
@@ -40,7 +40,7 @@ pub struct Underway {
     began: Instant,
 }
 
-impl Default for Requests {
+impl Default for RequestMetrics {
     fn default() -> Self {
         let duration = Instruments::of("runtime").durations(
             HTTP_SERVER_REQUEST_DURATION,
@@ -51,7 +51,7 @@ impl Default for Requests {
     }
 }
 
-impl Requests {
+impl RequestMetrics {
     /// Starts the span of a request.
     pub fn begin(&self, request: &Request) -> Underway {
         let began = Instant::now();

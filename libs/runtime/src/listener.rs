@@ -6,7 +6,7 @@
 //!
 //! [`accept_bounded`] also limits the connections, because each open one costs memory and a file
 //! descriptor. When the limit is reached, an idle connection of whoever holds most of them gives its
-//! [`Place`] to the new one, so that nobody can keep the others out, with keys or without. If there is
+//! [`ConnectionPlace`] to the new one, so that nobody can keep the others out, with keys or without. If there is
 //! none, the new one gets a short response and is closed.
 
 mod places;
@@ -29,8 +29,8 @@ use tokio::{
 
 use self::places::{Held, Places};
 pub use self::{
-    places::{Leave, Place, source},
-    socket::{Watch, Watched},
+    places::{ConnectionPlace, Leave, source},
+    socket::{Watch, WatchedSocket},
 };
 use crate::{Shutdown, metrics::Instruments, sampler::Sampler};
 
@@ -144,12 +144,12 @@ async fn read_until_closed(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -
 }
 
 /// Serves each connection in a tracked task, until the soft stop. Connections beyond the limits of
-/// `connections` are refused. `serve` keeps the [`Place`] of its connection up to date.
+/// `connections` are refused. `serve` keeps the [`ConnectionPlace`] of its connection up to date.
 pub async fn accept_bounded<F>(
     listener: TcpListener,
     shutdown: &Shutdown,
     connections: &Arc<Connections>,
-    serve: impl Fn(TcpStream, SocketAddr, Arc<Place>) -> F,
+    serve: impl Fn(TcpStream, SocketAddr, Arc<ConnectionPlace>) -> F,
 ) -> anyhow::Result<()>
 where
     F: Future<Output = ()> + Send + 'static,

@@ -45,9 +45,9 @@ use tracing_subscriber::{
 use self::{
     escaped::EscapedLogs,
     export::Transport,
-    gate::Gate,
-    lines::{Ids, Shape},
-    settings::Environment,
+    gate::ExportGate,
+    lines::{Ids, LineFormat},
+    settings::VariableReader,
 };
 use crate::{CommonConfig, config::LogFormat, log_filter::filter};
 
@@ -97,7 +97,7 @@ impl Telemetry {
 }
 
 /// The gate of recorded spans. [`start`] sets it, to `None` if spans are never recorded.
-static RECORDED: OnceLock<Option<Gate>> = OnceLock::new();
+static RECORDED: OnceLock<Option<ExportGate>> = OnceLock::new();
 
 /// Whether spans are recorded now. If not, callers need not create any, and pass on the trace
 /// context of a request or a row unchanged. In a process that has not called [`start`] the answer
@@ -105,7 +105,7 @@ static RECORDED: OnceLock<Option<Gate>> = OnceLock::new();
 pub fn is_recorded() -> bool {
     match RECORDED.get() {
         None => true,
-        Some(gate) => gate.as_ref().is_some_and(Gate::is_open),
+        Some(gate) => gate.as_ref().is_some_and(ExportGate::is_open),
     }
 }
 
@@ -117,7 +117,7 @@ pub(crate) fn install_cryptography() {
 
 /// Refuses what a start refuses, and the values of standard variables that the SDK would ignore: it
 /// would record and send other things than the operator asked for, and say nothing.
-pub(crate) fn check(environment: Environment<'_>) -> anyhow::Result<()> {
+pub(crate) fn check(environment: VariableReader<'_>) -> anyhow::Result<()> {
     for signal in ["TRACES", "METRICS", "LOGS"] {
         settings::target(signal, environment)?;
     }
@@ -164,7 +164,7 @@ pub fn start(service: &'static str, config: &CommonConfig) -> anyhow::Result<Tel
 }
 
 /// Makes the providers of the three signals, and the gate of the spans if spans are exported.
-fn providers(service: &'static str) -> anyhow::Result<(Telemetry, Option<Gate>)> {
+fn providers(service: &'static str) -> anyhow::Result<(Telemetry, Option<ExportGate>)> {
     let environment = |name: &str| std::env::var(name).ok();
     check(&environment)?;
     let traces = settings::target("TRACES", &environment)?;
@@ -173,7 +173,7 @@ fn providers(service: &'static str) -> anyhow::Result<(Telemetry, Option<Gate>)>
     let resource = settings::resource(service);
     let transport = Transport::start()?;
 
-    let gate = traces.as_ref().map(|_| Gate::new());
+    let gate = traces.as_ref().map(|_| ExportGate::new());
     let spans = SdkTracerProvider::builder().with_resource(resource.clone());
     let tracer = match (&traces, &gate) {
         (Some(target), Some(gate)) => spans
@@ -220,9 +220,9 @@ fn providers(service: &'static str) -> anyhow::Result<(Telemetry, Option<Gate>)>
 fn lines<S: Subscriber + for<'span> LookupSpan<'span>>(format: LogFormat) -> impl Layer<S> {
     let is_terminal = std::io::stderr().is_terminal();
     let shape = match format {
-        LogFormat::Json => Shape::Json,
-        LogFormat::Auto if !is_terminal => Shape::Json,
-        LogFormat::Auto | LogFormat::Text => Shape::Text,
+        LogFormat::Json => LineFormat::Json,
+        LogFormat::Auto if !is_terminal => LineFormat::Json,
+        LogFormat::Auto | LogFormat::Text => LineFormat::Text,
     };
     fmt::layer()
         .with_writer(std::io::stderr)

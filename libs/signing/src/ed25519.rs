@@ -31,12 +31,12 @@ pub struct InvalidKey;
 
 /// The keys of a system: those that sign, and those that are only published.
 #[derive(Clone, Debug, Default)]
-pub struct Keys {
+pub struct Ed25519Keys {
     signing: Vec<SigningKey>,
     published: Vec<PublicKey>,
 }
 
-impl Keys {
+impl Ed25519Keys {
     /// Whether a text is meant to be such a key.
     pub fn is_meant(text: &str) -> bool {
         text.starts_with(SECRET) || text.starts_with(PUBLIC)
@@ -199,9 +199,9 @@ mod tests {
             &format!("whsk_{zeros}"),
             &PAIR.replace(SECRET, PUBLIC),
         ] {
-            assert_eq!(Keys::default().add(text), Err(InvalidKey), "{text}");
+            assert_eq!(Ed25519Keys::default().add(text), Err(InvalidKey), "{text}");
         }
-        let mut keys = Keys::default();
+        let mut keys = Ed25519Keys::default();
         keys.add(PAIR).unwrap();
         keys.add(&format!("whpk_{}", BASE64.encode([9; KEY])))
             .unwrap();

@@ -107,9 +107,9 @@ impl SecretKey {
 /// The secret part of the URL to which a provider sends its callbacks. A caller that knows it must
 /// be the provider, because nobody else was told the URL. `Debug` prints `[REDACTED]`.
 #[derive(Clone, Debug)]
-pub struct Token(SecretString);
+pub struct CallbackToken(SecretString);
 
-impl Token {
+impl CallbackToken {
     /// Accepts a text of at least 16 letters, digits, `-` or `_`.
     pub fn parse(text: &str) -> Result<Self, InvalidSecret> {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn a_token_is_long_and_fits_into_a_url() {
-        let token = Token::parse("0123456789-abc_DEF").unwrap();
+        let token = CallbackToken::parse("0123456789-abc_DEF").unwrap();
         assert!(token.is("0123456789-abc_DEF"));
         assert!(!token.is("0123456789-abc_DEG") && !token.is("") && !token.is("0123456789-abc_DE"));
         assert!(!format!("{token:?}").contains("0123"));
@@ -181,7 +181,7 @@ mod tests {
             "0123456789abcdeé",
         ] {
             assert_eq!(
-                Token::parse(bad).unwrap_err(),
+                CallbackToken::parse(bad).unwrap_err(),
                 InvalidSecret::NotAToken,
                 "{bad}"
             );

@@ -18,9 +18,9 @@ const LEAST: usize = 32;
 /// that a key can be replaced while URLs by the old one are still in use. Without keys, URLs have
 /// no MAC.
 #[derive(Clone, Debug, Default)]
-pub struct Keys(Vec<SecretKey>);
+pub struct QrKeys(Vec<SecretKey>);
 
-impl Keys {
+impl QrKeys {
     /// Parses keys in Base64, separated by blanks, line ends or commas. There must be at least one.
     pub fn parse(text: &SecretString) -> Result<Self, InvalidSecret> {
         let texts = text
@@ -70,8 +70,8 @@ mod tests {
     const NEW: &str = "HxscHR4fAAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBk=";
     const TEXT: &str = "LPA:1$smdp.example.com$A1-B2";
 
-    fn keys(text: &str) -> Result<Keys, InvalidSecret> {
-        Keys::parse(&text.into())
+    fn keys(text: &str) -> Result<QrKeys, InvalidSecret> {
+        QrKeys::parse(&text.into())
     }
 
     /// The expected value is the first 32 digits of what this command prints: `printf
@@ -83,7 +83,7 @@ mod tests {
             keys(OLD).unwrap().mac(TEXT).unwrap(),
             "1bac46e2f89f9ce76b621ed5ad7d26d8"
         );
-        assert_eq!(Keys::default().mac(TEXT), None);
+        assert_eq!(QrKeys::default().mac(TEXT), None);
     }
 
     #[test]
@@ -97,7 +97,7 @@ mod tests {
             assert!(!both.verify(TEXT, bad), "{bad}");
         }
         assert!(!both.verify("LPA:1$smdp.example.com$A1-B3", &sent));
-        assert!(!Keys::default().verify(TEXT, &sent) && !Keys::default().verify(TEXT, ""));
+        assert!(!QrKeys::default().verify(TEXT, &sent) && !QrKeys::default().verify(TEXT, ""));
     }
 
     #[test]

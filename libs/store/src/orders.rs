@@ -16,7 +16,7 @@ use std::{collections::BTreeMap, time::Duration};
 use domain::{OptionId, OrderId, PartnerId, PlacementId, TopupId};
 use pg::{
     End, Error, Result, Transaction,
-    actions::{self, Action, Actor, Changed},
+    actions::{self, Action, ActionChange, Actor},
     age, retry_conflicts, seconds, signed, transaction,
 };
 use serde_json::json;
@@ -515,7 +515,7 @@ pub async fn cancel(
             reason: actions::REASON,
         };
         let affected = i64::try_from(closed.len()).unwrap_or(i64::MAX);
-        let changed = Changed::between(
+        let changed = ActionChange::between(
             json!({ "cancelled": false, "placements": "accepted" }),
             json!({ "cancelled": true, "placements": "refused" }),
         );

@@ -14,7 +14,7 @@ use desk::self_service::first_id;
 use domain::{MaybeStored, PlacementState, product::Price};
 use pg::{
     Result,
-    actions::{self, Action, Changed},
+    actions::{self, Action, ActionChange},
 };
 use serde::Serialize;
 use serde_json::json;
@@ -379,7 +379,7 @@ pub async fn record_orphans(
         command: domain::Command::RecoverLedger,
         ..action
     };
-    let changed = Changed::created(json!({ "provider": provider, "orphans": orphans }));
+    let changed = ActionChange::created(json!({ "provider": provider, "orphans": orphans }));
     actions::record(&mut transaction, summary, orphans, changed).await?;
     Ok(transaction.commit().await?)
 }

@@ -12,8 +12,8 @@
 use domain::{OrderId, PartnerId, PlacementId};
 use pg::{
     Error,
-    actions::{self, Changed, Mode},
-    sessions::{self, Session},
+    actions::{self, ActionChange, Mode},
+    sessions::{self, BlockingSession},
 };
 use serde::Serialize;
 use serde_json::json;
@@ -78,14 +78,14 @@ pub enum NotRecovered {
         "the table placements was not free within {}, {}, and run the command again; nothing was changed",
         LOCK_TIMEOUT, held_by(.0.as_ref())
     )]
-    Locked(Option<Session>),
+    Locked(Option<BlockingSession>),
     #[error(transparent)]
     Store(#[from] Error),
 }
 
 pg::store_error!(NotRecovered);
 
-fn held_by(holder: Option<&Session>) -> String {
+fn held_by(holder: Option<&BlockingSession>) -> String {
     match holder {
         Some(session) => format!(
             "because it is locked by {session}: stop that program, or end its session with SELECT \
@@ -229,8 +229,8 @@ pub async fn recover(
 
 /// What is recorded of a recovery that moved so many placements, of which these were `accepted` and these are
 /// `parked`.
-fn changed(moved: usize, accepted: usize, parked: usize) -> Changed {
-    Changed::between(
+fn changed(moved: usize, accepted: usize, parked: usize) -> ActionChange {
+    ActionChange::between(
         json!({ "accepted": accepted, "placing": moved - accepted }),
         json!({ "placing": moved - parked, "parked": parked }),
     )

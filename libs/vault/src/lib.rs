@@ -143,7 +143,7 @@ const DIGEST: usize = 16;
 #[derive(Default)]
 struct Written {
     master_keys: Vec<(String, SecretSlice<u8>)>,
-    webhook_keys: ed25519::Keys,
+    webhook_keys: ed25519::Ed25519Keys,
 }
 
 /// The master keys by purpose. The first key of a purpose seals, and all of them open, so a key can
@@ -153,7 +153,7 @@ pub struct Vault(Arc<Held>);
 
 struct Held {
     rings: Vec<(Keyring, Vec<MasterKey>)>,
-    webhook_keys: ed25519::Keys,
+    webhook_keys: ed25519::Ed25519Keys,
 }
 
 impl Vault {
@@ -192,7 +192,7 @@ impl Vault {
         };
         let mut held = Held {
             rings: Vec::new(),
-            webhook_keys: ed25519::Keys::default(),
+            webhook_keys: ed25519::Ed25519Keys::default(),
         };
         for (ring, written) in all {
             let keys = written.master_keys.into_iter().map(key);
@@ -207,7 +207,7 @@ impl Vault {
     /// The pairs of keys for webhooks that are verified with a public key. They stand among the
     /// master keys for webhooks, because who holds those can forge a webhook anyway. There are none
     /// if the vault holds no keys for webhooks.
-    pub fn webhook_keys(&self) -> &ed25519::Keys {
+    pub fn webhook_keys(&self) -> &ed25519::Ed25519Keys {
         &self.0.webhook_keys
     }
 
@@ -303,7 +303,7 @@ fn written(text: &SecretString) -> Result<Written, VaultError> {
         .filter(|entry| !entry.is_empty() && !entry.starts_with('#'));
     let mut all = Written::default();
     for (index, entry) in entries.enumerate() {
-        if ed25519::Keys::is_meant(entry) {
+        if ed25519::Ed25519Keys::is_meant(entry) {
             let added = all.webhook_keys.add(entry);
             added.map_err(|error| VaultError::BadWebhookKey(index + 1, error))?;
             continue;

@@ -14,7 +14,7 @@ pub use crate::qr::encoded;
 /// The nine fields of the webhook.
 #[derive(Clone, Serialize, ToSchema)]
 #[schema(as = Esim)]
-pub struct Body<'a> {
+pub struct WebhookBody<'a> {
     #[schema(value_type = String, example = "20250129123456123456789012")]
     topup_id: &'a TopupId,
     #[schema(value_type = Uuid, example = "424b7b26-96e7-5c95-8df9-6654a3998070")]
@@ -41,7 +41,7 @@ pub struct Body<'a> {
     external_order_id: &'a str,
 }
 
-impl<'a> Body<'a> {
+impl<'a> WebhookBody<'a> {
     pub fn new(
         topup_id: &'a TopupId,
         option_id: OptionId,
@@ -67,7 +67,7 @@ impl<'a> Body<'a> {
 #[cfg(test)]
 mod tests {
     use domain::ActivationCode;
-    use signing::qr::Keys;
+    use signing::qr::QrKeys;
 
     use super::*;
 
@@ -79,13 +79,13 @@ mod tests {
             expired_date: "2025-12-31".into(),
         };
         let option_id = "0197b0a0-0000-7000-8000-000000000001".parse().unwrap();
-        let body = Body::new(
+        let body = WebhookBody::new(
             &topup_id,
             option_id,
             "their \"order\" é",
             "8982123456789012345",
             &profile,
-            &QrUrls::new("https://esim.example.com".into(), Keys::default()),
+            &QrUrls::new("https://esim.example.com".into(), QrKeys::default()),
         );
         assert_eq!(
             serde_json::to_string(&body).unwrap(),

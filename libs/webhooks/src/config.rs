@@ -3,7 +3,7 @@
 
 use clap::{ArgAction, Args};
 use secrecy::{ExposeSecret, SecretString};
-use signing::qr::Keys;
+use signing::qr::QrKeys;
 use url::Url;
 
 use crate::{
@@ -79,13 +79,13 @@ pub struct QrConfig {
 impl QrConfig {
     /// Parses the keys. There are none if the setting is missing or empty. The error names the
     /// setting and does not repeat its value.
-    pub fn keys(&self) -> Result<Keys, String> {
+    pub fn keys(&self) -> Result<QrKeys, String> {
         let given = self
             .qr_keys
             .as_ref()
             .filter(|keys| !keys.expose_secret().is_empty());
         given
-            .map_or_else(|| Ok(Keys::default()), Keys::parse)
+            .map_or_else(|| Ok(QrKeys::default()), QrKeys::parse)
             .map_err(|error| format!("QR_KEYS: {error}"))
     }
 }

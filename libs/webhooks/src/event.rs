@@ -70,7 +70,7 @@ pub fn advice(kind: Kind) -> &'static str {
 }
 
 #[derive(Serialize)]
-pub struct Body<'a> {
+pub struct EventBody<'a> {
     r#type: &'static str,
     /// The time when the event happened.
     #[serde(with = "rfc3339")]
@@ -102,7 +102,7 @@ enum Data<'a> {
     },
 }
 
-impl<'a> Body<'a> {
+impl<'a> EventBody<'a> {
     pub fn new(event: &'a Event) -> Self {
         let data = match &event.subject {
             Subject::TopupFailed {
@@ -158,7 +158,7 @@ mod tests {
                 created_at: OffsetDateTime::UNIX_EPOCH,
                 subject,
             };
-            serde_json::to_string(&Body::new(&event)).unwrap()
+            serde_json::to_string(&EventBody::new(&event)).unwrap()
         };
         let failed = |refusal| Subject::TopupFailed {
             topup_id: "20250129123456123456789012".into(),

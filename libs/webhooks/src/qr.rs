@@ -8,7 +8,7 @@
 
 use domain::ActivationCode;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
-use signing::qr::Keys;
+use signing::qr::QrKeys;
 
 /// The size of the picture in pixels, which is the last segment of its URL.
 const SIZE: u16 = 300;
@@ -31,12 +31,12 @@ pub fn encoded(text: &str) -> String {
 #[derive(Clone, Debug)]
 pub struct QrUrls {
     base: String,
-    keys: Keys,
+    keys: QrKeys,
 }
 
 impl QrUrls {
     /// `base` is the public base URL of ingress, without a final slash.
-    pub fn new(base: String, keys: Keys) -> Self {
+    pub fn new(base: String, keys: QrKeys) -> Self {
         Self { base, keys }
     }
 
@@ -54,14 +54,14 @@ impl QrUrls {
 /// Decides which pictures ingress draws.
 #[derive(Clone, Debug, Default)]
 pub struct QrGate {
-    keys: Keys,
+    keys: QrKeys,
     bare_until: Option<i64>,
 }
 
 impl QrGate {
     /// Until the Unix time `bare_until`, URLs without a MAC are accepted, too, because webhooks
     /// contained such URLs before the operator set keys.
-    pub fn new(keys: Keys, bare_until: Option<i64>) -> Self {
+    pub fn new(keys: QrKeys, bare_until: Option<i64>) -> Self {
         Self { keys, bare_until }
     }
 
@@ -89,15 +89,18 @@ mod tests {
         ActivationCode::new("smdp.example.com", "A1-B2").unwrap()
     }
 
-    fn keys() -> Keys {
-        Keys::parse(&KEY.into()).unwrap()
+    fn keys() -> QrKeys {
+        QrKeys::parse(&KEY.into()).unwrap()
     }
 
     #[test]
     fn the_mac_follows_the_specified_shape() {
         let base = "https://esim.example.com";
         let bare = format!("{base}/qr/LPA%3A1%24smdp.example.com%24A1-B2/300");
-        assert_eq!(QrUrls::new(base.into(), Keys::default()).url(&code()), bare);
+        assert_eq!(
+            QrUrls::new(base.into(), QrKeys::default()).url(&code()),
+            bare
+        );
         let url = QrUrls::new(base.into(), keys()).url(&code());
         let mac = url.strip_prefix(&format!("{bare}?mac=")).unwrap();
         assert!(

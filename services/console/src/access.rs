@@ -26,7 +26,7 @@ use axum_htmx::HX_REQUEST;
 pub use desk::operator::accounts::OperatorRole;
 use desk::operator::sessions::{self, Accepted};
 use pg::actions::{Action, Actor};
-use runtime::listener::Place;
+use runtime::listener::ConnectionPlace;
 use secrecy::SecretString;
 use subtle::ConstantTimeEq;
 use url::form_urlencoded;
@@ -267,7 +267,7 @@ pub(crate) async fn session(parts: &Parts, app: &App) -> Result<Option<ConsoleSe
         .run(async |connection| sessions::find(connection, &secret, accepted).await)
         .await?;
     if let Some(found) = &found
-        && let Some(place) = parts.extensions.get::<Arc<Place>>()
+        && let Some(place) = parts.extensions.get::<Arc<ConnectionPlace>>()
     {
         place.authenticated(&found.name);
     }
@@ -318,7 +318,7 @@ fn forwarded_address(entry: &str) -> Option<IpAddr> {
 
 /// Reads a form. While it arrives, a connection without a session can lose its place to another one.
 async fn form(parts: &Parts, body: Body) -> Result<FormFields, Problem> {
-    let place = parts.extensions.get::<Arc<Place>>();
+    let place = parts.extensions.get::<Arc<ConnectionPlace>>();
     if let Some(place) = place {
         place.wait_for_client();
     }

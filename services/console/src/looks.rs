@@ -16,7 +16,7 @@ use accounts::partners;
 use desk::operator::health::{self, HealthReport};
 use pg::{
     Database, PgConnection,
-    actions::{self, Filter, Recorded},
+    actions::{self, ActionFilter, RecordedAction},
 };
 use store::figures::{Count, Counts, Figures, Measure, Span};
 use time::OffsetDateTime;
@@ -51,7 +51,7 @@ pub(crate) struct SystemSnapshot {
     pub(crate) now: Counts,
     pub(crate) subjects: Vec<(Measure, String, Count)>,
     /// What people have done lately, and the names of the partners of it.
-    pub(crate) actions: Vec<Recorded>,
+    pub(crate) actions: Vec<RecordedAction>,
     pub(crate) names: std::collections::HashMap<Uuid, String>,
 }
 
@@ -290,7 +290,7 @@ fn bars(range: Range, figures: &[(OffsetDateTime, Counts)], now: OffsetDateTime)
 async fn look(connection: &mut PgConnection) -> Result<SystemSnapshot, pg::Error> {
     let report = health::examine(&mut *connection, PARKED).await?;
     let now = Figures::read(&mut *connection, Span::Minute, MINUTES, true).await?;
-    let actions = actions::list(&mut *connection, &Filter::default(), ACTIONS).await?;
+    let actions = actions::list(&mut *connection, &ActionFilter::default(), ACTIONS).await?;
     let named = actions.iter().filter_map(|one| partner_of(&one.target));
     let named: Vec<Uuid> = named.map(domain::PartnerId::uuid).collect();
     let names = partners::names(connection, &named).await?;

@@ -1,11 +1,11 @@
 //! The metrics of the console. Labels are bounded, and none holds an id or a name.
 
 use opentelemetry::{KeyValue, metrics::Counter};
-use runtime::{http::Requests, metrics::Instruments};
+use runtime::{http::RequestMetrics, metrics::Instruments};
 
 pub(crate) struct Metrics {
     /// The durations of requests.
-    pub(crate) requests: Requests,
+    pub(crate) requests: RequestMetrics,
     sign_ins: Counter<u64>,
 }
 
@@ -19,7 +19,7 @@ impl Default for Metrics {
             sign_ins.add(0, &[KeyValue::new("outcome", outcome)]);
         }
         Self {
-            requests: Requests::default(),
+            requests: RequestMetrics::default(),
             sign_ins,
         }
     }

@@ -16,7 +16,7 @@ use axum::{
 };
 use runtime::{
     Shutdown, connection,
-    listener::{self, Connections, Place, Watched},
+    listener::{self, ConnectionPlace, Connections, WatchedSocket},
 };
 use tokio::net::{TcpListener, TcpStream};
 
@@ -54,8 +54,8 @@ pub(crate) async fn serve(
 
 /// Serves a connection until it ends, or until it has to leave because it is idle and its holder has
 /// to make room.
-async fn serve_one(router: Router, stream: TcpStream, place: Arc<Place>, stop: Shutdown) {
-    let socket = Watched::new(stream, Arc::clone(&place));
+async fn serve_one(router: Router, stream: TcpStream, place: Arc<ConnectionPlace>, stop: Shutdown) {
+    let socket = WatchedSocket::new(stream, Arc::clone(&place));
     let http = connection::http(HEAD_TIMEOUT);
     let service = connection::service(router);
     connection::serve_in_place(
@@ -72,7 +72,7 @@ async fn serve_one(router: Router, stream: TcpStream, place: Arc<Place>, stop: S
 
 /// Keeps the place of a connection while a request of it is handled.
 async fn in_place(
-    Extension(place): Extension<Arc<Place>>,
+    Extension(place): Extension<Arc<ConnectionPlace>>,
     request: Request,
     next: Next,
 ) -> Response {
@@ -84,7 +84,7 @@ async fn in_place(
 
 /// Begins to handle a request, or goes on with it. If the connection has lost its place, it is about
 /// to be closed, so this never returns.
-pub(crate) async fn begin(place: &Place) {
+pub(crate) async fn begin(place: &ConnectionPlace) {
     if !place.begin_request() {
         pending::<()>().await;
     }

@@ -16,7 +16,7 @@ use pg::{
     config::{DatabaseConfig, PoolConfig},
     primary::DurabilityConfig,
 };
-use signing::{SecretKey, qr::Keys, request as signature};
+use signing::{SecretKey, qr::QrKeys, request as signature};
 use tokio::runtime::Runtime;
 use tower::ServiceExt;
 use vault::{Keyring, Vault};
@@ -70,7 +70,10 @@ impl Default for Harness {
             directory.learn_for_fuzzing(ACCESS_KEY, secret.clone(), required);
             Authenticator::new("Service", Arc::new(directory), Metrics::default())
         });
-        let gate = QrGate::new(Keys::parse(&QR_KEY.to_owned().into()).expect("a key"), None);
+        let gate = QrGate::new(
+            QrKeys::parse(&QR_KEY.to_owned().into()).expect("a key"),
+            None,
+        );
         let [open, closed] = [QrGate::default(), gate.clone()].map(|gate| {
             let drawing = Drawing {
                 at_once: 4,

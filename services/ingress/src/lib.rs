@@ -57,7 +57,7 @@ use runtime::{
     config::BadSetting,
     health::{self, Readiness},
 };
-use signing::qr::Keys;
+use signing::qr::QrKeys;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use tokio::{sync::Semaphore, task::JoinHandle};
 use vault::{Keyring, Vault};
@@ -259,7 +259,7 @@ impl Config {
     }
 
     /// The database and the keys of the settings.
-    fn open(&self) -> anyhow::Result<(Database, Vault, Keys)> {
+    fn open(&self) -> anyhow::Result<(Database, Vault, QrKeys)> {
         let database = self.database.open("ingress").map_err(BadSetting::error)?;
         let vault = self.master_key.vault(&Keyring::ALL);
         let qr_keys = self.qr.keys().map_err(BadSetting::error)?;
@@ -377,7 +377,7 @@ struct Parts {
     database: Database,
     vault: Vault,
     nats: Nats,
-    qr_keys: Keys,
+    qr_keys: QrKeys,
     metrics: Metrics,
 }
 

@@ -26,7 +26,7 @@ use axum::{
 use domain::PartnerId;
 use pipeline::trace;
 use runtime::{
-    http::{Requests, traceparent},
+    http::{RequestMetrics, traceparent},
     outage,
     sampler::Sampler,
 };
@@ -48,7 +48,7 @@ use crate::{
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 pub(crate) struct Observer {
-    requests: Requests,
+    requests: RequestMetrics,
     metrics: Metrics,
     log: Sampler,
     /// `None` keeps no refused requests.
@@ -79,7 +79,7 @@ impl Observer {
     ) -> Arc<Self> {
         let named = HeaderName::try_from(format!("x-{brand}-error").to_ascii_lowercase());
         Arc::new(Self {
-            requests: Requests::default(),
+            requests: RequestMetrics::default(),
             metrics,
             log: Sampler::new(logged),
             refusals,

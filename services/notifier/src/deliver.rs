@@ -53,7 +53,7 @@ use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 use vault::{Purpose, Vault};
-use webhooks::{body::Body, event, mail::EmailAddress, qr::QrUrls};
+use webhooks::{body::WebhookBody, event, mail::EmailAddress, qr::QrUrls};
 
 use self::{
     record::{Attempts, WithoutUrl, until_recorded},
@@ -538,7 +538,7 @@ impl Deliver {
                     .map_err(Failure::Profile)?;
                 let order = &esim.external_order_id;
                 let qr = &self.settings.qr;
-                let body = Body::new(
+                let body = WebhookBody::new(
                     &esim.topup_id,
                     esim.option_id,
                     order,
@@ -549,7 +549,7 @@ impl Deliver {
                 (serde_json::to_vec(&body), None)
             }
             Content::Event(event) => {
-                let body = serde_json::to_vec(&event::Body::new(event));
+                let body = serde_json::to_vec(&event::EventBody::new(event));
                 (body, Some(event.subject.kind().as_str()))
             }
         };

@@ -67,7 +67,7 @@ use runtime::{
     config::{BadSetting, positive_duration},
     health::{self, Readiness},
 };
-use signing::qr::Keys as QrKeys;
+use signing::qr::QrKeys;
 use store::{
     deliveries::{self, resends},
     work::Kind,

@@ -27,7 +27,7 @@ use opentelemetry_semantic_conventions::attribute::{ERROR_TYPE, HTTP_RESPONSE_ST
 use pg::Database;
 use pipeline::{Effect, perform};
 use runtime::{Shutdown, connection, listener, lock, outage};
-use signing::Token;
+use signing::CallbackToken;
 use store::providers;
 use tokio::{net::TcpListener, sync::Semaphore};
 use tracing::{Instrument, field::Empty, info_span};
@@ -54,7 +54,7 @@ const PER_UNIT: u8 = 2;
 
 /// The providers that call back, by name: the token of the URL, and the adapter that reads the
 /// body.
-pub type Callers = HashMap<String, (Token, Arc<dyn Provider>)>;
+pub type Callers = HashMap<String, (CallbackToken, Arc<dyn Provider>)>;
 
 /// Receives callbacks and passes them on as hints.
 pub struct Callbacks {

@@ -10,7 +10,7 @@ use opentelemetry::{
 };
 use pg::{
     Database,
-    server::{Server, server},
+    server::{ServerState, server},
 };
 use pipeline::{figures::Figures, metrics::DueRows};
 use runtime::{
@@ -160,7 +160,7 @@ impl Default for ServerGauges {
 }
 
 impl ServerGauges {
-    fn show(&self, server: &Server) {
+    fn show(&self, server: &ServerState) {
         self.size.record(server.size, &[]);
         self.xid_age.record(server.xid_age, &[]);
         self.longest_transaction

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use opentelemetry::{KeyValue, global, metrics::Counter};
-use runtime::{http::Requests, metrics::Instruments};
+use runtime::{http::RequestMetrics, metrics::Instruments};
 
 use crate::{faults::Switch, purchase::LedgerPurchase};
 
 pub struct Metrics {
     /// The durations of requests, which [`crate::observe`] records.
-    pub requests: Requests,
+    pub requests: RequestMetrics,
     purchases: Counter<u64>,
     units: Counter<u64>,
 }
@@ -27,7 +27,7 @@ impl Metrics {
             .build();
         let make = Instruments::of("sandbox");
         Self {
-            requests: Requests::default(),
+            requests: RequestMetrics::default(),
             purchases: make.counter("esim.sandbox.purchases", "Purchases, answered or not"),
             units: make.counter("esim.sandbox.units", "Units of purchases"),
         }

@@ -76,7 +76,7 @@ impl Fill {
                 secret_key: &SecretKey::from_bytes(secret.clone())?,
                 webhook_url: None,
                 webhook_secret: &webhook::Secret::from_bytes(secret)?,
-                limits: accounts::partners::Limits::default(),
+                limits: accounts::partners::PartnerLimits::default(),
             };
             partners::create(&mut transaction, vault, &partner).await?;
             made.push(id);

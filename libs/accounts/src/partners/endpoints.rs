@@ -116,7 +116,7 @@ fn names(endpoint: EndpointKey, kinds: &[Kind]) -> Vec<&'static str> {
 
 /// A change of an endpoint; `None` keeps what is stored.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Change<'a> {
+pub struct EndpointUpdate<'a> {
     /// The URL. `Some(None)` removes it, which only the first endpoint allows.
     pub url: Option<Option<&'a str>>,
     pub events: Option<&'a [Kind]>,
@@ -131,7 +131,7 @@ pub struct Change<'a> {
 pub async fn change(
     connection: &mut PgConnection,
     endpoint: EndpointKey,
-    change: &Change<'_>,
+    change: &EndpointUpdate<'_>,
     block: Block,
 ) -> Result<Option<bool>> {
     // The lock keeps what is compared as it is until the change has committed.
@@ -199,9 +199,9 @@ pub async fn set_events(
     events: &[Kind],
 ) -> Result<bool> {
     let first = EndpointKey::first(partner_id);
-    let new = Change {
+    let new = EndpointUpdate {
         events: Some(events),
-        ..Change::default()
+        ..EndpointUpdate::default()
     };
     let found = change(connection, first, &new, Block::ProbeNow).await?;
     Ok(found.is_some())

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use pg::{
     Error, Result,
-    actions::{self, Action, Actor, Changed},
+    actions::{self, Action, ActionChange, Actor},
     rfc3339, seconds,
 };
 use secrecy::SecretString;
@@ -166,7 +166,7 @@ pub async fn create(
     );
     let until = statement.fetch_optional(&mut *transaction).await?;
     let until = until.ok_or(OperatorNotChanged::Exists)?;
-    let changed = Changed::created(json!({ "role": role }));
+    let changed = ActionChange::created(json!({ "role": role }));
     actions::commit(transaction, action, 1, changed).await?;
     Ok(SetUp {
         name: name.to_owned(),
@@ -194,7 +194,7 @@ pub async fn reset(
     let row = statement.fetch_optional(&mut *transaction).await?;
     let row = row.ok_or(OperatorNotChanged::Unknown)?;
     end_sessions(&mut transaction, row.operator_id).await?;
-    let changed = Changed::created(json!({ "link_until": rfc3339(row.until) }));
+    let changed = ActionChange::created(json!({ "link_until": rfc3339(row.until) }));
     actions::commit(transaction, action, 1, changed).await?;
     Ok(SetUp {
         name: name.to_owned(),
@@ -226,7 +226,7 @@ pub async fn set_disabled(
         end_sessions(&mut transaction, before.operator_id).await?;
     }
     let after = locked(&mut transaction, name).await?;
-    let changed = Changed::between(
+    let changed = ActionChange::between(
         json!({ "disabled": before.disabled_at.is_some() }),
         json!({ "disabled": disabled }),
     );
@@ -249,7 +249,7 @@ pub async fn set_role(
         role.as_str()
     );
     statement.execute(&mut *transaction).await?;
-    let changed = Changed::between(json!({ "role": before.role }), json!({ "role": role }));
+    let changed = ActionChange::between(json!({ "role": before.role }), json!({ "role": role }));
     actions::commit(transaction, action, 1, changed).await?;
     Ok(OperatorAccount { role, ..before })
 }
@@ -270,9 +270,9 @@ pub async fn sign_out(
     let ended = statement.execute(&mut *transaction).await?.rows_affected();
     let affected = i64::try_from(ended).unwrap_or(i64::MAX);
     let changed = if ended > 0 {
-        Changed::between(json!({ "sessions": ended }), json!({ "sessions": 0 }))
+        ActionChange::between(json!({ "sessions": ended }), json!({ "sessions": 0 }))
     } else {
-        Changed::nothing()
+        ActionChange::nothing()
     };
     actions::commit(transaction, action, affected, changed).await?;
     Ok(ended)
@@ -371,7 +371,7 @@ pub async fn set_up(
         target: &format!("operator {name}"),
         reason: "a password was set by the one-time link",
     };
-    let changed = Changed::created(json!({ "password": "set" }));
+    let changed = ActionChange::created(json!({ "password": "set" }));
     actions::commit(transaction, action, 1, changed).await?;
     Ok(name)
 }

@@ -4,7 +4,7 @@ use accounts::profile::Profile;
 use domain::TopupId;
 use pg::{
     Result,
-    actions::{self, Changed, Mode},
+    actions::{self, ActionChange, Mode},
 };
 use sqlx::{Connection, PgConnection};
 use vault::Vault;
@@ -27,6 +27,6 @@ pub async fn code(
         return Ok(None);
     };
     let profile = Profile::open_of_anybody(vault, topup_id, &sealed)?;
-    actions::finish(transaction, mode, 0, Changed::nothing()).await?;
+    actions::finish(transaction, mode, 0, ActionChange::nothing()).await?;
     Ok(Some(profile))
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pg::{
     Error,
-    actions::{self, Action, Changed},
+    actions::{self, Action, ActionChange},
 };
 use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection, Postgres, Transaction};
@@ -88,7 +88,7 @@ async fn commit(
         transaction.rollback().await?;
         return Err(BreakerNotChanged::Changed(after.state));
     }
-    let changed = Changed::between(shown(before), shown(&after));
+    let changed = ActionChange::between(shown(before), shown(&after));
     actions::commit(transaction, action, 1, changed).await?;
     Ok(after)
 }

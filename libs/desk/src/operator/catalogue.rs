@@ -8,7 +8,7 @@ use accounts::options::{self, ProductOption, StandardColumns};
 use domain::{OptionId, product::Standard};
 use pg::{
     Result,
-    actions::{self, Changed, Mode},
+    actions::{self, ActionChange, Mode},
 };
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -107,7 +107,7 @@ pub async fn apply(connection: &mut PgConnection, pull: &Pull, mode: Mode<'_>) -
 const MOST_NAMED: usize = 100;
 
 /// What a pull changes: the ids at providers before and after, and which options were disabled.
-fn changed(pull: &Pull, pulled: &Pulled) -> Changed {
+fn changed(pull: &Pull, pulled: &Pulled) -> ActionChange {
     let moved = pull
         .updates
         .iter()
@@ -121,7 +121,7 @@ fn changed(pull: &Pull, pulled: &Pulled) -> Changed {
     };
     let gone = pull.disable.iter().take(MOST_NAMED);
     let gone: Vec<String> = gone.map(ToString::to_string).collect();
-    Changed::between(
+    ActionChange::between(
         json!({ "provider_option_ids": ids(|one| &one.was), "enabled": gone }),
         json!({
             "provider_option_ids": ids(|one| &one.provider_option_id), "disabled": gone,

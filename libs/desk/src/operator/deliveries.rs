@@ -9,7 +9,7 @@
 use domain::{DeliveryId, Stored, TopupId, WebhookId, standing::DeliveryState};
 use pg::{
     Result,
-    actions::{self, Action, Changed, Mode},
+    actions::{self, Action, ActionChange, Mode},
     seconds,
 };
 use serde_json::json;
@@ -187,7 +187,7 @@ pub async fn resend_one(
     let before = json!({
         "delivered": resent.delivered, "exhausted": resent.exhausted, "pending": resent.pending,
     });
-    let changed = Changed::between(before, json!({ "pending": resent.resent }));
+    let changed = ActionChange::between(before, json!({ "pending": resent.resent }));
     actions::finish(transaction, mode, resent.resent, changed).await?;
     Ok(resent)
 }

@@ -1,11 +1,11 @@
 //! Pauses and resumes endpoints and sets the webhook URL, as operators do, and records it. The rules are those of
 //! [`store::deliveries::endpoints`].
 
-use accounts::partners::endpoints::{Block, Change, change};
+use accounts::partners::endpoints::{Block, EndpointUpdate, change};
 use domain::{Command, EndpointKey, PartnerId, Stored, standing::EndpointState};
 use pg::{
     Error, Result,
-    actions::{self, Action, Changed},
+    actions::{self, Action, ActionChange},
     rfc3339,
 };
 use serde_json::json;
@@ -100,7 +100,7 @@ pub async fn pause(
     let mut transaction = connection.begin().await?;
     let before = before(&mut transaction, endpoint, seen).await?;
     endpoints::pause(&mut transaction, endpoint.id).await?;
-    let changed = Changed::between(json!({ "state": before }), json!({ "state": "paused" }));
+    let changed = ActionChange::between(json!({ "state": before }), json!({ "state": "paused" }));
     Ok(actions::commit(transaction, action, 1, changed).await?)
 }
 
@@ -114,7 +114,7 @@ pub async fn resume(
     let mut transaction = connection.begin().await?;
     let before = before(&mut transaction, endpoint, seen).await?;
     endpoints::resume(&mut transaction, endpoint).await?;
-    let changed = Changed::between(json!({ "state": before }), json!({ "state": "open" }));
+    let changed = ActionChange::between(json!({ "state": before }), json!({ "state": "open" }));
     Ok(actions::commit(transaction, action, 1, changed).await?)
 }
 
@@ -127,9 +127,9 @@ pub async fn set_url(
     partner_id: PartnerId,
     url: Option<&str>,
 ) -> Result<Option<()>> {
-    let new = Change {
+    let new = EndpointUpdate {
         url: Some(url),
-        ..Change::default()
+        ..EndpointUpdate::default()
     };
     let first = EndpointKey::first(partner_id);
     let exists = change(transaction, first, &new, Block::End).await?;

@@ -16,7 +16,7 @@ use domain::{
 };
 use pg::{
     Error, Result,
-    actions::{self, Changed, Mode},
+    actions::{self, ActionChange, Mode},
     unsigned,
 };
 use serde::Serialize;
@@ -154,7 +154,7 @@ pub async fn enter(
         finish(&mut transaction, row.placement_id, state).await?;
     }
     // Without the profile and its ids, which an erasure removes and a record keeps.
-    let changed = Changed::between(
+    let changed = ActionChange::between(
         json!({ "unit": "pending", "placement": before.state }),
         json!({ "unit": "ready", "placement": state, "units_pending": pending }),
     );

@@ -11,7 +11,7 @@
 use domain::{OrderId, PartnerId};
 use pg::{
     Error,
-    actions::{self, Changed, Mode},
+    actions::{self, ActionChange, Mode},
 };
 use serde_json::json;
 use sqlx::{Connection, PgConnection};
@@ -135,9 +135,9 @@ pub async fn order(
     }
     let erased = orders(&mut transaction, &[order_id.uuid()]).await?;
     let changed = if erased.orders > 0 {
-        Changed::between(json!({ "erased": false }), json!({ "erased": erased }))
+        ActionChange::between(json!({ "erased": false }), json!({ "erased": erased }))
     } else {
-        Changed::nothing()
+        ActionChange::nothing()
     };
     actions::finish(transaction, mode, erased.orders, changed).await?;
     Ok(erased)
@@ -336,7 +336,7 @@ pub async fn partner(
         return Err(NotErased::Enabled);
     }
     accounts::partners::endpoints::make_first(&mut transaction, partner_id).await?;
-    let changed = Changed::between(
+    let changed = ActionChange::between(
         json!({ "erased": false }),
         json!({ "erased": true, "orders": orders }),
     );

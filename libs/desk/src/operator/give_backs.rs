@@ -10,7 +10,7 @@ use domain::{
 };
 use pg::{
     Error, Result,
-    actions::{self, Changed, Mode},
+    actions::{self, ActionChange, Mode},
     unsigned,
 };
 use serde::Serialize;
@@ -141,7 +141,7 @@ pub async fn resolve(
     if !query.fetch_one(&mut *transaction).await? {
         return Err(GiveBackNotResolved::Changed(row.attempt));
     }
-    let changed = Changed::between(
+    let changed = ActionChange::between(
         json!({ "give_back": parked.state.as_str(), "attempt": row.attempt }),
         json!({ "give_back": resolved.state.as_str() }),
     );

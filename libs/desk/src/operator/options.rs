@@ -3,7 +3,7 @@
 use domain::OptionId;
 use pg::{
     Error, Result,
-    actions::{self, Changed, Mode},
+    actions::{self, ActionChange, Mode},
 };
 use serde::Serialize;
 use serde_json::json;
@@ -69,12 +69,12 @@ pub async fn set_enabled(
     );
     let changed = statement.execute(&mut *transaction).await?.rows_affected() > 0;
     let what = if changed {
-        Changed::between(
+        ActionChange::between(
             json!({ "enabled": !enabled }),
             json!({ "enabled": enabled }),
         )
     } else {
-        Changed::nothing()
+        ActionChange::nothing()
     };
     actions::finish(transaction, mode, i64::from(changed), what)
         .await

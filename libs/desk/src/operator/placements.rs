@@ -13,7 +13,7 @@ use domain::{
 };
 use pg::{
     Error, Result, Transaction,
-    actions::{self, Action, Changed, Mode},
+    actions::{self, Action, ActionChange, Mode},
     transaction, unsigned,
 };
 use serde::Serialize;
@@ -194,7 +194,7 @@ pub async fn ask(
         let asked = asked::ask(&mut *transaction, placements).await?;
         let as_seen = actions::mark(transaction, provider, command).await? == seen;
         let ids: Vec<String> = asked.iter().map(PlacementId::to_string).collect();
-        let changed = Changed::created(serde_json::json!({ "asked": ids }));
+        let changed = ActionChange::created(serde_json::json!({ "asked": ids }));
         Ok((as_seen && !ids.is_empty()).then_some((ids.len(), changed)))
     };
     actions::recorded(connection, action, ask).await
@@ -433,7 +433,7 @@ async fn note_resolved(
     attempt: i32,
     was: &Was,
     is: &Was,
-) -> Result<Changed> {
+) -> Result<ActionChange> {
     let before = was.json();
     let after = is.json();
     let note = Note {
@@ -443,7 +443,7 @@ async fn note_resolved(
         ..Note::new(placement_id.uuid(), HistoryKind::Resolved)
     };
     history::write(transaction, &[note]).await?;
-    Ok(Changed::between(before, after))
+    Ok(ActionChange::between(before, after))
 }
 
 /// The units of a placement by their states.

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use domain::{MaybeStored, PartnerId, standing::DeliveryState};
 use pg::{
     Error, Result,
-    actions::{self, Action, Changed},
+    actions::{self, Action, ActionChange},
     count, rfc3339,
 };
 use serde::Serialize;
@@ -267,7 +267,7 @@ pub async fn start(
         ..action
     };
     let affected = preview.matching.number;
-    actions::commit(transaction, action, affected, Changed::created(filter)).await?;
+    actions::commit(transaction, action, affected, ActionChange::created(filter)).await?;
     find(connection, id).await?.ok_or(NotStarted::Nothing)
 }
 
@@ -360,7 +360,7 @@ pub async fn cancel(
         );
         statement.execute(&mut *transaction).await?;
         let rows = i64::try_from(ended).unwrap_or(i64::MAX);
-        let changed = Changed::between(json!({ "running": rows }), json!({ "running": 0 }));
+        let changed = ActionChange::between(json!({ "running": rows }), json!({ "running": 0 }));
         actions::commit(transaction, action, rows, changed).await?;
     } else {
         transaction.rollback().await?;

@@ -9,7 +9,7 @@
 //! of that has no index, which each order would have to write. Partners are found by any part of their
 //! name, in upper or lower case.
 
-use accounts::refused::{self, Refused};
+use accounts::refused::{self, RefusedRequestView};
 use domain::{Iccid, PartnerId};
 use pg::{Error, Result};
 use serde::Serialize;
@@ -74,7 +74,7 @@ pub struct Hits {
     pub partners: Vec<PartnerHit>,
     pub more_partners: i64,
     /// Refused requests with this external order id or request id, the newest first.
-    pub refused: Vec<Refused>,
+    pub refused: Vec<RefusedRequestView>,
 }
 
 impl Hits {

@@ -3,7 +3,7 @@
 
 use pg::{
     Result,
-    actions::{self, Changed, Mode},
+    actions::{self, ActionChange, Mode},
 };
 use serde_json::json;
 use sqlx::{Connection, PgConnection};
@@ -50,6 +50,6 @@ pub async fn set(
         days,
     );
     statement.execute(&mut *transaction).await?;
-    let changed = Changed::between(json!({ "days": before }), json!({ "days": days }));
+    let changed = ActionChange::between(json!({ "days": before }), json!({ "days": days }));
     Ok(actions::finish(transaction, mode, 1, changed).await?)
 }

@@ -2,7 +2,7 @@
 
 use accounts::{options, partners::Rotated};
 use domain::{Environment, OptionId, PartnerId, product::Country};
-use pg::{Result, actions::Changed, rfc3339};
+use pg::{Result, actions::ActionChange, rfc3339};
 use serde_json::{Map, Value, json};
 use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
@@ -133,7 +133,7 @@ pub async fn rotate(
     let rotated = rotate(&mut transaction).await?;
     if let Rotated::Until(until) = rotated {
         let old_until = until.map(rfc3339);
-        let changed = Changed::created(json!({ "old_until": old_until }));
+        let changed = ActionChange::created(json!({ "old_until": old_until }));
         record_change(&mut transaction, command, partner_id, changed).await?;
     }
     transaction.commit().await?;

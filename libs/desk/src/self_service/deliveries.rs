@@ -9,7 +9,7 @@ use domain::{
 };
 use pg::{
     Result,
-    actions::{self, Action, Actor, Changed, Mode},
+    actions::{self, Action, ActionChange, Actor, Mode},
     age, seconds,
 };
 use serde_json::json;
@@ -284,7 +284,7 @@ async fn deliver_to(
         target: &target,
         reason: REASON,
     };
-    let changed = Changed::between(
+    let changed = ActionChange::between(
         json!({ "pending": 0 }),
         json!({ "pending": 1, "endpoint": endpoint.to_string() }),
     );
@@ -333,7 +333,7 @@ async fn restart(
         target: &target,
         reason: REASON,
     };
-    let changed = Changed::between(
+    let changed = ActionChange::between(
         json!({ "retries_begin_anew": false }),
         json!({ "retries_begin_anew": true }),
     );

@@ -1,9 +1,9 @@
 //! All endpoints of a partner, as it sees and changes them. The first one is also what
 //! [`super::webhooks`] shows.
 
-use accounts::partners::endpoints::{self as stored, Block, Change, NewEndpoint};
+use accounts::partners::endpoints::{self as stored, Block, EndpointUpdate, NewEndpoint};
 use domain::{Command, EndpointId, EndpointKey, PartnerId, Stored, standing::EndpointState};
-use pg::{Result, actions::Changed};
+use pg::{Result, actions::ActionChange};
 use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection};
 use store::{
@@ -131,7 +131,7 @@ async fn record_between(
     before: Value,
 ) -> Result<()> {
     let after = shown(&mut *connection, endpoint).await?;
-    let changed = Changed::between(before, after);
+    let changed = ActionChange::between(before, after);
     record_change(connection, command, endpoint.partner_id, changed).await
 }
 
@@ -150,7 +150,7 @@ pub async fn create_endpoint(
         &mut transaction,
         Command::EndpointCreate,
         new.key.partner_id,
-        Changed::created(after),
+        ActionChange::created(after),
     )
     .await?;
     transaction.commit().await?;
@@ -163,7 +163,7 @@ pub async fn create_endpoint(
 pub async fn change_endpoint(
     connection: &mut PgConnection,
     endpoint: EndpointKey,
-    change: &Change<'_>,
+    change: &EndpointUpdate<'_>,
 ) -> Result<Option<bool>> {
     let mut transaction = connection.begin().await?;
     let before = shown(&mut transaction, endpoint).await?;
@@ -192,7 +192,7 @@ pub async fn delete_endpoint(connection: &mut PgConnection, endpoint: EndpointKe
         &mut transaction,
         Command::EndpointDelete,
         endpoint.partner_id,
-        Changed::removed(before),
+        ActionChange::removed(before),
     )
     .await?;
     transaction.commit().await?;

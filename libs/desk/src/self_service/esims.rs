@@ -7,7 +7,7 @@ use std::time::Duration;
 use domain::{GiveBackState, PartnerId, TopupId, standing::Rows};
 use pg::{
     Result,
-    actions::{self, Action, Actor, Changed},
+    actions::{self, Action, ActionChange, Actor},
     age,
 };
 use serde_json::json;
@@ -216,7 +216,7 @@ pub async fn give_back(
             target: &format!("topup {}", topup_id.as_str()),
             reason,
         };
-        let changed = Changed::created(json!({ "give_back": GiveBackState::Asked.as_str() }));
+        let changed = ActionChange::created(json!({ "give_back": GiveBackState::Asked.as_str() }));
         actions::record(&mut transaction, action, 1, changed).await?;
     }
     transaction.commit().await?;

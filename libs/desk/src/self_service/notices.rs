@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use domain::{Command, DeliveryId, EndpointId, PartnerId, Stored, standing::EndpointState};
-use pg::{Result, actions::Changed, age, seconds};
+use pg::{Result, actions::ActionChange, age, seconds};
 use serde_json::{Value, json};
 use signing::{code, webhook};
 use sqlx::{Connection, PgConnection};
@@ -135,7 +135,7 @@ pub async fn set_channel(
     );
     statement.execute(&mut *transaction).await?;
     let after = channel(&mut transaction, partner_id).await?;
-    let changed = Changed::between(shown(known.as_ref()), shown(after.as_ref()));
+    let changed = ActionChange::between(shown(known.as_ref()), shown(after.as_ref()));
     record_change(&mut transaction, Command::NoticesSet, partner_id, changed).await?;
     transaction.commit().await?;
     Ok(SetChannel::Set)
@@ -186,7 +186,7 @@ pub async fn remove_channel(connection: &mut PgConnection, partner_id: PartnerId
     let known = channel(&mut transaction, partner_id).await?;
     let ended = end_channel(&mut transaction, partner_id).await?;
     if ended {
-        let changed = Changed::removed(shown(known.as_ref()));
+        let changed = ActionChange::removed(shown(known.as_ref()));
         record_change(
             &mut transaction,
             Command::NoticesRemove,
@@ -230,7 +230,7 @@ pub async fn verify_channel(
     let verification = match tried.outcome.as_str() {
         "verified" => {
             let changed =
-                Changed::between(json!({ "verified": false }), json!({ "verified": true }));
+                ActionChange::between(json!({ "verified": false }), json!({ "verified": true }));
             record_change(
                 &mut transaction,
                 Command::NoticesVerify,

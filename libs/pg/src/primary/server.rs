@@ -35,7 +35,7 @@ pub struct DurabilityConfig {
 }
 
 /// The properties of a server that matter here.
-pub(super) struct Server {
+pub(super) struct PrimaryServer {
     /// `None`: it is a standby.
     pub(super) timeline: Option<u32>,
     pub(super) synchronous_commit: String,
@@ -46,7 +46,7 @@ pub(super) struct Server {
     pub(super) has_pulses: bool,
 }
 
-/// What [`Server::read`] asks. This is not a prepared statement, because through a pooler another
+/// What [`PrimaryServer::read`] asks. This is not a prepared statement, because through a pooler another
 /// session may already use its name.
 const SERVER: &str = "SELECT \
     CASE WHEN pg_is_in_recovery() THEN NULL ELSE left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END AS timeline, \
@@ -55,7 +55,7 @@ const SERVER: &str = "SELECT \
     extract(epoch FROM clock_timestamp())::float8 AS clock, \
     to_regclass('pulses') IS NOT NULL AS has_pulses";
 
-impl Server {
+impl PrimaryServer {
     /// One statement, because each new connection waits for it.
     pub(super) async fn read(connection: &mut PgConnection) -> Result<Self> {
         let asked = Moment::now();
@@ -122,8 +122,8 @@ pub(super) mod tests {
     use super::*;
 
     /// A primary with these settings.
-    pub(in crate::primary) fn server(commit: &str, names: &str) -> Server {
-        Server {
+    pub(in crate::primary) fn server(commit: &str, names: &str) -> PrimaryServer {
+        PrimaryServer {
             timeline: Some(1),
             synchronous_commit: commit.to_owned(),
             standby_names: names.to_owned(),

@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     Error,
-    sessions::{self, Session},
+    sessions::{self, BlockingSession},
 };
 
 const TABLE: &str = "_sqlx_migrations";
@@ -40,7 +40,7 @@ const UNFINISHED_INDEX: &str = ". The build was cancelled, and what it has built
 
 /// How the migrator waits for locks.
 #[derive(Clone, Copy, Debug)]
-pub struct Patience {
+pub struct LockPatience {
     /// The longest wait for one lock. Queries of the same table may have to wait as long.
     pub lock_timeout: Duration,
     /// How long one migration is tried again before the migrator gives up. The build of an index
@@ -48,7 +48,7 @@ pub struct Patience {
     pub give_up: Duration,
 }
 
-impl Default for Patience {
+impl Default for LockPatience {
     fn default() -> Self {
         Self {
             lock_timeout: Duration::from_millis(500),
@@ -57,7 +57,7 @@ impl Default for Patience {
     }
 }
 
-impl Patience {
+impl LockPatience {
     /// The pause between two tries. It is four times as long as a try, so queries are held up for
     /// at most a fifth of the time.
     fn pause(self) -> Duration {
@@ -72,7 +72,7 @@ pub struct Wait {
     pub version: Option<i64>,
     /// The oldest open transaction of another session. It probably holds the lock, so it is shown
     /// to the operator.
-    pub oldest_transaction: Option<Session>,
+    pub oldest_transaction: Option<BlockingSession>,
 }
 
 impl std::fmt::Display for Wait {
@@ -122,7 +122,7 @@ impl From<sqlx::Error> for MigrationError {
 /// Applies the missing migrations of this program and grants the database roles their privileges.
 /// Several processes may do so at once: a lock lets one after the other work.
 pub async fn migrate(connection: &mut PgConnection) -> Result<i64, MigrationError> {
-    let version = apply(connection, &MIGRATIONS, Patience::default(), |_| {}).await?;
+    let version = apply(connection, &MIGRATIONS, LockPatience::default(), |_| {}).await?;
     // If the schema is newer than this program, a newer migrator has granted what its own programs
     // need, and an older grant would take that away.
     if version <= latest() {
@@ -136,7 +136,7 @@ pub async fn migrate(connection: &mut PgConnection) -> Result<i64, MigrationErro
 pub async fn apply(
     connection: &mut PgConnection,
     migrations: &Migrator,
-    patience: Patience,
+    patience: LockPatience,
     mut waiting: impl FnMut(&Wait),
 ) -> Result<i64, MigrationError> {
     set_lock_timeout(connection, patience.lock_timeout).await?;
@@ -297,7 +297,7 @@ async fn set_lock_timeout(
 }
 
 struct Tries<'a, F> {
-    patience: Patience,
+    patience: LockPatience,
     began: Instant,
     waiting: &'a mut F,
 }

@@ -10,7 +10,7 @@ use sqlx::{PgConnection, Row};
 
 use crate::{
     Result,
-    sessions::{self, Session},
+    sessions::{self, BlockingSession},
 };
 
 /// A build of an index that is under way.
@@ -24,7 +24,7 @@ pub struct IndexBuild {
     /// The number of blocks that this phase reads; 0 in a phase that reads none.
     pub blocks_total: i64,
     /// The session whose transaction the build waits for.
-    pub waits_for: Option<Session>,
+    pub waits_for: Option<BlockingSession>,
 }
 
 impl fmt::Display for IndexBuild {

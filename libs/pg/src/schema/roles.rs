@@ -15,7 +15,7 @@ use crate::Result;
 
 /// A role of the database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Role {
+pub struct DatabaseRole {
     /// The name of the role in PostgreSQL, which is also the login of the stage.
     pub name: &'static str,
     /// The name of the stage, or `operator`.
@@ -45,7 +45,7 @@ impl fmt::Display for Privilege {
     }
 }
 
-impl Role {
+impl DatabaseRole {
     /// The privileges that [`grant`] gives the role, one for each verb, column and table.
     pub fn privileges(self) -> Vec<Privilege> {
         self.grants
@@ -107,7 +107,7 @@ fn outer_commas(list: &'static str) -> Vec<&'static str> {
 
 macro_rules! role {
     ($of:literal) => {
-        Role {
+        DatabaseRole {
             name: concat!("esim_", $of),
             of: $of,
             grants: include_str!(concat!("../../roles/", $of, ".sql")),
@@ -115,7 +115,7 @@ macro_rules! role {
     };
 }
 
-pub const ROLES: [Role; 5] = [
+pub const ROLES: [DatabaseRole; 5] = [
     role!("ingress"),
     role!("provisioner"),
     role!("notifier"),
@@ -165,7 +165,7 @@ GRANT SELECT ON _sqlx_migrations, _schema_serves TO ROLE_NAME;
 ///
 /// The privileges change in one transaction, so a running session sees either the old or the new ones
 /// and never none.
-pub async fn grant(connection: &mut PgConnection) -> Result<Vec<Role>> {
+pub async fn grant(connection: &mut PgConnection) -> Result<Vec<DatabaseRole>> {
     let mut granted = Vec::new();
     for role in ROLES {
         if !exists(connection, role).await? {
@@ -185,7 +185,7 @@ pub async fn grant(connection: &mut PgConnection) -> Result<Vec<Role>> {
 /// The settings that a role has of its own (`ALTER ROLE … SET`), in all databases or in this one, such as
 /// `search_path=evil`. A role may set most of them for itself. So whoever has stolen its password can
 /// leave them behind, and a new password does not end them.
-pub async fn settings(connection: &mut PgConnection, role: Role) -> Result<Vec<String>> {
+pub async fn settings(connection: &mut PgConnection, role: DatabaseRole) -> Result<Vec<String>> {
     let query = sqlx::query_scalar(
         "SELECT unnest(s.setconfig) FROM pg_db_role_setting s JOIN pg_roles r ON r.oid = s.setrole
          WHERE r.rolname = $1
@@ -197,7 +197,7 @@ pub async fn settings(connection: &mut PgConnection, role: Role) -> Result<Vec<S
 
 /// Ends the [settings] of a role. Where the owner may not change the role, for example because
 /// another tool has created it, they stay, and [`settings`] goes on to tell them.
-async fn reset_settings(connection: &mut PgConnection, role: Role) -> Result<()> {
+async fn reset_settings(connection: &mut PgConnection, role: DatabaseRole) -> Result<()> {
     if settings(connection, role).await?.is_empty() {
         return Ok(());
     }
@@ -214,7 +214,7 @@ async fn reset_settings(connection: &mut PgConnection, role: Role) -> Result<()>
 
 /// The roles that do not exist yet. Where an operator of the database creates them, this may be a
 /// while after the database itself.
-pub async fn missing(connection: &mut PgConnection) -> Result<Vec<Role>> {
+pub async fn missing(connection: &mut PgConnection) -> Result<Vec<DatabaseRole>> {
     let mut missing = Vec::new();
     for role in ROLES {
         if !exists(connection, role).await? {
@@ -227,7 +227,11 @@ pub async fn missing(connection: &mut PgConnection) -> Result<Vec<Role>> {
 /// Creates the role with a login, or changes its password. `verifier` is what PostgreSQL stores
 /// instead of a password, a SCRAM-SHA-256 secret, so the password itself does not get into the log
 /// of the server. The owner needs `CREATEROLE` for this.
-pub async fn set_password(connection: &mut PgConnection, role: Role, verifier: &str) -> Result<()> {
+pub async fn set_password(
+    connection: &mut PgConnection,
+    role: DatabaseRole,
+    verifier: &str,
+) -> Result<()> {
     let verb = if exists(connection, role).await? {
         "ALTER"
     } else {
@@ -238,7 +242,7 @@ pub async fn set_password(connection: &mut PgConnection, role: Role, verifier: &
     retry(connection, &statement).await
 }
 
-async fn exists(connection: &mut PgConnection, role: Role) -> Result<bool> {
+async fn exists(connection: &mut PgConnection, role: DatabaseRole) -> Result<bool> {
     let exists = sqlx::query_scalar("SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $1)")
         .bind(role.name);
     Ok(exists.fetch_one(connection).await?)

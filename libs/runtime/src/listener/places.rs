@@ -15,7 +15,7 @@
 //!
 //! [`super::accept_bounded`] takes a place for each connection. The service says when a request
 //! begins and ends and who has authenticated, and it closes the connection when
-//! [`Place::must_leave`] returns.
+//! [`ConnectionPlace::must_leave`] returns.
 
 use std::{
     collections::{BTreeMap, HashMap, hash_map::RandomState},
@@ -47,7 +47,7 @@ struct Open {
     all: usize,
     next: u64,
     /// The places of each holder by number, so that the oldest is first.
-    held: HashMap<Holder, BTreeMap<u64, Arc<Place>>>,
+    held: HashMap<Holder, BTreeMap<u64, Arc<ConnectionPlace>>>,
     /// How many of the holders are known.
     known: usize,
 }
@@ -63,7 +63,7 @@ enum Holder {
 
 /// The place of one open connection.
 #[derive(Debug)]
-pub struct Place {
+pub struct ConnectionPlace {
     places: Arc<Places>,
     number: u64,
     state: Mutex<State>,
@@ -99,11 +99,11 @@ pub enum Leave {
 
 /// Frees a place when the connection has ended.
 #[derive(Debug)]
-pub(super) struct Held(pub(super) Arc<Place>);
+pub(super) struct Held(pub(super) Arc<ConnectionPlace>);
 
 /// A place, and whether another connection lost its own for it.
 #[derive(Debug)]
-pub(super) struct Admitted {
+pub(super) struct AdmittedConnection {
     pub(super) held: Held,
     pub(super) displaced_another: bool,
 }
@@ -123,7 +123,7 @@ impl Places {
     }
 
     /// Takes a place for a connection. `None` if all are taken and nobody has to give one up.
-    pub(super) fn admit(self: &Arc<Self>, peer: IpAddr) -> Option<Admitted> {
+    pub(super) fn admit(self: &Arc<Self>, peer: IpAddr) -> Option<AdmittedConnection> {
         let holder = Holder::Stranger(source(peer));
         let mut open = lock(&self.open);
         let is_full = open.all >= self.most;
@@ -132,7 +132,7 @@ impl Places {
         }
         open.all += 1;
         open.next += 1;
-        let place = Arc::new(Place {
+        let place = Arc::new(ConnectionPlace {
             places: Arc::clone(self),
             number: open.next,
             state: Mutex::new(State {
@@ -142,7 +142,7 @@ impl Places {
             told_to_leave: Notify::new(),
         });
         open.count(holder, &place);
-        Some(Admitted {
+        Some(AdmittedConnection {
             held: Held(place),
             displaced_another: is_full,
         })
@@ -185,7 +185,7 @@ impl Open {
         true
     }
 
-    fn count(&mut self, holder: Holder, place: &Arc<Place>) {
+    fn count(&mut self, holder: Holder, place: &Arc<ConnectionPlace>) {
         let crowd = self.held.entry(holder).or_default();
         if crowd.is_empty() && holder.is_known() {
             self.known += 1;
@@ -193,7 +193,7 @@ impl Open {
         crowd.insert(place.number, Arc::clone(place));
     }
 
-    fn forget(&mut self, holder: Holder, place: &Place) {
+    fn forget(&mut self, holder: Holder, place: &ConnectionPlace) {
         let Some(crowd) = self.held.get_mut(&holder) else {
             return;
         };
@@ -211,7 +211,7 @@ impl Holder {
     }
 }
 
-impl Place {
+impl ConnectionPlace {
     /// Marks the connection as idle no longer. Returns false if it has lost its place, so that the
     /// request must no longer be handled.
     #[must_use]
@@ -225,7 +225,7 @@ impl Place {
     }
 
     /// Notes that the request goes on only when its client has sent more of it. Until the next
-    /// [`Place::begin_request`] the connection counts as idle, so that who sends a body very slowly, or
+    /// [`ConnectionPlace::begin_request`] the connection counts as idle, so that who sends a body very slowly, or
     /// never, keeps nobody out.
     pub fn wait_for_client(&self) {
         let mut state = lock(&self.state);

@@ -12,7 +12,7 @@ use tokio::{
     net::TcpStream,
 };
 
-use super::Place;
+use super::ConnectionPlace;
 
 /// What learns of the writes of a connection.
 pub trait Watch {
@@ -27,20 +27,20 @@ pub trait Watch {
     fn sent(&self);
 }
 
-impl Watch for Place {
+impl Watch for ConnectionPlace {
     fn sent(&self) {
-        Place::sent(self);
+        ConnectionPlace::sent(self);
     }
 }
 
 /// A stream whose writes are watched.
 #[derive(Debug)]
-pub struct Watched<W> {
+pub struct WatchedSocket<W> {
     stream: TcpStream,
     watch: Arc<W>,
 }
 
-impl<W: Watch> Watched<W> {
+impl<W: Watch> WatchedSocket<W> {
     pub fn new(stream: TcpStream, watch: Arc<W>) -> Self {
         Self { stream, watch }
     }
@@ -52,7 +52,7 @@ impl<W: Watch> Watched<W> {
     }
 }
 
-impl<W: Watch> AsyncRead for Watched<W> {
+impl<W: Watch> AsyncRead for WatchedSocket<W> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -62,7 +62,7 @@ impl<W: Watch> AsyncRead for Watched<W> {
     }
 }
 
-impl<W: Watch> AsyncWrite for Watched<W> {
+impl<W: Watch> AsyncWrite for WatchedSocket<W> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

@@ -31,7 +31,7 @@ use opentelemetry_sdk::{
 };
 use tokio::runtime::Handle;
 
-use super::{escaped::escape_span, gate::Gate, settings::Target};
+use super::{escaped::escape_span, gate::ExportGate, settings::ExportTarget};
 use crate::{client, config::BadSetting, lock};
 
 /// Builds the exporter of one signal. This is a macro because the builders of the three signals
@@ -97,7 +97,7 @@ impl Transport {
         Ok(Self { runtime: handle })
     }
 
-    fn http(&self, target: &Target, cause: Cause) -> anyhow::Result<Client> {
+    fn http(&self, target: &ExportTarget, cause: Cause) -> anyhow::Result<Client> {
         let http = client::direct(target.timeout)
             .build()
             .context("cannot set up the HTTP client of the telemetry")?;
@@ -110,8 +110,8 @@ impl Transport {
 
     pub(super) fn spans(
         &self,
-        target: &Target,
-        gate: Gate,
+        target: &ExportTarget,
+        gate: ExportGate,
     ) -> anyhow::Result<Reporting<SpanExporter>> {
         Ok(Reporting {
             gate: Some(gate),
@@ -119,11 +119,14 @@ impl Transport {
         })
     }
 
-    pub(super) fn metrics(&self, target: &Target) -> anyhow::Result<Reporting<MetricExporter>> {
+    pub(super) fn metrics(
+        &self,
+        target: &ExportTarget,
+    ) -> anyhow::Result<Reporting<MetricExporter>> {
         Ok(exporter!(self, target, MetricExporter, "metrics"))
     }
 
-    pub(super) fn logs(&self, target: &Target) -> anyhow::Result<Reporting<LogExporter>> {
+    pub(super) fn logs(&self, target: &ExportTarget) -> anyhow::Result<Reporting<LogExporter>> {
         Ok(exporter!(self, target, LogExporter, "logs"))
     }
 }
@@ -185,7 +188,7 @@ pub(super) struct Reporting<E> {
     exporter: E,
     cause: Cause,
     /// The gate of spans, which is closed during an outage. Other signals have none.
-    gate: Option<Gate>,
+    gate: Option<ExportGate>,
     outage: Mutex<Option<Outage>>,
 }
 

@@ -24,14 +24,14 @@ const PAUSE: Duration = Duration::from_secs(10);
 
 /// The gate. It is open unless exports fail. Clones share their state.
 #[derive(Clone, Debug)]
-pub(super) struct Gate {
+pub(super) struct ExportGate {
     started: Instant,
     /// The time at which the gate closes, in milliseconds after `started`. It is `u64::MAX`, which
     /// means never, while exports succeed.
     closes_at: Arc<AtomicU64>,
 }
 
-impl Gate {
+impl ExportGate {
     pub(super) fn new() -> Self {
         Self {
             started: Instant::now(),
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn the_gate_closes_for_the_pause_unless_an_export_succeeds() {
-        let gate = Gate::new();
+        let gate = ExportGate::new();
         let at = |milliseconds| gate.is_open_at(Duration::from_millis(milliseconds));
         assert!(at(0) && at(1_000_000));
 

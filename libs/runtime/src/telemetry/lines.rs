@@ -75,7 +75,7 @@ impl Visit for IdVisitor<'_> {
     }
 }
 
-pub(super) enum Shape {
+pub(super) enum LineFormat {
     Json,
     Text,
 }
@@ -90,7 +90,7 @@ struct Line {
     fields: Map<String, Value>,
 }
 
-impl<S: Subscriber + for<'span> LookupSpan<'span>> FormatEvent<S, Ids> for Shape {
+impl<S: Subscriber + for<'span> LookupSpan<'span>> FormatEvent<S, Ids> for LineFormat {
     fn format_event(
         &self,
         context: &FmtContext<'_, S, Ids>,
@@ -205,7 +205,7 @@ mod tests {
         }
     }
 
-    fn lines(shape: Shape, emit: impl FnOnce()) -> String {
+    fn lines(shape: LineFormat, emit: impl FnOnce()) -> String {
         let sink = Sink::default();
         let writer = sink.clone();
         let provider = SdkTracerProvider::builder().build();
@@ -225,12 +225,12 @@ mod tests {
         let emit = || {
             tracing::info!(target: "log", { "log.target" = "rustls::check", "log.line" = 7 }, "looked");
         };
-        let line: serde_json::Value = serde_json::from_str(&lines(Shape::Json, emit)).unwrap();
+        let line: serde_json::Value = serde_json::from_str(&lines(LineFormat::Json, emit)).unwrap();
         assert_eq!(
             (&line["target"], line.get("log.line")),
             (&"rustls::check".into(), None)
         );
-        let text = lines(Shape::Text, emit);
+        let text = lines(LineFormat::Text, emit);
         assert!(text.ends_with(" rustls::check: looked\n"), "{text}");
     }
 
@@ -254,7 +254,7 @@ mod tests {
 
     #[test]
     fn a_json_line_has_the_ids_of_its_spans_and_of_its_trace() {
-        let text = lines(Shape::Json, emit);
+        let text = lines(LineFormat::Json, emit);
         let line: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(line["message"], "it \n happened");
         assert_eq!(line["text"], "a\nb\x1b[2J\"");
@@ -272,7 +272,7 @@ mod tests {
         assert_eq!(line["span_id"].as_str().unwrap().len(), 16);
         assert_eq!(text.lines().count(), 1);
 
-        let alone = lines(Shape::Json, || tracing::info!("alone"));
+        let alone = lines(LineFormat::Json, || tracing::info!("alone"));
         let alone: serde_json::Value = serde_json::from_str(&alone).unwrap();
         assert!(alone.get("trace_id").is_none());
     }
@@ -287,19 +287,19 @@ mod tests {
                 "cannot reach {url}"
             );
         };
-        for shape in [Shape::Json, Shape::Text] {
+        for shape in [LineFormat::Json, LineFormat::Text] {
             let text = lines(shape, emit);
             assert!(!text.contains("hush"), "{text}");
             let hidden = text.trim_end().chars().any(crate::terminal::is_hidden);
             assert!(!hidden, "{text}");
         }
-        let line: serde_json::Value = serde_json::from_str(&lines(Shape::Json, emit)).unwrap();
+        let line: serde_json::Value = serde_json::from_str(&lines(LineFormat::Json, emit)).unwrap();
         assert_eq!(line["order.id"], "a\u{202e}b\u{200b}");
     }
 
     #[test]
     fn a_text_line_is_one_line() {
-        let text = lines(Shape::Text, emit);
+        let text = lines(LineFormat::Text, emit);
         assert_eq!(text.lines().count(), 1, "{text}");
         assert!(!text.contains('\x1b'), "{text}");
         assert!(

@@ -22,11 +22,11 @@ use reqwest::Url;
 use crate::{config::BadSetting, version};
 
 /// Reads one variable. Tests pass a list of variables instead of the environment.
-pub(super) type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
+pub(super) type VariableReader<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// Where to and how one signal is exported.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Target {
+pub(super) struct ExportTarget {
     /// The variable from which the exporter takes the address. Errors name it.
     pub(super) variable: String,
 
@@ -40,7 +40,10 @@ pub(super) struct Target {
 
 /// Reads the target of a signal: `TRACES`, `METRICS` or `LOGS`. It is `None` if the signal is not
 /// exported.
-pub(super) fn target(signal: &str, environment: Environment<'_>) -> anyhow::Result<Option<Target>> {
+pub(super) fn target(
+    signal: &str,
+    environment: VariableReader<'_>,
+) -> anyhow::Result<Option<ExportTarget>> {
     let set = |name: &str| environment(name).filter(|value| !value.trim().is_empty());
     let is_disabled =
         set("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"));
@@ -82,7 +85,7 @@ pub(super) fn target(signal: &str, environment: Environment<'_>) -> anyhow::Resu
     let milliseconds = of_signal("TIMEOUT").and_then(|(_, value)| value.parse().ok());
     let timeout = Duration::from_millis(milliseconds.unwrap_or(10_000));
     let is_grpc = of_signal("PROTOCOL").is_some_and(|(_, value)| value == "grpc");
-    Ok(Some(Target {
+    Ok(Some(ExportTarget {
         variable,
         shown,
         is_grpc,
@@ -130,7 +133,7 @@ pub(super) fn resource(service: &'static str) -> Resource {
 mod tests {
     use super::*;
 
-    fn read(signal: &str, variables: &[(&str, &str)]) -> anyhow::Result<Option<Target>> {
+    fn read(signal: &str, variables: &[(&str, &str)]) -> anyhow::Result<Option<ExportTarget>> {
         target(signal, &|name| {
             let found = variables.iter().find(|(variable, _)| *variable == name);
             found.map(|(_, value)| (*value).to_owned())
@@ -169,14 +172,14 @@ mod tests {
             ("OTEL_EXPORTER_OTLP_LOGS_PROTOCOL", "grpc"),
             ("OTEL_EXPORTER_OTLP_LOGS_TIMEOUT", "500"),
         ];
-        let spans = Target {
+        let spans = ExportTarget {
             variable: "OTEL_EXPORTER_OTLP_ENDPOINT".into(),
             shown: "http://collector:4318".into(),
             is_grpc: false,
             timeout: Duration::from_secs(2),
         };
         assert_eq!(read("TRACES", &variables).unwrap(), Some(spans));
-        let logs = Target {
+        let logs = ExportTarget {
             variable: "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT".into(),
             shown: "https://logs/push".into(),
             is_grpc: true,

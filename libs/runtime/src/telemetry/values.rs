@@ -7,7 +7,7 @@
 
 use crate::config::BadSetting;
 
-use super::settings::Environment;
+use super::settings::VariableReader;
 
 /// What a value must be.
 #[derive(Clone, Copy)]
@@ -59,7 +59,7 @@ const OTLP: [(&str, Rule); 4] = [
     ("HEADERS", Rule::Pairs),
 ];
 
-pub(super) fn check(environment: Environment<'_>) -> anyhow::Result<()> {
+pub(super) fn check(environment: VariableReader<'_>) -> anyhow::Result<()> {
     for (name, rule) in RULES {
         obey(name, rule, environment)?;
     }
@@ -75,11 +75,11 @@ pub(super) fn check(environment: Environment<'_>) -> anyhow::Result<()> {
     check_ratio(environment)
 }
 
-fn set(name: &str, environment: Environment<'_>) -> Option<String> {
+fn set(name: &str, environment: VariableReader<'_>) -> Option<String> {
     environment(name).filter(|value| !value.trim().is_empty())
 }
 
-fn obey(name: &str, rule: Rule, environment: Environment<'_>) -> anyhow::Result<()> {
+fn obey(name: &str, rule: Rule, environment: VariableReader<'_>) -> anyhow::Result<()> {
     let Some(value) = set(name, environment) else {
         return Ok(());
     };
@@ -105,7 +105,7 @@ fn is_pair(text: &str) -> bool {
 }
 
 /// The share of traces counts only with a sampler that takes a share.
-fn check_ratio(environment: Environment<'_>) -> anyhow::Result<()> {
+fn check_ratio(environment: VariableReader<'_>) -> anyhow::Result<()> {
     const NAME: &str = "OTEL_TRACES_SAMPLER_ARG";
     let Some(value) = set(NAME, environment) else {
         return Ok(());

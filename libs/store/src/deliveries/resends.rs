@@ -40,7 +40,7 @@ use uuid::Uuid;
 pub use again::{Filter, Resent, resend};
 use pg::{
     End, Result,
-    actions::{self, Action, Actor, Changed, REASON},
+    actions::{self, Action, ActionChange, Actor, REASON},
     age, count, seconds, transaction,
 };
 pub use wanted::{Counted, Wanted, count_matching, reach};
@@ -161,7 +161,7 @@ pub async fn begin(
             domain::Command::WebhooksRedeliver,
             &target,
             matching.unwrap_or_default(),
-            Changed::created(filter),
+            ActionChange::created(filter),
         )
         .await?;
         Ok(End::Commit(Begun::Begun(begun)))
@@ -219,7 +219,7 @@ async fn record(
     command: domain::Command,
     target: &str,
     affected: i64,
-    changed: Changed,
+    changed: ActionChange,
 ) -> Result<()> {
     let action = Action {
         actor: Actor::PARTNER,
@@ -305,7 +305,7 @@ pub async fn cancel(
                 domain::Command::WebhooksRedeliverCancel,
                 &target,
                 1,
-                Changed::between(json!({ "running": 1 }), json!({ "running": 0 })),
+                ActionChange::between(json!({ "running": 1 }), json!({ "running": 0 })),
             )
             .await?;
         }

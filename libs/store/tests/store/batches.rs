@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use accounts::partners::endpoints::Change;
+use accounts::partners::endpoints::EndpointUpdate;
 use desk::self_service;
 use domain::{EndpointKey, PartnerId};
 use sqlx::PgConnection;
@@ -31,9 +31,9 @@ async fn claim(connection: &mut PgConnection) -> Vec<Claimed> {
 
 impl Bench {
     async fn new_url(&self, partner: PartnerId, url: &str) {
-        let change = Change {
+        let change = EndpointUpdate {
             url: Some(Some(url)),
-            ..Change::default()
+            ..EndpointUpdate::default()
         };
         let first = EndpointKey::first(partner);
         let changed =

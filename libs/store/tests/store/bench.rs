@@ -261,7 +261,7 @@ impl Bench {
             secret_key: &SecretKey::from_bytes(vec![7; 32]).unwrap(),
             webhook_url,
             webhook_secret: &webhook::Secret::from_bytes(vec![7; 32]).unwrap(),
-            limits: accounts::partners::Limits::default(),
+            limits: accounts::partners::PartnerLimits::default(),
         };
         partners::create(&mut *self.connection().await, &VAULT, &new)
             .await

@@ -35,9 +35,9 @@ async fn changes_of_partners_have_a_room_of_their_own() {
         }
     }
     let list = async |operator: Option<&str>| {
-        let filter = actions::Filter {
+        let filter = actions::ActionFilter {
             operator,
-            ..actions::Filter::default()
+            ..actions::ActionFilter::default()
         };
         let listed = actions::list(&mut *bench.connection().await, &filter, 1_000).await;
         let listed = listed.unwrap();

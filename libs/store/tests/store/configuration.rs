@@ -377,7 +377,7 @@ async fn a_pulled_catalogue_changes_only_what_was_compared() {
         seen,
         [("other", "mended", false), ("renamed", "same@2.00", false)]
     );
-    let actions = actions::list(&mut connection, &actions::Filter::default(), 10)
+    let actions = actions::list(&mut connection, &actions::ActionFilter::default(), 10)
         .await
         .unwrap();
     assert_eq!((actions.len(), actions[0].affected), (1, 2));

@@ -181,7 +181,7 @@ async fn an_operator_sets_a_password_by_the_link_once_and_signs_in() {
         Err(NotSignedIn::Wrong)
     ));
 
-    let recorded = actions::list(&mut shell, &actions::Filter::default(), 100)
+    let recorded = actions::list(&mut shell, &actions::ActionFilter::default(), 100)
         .await
         .unwrap();
     let role = recorded
@@ -481,7 +481,7 @@ async fn what_needs_a_person_is_one_list_with_one_action_each() {
         "{told:?}"
     );
 
-    let recorded = actions::list(&mut console, &actions::Filter::default(), 1)
+    let recorded = actions::list(&mut console, &actions::ActionFilter::default(), 1)
         .await
         .unwrap();
     let before: serde_json::Value = recorded[0].before.as_deref().unwrap().parse().unwrap();

@@ -3,7 +3,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use accounts::partners::endpoints::Change;
+use accounts::partners::endpoints::EndpointUpdate;
 use desk::self_service::{self, PauseChanged};
 use domain::{EndpointKey, PartnerId, TopupId, event::Kind, standing::EndpointState};
 use store::deliveries::endpoints::{self, Endpoint};
@@ -293,7 +293,7 @@ async fn what_a_partner_changes_is_recorded_with_before_and_after() {
     assert!(before.is_null(), "{before}");
     assert_eq!(after["host"], "further.example");
     let mut connection = bench.connection().await;
-    let change = Change {
+    let change = EndpointUpdate {
         url: Some(Some("https://other.example/s3cret")),
         events: None,
         headers: None,

@@ -5,11 +5,11 @@ mod urls;
 
 use std::time::Duration;
 
-use accounts::partners::{self, Overlap, Rotated, endpoints::Change};
+use accounts::partners::{self, Overlap, Rotated, endpoints::EndpointUpdate};
 use desk::operator::deliveries::resend_one;
 use desk::self_service::{self, SentAgain};
 use domain::{DeliveryId, EndpointKey, PartnerId, WebhookId, event::Kind};
-use pg::actions::{self, Mode, Recorded};
+use pg::actions::{self, Mode, RecordedAction};
 use signing::SecretKey;
 use store::deliveries::endpoints;
 use store::deliveries::events::{self, Subject, Tested};
@@ -130,9 +130,9 @@ impl Bench {
     }
 
     async fn change(&self, partner: PartnerId, url: &str) -> bool {
-        let change = Change {
+        let change = EndpointUpdate {
             url: Some(Some(url)),
-            ..Change::default()
+            ..EndpointUpdate::default()
         };
         let first = EndpointKey::first(partner);
         let mut connection = self.connection().await;
@@ -140,12 +140,12 @@ impl Bench {
         changed.unwrap().unwrap()
     }
 
-    async fn actions(&self) -> Vec<Recorded> {
+    async fn actions(&self) -> Vec<RecordedAction> {
         actions::list(
             &mut *self.connection().await,
-            &actions::Filter {
+            &actions::ActionFilter {
                 operator: Some(actions::PARTNER),
-                ..actions::Filter::default()
+                ..actions::ActionFilter::default()
             },
             100,
         )

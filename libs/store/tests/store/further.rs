@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use accounts::partners::endpoints::{Change, Headers, NewEndpoint};
+use accounts::partners::endpoints::{EndpointUpdate, Headers, NewEndpoint};
 use accounts::partners::{self, Overlap, Rotated};
 use desk::master_key;
 use desk::self_service::{self, PauseChanged, SentAgain};
@@ -416,7 +416,7 @@ async fn an_endpoint_is_changed_by_its_partner_only() {
     };
     let mut connection = bench.connection().await;
     let none = Headers::new();
-    let change = Change {
+    let change = EndpointUpdate {
         url: Some(Some("https://new.example/hook")),
         events: Some(&[Kind::TopupFailed]),
         headers: Some((&VAULT, &none)),
@@ -495,7 +495,7 @@ async fn a_partner_ends_its_own_pause_and_no_other() {
     let recorded = "SELECT count(*) FROM operator_actions WHERE command LIKE 'endpoint %'";
     let before = bench.numbers(recorded).await;
     let url = bench.shown(further).await.url;
-    let same = Change {
+    let same = EndpointUpdate {
         url: Some(url.as_deref()),
         events: Some(READY),
         headers: None,
@@ -519,7 +519,7 @@ async fn a_partner_ends_its_own_pause_and_no_other() {
         (Headers::new(), 3),
         (Headers::new(), 3),
     ] {
-        let change = Change {
+        let change = EndpointUpdate {
             url: None,
             events: None,
             headers: Some((&VAULT, &headers)),

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use accounts::partners::endpoints::Change;
+use accounts::partners::endpoints::EndpointUpdate;
 use desk::self_service;
 use domain::EndpointKey;
 use domain::endpoint::{BlockPolicy, Event, Gate, Health, Notice, Told};
@@ -206,9 +206,9 @@ impl Bench {
             }
             Event::NewUrl { by_partner: true } => {
                 let url = format!("{URL}/{}", DeliveryId::new());
-                let change = Change {
+                let change = EndpointUpdate {
                     url: Some(Some(&url)),
-                    ..Change::default()
+                    ..EndpointUpdate::default()
                 };
                 self_service::change_endpoint(&mut connection, first, &change)
                     .await

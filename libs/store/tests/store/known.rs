@@ -153,9 +153,9 @@ async fn each_change_of_an_endpoint_ends_what_is_known_of_it() {
             }
             2 => {
                 let headers = endpoints::Headers::from([("x-api-key".into(), "1".into())]);
-                let change = endpoints::Change {
+                let change = endpoints::EndpointUpdate {
                     headers: Some((&VAULT, &headers)),
-                    ..endpoints::Change::default()
+                    ..endpoints::EndpointUpdate::default()
                 };
                 endpoints::change(&mut connection, first, &change, endpoints::Block::ProbeNow)
                     .await

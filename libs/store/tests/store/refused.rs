@@ -1,6 +1,6 @@
 //! Refused requests are kept for operators, and only so many of them.
 
-use accounts::refused::{self, Kind, Refusal};
+use accounts::refused::{self, RefusedKind, RefusedRequest};
 use desk::{
     operator::{erase, search},
     retention::{self, DataClass},
@@ -11,8 +11,12 @@ use uuid::Uuid;
 
 use crate::bench::{Bench, Told as _, applied};
 
-fn refusal(partner_id: PartnerId, kind: Kind, external_order_id: Option<&str>) -> Refusal {
-    Refusal {
+fn refusal(
+    partner_id: PartnerId,
+    kind: RefusedKind,
+    external_order_id: Option<&str>,
+) -> RefusedRequest {
+    RefusedRequest {
         request_id: Uuid::now_v7(),
         partner_id,
         kind,
@@ -28,7 +32,7 @@ fn refusal(partner_id: PartnerId, kind: Kind, external_order_id: Option<&str>) -
 }
 
 impl Bench {
-    async fn keep_refused(&self, refusals: &[Refusal], newest: u32) {
+    async fn keep_refused(&self, refusals: &[RefusedRequest], newest: u32) {
         refused::keep(&mut *self.connection().await, refusals, newest)
             .await
             .unwrap();
@@ -47,14 +51,14 @@ async fn the_newest_of_each_kind_are_kept_and_a_flood_pushes_out_only_its_own_ki
     let bench = Bench::new().await;
     let partner = bench.partner(None).await;
     let other = bench.partner(None).await;
-    let orders = ["o-1", "o-2", "o-3"].map(|id| refusal(partner, Kind::Order, Some(id)));
+    let orders = ["o-1", "o-2", "o-3"].map(|id| refusal(partner, RefusedKind::Order, Some(id)));
     bench.keep_refused(&orders, 2).await;
     bench
-        .keep_refused(&[refusal(other, Kind::Order, None)], 2)
+        .keep_refused(&[refusal(other, RefusedKind::Order, None)], 2)
         .await;
     for _ in 0..3 {
         let flood: Vec<_> = (0..5)
-            .map(|_| refusal(partner, Kind::Unsigned, None))
+            .map(|_| refusal(partner, RefusedKind::Unsigned, None))
             .collect();
         bench.keep_refused(&flood, 2).await;
     }
@@ -87,10 +91,13 @@ async fn the_newest_of_each_kind_are_kept_and_a_flood_pushes_out_only_its_own_ki
 async fn refused_requests_end_with_their_term_and_with_their_partner() {
     let bench = Bench::new().await;
     let partner = bench.partner(None).await;
-    let mut old = refusal(partner, Kind::Other, None);
+    let mut old = refusal(partner, RefusedKind::Other, None);
     old.at -= time::Duration::days(31);
     bench
-        .keep_refused(&[old, refusal(partner, Kind::Order, Some("new"))], 10)
+        .keep_refused(
+            &[old, refusal(partner, RefusedKind::Order, Some("new"))],
+            10,
+        )
         .await;
     let step = retention::step(&mut *bench.connection().await, DataClass::Refusals, 100).await;
     assert_eq!(step.unwrap().erased, 1);

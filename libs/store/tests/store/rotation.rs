@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use accounts::{
-    partners::{self, Credentials, Overlap, Partner, Rotated},
+    partners::{self, Overlap, Partner, PartnerCredentials, Rotated},
     profile::Profile,
 };
 use desk::{
@@ -87,7 +87,7 @@ async fn pairs(bench: &Bench, access_key: &str) -> Vec<String> {
         .collect()
 }
 
-async fn by_access_key(bench: &Bench, access_key: &str) -> Option<Credentials> {
+async fn by_access_key(bench: &Bench, access_key: &str) -> Option<PartnerCredentials> {
     partners::by_access_key(&mut *bench.connection().await, access_key)
         .await
         .unwrap()
@@ -101,7 +101,7 @@ async fn show(bench: &Bench, access_key: &str) -> Partner {
 }
 
 /// The valid access keys, each with its own secret key.
-fn valid(credentials: &Credentials) -> Vec<&str> {
+fn valid(credentials: &PartnerCredentials) -> Vec<&str> {
     let keys = || credentials.keys.iter();
     let sealed = keys().map(|keys| keys.secret_key.as_deref().unwrap());
     let open = |sealed| partners::open_secret_key(&VAULT, credentials.partner_id, sealed).unwrap();

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use domain::PartnerId;
-use pg::schema::{self, MigrationError, Patience, SchemaError};
+use pg::schema::{self, LockPatience, MigrationError, SchemaError};
 use sqlx::SqlSafeStr;
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 use tokio::time::timeout;
@@ -53,7 +53,7 @@ fn with(newer: &[&'static str]) -> Migrator {
     Migrator::with_migrations(all)
 }
 
-const QUICK: Patience = Patience {
+const QUICK: LockPatience = LockPatience {
     lock_timeout: Duration::from_millis(100),
     give_up: Duration::from_mins(1),
 };
@@ -194,7 +194,7 @@ async fn a_migrator_that_gives_up_names_the_transaction_in_its_way() {
     let mut dump = bench.connection().await;
     let lock = "SET application_name = 'pg_dump'; BEGIN; LOCK TABLE orders IN ACCESS SHARE MODE";
     execute(&mut dump, lock).await;
-    let patience = Patience {
+    let patience = LockPatience {
         give_up: Duration::from_millis(500),
         ..QUICK
     };
@@ -256,7 +256,7 @@ async fn dump(bench: &Bench) -> sqlx::PgConnection {
 async fn a_build_that_waits_for_too_long_is_given_up_and_the_next_run_finishes_it() {
     let bench = Bench::new().await;
     let mut dump = dump(&bench).await;
-    let patience = Patience {
+    let patience = LockPatience {
         give_up: Duration::from_secs(1),
         ..QUICK
     };

@@ -7,7 +7,7 @@ use desk::operator::{
     accounts::{self, NotSet, OperatorNotChanged, OperatorRole},
     sessions::{self, Accepted, NotSignedIn, Person},
 };
-use pg::actions::{self, Filter};
+use pg::actions::{self, ActionFilter};
 use secrecy::SecretString;
 
 use crate::{
@@ -60,7 +60,7 @@ async fn a_link_that_sets_a_password_is_recorded_and_ends_with_its_account() {
     let bench = Bench::new().await;
     bench.ana(OperatorRole::Viewer).await;
     let mut shell = bench.as_role("operator").await;
-    let recorded = actions::list(&mut shell, &Filter::default(), 10)
+    let recorded = actions::list(&mut shell, &ActionFilter::default(), 10)
         .await
         .unwrap();
     let set = recorded

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use accounts::profile::Profile;
 use desk::self_service::{self, WebhookPosition};
 use domain::{ActivationCode, DeliveryId, PartnerId, TopupId, WebhookId, event::Kind};
-use pg::schema::{self, ROLES, Role};
+use pg::schema::{self, DatabaseRole, ROLES};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use store::deliveries::{self, Claim, Content};
 use store::esim_requests;
@@ -405,7 +405,7 @@ fn hostile(table: &str, column: &str, kind: &str) -> Vec<String> {
 }
 
 /// The statements that change rows, for which a role has a privilege, each with what it is about.
-async fn changes(connection: &mut PgConnection, role: Role) -> Vec<(String, String)> {
+async fn changes(connection: &mut PgConnection, role: DatabaseRole) -> Vec<(String, String)> {
     let mut found = Vec::new();
     for privilege in role.privileges() {
         if privilege.function || !["UPDATE", "DELETE"].contains(&privilege.verb) {

@@ -14,7 +14,7 @@ use domain::{
     placement::Resolution,
     standing::{Actor, Standing},
 };
-use pg::actions::{self, Action, Changed};
+use pg::actions::{self, Action, ActionChange};
 use store::figures::{self, Count, Figure, Measure};
 
 use crate::bench::{
@@ -300,7 +300,7 @@ async fn the_timeline_has_what_operators_did_however_much_they_did_elsewhere() {
         target: &target,
         ..action(domain::Command::OrderErase)
     };
-    actions::record(&mut console, done, 1, Changed::nothing())
+    actions::record(&mut console, done, 1, ActionChange::nothing())
         .await
         .unwrap();
     let read = orders::read(&mut console, &[stored.order_id.uuid()])

@@ -1,7 +1,7 @@
 //! An upgrade of a database with rows: no row and no value of it is lost. It begins with the baseline,
 //! the first migration, and goes through all that came after it and one more, of the kind that comes next.
 
-use pg::schema::{self, Patience};
+use pg::schema::{self, LockPatience};
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, SqlSafeStr};
 
@@ -18,7 +18,7 @@ const NEXT: [&str; 2] = [
 
 async fn apply(connection: &mut PgConnection, migrations: Vec<Migration>) {
     let migrations = Migrator::with_migrations(migrations);
-    schema::apply(connection, &migrations, Patience::default(), |_| {})
+    schema::apply(connection, &migrations, LockPatience::default(), |_| {})
         .await
         .unwrap();
 }

@@ -4,7 +4,7 @@
 use accounts::partners::{self, Partner};
 use axum::{extract::State, response::Response};
 use domain::{Command, PartnerId};
-use pg::{PgConnection, actions::Changed};
+use pg::{PgConnection, actions::ActionChange};
 use serde_json::json;
 
 use crate::{
@@ -100,7 +100,7 @@ async fn set(
             return Ok(None);
         }
         partners::set_disabled(transaction, id, disabled).await?;
-        let difference = Changed::between(
+        let difference = ActionChange::between(
             json!({ "disabled": !disabled }),
             json!({ "disabled": disabled }),
         );

@@ -8,7 +8,7 @@ use axum::{extract::State, response::Response};
 use domain::{Command, PartnerId, command::Counts};
 use pg::{
     PgConnection,
-    actions::{self, Filter, Recorded},
+    actions::{self, ActionFilter, RecordedAction},
 };
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use uuid::Uuid;
@@ -81,7 +81,7 @@ struct Named {
 struct Found {
     chosen: FilterChoice,
     of: Option<OfPartner>,
-    actions: Vec<Recorded>,
+    actions: Vec<RecordedAction>,
     names: HashMap<Uuid, String>,
     /// How far the list has looked, if it ended before it had a whole page.
     back_to: Option<OffsetDateTime>,
@@ -100,7 +100,7 @@ async fn read(
     let before = query.get("before");
     let before = before.and_then(|before| OffsetDateTime::parse(before, &Rfc3339).ok());
     let via = query.get("via");
-    let filter = Filter {
+    let filter = ActionFilter {
         since: window.since,
         until: before.or(window.until),
         // What partners have changed by requests of their own is listed for them only.
@@ -196,7 +196,7 @@ pub(crate) async fn csv(State(app): State<App>, visit: Visit<Viewer>) -> Result<
     let head = [
         "at_utc", "who", "via", "from", "what", "target", "affected", "reason", "before", "after",
     ];
-    let row = |one: Recorded| {
+    let row = |one: RecordedAction| {
         [
             lists::instant(one.at),
             one.operator,
@@ -234,7 +234,7 @@ fn page_of(target: &str) -> Option<(String, String)> {
     id.chars().all(is_plain).then(|| (path, name.to_owned()))
 }
 
-fn row(action: Recorded, names: &HashMap<Uuid, String>, times: &Times) -> Row {
+fn row(action: RecordedAction, names: &HashMap<Uuid, String>, times: &Times) -> Row {
     let nothing = action.changed_nothing();
     let parts = [("before", &action.before), ("after", &action.after)];
     let named = partner_of(&action.target).and_then(|id| {

@@ -10,7 +10,7 @@ use desk::operator::{self, endpoints::EndpointNotChanged, health::HealthReport};
 use domain::{Command, EndpointId, EndpointKey, standing::EndpointState};
 use pg::{
     PgConnection,
-    actions::{self, Changed},
+    actions::{self, ActionChange},
 };
 use store::deliveries::{
     endpoints::{self, Endpoint},
@@ -284,7 +284,7 @@ pub(crate) async fn test(
             let send = async |transaction: &mut PgConnection| {
                 Ok(
                     match events::test(transaction, endpoint, BETWEEN_TESTS).await? {
-                        Tested::Due(id) => Some((id, Changed::nothing())),
+                        Tested::Due(id) => Some((id, ActionChange::nothing())),
                         other => {
                             refused = Some(other);
                             None
@@ -323,7 +323,7 @@ pub(crate) async fn show_url(
         let url = all.into_iter().find(|one| one.endpoint_id == id);
         let url = url.and_then(|one| one.webhook_url);
         if url.is_some() {
-            actions::record(connection, action, 0, Changed::nothing()).await?;
+            actions::record(connection, action, 0, ActionChange::nothing()).await?;
         }
         Ok::<_, pg::Error>(url)
     };

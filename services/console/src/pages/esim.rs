@@ -10,7 +10,7 @@ use desk::{
 use domain::{Command, GiveBackState, PartnerId, TopupId};
 use pg::{
     PgConnection,
-    actions::{self, Actor, Changed},
+    actions::{self, ActionChange, Actor},
 };
 use serde_json::json;
 use store::{
@@ -276,7 +276,7 @@ pub(crate) async fn ask_usage(
             let as_seen = act.fields.get("seen") == Some(mark.as_str());
             let is_new =
                 as_seen && !before.usage_open && after.is_some_and(|after| after.usage_open);
-            let changed = Changed::created(json!({ "asked": true }));
+            let changed = ActionChange::created(json!({ "asked": true }));
             Ok(is_new.then_some(((), changed)))
         };
         actions::recorded(connection, action, ask).await

@@ -7,7 +7,7 @@ use accounts::partners::{self, Ended, Partner};
 use askama::Template;
 use axum::{extract::State, response::Response};
 use domain::{Command, PartnerId};
-use pg::{PgConnection, actions::Changed};
+use pg::{PgConnection, actions::ActionChange};
 use serde_json::json;
 
 use crate::{
@@ -129,7 +129,7 @@ pub(crate) async fn end(
     let end = async |transaction: &mut PgConnection| {
         let ended = partners::end_keys(transaction, id, leaked).await?;
         Ok(ended.map(|ended| {
-            let changed = Changed::between(
+            let changed = ActionChange::between(
                 json!({ "ended": ended.ended }),
                 json!({ "goes_on": ended.goes_on }),
             );

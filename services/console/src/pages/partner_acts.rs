@@ -15,7 +15,7 @@ use desk::operator::{
 use domain::{Command, Environment, PartnerId};
 use pg::{
     PgConnection,
-    actions::{self, Changed},
+    actions::{self, ActionChange},
 };
 use serde_json::json;
 use store::deliveries::endpoints;
@@ -170,7 +170,7 @@ pub(crate) async fn set_url(
     let old = read.partner.webhook_url.as_ref();
     let old: Option<url::Url> = old.and_then(|url| url.parse().ok());
     // A path or a query may hold a token, so only the hosts are recorded.
-    let difference = Changed::between(
+    let difference = ActionChange::between(
         json!({ "webhook_host": host(old.as_ref()) }),
         json!({ "webhook_host": host(parsed.as_ref()) }),
     );
@@ -225,7 +225,7 @@ pub(super) async fn changed<T, R>(
     act: &Act<R>,
     id: PartnerId,
     (command, of): (Command, &[Command]),
-    change: impl AsyncFnOnce(&mut PgConnection) -> Result<Option<(T, Changed)>, pg::Error>,
+    change: impl AsyncFnOnce(&mut PgConnection) -> Result<Option<(T, ActionChange)>, pg::Error>,
 ) -> Result<Option<T>, Problem> {
     let target = format!("partner {id}");
     let action = act.action(command, &target, act.fields.reason()?);
@@ -350,7 +350,7 @@ pub(crate) async fn set_limits(
         partners::set_limits(&mut *transaction, id, &new).await?;
         let after = partners::show(transaction, &name).await?;
         let both = before.zip(after);
-        Ok(both.map(|(before, after)| ((), Changed::between(shown(&before), shown(&after)))))
+        Ok(both.map(|(before, after)| ((), ActionChange::between(shown(&before), shown(&after)))))
     };
     let of = (Command::PartnerSetLimits, OF_LIMITS);
     changed(&app, &act, id, of, set)
@@ -383,7 +383,7 @@ pub(crate) async fn told(
 ) -> Result<Response, Problem> {
     let id: PartnerId = given.id("a partner")?;
     let of = (Command::PartnerTold, &[Command::PartnerTold][..]);
-    let note = async |_: &mut PgConnection| Ok(Some(((), Changed::nothing())));
+    let note = async |_: &mut PgConnection| Ok(Some(((), ActionChange::nothing())));
     changed(&app, &act, id, of, note).await?.ok_or_else(|| {
         act.changed("somebody has told the partner meanwhile, or there is no such partner")
     })?;

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use accounts::partners::{self, Wanted};
+use accounts::partners::{self, PartnerFilter};
 use askama::Template;
 use axum::{extract::State, response::Response};
 use desk::operator::health::{FindingKind, HealthReport};
@@ -125,7 +125,7 @@ pub(crate) async fn show(
     let mut health = health(&look.report);
     let troubled = health.iter().filter(|(_, mine)| !mine.badges.is_empty());
     let troubled: Vec<Uuid> = troubled.map(|(id, _)| *id).collect();
-    let wanted = Wanted {
+    let wanted = PartnerFilter {
         named,
         environment: match which {
             Some(Which::Live) => Some(Environment::Live),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use accounts::{
     partners,
-    refused::{self, Refused},
+    refused::{self, RefusedRequestView},
 };
 use askama::Template;
 use axum::{extract::State, response::Response};
@@ -89,14 +89,14 @@ fn meaning(code: &str) -> Option<String> {
 }
 
 /// The first of the codes of a request.
-fn code(one: &Refused) -> &str {
+fn code(one: &RefusedRequestView) -> &str {
     let code = one.errors.split([';', ',']).next().unwrap_or_default();
     code.trim()
 }
 
 /// Whether a request is about what somebody asks for: its order id or a part of that, its request id, or a
 /// part of its path, which names the order or the eSIM of a request about one.
-fn is_about(one: &Refused, asked: &str) -> bool {
+fn is_about(one: &RefusedRequestView, asked: &str) -> bool {
     let asked = asked.to_lowercase();
     let id = one.external_order_id.as_deref().unwrap_or_default();
     let request: Result<uuid::Uuid, _> = asked.parse();
@@ -106,11 +106,11 @@ fn is_about(one: &Refused, asked: &str) -> bool {
 }
 
 /// How many of the requests are about an order, and which ones may be, too.
-fn answer(all: &[Refused], asked: &str) -> String {
+fn answer(all: &[RefusedRequestView], asked: &str) -> String {
     let about = all.iter().filter(|one| is_about(one, asked)).count();
-    let unknown = all
-        .iter()
-        .filter(|one| one.external_order_id.is_none() && one.kind != refused::Kind::Other.as_str());
+    let unknown = all.iter().filter(|one| {
+        one.external_order_id.is_none() && one.kind != refused::RefusedKind::Other.as_str()
+    });
     let unknown = unknown.count();
     let found = match about {
         0 => format!("None of the requests that are kept names “{asked}”."),
@@ -134,11 +134,11 @@ fn answer(all: &[Refused], asked: &str) -> String {
 /// only requests about what somebody `asked` for.
 fn causes(
     path: &str,
-    all: Vec<Refused>,
+    all: Vec<RefusedRequestView>,
     (chosen, asked): (Option<&str>, Option<&str>),
     times: &Times,
 ) -> Vec<Cause> {
-    let mut groups: BTreeMap<(String, i32), Vec<Refused>> = BTreeMap::new();
+    let mut groups: BTreeMap<(String, i32), Vec<RefusedRequestView>> = BTreeMap::new();
     for one in all {
         if asked.is_some_and(|asked| !is_about(&one, asked)) {
             continue;
@@ -220,9 +220,9 @@ pub(crate) async fn show(
     })
 }
 
-pub(crate) fn refused_row(one: Refused, times: &Times) -> RefusedRow {
-    let unsigned =
-        (one.kind == refused::Kind::Unsigned.as_str()).then(|| unsigned(&one.reason).to_owned());
+pub(crate) fn refused_row(one: RefusedRequestView, times: &Times) -> RefusedRow {
+    let unsigned = (one.kind == refused::RefusedKind::Unsigned.as_str())
+        .then(|| unsigned(&one.reason).to_owned());
     let limit = (!one.errors.starts_with(&one.reason)).then(|| format!("limit: {}", one.reason));
     let unrecorded = (one.unrecorded > 0).then(|| {
         let number = number(one.unrecorded);
@@ -243,7 +243,7 @@ pub(crate) fn refused_row(one: Refused, times: &Times) -> RefusedRow {
         errors: one.errors,
         find: (one.external_order_id.as_ref()).map(|id| address("/find", [("q", id.as_str())])),
         external_order_id: one.external_order_id.unwrap_or_else(|| {
-            let is_other = one.kind == refused::Kind::Other.as_str();
+            let is_other = one.kind == refused::RefusedKind::Other.as_str();
             if is_other { "–" } else { "not known" }.to_owned()
         }),
     }

@@ -10,7 +10,7 @@ use domain::{
     Command, EndpointKey, PartnerId,
     rotation::{Overlap, Rotated},
 };
-use pg::{PgConnection, actions::Changed};
+use pg::{PgConnection, actions::ActionChange};
 use serde_json::json;
 use signing::generate;
 use time::OffsetDateTime;
@@ -242,8 +242,8 @@ fn vault<'a>(app: &'a App, act: &Act<Operator>) -> Result<&'a Vault, Problem> {
 /// What is recorded of a rotation, which holds no secret; `None` if it was refused.
 fn until(
     rotated: Rotated,
-    changed: impl FnOnce(Option<String>) -> Changed,
-) -> Option<(Option<OffsetDateTime>, Changed)> {
+    changed: impl FnOnce(Option<String>) -> ActionChange,
+) -> Option<(Option<OffsetDateTime>, ActionChange)> {
     let Rotated::Until(until) = rotated else {
         return None;
     };
@@ -304,7 +304,7 @@ pub(crate) async fn rotate_keys(
         let rotated =
             partners::rotate_keys(transaction, vault, id, &access_key, &secret_key, overlap);
         Ok(until(rotated.await?, |until| {
-            Changed::between(
+            ActionChange::between(
                 json!({ "access_key": partner.access_key }),
                 json!({ "access_key": access_key, "old_keys_until": until }),
             )
@@ -341,7 +341,7 @@ pub(crate) async fn rotate_secret(
         let first = EndpointKey::first(id);
         let rotated = partners::rotate_secret(transaction, vault, first, &secret, overlap);
         Ok(until(rotated.await?, |until| {
-            Changed::created(json!({ "old_webhook_secret_until": until }))
+            ActionChange::created(json!({ "old_webhook_secret_until": until }))
         }))
     };
     let of = (Command::PartnerRotateWebhookSecret, OF_SECRET);

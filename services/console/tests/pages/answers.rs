@@ -1,6 +1,6 @@
 //! What support staff without a shell find on the pages.
 
-use accounts::refused::{self, Kind, Refusal};
+use accounts::refused::{self, RefusedKind, RefusedRequest};
 use console::access::OperatorRole;
 use runtime::clock;
 use testkit::wait;
@@ -16,7 +16,7 @@ async fn a_refused_request_is_on_the_page_of_its_partner_and_found_by_its_ids() 
     let refused = format!("{partner}/refused");
     assert!(text(&mut browser, &refused).await.contains("None is kept."));
     let request_id = Uuid::now_v7();
-    let refusal = |request_id, kind, external_order_id: Option<&str>, unrecorded| Refusal {
+    let refusal = |request_id, kind, external_order_id: Option<&str>, unrecorded| RefusedRequest {
         request_id,
         partner_id: bench.partner,
         kind,
@@ -31,15 +31,15 @@ async fn a_refused_request_is_on_the_page_of_its_partner_and_found_by_its_ids() 
     };
     let mut connection = bench.database.connect().await.unwrap();
     let kept = [
-        refusal(request_id, Kind::Order, Some("never <came>"), 0),
-        refusal(Uuid::now_v7(), Kind::Unsigned, None, 1234),
-        Refusal {
+        refusal(request_id, RefusedKind::Order, Some("never <came>"), 0),
+        refusal(Uuid::now_v7(), RefusedKind::Unsigned, None, 1234),
+        RefusedRequest {
             reason: "signature_invalid",
-            ..refusal(Uuid::now_v7(), Kind::Unsigned, None, 0)
+            ..refusal(Uuid::now_v7(), RefusedKind::Unsigned, None, 0)
         },
-        Refusal {
+        RefusedRequest {
             reason: "access_key_unknown",
-            ..refusal(Uuid::now_v7(), Kind::Unsigned, None, 0)
+            ..refusal(Uuid::now_v7(), RefusedKind::Unsigned, None, 0)
         },
     ];
     refused::keep(&mut connection, &kept, 100).await.unwrap();

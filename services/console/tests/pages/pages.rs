@@ -6,7 +6,7 @@ use console::access::OperatorRole;
 use desk::operator::placements::parking;
 use pg::{
     PgConnection,
-    actions::{self, Action, Actor, Changed},
+    actions::{self, Action, ActionChange, Actor},
 };
 use reqwest::header;
 
@@ -211,7 +211,7 @@ async fn an_action_on_a_changed_row_is_a_readable_conflict() {
         target: &target,
         reason: "a test",
     };
-    let noted = actions::record(&mut connection, nothing, 0, Changed::nothing()).await;
+    let noted = actions::record(&mut connection, nothing, 0, ActionChange::nothing()).await;
     noted.unwrap();
     let order = text(&mut browser, &format!("/orders/{}", bench.order)).await;
     let mark = "<span class=\"badge note\">changed nothing</span>";

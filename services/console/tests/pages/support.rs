@@ -289,7 +289,7 @@ async fn store_partner(connection: &mut PgConnection) -> PartnerId {
         secret_key: &SecretKey::from_bytes(vec![1; 32]).unwrap(),
         webhook_url: Some(&format!("https://hooks.example.com/{URL_SECRET}")),
         webhook_secret: &Secret::from_bytes(vec![2; 32]).unwrap(),
-        limits: ::accounts::partners::Limits::default(),
+        limits: ::accounts::partners::PartnerLimits::default(),
     };
     partners::create(connection, &vault(), &new).await.unwrap();
     partner_id

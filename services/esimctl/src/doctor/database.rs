@@ -10,7 +10,7 @@ use desk::operator::health::{
 use pg::{
     PgConnection,
     schema::{self, SchemaError},
-    server::{self, Server},
+    server::{self, ServerState},
 };
 use sqlx::{ConnectOptions, postgres::PgConnectOptions};
 use time::OffsetDateTime;
@@ -221,7 +221,12 @@ async fn schema(connection: &mut PgConnection, lines: &mut Lines<'_>) -> bool {
 }
 
 /// What the health of the system says about the server, and what it could not see.
-fn state(command: &DoctorArgs, session: &ExaminedSession, server: &Server, lines: &mut Lines<'_>) {
+fn state(
+    command: &DoctorArgs,
+    session: &ExaminedSession,
+    server: &ServerState,
+    lines: &mut Lines<'_>,
+) {
     let mut findings = Vec::new();
     health::of_server(session, server, &mut findings);
     // Whether WAL is archived at all is part of the backup, which somebody may have left out on purpose.

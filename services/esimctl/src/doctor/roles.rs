@@ -6,7 +6,7 @@ use std::{path::Path, time::Duration};
 use desk::operator::health::session::{self, ExaminedSession};
 use pg::{
     PgConnection,
-    schema::{ROLES, Role},
+    schema::{DatabaseRole, ROLES},
 };
 use runtime::files;
 use sqlx::{ConnectOptions, postgres::PgConnectOptions};
@@ -84,7 +84,7 @@ pub async fn check(connection: &mut PgConnection, lines: &mut Lines<'_>) {
     }
 }
 
-fn one(role: Role, state: &session::RoleState, lines: &mut Lines<'_>) {
+fn one(role: DatabaseRole, state: &session::RoleState, lines: &mut Lines<'_>) {
     let name = role.name;
     if !state.logs_in {
         lines.fault(

@@ -9,7 +9,7 @@ use anyhow::{Context, ensure};
 use clap::Args;
 use pg::{
     PgConnection,
-    actions::{self, Changed},
+    actions::{self, ActionChange},
 };
 use serde_json::json;
 
@@ -57,7 +57,7 @@ pub async fn run(asked: &Leaked, console: &Console) -> anyhow::Result<()> {
     let end = async |transaction: &mut PgConnection| {
         let ended = partners::end_keys(transaction, partner.partner_id.into(), leaked).await?;
         Ok(ended.map(|ended| {
-            let changed = Changed::between(
+            let changed = ActionChange::between(
                 json!({ "ended": ended.ended }),
                 json!({ "goes_on": ended.goes_on }),
             );

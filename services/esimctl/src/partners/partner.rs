@@ -17,7 +17,7 @@ use desk::self_service::{self, NoticeChannel};
 use domain::{Environment, PartnerId, Stored, event::Kind, standing::EndpointState};
 use pg::{
     PgConnection,
-    actions::{self, Changed},
+    actions::{self, ActionChange},
     config::MasterKeyConfig,
 };
 use serde_json::json;
@@ -372,14 +372,14 @@ async fn create(new: &PartnerCreateArgs, console: &Console) -> anyhow::Result<()
         secret_key: &secret_key,
         webhook_url,
         webhook_secret: &webhook_secret,
-        limits: partners::Limits::at_first(new.environment).with(&new.limits.changes()),
+        limits: partners::PartnerLimits::at_first(new.environment).with(&new.limits.changes()),
     };
     let target = format!("partner {partner_id}");
     let action = new.why.action(domain::Command::PartnerCreate, &target);
     let host = new.webhook_url.as_ref().and_then(host);
     let create = async |transaction: &mut PgConnection| {
         partners::create(transaction, &vault, &partner).await?;
-        let changed = Changed::created(json!({
+        let changed = ActionChange::created(json!({
             "environment": new.environment, "access_key": access_key, "webhook_host": host,
         }));
         Ok(Some(((), changed)))

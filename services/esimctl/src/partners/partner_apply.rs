@@ -10,8 +10,8 @@
 use std::{io::IsTerminal, path::PathBuf};
 
 use accounts::partners::{
-    self, Limits, NewPartner, Partner,
-    endpoints::{self, Block, Change, Headers, NewEndpoint},
+    self, NewPartner, Partner, PartnerLimits,
+    endpoints::{self, Block, EndpointUpdate, Headers, NewEndpoint},
 };
 use anyhow::{Context, bail, ensure};
 use clap::Args;
@@ -19,7 +19,7 @@ use desk::operator::endpoints::set_url;
 use domain::{EndpointId, EndpointKey, PartnerId, event::Kind};
 use pg::{
     PgConnection,
-    actions::{self, Changed},
+    actions::{self, ActionChange},
     config::MasterKeyConfig,
 };
 use serde_json::{Value, json};
@@ -395,7 +395,7 @@ impl<'a> Act<'a> {
         &mut self,
         command: domain::Command,
         target: &str,
-        changed: Changed,
+        changed: ActionChange,
     ) -> anyhow::Result<()> {
         let action = self.why.action(command, target);
         Ok(actions::record(self.transaction, action, 1, changed).await?)
@@ -414,11 +414,11 @@ impl<'a> Act<'a> {
             secret_key: &secret_key,
             webhook_url: url.map(WebhookUrl::as_str),
             webhook_secret: &webhook_secret,
-            limits: Limits::at_first(wanted.environment).with(&wanted.limits),
+            limits: PartnerLimits::at_first(wanted.environment).with(&wanted.limits),
         };
         let vault = self.vault()?;
         partners::create(self.transaction, vault, &new).await?;
-        let changed = Changed::created(json!({
+        let changed = ActionChange::created(json!({
             "environment": wanted.environment, "access_key": access_key, "webhook_host": url.and_then(host),
         }));
         let target = format!("partner {partner_id}");
@@ -439,7 +439,7 @@ impl<'a> Act<'a> {
             .and_then(|url| host(&url.parse().ok()?));
         let id = partner.partner_id.into();
         set_url(self.transaction, id, url.map(WebhookUrl::as_str)).await?;
-        let changed = Changed::between(
+        let changed = ActionChange::between(
             json!({ "webhook_host": old }),
             json!({ "webhook_host": url.and_then(host) }),
         );
@@ -459,7 +459,7 @@ impl<'a> Act<'a> {
         set(self.transaction).await?;
         let after = self.shown(id).await?;
         let target = format!("partner {id}");
-        self.record(command, &target, Changed::between(before, after))
+        self.record(command, &target, ActionChange::between(before, after))
             .await
     }
 
@@ -493,7 +493,7 @@ impl<'a> Act<'a> {
             "nothing was changed: {} has the maximum number of endpoints",
             wanted.name
         );
-        let changed = Changed::created(json!({
+        let changed = ActionChange::created(json!({
             "webhook_host": host(&endpoint.url), "events": names(new.events),
         }));
         let target = format!("endpoint {} of partner {partner_id}", key.id);
@@ -512,14 +512,14 @@ impl<'a> Act<'a> {
         id: EndpointId,
         endpoint: &WantedEndpoint,
     ) -> anyhow::Result<()> {
-        let new = Change {
+        let new = EndpointUpdate {
             events: endpoint.events.as_deref(),
-            ..Change::default()
+            ..EndpointUpdate::default()
         };
         let key = EndpointKey { partner_id, id };
         endpoints::change(self.transaction, key, &new, Block::ProbeNow).await?;
         let events = endpoint.events.as_deref().map(names);
-        let changed = Changed::created(json!({ "events": events }));
+        let changed = ActionChange::created(json!({ "events": events }));
         let target = format!("endpoint {id} of partner {partner_id}");
         self.record(domain::Command::EndpointSet, &target, changed)
             .await

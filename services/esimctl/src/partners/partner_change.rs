@@ -7,7 +7,7 @@ use desk::operator::endpoints;
 use domain::PartnerId;
 use pg::{
     PgConnection,
-    actions::{self, Changed},
+    actions::{self, ActionChange},
 };
 use serde_json::{Value, json};
 use webhooks::{config::HttpConfig, url::WebhookUrl};
@@ -38,7 +38,7 @@ pub async fn set_webhook(
         .webhook_url
         .as_ref()
         .and_then(|url| host(&url.parse().ok()?));
-    let changed = Changed::between(
+    let changed = ActionChange::between(
         json!({ "webhook_host": old }),
         json!({ "webhook_host": url.and_then(host) }),
     );
@@ -94,7 +94,7 @@ pub async fn change(
             return Ok(None);
         }
         let after = partners::show(transaction, &partner.partner_id.to_string()).await?;
-        Ok(after.map(|after| ((), Changed::between(before, recorded(&after)))))
+        Ok(after.map(|after| ((), ActionChange::between(before, recorded(&after)))))
     };
     actions::recorded(&mut connection, action, change).await?;
     let partner = find(&mut connection, &which.partner).await?;

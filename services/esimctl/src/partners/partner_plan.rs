@@ -1,7 +1,7 @@
 //! What `esimctl partner apply` has to do for an entry of its file: the difference between the entry and the
 //! stored account, as steps and as the words of a plan, which hold no secret and of a URL only its host.
 
-use accounts::partners::{Limits, Partner, endpoints::MOST};
+use accounts::partners::{Partner, PartnerLimits, endpoints::MOST};
 use anyhow::ensure;
 use desk::self_service;
 use domain::{EndpointId, event::Kind};
@@ -120,7 +120,7 @@ pub async fn compare(
 
 /// Compares the limits.
 fn compare_limits(
-    before: &Limits,
+    before: &PartnerLimits,
     wanted: &CheckedPartner,
     steps: &mut Steps,
     changes: &mut Vec<String>,
@@ -243,7 +243,7 @@ fn listed(names: &[String]) -> Option<String> {
 struct Before {
     webhook_url: Option<String>,
     events: Vec<String>,
-    limits: Limits,
+    limits: PartnerLimits,
     signed_body_required: bool,
     disabled: bool,
 }
@@ -253,7 +253,7 @@ impl Before {
         Self {
             webhook_url: None,
             events: Vec::new(),
-            limits: Limits::at_first(wanted.environment),
+            limits: PartnerLimits::at_first(wanted.environment),
             signed_body_required: false,
             disabled: false,
         }
@@ -264,7 +264,7 @@ impl Before {
         Self {
             webhook_url: partner.webhook_url.clone(),
             events: partner.webhook_events.clone(),
-            limits: Limits {
+            limits: PartnerLimits {
                 max_in_flight: limit(partner.max_in_flight),
                 requests_per_second: limit(partner.requests_per_second),
                 orders_per_second: limit(partner.orders_per_second),

@@ -1,7 +1,7 @@
 //! `esimctl partner show --refused`: the refused requests of a partner, for "we sent it, and you do not have
 //! it".
 
-use accounts::refused::{self, Refused};
+use accounts::refused::{self, RefusedRequestView};
 
 use crate::{
     console::Console,
@@ -18,7 +18,7 @@ pub async fn run(which: &PartnerArgs, limit: u32, console: &Console) -> anyhow::
     console.print_list(&refused, none, row)
 }
 
-pub fn row(one: &Refused) -> Row<8> {
+pub fn row(one: &RefusedRequestView) -> Row<8> {
     cells!(one:
         at = utc(one.at), status, errors,
         "external_order_id" = or_dash(one.external_order_id.as_ref()),

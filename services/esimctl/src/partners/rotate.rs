@@ -19,7 +19,7 @@ use clap::{Args, ValueEnum};
 use domain::EndpointKey;
 use pg::{
     PgConnection,
-    actions::{self, Changed},
+    actions::{self, ActionChange},
     config::MasterKeyConfig,
 };
 use serde_json::json;
@@ -117,7 +117,7 @@ async fn keys(rotate: &Rotate, console: &Console) -> anyhow::Result<()> {
         let rotated =
             partners::rotate_keys(transaction, &vault, id, &access_key, &secret_key, overlap);
         Ok(done(rotated.await?, |until| {
-            Changed::between(
+            ActionChange::between(
                 json!({ "access_key": partner.access_key }),
                 json!({ "access_key": access_key, "old_keys_until": until }),
             )
@@ -170,7 +170,7 @@ async fn webhook_secret(rotate: &Rotate, console: &Console) -> anyhow::Result<()
         )
         .await?;
         Ok(done(rotated, |until| {
-            Changed::created(json!({ "old_webhook_secret_until": until }))
+            ActionChange::created(json!({ "old_webhook_secret_until": until }))
         }))
     };
     let rotated = actions::recorded(&mut connection, action, change);
@@ -202,8 +202,8 @@ async fn webhook_secret(rotate: &Rotate, console: &Console) -> anyhow::Result<()
 /// refused.
 fn done(
     rotated: Rotated,
-    changed: impl FnOnce(Option<String>) -> Changed,
-) -> Option<(Option<OffsetDateTime>, Changed)> {
+    changed: impl FnOnce(Option<String>) -> ActionChange,
+) -> Option<(Option<OffsetDateTime>, ActionChange)> {
     let Rotated::Until(until) = rotated else {
         return None;
     };

@@ -13,7 +13,7 @@ use clap::Args;
 use domain::{Environment, OptionId, cut::Pair, product::Standard};
 use pg::{
     PgConnection,
-    actions::{self, Changed},
+    actions::{self, ActionChange},
 };
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -178,13 +178,13 @@ fn differences(was: &Value, becomes: &Value) -> Vec<String> {
 }
 
 /// What is recorded of a file: which options it created and changed.
-fn changed(plan: &Plan) -> Changed {
+fn changed(plan: &Plan) -> ActionChange {
     let ids = |effect| -> Vec<&str> {
         let of_effect = plan.0.iter().filter(|one| one.effect == effect);
         let ids = of_effect.filter_map(|one| one.id.as_deref());
         ids.take(MOST_NAMED).collect()
     };
-    Changed::created(json!({
+    ActionChange::created(json!({
         "created": plan.count(PlannedEffect::Create), "changed": plan.count(PlannedEffect::Change),
         "created_options": ids(PlannedEffect::Create), "changed_options": ids(PlannedEffect::Change),
     }))

@@ -4,7 +4,7 @@
 //! `confirm`), so there is no change without a record. This module only reads it.
 
 use clap::{Args, Subcommand};
-use pg::actions::{self, Filter, Recorded};
+use pg::actions::{self, ActionFilter, RecordedAction};
 use runtime::moment::past;
 use time::OffsetDateTime;
 
@@ -62,7 +62,7 @@ pub struct ActionListArgs {
 pub async fn run(command: &ActionCommand, console: &Console) -> anyhow::Result<()> {
     let ActionCommand::List(asked) = command;
     check_range(asked.since, asked.until)?;
-    let filter = Filter {
+    let filter = ActionFilter {
         since: asked.since,
         until: asked.until,
         operator: asked.by.as_deref(),
@@ -71,7 +71,7 @@ pub async fn run(command: &ActionCommand, console: &Console) -> anyhow::Result<(
     console.print_list(&found, "There are no recorded actions.", row)
 }
 
-fn row(action: &Recorded) -> Row<9> {
+fn row(action: &RecordedAction) -> Row<9> {
     let operator = format!("{} ({})", action.operator, action.database_role);
     let from = match (&action.via, &action.source) {
         (Some(via), Some(source)) => format!("{via} at {source}"),

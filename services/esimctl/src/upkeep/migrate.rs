@@ -17,7 +17,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use pg::{
     PgConnection,
-    schema::{self, Patience, SchemaError, Wait},
+    schema::{self, LockPatience, SchemaError, Wait},
 };
 use runtime::{files, terminal::say};
 use serde_json::json;
@@ -103,7 +103,7 @@ pub async fn run(command: &MigrateArgs, console: &Console) -> anyhow::Result<()>
         Ok(found) | Err(SchemaError::Behind { found, .. }) => found,
         Err(error) => return Err(error.into()),
     };
-    let patience = Patience {
+    let patience = LockPatience {
         lock_timeout: command.lock_timeout,
         give_up: command.give_up,
     };

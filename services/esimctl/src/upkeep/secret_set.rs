@@ -20,7 +20,7 @@ use std::{
 use anyhow::{Context, anyhow, bail, ensure};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use clap::{Args, Subcommand};
-use pg::schema::{ROLES, Role};
+use pg::schema::{DatabaseRole, ROLES};
 use runtime::files;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;
@@ -105,7 +105,7 @@ const PURPOSES: [&str; 3] = ["partners", "webhooks", "profiles"];
 const CONSOLE_PURPOSES: [&str; 2] = ["partners", "webhooks"];
 
 /// The console talks to PostgreSQL only.
-fn speaks_nats(role: Role) -> bool {
+fn speaks_nats(role: DatabaseRole) -> bool {
     role.of != "console"
 }
 

@@ -25,7 +25,7 @@ use std::{
 
 use accounts::{
     options::{self, ProductOption, StoredOption},
-    partners::{self, Credentials, Keys, Limits},
+    partners::{self, PartnerCredentials, PartnerKeys, PartnerLimits},
 };
 use domain::{Environment, OptionId, PartnerId};
 use governor::{DefaultDirectRateLimiter, Quota};
@@ -57,7 +57,7 @@ pub(crate) struct KnownPartner {
     pub(crate) environment: Environment,
     pub(crate) disabled: bool,
     pub(crate) key: Key,
-    pub(crate) limits: Limits,
+    pub(crate) limits: PartnerLimits,
     /// Whether requests are denied unless their signature covers the query and the body.
     pub(crate) signed_body_required: bool,
     /// When this access key ends, if a rotation has replaced it; otherwise it has no end.
@@ -73,7 +73,7 @@ impl KnownPartner {
             environment,
             disabled: false,
             key: Key::Missing,
-            limits: Limits::default(),
+            limits: PartnerLimits::default(),
             signed_body_required: false,
             until: None,
         }
@@ -184,7 +184,7 @@ struct Seen {
 /// What has changed in the database since [`Seen`].
 struct Changes {
     configuration_version: i64,
-    partners: Vec<Credentials>,
+    partners: Vec<PartnerCredentials>,
     options: Vec<StoredOption>,
     /// The moment before the partners were read, from which the ends of their keys count.
     asked: Moment,
@@ -259,7 +259,7 @@ impl Directory {
             environment: Environment::Sandbox,
             disabled: false,
             key: Key::Known(secret),
-            limits: Limits::default(),
+            limits: PartnerLimits::default(),
             signed_body_required,
             until: None,
         };
@@ -335,7 +335,7 @@ impl Directory {
     /// time counts from `asked`, the moment before the query, so that the key never ends too late.
     /// It ends too early by as much as the query took until PostgreSQL saw it, so [`Self::learn`]
     /// has the partners read again after a slow query.
-    fn learn_partner(&self, credentials: &Credentials, asked: Moment) {
+    fn learn_partner(&self, credentials: &PartnerCredentials, asked: Moment) {
         if credentials.environment.is_none() {
             tracing::error!(
                 partner.id = %credentials.partner_id,
@@ -344,7 +344,7 @@ impl Directory {
                  that wrote it"
             );
         }
-        let partner = |keys: &Keys| {
+        let partner = |keys: &PartnerKeys| {
             let key = match credentials.environment {
                 Some(_) => self.open(credentials.partner_id, keys.secret_key.as_deref()),
                 None => Key::Unusable,
@@ -521,7 +521,7 @@ mod tests {
                 environment: Environment::Sandbox,
                 disabled: false,
                 key: Key::Missing,
-                limits: Limits::default(),
+                limits: PartnerLimits::default(),
                 signed_body_required: false,
                 until: *until,
             };

@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use accounts::partners::Limits;
+use accounts::partners::PartnerLimits;
 use domain::{Environment, PartnerId};
 use runtime::lock;
 
@@ -54,7 +54,7 @@ struct Known {
 }
 
 pub(crate) struct PartnerRates {
-    limits: Limits,
+    limits: PartnerLimits,
     requests: Rate,
     orders: Rate,
     units: Rate,
@@ -154,7 +154,7 @@ impl Rates {
             })
     }
 
-    fn rates(&self, limits: Limits, units_per_order: u32) -> PartnerRates {
+    fn rates(&self, limits: PartnerLimits, units_per_order: u32) -> PartnerRates {
         let all = &self.limits;
         let own = |limit: Option<u32>, default| limit.and_then(NonZeroU32::new).unwrap_or(default);
         let requests = own(
@@ -319,10 +319,10 @@ mod tests {
     #[test]
     fn an_order_that_one_limit_refuses_uses_nothing_of_the_other() {
         let rates = Rates::new(&limits(), 10).rates(
-            Limits {
+            PartnerLimits {
                 orders_per_second: Some(2),
                 units_per_second: Some(10),
-                ..Limits::default()
+                ..PartnerLimits::default()
             },
             10,
         );

@@ -38,7 +38,7 @@ use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use runtime::{
     clock::Moment,
-    listener::{Place, Watch},
+    listener::{ConnectionPlace, Watch},
     lock,
 };
 use tokio::sync::oneshot;
@@ -47,7 +47,7 @@ use tokio::sync::oneshot;
 pub(crate) struct Connection {
     pub(crate) peer: SocketAddr,
     /// Its place among the connections of this process, which it keeps while a request is handled.
-    pub(crate) place: Arc<Place>,
+    pub(crate) place: Arc<ConnectionPlace>,
     /// The answers that hyper has buffered and that are not in the socket's send buffer yet. There
     /// can be several, because a client may send its next requests without waiting for the answers
     /// (pipelining).
@@ -62,7 +62,7 @@ struct BufferedAnswer {
 }
 
 impl Connection {
-    pub(crate) fn new(peer: SocketAddr, place: Arc<Place>) -> Arc<Self> {
+    pub(crate) fn new(peer: SocketAddr, place: Arc<ConnectionPlace>) -> Arc<Self> {
         Arc::new(Self {
             peer,
             place,

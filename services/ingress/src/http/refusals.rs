@@ -22,7 +22,7 @@ use std::{
     time::Duration,
 };
 
-use accounts::refused::{self, Kind, Refusal};
+use accounts::refused::{self, RefusedKind, RefusedRequest};
 use axum::http::{HeaderValue, Method, Request, StatusCode, Uri};
 use domain::PartnerId;
 use pg::Database;
@@ -100,13 +100,13 @@ impl RequestLine {
         }
     }
 
-    fn kind(&self, signed: bool) -> Kind {
+    fn kind(&self, signed: bool) -> RefusedKind {
         if !signed {
-            Kind::Unsigned
+            RefusedKind::Unsigned
         } else if self.method == Method::POST && self.uri.path().ends_with("/orders") {
-            Kind::Order
+            RefusedKind::Order
         } else {
-            Kind::Other
+            RefusedKind::Other
         }
     }
 }
@@ -122,7 +122,7 @@ pub(crate) struct Answered<'a> {
 }
 
 pub(crate) struct Refusals {
-    queue: Batcher<Refusal>,
+    queue: Batcher<RefusedRequest>,
     unwritten: TaskTracker,
     counted: Arc<Counted>,
     metrics: Metrics,
@@ -131,7 +131,7 @@ pub(crate) struct Refusals {
 /// How many refusals of each partner and kind are kept, and how many were not.
 struct Counted {
     per_minute: u32,
-    samplers: Mutex<HashMap<(PartnerId, Kind), Sampler>>,
+    samplers: Mutex<HashMap<(PartnerId, RefusedKind), Sampler>>,
 }
 
 impl Counted {
@@ -143,19 +143,19 @@ impl Counted {
     }
 
     /// Whether one more request of this kind is kept; if so, how many were not since the last one.
-    fn pass(&self, partner: PartnerId, kind: Kind) -> Option<u64> {
+    fn pass(&self, partner: PartnerId, kind: RefusedKind) -> Option<u64> {
         self.with(partner, kind, Sampler::pass)
     }
 
     /// Counts a refusal that was to be kept and is lost, and those that it would have counted.
-    fn lost(&self, refusal: &Refusal) {
+    fn lost(&self, refusal: &RefusedRequest) {
         let missing = refusal.unrecorded.saturating_add(1);
         self.with(refusal.partner_id, refusal.kind, |sampler| {
             sampler.lost(missing);
         });
     }
 
-    fn with<T>(&self, partner: PartnerId, kind: Kind, act: impl FnOnce(&Sampler) -> T) -> T {
+    fn with<T>(&self, partner: PartnerId, kind: RefusedKind, act: impl FnOnce(&Sampler) -> T) -> T {
         let mut samplers = lock(&self.samplers);
         if samplers.len() >= COUNTED && !samplers.contains_key(&(partner, kind)) {
             samplers.clear();
@@ -175,7 +175,7 @@ impl Refusals {
         let unwritten = TaskTracker::new();
         let counted = Arc::new(Counted::new(PARTNER_REFUSALS_PER_MINUTE));
         let lost = Arc::clone(&counted);
-        let write = move |refusals: Vec<Refusal>| {
+        let write = move |refusals: Vec<RefusedRequest>| {
             let lost = Arc::clone(&lost);
             let database = database.clone();
             let metrics = written.clone();
@@ -223,7 +223,7 @@ impl Refusals {
             self.metrics.refusals(RefusalRecording::Limited, 1);
             return;
         };
-        let refusal = Refusal {
+        let refusal = RefusedRequest {
             request_id: answered.request_id,
             partner_id: sender.partner,
             kind,
@@ -264,10 +264,10 @@ mod tests {
     fn what_is_dropped_or_not_written_is_counted_by_the_next_one_of_its_kind() {
         let counted = Counted::new(2);
         let partner = PartnerId::from(Uuid::from_u128(1));
-        let refusal = |unrecorded| Refusal {
+        let refusal = |unrecorded| RefusedRequest {
             request_id: Uuid::from_u128(2),
             partner_id: partner,
-            kind: Kind::Order,
+            kind: RefusedKind::Order,
             at: clock::now(),
             status: 422,
             reason: "x",
@@ -277,13 +277,13 @@ mod tests {
             external_order_id: None,
             unrecorded,
         };
-        assert_eq!(counted.pass(partner, Kind::Order), Some(0));
+        assert_eq!(counted.pass(partner, RefusedKind::Order), Some(0));
         // It would have said that three others were not kept.
         counted.lost(&refusal(3));
-        assert_eq!(counted.pass(partner, Kind::Other), Some(0));
-        assert_eq!(counted.pass(partner, Kind::Order), Some(4));
-        assert_eq!(counted.pass(partner, Kind::Order), None);
+        assert_eq!(counted.pass(partner, RefusedKind::Other), Some(0));
+        assert_eq!(counted.pass(partner, RefusedKind::Order), Some(4));
+        assert_eq!(counted.pass(partner, RefusedKind::Order), None);
         counted.lost(&refusal(4));
-        assert_eq!(counted.pass(partner, Kind::Order), None);
+        assert_eq!(counted.pass(partner, RefusedKind::Order), None);
     }
 }

@@ -8,7 +8,7 @@
 //! it before it learns about the stop.
 //!
 //! Called by [`crate::run`], once. Relies on hyper for HTTP/1, for its errors (400, 414 and 431
-//! without a body) and for the timer of heads, and on [`Watched`] to know when an answer has left.
+//! without a body) and for the timer of heads, and on [`WatchedSocket`] to know when an answer has left.
 
 use std::{
     convert::Infallible,
@@ -35,7 +35,7 @@ use http_body::{Body as _, Frame, SizeHint};
 use hyper::{body::Incoming, service::service_fn};
 use runtime::{
     Shutdown, connection,
-    listener::{self, Connections, Place, Watched},
+    listener::{self, ConnectionPlace, Connections, WatchedSocket},
     lock,
 };
 use tokio::net::{TcpListener, TcpStream};
@@ -93,9 +93,14 @@ impl IngressServer {
 
     /// Serves a connection until it ends, or until it has to leave because it is idle and its holder
     /// has to make room.
-    async fn serve_one(self: Arc<Self>, stream: TcpStream, peer: SocketAddr, place: Arc<Place>) {
+    async fn serve_one(
+        self: Arc<Self>,
+        stream: TcpStream,
+        peer: SocketAddr,
+        place: Arc<ConnectionPlace>,
+    ) {
         let connection = Connection::new(peer, Arc::clone(&place));
-        let socket = Watched::new(stream, Arc::clone(&connection));
+        let socket = WatchedSocket::new(stream, Arc::clone(&connection));
         let service = service_fn(|request| self.handle(Arc::clone(&connection), request));
         let mut http = connection::http(self.limits.head_timeout);
         http.max_buf_size(size(MAX_HEAD));
@@ -165,11 +170,11 @@ struct Shared {
     /// Whether something was read. hyper has then asked such a client for the body.
     asked_for: AtomicBool,
     /// The place of the connection.
-    place: Arc<Place>,
+    place: Arc<ConnectionPlace>,
 }
 
 impl RequestBody {
-    fn new(incoming: Incoming, expects: bool, place: Arc<Place>) -> Self {
+    fn new(incoming: Incoming, expects: bool, place: Arc<ConnectionPlace>) -> Self {
         Self(Arc::new(Shared {
             incoming: Mutex::new(incoming),
             expects,

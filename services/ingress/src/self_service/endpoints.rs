@@ -7,7 +7,7 @@
 
 use accounts::partners::{
     self, Rotated,
-    endpoints::{self, Change, Headers, MOST, NewEndpoint},
+    endpoints::{self, EndpointUpdate, Headers, MOST, NewEndpoint},
 };
 use axum::{extract::Request, http::StatusCode, response::Response};
 use desk::self_service::{self, AnyEndpoint, PauseChanged};
@@ -367,7 +367,7 @@ pub(super) async fn change(
         _ => None,
     };
     let vault = &session.service().vault;
-    let change = Change {
+    let change = EndpointUpdate {
         url: wanted.url.as_ref().map(|url| Some(url.as_str())),
         events: wanted.events.as_deref(),
         headers: wanted.headers.as_ref().map(|headers| (vault, headers)),

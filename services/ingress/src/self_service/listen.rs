@@ -21,7 +21,7 @@ use signing::webhook::{Secret, Signers};
 use time::OffsetDateTime;
 use tokio::time::Instant;
 use utoipa::ToSchema;
-use webhooks::{body::Body, event};
+use webhooks::{body::WebhookBody, event};
 
 use super::{
     query::{Query, number},
@@ -177,11 +177,11 @@ fn webhook(
             let profile = Profile::open(&service.vault, session.id(), topup_id, profile)
                 .map_err(ApiError::internal)?;
             let order = external_order_id;
-            let body = Body::new(topup_id, *option_id, order, iccid, &profile, &service.qr);
+            let body = WebhookBody::new(topup_id, *option_id, order, iccid, &profile, &service.qr);
             (serde_json::to_string(&body), None)
         }
         Some(WebhookParts::Event(event)) => {
-            let body = serde_json::to_string(&event::Body::new(event));
+            let body = serde_json::to_string(&event::EventBody::new(event));
             (body, Some(event.subject.kind().as_str().to_owned()))
         }
     };

@@ -52,7 +52,7 @@ const PREFIX: &str = "X-Service-";
         sandbox::make_event
     ),
     components(
-        schemas(webhooks::body::Body, TopupFailed, KeyExpiring, WebhookTest, NoticeEvent, Message, Messages, DeniedResponse),
+        schemas(webhooks::body::WebhookBody, TopupFailed, KeyExpiring, WebhookTest, NoticeEvent, Message, Messages, DeniedResponse),
         responses(InvalidJson, BadRequest, NotFound, MethodNotAllowed, BodyTimeout, Archived, BodyTooLarge,
             ContentEncodingUnsupported, Unprocessable, Internal, Unauthorized, TooManyRequests, Overloaded)
     ),

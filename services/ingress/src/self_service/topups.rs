@@ -16,7 +16,7 @@ use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 use vault::Purpose;
 use webhooks::{
-    body::{Body, encoded},
+    body::{WebhookBody, encoded},
     event::failure,
     qr::QrUrls,
 };
@@ -55,7 +55,7 @@ pub(super) struct Topup<'a> {
     #[serde(with = "rfc3339::option")]
     returned_at: Option<OffsetDateTime>,
     /// The fields of the webhook: null before the eSIM is ready, and again after they were erased.
-    esim: Option<Body<'a>>,
+    esim: Option<WebhookBody<'a>>,
     /// Links to pass on to the customer: null whenever `esim` is.
     install_links: Option<InstallLinks>,
 }
@@ -97,7 +97,8 @@ impl<'a> Topup<'a> {
             (unit.state == PartnerUnitState::Failed).then(|| failure(unit.refusal.as_ref()));
         let (topup_id, option_id, external_order_id) =
             (&unit.topup_id, unit.option_id, &unit.external_order_id);
-        let esim = |profile| Body::new(topup_id, option_id, external_order_id, iccid, profile, qr);
+        let esim =
+            |profile| WebhookBody::new(topup_id, option_id, external_order_id, iccid, profile, qr);
         Self {
             topup_id,
             external_order_id,

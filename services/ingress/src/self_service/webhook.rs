@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use accounts::partners::{self, Rotated, endpoints::Change};
+use accounts::partners::{self, Rotated, endpoints::EndpointUpdate};
 use axum::{extract::Request, http::StatusCode, response::Response};
 use desk::self_service::{self, FirstEndpoint};
 use domain::{EndpointKey, Environment, event::Kind};
@@ -90,7 +90,7 @@ pub(super) async fn set(session: Session, request: Request) -> Result<Response, 
         _ => None,
     };
     let url = url.map(|url| url.as_ref().map(WebhookUrl::as_str));
-    let change = Change {
+    let change = EndpointUpdate {
         url,
         events: wanted.events.as_deref(),
         headers: None,

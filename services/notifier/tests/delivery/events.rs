@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use accounts::partners::{self, endpoints::Change};
+use accounts::partners::{self, endpoints::EndpointUpdate};
 use desk::self_service;
 use domain::{DeliveryId, EndpointKey, PartnerId, WebhookId, event::Kind};
 use store::deliveries::{
@@ -180,9 +180,9 @@ async fn a_host_that_a_sandbox_account_has_chosen_proves_itself_once() {
     let (mut bench, partner) = Bench::start_for("/operator").await;
     let set = async |path: &str| {
         let url = bench.receiver.url(path).replace("127.0.0.1", "localhost");
-        let change = Change {
+        let change = EndpointUpdate {
             url: Some(Some(&url)),
-            ..Change::default()
+            ..EndpointUpdate::default()
         };
         let first = EndpointKey::first(partner);
         let mut connection = bench.pool.acquire().await.unwrap();

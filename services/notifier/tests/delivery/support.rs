@@ -251,7 +251,7 @@ impl Bench {
             secret_key: &SecretKey::from_bytes(vec![1; 32]).unwrap(),
             webhook_url: url,
             webhook_secret: &secret,
-            limits: accounts::partners::Limits::default(),
+            limits: accounts::partners::PartnerLimits::default(),
         };
         partners::create(&mut self.pool.acquire().await.unwrap(), &self.vault, &new)
             .await

@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, fmt::Display};
 use reqwest::{Url, header::HeaderValue};
 use runtime::config::BadSetting;
 use secrecy::{ExposeSecret, SecretString};
-use signing::{SecretKey, Token};
+use signing::{CallbackToken, SecretKey};
 
 use super::provider::{Connected, Paced};
 
@@ -133,8 +133,11 @@ impl Account {
     }
 
     /// The token in the URL of callbacks; `None` if the provider does not call back.
-    pub(super) fn callback_token(&self) -> anyhow::Result<Option<Token>> {
-        let token = self.get("CALLBACK_TOKEN").map(Token::parse).transpose();
+    pub(super) fn callback_token(&self) -> anyhow::Result<Option<CallbackToken>> {
+        let token = self
+            .get("CALLBACK_TOKEN")
+            .map(CallbackToken::parse)
+            .transpose();
         token.map_err(|error| self.bad("CALLBACK_TOKEN", &error))
     }
 

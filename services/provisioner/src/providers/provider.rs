@@ -10,7 +10,7 @@ use std::{sync::Arc, time::Duration};
 use domain::{ActivationCode, Iccid, InvalidProfile, PlacementId, Reason, reason::Code};
 use futures_util::{FutureExt, future::BoxFuture};
 use runtime::clock::Moment;
-use signing::Token;
+use signing::CallbackToken;
 use store::esim_requests::Reading;
 
 use super::{
@@ -50,7 +50,7 @@ impl Paced {
 pub struct Connected {
     pub provider: Arc<dyn Provider>,
     /// The token in the URL of callbacks; `None` if the provider does not call back.
-    pub callback_token: Option<Token>,
+    pub callback_token: Option<CallbackToken>,
 }
 
 /// What a provider can do. The adapter declares it, and nothing is assumed of a provider that it

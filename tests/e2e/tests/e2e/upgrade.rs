@@ -7,7 +7,7 @@
 
 use crate::shop::{PATH, fresh, ids, show};
 use anyhow::{Context, Result, ensure};
-use pg::schema::{self, Patience};
+use pg::schema::{self, LockPatience};
 use serde_json::{Value, json};
 use sqlx::SqlSafeStr;
 use sqlx::migrate::{Migration, MigrationType, Migrator};
@@ -60,9 +60,14 @@ async fn upgrade(stack: &Stack, count: usize) -> Result<i64> {
     let (waits, mut waited) = tokio::sync::mpsc::unbounded_channel();
     let mut connection = stack.database.connect().await?;
     let migrator = newer(count);
-    let migrated = schema::apply(&mut connection, &migrator, Patience::default(), |wait| {
-        let _ = waits.send(wait.version);
-    });
+    let migrated = schema::apply(
+        &mut connection,
+        &migrator,
+        LockPatience::default(),
+        |wait| {
+            let _ = waits.send(wait.version);
+        },
+    );
     let dumped = async {
         waited
             .recv()

@@ -8,7 +8,7 @@ use std::{
 use domain::{Command, standing::EndpointState};
 use pg::{
     Result,
-    server::{self, Server},
+    server::{self, ServerState},
 };
 use sqlx::PgConnection;
 use store::{
@@ -188,7 +188,7 @@ fn lasting(kind: FindingKind, age: Duration, now: OffsetDateTime) -> Finding {
 
 /// Findings about the settings of PostgreSQL and about its state. What the role may not see is left
 /// out; `esimctl doctor` says so.
-pub fn of_server(session: &ExaminedSession, server: &Server, findings: &mut Vec<Finding>) {
+pub fn of_server(session: &ExaminedSession, server: &ServerState, findings: &mut Vec<Finding>) {
     let mut add = |kind| findings.push(Finding::new(kind, None));
     if session.is_standby {
         add(FindingKind::OnStandby);

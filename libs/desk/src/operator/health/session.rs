@@ -1,7 +1,7 @@
 //! The session and its role, the server's settings, and the privileges of the stages' roles. It reads
 //! catalogues and settings only, which every role may do, and changes nothing.
 
-use pg::{Result, count, schema::Role};
+use pg::{Result, count, schema::DatabaseRole};
 use sqlx::{PgConnection, Row};
 
 /// The session of the caller, and the settings of its server that orders depend on.
@@ -91,7 +91,7 @@ pub struct RoleState {
 }
 
 /// Reads the state of a role; `None` if it does not exist.
-pub async fn role(connection: &mut PgConnection, role: Role) -> Result<Option<RoleState>> {
+pub async fn role(connection: &mut PgConnection, role: DatabaseRole) -> Result<Option<RoleState>> {
     let row = sqlx::query(
         "SELECT rolcanlogin, rolsuper OR rolcreaterole OR rolbypassrls OR coalesce(
                     (SELECT pg_has_role(r.oid, relowner, 'MEMBER') FROM pg_class WHERE oid = to_regclass('orders')),

@@ -19,7 +19,7 @@ use clap::Args;
 use flate2::{Compression, write::GzEncoder};
 use pg::{
     PgConnection,
-    actions::{self, Changed},
+    actions::{self, ActionChange},
 };
 use runtime::terminal::{progress, say};
 use serde_json::json;
@@ -371,7 +371,7 @@ impl Runner<'_> {
             .confirm
             .action(domain::Command::ArchiveRun, target);
         let done = i64::try_from(self.done)?;
-        let changed = Changed::created(
+        let changed = ActionChange::created(
             json!({ "run": what, "orders": self.done, "files": self.files, "left": self.left }),
         );
         actions::record(&mut self.connection, action, done, changed).await?;
