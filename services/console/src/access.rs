@@ -51,7 +51,7 @@ const MOST_FORM: usize = 64 * 1024;
 pub(crate) const TOKEN: &str = "token";
 
 /// A role that a handler demands.
-pub trait Rank: Send + Sync + 'static {
+trait Rank: Send + Sync + 'static {
     const ROLE: OperatorRole;
 }
 

@@ -148,7 +148,7 @@ pub fn endpoints(dns: Dns, limits: &Limits) -> io::Result<WebhookClient> {
 /// Resolves the names of endpoints. [`Dns`] refuses addresses that the guard forbids, so that a
 /// name cannot lead a webhook into a private network.
 #[derive(Clone)]
-pub struct Names(Dns);
+struct Names(Dns);
 
 impl Service<Name> for Names {
     type Response = std::vec::IntoIter<SocketAddr>;
@@ -174,7 +174,7 @@ impl Service<Name> for Names {
 
 /// Makes TCP connections that count what they receive.
 #[derive(Clone)]
-pub struct CountingConnector {
+struct CountingConnector {
     http: HttpConnector<Names>,
     head_max: usize,
 }
@@ -207,7 +207,7 @@ impl Service<Uri> for CountingConnector {
 }
 
 /// A TCP connection that fails once it has received too much since the last request.
-pub struct Counted {
+struct Counted {
     tcp: TcpStream,
     received: usize,
     most: usize,

@@ -219,7 +219,7 @@ pub struct PartnerSetArgs {
 
 #[derive(Args, Clone, Debug)]
 #[group(id = "limits", multiple = true)]
-pub struct LimitArgs {
+struct LimitArgs {
     /// The maximum number of the partner's orders that each ingress has in flight at once
     #[arg(long, value_name = "N|default", value_parser = limit)]
     max_in_flight: Option<Limit>,

@@ -24,7 +24,7 @@ use crate::{
 /// One partner account of the file.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct PartnerEntry {
+struct PartnerEntry {
     /// The name that lists show. With `environment` it says which account is meant.
     pub name: String,
     /// `sandbox` or `live`. It cannot be changed later.

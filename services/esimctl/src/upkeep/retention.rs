@@ -65,7 +65,7 @@ pub struct RetentionSetArgs {
 
 #[derive(Args, Clone, Debug)]
 #[group(required = true, multiple = false)]
-pub struct NewTerm {
+struct NewTerm {
     /// Erase the data after this many days (1 to 36,500), or archive it if the class is `orders`
     #[arg(long, value_parser = clap::value_parser!(i32).range(1..=36_500))]
     days: Option<i32>,

@@ -23,7 +23,7 @@ pub(crate) struct OrderRequest {
 /// An item of an order: an option and how many units of it are ordered.
 #[derive(ToSchema)]
 #[schema(as = Item)]
-pub(crate) struct OrderItem {
+struct OrderItem {
     #[schema(example = "424b7b26-96e7-5c95-8df9-6654a3998070")]
     option_id: Uuid,
     #[schema(minimum = 1, example = 2)]
@@ -51,7 +51,7 @@ pub(crate) struct DeniedResponse {
 
 /// The check that failed, as text. `X-Service-Error` has its code.
 #[derive(ToSchema)]
-pub(crate) struct DeniedError {
+struct DeniedError {
     #[schema(example = "unauthorized")]
     code: String,
     #[schema(example = "Invalid signature.")]
@@ -149,7 +149,7 @@ pub(crate) struct NoticeEvent {
 
 /// What has happened. Fields that do not apply to the type are missing.
 #[derive(ToSchema)]
-pub(crate) struct NoticeData {
+struct NoticeData {
     /// What to do, as a sentence for people.
     advice: String,
     /// The endpoint that it is about.
@@ -192,7 +192,7 @@ pub(crate) struct TopupFailed {
 
 /// The topup that has failed.
 #[derive(ToSchema)]
-pub(crate) struct TopupFailedData {
+struct TopupFailedData {
     #[schema(example = "20250129123456123456789012")]
     topup_id: String,
     option_id: Uuid,
@@ -216,7 +216,7 @@ pub(crate) struct KeyExpiring {
 
 /// What ends, and when.
 #[derive(ToSchema)]
-pub(crate) struct KeyExpiringData {
+struct KeyExpiringData {
     /// `keys` or `webhook_secret`. It is always the old one that ends.
     #[schema(example = "keys")]
     credential: String,
@@ -235,7 +235,7 @@ pub(crate) struct WebhookTest {
 }
 
 #[derive(ToSchema)]
-pub(crate) struct WebhookTestData {
+struct WebhookTestData {
     /// Return it in your answer, as `{"challenge": "…"}`, to prove once that your host wants our
     /// webhooks. Only a host that a sandbox account has chosen needs that.
     #[schema(example = "7KQM-2XWB-9TRA")]

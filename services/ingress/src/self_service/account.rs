@@ -17,7 +17,7 @@ use crate::http::{codes::ErrorCode, error::ApiError};
 /// The account of the partner that signed the request.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Account)]
-pub(super) struct AccountResponse<'a> {
+struct AccountResponse<'a> {
     name: &'a str,
     /// `sandbox` or `live`.
     environment: &'a str,
@@ -95,7 +95,7 @@ pub(super) async fn show(session: Session) -> Result<Response, ApiError> {
 /// The new keys. The secret key is shown only in this answer, because only its encrypted form is
 /// kept.
 #[derive(Serialize, ToSchema)]
-pub(super) struct NewKeys<'a> {
+struct NewKeys<'a> {
     access_key: &'a str,
     /// The secret key in Base64. Decode it before you sign with it.
     secret_key: String,

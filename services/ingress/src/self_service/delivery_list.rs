@@ -58,7 +58,7 @@ impl From<WebhookState> for DeliveryState {
 /// A webhook that was sent or will be sent.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Webhook)]
-pub(super) struct WebhookResponse<'a> {
+struct WebhookResponse<'a> {
     /// The `webhook-id` header, the same in every attempt: the topup id, or the id of an event.
     #[schema(example = "20250129123456123456789012")]
     webhook_id: String,
@@ -91,7 +91,7 @@ pub(super) struct WebhookResponse<'a> {
 /// A page of webhooks.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Webhooks)]
-pub(super) struct WebhooksResponse<'a> {
+struct WebhooksResponse<'a> {
     webhooks: Vec<WebhookResponse<'a>>,
     /// The cursor of the next page; null after the last one.
     next_cursor: Option<String>,

@@ -33,7 +33,7 @@ use crate::http::{
 
 /// An endpoint with its health.
 #[derive(Serialize, ToSchema)]
-pub(super) struct WebhookEndpoint {
+struct WebhookEndpoint {
     /// Names the endpoint. It stays the same for its whole life.
     #[schema(value_type = Uuid)]
     endpoint_id: EndpointId,
@@ -113,7 +113,7 @@ impl WebhookEndpoint {
 
 /// All endpoints of the account.
 #[derive(Serialize, ToSchema)]
-pub(super) struct WebhookEndpoints {
+struct WebhookEndpoints {
     /// The first endpoint and then the further ones, the oldest first.
     endpoints: Vec<WebhookEndpoint>,
 }
@@ -160,7 +160,7 @@ pub(super) async fn show(
 
 /// A new endpoint, or a changed one.
 #[derive(Serialize, ToSchema)]
-pub(super) struct ChangedWebhookEndpoint {
+struct ChangedWebhookEndpoint {
     #[serde(flatten)]
     endpoint: WebhookEndpoint,
     /// The secret that signs its webhooks, only in the answer that creates it.
@@ -219,7 +219,7 @@ pub(super) async fn create(session: Session, request: Request) -> Result<Respons
 
 /// A new further endpoint.
 #[derive(ToSchema)]
-pub(super) struct NewFurtherEndpoint {
+struct NewFurtherEndpoint {
     /// The URL that receives webhooks: `https`, or for a sandbox account also `http`, with at most
     /// 2048 bytes.
     #[schema(value_type = String, example = "https://crm.example.com/esims")]
@@ -252,7 +252,7 @@ impl NewFurtherEndpoint {
 
 /// The changes of a further endpoint; a field that is left out keeps its value.
 #[derive(ToSchema)]
-pub(super) struct EndpointChange {
+struct EndpointChange {
     #[schema(value_type = Option<String>, example = "https://crm.example.com/esims")]
     url: Option<WebhookUrl>,
     #[schema(value_type = Option<Vec<String>>, example = json!(["topup.ready"]))]

@@ -49,7 +49,7 @@ const UNANSWERED: Duration = Duration::from_secs(30);
 /// What the provider says about a delivered eSIM. Each value is null if the provider does not say it.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Usage)]
-pub(super) struct UsageResponse<'a> {
+struct UsageResponse<'a> {
     #[schema(value_type = String, example = "20250129123456123456789012")]
     topup_id: &'a TopupId,
     /// Whether the eSIM is installed on a device, or its installation has begun.
@@ -116,7 +116,7 @@ enum State {
 /// A give-back.
 #[derive(Serialize, ToSchema)]
 #[schema(as = GiveBack)]
-pub(super) struct GivenBack<'a> {
+struct GivenBack<'a> {
     #[schema(value_type = String, example = "20250129123456123456789012")]
     topup_id: &'a TopupId,
     state: State,

@@ -104,7 +104,7 @@ pub(super) struct EventDetail<'a> {
 
 /// A page of events, the newest first.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Events<'a> {
+struct Events<'a> {
     events: Vec<EventResponse<'a>>,
     /// The cursor of the next page; null after the last one.
     next_cursor: Option<String>,
@@ -183,7 +183,7 @@ async fn detail(
 
 /// A redelivery of an event.
 #[derive(Serialize, ToSchema)]
-pub(super) struct EventRedelivery<'a> {
+struct EventRedelivery<'a> {
     #[schema(value_type = String, example = "evt_019a0000000070008000000000000001")]
     event_id: &'a WebhookId,
     /// Always `pending`: the event is sent within seconds.

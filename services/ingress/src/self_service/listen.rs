@@ -39,7 +39,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// byte for byte, because the signature covers it.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Webhook)]
-pub(super) struct ListenedWebhook {
+struct ListenedWebhook {
     /// The headers: `content-type`, `webhook-id`, `webhook-timestamp` (the time of this answer),
     /// `webhook-signature`, and for a further event `webhook-type`.
     headers: BTreeMap<&'static str, String>,
@@ -51,7 +51,7 @@ pub(super) struct ListenedWebhook {
 /// Webhooks, the oldest first.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Webhooks)]
-pub(super) struct ListenedWebhooks {
+struct ListenedWebhooks {
     webhooks: Vec<ListenedWebhook>,
     /// The cursor of the next request. It is never null, because there is always a next request.
     next_cursor: String,

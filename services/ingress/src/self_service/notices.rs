@@ -33,7 +33,7 @@ const NOTICE_VERIFICATIONS_PER_DAY: u32 = 5;
 /// The channel for notices.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Notices)]
-pub(super) struct NoticesResponse<'a> {
+struct NoticesResponse<'a> {
     /// The URL that gets notices; null if there is none.
     url: Option<&'a str>,
     /// The e-mail address that gets notices; null if there is none.
@@ -70,7 +70,7 @@ impl<'a> NoticesResponse<'a> {
 
 /// The channel after a change.
 #[derive(Serialize, ToSchema)]
-pub(super) struct ChangedNotices<'a> {
+struct ChangedNotices<'a> {
     #[serde(flatten)]
     notices: NoticesResponse<'a>,
     /// The secret that signs the notices to a new URL. It is shown only in this answer.
@@ -167,7 +167,7 @@ pub(super) async fn set(session: Session, request: Request) -> Result<Response, 
 
 /// The channel for notices: a URL or an e-mail address, and only one of them.
 #[derive(ToSchema)]
-pub(super) struct NoticesChannel {
+struct NoticesChannel {
     /// A URL on another server than your webhook endpoint: `https`, or for a sandbox account also
     /// `http`, with at most 2048 bytes.
     #[schema(value_type = Option<String>, example = "https://status.example.com/notices")]
@@ -208,7 +208,7 @@ impl NoticesChannel {
 
 /// The code that we have sent to the channel.
 #[derive(ToSchema)]
-pub(super) struct NoticeCode {
+struct NoticeCode {
     #[schema(example = "7KQM-2XWB-9TRA")]
     code: String,
 }

@@ -25,7 +25,7 @@ use crate::http::{
 
 /// An option that you may order.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Offered<'a> {
+struct Offered<'a> {
     #[schema(value_type = Uuid, example = "424b7b26-96e7-5c95-8df9-6654a3998070")]
     option_id: OptionId,
     name: &'a str,
@@ -52,7 +52,7 @@ pub(super) struct Offered<'a> {
 /// A page of options, sorted by `option_id`.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Options)]
-pub(super) struct OptionsResponse<'a> {
+struct OptionsResponse<'a> {
     options: Vec<Offered<'a>>,
     /// The cursor of the next page; null after the last one.
     next_cursor: Option<String>,

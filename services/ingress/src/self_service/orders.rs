@@ -72,7 +72,7 @@ impl From<Units> for Counts {
 /// An order without its topups.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Summary)]
-pub(super) struct OrderWithoutTopups<'a> {
+struct OrderWithoutTopups<'a> {
     #[schema(example = "A-1042")]
     external_order_id: &'a str,
     /// Our id of the order. It is the one in the message `API connection error (Order ID: …)`.
@@ -102,7 +102,7 @@ impl<'a> OrderWithoutTopups<'a> {
 /// An order with its topups, in the order of the answer of create-order.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Order)]
-pub(super) struct OrderResponse<'a> {
+struct OrderResponse<'a> {
     #[serde(flatten)]
     summary: OrderWithoutTopups<'a>,
     topups: Vec<Topup<'a>>,
@@ -110,7 +110,7 @@ pub(super) struct OrderResponse<'a> {
 
 /// An order of a list.
 #[derive(Serialize, ToSchema)]
-pub(super) struct ListedOrder<'a> {
+struct ListedOrder<'a> {
     #[serde(flatten)]
     summary: OrderWithoutTopups<'a>,
     /// Its topups, only if the request names an `external_order_id`.
@@ -121,7 +121,7 @@ pub(super) struct ListedOrder<'a> {
 /// A page of orders, the newest first.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Orders)]
-pub(super) struct OrdersResponse<'a> {
+struct OrdersResponse<'a> {
     orders: Vec<ListedOrder<'a>>,
     /// The cursor of the next page; null after the last one.
     next_cursor: Option<String>,

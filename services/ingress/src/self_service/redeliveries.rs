@@ -48,7 +48,7 @@ enum RedeliveryStatus {
 
 /// Many webhooks that are sent again.
 #[derive(Serialize, ToSchema)]
-pub(super) struct ManyAgain<'a> {
+struct ManyAgain<'a> {
     redelivery_id: Uuid,
     status: RedeliveryStatus,
     /// The state that the webhooks had; null means that both `exhausted` and `pending` ones are
@@ -94,13 +94,13 @@ impl<'a> From<&'a PartnerResend> for ManyAgain<'a> {
 
 /// Redeliveries, the newest first.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Redeliveries<'a> {
+struct Redeliveries<'a> {
     redeliveries: Vec<ManyAgain<'a>>,
 }
 
 /// Which webhooks are sent again.
 #[derive(ToSchema)]
-pub(super) struct RedeliveryRequest {
+struct RedeliveryRequest {
     /// Only webhooks whose last attempt began at this RFC 3339 time or later; before the first
     /// attempt the time of creation counts. With the state `delivered`, they must also have been
     /// created at most 7 days before it.
@@ -117,7 +117,7 @@ pub(super) struct RedeliveryRequest {
 /// A state of webhooks that can be sent again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum RedeliverableState {
+enum RedeliverableState {
     Exhausted,
     Pending,
     Delivered,

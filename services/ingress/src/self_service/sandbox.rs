@@ -22,7 +22,7 @@ use crate::http::{
 
 /// The event to make in the sandbox.
 #[derive(ToSchema)]
-pub(super) struct NewSandboxEvent {
+struct NewSandboxEvent {
     /// The type of the event, which is `key.expiring`.
     #[schema(value_type = String, example = "key.expiring")]
     r#type: SandboxEvent,

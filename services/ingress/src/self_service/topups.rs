@@ -150,7 +150,7 @@ pub(super) async fn show(
 
 /// The delivery of the webhook of a topup, with its attempts.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Deliveries<'a> {
+struct Deliveries<'a> {
     #[schema(value_type = String)]
     topup_id: &'a TopupId,
     /// The state: `pending` (it is or will be sent), `delivered`, `exhausted` (the retries have
@@ -171,7 +171,7 @@ pub(super) struct Deliveries<'a> {
 
 /// The delivery of a topup's webhook to a further endpoint.
 #[derive(Serialize, ToSchema)]
-pub(super) struct EndpointDelivery<'a> {
+struct EndpointDelivery<'a> {
     #[schema(value_type = Uuid)]
     endpoint_id: EndpointId,
     /// `pending` (it is or will be sent), `delivered`, or `exhausted` (the retries have ended).
@@ -277,7 +277,7 @@ fn answer(
 
 /// A webhook that is sent again.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Redelivery<'a> {
+struct Redelivery<'a> {
     #[schema(value_type = String)]
     topup_id: &'a TopupId,
     /// Always `pending`: the webhook is sent within seconds.

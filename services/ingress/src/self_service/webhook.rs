@@ -56,7 +56,7 @@ async fn current(session: &Session) -> Result<FirstEndpoint, ApiError> {
 
 /// The endpoint after a change.
 #[derive(Serialize, ToSchema)]
-pub(super) struct ChangedEndpoint {
+struct ChangedEndpoint {
     #[serde(flatten)]
     endpoint: FirstEndpoint,
     /// A warning, only if the host of the new URL could not be resolved.
@@ -115,7 +115,7 @@ pub(super) async fn set(session: Session, request: Request) -> Result<Response, 
 
 /// The changes of the endpoint: a new URL, the wanted events, or both.
 #[derive(ToSchema)]
-pub(super) struct WebhookEndpointChange {
+struct WebhookEndpointChange {
     /// The URL that receives webhooks: `https`, or for a sandbox account also `http`, with at most
     /// 2048 bytes. `null` removes the URL. Without this field the URL stays as it is.
     #[schema(value_type = Option<String>, example = "https://shop.example.com/webhooks")]
