@@ -9,7 +9,7 @@
 use std::{collections::HashMap, time::Duration};
 
 use domain::{Environment, PartnerId};
-use pg::{End, Result, age, seconds, signed, transaction, unsigned};
+use pg::{Result, TransactionEnd, age, seconds, signed, transaction, unsigned};
 use signing::{SecretKey, webhook};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
@@ -163,7 +163,7 @@ pub async fn create(
     );
         statement.execute(&mut **transaction).await?;
         endpoints::set_first(transaction, vault, id, new.webhook_url, new.webhook_secret).await?;
-        Ok(End::Commit(()))
+        Ok(TransactionEnd::Commit(()))
     })
 }
 
@@ -242,7 +242,7 @@ pub async fn page(
 
 /// The partners whose name a text is, or of whose names it is a part, in any case.
 #[derive(Clone, Debug, Default)]
-pub struct Namesakes {
+pub struct PartnersOfName {
     /// Some of them by name, those whose whole name it is first.
     pub some: Vec<(PartnerId, String)>,
     /// How many have it as their whole name, and how many as a part.
@@ -250,8 +250,8 @@ pub struct Namesakes {
     pub part: i64,
 }
 
-/// Finds [`Namesakes`]. Partners are few, so their names have no index.
-pub async fn named(connection: &mut PgConnection, text: &str, most: i64) -> Result<Namesakes> {
+/// Finds [`PartnersOfName`]. Partners are few, so their names have no index.
+pub async fn named(connection: &mut PgConnection, text: &str, most: i64) -> Result<PartnersOfName> {
     let query = sqlx::query!(
         r#"SELECT partner_id, name, count(*) FILTER (WHERE lower(name) = lower($1)) OVER () AS "whole!",
                   count(*) OVER () AS "part!"
@@ -261,7 +261,7 @@ pub async fn named(connection: &mut PgConnection, text: &str, most: i64) -> Resu
         most,
     );
     let rows = query.fetch_all(connection).await?;
-    Ok(Namesakes {
+    Ok(PartnersOfName {
         whole: rows.first().map_or(0, |row| row.whole),
         part: rows.first().map_or(0, |row| row.part),
         some: rows
@@ -444,7 +444,7 @@ pub async fn rotate_keys(
 
 /// The keys of a partner after some of them were ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ended {
+pub struct EndedKeys {
     /// The access keys that work no more.
     pub ended: Vec<String>,
     /// The one that goes on, if there is one.
@@ -459,7 +459,7 @@ pub async fn end_keys(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     leaked: Option<&str>,
-) -> Result<Option<Ended>> {
+) -> Result<Option<EndedKeys>> {
     let query = sqlx::query!(
         r#"SELECT CASE WHEN NOT starts_with(access_key, 'ended-') THEN access_key END AS current,
                   CASE WHEN old_keys_until > now() THEN old_access_key END AS old
@@ -487,7 +487,7 @@ pub async fn end_keys(
         goes_on,
     );
     statement.execute(connection).await?;
-    Ok(Some(Ended { ended, goes_on }))
+    Ok(Some(EndedKeys { ended, goes_on }))
 }
 
 /// Reads the credentials of the partners that match a condition.

@@ -8,7 +8,7 @@
 //! key, signature or query is among them.
 
 use domain::PartnerId;
-use pg::{End, Result, transaction};
+use pg::{Result, TransactionEnd, transaction};
 use serde::Serialize;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
@@ -122,7 +122,7 @@ pub async fn keep(
         i64::from(newest),
     );
             statement.execute(&mut **transaction).await?;
-            Ok(End::Commit(()))
+            Ok(TransactionEnd::Commit(()))
         }
     )
 }

@@ -213,7 +213,7 @@ pub struct ResealFailure {
 
 /// The result of one pass over all tables.
 #[derive(Clone, Debug, Default)]
-pub struct Pass {
+pub struct ResealPass {
     pub reencrypted: u64,
     pub failed: Vec<ResealFailure>,
     usages: Usages,
@@ -230,8 +230,8 @@ pub async fn usages(connection: &mut PgConnection) -> Result<Usages> {
 pub async fn reencrypt(
     connection: &mut PgConnection,
     vault: &Vault,
-    progress: impl FnMut(&Pass),
-) -> Result<Pass> {
+    progress: impl FnMut(&ResealPass),
+) -> Result<ResealPass> {
     walk(connection, Some(vault), progress).await
 }
 
@@ -239,14 +239,14 @@ pub async fn reencrypt(
 async fn walk(
     connection: &mut PgConnection,
     vault: Option<&Vault>,
-    mut progress: impl FnMut(&Pass),
-) -> Result<Pass> {
+    mut progress: impl FnMut(&ResealPass),
+) -> Result<ResealPass> {
     // Makes the planner find rows by an index, whatever the statistics say. `esimctl` connects
     // without the session settings of the services.
     sqlx::query("SET enable_seqscan = off")
         .execute(&mut *connection)
         .await?;
-    let mut pass = Pass::default();
+    let mut pass = ResealPass::default();
     for sealed in &SEALED {
         let prefix = vault.map(|vault| vault.first_prefix(sealed.ring));
         let prefix = prefix.transpose()?;
@@ -345,7 +345,7 @@ impl Sealed {
     }
 
     /// The values of a page under the first key of their purpose, and notes those that fail.
-    fn reseal_all(&self, vault: &Vault, values: &[Value], pass: &mut Pass) -> Vec<Anew> {
+    fn reseal_all(&self, vault: &Vault, values: &[Value], pass: &mut ResealPass) -> Vec<Anew> {
         let mut all: Vec<Anew> = Vec::new();
         for value in values {
             let Some(was) = &value.sealed else { continue };

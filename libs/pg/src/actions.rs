@@ -138,10 +138,10 @@ impl Mode<'_> {
     }
 
     /// How the transaction of a command ends.
-    pub fn end<T>(self, done: T) -> crate::End<T> {
+    pub fn end<T>(self, done: T) -> crate::TransactionEnd<T> {
         match self {
-            Self::Preview => crate::End::Rollback(done),
-            Self::Apply(_) => crate::End::Commit(done),
+            Self::Preview => crate::TransactionEnd::Rollback(done),
+            Self::Apply(_) => crate::TransactionEnd::Commit(done),
         }
     }
 }

@@ -23,7 +23,7 @@ pub const CLOCK_FAULT: f64 = 30.0;
 
 /// Why a program cannot use the server.
 #[derive(Clone, Debug)]
-pub enum Away {
+pub enum ServerAway {
     /// It takes no work: the error.
     Down(String),
     /// By how many seconds its clock is ahead of the program's.
@@ -44,7 +44,7 @@ pub fn clock(whose: &str, ahead: f64, compared: &str) -> String {
     )
 }
 
-impl Away {
+impl ServerAway {
     /// The finding in sentences, as the detail of a readiness and in the form of those that are read.
     pub fn told(&self, since: OffsetDateTime) -> Value {
         let (is_fault, what, felt, remedy, alert) = match self {

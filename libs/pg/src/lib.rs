@@ -32,4 +32,4 @@ pub use columns::{age, count, rfc3339, seconds, signed, unsigned, uuids};
 pub use database::Database;
 pub use error::{CONFLICTS, Error, Result, TransactionError};
 pub use sqlx::PgConnection;
-pub use transaction::{End, Transaction};
+pub use transaction::{Transaction, TransactionEnd};

@@ -38,7 +38,7 @@ impl DerefMut for Transaction<'_> {
 
 /// How a transaction ends that has met no error. An error always rolls back.
 #[derive(Debug)]
-pub enum End<T> {
+pub enum TransactionEnd<T> {
     Commit(T),
     /// Nothing of it stays, for example because it was a preview, or because there was nothing to do.
     Rollback(T),
@@ -88,18 +88,18 @@ impl TransactionRun {
     pub async fn end<T, E: TransactionError>(
         &mut self,
         transaction: Transaction<'_>,
-        done: Result<End<T>, E>,
+        done: Result<TransactionEnd<T>, E>,
     ) -> Option<Result<T, E>> {
         let inner = transaction.inner;
         let ended = match done {
-            Ok(End::Commit(done)) => match inner.commit().await {
+            Ok(TransactionEnd::Commit(done)) => match inner.commit().await {
                 Ok(()) => {
                     metrics::transaction(self.name, "committed");
                     return Some(Ok(done));
                 }
                 Err(error) => Error::from(error).into(),
             },
-            Ok(End::Rollback(done)) => match inner.rollback().await {
+            Ok(TransactionEnd::Rollback(done)) => match inner.rollback().await {
                 Ok(()) => {
                     metrics::transaction(self.name, "rolled_back");
                     return Some(Ok(done));
@@ -145,7 +145,7 @@ pub fn typed<T, E, F: Future<Output = Result<T, E>>>(block: F) -> F {
 
 /// Runs statements in a transaction: `transaction!(connection, "name", |transaction| -> Result<T, E> { … })`.
 ///
-/// The block ends with [`End::Commit`] or [`End::Rollback`], or with an error, which rolls back. If it loses
+/// The block ends with [`TransactionEnd::Commit`] or [`TransactionEnd::Rollback`], or with an error, which rolls back. If it loses
 /// a deadlock or a serialisation conflict, the server has rolled it back and it is run again, at most
 /// [`CONFLICTS`] times. So the block does nothing that a repetition would do twice: it
 /// sends nothing and counts nothing. The name, which is that of the deed, stands in errors and in the
@@ -167,7 +167,7 @@ macro_rules! transaction {
                 Ok(begun) => begun,
                 Err(error) => break Err(<$e as From<$crate::Error>>::from(error)),
             };
-            let done = $crate::transaction::typed::<$crate::transaction::End<$t>, $e, _>(async {
+            let done = $crate::transaction::typed::<$crate::transaction::TransactionEnd<$t>, $e, _>(async {
                 let $transaction = &mut begun;
                 $body
             })

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use pg::{Database, down::Away, primary::Unfit};
+use pg::{Database, down::ServerAway, primary::Unfit};
 use runtime::{
     Shutdown,
     clock::{self, Moment},
@@ -67,8 +67,8 @@ pub async fn run(
                 metrics.show(&pulse, began.elapsed());
                 if let Some(unfit) = &pulse.unfit {
                     let why = match unfit {
-                        Unfit::Clock { .. } => Away::Clock(pulse.clock_ahead),
-                        other => Away::Down(other.to_string()),
+                        Unfit::Clock { .. } => ServerAway::Clock(pulse.clock_ahead),
+                        other => ServerAway::Down(other.to_string()),
                     };
                     is_away(&readiness, (unfit.to_string(), why), &mut away_since);
                 } else {
@@ -94,8 +94,8 @@ pub async fn run(
     Ok(())
 }
 
-fn down(error: String) -> (String, Away) {
-    let why = Away::Down(error.clone());
+fn down(error: String) -> (String, ServerAway) {
+    let why = ServerAway::Down(error.clone());
     (error, why)
 }
 
@@ -103,7 +103,7 @@ fn down(error: String) -> (String, Away) {
 /// why the stage is not ready; the lines after it share the limit of an outage with all others.
 fn is_away(
     readiness: &Readiness,
-    (error, why): (String, Away),
+    (error, why): (String, ServerAway),
     since: &mut Option<OffsetDateTime>,
 ) {
     let since = *since.get_or_insert_with(clock::now);

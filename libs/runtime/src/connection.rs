@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::{
     Shutdown,
-    listener::{ConnectionPlace, Leave, Watch, WatchedSocket},
+    listener::{ConnectionPlace, DisplacedState, Watch, WatchedSocket},
 };
 
 /// Makes the HTTP/1 settings of a connection. `head_timeout` is the longest wait for the head of a
@@ -78,7 +78,7 @@ pub async fn serve_in_place<W, S>(
         () = serve(http, &mut socket, service, shutdown, last_request) => None,
         leave = place.must_leave() => Some(leave),
     };
-    if leave == Some(Leave::Idle) {
+    if leave == Some(DisplacedState::Idle) {
         socket.refuse(too_many);
     }
 }

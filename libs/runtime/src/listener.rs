@@ -27,9 +27,9 @@ use tokio::{
     sync::Semaphore,
 };
 
-use self::places::{Held, Places};
+use self::places::{HeldPlace, Places};
 pub use self::{
-    places::{ConnectionPlace, Leave, source},
+    places::{ConnectionPlace, DisplacedState, source},
     socket::{Watch, WatchedSocket},
 };
 use crate::{Shutdown, metrics::Instruments, sampler::Sampler};
@@ -101,7 +101,7 @@ impl Connections {
     }
 
     /// Takes a place for a connection, which may be that of another connection.
-    fn admit(&self, peer: IpAddr) -> Option<Held> {
+    fn admit(&self, peer: IpAddr) -> Option<HeldPlace> {
         let admitted = self.places.admit(peer)?;
         if admitted.displaced_another {
             self.refused.add(1, &[KeyValue::new("reason", "displaced")]);

@@ -33,7 +33,7 @@ pub mod walk;
 use std::time::Duration;
 
 use domain::DeliveryId;
-use pg::{End, Error, Result, retry_conflicts, transaction, uuids};
+use pg::{Error, Result, TransactionEnd, retry_conflicts, transaction, uuids};
 use sqlx::PgConnection;
 
 pub use self::{
@@ -106,7 +106,7 @@ pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept
         Error,
     > {
         let Some(range) = SweptRange::take(transaction, "deliveries", lag).await? else {
-            return Ok(End::Rollback(Swept::default()));
+            return Ok(TransactionEnd::Rollback(Swept::default()));
         };
         let statement = sqlx::query!(
             "INSERT INTO work (id, kind, provider, lane, partner_id, at)
@@ -119,7 +119,7 @@ pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept
         );
         let late = statement.execute(&mut **transaction).await?.rows_affected();
         fan_out::sweep(transaction, range.from, range.until).await?;
-        Ok(End::Commit(range.done(transaction, late).await?))
+        Ok(TransactionEnd::Commit(range.done(transaction, late).await?))
     })
 }
 

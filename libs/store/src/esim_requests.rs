@@ -18,7 +18,7 @@ use domain::{
     GiveBackState, Iccid, OrderId, PartnerId, TopupId,
     give_back::{Event, GiveBack},
 };
-use pg::{End, Error, Result, Transaction, age, seconds, transaction, unsigned};
+use pg::{Error, Result, Transaction, TransactionEnd, age, seconds, transaction, unsigned};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -371,7 +371,7 @@ pub async fn settle(
                 topup_id.as_str(),
             );
             let Some(row) = query.fetch_optional(&mut **transaction).await? else {
-                return Ok(End::Rollback((None, false)));
+                return Ok(TransactionEnd::Rollback((None, false)));
             };
             let before = GiveBack {
                 state: row.give_back.parse()?,
@@ -404,7 +404,7 @@ pub async fn settle(
             if after.is_some() && now.state == GiveBackState::Returned {
                 mark_returned(transaction, topup_id).await?;
             }
-            Ok(End::Commit((Some(now.state), after.is_some())))
+            Ok(TransactionEnd::Commit((Some(now.state), after.is_some())))
         }
     )
 }

@@ -15,7 +15,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use domain::{OptionId, OrderId, PartnerId, PlacementId, TopupId};
 use pg::{
-    End, Error, Result, Transaction,
+    Error, Result, Transaction, TransactionEnd,
     actions::{self, Action, ActionChange, Actor},
     age, retry_conflicts, seconds, signed, transaction,
 };
@@ -382,15 +382,15 @@ pub async fn refuse(
         order_id.uuid(),
     );
         if query.fetch_optional(&mut **transaction).await?.is_none() {
-            return Ok(End::Rollback(None));
+            return Ok(TransactionEnd::Rollback(None));
         }
         // If no attempt was made, the provider has not refused anything, so the order stands.
         let closed = close(transaction, order_id, false).await?;
         if !closed.iter().any(|placement| placement.was_attempted) {
-            return Ok(End::Rollback(None));
+            return Ok(TransactionEnd::Rollback(None));
         }
         let attempted = closed.into_iter().filter(|one| one.was_attempted);
-        Ok(End::Commit(Some(
+        Ok(TransactionEnd::Commit(Some(
             attempted.map(|one| one.refusal).collect(),
         )))
     })
@@ -485,28 +485,28 @@ pub async fn cancel(
         );
         let found = query.fetch_one(&mut **transaction).await?;
         let Some(order_id) = found.order_id.map(OrderId::from) else {
-            return Ok(End::Rollback(if found.archived {
+            return Ok(TransactionEnd::Rollback(if found.archived {
                 Cancelled::Archived
             } else {
                 Cancelled::Unknown
             }));
         };
         if found.cancelled_at.is_some() {
-            return Ok(End::Rollback(Cancelled::Before(order_id)));
+            return Ok(TransactionEnd::Rollback(Cancelled::Before(order_id)));
         }
         if found.refused_at.is_some() {
-            return Ok(End::Rollback(Cancelled::Refused));
+            return Ok(TransactionEnd::Rollback(Cancelled::Refused));
         }
         let undecided_for = found.undecided_for.unwrap_or_default();
         if undecided_for > 0.0 && answered != Some(order_id) {
-            return Ok(End::Rollback(Cancelled::Undecided {
+            return Ok(TransactionEnd::Rollback(Cancelled::Undecided {
                 order_id,
                 rest: age(undecided_for),
             }));
         }
         let closed = close(transaction, order_id, true).await?;
         if closed.is_empty() {
-            return Ok(End::Rollback(Cancelled::TooLate));
+            return Ok(TransactionEnd::Rollback(Cancelled::TooLate));
         }
         let action = Action {
             actor: Actor::PARTNER,
@@ -520,6 +520,6 @@ pub async fn cancel(
             json!({ "cancelled": true, "placements": "refused" }),
         );
         actions::record(transaction, action, affected, changed).await?;
-        Ok(End::Commit(Cancelled::Done(order_id)))
+        Ok(TransactionEnd::Commit(Cancelled::Done(order_id)))
     })
 }

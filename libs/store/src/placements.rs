@@ -19,7 +19,7 @@ use std::time::Duration;
 pub use claim::{Claim, Claimed, ClaimedTopup, claim};
 use domain::{OrderId, PlacementId};
 pub(crate) use first::FirstClaim;
-use pg::{End, Error, Result, retry_conflicts, transaction, uuids};
+use pg::{Error, Result, TransactionEnd, retry_conflicts, transaction, uuids};
 pub use settle::{
     KnownColumns, Outcome, Progress, ReadyProfile, Settled, Settlement, Statements, Unit, settle,
 };
@@ -120,7 +120,7 @@ pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept
         Error,
     > {
         let Some(range) = SweptRange::take(transaction, "placements", lag).await? else {
-            return Ok(End::Rollback(Swept::default()));
+            return Ok(TransactionEnd::Rollback(Swept::default()));
         };
         let statement = sqlx::query!(
             "INSERT INTO work (id, kind, provider, lane, partner_id, at)
@@ -132,6 +132,6 @@ pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept
             range.until,
         );
         let late = statement.execute(&mut **transaction).await?.rows_affected();
-        Ok(End::Commit(range.done(transaction, late).await?))
+        Ok(TransactionEnd::Commit(range.done(transaction, late).await?))
     })
 }

@@ -14,7 +14,7 @@
 use std::time::Duration;
 
 use domain::PlacementId;
-use pg::{End, Result, age, count, seconds, transaction};
+use pg::{Result, TransactionEnd, age, count, seconds, transaction};
 use serde::Serialize;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
@@ -429,7 +429,7 @@ pub async fn share_of_rate(
                 seconds(SHARE),
             );
             let share = query.fetch_one(&mut **transaction).await?;
-            Ok(End::Commit(share))
+            Ok(TransactionEnd::Commit(share))
         }
     )
 }

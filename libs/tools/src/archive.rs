@@ -36,7 +36,7 @@ use uuid::Uuid;
 
 pub use self::{
     record::{Archive, GRACE},
-    rows::{Copied, TABLES, Table, complete, copy},
+    rows::{CopiedOrders, TABLES, Table, complete, copy},
 };
 
 /// The longest time of one statement of an archive run. It is less than the default

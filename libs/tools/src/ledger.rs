@@ -224,7 +224,7 @@ pub struct Comparison {
 
 /// The time of which the list is complete, so that a purchase of ours must be in it.
 #[derive(Clone, Copy, Debug)]
-pub struct Complete {
+pub struct CompletePeriod {
     /// Placements that were accepted from this time on are compared.
     pub since: OffsetDateTime,
     /// Placements that were bought before this time are compared.
@@ -236,7 +236,7 @@ pub struct Complete {
 pub async fn compare(
     connection: &mut PgConnection,
     provider: &str,
-    complete: Option<Complete>,
+    complete: Option<CompletePeriod>,
     most: i64,
 ) -> Result<Comparison> {
     sqlx::raw_sql(
@@ -330,7 +330,7 @@ pub async fn compare(
 async fn find_missing(
     connection: &mut PgConnection,
     provider: &str,
-    complete: Complete,
+    complete: CompletePeriod,
 ) -> Result<()> {
     let missing = sqlx::query(
         "INSERT INTO findings

@@ -25,7 +25,7 @@ const LOCK_TIMEOUT: &str = "10s";
 
 /// What a recovery moves, or would move in a preview.
 #[derive(Clone, Debug, Serialize)]
-pub struct Recovered {
+pub struct RecoveryCounts {
     /// Placements that were `accepted`. They are looked up, although no attempt is recorded,
     /// because one may have been made after the dump.
     pub accepted: i64,
@@ -37,9 +37,9 @@ pub struct Recovered {
     pub parked: i64,
     /// Orders that were not answered yet at the time of the dump. They may have been refused after
     /// it.
-    pub unanswered: Vec<Unanswered>,
+    pub unanswered: Vec<UnansweredOrder>,
     /// Parked placements that any of several providers may have sold after the dump.
-    pub routed: Vec<Routed>,
+    pub routed: Vec<RoutedPlacement>,
     /// Placements that are parked in the dump. Operators may have resolved them after it, so each
     /// one should be compared with the provider.
     pub parked_before: i64,
@@ -50,7 +50,7 @@ pub struct Recovered {
 
 /// An order that may have been answered with 422 after the dump.
 #[derive(Clone, Debug, Serialize)]
-pub struct Unanswered {
+pub struct UnansweredOrder {
     pub order_id: OrderId,
     pub partner_id: PartnerId,
     pub external_order_id: String,
@@ -58,7 +58,7 @@ pub struct Unanswered {
 
 /// A placement whose option names several providers.
 #[derive(Clone, Debug, Serialize)]
-pub struct Routed {
+pub struct RoutedPlacement {
     pub placement_id: PlacementId,
     pub order_id: OrderId,
     /// The providers at which it has to be looked up: that of the dump, and those that may have
@@ -111,7 +111,7 @@ pub async fn recover(
     connection: &mut PgConnection,
     park_unanswered: bool,
     mode: Mode<'_>,
-) -> Result<Recovered, NotRecovered> {
+) -> Result<RecoveryCounts, NotRecovered> {
     let mut transaction = connection.begin().await?;
     if let Err(error) = lock(&mut transaction).await {
         transaction.rollback().await?;
@@ -198,10 +198,10 @@ pub async fn recover(
     let moved = rows.len();
     let changed = changed(moved, accepted, parked);
     actions::finish(transaction, mode, count(moved), changed).await?;
-    let mut unanswered: Vec<Unanswered> = rows
+    let mut unanswered: Vec<UnansweredOrder> = rows
         .iter()
         .filter(|row| row.unanswered)
-        .map(|row| Unanswered {
+        .map(|row| UnansweredOrder {
             order_id: row.order_id.into(),
             partner_id: row.partner_id.into(),
             external_order_id: row.external_order_id.clone(),
@@ -210,13 +210,13 @@ pub async fn recover(
     unanswered.sort_unstable_by_key(|order| order.order_id.uuid());
     unanswered.dedup_by_key(|order| order.order_id.uuid());
     let routed = rows.into_iter().filter_map(|row| {
-        Some(Routed {
+        Some(RoutedPlacement {
             placement_id: row.placement_id.into(),
             order_id: row.order_id.into(),
             providers: row.providers?,
         })
     });
-    Ok(Recovered {
+    Ok(RecoveryCounts {
         accepted: count(accepted),
         placing: count(moved - accepted),
         parked: count(parked),

@@ -7,7 +7,7 @@
 //!
 //! The token of a form is made from the secret of the cookie, so nothing has to be stored for it,
 //! and a page of another site can neither read nor guess it. Forms before sign-in are bound in the
-//! same way to a cookie of their own ([`Outside`]), so that nobody can be signed in to an account of
+//! same way to a cookie of their own ([`SessionlessForm`]), so that nobody can be signed in to an account of
 //! somebody else.
 
 use std::{
@@ -24,7 +24,7 @@ use axum::{
 };
 use axum_htmx::HX_REQUEST;
 pub use desk::operator::accounts::OperatorRole;
-use desk::operator::sessions::{self, Accepted};
+use desk::operator::sessions::{self, SessionPolicy};
 use pg::actions::{Action, Actor};
 use runtime::listener::ConnectionPlace;
 use secrecy::SecretString;
@@ -145,7 +145,7 @@ impl<R> Act<R> {
 }
 
 /// A form that needs no session.
-pub struct Outside {
+pub struct SessionlessForm {
     pub(crate) fields: FormFields,
     /// The secret of the cookie.
     pub(crate) secret: SecretString,
@@ -234,7 +234,7 @@ impl<R: Rank> FromRequest<App> for Act<R> {
     }
 }
 
-impl FromRequest<App> for Outside {
+impl FromRequest<App> for SessionlessForm {
     type Rejection = Problem;
 
     async fn from_request(request: Request, app: &App) -> Result<Self, Problem> {
@@ -255,7 +255,7 @@ pub(crate) async fn session(parts: &Parts, app: &App) -> Result<Option<ConsoleSe
     let Some(secret) = secret(&parts.headers, app.session_cookie()) else {
         return Ok(None);
     };
-    let accepted = Accepted {
+    let accepted = SessionPolicy {
         idle: app.settings().lifetime.idle,
         local: app.settings().passwords,
         issuer: app.provider().map(OpenIdProvider::issuer),

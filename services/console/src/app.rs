@@ -29,7 +29,7 @@ struct Parts {
     /// Who else may say who somebody is.
     provider: Option<openid::OpenIdProvider>,
     /// What the overview shows.
-    figures: looks::Shared,
+    figures: looks::SharedSnapshots,
 }
 
 /// What the pages are about. Each one says it.
@@ -99,7 +99,7 @@ impl App {
             }),
             metrics: metrics::Metrics::default(),
             provider,
-            figures: looks::Shared::default(),
+            figures: looks::SharedSnapshots::default(),
         })))
     }
 
@@ -127,7 +127,7 @@ impl App {
         self.0.provider.as_ref()
     }
 
-    pub(crate) fn figures(&self) -> &looks::Shared {
+    pub(crate) fn figures(&self) -> &looks::SharedSnapshots {
         &self.0.figures
     }
 

@@ -134,7 +134,7 @@ struct Looks {
 }
 
 /// The looks that all viewers share.
-pub(crate) struct Shared {
+pub(crate) struct SharedSnapshots {
     looks: Mutex<Looks>,
     charts: Mutex<BTreeMap<Range, (Instant, Arc<Bars>)>>,
     providers: Mutex<Option<(Instant, Arc<ByProvider>)>>,
@@ -146,7 +146,7 @@ pub(crate) struct Shared {
 
 const UNKNOWN: u64 = u64::MAX;
 
-impl Default for Shared {
+impl Default for SharedSnapshots {
     fn default() -> Self {
         Self {
             looks: Mutex::default(),
@@ -158,7 +158,7 @@ impl Default for Shared {
     }
 }
 
-impl Shared {
+impl SharedSnapshots {
     /// Notes that an act may have changed something, so that the next page does not show what was before
     /// it.
     pub(crate) fn acted(&self) {
@@ -239,7 +239,7 @@ impl Shared {
     }
 }
 
-impl Shared {
+impl SharedSnapshots {
     /// The purchases and calls of the last six hours, by provider.
     pub(crate) async fn bars_of_providers(
         &self,

@@ -42,7 +42,7 @@ use tokio::{sync::Mutex, time::Instant};
 use url::Url;
 
 pub use self::{
-    examine::{Examined, Roles, examine},
+    examine::{OpenIdExamination, Roles, examine},
     settings::OpenIdConfig,
 };
 

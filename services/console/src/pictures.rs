@@ -12,14 +12,14 @@ use crate::{format::number, view::Visible};
 
 /// How a step went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Went {
+pub(crate) enum StepResult {
     Well,
     Badly,
     /// It says nothing about success, such as a look-up that found nothing yet.
     Neutral,
 }
 
-impl Went {
+impl StepResult {
     pub(crate) fn class(self) -> &'static str {
         match self {
             Self::Well => "good",
@@ -35,7 +35,7 @@ pub(crate) struct OrderStep {
     pub(crate) at: OffsetDateTime,
     /// How long it took, if that is known.
     pub(crate) took: Option<Duration>,
-    pub(crate) went: Went,
+    pub(crate) went: StepResult,
     pub(crate) text: String,
     /// Whether it is an action that found nothing to change.
     pub(crate) changed_nothing: bool,

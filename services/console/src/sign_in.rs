@@ -12,7 +12,7 @@ use axum::{
 };
 use desk::operator::{
     accounts::{self, NotSet},
-    sessions::{self, NotSignedIn, Opened},
+    sessions::{self, NewSession, NotSignedIn},
 };
 use rand::Rng;
 use secrecy::{ExposeSecret, SecretString};
@@ -20,7 +20,9 @@ use signing::password;
 
 use crate::{
     App,
-    access::{Act, FormFields, Outside, SignInBrowser, Viewer, form_token, secret, set_cookie},
+    access::{
+        Act, FormFields, SessionlessForm, SignInBrowser, Viewer, form_token, secret, set_cookie,
+    },
     problem::Problem,
     view::{Shell, local_path, with_status},
 };
@@ -130,7 +132,10 @@ fn with_passwords(app: &App) -> Result<(), Problem> {
 }
 
 /// Checks a name and a password, and shows the page that was asked for before.
-pub(crate) async fn sign_in(State(app): State<App>, outside: Outside) -> Result<Response, Problem> {
+pub(crate) async fn sign_in(
+    State(app): State<App>,
+    outside: SessionlessForm,
+) -> Result<Response, Problem> {
     with_passwords(&app)?;
     let fields = &outside.fields;
     let back = local_path(fields.get("back"));
@@ -171,7 +176,7 @@ async fn open(
 }
 
 /// Counts and logs a new session, and makes its cookie. Neither holds a password or a token of others.
-fn opened_cookie(app: &App, opened: &Opened, from: &str) -> HeaderValue {
+fn opened_cookie(app: &App, opened: &NewSession, from: &str) -> HeaderValue {
     app.metrics().sign_in("signed_in");
     tracing::info!(
         operator = opened.session.name,
@@ -249,7 +254,10 @@ fn set_up_page(app: &App, secret: &SecretString, link: String, problem: Option<S
 }
 
 /// Sets the password by the link, which is used up by that, and signs in.
-pub(crate) async fn set_up(State(app): State<App>, outside: Outside) -> Result<Response, Problem> {
+pub(crate) async fn set_up(
+    State(app): State<App>,
+    outside: SessionlessForm,
+) -> Result<Response, Problem> {
     with_passwords(&app)?;
     let fields = &outside.fields;
     // Without JavaScript the whole link is pasted.

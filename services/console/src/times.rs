@@ -42,15 +42,15 @@ impl Default for Times {
 /// A time as an element of a page. What it holds is made here, and nothing of it comes from others, so
 /// templates write it as it is.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct When(String);
+pub(crate) struct TimeElement(String);
 
-impl fmt::Display for When {
+impl fmt::Display for TimeElement {
     fn fmt(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {
         page.write_str(&self.0)
     }
 }
 
-impl When {
+impl TimeElement {
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -152,20 +152,20 @@ impl Times {
     }
 
     /// For lists: `15:05:12`, and `24 Nov 15:05:12` of another day.
-    pub(crate) fn clock(&self, at: OffsetDateTime) -> When {
-        When(self.element(at, &self.time_of_day(at), false))
+    pub(crate) fn clock(&self, at: OffsetDateTime) -> TimeElement {
+        TimeElement(self.element(at, &self.time_of_day(at), false))
     }
 
     /// For sentences: `33 min ago`, and `in 5 s`.
-    pub(crate) fn ago(&self, at: OffsetDateTime) -> When {
-        When(self.element(at, &self.distance(at), true))
+    pub(crate) fn ago(&self, at: OffsetDateTime) -> TimeElement {
+        TimeElement(self.element(at, &self.distance(at), true))
     }
 
     /// Where there is room for both.
-    pub(crate) fn both(&self, at: OffsetDateTime) -> When {
+    pub(crate) fn both(&self, at: OffsetDateTime) -> TimeElement {
         let clock = self.element(at, &self.time_of_day(at), false);
         let distance = self.distance(at);
-        When(format!(
+        TimeElement(format!(
             "<span>{clock} <span class=\"ago\">{distance}</span></span>"
         ))
     }

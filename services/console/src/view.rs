@@ -21,7 +21,7 @@ use crate::{
     format::number,
     problem::{Problem, ProblemText},
     session::ConsoleSession,
-    times::When,
+    times::TimeElement,
 };
 
 /// The pages of the navigation: their names, their paths, and whether there is a gap before them.
@@ -52,7 +52,7 @@ pub(crate) struct Shell {
     /// What the last action led to.
     pub(crate) said: Option<String>,
     /// When the page was made, which those say that refresh themselves.
-    pub(crate) read: When,
+    pub(crate) read: TimeElement,
 }
 
 pub(crate) struct SignedInOperator {
@@ -115,7 +115,7 @@ impl Shell {
             needs: None,
             query: String::new(),
             said: None,
-            read: When::default(),
+            read: TimeElement::default(),
         }
     }
 
@@ -308,7 +308,7 @@ pub(crate) fn whole(id: &str) -> &'static str {
 /// What an action shows once, and not again after a reload, such as an activation code.
 #[derive(Template)]
 #[template(path = "once.html")]
-pub(crate) struct Once {
+pub(crate) struct ShownOnce {
     pub(crate) shell: Shell,
     pub(crate) text: String,
     pub(crate) secrets: Vec<NamedValue>,

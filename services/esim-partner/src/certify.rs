@@ -27,7 +27,7 @@ use signing::webhook::Secret;
 use self::webhook::{EndpointAnswer, TestWebhook, TestWebhookSender};
 use crate::{
     account::{self, ApiClient},
-    checklist::{self, Done},
+    checklist::{self, ItemState},
     listen::endpoint,
 };
 
@@ -502,7 +502,7 @@ impl Certify {
         let checklist = checklist::checklist(account, &self.url, passed).await;
         let open = checklist
             .iter()
-            .any(|item| matches!(item.done, Done::No | Done::Unknown));
+            .any(|item| matches!(item.done, ItemState::No | ItemState::Unknown));
         if self.json {
             let report = serde_json::json!({
                 "passed": passed, "checks": checks, "ready": !open, "checklist": checklist,

@@ -25,7 +25,7 @@ const SKEW: i64 = 60;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Done {
+pub(crate) enum ItemState {
     Yes,
     No,
     /// The item could not be looked up; `found` says why.
@@ -38,7 +38,7 @@ pub(crate) enum Done {
 pub(crate) struct ChecklistItem {
     /// The stable name of the item, for scripts.
     pub(crate) name: &'static str,
-    pub(crate) done: Done,
+    pub(crate) done: ItemState,
     pub(crate) text: &'static str,
     pub(crate) found: String,
 }
@@ -86,7 +86,7 @@ pub(crate) async fn checklist(account: &ApiClient, url: &Url, passed: bool) -> V
         .map(|(name, text, done, found)| item(name, text, yes(done), found.to_owned()))
         .into();
     items.extend(of_account(account, url).await);
-    items.extend(BY_HAND.map(|(name, text)| item(name, text, Done::ByHand, String::new())));
+    items.extend(BY_HAND.map(|(name, text)| item(name, text, ItemState::ByHand, String::new())));
     items
 }
 
@@ -111,7 +111,7 @@ async fn of_account(account: &ApiClient, url: &Url) -> Vec<ChecklistItem> {
             let (done, found) = check(known);
             (yes(done), found)
         }
-        Err(error) => (Done::Unknown, format!("{error:#}")),
+        Err(error) => (ItemState::Unknown, format!("{error:#}")),
     };
     let live = from(&known, &|known| {
         (
@@ -148,7 +148,7 @@ async fn of_account(account: &ApiClient, url: &Url) -> Vec<ChecklistItem> {
             )
         }
         Err(_) => (
-            Done::Unknown,
+            ItemState::Unknown,
             "there is no answer with a Date header to compare it with".to_owned(),
         ),
     };
@@ -171,11 +171,11 @@ async fn of_account(account: &ApiClient, url: &Url) -> Vec<ChecklistItem> {
     .into()
 }
 
-fn yes(done: bool) -> Done {
-    if done { Done::Yes } else { Done::No }
+fn yes(done: bool) -> ItemState {
+    if done { ItemState::Yes } else { ItemState::No }
 }
 
-fn item(name: &'static str, text: &'static str, done: Done, found: String) -> ChecklistItem {
+fn item(name: &'static str, text: &'static str, done: ItemState, found: String) -> ChecklistItem {
     ChecklistItem {
         name,
         done,
@@ -207,12 +207,12 @@ pub(crate) fn show(items: &[ChecklistItem]) -> anyhow::Result<()> {
     } in items
     {
         let mark = match done {
-            Done::Yes => "[x]",
-            Done::No => "[ ]",
-            Done::Unknown => "[?]",
-            Done::ByHand => "[·]",
+            ItemState::Yes => "[x]",
+            ItemState::No => "[ ]",
+            ItemState::Unknown => "[?]",
+            ItemState::ByHand => "[·]",
         };
-        let found = if found.is_empty() || *done == Done::Yes {
+        let found = if found.is_empty() || *done == ItemState::Yes {
             String::new()
         } else {
             format!(" ({})", printable(found))

@@ -8,7 +8,7 @@ use clap::Args;
 use desk::operator::health::{
     self, Finding, HealthReport,
     finding::Severity,
-    stages::Life,
+    stages::StageProcesses,
     told::{FindingText, lasted},
     waiting::{Drain, QueueBacklog, WaitingQueue, WaitingWork},
 };
@@ -23,7 +23,7 @@ use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use crate::{
     console::{Console, list},
     exit::FOUND,
-    output::{Row, or_dash, printable, table, utc, width},
+    output::{TableRow, or_dash, printable, table, utc, width},
 };
 
 pub const EXAMPLES: &str = "Examples:
@@ -253,7 +253,7 @@ fn as_json(shown: &Shown<'_>) -> Value {
     json
 }
 
-fn stage_row(life: &Life, now: OffsetDateTime) -> Row<3> {
+fn stage_row(life: &StageProcesses, now: OffsetDateTime) -> TableRow<3> {
     let running = match life.missing {
         0 => life.running.to_string(),
         missing => format!(
@@ -276,7 +276,7 @@ fn stage_row(life: &Life, now: OffsetDateTime) -> Row<3> {
     ]
 }
 
-fn row(shown: &Shown<'_>) -> Row<6> {
+fn row(shown: &Shown<'_>) -> TableRow<6> {
     let queue = match shown.queue {
         WaitingQueue::Provider { name } => format!("provider {name}"),
         WaitingQueue::Endpoint { endpoint_id, .. } => format!("endpoint {endpoint_id}"),
@@ -333,7 +333,7 @@ fn subject_json((measure, subject, count): &(Measure, String, Count)) -> Value {
 fn subject_row(
     (measure, subject, count): &(Measure, String, Count),
     endpoints: &[Endpoint],
-) -> Row<6> {
+) -> TableRow<6> {
     let endpoint = endpoints
         .iter()
         .find(|one| one.endpoint_id.to_string() == *subject);
@@ -360,7 +360,7 @@ fn time_json((at, counts): &(OffsetDateTime, Counts)) -> Value {
     json
 }
 
-fn time_row((at, counts): &(OffsetDateTime, Counts)) -> Row<12> {
+fn time_row((at, counts): &(OffsetDateTime, Counts)) -> TableRow<12> {
     let none = Count::default();
     let of = |measure: Measure| counts.get(&measure).unwrap_or(&none);
     let n = |measure: Measure| of(measure).n.to_string();

@@ -36,9 +36,9 @@ use uuid::Uuid;
 use crate::{
     http::{
         connection::Connection,
-        error::{ErrorRecord, Instead},
+        error::{ErrorRecord, ReplacedStatus},
         named::{self, NamedCode},
-        refusals::{Answered, ExternalOrderId, Refusals, RequestLine, RequestSender},
+        refusals::{ExternalOrderId, RefusalAnswer, Refusals, RequestLine, RequestSender},
     },
     metrics::Metrics,
     pages,
@@ -148,7 +148,7 @@ impl Observer {
             return;
         };
         let external = extensions.remove::<ExternalOrderId>();
-        let answered = Answered {
+        let answered = RefusalAnswer {
             request_id,
             status,
             reason,
@@ -203,8 +203,8 @@ pub(crate) async fn observe(
     // client could join its request to any trace, or decide which of our spans are recorded.
     trace::link(span, traceparent(&request));
     let mut response = next.run(request).instrument(span.clone()).await;
-    let instead = response.extensions().get::<Instead>().copied();
-    let status = instead.map_or(response.status(), |Instead(status)| status);
+    let instead = response.extensions().get::<ReplacedStatus>().copied();
+    let status = instead.map_or(response.status(), |ReplacedStatus(status)| status);
     observer.requests.end(&underway, Some(status));
     if instead.is_none() {
         span.in_scope(|| observer.answered(&response, &id, connection.peer));

@@ -2,7 +2,7 @@
 //! whose signature covers the method, the path, the query, the time and the access key, but not the
 //! body.
 //!
-//! A handler that takes [`Authenticated`] as an argument runs only for a valid signature, so a
+//! A handler that takes [`AuthenticRequest`] as an argument runs only for a valid signature, so a
 //! route cannot forget the check.
 
 use axum::{extract::FromRequestParts, http::request::Parts};
@@ -17,9 +17,9 @@ use crate::{
 const WINDOW_MS: u64 = 5 * 60 * 1000;
 
 /// Proof that a request has a valid signature and a fresh timestamp.
-pub struct Authenticated;
+pub struct AuthenticRequest;
 
-impl FromRequestParts<Sandbox> for Authenticated {
+impl FromRequestParts<Sandbox> for AuthenticRequest {
     type Rejection = SandboxError;
 
     async fn from_request_parts(
@@ -35,7 +35,7 @@ fn check(
     parts: &Parts,
     ours: &SandboxCredentials,
     now_ms: i64,
-) -> Result<Authenticated, &'static str> {
+) -> Result<AuthenticRequest, &'static str> {
     let header = |name: &str| {
         parts
             .headers
@@ -65,7 +65,7 @@ fn check(
     ) {
         return Err("x-gat-signature is wrong");
     }
-    Ok(Authenticated)
+    Ok(AuthenticRequest)
 }
 
 #[cfg(test)]

@@ -58,7 +58,7 @@ use secrecy::{ExposeSecret, SecretString};
 use signing::SecretKey;
 
 pub use self::{
-    routes::Further,
+    routes::FurtherProtocols,
     state::{Sandbox, SandboxCredentials},
 };
 use crate::{
@@ -214,7 +214,7 @@ pub fn print(catalogue: &serde_json::Value) -> ExitCode {
 
 /// Serves until `shutdown`.
 pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
-    serve(config.serve, shutdown, |_| Further::default()).await
+    serve(config.serve, shutdown, |_| FurtherProtocols::default()).await
 }
 
 /// Serves, with further protocols, until `shutdown`. It fails if a setting is missing or wrong, if
@@ -222,7 +222,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
 pub async fn serve(
     config: ServeConfig,
     shutdown: Shutdown,
-    further: impl FnOnce(&Sandbox) -> Further,
+    further: impl FnOnce(&Sandbox) -> FurtherProtocols,
 ) -> anyhow::Result<()> {
     let secret_key = config.secret_key()?;
     let callback_url = config.callback_url()?;

@@ -5,7 +5,7 @@
 //! affect `/ledger` and `/faults`, which need no authentication either, so that a test can always
 //! look and lift the faults.
 //!
-//! The protocol is that of USIMSA. A program may add [`Further`] ones, as tests/upstreams does; all
+//! The protocol is that of USIMSA. A program may add [`FurtherProtocols`], as tests/upstreams does; all
 //! sell from one ledger ([`crate::sale`]).
 
 use std::time::Duration;
@@ -29,7 +29,7 @@ use url::form_urlencoded;
 
 use crate::{
     after::{self, GiveBackResult},
-    auth::Authenticated,
+    auth::AuthenticRequest,
     error::SandboxError,
     faults::{Ending, Faults},
     garble,
@@ -52,13 +52,13 @@ const MAX_ID: usize = 200;
 
 /// Further protocols, beside that of USIMSA.
 #[derive(Default)]
-pub struct Further {
+pub struct FurtherProtocols {
     pub routes: Router,
     /// The paths of the POSTs that buy.
     pub orders: &'static [&'static str],
 }
 
-pub(crate) fn router(sandbox: Sandbox, further: Further) -> Router {
+pub(crate) fn router(sandbox: Sandbox, further: FurtherProtocols) -> Router {
     let orders = further.orders;
     let provider: Router = Router::<Sandbox>::new()
         .route(ORDER, post(order))
@@ -128,7 +128,7 @@ async fn suffer(
 /// Buys all products of an order, or none.
 async fn order(
     State(sandbox): State<Sandbox>,
-    _: Authenticated,
+    _: AuthenticRequest,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, SandboxError> {
     let body = body.map_err(|rejection| SandboxError::Http(rejection.status()))?;
@@ -161,7 +161,7 @@ async fn order(
 /// Lists the units of an order, with the profiles of those that are ready.
 async fn fetch(
     State(sandbox): State<Sandbox>,
-    _: Authenticated,
+    _: AuthenticRequest,
     order_id: Result<Path<String>, PathRejection>,
 ) -> Result<Response, SandboxError> {
     let Path(order_id) = order_id.map_err(|_| SandboxError::UnknownOrder)?;
@@ -210,7 +210,7 @@ async fn fetch(
 /// that is installed cannot be cancelled.
 async fn cancel(
     State(sandbox): State<Sandbox>,
-    _: Authenticated,
+    _: AuthenticRequest,
     topup_id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Status>, SandboxError> {
     let unit = topup_id
@@ -231,7 +231,7 @@ async fn cancel(
 /// Shows what became of a unit. USIMSA has no such call.
 async fn usage(
     State(sandbox): State<Sandbox>,
-    _: Authenticated,
+    _: AuthenticRequest,
     topup_id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<UsageAnswer>, SandboxError> {
     let unit = topup_id.ok().and_then(|Path(id)| id.parse().ok());

@@ -15,7 +15,9 @@ use std::sync::Arc;
 use axum::Router;
 use clap::Parser;
 use runtime::Shutdown;
-use sandbox::{Further, SandboxCommand, ServeConfig, callbacks, channel::CallbackChannel, secret};
+use sandbox::{
+    FurtherProtocols, SandboxCommand, ServeConfig, callbacks, channel::CallbackChannel, secret,
+};
 use secrecy::SecretString;
 use serde_json::Value;
 
@@ -59,7 +61,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     )?;
     let body = esim_access::callback;
     let esim_access = url.map(|url| Arc::new(CallbackChannel { url, body }));
-    sandbox::serve(config.serve, shutdown, |sandbox| Further {
+    sandbox::serve(config.serve, shutdown, |sandbox| FurtherProtocols {
         routes: Router::new()
             .merge(esim_access::routes())
             .merge(airalo::routes())

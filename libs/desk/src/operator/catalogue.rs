@@ -37,14 +37,14 @@ pub enum PairPosition {
 
 /// What is taken over.
 #[derive(Clone, Debug, Default)]
-pub struct Pull {
+pub struct CatalogueUpdate {
     pub new: Vec<ProductOption>,
     pub updates: Vec<Update>,
     /// Options that are taken out of sale.
     pub disable: Vec<OptionId>,
 }
 
-impl Pull {
+impl CatalogueUpdate {
     pub fn is_empty(&self) -> bool {
         self.new.is_empty() && self.updates.is_empty() && self.disable.is_empty()
     }
@@ -52,16 +52,20 @@ impl Pull {
 
 /// What was written. It is less than what was asked for if somebody changed an option meanwhile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Pulled {
+pub struct CatalogueCounts {
     pub created: u64,
     pub updated: u64,
     pub disabled: u64,
 }
 
 /// Writes everything in one transaction, which also records the action.
-pub async fn apply(connection: &mut PgConnection, pull: &Pull, mode: Mode<'_>) -> Result<Pulled> {
+pub async fn apply(
+    connection: &mut PgConnection,
+    pull: &CatalogueUpdate,
+    mode: Mode<'_>,
+) -> Result<CatalogueCounts> {
     let mut transaction = connection.begin().await?;
-    let mut pulled = Pulled::default();
+    let mut pulled = CatalogueCounts::default();
     for option in &pull.new {
         let created = options::create(&mut transaction, option).await?;
         pulled.created += u64::from(created);
@@ -107,7 +111,7 @@ pub async fn apply(connection: &mut PgConnection, pull: &Pull, mode: Mode<'_>) -
 const MOST_NAMED: usize = 100;
 
 /// What a pull changes: the ids at providers before and after, and which options were disabled.
-fn changed(pull: &Pull, pulled: &Pulled) -> ActionChange {
+fn changed(pull: &CatalogueUpdate, pulled: &CatalogueCounts) -> ActionChange {
     let moved = pull
         .updates
         .iter()

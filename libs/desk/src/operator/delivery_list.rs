@@ -22,11 +22,11 @@ use store::deliveries::{
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use uuid::Uuid;
 
-use super::looking::{ListPatience, Looking};
+use super::looking::{ListLook, ListPatience};
 
 /// Which deliveries of those that match a [`Filter`] are listed; `None` matches all.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Of<'a> {
+pub struct DeliveryScope<'a> {
     /// Only webhooks of units of this option.
     pub option_id: Option<OptionId>,
     /// Only webhooks of units that this provider has sold.
@@ -119,12 +119,12 @@ pub struct DeliveryListPage {
 pub async fn list(
     connection: &mut PgConnection,
     filter: &Filter,
-    of: &Of<'_>,
+    of: &DeliveryScope<'_>,
     after: Option<Cursor>,
     limit: usize,
     patience: ListPatience,
 ) -> Result<DeliveryListPage> {
-    let mut looking = Looking::new(patience, limit);
+    let mut looking = ListLook::new(patience, limit);
     if !of.untaken {
         return of_state(connection, filter, of, after, limit, &mut looking).await;
     }
@@ -170,10 +170,10 @@ pub async fn list(
 async fn of_state(
     connection: &mut PgConnection,
     filter: &Filter,
-    of: &Of<'_>,
+    of: &DeliveryScope<'_>,
     after: Option<Cursor>,
     limit: usize,
-    looking: &mut Looking,
+    looking: &mut ListLook,
 ) -> Result<DeliveryListPage> {
     let matching = Matching {
         state: filter.state,
@@ -331,7 +331,11 @@ async fn all(
 }
 
 /// Those of these deliveries that are of an option, a provider and an endpoint.
-async fn among(connection: &mut PgConnection, ids: &[Uuid], of: &Of<'_>) -> Result<HashSet<Uuid>> {
+async fn among(
+    connection: &mut PgConnection,
+    ids: &[Uuid],
+    of: &DeliveryScope<'_>,
+) -> Result<HashSet<Uuid>> {
     if of.option_id.is_none() && of.provider.is_none() && of.endpoint_id.is_none() {
         return Ok(ids.iter().copied().collect());
     }

@@ -28,7 +28,7 @@ use vault::Vault;
 use super::placements::lock;
 
 /// A profile to enter.
-pub struct Entered<'a> {
+pub struct ProfileEntry<'a> {
     pub topup_id: &'a TopupId,
     pub iccid: &'a Iccid,
     pub profile: &'a Profile,
@@ -38,7 +38,7 @@ pub struct Entered<'a> {
 
 /// A unit after [`enter`].
 #[derive(Clone, Debug, Serialize)]
-pub struct Ready {
+pub struct EnteredUnit {
     pub topup_id: String,
     pub placement_id: PlacementId,
     pub order_id: OrderId,
@@ -112,9 +112,9 @@ async fn read(
 pub async fn enter(
     connection: &mut PgConnection,
     vault: &Vault,
-    entered: &Entered<'_>,
+    entered: &ProfileEntry<'_>,
     mode: Mode<'_>,
-) -> Result<Ready, NotEntered> {
+) -> Result<EnteredUnit, NotEntered> {
     let mut transaction = connection.begin().await?;
     let query = sqlx::query_scalar!(
         "SELECT placement_id FROM topups WHERE topup_id = $1",
@@ -159,7 +159,7 @@ pub async fn enter(
         json!({ "unit": "ready", "placement": state, "units_pending": pending }),
     );
     actions::finish(transaction, mode, 1, changed).await?;
-    Ok(Ready {
+    Ok(EnteredUnit {
         topup_id: entered.topup_id.to_string(),
         placement_id: row.placement_id.into(),
         order_id: row.order_id.into(),
@@ -172,7 +172,7 @@ pub async fn enter(
 async fn store_profile(
     connection: &mut PgConnection,
     vault: &Vault,
-    entered: &Entered<'_>,
+    entered: &ProfileEntry<'_>,
     row: &Row,
     unit: &str,
 ) -> Result<(), NotEntered> {

@@ -23,7 +23,7 @@ const LAST_ORDERS: f64 = 30.0;
 
 /// What an erasure removes, or has removed, in numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Erased {
+pub struct ErasureCounts {
     pub orders: i64,
     pub profiles: i64,
     /// Recorded attempts of deliveries.
@@ -32,7 +32,7 @@ pub struct Erased {
     pub undelivered: i64,
 }
 
-impl std::ops::AddAssign for Erased {
+impl std::ops::AddAssign for ErasureCounts {
     fn add_assign(&mut self, other: Self) {
         self.orders += other.orders;
         self.profiles += other.profiles;
@@ -82,7 +82,7 @@ pub async fn order(
     connection: &mut PgConnection,
     order_id: OrderId,
     mode: Mode<'_>,
-) -> Result<Erased, NotErased> {
+) -> Result<ErasureCounts, NotErased> {
     let mut transaction = connection.begin().await?;
     sqlx::query_scalar!(
         "SELECT order_id FROM orders WHERE order_id = $1 FOR UPDATE",
@@ -158,9 +158,12 @@ pub async fn order(
 /// - `erased` removes the trace id of each order and marks it as erased.
 ///
 /// Orders that are erased already are not counted again, so the function can be repeated.
-async fn orders(connection: &mut PgConnection, orders: &[Uuid]) -> Result<Erased, sqlx::Error> {
+async fn orders(
+    connection: &mut PgConnection,
+    orders: &[Uuid],
+) -> Result<ErasureCounts, sqlx::Error> {
     sqlx::query_as!(
-        Erased,
+        ErasureCounts,
         r#"WITH unit AS MATERIALIZED (
                SELECT t.topup_id, e.delivery_id,
                       events_of_topup(t.topup_id) AS events
@@ -351,7 +354,7 @@ pub async fn partner_batch(
     partner_id: PartnerId,
     after: Option<OrderId>,
     limit: u32,
-) -> Result<(Erased, Option<OrderId>), NotErased> {
+) -> Result<(ErasureCounts, Option<OrderId>), NotErased> {
     let mut transaction = connection.begin().await?;
     let query = sqlx::query_scalar!(
         "SELECT order_id FROM orders

@@ -24,7 +24,7 @@ const MOST: usize = 1_000;
 const ROWS: usize = 20_000;
 
 /// The looks of one list.
-pub(super) struct Looking {
+pub(super) struct ListLook {
     began: Instant,
     patience: ListPatience,
     limit: usize,
@@ -34,7 +34,7 @@ pub(super) struct Looking {
     owed: bool,
 }
 
-impl Looking {
+impl ListLook {
     /// For a list of `limit` rows. If no filter leaves anything out, the first look finds them all.
     pub(super) fn new(patience: ListPatience, limit: usize) -> Self {
         Self {
@@ -80,7 +80,7 @@ mod tests {
     #[test]
     fn a_page_looks_through_some_rows_and_a_command_through_many() {
         let looks = |patience, limit| {
-            let mut looking = Looking::new(patience, limit);
+            let mut looking = ListLook::new(patience, limit);
             looking.began -= 2 * AT_ONCE;
             std::iter::from_fn(|| looking.next()).collect::<Vec<usize>>()
         };
@@ -96,7 +96,7 @@ mod tests {
             (ListPatience::Page, 2 * AT_ONCE),
             (ListPatience::Whole, AT_ONCE),
         ] {
-            let mut looking = Looking::new(patience, 25);
+            let mut looking = ListLook::new(patience, 25);
             looking.began -= late;
             let first: usize = std::iter::from_fn(|| looking.next()).sum();
             let mut rest = Vec::new();
@@ -108,7 +108,7 @@ mod tests {
             assert_eq!(rest, [26, 26], "{patience:?}");
         }
         // What the first part has left over is for the next one.
-        let mut looking = Looking::new(ListPatience::Whole, 25);
+        let mut looking = ListLook::new(ListPatience::Whole, 25);
         assert_eq!(looking.next(), Some(26));
         looking.next_part();
         let rest: usize = std::iter::from_fn(|| looking.next()).sum();

@@ -16,8 +16,8 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
-    looking::{ListPatience, Looking},
-    orders::{self, Undelivered},
+    looking::{ListLook, ListPatience},
+    orders::{self, UndeliveredCounts},
 };
 use crate::self_service::{OrderHead, OrderState, Units, first_id};
 
@@ -187,7 +187,7 @@ async fn matching(
     let mut before = before.map_or(newest, |before| before.uuid().min(newest));
     let mut found = Vec::new();
     let mut reached = None;
-    let mut looking = Looking::new(patience, limit);
+    let mut looking = ListLook::new(patience, limit);
     while let Some(size) = looking.next() {
         let at_most = i64::try_from(size).unwrap_or(i64::MAX);
         let read = match filter.partner_id {
@@ -214,7 +214,7 @@ async fn matching(
         }
         let given_up = |order: &OrderListEntry| {
             let webhooks = undelivered.get(&order.order_id.uuid());
-            webhooks.is_some_and(|webhooks: &Undelivered| webhooks.given_up > 0)
+            webhooks.is_some_and(|webhooks: &UndeliveredCounts| webhooks.given_up > 0)
         };
         let is_last = read.len() < size;
         let mut left = read.len();

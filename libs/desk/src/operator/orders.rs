@@ -17,7 +17,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
-    health::stages::{self, Life, Stage},
+    health::stages::{self, Stage, StageProcesses},
     search,
 };
 
@@ -52,7 +52,7 @@ pub struct OrderView {
     pub further: Vec<FurtherWebhook>,
     /// Whether each stage lived when the order was read.
     #[serde(skip)]
-    pub stages: Vec<Life>,
+    pub stages: Vec<StageProcesses>,
 }
 
 /// The webhook of a unit to a further endpoint that is still there.
@@ -495,7 +495,7 @@ pub async fn read(
 
 /// The webhooks of ready units that have not arrived.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Undelivered {
+pub struct UndeliveredCounts {
     /// Those that are sent by themselves, or as soon as their endpoint takes them.
     pub waiting: i64,
     /// Those that are no longer sent by themselves.
@@ -507,7 +507,7 @@ pub struct Undelivered {
 pub async fn undelivered(
     connection: &mut PgConnection,
     orders: &[Uuid],
-) -> Result<HashMap<Uuid, Undelivered>> {
+) -> Result<HashMap<Uuid, UndeliveredCounts>> {
     let query = sqlx::query!(
         r#"WITH sent AS (
                SELECT p.order_id, e.delivery_id
@@ -528,7 +528,7 @@ pub async fn undelivered(
     );
     let rows = query.fetch_all(connection).await?.into_iter();
     let undelivered = rows.map(|row| {
-        let undelivered = Undelivered {
+        let undelivered = UndeliveredCounts {
             waiting: row.waiting,
             given_up: row.given_up,
         };

@@ -21,7 +21,7 @@ const SKEW: Duration = Duration::minutes(5);
 
 /// The last 24 hours of a partner.
 #[derive(Clone, Debug)]
-pub struct Day {
+pub struct PartnerDay {
     /// Its orders by the hour of their acceptance, the oldest first; hours without any are left out.
     pub hours: Vec<(OffsetDateTime, u64)>,
     /// Within how many seconds half of its newest eSIMs, and 95 % of them, were ready after their orders.
@@ -31,7 +31,7 @@ pub struct Day {
     pub refused: u64,
 }
 
-impl Day {
+impl PartnerDay {
     pub fn orders(&self) -> u64 {
         self.hours.iter().map(|(_, orders)| orders).sum()
     }
@@ -47,7 +47,7 @@ pub async fn read(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     now: OffsetDateTime,
-) -> Result<Day> {
+) -> Result<PartnerDay> {
     let since = now - Duration::hours(24);
     let first = first_id(since - SKEW);
     let query = sqlx::query!(
@@ -81,7 +81,7 @@ pub async fn read(
         since,
     );
     let times = query.fetch_one(&mut *connection).await?;
-    Ok(Day {
+    Ok(PartnerDay {
         hours,
         half: times.half,
         most: times.most,

@@ -41,7 +41,7 @@ const BUDGET: Duration = Duration::from_secs(3);
 
 /// What a resend would do for one partner.
 #[derive(Clone, Debug, Serialize)]
-pub struct Part {
+pub struct ResendShare {
     pub partner_id: Uuid,
     pub name: String,
     /// How many webhooks match now.
@@ -54,7 +54,7 @@ pub struct Part {
 #[derive(Clone, Debug, Serialize)]
 pub struct Preview {
     /// The partners with something to send again.
-    pub parts: Vec<Part>,
+    pub parts: Vec<ResendShare>,
     /// The number of webhooks, without those of skipped partners.
     pub matching: Counted,
     /// How many partners that may have something to send were not looked at, because there are too
@@ -183,7 +183,7 @@ pub async fn preview_within(
         if !running {
             all = all + matching;
         }
-        parts.push(Part {
+        parts.push(ResendShare {
             partner_id: row.partner_id,
             name: row.name,
             matching,

@@ -65,7 +65,7 @@ pub struct PartnerHit {
 
 /// What was found.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Hits {
+pub struct SearchHits {
     /// The newest first, at most [`MOST`].
     pub orders: Vec<OrderHit>,
     /// How many further orders match, counted up to some hundreds.
@@ -77,7 +77,7 @@ pub struct Hits {
     pub refused: Vec<RefusedRequestView>,
 }
 
-impl Hits {
+impl SearchHits {
     pub fn is_empty(&self) -> bool {
         self.orders.is_empty() && self.partners.is_empty() && self.refused.is_empty()
     }
@@ -102,7 +102,7 @@ impl Hits {
 }
 
 /// Searches for an id, or for the beginning of one, or a part of a partner's name.
-pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Unflushed<Hits>> {
+pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Unflushed<SearchHits>> {
     let mut hits = whole(&mut *connection, id).await?;
     if hits.orders.is_empty() && hits.refused.is_empty() {
         (hits.orders, hits.more_orders) = beginning(&mut *connection, id.trim()).await?;
@@ -112,7 +112,7 @@ pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Unflushed<H
 
 /// Searches for an id as a whole. If nothing has it as it is, blanks around it are left out, because an
 /// external order id may begin or end with one, and a copied id often does by accident.
-pub(crate) async fn whole(connection: &mut PgConnection, id: &str) -> Result<Hits> {
+pub(crate) async fn whole(connection: &mut PgConnection, id: &str) -> Result<SearchHits> {
     let hits = exactly(connection, id).await?;
     let trimmed = id.trim();
     if hits.is_empty() && trimmed != id {
@@ -204,7 +204,7 @@ async fn beginning(connection: &mut PgConnection, text: &str) -> Result<(Vec<Ord
     Ok((orders, more.max(0)))
 }
 
-async fn exactly(connection: &mut PgConnection, id: &str) -> Result<Hits> {
+async fn exactly(connection: &mut PgConnection, id: &str) -> Result<SearchHits> {
     let uuid: Option<Uuid> = id.parse().ok();
     let iccid = Iccid::parse(&without_separators(id)).ok();
     let query = sqlx::query!(
@@ -241,7 +241,7 @@ async fn exactly(connection: &mut PgConnection, id: &str) -> Result<Hits> {
         iccid.as_ref().map(Iccid::as_str),
         MOST,
     );
-    let mut hits = Hits::default();
+    let mut hits = SearchHits::default();
     for row in query.fetch_all(&mut *connection).await? {
         let by = row.by.parse();
         hits.orders.push(OrderHit {
@@ -290,7 +290,7 @@ fn without_separators(id: &str) -> String {
 
 /// A partner, or one of its endpoints, that has a text as a part of its name or of its host.
 #[derive(Clone, Debug)]
-pub struct Near {
+pub struct NearMatch {
     pub partner_id: PartnerId,
     pub name: String,
     /// The host that has it; `None` if the name does.
@@ -299,7 +299,7 @@ pub struct Near {
 
 /// The partners and the endpoints that come near a text, those of each kind first that begin with it.
 /// Both are few, so they have no index for it.
-pub async fn near(connection: &mut PgConnection, text: &str, most: i64) -> Result<Vec<Near>> {
+pub async fn near(connection: &mut PgConnection, text: &str, most: i64) -> Result<Vec<NearMatch>> {
     let rows = sqlx::query!(
         r#"(SELECT partner_id AS "partner_id!", name AS "name!", NULL AS host
             FROM partners WHERE strpos(lower(name), lower($1)) > 0
@@ -313,7 +313,7 @@ pub async fn near(connection: &mut PgConnection, text: &str, most: i64) -> Resul
         most,
     );
     let rows = rows.fetch_all(connection).await?.into_iter();
-    let found = rows.map(|row| Near {
+    let found = rows.map(|row| NearMatch {
         partner_id: row.partner_id.into(),
         name: row.name,
         host: row.host,

@@ -73,7 +73,7 @@ pub struct Browser<'a> {
 
 /// Which sessions count for a request.
 #[derive(Clone, Copy, Debug)]
-pub struct Accepted<'a> {
+pub struct SessionPolicy<'a> {
     /// How long a session lasts without a request.
     pub idle: Duration,
     /// Sessions of accounts, whose operators sign in with a password.
@@ -99,7 +99,7 @@ pub struct Person {
 
 /// A new session. The token goes into the browser's cookie and is not stored.
 #[derive(Debug)]
-pub struct Opened {
+pub struct NewSession {
     pub token: SecretString,
     pub session: OperatorSession,
 }
@@ -141,7 +141,7 @@ pub async fn sign_in(
     password: SecretString,
     browser: Browser<'_>,
     lifetime: Lifetime,
-) -> Result<Opened, NotSignedIn> {
+) -> Result<NewSession, NotSignedIn> {
     let name = name.get(..LONGEST.min(name.len())).unwrap_or_default();
     let by_name = format!("name {name}");
     let by_source = counted_source(browser.source);
@@ -190,7 +190,7 @@ pub async fn sign_in(
         source: browser.source.to_owned(),
         ends_at,
     };
-    Ok(Opened { token, session })
+    Ok(NewSession { token, session })
 }
 
 /// Counts an attempt to sign in by an OpenID provider. It is counted before the provider is asked, so
@@ -217,7 +217,7 @@ pub async fn open(
     person: &Person,
     browser: Browser<'_>,
     lifetime: Lifetime,
-) -> Result<Opened, NotSignedIn> {
+) -> Result<NewSession, NotSignedIn> {
     // The subject alone is unique at its issuer only.
     let identity = format!("{} {}", person.issuer, person.subject);
     let operator_id = Uuid::new_v5(&Uuid::NAMESPACE_URL, identity.as_bytes());
@@ -240,7 +240,7 @@ pub async fn open(
         source: browser.source.to_owned(),
         ends_at,
     };
-    Ok(Opened { token, session })
+    Ok(NewSession { token, session })
 }
 
 /// Stores a session, ends the one that the browser had before, and takes the success out of the count
@@ -322,7 +322,7 @@ async fn within(
 pub async fn find(
     connection: &mut PgConnection,
     token: &SecretString,
-    accepted: Accepted<'_>,
+    accepted: SessionPolicy<'_>,
 ) -> Result<Option<OperatorSession>> {
     let digest = token::digest(token);
     let query = sqlx::query!(

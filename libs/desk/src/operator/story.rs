@@ -18,7 +18,7 @@ use super::{
 mod sentence;
 mod what;
 pub use sentence::{reason, sentence};
-pub use what::{StoryMoment, What, is_off_the_path, told};
+pub use what::{MomentKind, StoryMoment, is_off_the_path, told};
 
 /// The maximum number of attempts of webhooks that a timeline holds; the newest ones.
 pub const MOST_ATTEMPTS: i64 = 500;
@@ -32,12 +32,12 @@ pub async fn timeline(
 ) -> Result<Vec<StoryMoment>> {
     let mut moments = vec![StoryMoment {
         at: order.created_at,
-        what: What::Accepted,
+        what: MomentKind::Accepted,
     }];
-    let mut add = |at: Option<OffsetDateTime>, what: What| {
+    let mut add = |at: Option<OffsetDateTime>, what: MomentKind| {
         moments.extend(at.map(|at| StoryMoment { at, what }));
     };
-    add(order.erased_at, What::Erased);
+    add(order.erased_at, MomentKind::Erased);
     let acted = actions(&mut *connection, order).await?;
     let noted = history::of_order(&mut *connection, order.order_id).await?;
     let query = sqlx::query!(
@@ -48,9 +48,9 @@ pub async fn timeline(
     );
     let stored = query.fetch_all(&mut *connection).await?;
     let refused = if order.cancelled {
-        What::Cancelled
+        MomentKind::Cancelled
     } else {
-        What::Refused
+        MomentKind::Refused
     };
     add(stored.iter().find_map(|one| one.refused_at), refused);
     for placement in &order.placements {
@@ -58,7 +58,7 @@ pub async fn timeline(
         let attempt = placement.attempt;
         add(
             placement.attempted_at,
-            What::Attempted {
+            MomentKind::Attempted {
                 placement_id,
                 provider: attempted_at(placement).to_owned(),
                 attempt,
@@ -71,21 +71,21 @@ pub async fn timeline(
             .find(|one| Some(one.at) == placement.placed_at && one.is_about(placement_id));
         add(
             placement.placed_at,
-            What::Placed {
+            MomentKind::Placed {
                 placement_id,
                 provider,
                 by: resolved.map(|one| one.operator.clone()),
             },
         );
         for tried in &placement.tried {
-            let rejected = What::Rejected {
+            let rejected = MomentKind::Rejected {
                 placement_id,
                 provider: tried.provider.clone(),
                 reason: Reason::read(&tried.reason),
             };
             add(OffsetDateTime::parse(&tried.at, &Rfc3339).ok(), rejected);
         }
-        let due = What::Due {
+        let due = MomentKind::Due {
             placement_id: Some(placement_id),
             topup_id: None,
         };
@@ -97,12 +97,12 @@ pub async fn timeline(
         let new = |at: &OffsetDateTime| !is_noted(&noted, placement_id, *at);
         add(
             one.not_found_at.filter(new),
-            What::NotFound { placement_id },
+            MomentKind::NotFound { placement_id },
         );
         let reason = placement.reason.clone();
         add(
             one.parked_at.filter(new),
-            What::Parked {
+            MomentKind::Parked {
                 placement_id,
                 reason,
             },
@@ -112,11 +112,11 @@ pub async fn timeline(
         let topup_id = topup.topup_id.clone();
         add(
             topup.ready_at,
-            What::Ready {
+            MomentKind::Ready {
                 topup_id: topup_id.clone(),
             },
         );
-        let due = What::Due {
+        let due = MomentKind::Due {
             placement_id: None,
             topup_id: Some(topup_id),
         };
@@ -151,7 +151,7 @@ fn confirmed_before(noted: &Noted, order: &OrderView) -> Option<StoryMoment> {
     let mut placements = order.placements.iter();
     let now = placements.find(|one| one.placement_id == placement_id)?;
     let at = before.placed_at?;
-    let what = What::Placed {
+    let what = MomentKind::Placed {
         placement_id,
         provider: before.provider,
         by: None,
@@ -175,7 +175,7 @@ async fn around(
         .collect();
     let providers: Vec<String> = providers.into_iter().collect();
     let further = moments.iter().filter_map(|one| match one.what {
-        What::Webhook { endpoint_id, .. } => endpoint_id,
+        MomentKind::Webhook { endpoint_id, .. } => endpoint_id,
         _ => None,
     });
     let endpoints: BTreeSet<Uuid> = further.chain([order.partner_id]).collect();
@@ -266,8 +266,8 @@ fn ended(
     }
     let ready = order.topups.iter().filter(mine);
     let failed = moments.iter().filter(|one| match &one.what {
-        What::Failed { placement_id, .. } => *placement_id == placement.placement_id,
-        What::Refused | What::Cancelled => true,
+        MomentKind::Failed { placement_id, .. } => *placement_id == placement.placement_id,
+        MomentKind::Refused | MomentKind::Cancelled => true,
         _ => false,
     });
     ready
@@ -284,7 +284,7 @@ fn moment_of(noted: Noted) -> Option<StoryMoment> {
         kind,
         HistoryKind::UnitFailed | HistoryKind::Rejected | HistoryKind::Rerouted
     );
-    let what = What::Noted {
+    let what = MomentKind::Noted {
         placement_id: noted.placement_id,
         endpoint_id: noted.endpoint_id,
         kind,
@@ -324,7 +324,7 @@ impl ActedOn {
 
     fn moment(self) -> StoryMoment {
         let changed_nothing = changed_nothing(&self.command, self.affected, self.has_after);
-        let what = What::Acted {
+        let what = MomentKind::Acted {
             changed_nothing,
             operator: self.operator,
             via: self.via,
@@ -420,7 +420,7 @@ async fn failures(
         let mut placements = order.placements.iter();
         let placement = placements.find(|one| one.placement_id == placement_id);
         let attempted = placement.and_then(|one| one.attempted_at);
-        let what = What::Failed {
+        let what = MomentKind::Failed {
             placement_id,
             units: units.len(),
             reason: reason.clone(),
@@ -467,7 +467,7 @@ async fn webhooks(connection: &mut PgConnection, order: &OrderView) -> Result<Ve
     );
     let rows = query.fetch_all(connection).await?;
     let moments = rows.into_iter().map(|row| {
-        let what = What::Webhook {
+        let what = MomentKind::Webhook {
             topup_id: row.topup_id,
             kind: row.kind,
             endpoint_id: row.endpoint_id,

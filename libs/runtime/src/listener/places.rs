@@ -85,12 +85,12 @@ enum Activity {
     /// A request was handled at this moment, and its response is not sent yet.
     Sending(Instant),
     /// The connection has lost its place and has to close.
-    Leaving(Leave),
+    Leaving(DisplacedState),
 }
 
 /// How far a connection was when it lost its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Leave {
+pub enum DisplacedState {
     /// No response is under way, so it can be told why it is closed.
     Idle,
     /// Its client has not read the last response for [`READ_WITHIN`].
@@ -99,12 +99,12 @@ pub enum Leave {
 
 /// Frees a place when the connection has ended.
 #[derive(Debug)]
-pub(super) struct Held(pub(super) Arc<ConnectionPlace>);
+pub(super) struct HeldPlace(pub(super) Arc<ConnectionPlace>);
 
 /// A place, and whether another connection lost its own for it.
 #[derive(Debug)]
 pub(super) struct AdmittedConnection {
-    pub(super) held: Held,
+    pub(super) held: HeldPlace,
     pub(super) displaced_another: bool,
 }
 
@@ -143,7 +143,7 @@ impl Places {
         });
         open.count(holder, &place);
         Some(AdmittedConnection {
-            held: Held(place),
+            held: HeldPlace(place),
             displaced_another: is_full,
         })
     }
@@ -269,20 +269,20 @@ impl ConnectionPlace {
     }
 
     /// Returns when the connection has to close, because its place was given to another one.
-    pub async fn must_leave(&self) -> Leave {
+    pub async fn must_leave(&self) -> DisplacedState {
         self.told_to_leave.notified().await;
         match lock(&self.state).activity {
             Activity::Leaving(leave) => leave,
             // Nobody is told to leave in another state.
-            Activity::Idle | Activity::Handling | Activity::Sending(_) => Leave::Stuck,
+            Activity::Idle | Activity::Handling | Activity::Sending(_) => DisplacedState::Stuck,
         }
     }
 
     fn leave_if_idle(&self) -> bool {
         let mut state = lock(&self.state);
         let leave = match state.activity {
-            Activity::Idle => Leave::Idle,
-            Activity::Sending(since) if since.elapsed() >= READ_WITHIN => Leave::Stuck,
+            Activity::Idle => DisplacedState::Idle,
+            Activity::Sending(since) if since.elapsed() >= READ_WITHIN => DisplacedState::Stuck,
             Activity::Handling | Activity::Sending(_) | Activity::Leaving(_) => return false,
         };
         state.activity = Activity::Leaving(leave);
@@ -290,7 +290,7 @@ impl ConnectionPlace {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldPlace {
     fn drop(&mut self) {
         let mut open = lock(&self.0.places.open);
         let state = lock(&self.0.state);
@@ -320,12 +320,12 @@ pub fn source(peer: IpAddr) -> IpAddr {
 mod tests {
     use super::*;
 
-    fn admit(places: &Arc<Places>, peer: &str) -> Option<Held> {
+    fn admit(places: &Arc<Places>, peer: &str) -> Option<HeldPlace> {
         let admitted = places.admit(peer.parse().unwrap())?;
         Some(admitted.held)
     }
 
-    fn has_left(held: &Held) -> bool {
+    fn has_left(held: &HeldPlace) -> bool {
         !held.0.begin_request()
     }
 
@@ -378,7 +378,7 @@ mod tests {
             held
         };
         let single = of("single");
-        let hoard: Vec<Held> = (0..7).map(|_| of("hoarder")).collect();
+        let hoard: Vec<HeldPlace> = (0..7).map(|_| of("hoarder")).collect();
         assert!(hoard[0].0.begin_request(), "its oldest one is busy");
         // Each newcomer gets a place, and none of them loses it to the next one.
         let newcomers = ["192.0.2.2", "192.0.2.2", "192.0.2.3"];
@@ -498,6 +498,6 @@ mod tests {
             leave = stranger.0.must_leave() => leave,
             _ = partner.0.must_leave() => panic!("a partner had to leave"),
         };
-        assert_eq!(leave, Leave::Idle);
+        assert_eq!(leave, DisplacedState::Idle);
     }
 }

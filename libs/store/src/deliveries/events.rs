@@ -17,7 +17,7 @@
 use std::time::Duration;
 
 use domain::{DeliveryId, EndpointKey, OptionId, PartnerId, event::Kind};
-use pg::{End, Result, count, seconds, transaction};
+use pg::{Result, TransactionEnd, count, seconds, transaction};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -191,9 +191,9 @@ pub async fn test(
         );
         let row = query.fetch_optional(&mut **transaction).await?;
         match row {
-            Some(row) if row.paused => return Ok(End::Rollback(Tested::Paused)),
+            Some(row) if row.paused => return Ok(TransactionEnd::Rollback(Tested::Paused)),
             Some(row) if row.has_url => {}
-            _ => return Ok(End::Rollback(Tested::NoEndpoint)),
+            _ => return Ok(TransactionEnd::Rollback(Tested::NoEndpoint)),
         }
         let query = sqlx::query_scalar!(
             r#"SELECT extract(epoch FROM clock_timestamp() - created_at)::float8 AS "age!" FROM deliveries d
@@ -212,7 +212,7 @@ pub async fn test(
         );
         let age = query.fetch_optional(&mut **transaction).await?;
         if let Some(left) = age.and_then(|age| interval.checked_sub(pg::age(age))) {
-            return Ok(End::Rollback(Tested::TooSoon(left)));
+            return Ok(TransactionEnd::Rollback(Tested::TooSoon(left)));
         }
         let id = DeliveryId::new();
         // The work is due at `-infinity`, which is before all other work of the partner. The look at
@@ -230,7 +230,7 @@ pub async fn test(
         endpoint.work_lane(),
     );
         statement.execute(&mut **transaction).await?;
-        Ok(End::Commit(Tested::Due(id)))
+        Ok(TransactionEnd::Commit(Tested::Due(id)))
     })
 }
 

@@ -12,7 +12,7 @@ use std::{
 };
 
 use domain::{DeliveryId, EndpointId, WebhookId, endpoint::BlockPolicy, event::Kind};
-use pg::{End, Error, Result, retry_conflicts, seconds, signed, transaction};
+use pg::{Error, Result, TransactionEnd, retry_conflicts, seconds, signed, transaction};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -146,7 +146,7 @@ pub async fn record(
             |transaction| -> Result<Made, Error> {
                 let changes = endpoints::forget_failures(transaction, &recovered).await?;
                 let told = notices::about(transaction, &changes, notices_per_day).await?;
-                Ok(End::Commit(told))
+                Ok(TransactionEnd::Commit(told))
             }
         )?;
     }
@@ -158,7 +158,7 @@ pub async fn record(
             |transaction| -> Result<Made, Error> {
                 let changes = endpoints::count_failures(transaction, failed, policy).await?;
                 let told = notices::about(transaction, &changes, notices_per_day).await?;
-                Ok(End::Commit(told))
+                Ok(TransactionEnd::Commit(told))
             }
         )?;
     }
@@ -191,7 +191,7 @@ async fn record_others(
                 }
             }
             let told = notices::about(transaction, &changes, notices_per_day).await?;
-            Ok(End::Commit(told))
+            Ok(TransactionEnd::Commit(told))
         }
     )
 }

@@ -39,7 +39,7 @@ use uuid::Uuid;
 
 pub use again::{Filter, Resent, resend};
 use pg::{
-    End, Result,
+    Result, TransactionEnd,
     actions::{self, Action, ActionChange, Actor, REASON},
     age, count, seconds, transaction,
 };
@@ -112,7 +112,7 @@ pub async fn begin(
         );
         let now = match query.fetch_optional(&mut **transaction).await? {
             Some(row) if row.has_url => row.now,
-            _ => return Ok(End::Rollback(Begun::NoEndpoint)),
+            _ => return Ok(TransactionEnd::Rollback(Begun::NoEndpoint)),
         };
         let query = sqlx::query!(
             r#"SELECT resend_id, ended_at IS NULL AS "running!",
@@ -122,13 +122,13 @@ pub async fn begin(
         );
         if let Some(last) = query.fetch_optional(&mut **transaction).await? {
             if last.running {
-                return Ok(End::Rollback(Begun::Running(last.resend_id)));
+                return Ok(TransactionEnd::Rollback(Begun::Running(last.resend_id)));
             }
             if let Some(left) = interval
                 .checked_sub(age(last.age))
                 .filter(|left| !left.is_zero())
             {
-                return Ok(End::Rollback(Begun::TooSoon(left)));
+                return Ok(TransactionEnd::Rollback(Begun::TooSoon(left)));
             }
         }
         let until = wanted.until.map_or(now, |until| until.min(now));
@@ -150,7 +150,9 @@ pub async fn begin(
         let begun = insert(transaction, partner_id, &wanted, matching, asked).await?;
         // The lock keeps others from beginning one, except for an operator, who takes no lock.
         let Some(begun) = begun else {
-            return Ok(End::Rollback(Begun::TooSoon(Duration::from_secs(1))));
+            return Ok(TransactionEnd::Rollback(Begun::TooSoon(
+                Duration::from_secs(1),
+            )));
         };
         let target = format!("redelivery {} of partner {partner_id}", begun.resend_id);
         let filter = json!({
@@ -164,7 +166,7 @@ pub async fn begin(
             ActionChange::created(filter),
         )
         .await?;
-        Ok(End::Commit(Begun::Begun(begun)))
+        Ok(TransactionEnd::Commit(Begun::Begun(begun)))
     })
 }
 
@@ -310,7 +312,7 @@ pub async fn cancel(
             .await?;
         }
         let found = find(transaction, partner_id, id).await?;
-        Ok(End::Commit(found))
+        Ok(TransactionEnd::Commit(found))
     })
 }
 
@@ -350,7 +352,7 @@ pub async fn step(connection: &mut PgConnection, id: Uuid, most_due: u32) -> Res
                               AND coalesce(ended_at, 'infinity') = 'infinity') AS "runs!""#,
                     id,
                 );
-                return Ok(End::Rollback(Step {
+                return Ok(TransactionEnd::Rollback(Step {
                     gone: !query.fetch_one(&mut **transaction).await?,
                     ..Step::default()
                 }));
@@ -361,11 +363,11 @@ pub async fn step(connection: &mut PgConnection, id: Uuid, most_due: u32) -> Res
             let wanted = MaybeStored::<DeliveryState>::from(row.state);
             // What only a newer version knows is for a notifier of that version.
             let Some(phase) = phase.known().filter(|_| !wanted.is_unknown()) else {
-                return Ok(End::Rollback(Step::default()));
+                return Ok(TransactionEnd::Rollback(Step::default()));
             };
             let Some(state) = phase.state() else {
                 let ended = end_if_sent(transaction, id, row.partner_id, after).await?;
-                return Ok(End::Commit(Step {
+                return Ok(TransactionEnd::Commit(Step {
                     ended,
                     ..Step::default()
                 }));
@@ -373,7 +375,7 @@ pub async fn step(connection: &mut PgConnection, id: Uuid, most_due: u32) -> Res
             let due = due_soon(transaction, row.partner_id, most_due).await?;
             let room = u64::from(most_due).saturating_sub(due);
             if room == 0 {
-                return Ok(End::Rollback(Step::default()));
+                return Ok(TransactionEnd::Rollback(Step::default()));
             }
             let filter = Filter {
                 partner_id: Some(row.partner_id.into()),
@@ -412,7 +414,7 @@ pub async fn step(connection: &mut PgConnection, id: Uuid, most_due: u32) -> Res
                 resent.resent,
             );
             statement.execute(&mut **transaction).await?;
-            Ok(End::Commit(Step {
+            Ok(TransactionEnd::Commit(Step {
                 resent: count(resent.resent),
                 more: true,
                 ..Step::default()

@@ -9,7 +9,7 @@
 use std::collections::HashMap;
 
 use domain::{HistoryKind, PlacementId, Reason, Why};
-use pg::{End, Result, transaction, uuids};
+use pg::{Result, TransactionEnd, transaction, uuids};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -77,7 +77,7 @@ pub async fn note(
                 };
                 history::write(transaction, &[note]).await?;
             }
-            Ok(End::Commit(()))
+            Ok(TransactionEnd::Commit(()))
         }
     )
 }

@@ -23,7 +23,7 @@ mod outcome;
 use std::collections::HashMap;
 
 use domain::{DeliveryId, HistoryKind, PlacementId, Reason, reason::Code};
-use pg::{End, Result, Transaction, retry_conflicts, seconds, signed, transaction};
+use pg::{Result, Transaction, TransactionEnd, retry_conflicts, seconds, signed, transaction};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
@@ -94,7 +94,7 @@ async fn settle_others(
                 bought.park_others(transaction, &mut changes).await?;
                 note_effects(settlements, round, changes, settled);
             }
-            Ok(End::Commit(()))
+            Ok(TransactionEnd::Commit(()))
         }
     )
 }

@@ -15,7 +15,7 @@ use store::deliveries;
 use store::orders::{self, NewOrder};
 use testkit::wait;
 use time::OffsetDateTime;
-use tools::archive::{self, Archive, Copied};
+use tools::archive::{self, Archive, CopiedOrders};
 use uuid::{NoContext, Timestamp, Uuid};
 
 use crate::bench::{
@@ -129,7 +129,7 @@ impl Bench {
     }
 
     /// Moves the orders of an archive, and returns what was copied.
-    pub async fn moved(&self, archive: &mut Archive) -> Copied {
+    pub async fn moved(&self, archive: &mut Archive) -> CopiedOrders {
         let mut connection = self.connection().await;
         let orders = archive::reserved(&mut connection, archive).await.unwrap();
         let mut transaction = connection.begin().await.unwrap();

@@ -7,7 +7,7 @@ use accounts::{
     options::{self, ProductOption},
     partners,
 };
-use desk::operator::catalogue::{self, PairPosition, Pull, Pulled, Update};
+use desk::operator::catalogue::{self, CatalogueCounts, CatalogueUpdate, PairPosition, Update};
 use domain::{Environment, OptionId, PartnerId, cut::Pair, product::Standard};
 use pg::actions::{self, Action, Actor, Mode};
 use sqlx::{Connection, PgConnection};
@@ -292,9 +292,9 @@ async fn a_pulled_price_of_an_alternative_changes_that_pair_alone() {
         place: PairPosition::Alternative("usimsa".to_owned()),
     };
     for (was, updated) in [("a@1.00", 1), ("a@1.00", 0)] {
-        let pull = Pull {
+        let pull = CatalogueUpdate {
             updates: vec![update(was)],
-            ..Pull::default()
+            ..CatalogueUpdate::default()
         };
         let action = Mode::Apply(Action {
             actor: Actor::esimctl("o"),
@@ -333,7 +333,7 @@ async fn a_pulled_catalogue_changes_only_what_was_compared() {
         provider_option_id: format!("{}@2.00", option.name),
         place: PairPosition::First(standard.clone()),
     };
-    let pull = Pull {
+    let pull = CatalogueUpdate {
         new: vec![same.clone()],
         updates: vec![update(&same), update(&other)],
         disable: vec![other.option_id],
@@ -344,7 +344,7 @@ async fn a_pulled_catalogue_changes_only_what_was_compared() {
     for option in [&same, &other] {
         options::import(&mut connection, option).await.unwrap();
     }
-    let expected = Pulled {
+    let expected = CatalogueCounts {
         created: 0,
         updated: 1,
         disabled: 1,

@@ -8,7 +8,7 @@ use desk::operator::{
     breakers,
     health::{self, FindingKind, waiting},
     search::{self, MatchedId},
-    sessions::{self, Accepted, Browser, Lifetime, NotSignedIn, Opened, Person},
+    sessions::{self, Browser, Lifetime, NewSession, NotSignedIn, Person, SessionPolicy},
 };
 use domain::Command;
 use pg::actions::{self, Action, Actor};
@@ -27,7 +27,7 @@ pub const LIFETIME: Lifetime = Lifetime {
     idle: Duration::from_mins(30),
     most: Duration::from_hours(8),
 };
-pub const ACCEPTED: Accepted<'static> = Accepted {
+pub const ACCEPTED: SessionPolicy<'static> = SessionPolicy {
     idle: LIFETIME.idle,
     local: true,
     issuer: Some(ISSUER),
@@ -68,7 +68,7 @@ impl Bench {
         .await;
     }
 
-    pub async fn sign_in(&self, name: &str, password: &str) -> Result<Opened, NotSignedIn> {
+    pub async fn sign_in(&self, name: &str, password: &str) -> Result<NewSession, NotSignedIn> {
         let mut console = self.as_role("console").await;
         let password = SecretString::from(password);
         sessions::sign_in(&mut console, name, password, browser(None), LIFETIME).await
@@ -248,7 +248,7 @@ async fn a_page_that_refreshes_itself_keeps_no_session_alive() {
         bench
             .sql("UPDATE operator_sessions SET used_at = now() - interval '20 minutes'")
             .await;
-        let accepted = Accepted {
+        let accepted = SessionPolicy {
             by_person,
             ..ACCEPTED
         };
@@ -276,18 +276,18 @@ async fn a_session_of_an_openid_provider_lasts_while_its_issuer_is_trusted() {
     let opened = sessions::open(&mut console, &person, browser, LIFETIME).await;
     let opened = opened.unwrap();
     let local = bench.sign_in("ana", PASSWORD).await.unwrap();
-    let mut find = async |opened: &Opened, accepted| {
+    let mut find = async |opened: &NewSession, accepted| {
         let found = sessions::find(&mut console, &opened.token, accepted).await;
         found.unwrap().map(|found| (found.name, found.role))
     };
     let named = Some((person.name.clone(), OperatorRole::Support));
     assert_eq!(find(&opened, ACCEPTED).await, named);
     for issuer in [None, Some("https://other.example")] {
-        let accepted = Accepted { issuer, ..ACCEPTED };
+        let accepted = SessionPolicy { issuer, ..ACCEPTED };
         assert_eq!(find(&opened, accepted).await, None);
         assert!(find(&local, accepted).await.is_some());
     }
-    let accepted = Accepted {
+    let accepted = SessionPolicy {
         local: false,
         ..ACCEPTED
     };

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use accounts::profile::Profile;
 use desk::operator::{
-    entered::{self, Entered, NotEntered},
+    entered::{self, NotEntered, ProfileEntry},
     placements::{self, Decision, PlacementNotResolved, ResolvedPlacement},
 };
 use domain::{ActivationCode, PartnerId, PlacementId, PlacementState, placement::Resolution};
@@ -387,7 +387,7 @@ async fn a_profile_that_is_entered_while_another_operator_decides_is_not_bought_
             code: ActivationCode::new("smdp.example.com", "BY-HAND").unwrap(),
             expired_date: "2099-01-29".to_owned(),
         };
-        let by_hand = Entered {
+        let by_hand = ProfileEntry {
             topup_id: &topup,
             iccid: &iccid,
             profile: &profile,

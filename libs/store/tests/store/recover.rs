@@ -9,7 +9,7 @@ use pg::actions::Mode;
 use sqlx::{ConnectOptions, postgres::PgConnectOptions};
 use store::orders::NewOrder;
 use store::placements::{self, Activity, Claim};
-use tools::recover::{self, NotRecovered, Recovered};
+use tools::recover::{self, NotRecovered, RecoveryCounts};
 
 use crate::bench::{
     Bench, PROVIDER, applied, bought_pending, not_found, order, parked, placement, rejected,
@@ -21,7 +21,7 @@ impl Bench {
         &self,
         park_unanswered: bool,
         dry_run: bool,
-    ) -> Result<Recovered, NotRecovered> {
+    ) -> Result<RecoveryCounts, NotRecovered> {
         let mode = if dry_run { Mode::Preview } else { applied() };
         recover::recover(&mut *self.connection().await, park_unanswered, mode).await
     }
@@ -35,7 +35,7 @@ impl Bench {
     }
 }
 
-fn moved(recovered: &Recovered) -> (i64, i64, i64) {
+fn moved(recovered: &RecoveryCounts) -> (i64, i64, i64) {
     (recovered.accepted, recovered.placing, recovered.parked)
 }
 
@@ -150,7 +150,7 @@ async fn orders_that_may_have_been_refused_are_named_and_can_be_parked() {
     let waiting = bench.accepted(Duration::from_secs(10)).await;
     bench.accepted(Duration::ZERO).await;
 
-    let named = |recovered: Recovered| -> Vec<_> {
+    let named = |recovered: RecoveryCounts| -> Vec<_> {
         recovered
             .unanswered
             .into_iter()

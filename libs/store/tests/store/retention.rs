@@ -7,7 +7,7 @@ use accounts::{
     partners,
     profile::{Profile, SealedProfile},
 };
-use desk::operator::erase::{self, Erased, NotErased};
+use desk::operator::erase::{self, ErasureCounts, NotErased};
 use desk::operator::terms;
 use desk::retention::{self, DataClass, RetentionBacklog, RetentionBatch};
 use domain::{ActivationCode, OrderId, PartnerId, TopupId, TopupIds};
@@ -114,7 +114,7 @@ impl Bench {
         }
     }
 
-    async fn erase(&self, order: OrderId, mode: Mode<'_>) -> Result<Erased, NotErased> {
+    async fn erase(&self, order: OrderId, mode: Mode<'_>) -> Result<ErasureCounts, NotErased> {
         erase::order(&mut *self.connection().await, order, mode).await
     }
 
@@ -367,7 +367,7 @@ async fn an_order_is_erased_only_when_it_is_finished() {
     let done = bench.delivered_ago(partner, 1).await;
     let neighbour = topups(&bench.delivered_ago(partner, 1).await).remove(0);
     let topup = topups(&done).remove(0);
-    let one = Erased {
+    let one = ErasureCounts {
         orders: 1,
         profiles: 1,
         attempts: 1,
@@ -394,7 +394,7 @@ async fn an_order_is_erased_only_when_it_is_finished() {
     );
     assert_eq!(
         bench.erase(done.order_id, applied()).await.unwrap(),
-        Erased::default()
+        ErasureCounts::default()
     );
 
     let accepted = bench.stored(order(partner, 1)).await;

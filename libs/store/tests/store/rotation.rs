@@ -8,7 +8,7 @@ use accounts::{
     profile::Profile,
 };
 use desk::{
-    master_key::{self, KeyUsage, Pass},
+    master_key::{self, KeyUsage, ResealPass},
     operator,
 };
 use domain::{ActivationCode, EndpointKey, PartnerId, TopupId};
@@ -286,7 +286,7 @@ async fn answer(bench: &Bench, vault: &Vault, topup: &TopupId, attempt: u32) {
     .unwrap();
 }
 
-async fn reencrypt(bench: &Bench, vault: &Vault) -> Pass {
+async fn reencrypt(bench: &Bench, vault: &Vault) -> ResealPass {
     master_key::reencrypt(&mut *bench.connection().await, vault, |_| {})
         .await
         .unwrap()

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use desk::operator::{
     accounts::{self, NotSet, OperatorNotChanged, OperatorRole},
-    sessions::{self, Accepted, NotSignedIn, Person},
+    sessions::{self, NotSignedIn, Person, SessionPolicy},
 };
 use pg::actions::{self, ActionFilter};
 use secrecy::SecretString;
@@ -136,7 +136,7 @@ async fn a_short_idle_time_ends_no_session_in_use() {
     bench.ana(OperatorRole::Viewer).await;
     let mut console = bench.as_role("console").await;
     let opened = bench.sign_in("ana", PASSWORD).await.unwrap();
-    let accepted = Accepted {
+    let accepted = SessionPolicy {
         idle: Duration::from_secs(50),
         ..ACCEPTED
     };

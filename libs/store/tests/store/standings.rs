@@ -8,7 +8,7 @@ use desk::{
         deliveries,
         health::{
             finding::Matter,
-            stages::{Life, Stage},
+            stages::{Stage, StageProcesses},
         },
         looking::ListPatience,
         order_list,
@@ -144,8 +144,8 @@ const WEBHOOKS: [Case; 13] = [
     ),
 ];
 
-fn lives(silent: Option<Stage>) -> Vec<Life> {
-    let life = |stage| Life {
+fn lives(silent: Option<Stage>) -> Vec<StageProcesses> {
+    let life = |stage| StageProcesses {
         nats_refused: None,
         clock_off: None,
         stage,

@@ -7,7 +7,7 @@ use desk::operator::{
     health::{self, FindingKind},
     orders,
     placements::{self, Decision},
-    story::{self, What},
+    story::{self, MomentKind},
 };
 use domain::{
     PartnerId,
@@ -56,7 +56,7 @@ async fn an_order_tells_its_story() {
         told.ends_with("both eSIMs are being bought or prepared by the provider."),
         "{told}"
     );
-    assert_eq!(timeline[0].what, What::Accepted);
+    assert_eq!(timeline[0].what, MomentKind::Accepted);
 
     bench.claim(&[placement(&stored)]).await;
     bench
@@ -83,9 +83,9 @@ async fn an_order_tells_its_story() {
     );
     assert!(told.contains("last responded 503"), "{told}");
     let placement_id = placement(&stored).uuid();
-    let has = |what: &What| timeline.iter().any(|moment| moment.what == *what);
+    let has = |what: &MomentKind| timeline.iter().any(|moment| moment.what == *what);
     assert!(
-        has(&What::Attempted {
+        has(&MomentKind::Attempted {
             placement_id,
             provider: PROVIDER.into(),
             attempt: 1
@@ -93,7 +93,7 @@ async fn an_order_tells_its_story() {
         "{timeline:?}"
     );
     assert!(
-        has(&What::Placed {
+        has(&MomentKind::Placed {
             placement_id,
             provider: PROVIDER.into(),
             by: None,
@@ -103,7 +103,7 @@ async fn an_order_tells_its_story() {
     let webhooks = timeline.iter().filter(|moment| {
         matches!(
             &moment.what,
-            What::Webhook {
+            MomentKind::Webhook {
                 status: Some(503),
                 duration_ms: 12,
                 attempt: 1,
@@ -251,24 +251,27 @@ async fn the_timeline_has_failed_units_and_what_operators_did() {
             .told(&mut console)
             .await;
         let timeline = story::timeline(&mut console, &read[0]).await.unwrap();
-        let has = |matches: &dyn Fn(&What) -> bool| timeline.iter().any(|one| matches(&one.what));
+        let has =
+            |matches: &dyn Fn(&MomentKind) -> bool| timeline.iter().any(|one| matches(&one.what));
         assert!(
             has(
-                &|what| matches!(what, What::Acted { command: done, operator, .. } if *done == command && operator == "tester")
+                &|what| matches!(what, MomentKind::Acted { command: done, operator, .. } if *done == command && operator == "tester")
             ),
             "{timeline:?}"
         );
         let told = story::sentence(&read[0], runtime::clock::now());
         if resolution == Resolution::Bought {
             assert!(
-                has(&|what| matches!(what, What::Placed { by: Some(by), .. } if by == "tester")),
+                has(
+                    &|what| matches!(what, MomentKind::Placed { by: Some(by), .. } if by == "tester")
+                ),
                 "{timeline:?}"
             );
         } else {
             assert!(
                 has(&|what| matches!(
                     what,
-                    What::Failed {
+                    MomentKind::Failed {
                         units: 2,
                         is_exact: true,
                         ..
@@ -311,7 +314,7 @@ async fn the_timeline_has_what_operators_did_however_much_they_did_elsewhere() {
     let acted: Vec<_> = timeline
         .iter()
         .filter_map(|one| match &one.what {
-            What::Acted { operator, .. } => Some(operator.as_str()),
+            MomentKind::Acted { operator, .. } => Some(operator.as_str()),
             _ => None,
         })
         .collect();

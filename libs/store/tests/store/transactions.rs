@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use pg::{End, Error, transaction};
+use pg::{Error, TransactionEnd, transaction};
 use sqlx::AssertSqlSafe;
 
 use crate::{
@@ -40,7 +40,7 @@ async fn a_transaction_that_lost_a_conflict_is_run_again() {
                 let lost = AssertSqlSafe(raised("40P01"));
                 sqlx::raw_sql(lost).execute(&mut **transaction).await?;
             }
-            Ok(End::Commit(runs))
+            Ok(TransactionEnd::Commit(runs))
         }
     );
     assert_eq!(done.unwrap(), 2);
@@ -62,7 +62,7 @@ async fn an_error_ends_a_transaction_and_names_it() {
                 sqlx::query(INSERT).execute(&mut **transaction).await?;
                 let failing = AssertSqlSafe(raised(code));
                 sqlx::raw_sql(failing).execute(&mut **transaction).await?;
-                Ok(End::Commit(()))
+                Ok(TransactionEnd::Commit(()))
             }
         );
         let error = done.unwrap_err();
@@ -82,7 +82,7 @@ async fn what_is_only_tried_leaves_nothing() {
         "a test",
         |transaction| -> Result<u64, Error> {
             let done = sqlx::query(INSERT).execute(&mut **transaction).await?;
-            Ok(End::Rollback(done.rows_affected()))
+            Ok(TransactionEnd::Rollback(done.rows_affected()))
         }
     );
     assert_eq!(done.unwrap(), 1);

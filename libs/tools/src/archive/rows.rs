@@ -151,7 +151,7 @@ pub(super) async fn finished(connection: &mut PgConnection, ids: &[Uuid]) -> Res
 
 /// The orders of an archive whose rows are locked and copied, and not deleted yet.
 #[derive(Clone, Debug)]
-pub struct Copied {
+pub struct CopiedOrders {
     /// Those of the reserved orders whose rows were copied.
     pub orders: Vec<Uuid>,
     /// The others, which stay in the tables, because they are no longer finished.
@@ -172,7 +172,7 @@ pub async fn copy(
     transaction: &mut PgConnection,
     archive: &Archive,
     orders: &[Uuid],
-) -> Result<Copied> {
+) -> Result<CopiedOrders> {
     let query = sqlx::query_scalar!(
         "SELECT order_id FROM orders o
          WHERE order_id = ANY ($1)
@@ -213,7 +213,7 @@ pub async fn copy(
         .await?;
     let mut left = all.to_vec();
     left.retain(|id| !orders.contains(id));
-    let mut copied = Copied {
+    let mut copied = CopiedOrders {
         orders,
         left,
         lines: String::new(),
@@ -234,7 +234,7 @@ pub async fn copy(
 pub async fn complete(
     transaction: &mut PgConnection,
     archive: &mut Archive,
-    copied: &Copied,
+    copied: &CopiedOrders,
     sha256: &str,
 ) -> Result<()> {
     let deleted = sqlx::query!(

@@ -17,7 +17,7 @@ use super::{OpenIdConfig, OpenIdProvider, SIGNATURES, discover, exchange};
 
 /// What a look at the provider has found.
 #[derive(Debug)]
-pub struct Examined {
+pub struct OpenIdExamination {
     pub issuer: String,
     /// The roles with a value, the highest one first, and those without.
     pub roles: Roles,
@@ -37,7 +37,7 @@ pub struct Roles {
 
 /// Looks at the provider of these settings. It is `None` without one. The error is that of a console
 /// that does not start.
-pub async fn examine(config: &OpenIdConfig) -> anyhow::Result<Option<Examined>> {
+pub async fn examine(config: &OpenIdConfig) -> anyhow::Result<Option<OpenIdExamination>> {
     // The address to which browsers are sent back plays no part here.
     let console = Url::parse("http://127.0.0.1")?;
     let Some(provider) = OpenIdProvider::open(config, &console)? else {
@@ -59,7 +59,7 @@ pub async fn examine(config: &OpenIdConfig) -> anyhow::Result<Option<Examined>> 
         }
     };
     let metadata = discover(provider.issuer.clone(), &http).await;
-    Ok(Some(Examined {
+    Ok(Some(OpenIdExamination {
         issuer: provider.issuer().to_owned(),
         roles: roles(config),
         keys: metadata.and_then(|metadata| usable_keys(&metadata)),

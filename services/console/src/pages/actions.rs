@@ -22,7 +22,7 @@ use crate::{
         lists::{self, FilterChoice, Frame, OfPartner, Window},
     },
     problem::Problem,
-    times::{Times, When},
+    times::{TimeElement, Times},
     view::{Shell, page},
 };
 
@@ -53,7 +53,7 @@ struct Page {
 }
 
 struct Row {
-    at: When,
+    at: TimeElement,
     who: String,
     from: String,
     /// What was done, in the words of people, and the command.

@@ -9,7 +9,7 @@ use crate::{
     App,
     access::{Act, Support},
     problem::Problem,
-    view::{NamedValue, Once, PathArgument, Shell, local_path, page},
+    view::{NamedValue, PathArgument, Shell, ShownOnce, local_path, page},
 };
 
 /// Shows an activation code, and records that.
@@ -49,7 +49,7 @@ pub(crate) async fn show(
         },
     ];
     let text = format!("The eSIM {topup}. Give it to nobody but its owner.");
-    page(&Once {
+    page(&ShownOnce {
         shell: Shell::new(&app, &act.session, "", "Activation code"),
         text,
         secrets,

@@ -25,8 +25,8 @@ use crate::{
     pages::forms::ReasonForm,
     problem::Problem,
     said,
-    times::{Times, When},
-    view::{NamedValue, Once, PathArgument, Shell, local_path, page},
+    times::{TimeElement, Times},
+    view::{NamedValue, PathArgument, Shell, ShownOnce, local_path, page},
 };
 
 /// The shortest time between two tests of an endpoint, as partners have it.
@@ -34,7 +34,7 @@ const BETWEEN_TESTS: Duration = Duration::from_secs(10);
 
 /// The endpoints that do not take their webhooks, or have some that were given up, as the overview and the
 /// list of webhooks show them.
-pub(crate) struct Failing {
+pub(crate) struct FailingEndpoints {
     pub(crate) rows: Vec<FailingRow>,
     /// How many are not listed.
     pub(crate) more: usize,
@@ -50,11 +50,11 @@ pub(crate) struct FailingRow {
     pub(crate) class: &'static str,
     pub(crate) waiting: String,
     pub(crate) exhausted: String,
-    pub(crate) since: When,
+    pub(crate) since: TimeElement,
 }
 
 /// At most `most` of those of the newest look, the ones with the most waiting webhooks first.
-pub(crate) fn failing(report: &HealthReport, times: &Times, most: usize) -> Failing {
+pub(crate) fn failing(report: &HealthReport, times: &Times, most: usize) -> FailingEndpoints {
     let all = report.endpoints.iter();
     let mut found: Vec<&Endpoint> = all
         .filter(|one| one.state != EndpointState::Open || one.failures > 0 || one.exhausted > 0)
@@ -73,7 +73,7 @@ pub(crate) fn failing(report: &HealthReport, times: &Times, most: usize) -> Fail
         exhausted: number(one.exhausted),
         since: since(one).map(|at| times.both(at)).unwrap_or_default(),
     });
-    Failing {
+    FailingEndpoints {
         rows: rows.collect(),
         more,
         more_at: "",
@@ -329,7 +329,7 @@ pub(crate) async fn show_url(
     };
     let url = app.database().run(read).await?;
     let url = url.ok_or_else(|| act.not_done("It has no URL", "There is nothing to show."))?;
-    page(&Once {
+    page(&ShownOnce {
         shell: Shell::new(&app, &act.session, "/partners", "Webhook URL"),
         text: "It may hold a secret of the partner: show it to nobody else.".to_owned(),
         secrets: vec![NamedValue {

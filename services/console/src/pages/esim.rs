@@ -28,7 +28,7 @@ use crate::{
         order::{UnitRow, unit_row},
     },
     problem::Problem,
-    times::When,
+    times::TimeElement,
     view::{PathArgument, Shell, page},
 };
 
@@ -45,7 +45,7 @@ struct Page {
     provider: String,
     purchase: String,
     /// Empty before it has its profile.
-    ready: When,
+    ready: TimeElement,
     /// What its provider has said about its use.
     usage: Vec<(&'static str, String)>,
     /// Whether an answer about its use is awaited, so that the page refreshes itself.

@@ -16,7 +16,7 @@ use crate::{
     format::utc,
     pages::refusals::{RefusedRow, refused_row},
     problem::Problem,
-    times::{Times, When},
+    times::{TimeElement, Times},
     view::{Shell, page, shortened},
 };
 
@@ -140,7 +140,7 @@ struct HitRow {
     path: String,
     by: &'static str,
     partner: String,
-    at: When,
+    at: TimeElement,
 }
 
 pub(crate) async fn show(
@@ -207,7 +207,7 @@ async fn read(
         path: format!("/partners/{}", partner.partner_id),
         by: "partner",
         partner: partner.environment,
-        at: When::default(),
+        at: TimeElement::default(),
         name: partner.name,
     });
     let archived = archived.into_iter().map(|order| {

@@ -14,7 +14,7 @@ use crate::{
     format::{address, counted},
     pages::{group::Group, order::nothing_seen},
     problem::Problem,
-    times::{Times, When},
+    times::{TimeElement, Times},
     view::{PathArgument, Shell, page},
 };
 
@@ -36,7 +36,7 @@ struct Row {
     partner: String,
     /// Its number at the provider.
     number: String,
-    since: When,
+    since: TimeElement,
     answer: String,
     /// The attempt that the page shows, which the act compares.
     seen: i32,

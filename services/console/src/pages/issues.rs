@@ -3,15 +3,15 @@
 use desk::operator::health::{Finding, FindingKind, finding::Severity};
 use store::figures::Measure;
 
-use crate::times::{Times, When};
+use crate::times::{TimeElement, Times};
 
 /// What is wrong, or what ends by itself.
 pub(crate) struct Issue {
     pub(crate) class: &'static str,
     pub(crate) what: String,
     /// Empty if it is not stored.
-    pub(crate) since: When,
-    pub(crate) ago: When,
+    pub(crate) since: TimeElement,
+    pub(crate) ago: TimeElement,
     pub(crate) felt: String,
     pub(crate) remedy: String,
     pub(crate) command: Option<String>,

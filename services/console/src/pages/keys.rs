@@ -13,11 +13,11 @@ use crate::{
     pages::{
         account,
         forms::ReasonForm,
-        partner::Head,
+        partner::PartnerHead,
         partner_acts::{lately, limits_of, read},
     },
     problem::Problem,
-    times::When,
+    times::TimeElement,
     view::{PathArgument, Shell, page},
 };
 
@@ -25,9 +25,9 @@ use crate::{
 #[template(path = "access.html")]
 struct Page {
     shell: Shell,
-    head: Head,
+    head: PartnerHead,
     access_key: String,
-    made: When,
+    made: TimeElement,
     old_keys: String,
     old_secret: String,
     /// What its signatures have to cover.
@@ -59,7 +59,7 @@ pub(crate) async fn show(
     let day = lately(&app, id).await?;
     page(&Page {
         shell: Shell::new(&app, &visit.session, "/partners", &partner.name),
-        head: Head::new(partner, "access", &visit.session),
+        head: PartnerHead::new(partner, "access", &visit.session),
         access_key: if partner.keys_ended {
             "none: the last one was ended".to_owned()
         } else {

@@ -3,7 +3,7 @@
 //! things and nobody should wait for an operator meanwhile; new keys are made by an operator. It is
 //! `esimctl partner leaked`.
 
-use accounts::partners::{self, Ended, Partner};
+use accounts::partners::{self, EndedKeys, Partner};
 use askama::Template;
 use axum::{extract::State, response::Response};
 use domain::{Command, PartnerId};
@@ -154,7 +154,7 @@ pub(crate) async fn end(
 }
 
 /// What the partner is told.
-fn sentence(ended: &Ended, now: &str) -> String {
+fn sentence(ended: &EndedKeys, now: &str) -> String {
     let keys = ended.ended.join(" and ");
     let (your, was, it) = match ended.ended.len() {
         1 => ("access key", "was", "it"),
@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn the_partner_is_told_which_key_ended_and_what_goes_on() {
-        let ended = |goes_on: Option<&str>, ended: &[&str]| Ended {
+        let ended = |goes_on: Option<&str>, ended: &[&str]| EndedKeys {
             ended: ended.iter().map(|key| (*key).to_owned()).collect(),
             goes_on: goes_on.map(str::to_owned),
         };

@@ -14,7 +14,7 @@ use time::{Duration, OffsetDateTime};
 use crate::{
     access::FormFields,
     format::{address, counted, number, utc},
-    times::{Times, When},
+    times::{TimeElement, Times},
 };
 
 /// The rows of a page.
@@ -216,7 +216,7 @@ pub(crate) struct Frame {
     /// The page behind this one.
     pub(crate) older: Option<String>,
     /// The time of the last row that was looked at, if fewer rows fit than a page has and there are more.
-    pub(crate) reached: Option<When>,
+    pub(crate) reached: Option<TimeElement>,
 }
 
 impl Frame {

@@ -24,7 +24,7 @@ use crate::{
         settle,
     },
     problem::Problem,
-    times::{Times, When},
+    times::{TimeElement, Times},
     view::{Shell, page},
 };
 
@@ -36,7 +36,7 @@ const MOST: i64 = 200;
 struct Page {
     shell: Shell,
     verdict: String,
-    read: When,
+    read: TimeElement,
     matters: Vec<Matter>,
     mending: Vec<Matter>,
     most: i64,
@@ -47,7 +47,7 @@ struct Matter {
     class: &'static str,
     what: String,
     /// Empty if it is not stored.
-    since: When,
+    since: TimeElement,
     felt: String,
     remedy: String,
     command: Option<String>,
@@ -71,7 +71,7 @@ struct Row {
     what: String,
     path: Option<String>,
     partner: String,
-    since: When,
+    since: TimeElement,
     /// The id to look up at the provider.
     id: String,
     why: String,

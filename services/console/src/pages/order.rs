@@ -34,7 +34,7 @@ use crate::{
     },
     pictures::OrderStep,
     problem::Problem,
-    times::When,
+    times::TimeElement,
     view::{PathArgument, Shell, page},
 };
 
@@ -51,8 +51,8 @@ struct Page {
     order: OrderView,
     partner: String,
     sentence: String,
-    accepted: When,
-    age: When,
+    accepted: TimeElement,
+    age: TimeElement,
     /// The path of this page, to which its forms lead back.
     back: String,
     trace: Option<Trace>,
@@ -79,7 +79,7 @@ struct Trace {
 
 struct StepRow {
     class: &'static str,
-    at: When,
+    at: TimeElement,
     /// The time since the step before.
     age: String,
     text: String,
@@ -148,9 +148,9 @@ pub(super) struct SentRow {
     /// What the last try led to.
     pub(super) answer: String,
     /// Empty if it is not delivered.
-    pub(super) delivered: When,
+    pub(super) delivered: TimeElement,
     /// Empty if nothing is due.
-    pub(super) due: When,
+    pub(super) due: TimeElement,
 }
 
 /// The webhooks of a unit, that to the first endpoint first.

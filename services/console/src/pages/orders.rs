@@ -13,7 +13,7 @@ use desk::{
         looking::ListPatience,
         options,
         order_list::{self, Contents, OrderFilter, OrderListEntry},
-        orders::{self, Undelivered},
+        orders::{self, UndeliveredCounts},
         story::reason,
     },
     self_service::OrderState,
@@ -29,7 +29,7 @@ use crate::{
     format::{number, products, took},
     pages::lists::{self, FilterChoice, Frame, OfPartner, Tab, Window},
     problem::Problem,
-    times::{Times, When},
+    times::{TimeElement, Times},
     view::{Shell, page},
 };
 
@@ -75,7 +75,7 @@ struct Row {
     /// How many of its eSIMs are ready, on hold or failed, if not all of them are the same.
     units: String,
     providers: String,
-    at: When,
+    at: TimeElement,
     /// How long after it the last eSIM was ready.
     ready: String,
 }
@@ -84,7 +84,7 @@ struct Row {
 pub(crate) fn state(
     state: OrderState,
     on_hold: bool,
-    webhooks: Undelivered,
+    webhooks: UndeliveredCounts,
 ) -> (&'static str, &'static str) {
     match state {
         OrderState::Processing if on_hold => ("on hold", "bad"),
@@ -145,14 +145,14 @@ struct Found {
     nobody: Option<String>,
     of: Option<OfPartner>,
     page: order_list::OrderListPage,
-    undelivered: HashMap<Uuid, Undelivered>,
+    undelivered: HashMap<Uuid, UndeliveredCounts>,
     contents: HashMap<Uuid, Contents>,
     providers: Vec<String>,
     products: Vec<String>,
 }
 
 impl Found {
-    fn webhooks(&self, order: &OrderListEntry) -> Undelivered {
+    fn webhooks(&self, order: &OrderListEntry) -> UndeliveredCounts {
         let known = self.undelivered.get(&order.order_id.uuid());
         known.copied().unwrap_or_default()
     }

@@ -11,7 +11,7 @@ use axum::{extract::State, response::Response};
 use axum_htmx::HxRequest;
 use desk::operator::health::{
     Finding, FindingKind, HealthReport,
-    stages::{Life, Stage},
+    stages::{Stage, StageProcesses},
     waiting::{Drain, QueueBacklog, WaitingQueue},
 };
 use store::{
@@ -27,12 +27,12 @@ use crate::{
     looks::{Bars, MINUTES, Range, SystemSnapshot},
     pages::{
         acts::{self, partner_of},
-        endpoints::{Failing, failing},
+        endpoints::{FailingEndpoints, failing},
         issues::{Issue, issue},
     },
     pictures::{Chart, bars, lines},
     problem::Problem,
-    times::{Times, When},
+    times::{TimeElement, Times},
     view::{Shell, page},
 };
 
@@ -55,7 +55,7 @@ struct Page {
 struct Figures {
     place: Option<String>,
     paused: bool,
-    read: When,
+    read: TimeElement,
     range: Range,
     verdict: String,
     class: &'static str,
@@ -67,7 +67,7 @@ struct Figures {
     steps: Vec<StepView>,
     charts: Vec<Chart>,
     providers: Vec<ProviderView>,
-    failing: Failing,
+    failing: FailingEndpoints,
     done: Vec<DoneView>,
 }
 
@@ -80,7 +80,7 @@ struct StepView {
     of: &'static str,
     facts: Vec<(&'static str, String)>,
     life: String,
-    last: When,
+    last: TimeElement,
 }
 
 struct ProviderView {
@@ -101,7 +101,7 @@ struct DoneView {
     what: String,
     reason: String,
     partner: Option<(String, String)>,
-    ago: When,
+    ago: TimeElement,
 }
 
 fn seconds(seconds: f64) -> Duration {
@@ -214,7 +214,7 @@ fn step(step: Step, look: &SystemSnapshot, times: &Times) -> StepView {
         ),
     };
     let life = report.stages.iter().find(|one| one.stage == stage);
-    let is_dead = life.is_some_and(Life::is_dead);
+    let is_dead = life.is_some_and(StageProcesses::is_dead);
     let is_missed = life.is_some_and(|life| life.missing > 0);
     let stopped = matches!(step, Step::Buy)
         && report
@@ -274,7 +274,7 @@ fn held_back(report: &HealthReport) -> u64 {
 }
 
 /// How many processes of a stage run.
-fn processes(life: &Life) -> String {
+fn processes(life: &StageProcesses) -> String {
     let name = life.stage.as_str();
     let all = life.running.saturating_add(life.missing);
     match (life.running, life.missing) {
@@ -386,7 +386,7 @@ fn figures(
             .collect(),
         charts: charts(all, range, times),
         providers: providers_of(look, earlier),
-        failing: Failing {
+        failing: FailingEndpoints {
             more_at: "/webhooks",
             ..failing(report, times, ENDPOINTS)
         },

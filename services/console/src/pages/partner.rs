@@ -14,7 +14,7 @@ use desk::{
         self,
         health::{FindingKind, HealthReport, waiting::WaitingQueue},
         order_list,
-        partner_day::{self, Day, LastAnswers},
+        partner_day::{self, LastAnswers, PartnerDay},
     },
     self_service::{self, NoticeChannel, OrderPage, OrderState, Units},
 };
@@ -42,7 +42,7 @@ use crate::{
     },
     pictures::{Chart, bars},
     problem::Problem,
-    times::{Times, When},
+    times::{TimeElement, Times},
     view::{PathArgument, Shell, page},
 };
 
@@ -55,7 +55,7 @@ const HOURS: i32 = 24;
 #[template(path = "partner.html")]
 struct Page {
     shell: Shell,
-    head: Head,
+    head: PartnerHead,
     verdict: String,
     class: &'static str,
     issues: Vec<Issue>,
@@ -70,7 +70,7 @@ struct Page {
 }
 
 /// What all pages of a partner begin with.
-pub(crate) struct Head {
+pub(crate) struct PartnerHead {
     pub(crate) id: String,
     pub(crate) name: String,
     pub(crate) environment: String,
@@ -82,7 +82,7 @@ pub(crate) struct Head {
     pub(crate) may: bool,
 }
 
-impl Head {
+impl PartnerHead {
     pub(crate) fn new(partner: &Partner, tab: &'static str, session: &ConsoleSession) -> Self {
         let (state, class) = standing(partner);
         Self {
@@ -113,13 +113,13 @@ struct EndpointRow {
     host: String,
     id: String,
     /// Since when it has not taken its webhooks.
-    since: When,
+    since: TimeElement,
     /// Which share of the tries of a day it has acknowledged, and how long it took.
     taken: String,
     took: String,
     /// When it took a webhook last, when it did not, and what that failure was.
-    taken_at: When,
-    failed_at: When,
+    taken_at: TimeElement,
+    failed_at: TimeElement,
     failure: String,
     state: Cow<'static, str>,
     class: &'static str,
@@ -137,7 +137,7 @@ struct OrderRow {
     id: String,
     products: String,
     external_order_id: String,
-    accepted: When,
+    accepted: TimeElement,
     state: &'static str,
     class: &'static str,
     units: String,
@@ -175,7 +175,7 @@ pub(crate) async fn show(
     let failing = failing.count();
     page(&Page {
         shell: Shell::new(&app, &visit.session, "/partners", &found.partner.name),
-        head: Head::new(&found.partner, "health", &visit.session),
+        head: PartnerHead::new(&found.partner, "health", &visit.session),
         verdict: match issues.len() {
             // The order of the arms is that of their weight for the partner.
             _ if found.partner.disabled_at.is_some() => {
@@ -271,7 +271,7 @@ struct Found {
     answers: HashMap<Uuid, LastAnswers>,
     /// Where it gets notices about its endpoints.
     channel: Option<NoticeChannel>,
-    day: Day,
+    day: PartnerDay,
     orders: Vec<OrderRow>,
 }
 

@@ -40,7 +40,7 @@ const OF_LIMITS: &[Command] = &[Command::PartnerSetLimits];
 const MOST_LIMIT: u32 = 1_000_000;
 
 /// A partner as a page has read it.
-pub(super) struct Read {
+pub(super) struct PartnerReading {
     pub(super) partner: Partner,
     /// When it was read, as forms carry it along.
     pub(super) seen: String,
@@ -48,7 +48,7 @@ pub(super) struct Read {
     pub(super) waiting: i64,
 }
 
-pub(super) async fn read(app: &App, given: &PathArgument) -> Result<Read, Problem> {
+pub(super) async fn read(app: &App, given: &PathArgument) -> Result<PartnerReading, Problem> {
     let id: PartnerId = given.id("a partner")?;
     let read = async |connection: &mut PgConnection| {
         let endpoints = endpoints::list(&mut *connection, Some(id)).await?;
@@ -57,7 +57,7 @@ pub(super) async fn read(app: &App, given: &PathArgument) -> Result<Read, Proble
     };
     let found = app.database().run(read).await?;
     let (partner, first) = found.ok_or_else(|| given.missing("partner"))?;
-    Ok(Read {
+    Ok(PartnerReading {
         partner,
         seen: seen_at(&first),
         waiting: first.pending,
@@ -68,7 +68,7 @@ pub(super) async fn read(app: &App, given: &PathArgument) -> Result<Read, Proble
 pub(super) fn act_page(
     app: &App,
     session: &ConsoleSession,
-    read: &Read,
+    read: &PartnerReading,
     what: &str,
     path: &str,
 ) -> ActPage {
@@ -102,7 +102,7 @@ pub(crate) async fn url(
 fn url_page(
     app: &App,
     session: &ConsoleSession,
-    read: &Read,
+    read: &PartnerReading,
     (value, wrong): (String, Option<String>),
 ) -> ActPage {
     let now = match &read.partner.webhook_url {
@@ -279,7 +279,7 @@ pub(crate) async fn limits(
 fn limits_page(
     app: &App,
     session: &ConsoleSession,
-    read: &Read,
+    read: &PartnerReading,
     sent: Option<&FormFields>,
 ) -> ActPage {
     let base = act_page(app, session, read, "Change the limits", "limits");

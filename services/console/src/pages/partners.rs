@@ -21,7 +21,7 @@ use crate::{
         partner::standing,
     },
     problem::Problem,
-    times::When,
+    times::TimeElement,
     view::{Shell, page},
 };
 
@@ -67,7 +67,7 @@ struct Row {
     is_sandbox: bool,
     waiting: String,
     exhausted: String,
-    created: When,
+    created: TimeElement,
 }
 
 /// What is wrong with a partner.

@@ -34,7 +34,7 @@ use crate::{
     },
     pictures::{self, Chart},
     problem::Problem,
-    times::{Times, When},
+    times::{TimeElement, Times},
     view::{PathArgument, Shell, page, shortened},
 };
 
@@ -52,7 +52,7 @@ struct Page {
 #[derive(Template)]
 #[template(path = "providers_part.html")]
 struct Part {
-    read: When,
+    read: TimeElement,
     sentence: String,
     rows: Vec<Row>,
 }
@@ -63,13 +63,13 @@ struct Row {
     state: &'static str,
     class: &'static str,
     /// Since when it has not bought.
-    since: When,
-    ago: When,
+    since: TimeElement,
+    ago: TimeElement,
     reason: String,
     /// That it is slow, although it buys.
     slow: Option<Issue>,
     /// What happens next.
-    next: When,
+    next: TimeElement,
     waits: String,
     on_hold: Option<String>,
     /// What is left in our account, and since when that is known.

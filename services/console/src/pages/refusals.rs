@@ -16,9 +16,9 @@ use crate::{
     App,
     access::{Viewer, Visit},
     format::{address, counted, number, utc},
-    pages::partner::Head,
+    pages::partner::PartnerHead,
     problem::Problem,
-    times::{Times, When},
+    times::{TimeElement, Times},
     view::{PathArgument, Shell, page},
 };
 
@@ -33,7 +33,7 @@ const MEANINGS: &str = include_str!("../../../../docs/errors.md");
 #[template(path = "refused.html")]
 struct Page {
     shell: Shell,
-    head: Head,
+    head: PartnerHead,
     access_key: String,
     causes: Vec<Cause>,
     most: u32,
@@ -49,7 +49,7 @@ pub(crate) struct RefusedRow {
     pub(crate) partner_id: String,
     /// The name of the partner.
     pub(crate) partner: String,
-    pub(crate) at: When,
+    pub(crate) at: TimeElement,
     pub(crate) status: i32,
     pub(crate) errors: String,
     /// The order id that the request has named, or why it is not known.
@@ -67,8 +67,8 @@ struct Cause {
     code: String,
     status: i32,
     number: String,
-    first: When,
-    last: When,
+    first: TimeElement,
+    last: TimeElement,
     meaning: String,
     /// The text for the partner.
     sentence: String,
@@ -214,7 +214,7 @@ pub(crate) async fn show(
         answer: asked.map(|asked| answer(&refused, asked)),
         shell: Shell::new(&app, &visit.session, "/partners", &partner.name),
         causes: causes(&path, refused, (chosen, asked), &visit.session.times),
-        head: Head::new(&partner, "refused", &visit.session),
+        head: PartnerHead::new(&partner, "refused", &visit.session),
         access_key: partner.access_key,
         most: READ,
     })

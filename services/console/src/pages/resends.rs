@@ -33,7 +33,7 @@ use crate::{
     },
     problem::Problem,
     said,
-    times::{Times, When},
+    times::{TimeElement, Times},
     view::{PathArgument, Shell, page, shortened},
 };
 
@@ -106,7 +106,7 @@ struct View {
     id: String,
     /// The one partner that it is about.
     partner: Option<Uuid>,
-    began: When,
+    began: TimeElement,
     by: String,
     reason: String,
     filter: String,

@@ -25,7 +25,7 @@ use crate::{
         partner_acts::{act_page, changed, lately, read},
     },
     problem::Problem,
-    view::{NamedValue, Once, PathArgument, Shell, page},
+    view::{NamedValue, PathArgument, Shell, ShownOnce, page},
 };
 
 /// What changes the keys and the secret: an operator's commands and the partner's own.
@@ -266,7 +266,7 @@ fn once(
         ),
         None => "The old ones are not valid any more.".to_owned(),
     };
-    page(&Once {
+    page(&ShownOnce {
         shell: Shell::new(
             app,
             &act.session,

@@ -11,7 +11,7 @@ use askama::Template;
 use axum::{extract::State, response::Response};
 use desk::operator::{
     breakers,
-    health::stages::{Life, Stage},
+    health::stages::{Stage, StageProcesses},
     placements::{self, Decision, ListedPlacement, PlacementNotResolved},
     words::noun,
 };
@@ -31,7 +31,7 @@ use crate::{
     pages::group::Group,
     problem::Problem,
     said,
-    times::{Times, When},
+    times::{TimeElement, Times},
     view::{Shell, page},
 };
 
@@ -71,7 +71,7 @@ struct Row {
     path: String,
     partner: String,
     product: String,
-    since: When,
+    since: TimeElement,
     /// What is known of it, and how that is coloured.
     found: Found,
     class: &'static str,
@@ -247,7 +247,7 @@ async fn not_asked(app: &App, provider: &str) -> Result<Option<String>, Problem>
     let (look, _) = app.figures().look(app.database()).await?;
     let report = &look.report;
     let breaker = report.breakers.iter().find(|one| one.name == provider);
-    let is_dead = |one: &Life| one.stage == Stage::Provisioner && one.is_dead();
+    let is_dead = |one: &StageProcesses| one.stage == Stage::Provisioner && one.is_dead();
     let runs = !report.stages.iter().any(is_dead);
     Ok(breakers::not_asked(provider, breaker, runs))
 }

@@ -1,26 +1,26 @@
 //! The moments of an order's story in words, as its picture and its list of steps show them.
 
-use desk::operator::story::{self, StoryMoment, What};
+use desk::operator::story::{self, MomentKind, StoryMoment};
 use domain::{HistoryKind, Stored, standing::EndpointState};
 use time::Duration;
 
 use crate::{
     pages::endpoints::endpoint_words,
-    pictures::{OrderStep, Went},
+    pictures::{OrderStep, StepResult},
 };
 
 /// What a step says: how it went, and its text.
-type Told = (Went, String);
+type Told = (StepResult, String);
 
 /// A moment as a step. `endpoint` is the state of the partner's first endpoint.
 pub(super) fn step(moment: StoryMoment, endpoint: &Stored<EndpointState>) -> OrderStep {
     let mut lasted = None;
-    if let What::Webhook { duration_ms, .. } = moment.what {
+    if let MomentKind::Webhook { duration_ms, .. } = moment.what {
         lasted = Some(Duration::milliseconds(duration_ms.into()));
     }
     let changed_nothing = matches!(
         moment.what,
-        What::Acted {
+        MomentKind::Acted {
             changed_nothing: true,
             ..
         }
@@ -35,15 +35,17 @@ pub(super) fn step(moment: StoryMoment, endpoint: &Stored<EndpointState>) -> Ord
     }
 }
 
-fn told(what: What, endpoint: &Stored<EndpointState>) -> Told {
-    let neutral = |text: &str| (Went::Neutral, text.to_owned());
+fn told(what: MomentKind, endpoint: &Stored<EndpointState>) -> Told {
+    let neutral = |text: &str| (StepResult::Neutral, text.to_owned());
     match what {
-        What::Accepted => (Went::Neutral, "received".to_owned()),
-        What::Refused => neutral("refused with a 422; nothing was bought"),
-        What::Cancelled => neutral("cancelled by the partner; nothing was bought"),
-        What::Erased => neutral("erased: ids, states and times are left"),
-        What::Ready { topup_id } => (Went::Well, format!("the eSIM {topup_id} is ready")),
-        What::Webhook {
+        MomentKind::Accepted => (StepResult::Neutral, "received".to_owned()),
+        MomentKind::Refused => neutral("refused with a 422; nothing was bought"),
+        MomentKind::Cancelled => neutral("cancelled by the partner; nothing was bought"),
+        MomentKind::Erased => neutral("erased: ids, states and times are left"),
+        MomentKind::Ready { topup_id } => {
+            (StepResult::Well, format!("the eSIM {topup_id} is ready"))
+        }
+        MomentKind::Webhook {
             topup_id,
             kind,
             endpoint_id,
@@ -53,9 +55,9 @@ fn told(what: What, endpoint: &Stored<EndpointState>) -> Told {
             ..
         } => {
             let went = if class == "delivered" {
-                Went::Well
+                StepResult::Well
             } else {
-                Went::Badly
+                StepResult::Badly
             };
             let response = match status {
                 Some(status) => format!("the endpoint responded with status {status}"),
@@ -66,7 +68,7 @@ fn told(what: What, endpoint: &Stored<EndpointState>) -> Told {
             let text = format!("webhook {kind}{of}{to}, try {attempt}: {response}");
             (went, text)
         }
-        What::Due {
+        MomentKind::Due {
             topup_id: Some(topup),
             ..
         } => {
@@ -79,12 +81,12 @@ fn told(what: What, endpoint: &Stored<EndpointState>) -> Told {
                 };
                 format!("the webhook of {topup} waits, because its endpoint is {state}")
             };
-            (Went::Neutral, text)
+            (StepResult::Neutral, text)
         }
-        What::Due { topup_id: None, .. } => neutral(
+        MomentKind::Due { topup_id: None, .. } => neutral(
             "the purchase goes on: the next try, a look whether it was bought, or getting its eSIMs",
         ),
-        What::Acted {
+        MomentKind::Acted {
             operator,
             via,
             command,
@@ -94,22 +96,24 @@ fn told(what: What, endpoint: &Stored<EndpointState>) -> Told {
         } => {
             let via = via.map_or_else(String::new, |via| format!(" ({via})"));
             let text = format!("{operator}{via}: {command}, {target}; reason: {reason}");
-            (Went::Neutral, text)
+            (StepResult::Neutral, text)
         }
         purchase => of_purchase(&purchase),
     }
 }
 
 /// The steps of a purchase, and what its provider or an endpoint suffered meanwhile.
-fn of_purchase(what: &What) -> Told {
+fn of_purchase(what: &MomentKind) -> Told {
     let went = match what {
-        What::Placed { .. } => Went::Well,
-        What::Rejected { .. } | What::Parked { .. } | What::Failed { .. } => Went::Badly,
-        What::Noted { kind, .. } => match kind {
+        MomentKind::Placed { .. } => StepResult::Well,
+        MomentKind::Rejected { .. } | MomentKind::Parked { .. } | MomentKind::Failed { .. } => {
+            StepResult::Badly
+        }
+        MomentKind::Noted { kind, .. } => match kind {
             HistoryKind::Cleared | HistoryKind::BreakerClosed | HistoryKind::Unblocked => {
-                Went::Well
+                StepResult::Well
             }
-            HistoryKind::NotFound | HistoryKind::Resolved => Went::Neutral,
+            HistoryKind::NotFound | HistoryKind::Resolved => StepResult::Neutral,
             HistoryKind::NotSent
             | HistoryKind::Unknown
             | HistoryKind::Rejected
@@ -118,9 +122,9 @@ fn of_purchase(what: &What) -> Told {
             | HistoryKind::Disputed
             | HistoryKind::UnitFailed
             | HistoryKind::BreakerOpened
-            | HistoryKind::Blocked => Went::Badly,
+            | HistoryKind::Blocked => StepResult::Badly,
         },
-        _ => Went::Neutral,
+        _ => StepResult::Neutral,
     };
     (went, story::told(what).unwrap_or_default())
 }

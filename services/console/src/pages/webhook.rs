@@ -17,7 +17,7 @@ use crate::{
     format::{counted, took, utc},
     pages::webhooks,
     problem::Problem,
-    times::{Times, When},
+    times::{TimeElement, Times},
     view::{PathArgument, Shell, page},
 };
 
@@ -43,14 +43,14 @@ struct Page {
     sentence: String,
     order: Option<(String, String)>,
     topup: Option<String>,
-    due: When,
-    delivered: When,
+    due: TimeElement,
+    delivered: TimeElement,
     tries: Vec<Try>,
 }
 
 /// A try that has ended. An attempt is stored with how many had ended before it.
 struct Try {
-    at: When,
+    at: TimeElement,
     /// The time since the one before.
     age: String,
     number: i32,

@@ -7,7 +7,7 @@ use accounts::partners;
 use askama::Template;
 use axum::{extract::State, response::Response};
 use desk::operator::{
-    delivery_list::{self, Cursor, Of},
+    delivery_list::{self, Cursor, DeliveryScope},
     health::{HealthReport, stages::Stage},
     looking::ListPatience,
     options,
@@ -26,11 +26,11 @@ use crate::{
     access::{FormFields, Viewer, Visit},
     format::took,
     pages::{
-        endpoints::{Failing, failing},
+        endpoints::{FailingEndpoints, failing},
         lists::{self, FilterChoice, Frame, OfPartner, Tab, Window, or_empty},
     },
     problem::Problem,
-    times::{Times, When},
+    times::{TimeElement, Times},
     view::{Shell, page},
 };
 
@@ -54,7 +54,7 @@ const FAILING: usize = 5;
 struct Page {
     shell: Shell,
     /// The endpoints that do not take their webhooks, on the first page of the list.
-    failing: Option<Failing>,
+    failing: Option<FailingEndpoints>,
     /// Whether no notifier works, so that nothing is sent.
     stopped: bool,
     list: Frame,
@@ -77,8 +77,8 @@ struct Row {
     partner: String,
     tries: i32,
     answer: String,
-    at: When,
-    due: When,
+    at: TimeElement,
+    due: TimeElement,
 }
 
 /// The state of a webhook in words, and its colour.
@@ -152,7 +152,7 @@ async fn read(
         until: window.until,
         ..Filter::default()
     };
-    let of = Of {
+    let of = DeliveryScope {
         option_id: product.id(),
         provider: query.get("provider"),
         endpoint_id: query.get("endpoint").and_then(|id| id.parse().ok()),

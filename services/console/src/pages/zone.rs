@@ -12,7 +12,7 @@ use crate::{
     access::{Act, Viewer, Visit},
     cookies::set_cookie,
     problem::Problem,
-    times::{self, When},
+    times::{self, TimeElement},
     view::{Shell, local_path, page},
 };
 
@@ -24,7 +24,7 @@ struct Page {
     back: String,
     zones: Vec<String>,
     chosen: String,
-    now: When,
+    now: TimeElement,
 }
 
 pub(crate) async fn show(

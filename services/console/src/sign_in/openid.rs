@@ -24,7 +24,7 @@ const LONGEST: usize = 2_000;
 const LASTS: u32 = 15 * 60;
 
 /// A sign-in that the provider has sent back.
-pub(crate) struct Returned {
+pub(crate) struct ReturnedSignIn {
     query: FormFields,
     /// What this browser has begun; `None` if another one has, or it was too long ago.
     attempt: Option<OpenIdAttempt>,
@@ -33,7 +33,7 @@ pub(crate) struct Returned {
     sender: SignInBrowser,
 }
 
-impl FromRequestParts<App> for Returned {
+impl FromRequestParts<App> for ReturnedSignIn {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
@@ -100,7 +100,7 @@ pub(crate) async fn begin(State(app): State<App>, guest: Guest) -> Result<Respon
 pub(crate) async fn finish(
     State(app): State<App>,
     guest: Guest,
-    returned: Returned,
+    returned: ReturnedSignIn,
 ) -> Result<Response, Problem> {
     let provider = provider(&app)?;
     let mut response = match named(&app, provider, &returned).await? {
@@ -115,7 +115,7 @@ pub(crate) async fn finish(
 async fn named(
     app: &App,
     provider: &OpenIdProvider,
-    returned: &Returned,
+    returned: &ReturnedSignIn,
 ) -> Result<Result<Response, Failed>, Problem> {
     let query = &returned.query;
     let state = query.get("state").unwrap_or_default();

@@ -12,7 +12,7 @@ use clap::{
 };
 use desk::operator::{
     deliveries::{self, AttemptView},
-    delivery_list::{self, Cursor, Of},
+    delivery_list::{self, Cursor, DeliveryScope},
     looking::ListPatience,
 };
 use domain::{DeliveryId, EndpointId, WebhookId, standing::DeliveryState};
@@ -25,7 +25,7 @@ use crate::{
     console::{Console, list},
     event,
     listing::Listing,
-    output::{Row, at, cells, moment, or_dash, printable, properties},
+    output::{TableRow, at, cells, moment, or_dash, printable, properties},
 };
 
 const LIST_EXAMPLES: &str = "Examples:
@@ -127,11 +127,11 @@ async fn list_all(asked: &DeliveryListArgs, console: &Console) -> anyhow::Result
         until: listing.until,
         ..Filter::default()
     };
-    let of = Of {
+    let of = DeliveryScope {
         option_id: named.option_id,
         provider: listing.provider.as_deref(),
         endpoint_id: asked.endpoint,
-        ..Of::default()
+        ..DeliveryScope::default()
     };
     let limit = listing.limit.into();
     let page = delivery_list::list(
@@ -148,7 +148,7 @@ async fn list_all(asked: &DeliveryListArgs, console: &Console) -> anyhow::Result
     listing.print(console, &page, (&page.deliveries, next), none, row)
 }
 
-fn row(delivery: &View) -> Row<8> {
+fn row(delivery: &View) -> TableRow<8> {
     cells!(delivery:
         topup_id = or_dash(delivery.topup_id.as_ref()),
         external_order_id = or_dash(delivery.external_order_id.as_ref()), endpoint_id, state, attempts,
@@ -240,14 +240,14 @@ fn head(delivery: &View) -> String {
 }
 
 /// The webhook of the same topup to a further endpoint.
-fn further_row(delivery: &View) -> Row<6> {
+fn further_row(delivery: &View) -> TableRow<6> {
     cells!(delivery:
         endpoint_id, state, attempts, "last attempt" = at(delivery.attempted_at),
         error = or_dash(delivery.error.as_ref()), due = at(delivery.due_at),
     )
 }
 
-fn attempt_row(attempt: &AttemptView) -> Row<5> {
+fn attempt_row(attempt: &AttemptView) -> TableRow<5> {
     cells!(attempt:
         attempt = (attempt.attempt + 1).to_string(), at = moment(attempt.at),
         took = format!("{} ms", attempt.duration_ms), status = or_dash(attempt.status), class,

@@ -15,7 +15,7 @@ use crate::{
     confirm::ChangeAuthor,
     console::Console,
     lookup::find,
-    output::{Row, cells, or_dash, printable, utc},
+    output::{TableRow, cells, or_dash, printable, utc},
 };
 
 const LIST_EXAMPLES: &str = "Examples:
@@ -128,7 +128,7 @@ pub async fn run(command: &EndpointCommand, console: &Console) -> anyhow::Result
     }
 }
 
-fn row(endpoint: &Endpoint) -> Row<9> {
+fn row(endpoint: &Endpoint) -> TableRow<9> {
     cells!(endpoint:
         endpoint_id, partner_id, name, state, "blocked until" = or_dash(endpoint.blocked_until.map(utc)), failures,
         pending, exhausted, webhook_url = or_dash(endpoint.webhook_url.as_ref()),

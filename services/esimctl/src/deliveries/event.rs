@@ -16,7 +16,7 @@ use store::deliveries::{
 use crate::{
     console::Console,
     lookup::find,
-    output::{Row, at, cells, moment, or_dash, properties},
+    output::{TableRow, at, cells, moment, or_dash, properties},
 };
 
 /// Lists the newest events of a partner.
@@ -31,7 +31,7 @@ pub async fn list(partner: &str, limit: u32, console: &Console) -> anyhow::Resul
     console.print_list(&found, "There are no events of this partner.", row)
 }
 
-fn row(event: &View) -> Row<8> {
+fn row(event: &View) -> TableRow<8> {
     cells!(event:
         event_id = or_dash(event.event_id.as_ref()), kind, topup_id = or_dash(event.topup_id.as_ref()), state, attempts,
         "last attempt" = at(event.attempted_at), error = or_dash(event.error.as_ref()),

@@ -10,7 +10,8 @@ use desk::operator::words::noun;
 use desk::operator::{
     deliveries,
     resends::{
-        self, LeftOut, NotStarted, Part, Preview, Resend, ResendCancellation, UnmatchedWebhooks,
+        self, LeftOut, NotStarted, Preview, Resend, ResendCancellation, ResendShare,
+        UnmatchedWebhooks,
     },
 };
 use domain::{WebhookId, standing::DeliveryState};
@@ -27,7 +28,7 @@ use crate::{
     delivery,
     lookup::find_id,
     moment::check_range,
-    output::{Row, cells, or_dash, properties, utc},
+    output::{TableRow, cells, or_dash, properties, utc},
 };
 
 const START_EXAMPLES: &str = "Examples:
@@ -282,7 +283,7 @@ fn waiting(preview: &Preview) -> Option<String> {
     (!waiting.is_empty()).then(|| format!("These webhooks do not match:\n{}", waiting.join("\n")))
 }
 
-fn part_row(part: &Part) -> Row<4> {
+fn part_row(part: &ResendShare) -> TableRow<4> {
     cells!(part:
         partner_id, name, webhooks = counted(part.matching),
         note = if part.skipped { "skipped: a resend runs" } else { "-" }.to_owned(),
@@ -310,7 +311,7 @@ fn of(resend: &Resend) -> String {
     }
 }
 
-fn row(resend: &Resend) -> Row<7> {
+fn row(resend: &Resend) -> TableRow<7> {
     cells!(resend:
         resend_id, of = of(resend), state = state(resend).to_owned(), done = format!("{}/{}", resend.resent, resend.matching),
         started = utc(resend.created_at), asked_by, reason,

@@ -4,7 +4,7 @@
 //! Orders do not need the console, so what is wrong here is a warning, except for a clock that is so
 //! wrong that it concerns the stages, too.
 
-use console_pages::openid::{Examined, OpenIdConfig, examine};
+use console_pages::openid::{OpenIdConfig, OpenIdExamination, examine};
 use desk::operator::health::finding::Clock;
 
 use crate::{
@@ -59,7 +59,7 @@ pub async fn check(config: &OpenIdConfig, lines: &mut Lines<'_>) {
     }
 }
 
-fn roles(examined: &Examined, lines: &mut Lines<'_>) {
+fn roles(examined: &OpenIdExamination, lines: &mut Lines<'_>) {
     let roles = &examined.roles;
     if let Some((higher, lower)) = roles.twice {
         lines.warning(

@@ -17,7 +17,7 @@ use runtime::terminal;
 use serde::Serialize;
 use sqlx::{ConnectOptions, postgres::PgConnectOptions};
 
-use crate::output::{Row, table};
+use crate::output::{TableRow, table};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -80,14 +80,14 @@ impl Console {
         &self,
         items: &[T],
         none: &str,
-        row: impl Fn(&T) -> Row<N>,
+        row: impl Fn(&T) -> TableRow<N>,
     ) -> anyhow::Result<()> {
         self.print(&items, || list(items, none, row))
     }
 }
 
 /// A table of the items, or the text `none` if there are no items.
-pub fn list<T, const N: usize>(items: &[T], none: &str, row: impl Fn(&T) -> Row<N>) -> String {
+pub fn list<T, const N: usize>(items: &[T], none: &str, row: impl Fn(&T) -> TableRow<N>) -> String {
     if items.is_empty() {
         none.to_owned()
     } else {

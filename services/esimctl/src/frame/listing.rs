@@ -13,7 +13,7 @@ use crate::{
     lookup::find_id,
     moment::check_range,
     option::one,
-    output::Row,
+    output::TableRow,
 };
 
 #[derive(Args, Clone, Debug)]
@@ -70,7 +70,7 @@ impl Listing {
         page: &P,
         (rows, next): (&[T], Option<String>),
         none: &str,
-        row: impl Fn(&T) -> Row<N>,
+        row: impl Fn(&T) -> TableRow<N>,
     ) -> anyhow::Result<()> {
         console.print(page, || {
             if self.csv {
@@ -90,8 +90,8 @@ impl Listing {
 }
 
 /// Rows as CSV, with the names of their columns in the first line.
-fn csv<const N: usize>(rows: impl Iterator<Item = Row<N>>) -> String {
-    let rows: Vec<Row<N>> = rows.collect();
+fn csv<const N: usize>(rows: impl Iterator<Item = TableRow<N>>) -> String {
+    let rows: Vec<TableRow<N>> = rows.collect();
     let Some(first) = rows.first() else {
         return String::new();
     };

@@ -49,13 +49,13 @@ impl ManifestArgs {
 }
 
 /// An entry of the list.
-pub struct Entry {
+pub struct ManifestEntry {
     /// Where it stands, such as `line 3: partners[0]`.
     pub at: String,
     value: Value,
 }
 
-impl Entry {
+impl ManifestEntry {
     /// Reads the entry; the error names the field.
     pub fn read<T: DeserializeOwned>(&self) -> Result<T, String> {
         serde_path_to_error::deserialize(self.value.clone()).map_err(|error| {
@@ -110,7 +110,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for ManifestField<T> {
 }
 
 /// The entries of the list that the file holds under this name. JSON may be the list alone.
-pub fn entries(text: &str, list: &str) -> anyhow::Result<Vec<Entry>> {
+pub fn entries(text: &str, list: &str) -> anyhow::Result<Vec<ManifestEntry>> {
     let start = text.trim_start();
     let entries = if start.starts_with('{') || start.starts_with('[') {
         of_json(text, list)?
@@ -118,7 +118,7 @@ pub fn entries(text: &str, list: &str) -> anyhow::Result<Vec<Entry>> {
         of_yaml(text, list)?
     };
     let numbered = entries.into_iter().enumerate();
-    let placed = |(index, (line, value))| Entry {
+    let placed = |(index, (line, value))| ManifestEntry {
         at: format!("line {line}: {list}[{index}]"),
         value,
     };

@@ -14,7 +14,7 @@ const STYLE: TableStyle =
     TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
 
 /// A row of a table: each cell with the name of its column.
-pub type Row<const N: usize> = [(&'static str, String); N];
+pub type TableRow<const N: usize> = [(&'static str, String); N];
 
 /// Makes the row of an item. Each column is either a field of the item, or `name = text`:
 /// `cells!(order: order_id, accepted = utc(order.created_at))`.
@@ -35,7 +35,7 @@ const WIDEST: usize = 64;
 const STAND_IN: &str = "\u{e000}";
 
 /// A table of the rows. A cell that is wider than [`WIDEST`] is whole, but only its own row is longer.
-pub fn table<const N: usize>(rows: impl IntoIterator<Item = Row<N>>) -> String {
+pub fn table<const N: usize>(rows: impl IntoIterator<Item = TableRow<N>>) -> String {
     let mut table = Table::new();
     table.load_style(STYLE);
     let mut wide = Vec::new();

@@ -23,7 +23,7 @@ pub enum PlannedEffect {
 
 /// What becomes of one entry of the file.
 #[derive(Debug, Serialize)]
-pub struct Planned {
+pub struct PlannedEntry {
     pub effect: PlannedEffect,
     /// The id, if it exists already or the file gives it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -33,7 +33,7 @@ pub struct Planned {
     pub changes: Vec<String>,
 }
 
-impl Planned {
+impl PlannedEntry {
     fn line(&self) -> String {
         let Self {
             effect,
@@ -57,7 +57,7 @@ impl Planned {
 }
 
 #[derive(Debug, Default)]
-pub struct Plan(pub Vec<Planned>);
+pub struct Plan(pub Vec<PlannedEntry>);
 
 impl Plan {
     pub fn count(&self, effect: PlannedEffect) -> usize {
@@ -81,7 +81,7 @@ impl Plan {
             .0
             .iter()
             .filter(|one| one.effect != PlannedEffect::Unchanged);
-        let mut lines: Vec<String> = differs.map(Planned::line).collect();
+        let mut lines: Vec<String> = differs.map(PlannedEntry::line).collect();
         let more = lines.len().saturating_sub(LISTED);
         lines.truncate(LISTED);
         if more > 0 {

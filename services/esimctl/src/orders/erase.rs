@@ -15,7 +15,7 @@ use desk::operator::words::{counted, noun};
 use desk::{
     archived::PartnerArchive,
     operator::{
-        erase::{self, Erased},
+        erase::{self, ErasureCounts},
         orders,
     },
 };
@@ -115,8 +115,8 @@ pub async fn order(asked: &EraseOrder, console: &Console) -> anyhow::Result<()> 
             .await
             .with_context(|| format!("cannot erase {name}"))
     };
-    let describe = |erased: &Erased| describe(&name, *erased, "is erased for good");
-    let print = |erased: &Erased, dry_run| print(console, &name, *erased, &[], dry_run);
+    let describe = |erased: &ErasureCounts| describe(&name, *erased, "is erased for good");
+    let print = |erased: &ErasureCounts, dry_run| print(console, &name, *erased, &[], dry_run);
     asked
         .confirm
         .carry_out(
@@ -187,8 +187,8 @@ fn in_archives(archives: &[PartnerArchive]) -> String {
 async fn all_orders(
     connection: &mut PgConnection,
     partner_id: domain::PartnerId,
-) -> anyhow::Result<Erased> {
-    let mut erased = Erased::default();
+) -> anyhow::Result<ErasureCounts> {
+    let mut erased = ErasureCounts::default();
     let mut after = None;
     loop {
         let (batch, next) = erase::partner_batch(connection, partner_id, after, BATCH).await?;
@@ -204,7 +204,7 @@ async fn all_orders(
 fn print(
     console: &Console,
     name: &str,
-    erased: Erased,
+    erased: ErasureCounts,
     archives: &[PartnerArchive],
     dry_run: bool,
 ) -> anyhow::Result<()> {
@@ -226,8 +226,8 @@ fn print(
     })
 }
 
-fn describe(name: &str, erased: Erased, verb: &str) -> String {
-    let Erased {
+fn describe(name: &str, erased: ErasureCounts, verb: &str) -> String {
+    let ErasureCounts {
         orders,
         profiles,
         attempts,

@@ -6,7 +6,7 @@ use desk::operator::search::{self, OrderHit, PartnerHit};
 
 use crate::{
     console::{Console, list},
-    output::{Row, cells, or_dash, utc},
+    output::{TableRow, cells, or_dash, utc},
     refused,
 };
 
@@ -57,18 +57,18 @@ pub async fn run(asked: &FindArgs, console: &Console) -> anyhow::Result<()> {
 fn part<T, const N: usize>(
     heading: &str,
     hits: &[T],
-    row: impl Fn(&T) -> Row<N>,
+    row: impl Fn(&T) -> TableRow<N>,
 ) -> Option<String> {
     (!hits.is_empty()).then(|| format!("{heading}:\n{}", list(hits, "", row)))
 }
 
-fn order_row(hit: &OrderHit) -> Row<5> {
+fn order_row(hit: &OrderHit) -> TableRow<5> {
     cells!(hit:
         order_id, external_order_id, partner = or_dash(hit.partner.as_ref()), accepted = utc(hit.created_at),
         "found by" = hit.by.as_str().replace('_', " "),
     )
 }
 
-fn partner_row(hit: &PartnerHit) -> Row<3> {
+fn partner_row(hit: &PartnerHit) -> TableRow<3> {
     cells!(hit: partner_id, name, environment)
 }

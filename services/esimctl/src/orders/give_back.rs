@@ -17,7 +17,7 @@ use serde_json::json;
 use crate::{
     confirm::{Confirm, ConfirmedChange},
     console::{self, Console},
-    output::{Row, cells, or_dash, utc},
+    output::{TableRow, cells, or_dash, utc},
 };
 
 const LIST_EXAMPLES: &str = "Examples:
@@ -129,7 +129,7 @@ pub async fn run(command: &GiveBackCommand, console: &Console) -> anyhow::Result
     }
 }
 
-fn row(one: &ListedGiveBack) -> Row<7> {
+fn row(one: &ListedGiveBack) -> TableRow<7> {
     cells!(one:
         topup_id, provider, provider_unit_id = or_dash(one.provider_unit_id.as_ref()), attempt, asked = utc(one.asked_at), parked = utc(one.parked_at),
         message = or_dash(one.message.as_ref()),

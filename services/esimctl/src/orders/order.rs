@@ -13,7 +13,7 @@ use desk::{
     operator::{
         orders::{self, OrderView, PlacementView, TopupView, UnitWebhook},
         route,
-        story::{self, StoryMoment, What},
+        story::{self, MomentKind, StoryMoment},
         words::counted,
     },
 };
@@ -29,7 +29,7 @@ use crate::{
     console::Console,
     erase::{self, EraseOrder},
     order_list,
-    output::{Row, cells, moment_after, or_dash, printable, properties, table, took, utc},
+    output::{TableRow, cells, moment_after, or_dash, printable, properties, table, took, utc},
     provider::why,
 };
 
@@ -225,7 +225,7 @@ fn describe(order: &OrderView, story: Option<&Story>, lanes: &[WaitingLane]) -> 
     parts.join("\n\n")
 }
 
-fn placement_row(order: &OrderView, index: usize, placement: &PlacementView) -> Row<8> {
+fn placement_row(order: &OrderView, index: usize, placement: &PlacementView) -> TableRow<8> {
     let accepted = Some(order.created_at);
     let attempted = placement.attempted_at;
     cells!(placement:
@@ -235,7 +235,7 @@ fn placement_row(order: &OrderView, index: usize, placement: &PlacementView) -> 
     )
 }
 
-fn topup_row(order: &OrderView, topup: &TopupView) -> Row<8> {
+fn topup_row(order: &OrderView, topup: &TopupView) -> TableRow<8> {
     let placement = order
         .placements
         .iter()
@@ -251,8 +251,8 @@ fn topup_row(order: &OrderView, topup: &TopupView) -> Row<8> {
 }
 
 /// An attempt to send a webhook.
-fn webhook_row(order: &OrderView, moment: &StoryMoment) -> Option<Row<6>> {
-    let What::Webhook {
+fn webhook_row(order: &OrderView, moment: &StoryMoment) -> Option<TableRow<6>> {
+    let MomentKind::Webhook {
         topup_id,
         kind,
         attempt,
@@ -278,7 +278,7 @@ fn webhook_row(order: &OrderView, moment: &StoryMoment) -> Option<Row<6>> {
 }
 
 /// What happened to a purchase, or to what it waited for.
-fn purchase_row(order: &OrderView, moment: &StoryMoment) -> Option<Row<2>> {
+fn purchase_row(order: &OrderView, moment: &StoryMoment) -> Option<TableRow<2>> {
     Some([
         ("at", moment_after(order.created_at, moment.at)),
         ("purchase", story::told(&moment.what)?),
@@ -286,8 +286,8 @@ fn purchase_row(order: &OrderView, moment: &StoryMoment) -> Option<Row<2>> {
 }
 
 /// What an operator, or the partner itself, did about the order or a part of it.
-fn action_row(order: &OrderView, moment: &StoryMoment) -> Option<Row<6>> {
-    let What::Acted {
+fn action_row(order: &OrderView, moment: &StoryMoment) -> Option<TableRow<6>> {
+    let MomentKind::Acted {
         operator,
         via,
         command,

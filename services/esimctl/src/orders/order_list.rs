@@ -13,7 +13,7 @@ use domain::OrderId;
 use crate::{
     console::Console,
     listing::Listing,
-    output::{Row, cells, or_dash, utc},
+    output::{TableRow, cells, or_dash, utc},
 };
 
 pub const EXAMPLES: &str = "Examples:
@@ -96,7 +96,7 @@ pub async fn run(asked: &OrderListArgs, console: &Console) -> anyhow::Result<()>
     listing.print(console, &page, (&page.orders, next), none, row)
 }
 
-fn row(order: &OrderListEntry) -> Row<8> {
+fn row(order: &OrderListEntry) -> TableRow<8> {
     let units = format!("{}/{}", order.ready, order.units);
     let state = serde_json::to_value(order.state).ok();
     let state = state.as_ref().and_then(serde_json::Value::as_str);

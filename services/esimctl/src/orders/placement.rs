@@ -16,7 +16,7 @@ use clap::{
 };
 use desk::operator::words::{counted, noun};
 use desk::operator::{
-    entered::{self, Entered, NotEntered, Ready},
+    entered::{self, EnteredUnit, NotEntered, ProfileEntry},
     placements::{self, Decision, ListedPlacement, PlacementNotResolved, ResolvedPlacement},
 };
 use domain::{ActivationCode, Iccid, PlacementId, PlacementState, TopupId, placement::Resolution};
@@ -29,7 +29,7 @@ use vault::Keyring;
 use crate::{
     confirm::{Confirm, ConfirmedChange},
     console::{self, Console},
-    output::{Row, cells, or_dash, utc},
+    output::{TableRow, cells, or_dash, utc},
 };
 
 const LIST_EXAMPLES: &str = "Examples:
@@ -243,7 +243,7 @@ pub async fn run(command: &PlacementCommand, console: &Console) -> anyhow::Resul
                 code,
                 expired_date: expires.clone(),
             };
-            let entered = Entered {
+            let entered = ProfileEntry {
                 topup_id,
                 iccid,
                 profile: &profile,
@@ -253,7 +253,7 @@ pub async fn run(command: &PlacementCommand, console: &Console) -> anyhow::Resul
                 let ready = entered::enter(&mut connection, &vault, &entered, mode).await;
                 ready.map_err(|error| not_entered(topup_id, &error))
             };
-            let print = |ready: &Ready, dry_run| {
+            let print = |ready: &EnteredUnit, dry_run| {
                 let text = if dry_run { will_be_ready } else { is_ready };
                 console.print(ready, || text(ready))
             };
@@ -276,7 +276,7 @@ fn not_entered(topup_id: &TopupId, error: &NotEntered) -> anyhow::Error {
     anyhow!("no profile was entered for topup {topup_id}: {error}")
 }
 
-fn will_be_ready(ready: &Ready) -> String {
+fn will_be_ready(ready: &EnteredUnit) -> String {
     format!(
         "topup {} becomes ready with this profile, and its webhook is sent; {}",
         ready.topup_id,
@@ -284,7 +284,7 @@ fn will_be_ready(ready: &Ready) -> String {
     )
 }
 
-fn is_ready(ready: &Ready) -> String {
+fn is_ready(ready: &EnteredUnit) -> String {
     format!(
         "topup {} is ready, and its webhook is sent; {}",
         ready.topup_id,
@@ -292,7 +292,7 @@ fn is_ready(ready: &Ready) -> String {
     )
 }
 
-fn missing(ready: &Ready) -> String {
+fn missing(ready: &EnteredUnit) -> String {
     let placement = ready.placement_id;
     match ready.pending {
         0 => format!("nothing of placement {placement} is missing any more"),
@@ -356,7 +356,7 @@ fn list(found: &[ListedPlacement], limit: i64) -> String {
     }
 }
 
-fn row(one: &ListedPlacement) -> Row<11> {
+fn row(one: &ListedPlacement) -> TableRow<11> {
     let elsewhere = Some(one.elsewhere.join(", ")).filter(|names| !names.is_empty());
     cells!(one:
         placement_id, provider, elsewhere = or_dash(elsewhere), option = one.lane.clone(), state, attempt, bought = if one.bought { "yes" } else { "-" }.to_owned(),

@@ -4,7 +4,7 @@
 //! no new keys, so it needs no master key and no way to hand them over, and whoever learns of a leak at
 //! night need not wait for somebody who has both.
 
-use accounts::partners::{self, Ended, Partner};
+use accounts::partners::{self, EndedKeys, Partner};
 use anyhow::{Context, ensure};
 use clap::Args;
 use pg::{
@@ -30,7 +30,7 @@ order that is repeated with a new key and the same external_order_id is not boug
 new keys. A webhook secret that leaked with them is replaced by `esimctl partner rotate … webhook-secret`.";
 
 #[derive(Args, Clone, Debug)]
-pub struct Leaked {
+pub struct LeakedArgs {
     #[command(flatten)]
     which: PartnerArgs,
     /// End all keys of the partner, because it is not known which one leaked
@@ -40,7 +40,7 @@ pub struct Leaked {
     why: ReasonArgs,
 }
 
-pub async fn run(asked: &Leaked, console: &Console) -> anyhow::Result<()> {
+pub async fn run(asked: &LeakedArgs, console: &Console) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
     let partner = find(&mut connection, &asked.which.partner).await?;
     let typed = asked.which.partner.as_str();
@@ -73,7 +73,7 @@ pub async fn run(asked: &Leaked, console: &Console) -> anyhow::Result<()> {
     console.print(&shown, || describe(&partner, &ended))
 }
 
-fn describe(partner: &Partner, ended: &Ended) -> String {
+fn describe(partner: &Partner, ended: &EndedKeys) -> String {
     let name = printable(&partner.name);
     let next = match &ended.goes_on {
         Some(key) => format!("Its other key {key} goes on."),

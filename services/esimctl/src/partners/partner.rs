@@ -30,12 +30,12 @@ use crate::{
     confirm::ReasonArgs,
     console::Console,
     erase::{self, ErasePartner},
-    leaked::{self, Leaked},
+    leaked::{self, LeakedArgs},
     lookup::{PartnerArgs, candidates, find, with_name},
-    output::{Row, cells, or_dash, properties, utc},
+    output::{TableRow, cells, or_dash, properties, utc},
     partner_apply::{self, PartnerApplyArgs},
     partner_change::{change, host, set_webhook},
-    partner_file::Covered,
+    partner_file::CoverageRule,
     refused,
     rotate::{self, Rotate},
     terms::{MOST_LIMIT, check_scheme, describe, name, state},
@@ -123,7 +123,7 @@ pub enum PartnerCommand {
     Rotate(Rotate),
     /// End keys that are in wrong hands, at once
     #[command(after_help = leaked::EXAMPLES)]
-    Leaked(Leaked),
+    Leaked(LeakedArgs),
     /// Erase a disabled partner and the profiles of all its orders for good
     #[command(after_help = erase::PARTNER_EXAMPLES)]
     Erase(ErasePartner),
@@ -210,7 +210,7 @@ pub struct PartnerSetArgs {
     limits: LimitArgs,
     /// Whether the signature of a request must cover the query and the body
     #[arg(long)]
-    signed_body: Option<Covered>,
+    signed_body: Option<CoverageRule>,
     #[command(flatten)]
     http: HttpConfig,
     #[command(flatten)]
@@ -309,7 +309,7 @@ async fn set(asked: &PartnerSetArgs, console: &Console) -> anyhow::Result<()> {
         return change(which, (name, why), console, set).await;
     }
     if let Some(covered) = asked.signed_body {
-        let required = covered == Covered::Required;
+        let required = covered == CoverageRule::Required;
         let set = async |connection: &mut PgConnection, id| {
             partners::set_signed_body_required(connection, id, required).await
         };
@@ -416,7 +416,7 @@ async fn create(new: &PartnerCreateArgs, console: &Console) -> anyhow::Result<()
     })
 }
 
-fn row(partner: &Partner) -> Row<6> {
+fn row(partner: &Partner) -> TableRow<6> {
     let mut state = state(partner);
     // During a rotation: old keys or an old webhook secret that are still valid.
     for (what, until) in [

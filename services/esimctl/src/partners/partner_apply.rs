@@ -34,7 +34,7 @@ use crate::{
     manifest::ManifestArgs,
     output::properties,
     partner_change::{host, recorded},
-    partner_file::{self, CheckedPartner, Covered, WantedEndpoint},
+    partner_file::{self, CheckedPartner, CoverageRule, WantedEndpoint},
     partner_plan::{Steps, compare, names},
     plan::Plan,
     secret_file,
@@ -358,7 +358,7 @@ impl<'a> Act<'a> {
             self.set(id, domain::Command::PartnerSetEvents, set).await?;
         }
         if let (true, Some(covered)) = (steps.signed_body, wanted.signed_body) {
-            let required = covered == Covered::Required;
+            let required = covered == CoverageRule::Required;
             let set = async |connection: &mut PgConnection| {
                 partners::set_signed_body_required(connection, id, required).await
             };

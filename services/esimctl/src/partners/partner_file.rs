@@ -48,7 +48,7 @@ struct PartnerEntry {
     /// Whether the signature of a request must cover the query and the body.
     #[schema(inline)]
     #[serde(default)]
-    pub signed_body: Option<Covered>,
+    pub signed_body: Option<CoverageRule>,
     /// Whether the account's requests are denied.
     #[serde(default)]
     pub disabled: Option<bool>,
@@ -104,7 +104,7 @@ impl ToSchema for LimitEntry {}
 /// Whether the signature of a request must cover the query and the body.
 #[derive(Deserialize, Clone, Copy, Debug, PartialEq, Eq, ToSchema, ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub enum Covered {
+pub enum CoverageRule {
     /// Requests whose signature does not cover the query and the body are denied
     Required,
     /// Each request chooses whether its signature covers them
@@ -133,7 +133,7 @@ pub struct CheckedPartner {
     pub webhook_url: ManifestField<WebhookUrl>,
     pub events: Option<Vec<Kind>>,
     pub limits: NewLimits,
-    pub signed_body: Option<Covered>,
+    pub signed_body: Option<CoverageRule>,
     pub disabled: Option<bool>,
     pub endpoints: Vec<WantedEndpoint>,
 }

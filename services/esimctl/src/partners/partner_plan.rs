@@ -11,8 +11,8 @@ use webhooks::url::WebhookUrl;
 use crate::{
     manifest::ManifestField,
     partner_change::host,
-    partner_file::{CheckedPartner, Covered},
-    plan::{Planned, PlannedEffect},
+    partner_file::{CheckedPartner, CoverageRule},
+    plan::{PlannedEffect, PlannedEntry},
 };
 
 /// What has to be done for one entry.
@@ -44,7 +44,7 @@ pub async fn compare(
     transaction: &mut PgConnection,
     wanted: &CheckedPartner,
     partner: Option<&Partner>,
-) -> anyhow::Result<(Planned, Steps)> {
+) -> anyhow::Result<(PlannedEntry, Steps)> {
     let mut changes = Vec::new();
     let mut steps = Steps {
         create: partner.is_none(),
@@ -71,7 +71,7 @@ pub async fn compare(
     }
     compare_limits(&before.limits, wanted, &mut steps, &mut changes);
     if let Some(covered) = wanted.signed_body {
-        let becomes = covered == Covered::Required;
+        let becomes = covered == CoverageRule::Required;
         steps.signed_body = becomes != before.signed_body_required;
         if steps.signed_body {
             let word = |required| Some(if required { "required" } else { "optional" }.to_owned());
@@ -109,7 +109,7 @@ pub async fn compare(
         Some(_) if changes.is_empty() => PlannedEffect::Unchanged,
         Some(_) => PlannedEffect::Change,
     };
-    let planned = Planned {
+    let planned = PlannedEntry {
         effect,
         id: partner.map(|partner| partner.partner_id.to_string()),
         name: format!("{} ({})", wanted.name, wanted.environment),

@@ -6,7 +6,7 @@ use accounts::refused::{self, RefusedRequestView};
 use crate::{
     console::Console,
     lookup::{PartnerArgs, find},
-    output::{Row, cells, or_dash, utc},
+    output::{TableRow, cells, or_dash, utc},
 };
 
 /// Shows the newest refused requests of a partner, at most `limit` of each kind.
@@ -18,7 +18,7 @@ pub async fn run(which: &PartnerArgs, limit: u32, console: &Console) -> anyhow::
     console.print_list(&refused, none, row)
 }
 
-pub fn row(one: &RefusedRequestView) -> Row<8> {
+pub fn row(one: &RefusedRequestView) -> TableRow<8> {
     cells!(one:
         at = utc(one.at), status, errors,
         "external_order_id" = or_dash(one.external_order_id.as_ref()),

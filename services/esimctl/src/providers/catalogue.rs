@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use accounts::options::{self, ProductOption};
 use anyhow::ensure;
 use clap::{Args, Subcommand};
-use desk::operator::catalogue::{self, PairPosition, Pull, Pulled, Update};
+use desk::operator::catalogue::{self, CatalogueCounts, CatalogueUpdate, PairPosition, Update};
 use desk::operator::words::counted;
 use domain::{
     Environment, OptionId,
@@ -29,7 +29,7 @@ use serde_json::json;
 use crate::{
     confirm::{Confirm, ConfirmedChange},
     console::Console,
-    output::{Row, cells, or_dash, table},
+    output::{TableRow, cells, or_dash, table},
     provider_lists::ProviderListArgs,
 };
 
@@ -111,7 +111,7 @@ pub async fn run(command: &CatalogueCommand, console: &Console) -> anyhow::Resul
         );
     }
     if found.pull.is_empty() && !asked.confirm.dry_run {
-        return print(console, &found.report, Pulled::default(), false);
+        return print(console, &found.report, CatalogueCounts::default(), false);
     }
     let run =
         async |mode: Mode<'_>| Ok(catalogue::apply(&mut connection, &found.pull, mode).await?);
@@ -122,14 +122,19 @@ pub async fn run(command: &CatalogueCommand, console: &Console) -> anyhow::Resul
     };
     let change = ConfirmedChange {
         run,
-        describe: |pulled: &Pulled| found.report.text(*pulled, true),
-        print: |pulled: &Pulled, dry_run| print(console, &found.report, *pulled, dry_run),
+        describe: |pulled: &CatalogueCounts| found.report.text(*pulled, true),
+        print: |pulled: &CatalogueCounts, dry_run| print(console, &found.report, *pulled, dry_run),
     };
     let target = format!("catalogue of {}", source.name);
     asked.confirm.carry_out(command, &target, change).await
 }
 
-fn print(console: &Console, report: &Report, pulled: Pulled, dry_run: bool) -> anyhow::Result<()> {
+fn print(
+    console: &Console,
+    report: &Report,
+    pulled: CatalogueCounts,
+    dry_run: bool,
+) -> anyhow::Result<()> {
     let mut shown = json!(report);
     shown["created"] = json!(pulled.created);
     shown["updated"] = json!(pulled.updated);
@@ -234,7 +239,7 @@ struct Refused {
 
 struct Found {
     report: Report,
-    pull: Pull,
+    pull: CatalogueUpdate,
     /// Whether what is not listed is certainly gone.
     is_certain: bool,
 }
@@ -252,7 +257,7 @@ fn compare<'a>(
         products: offers.len(),
         ..Report::default()
     };
-    let mut pull = Pull::default();
+    let mut pull = CatalogueUpdate::default();
     let mut by_product: BTreeMap<&str, Vec<OurPair<'_>>> = BTreeMap::new();
     for pair in pairs_at(&asked.source.name, ours) {
         let product = product_of(pair.provider_option_id);
@@ -407,8 +412,8 @@ fn new_option(
 }
 
 impl Report {
-    fn text(&self, pulled: Pulled, dry_run: bool) -> String {
-        let Pulled {
+    fn text(&self, pulled: CatalogueCounts, dry_run: bool) -> String {
+        let CatalogueCounts {
             created,
             updated,
             disabled,
@@ -477,7 +482,7 @@ fn section<T, const N: usize>(
     lines: &mut Vec<String>,
     title: &str,
     rows: &[T],
-    row: impl Fn(&T) -> Row<N>,
+    row: impl Fn(&T) -> TableRow<N>,
 ) {
     if rows.is_empty() {
         return;

@@ -20,13 +20,13 @@ use pg::PgConnection;
 use serde_json::{Value, json};
 use store::providers;
 use tools::ledger::{
-    self, Comparison, Complete, Difference, LedgerFinding, ListedPurchase, Loader,
+    self, Comparison, CompletePeriod, Difference, LedgerFinding, ListedPurchase, Loader,
 };
 
 use crate::{
     csv::{Record, Records},
     exit::Discrepancies,
-    output::{Row, cells, or_dash, table},
+    output::{TableRow, cells, or_dash, table},
 };
 
 /// The maximum number of findings that `--json` lists.
@@ -54,7 +54,7 @@ pub fn check(found: &Comparison) -> Result<(), Discrepancies> {
 pub async fn of_loaded(
     connection: &mut PgConnection,
     provider: &str,
-    complete: Option<Complete>,
+    complete: Option<CompletePeriod>,
 ) -> anyhow::Result<Comparison> {
     Ok(ledger::compare(connection, provider, complete, MOST).await?)
 }
@@ -288,7 +288,7 @@ pub fn described(found: &Comparison) -> String {
     lines.join("\n")
 }
 
-fn row(finding: &LedgerFinding) -> Row<10> {
+fn row(finding: &LedgerFinding) -> TableRow<10> {
     cells!(finding:
         kind = <&str>::from(finding.kind).to_owned(), line = or_dash(finding.line), order_id, "bought at" = or_dash(finding.at.as_ref()),
         option = or_dash(finding.option.as_ref()), units = or_dash(finding.units),

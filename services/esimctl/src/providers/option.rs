@@ -13,7 +13,7 @@ use crate::{
     confirm::{self, Confirm},
     console::Console,
     option_file::{self, OptionApplyArgs},
-    output::{Row, cells, or_dash},
+    output::{TableRow, cells, or_dash},
 };
 
 const LIST_EXAMPLES: &str = "Examples:
@@ -186,7 +186,7 @@ fn effect(option: &NamedOption, enabled: bool, changed: bool, dry_run: bool) -> 
     format!("option {name} ({option_id}, provider {provider}) {state} {consequence}")
 }
 
-fn row(option: &ProductOption) -> Row<8> {
+fn row(option: &ProductOption) -> TableRow<8> {
     let enabled = if option.enabled { "yes" } else { "no" }.to_owned();
     let alternatives: Vec<String> = option
         .alternatives

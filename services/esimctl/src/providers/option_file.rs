@@ -25,7 +25,7 @@ use crate::{
     confirm::ReasonArgs,
     console::Console,
     manifest::{self, ManifestArgs, ManifestField},
-    plan::{Plan, Planned, PlannedEffect},
+    plan::{Plan, PlannedEffect, PlannedEntry},
 };
 
 pub const EXAMPLES: &str = "Examples:
@@ -133,7 +133,7 @@ fn planned(
     option: &ProductOption,
     was: Option<&options::StoredOption>,
     is_written: bool,
-) -> Planned {
+) -> PlannedEntry {
     let (effect, changes) = match was.map(|was| &was.option) {
         _ if !is_written => (PlannedEffect::Unchanged, Vec::new()),
         None => (PlannedEffect::Create, Vec::new()),
@@ -146,7 +146,7 @@ fn planned(
             differences(&json!(was), &json!(option)),
         ),
     };
-    Planned {
+    PlannedEntry {
         effect,
         id: Some(option.option_id.to_string()),
         name: option.name.clone(),

@@ -21,7 +21,7 @@ use store::{
 use crate::{
     confirm::ChangeAuthor,
     console::{self, Console},
-    output::{Row, cells, or_dash, printable, utc},
+    output::{TableRow, cells, or_dash, printable, utc},
     provider_check::{self, ProviderCheckArgs},
     reconcile::{self, Reconcile},
 };
@@ -149,7 +149,7 @@ pub async fn run(command: &ProviderCommand, console: &Console) -> anyhow::Result
     console.print(&breaker, || describe(&breaker))
 }
 
-fn row(breaker: &ProviderBreaker) -> Row<6> {
+fn row(breaker: &ProviderBreaker) -> TableRow<6> {
     cells!(breaker:
         provider = breaker.name.clone(), breaker = breaker.state.as_str().to_owned(),
         "open until" = or_dash(breaker.open_until.map(utc)), openings, since = utc(breaker.changed_at),
@@ -157,7 +157,7 @@ fn row(breaker: &ProviderBreaker) -> Row<6> {
     )
 }
 
-fn lane_row(lane: &WaitingLane) -> Row<4> {
+fn lane_row(lane: &WaitingLane) -> TableRow<4> {
     cells!(lane: provider, lane, since = utc(lane.since), "why it waits" = why(lane))
 }
 

@@ -11,7 +11,7 @@ use provisioner::providers::{Sold, Span};
 use runtime::moment::past;
 use serde_json::json;
 use time::{Duration, OffsetDateTime};
-use tools::ledger::{Complete, ListedPurchase, Loader};
+use tools::ledger::{CompletePeriod, ListedPurchase, Loader};
 
 use crate::{console::Console, ledger as findings, provider_lists::ProviderListArgs};
 
@@ -70,7 +70,7 @@ pub async fn run(asked: &Reconcile, console: &Console) -> anyhow::Result<()> {
         loader.add(&purchase).await?;
     }
     loader.finish().await?;
-    let complete = Complete {
+    let complete = CompletePeriod {
         since: asked.since,
         until: now - LATE,
     };

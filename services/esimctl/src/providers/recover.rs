@@ -11,7 +11,7 @@ use clap::Args;
 use desk::operator::words::counted;
 use pg::actions::Mode;
 use serde_json::json;
-use tools::recover::{self, Recovered};
+use tools::recover::{self, RecoveryCounts};
 
 use crate::{
     confirm::{Confirm, ConfirmedChange},
@@ -115,8 +115,8 @@ pub async fn run(command: &RecoverArgs, console: &Console) -> anyhow::Result<()>
         None => text,
     };
     let describe =
-        |recovered: &Recovered| with_ledger(described(recovered, treatment, "would be moved"));
-    let print = |recovered: &Recovered, dry_run| {
+        |recovered: &RecoveryCounts| with_ledger(described(recovered, treatment, "would be moved"));
+    let print = |recovered: &RecoveryCounts, dry_run| {
         let mut shown = json!(recovered);
         if let Some(found) = &found {
             shown["ledger"] = ledger::shown(found);
@@ -147,8 +147,8 @@ pub async fn run(command: &RecoverArgs, console: &Console) -> anyhow::Result<()>
 }
 
 /// The effect of the command as text. `moved` is the verb: "moved", or "would be moved".
-fn described(recovered: &Recovered, treatment: Treatment, moved: &str) -> String {
-    let Recovered {
+fn described(recovered: &RecoveryCounts, treatment: Treatment, moved: &str) -> String {
+    let RecoveryCounts {
         accepted,
         placing,
         parked,

@@ -11,7 +11,7 @@ use time::OffsetDateTime;
 use crate::{
     console::Console,
     moment::check_range,
-    output::{Row, cells, or_dash, utc},
+    output::{TableRow, cells, or_dash, utc},
 };
 
 const EXAMPLES: &str = "Examples:
@@ -71,7 +71,7 @@ pub async fn run(command: &ActionCommand, console: &Console) -> anyhow::Result<(
     console.print_list(&found, "There are no recorded actions.", row)
 }
 
-fn row(action: &RecordedAction) -> Row<9> {
+fn row(action: &RecordedAction) -> TableRow<9> {
     let operator = format!("{} ({})", action.operator, action.database_role);
     let from = match (&action.via, &action.source) {
         (Some(via), Some(source)) => format!("{via} at {source}"),

@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use crate::{
     console::Console,
-    output::{Row, cells, or_dash, utc},
+    output::{TableRow, cells, or_dash, utc},
 };
 
 const LIST_EXAMPLES: &str = "Examples:
@@ -48,7 +48,7 @@ pub async fn run(command: &ArchiveCommand, console: &Console) -> anyhow::Result<
     }
 }
 
-fn row(archive: &Archive) -> Row<6> {
+fn row(archive: &Archive) -> TableRow<6> {
     let completed = archive
         .completed_at
         .map_or_else(|| "not complete".to_owned(), utc);

@@ -18,7 +18,7 @@ use url::Url;
 use crate::{
     confirm::ChangeAuthor,
     console::Console,
-    output::{Row, cells, or_dash, printable, utc},
+    output::{TableRow, cells, or_dash, printable, utc},
 };
 
 const CREATE_EXAMPLES: &str = "Examples:
@@ -244,7 +244,7 @@ fn print_link(console: &Console, link: &ConsoleUrlArgs, set_up: &SetUp) -> anyho
     })
 }
 
-fn row(account: &OperatorAccount) -> Row<6> {
+fn row(account: &OperatorAccount) -> TableRow<6> {
     let state = match (account.disabled_at, account.has_password) {
         (Some(_), _) => "disabled",
         (None, true) => "active",

@@ -11,7 +11,7 @@
 use accounts::partners;
 use anyhow::{Context, bail};
 use clap::Args;
-use desk::master_key::{self, KeyUsage, Pass, ResealFailure};
+use desk::master_key::{self, KeyUsage, ResealFailure, ResealPass};
 use desk::operator::words::counted;
 use pg::{PgConnection, config::MasterKeyConfig};
 use runtime::terminal::progress;
@@ -131,7 +131,7 @@ async fn check(connection: &mut PgConnection, vault: &Vault) -> anyhow::Result<(
         )
 }
 
-fn cells(row: &Row) -> output::Row<5> {
+fn cells(row: &Row) -> output::TableRow<5> {
     let state = match (row.encrypts, row.configured, &row.key) {
         (true, ..) if row.purposes.len() < Keyring::ALL.len() => {
             &format!("encrypts {}", row.purposes.join(", "))
@@ -182,7 +182,7 @@ pub async fn run(asked: &Reencrypt, console: &Console) -> anyhow::Result<()> {
     let mut failed = Vec::new();
     for _ in 0..PASSES {
         let before = reencrypted;
-        let pass = master_key::reencrypt(&mut connection, &vault, |pass: &Pass| {
+        let pass = master_key::reencrypt(&mut connection, &vault, |pass: &ResealPass| {
             progress(format!(
                 "{} of {all} encrypted again",
                 before + pass.reencrypted

@@ -16,7 +16,7 @@ use serde_json::json;
 use crate::{
     confirm::{Confirm, ConfirmedChange},
     console::Console,
-    output::{Row, cells},
+    output::{TableRow, cells},
 };
 
 const LIST_EXAMPLES: &str = "Examples:
@@ -84,7 +84,7 @@ pub async fn run(command: &RetentionCommand, console: &Console) -> anyhow::Resul
     }
 }
 
-fn row(term: &Term) -> Row<2> {
+fn row(term: &Term) -> TableRow<2> {
     cells!(term: class, kept = kept(term.days))
 }
 

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use domain::PlacementId;
 use pg::PgConnection;
 use serde_json::{Value, json};
-use tools::ledger::{Complete, ListedPurchase, Loader, compare};
+use tools::ledger::{CompletePeriod, ListedPurchase, Loader, compare};
 
 use crate::support::{CONFIRMED, Ended, Operator, Order, store_order};
 use crate::text;
@@ -197,7 +197,7 @@ async fn kinds_in(
     }
     loader.finish().await.unwrap();
     let now = runtime::clock::now();
-    let complete = Complete {
+    let complete = CompletePeriod {
         since: now - time::Duration::HOUR,
         until: now + time::Duration::HOUR,
     };

@@ -33,7 +33,7 @@ use crate::{
     },
     http::{
         codes::ErrorCode,
-        error::{ApiError, Limited},
+        error::{ApiError, ReachedLimit},
     },
     limits::LimitsConfig,
     metrics::{AdmissionGauges, GaugeReader},
@@ -427,7 +427,7 @@ fn adapt(limit: &InFlightLimit, overload: &Mutex<Overload>, began: Instant, dela
 fn too_many(limit: u32) -> ApiError {
     let code = ErrorCode::TooManyInFlight;
     let message = code.message_with(limit);
-    ApiError::Limited(Limited {
+    ApiError::Limited(ReachedLimit {
         code,
         bound: "max_in_flight",
         message,
@@ -439,7 +439,7 @@ fn too_many(limit: u32) -> ApiError {
 /// 429: the partner uses its share of a limit that all partners share. `bound` names the limit.
 fn share_in_use(bound: &'static str, used: u64) -> ApiError {
     let code = ErrorCode::ShareInUse;
-    ApiError::Limited(Limited {
+    ApiError::Limited(ReachedLimit {
         code,
         bound,
         message: code.message_with(used),

@@ -11,7 +11,7 @@
 //! 6. If the account requires it, the signature covers the body; if the signature covers it, the
 //!    body that arrived is the signed one.
 //!
-//! Guarantees: a [`Signed`] request was signed with a valid key of an active partner, at most five
+//! Guarantees: a [`SignedRequest`] was signed with a valid key of an active partner, at most five
 //! minutes from our clock. Within this window the same request may arrive again. Replays are not
 //! recognised, because the replicas share no memory. A replayed order does no harm, because its
 //! external id is unique as long as the order stands.
@@ -48,7 +48,7 @@ struct HeaderNames {
 
 /// A request whose head is authentic. Only [`Authenticator::head`] makes one, so a handler that
 /// takes one cannot forget the check.
-pub(crate) struct Signed {
+pub(crate) struct SignedRequest {
     pub(crate) partner: Arc<KnownPartner>,
     /// The digest of the body in the signature; `None` if the signature does not cover the body.
     pub(crate) body_digest: Option<HeaderValue>,
@@ -122,7 +122,7 @@ impl Authenticator {
 
     /// Checks the head of a request: steps 1 to 6 of the module's list, and whether the signature
     /// covers the body if it must. [`Authenticator::body`] checks the body itself.
-    pub(crate) async fn head(&self, parts: &Parts) -> Result<Signed, AuthenticationFailure> {
+    pub(crate) async fn head(&self, parts: &Parts) -> Result<SignedRequest, AuthenticationFailure> {
         let mut sender = None;
         let checked = self.check(parts, &mut sender).await;
         checked.map_err(|error| AuthenticationFailure { error, sender })
@@ -133,7 +133,7 @@ impl Authenticator {
         &self,
         parts: &Parts,
         sender: &mut Option<RequestSender>,
-    ) -> Result<Signed, ApiError> {
+    ) -> Result<SignedRequest, ApiError> {
         let names = &self.names;
         for name in [
             &names.access_key,
@@ -223,7 +223,7 @@ impl Authenticator {
         if partner.signed_body_required && body_digest.is_none() {
             return Err(self.denied_naming(ErrorCode::ContentSha256Missing, &names.content_sha256));
         }
-        Ok(Signed {
+        Ok(SignedRequest {
             body_digest: body_digest.cloned(),
             partner,
         })
@@ -244,7 +244,7 @@ impl Authenticator {
 
     /// Checks that the body is the one that was signed. Without a digest the signature does not
     /// cover the body, so every body passes.
-    pub(crate) fn body(&self, signed: &Signed, received: &[u8]) -> Result<(), ApiError> {
+    pub(crate) fn body(&self, signed: &SignedRequest, received: &[u8]) -> Result<(), ApiError> {
         match &signed.body_digest {
             Some(digest) if !signing::request::is_digest(digest.as_bytes(), received) => {
                 Err(self.denied_naming(ErrorCode::ContentSha256Invalid, &self.names.content_sha256))

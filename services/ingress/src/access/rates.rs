@@ -25,7 +25,7 @@ use crate::{
     access::directory::KnownPartner,
     http::{
         codes::ErrorCode,
-        error::{ApiError, Limited},
+        error::{ApiError, ReachedLimit},
     },
     limits::LimitsConfig,
 };
@@ -290,7 +290,7 @@ impl Rate {
     fn limited(&self, wait: Duration) -> ApiError {
         let limit = self.per_second.get();
         let message = ErrorCode::RateLimited.message_with(format_args!("{limit} {}", self.what));
-        ApiError::Limited(Limited {
+        ApiError::Limited(ReachedLimit {
             code: ErrorCode::RateLimited,
             bound: self.bound,
             message,
@@ -386,7 +386,7 @@ mod tests {
                 reset: 90
             }
         );
-        let Err(ApiError::Limited(Limited { wait, .. })) =
+        let Err(ApiError::Limited(ReachedLimit { wait, .. })) =
             rate.check(NonZeroU32::new(200).unwrap())
         else {
             panic!("the request was not limited");

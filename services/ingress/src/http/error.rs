@@ -32,7 +32,7 @@ const MAX_CODES: usize = 20;
 /// An extension of a response that replaces another one on purpose ([`crate::orders::mishap`]). It
 /// holds the status of the replaced one, which the metrics record.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Instead(pub(crate) StatusCode);
+pub(crate) struct ReplacedStatus(pub(crate) StatusCode);
 
 /// One error of a 422.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,7 +111,7 @@ pub(crate) enum ApiError {
     /// 422 with all errors of the request.
     Unprocessable(Vec<RequestFault>),
     /// 429: a limit of the partner is used up for a time.
-    Limited(Limited),
+    Limited(ReachedLimit),
     /// 503: this process is overloaded, or an earlier request with the same external id is not decided
     /// yet. `bound` names what was reached, for the metrics and the log.
     Unavailable {
@@ -124,7 +124,7 @@ pub(crate) enum ApiError {
 
 /// A limit of a partner that is used up.
 #[derive(Debug)]
-pub(crate) struct Limited {
+pub(crate) struct ReachedLimit {
     pub(crate) code: ErrorCode,
     /// The name of the limit, for the metrics and the log.
     pub(crate) bound: &'static str,
@@ -185,7 +185,7 @@ impl ApiError {
 
     /// 429: the last such request was less than its minimum interval ago. `wait` is left of it.
     pub(crate) fn too_soon(code: ErrorCode, wait: Duration) -> Self {
-        Self::Limited(Limited {
+        Self::Limited(ReachedLimit {
             code,
             bound: code.name(),
             message: code.message().into(),
@@ -210,7 +210,7 @@ impl ApiError {
         match self {
             Self::Plain { code, .. } => code.name(),
             Self::Unprocessable(faults) => faults.first().map_or("none", |fault| fault.code.name()),
-            Self::Limited(Limited { bound, .. }) | Self::Unavailable { bound, .. } => bound,
+            Self::Limited(ReachedLimit { bound, .. }) | Self::Unavailable { bound, .. } => bound,
             Self::Internal(_) => ErrorCode::InternalError.name(),
         }
     }
@@ -227,7 +227,7 @@ impl ApiError {
                     .collect();
             }
             Self::Plain { code, .. }
-            | Self::Limited(Limited { code, .. })
+            | Self::Limited(ReachedLimit { code, .. })
             | Self::Unavailable { code, .. } => *code,
             Self::Internal(_) => ErrorCode::InternalError,
         };
@@ -264,7 +264,7 @@ impl IntoResponse for ApiError {
                 )
                     .into_response()
             }
-            Self::Limited(Limited {
+            Self::Limited(ReachedLimit {
                 code,
                 message,
                 limit,

@@ -112,7 +112,7 @@ impl RequestLine {
 }
 
 /// The answer to a refused request.
-pub(crate) struct Answered<'a> {
+pub(crate) struct RefusalAnswer<'a> {
     pub(crate) request_id: Uuid,
     pub(crate) status: StatusCode,
     pub(crate) reason: &'static str,
@@ -217,7 +217,12 @@ impl Refusals {
     }
 
     /// Keeps a refused request, unless there are too many of its kind.
-    pub(crate) fn note(&self, sender: RequestSender, asked: &RequestLine, answered: Answered<'_>) {
+    pub(crate) fn note(
+        &self,
+        sender: RequestSender,
+        asked: &RequestLine,
+        answered: RefusalAnswer<'_>,
+    ) {
         let kind = asked.kind(sender.signed);
         let Some(unrecorded) = self.counted.pass(sender.partner, kind) else {
             self.metrics.refusals(RefusalRecording::Limited, 1);

@@ -76,7 +76,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(400);
 const FRESH_IDS: usize = 3;
 
 /// A 201, as the handler sends it.
-pub(crate) struct Created {
+pub(crate) struct CreatedAnswer {
     pub(crate) body: Bytes,
     /// The deadline: after it, the response is not sent.
     pub(crate) deadline: Moment,
@@ -84,7 +84,7 @@ pub(crate) struct Created {
     pub(crate) departed: oneshot::Sender<()>,
 }
 
-pub(crate) type OrderAnswer = Result<Created, ApiError>;
+pub(crate) type OrderAnswer = Result<CreatedAnswer, ApiError>;
 
 pub(crate) struct OrderService {
     pub(crate) database: Database,
@@ -133,14 +133,14 @@ struct Stored {
     began: Instant,
     /// The time from then until the order was stored.
     time_to_store: Duration,
-    /// The moment before the INSERT was sent; see [`Inserted::sent`].
+    /// The moment before the INSERT was sent; see [`InsertResult::sent`].
     sent: Moment,
     /// When the order can no longer be answered. It is a moment before the `answer_by` that
     /// PostgreSQL has stored; see [`pipeline::timing`].
     answer_deadline: Moment,
 }
 
-pub(crate) struct Inserted {
+pub(crate) struct InsertResult {
     /// Whether the order was stored. If not, an earlier order has its external id.
     stored: bool,
     /// The moment before the INSERT was sent, from which the time of the answer counts. PostgreSQL
@@ -152,25 +152,26 @@ impl Writer for InsertAndAnnounce {
     const NAME: &'static str = "commit-orders";
     const STATEMENT: (&'static str, &'static str) = ("INSERT", "orders");
     type Item = NewOrder;
-    type Output = Inserted;
+    type Output = InsertResult;
     type Error = pg::Error;
 
-    async fn write(&self, orders: &[NewOrder]) -> Result<Vec<Inserted>, pg::Error> {
+    async fn write(&self, orders: &[NewOrder]) -> Result<Vec<InsertResult>, pg::Error> {
         let insert = async |connection: &mut PgConnection| {
             let sent = Moment::now();
             let stored = store::orders::insert(connection, orders).await?;
             Ok::<Vec<_>, pg::Error>(
                 stored
                     .into_iter()
-                    .map(|stored| Inserted { stored, sent })
+                    .map(|stored| InsertResult { stored, sent })
                     .collect(),
             )
         };
         let inserted = perform(Effect::CommitOrders, self.database.run(insert)).await?;
         // An order whose answer waits for no verdict gets its 201 first; see `answer_then_publish`,
         // which publishes its jobs afterwards.
-        let awaited =
-            |(order, inserted): &(&NewOrder, &Inserted)| order.awaits_verdicts() && inserted.stored;
+        let awaited = |(order, inserted): &(&NewOrder, &InsertResult)| {
+            order.awaits_verdicts() && inserted.stored
+        };
         for (order, _) in orders.iter().zip(&inserted).filter(awaited) {
             publish(&self.jobs, order);
         }
@@ -458,7 +459,7 @@ impl OrderService {
         &self,
         order: &mut NewOrder,
         answer: &mut oneshot::Sender<OrderAnswer>,
-    ) -> Result<Inserted, ApiError> {
+    ) -> Result<InsertResult, ApiError> {
         let deadline = tokio::time::Instant::now() + self.queue_deadline;
         let mut tries = 0;
         loop {
@@ -552,7 +553,7 @@ async fn send_201_and_wait(
     let (departed, departure) = oneshot::channel();
     perform(Effect::Answer, async {
         if answer
-            .send(Ok(Created {
+            .send(Ok(CreatedAnswer {
                 body: body.into(),
                 deadline,
                 departed,

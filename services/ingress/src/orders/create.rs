@@ -23,7 +23,7 @@ use tracing::{Span, field};
 
 use crate::{
     access::{
-        admission::AdmittedOrder, authentication::Signed, directory::KnownPartner,
+        admission::AdmittedOrder, authentication::SignedRequest, directory::KnownPartner,
         gate::RequestGate, rates::RateState,
     },
     http::{
@@ -36,7 +36,7 @@ use crate::{
     limits::OrderSize,
     metrics::{Metrics, OrderResult},
     orders::{
-        accept::{self, Created, OrderService},
+        accept::{self, CreatedAnswer, OrderService},
         check,
         mishap::Mishaps,
         request::{self, Draft},
@@ -138,7 +138,7 @@ pub(crate) async fn create_order(
 /// for the record of a refused order, and what is left of the partner's rate.
 async fn receive(
     app: &CreateOrder,
-    signed: &Signed,
+    signed: &SignedRequest,
     headers: &HeaderMap,
     body: Body,
     notes: &mut Notes,
@@ -203,7 +203,7 @@ async fn create(
     Span::current().record("order.id", field::display(order.order_id));
     let answered = app.orders.submit(order, received.admitted).await;
     let answered = answered.context("the order's task ended without an answer");
-    let Created {
+    let CreatedAnswer {
         body,
         deadline,
         departed,

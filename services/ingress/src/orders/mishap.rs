@@ -30,7 +30,7 @@ use crate::{
     http::{
         codes::ErrorCode,
         connection::{Connection, unsent_body},
-        error::{ApiError, Instead, Limited},
+        error::{ApiError, ReachedLimit, ReplacedStatus},
     },
     orders::request::Draft,
 };
@@ -91,7 +91,7 @@ impl Mishap {
             .into_response(),
             Self::LostAnswer => (status, unsent_body(Arc::clone(connection))).into_response(),
         };
-        spoiled.extensions_mut().insert(Instead(status));
+        spoiled.extensions_mut().insert(ReplacedStatus(status));
         spoiled
     }
 }
@@ -177,7 +177,7 @@ impl Mishaps {
         let wait = REFUSED_FOR
             .checked_sub(waited)
             .filter(|left| !left.is_zero())?;
-        Some(ApiError::Limited(Limited {
+        Some(ApiError::Limited(ReachedLimit {
             code: ErrorCode::RateLimited,
             bound: "sandbox_option",
             message: ErrorCode::RateLimited.message_with("1 such order (this option asks for it)"),

@@ -34,7 +34,7 @@ use webhooks::{dns::Dns, guard::Guard, qr::QrUrls};
 use super::query;
 use crate::{
     access::{
-        admission::InFlightPermit, authentication::Signed, directory::KnownPartner,
+        admission::InFlightPermit, authentication::SignedRequest, directory::KnownPartner,
         gate::RequestGate,
     },
     http::{
@@ -332,7 +332,7 @@ fn sent_by(mut response: Response, id: PartnerId) -> Response {
 /// other is left to the handler.
 async fn checked(
     gate: &RequestGate,
-    signed: &Signed,
+    signed: &SignedRequest,
     headers: &HeaderMap,
     body: Body,
 ) -> Result<Body, ApiError> {

@@ -26,7 +26,7 @@ use super::{
     },
     session::{self, ExaminedSession},
     slow,
-    stages::{self, Life, Stage},
+    stages::{self, Stage, StageProcesses},
     waiting::{self, WaitingQueue, WaitingWork},
 };
 use crate::{
@@ -51,7 +51,7 @@ pub struct HealthReport {
     /// The time of the database.
     pub at: OffsetDateTime,
     /// One for each stage, in the order in which an order passes them.
-    pub stages: Vec<Life>,
+    pub stages: Vec<StageProcesses>,
     pub waiting: WaitingWork,
     pub breakers: Vec<ProviderBreaker>,
     /// The endpoints of which something is to be known, as [`endpoints::noted`] reads them.
@@ -238,7 +238,7 @@ pub fn of_server(session: &ExaminedSession, server: &ServerState, findings: &mut
     }
 }
 
-fn of_stages(stages: &[Life], waiting: &WaitingWork, findings: &mut Vec<Finding>) {
+fn of_stages(stages: &[StageProcesses], waiting: &WaitingWork, findings: &mut Vec<Finding>) {
     for life in stages {
         let stage = life.stage;
         if life.is_dead() {
@@ -267,12 +267,12 @@ fn of_stages(stages: &[Life], waiting: &WaitingWork, findings: &mut Vec<Finding>
 
 /// A process that has just lost its connection makes a new one within a second, so that alone is not
 /// told.
-fn of_nats(stages: &[Life], now: OffsetDateTime, findings: &mut Vec<Finding>) {
-    let lasting = |life: &&Life| {
+fn of_nats(stages: &[StageProcesses], now: OffsetDateTime, findings: &mut Vec<Finding>) {
+    let lasting = |life: &&StageProcesses| {
         life.no_nats_since
             .is_some_and(|since| now - since > NATS_AWAY)
     };
-    let without: Vec<&Life> = stages.iter().filter(lasting).collect();
+    let without: Vec<&StageProcesses> = stages.iter().filter(lasting).collect();
     let since = without.iter().filter_map(|life| life.no_nats_since).min();
     if since.is_none() {
         return;
@@ -284,7 +284,7 @@ fn of_nats(stages: &[Life], now: OffsetDateTime, findings: &mut Vec<Finding>) {
 }
 
 /// What the pulses of processes tell that work, or would.
-fn of_processes(stages: &[Life], findings: &mut Vec<Finding>) {
+fn of_processes(stages: &[StageProcesses], findings: &mut Vec<Finding>) {
     for life in stages {
         let stage = life.stage;
         if let Some((ahead, since)) = life.clock_off {

@@ -46,7 +46,7 @@ impl Stage {
 
 /// The processes of a stage.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Life {
+pub struct StageProcesses {
     pub stage: Stage,
     /// The processes that have committed a pulse within [`SILENCE`].
     pub running: u64,
@@ -71,7 +71,7 @@ pub struct Life {
     pub missing_since: Option<OffsetDateTime>,
 }
 
-impl Life {
+impl StageProcesses {
     /// Whether no process of the stage does anything.
     pub fn is_dead(&self) -> bool {
         self.running == 0
@@ -89,7 +89,7 @@ struct Process {
 }
 
 /// Reads how each stage lives. The table has a row for each process of the last 30 days.
-pub async fn read(connection: &mut PgConnection) -> Result<Vec<Life>> {
+pub async fn read(connection: &mut PgConnection) -> Result<Vec<StageProcesses>> {
     let query = sqlx::query!(
         r#"SELECT stage, started_at, at, stopped, no_nats_since,
                   nats_refused, nats_refused_since, clock_ahead, clock_off_since, at > now() - make_interval(secs => $1) AS "runs!",
@@ -115,7 +115,7 @@ pub async fn read(connection: &mut PgConnection) -> Result<Vec<Life>> {
             runs: row.runs,
             no_nats_since: row.no_nats_since,
         });
-        Life {
+        StageProcesses {
             nats_refused: refused.min_by_key(|(_, since)| *since),
             clock_off: off.min_by_key(|(_, since)| *since),
             ..of(stage, &missed.collect::<Vec<_>>(), last)
@@ -125,7 +125,7 @@ pub async fn read(connection: &mut PgConnection) -> Result<Vec<Life>> {
 }
 
 /// Each process that died leaves a place, and each that begins takes the oldest one that is free.
-fn of(stage: Stage, processes: &[Process], last: Option<OffsetDateTime>) -> Life {
+fn of(stage: Stage, processes: &[Process], last: Option<OffsetDateTime>) -> StageProcesses {
     let deaths = processes
         .iter()
         .filter(|one| !one.runs && !one.stopped)
@@ -143,7 +143,7 @@ fn of(stage: Stage, processes: &[Process], last: Option<OffsetDateTime>) -> Life
     }
     let running = processes.iter().filter(|one| one.runs).count();
     let without_nats = processes.iter().filter(|one| one.runs);
-    Life {
+    StageProcesses {
         stage,
         no_nats_since: without_nats.filter_map(|one| one.no_nats_since).min(),
         nats_refused: None,

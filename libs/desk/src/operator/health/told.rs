@@ -624,7 +624,7 @@ impl FindingKind {
 
 #[cfg(test)]
 mod tests {
-    use pg::down::Away;
+    use pg::down::ServerAway;
     use serde_json::json;
     use store::providers::ProviderBreaker;
     use time::macros::datetime;
@@ -637,7 +637,7 @@ mod tests {
         let since = datetime!(2026-11-28 12:00 UTC);
         let why = "a commit takes too long".to_owned();
         let read = FindingKind::DatabaseDown { why: why.clone() };
-        let noticed = Away::Down(why);
+        let noticed = ServerAway::Down(why);
         assert_eq!(
             json!(Finding::new(read, Some(since)).told()),
             noticed.told(since)
@@ -645,7 +645,7 @@ mod tests {
         for ahead in [-600.0, 12.0, 31.0] {
             let of = Clock::Postgresql;
             let read = Finding::new(FindingKind::ClockOff { of, ahead }, Some(since));
-            assert_eq!(json!(read.told()), Away::Clock(ahead).told(since));
+            assert_eq!(json!(read.told()), ServerAway::Clock(ahead).told(since));
         }
     }
 

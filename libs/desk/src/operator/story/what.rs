@@ -12,7 +12,7 @@ use crate::operator::minute::minute;
 /// What happened at a moment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-pub enum What {
+pub enum MomentKind {
     /// The order was stored.
     Accepted,
     /// The order was answered with 422.
@@ -105,34 +105,34 @@ pub struct StoryMoment {
     #[serde(with = "time::serde::rfc3339")]
     pub at: OffsetDateTime,
     #[serde(flatten)]
-    pub what: What,
+    pub what: MomentKind,
 }
 
 /// What happened to the purchase, to its provider or to an endpoint; `None` if the moment is about
 /// something else.
-pub fn told(what: &What) -> Option<String> {
+pub fn told(what: &MomentKind) -> Option<String> {
     Some(match what {
-        What::Attempted {
+        MomentKind::Attempted {
             attempt, provider, ..
         } => format!("try {attempt} of the purchase was sent to {provider}"),
-        What::Placed {
+        MomentKind::Placed {
             provider,
             by: Some(by),
             ..
         } => format!("{by} found that {provider} has the purchase"),
-        What::Placed { provider, .. } => format!("{provider} confirmed the purchase"),
-        What::Rejected {
+        MomentKind::Placed { provider, .. } => format!("{provider} confirmed the purchase"),
+        MomentKind::Rejected {
             provider, reason, ..
         } => format!(
             "{provider} rejected the purchase, so the next provider is asked: {}",
             reason.detail.as_deref().unwrap_or_default()
         ),
-        What::NotFound { .. } => {
+        MomentKind::NotFound { .. } => {
             "the provider was asked and does not have the purchase (believed once a later answer agrees)"
                 .into()
         }
-        What::Parked { reason, .. } => format!("on hold: {}", because(reason)),
-        What::Failed {
+        MomentKind::Parked { reason, .. } => format!("on hold: {}", because(reason)),
+        MomentKind::Failed {
             units,
             reason,
             is_exact,
@@ -149,7 +149,7 @@ pub fn told(what: &What) -> Option<String> {
             };
             format!("{esims} failed: {}{when}", because(reason))
         }
-        What::Noted {
+        MomentKind::Noted {
             kind,
             provider,
             endpoint_id,
@@ -196,14 +196,14 @@ pub fn told(what: &What) -> Option<String> {
                 attempt.map_or_else(String::new, |attempt| format!("try {attempt}: "));
             format!("{attempt}{text}")
         }
-        What::Accepted
-        | What::Refused
-        | What::Cancelled
-        | What::Acted { .. }
-        | What::Ready { .. }
-        | What::Webhook { .. }
-        | What::Due { .. }
-        | What::Erased => return None,
+        MomentKind::Accepted
+        | MomentKind::Refused
+        | MomentKind::Cancelled
+        | MomentKind::Acted { .. }
+        | MomentKind::Ready { .. }
+        | MomentKind::Webhook { .. }
+        | MomentKind::Due { .. }
+        | MomentKind::Erased => return None,
     })
 }
 
@@ -231,7 +231,10 @@ fn resolved(before: Option<&Was>, after: Option<&Was>) -> String {
 }
 
 /// Whether something of the purchase, of its provider or of an endpoint did not go straight.
-pub fn is_off_the_path(what: &What) -> bool {
-    let straight = matches!(what, What::Attempted { .. } | What::Placed { by: None, .. });
+pub fn is_off_the_path(what: &MomentKind) -> bool {
+    let straight = matches!(
+        what,
+        MomentKind::Attempted { .. } | MomentKind::Placed { by: None, .. }
+    );
     !straight && told(what).is_some()
 }
