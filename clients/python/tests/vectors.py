@@ -6,7 +6,7 @@ import re
 
 
 def vector(name: str) -> dict[str, str]:
-    """The lines ``key: value`` of a vector. ``GUIDE`` names the file of the guide."""
+    """The lines ``key: value`` of a vector. ``GUIDE`` names a file with the guide and the reference."""
     guide = pathlib.Path(os.environ["GUIDE"]).read_text()
     found = re.search(rf"<!-- {name} vector -->\n```\n(.*?)```", guide, re.DOTALL)
     assert found, f"the guide has no {name} vector"

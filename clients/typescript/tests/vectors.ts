@@ -8,7 +8,7 @@ export const setting = (name: string): string => {
   return value;
 };
 
-/** The lines `key: value` of a vector. `GUIDE` names the file of the guide. */
+/** The lines `key: value` of a vector. `GUIDE` names a file with the guide and the reference. */
 export function vector(name: string): (key: string) => string {
   const guide = readFileSync(setting("GUIDE"), "utf8");
   const found = new RegExp(`<!-- ${name} vector -->\n\`\`\`\n([^]*?)\`\`\``).exec(guide)?.[1];

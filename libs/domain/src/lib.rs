@@ -22,6 +22,7 @@ pub mod placement;
 pub mod product;
 pub mod reason;
 pub mod rotation;
+pub mod sandbox;
 pub mod standing;
 pub mod states;
 pub mod stored;

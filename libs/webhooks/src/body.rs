@@ -28,13 +28,16 @@ pub struct WebhookBody<'a> {
     #[schema(example = "LPA:1$smdp.example.com$A1B2C3D4E5F60718")]
     download_link: String,
     /// A PNG picture of the QR code of `download_link`. The last part of the path is its width in
-    /// pixels; you may replace it by a number from 64 to 1024. Keep `?mac=…` if it is there.
+    /// pixels; you may replace it by a number from 64 to 1024. Keep `?mac=…` if it is there. It has
+    /// no expiry date, but do not rely on it for years: you can draw the QR code of `download_link`
+    /// yourself.
     #[schema(
         example = "https://esim.example.com/qr/LPA%3A1%24smdp.example.com%24A1B2C3D4E5F60718/300"
     )]
     qrcode_img_url: String,
     /// The expiry date of the eSIM as the provider gives it, without a time zone. Take it for the
-    /// last day on which the eSIM can be installed and first used.
+    /// last day on which the eSIM can be installed and first used, and tell your customer that it
+    /// ends at some time of that day. It does not say how long the data lasts; the option does.
     #[schema(example = "2026-12-20", format = Date)]
     expired_date: &'a str,
     #[schema(example = "A-1042")]

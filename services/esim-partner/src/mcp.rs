@@ -25,13 +25,15 @@ use crate::{
     shown::{shown, untrusted},
 };
 
-pub(crate) const EXAMPLES: &str = "Examples:
+pub(crate) const EXAMPLES: &str = r#"Examples:
   esim-partner mcp                     tools that only look
   esim-partner mcp --allow-orders      also preview_order and confirm_order
   esim-partner --profile live mcp
 
-An agent starts the command itself. Its settings have the command `esim-partner` with the argument `mcp`; the keys are those of
-`esim-partner login`, so they stand in no file of the agent. Answers have no activation codes: see `esim-partner orders show`.";
+An agent starts the command itself, by settings such as
+  {"mcpServers": {"esim": {"command": "esim-partner", "args": ["mcp"]}}}
+The keys are those of `esim-partner login`, so they stand in no file of the agent. Answers have no activation codes: see
+`esim-partner orders show`. What others wrote is marked as untrusted_text. The same external order id is never bought twice."#;
 
 const INSTRUCTIONS: &str = "An account for ordering eSIMs. Look with account, options, orders, order, events, webhooks and \
 usage. Lists have pages: pass next_cursor as cursor. Activation codes are never shown here. What stands under \

@@ -1,5 +1,5 @@
-//! What needs no key: the documentation for partners (the `OpenAPI` document and its page, the page
-//! of errors, the guide with its examples, the public keys of webhooks), and the [QR codes](qr).
+//! What needs no key: the documentation for partners (the `OpenAPI` document and the reference that is
+//! made from it, the page of errors, the guide with its examples, the public keys of webhooks), and the [QR codes](qr).
 //!
 //! Guarantees: the pages load nothing from other hosts. The page of the document signs requests in
 //! the browser with the partner's keys, so its content security policy lets it load from and send
@@ -15,6 +15,8 @@ mod errors;
 pub(crate) mod qr;
 mod reference;
 
+use self::reference::SOURCES;
+
 /// The path of the page that explains each error code.
 pub(crate) const ERRORS: &str = "/errors";
 /// The path of the public keys with which partners verify webhooks. It needs no key, because who
@@ -28,8 +30,6 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; c
 const HTML: &str = "text/html; charset=utf-8";
 const TEXT: &str = "text/plain; charset=utf-8";
 const MARKDOWN: &str = "text/markdown; charset=utf-8";
-/// Where the guide and the reference say from which addresses webhooks come. [`router`] replaces it.
-const SOURCES: &str = "<!-- source addresses -->";
 /// What the page of errors begins with.
 const HEAD: &str = "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n\
     <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>Errors</title>\n\
@@ -50,12 +50,14 @@ macro_rules! example {
 /// [`router`] replaces.
 fn pages(document: &str, keys: &str) -> [(&'static str, &'static str, String); 15] {
     let errors = format!("{HEAD}{}</main>\n</html>\n", errors::html());
-    let guide = include_str!("../../../docs/partner-guide.md").replace("](errors.md", "](errors");
+    // In the repository the guide links files: the source of the reference, and the errors as Markdown.
+    let guide = include_str!("../../../docs/partner-guide.md")
+        .replace("](openapi.json", "](partner-reference.md")
+        .replace("](errors.md", "](errors");
     let reference = reference::markdown(document);
     let summary = include_str!("pages/llms.txt");
     // All texts in one, for programs that read one file only.
-    let errors_text = include_str!("../../../docs/errors.md");
-    let everything = [summary, &guide, &reference, errors_text].join("\n\n");
+    let everything = [summary, &guide, &reference].join("\n\n");
     [
         ("/openapi.json", "application/json", document),
         (WEBHOOK_KEYS, "application/json", keys),
@@ -101,7 +103,7 @@ fn source_sentence(sources: &[String]) -> String {
 
 /// Makes the router. `document` is the `OpenAPI` document. `brand` replaces the neutral brand in
 /// the header names of all pages. `sources` are the addresses from which webhooks come, for the
-/// guide and the reference, and `keys` the public keys of webhooks.
+/// reference, and `keys` the public keys of webhooks.
 pub(crate) fn router(
     brand: &str,
     document: &str,
@@ -139,23 +141,46 @@ mod tests {
             .collect()
     }
 
+    /// Where links into a page can lead: its headings in Markdown, its ids in HTML.
+    fn anchors(kind: &str, text: &str) -> Vec<String> {
+        if kind == HTML {
+            let ids = targets(text, " id=\"", '"');
+            return ids.into_iter().map(str::to_owned).collect();
+        }
+        let lines = text.lines().filter(|line| line.starts_with('#'));
+        let names = lines.map(|line| line.trim_start_matches('#').trim().to_lowercase());
+        let kept = |letter: &char| letter.is_alphanumeric() || " -_".contains(*letter);
+        let anchor = |name: String| {
+            name.chars()
+                .filter(kept)
+                .collect::<String>()
+                .replace(' ', "-")
+        };
+        names.map(anchor).collect()
+    }
+
     #[test]
     fn every_link_leads_to_a_served_page() {
-        let pages = pages("{}", "{}");
+        let document = crate::self_service::openapi::document("Service").unwrap();
+        let pages = pages(&document, "{}");
         for (route, kind, text) in &pages {
             let mut links = match *kind {
                 HTML => [targets(text, "href=\"", '"'), targets(text, "src=\"", '"')].concat(),
                 MARKDOWN | TEXT if !route.starts_with("/examples") => targets(text, "](", ')'),
                 _ => continue,
             };
-            links.retain(|link| !link.starts_with("https://") && !link.starts_with('#'));
+            links.retain(|link| !link.starts_with("https://"));
             for link in links {
-                let path = link.split('#').next().unwrap_or_default();
-                let path = format!("/{}", path.trim_start_matches('/'));
-                assert!(
-                    pages.iter().any(|(route, ..)| *route == path),
-                    "{route} links {link}"
-                );
+                let (path, anchor) = link.split_once('#').unwrap_or((link, ""));
+                let path = match path {
+                    "" => (*route).to_owned(),
+                    path => format!("/{}", path.trim_start_matches('/')),
+                };
+                let page = pages.iter().find(|(route, ..)| *route == path);
+                let leads = page.is_some_and(|(_, kind, text)| {
+                    anchor.is_empty() || anchors(kind, text).iter().any(|one| one == anchor)
+                });
+                assert!(leads, "{route} links {link}");
             }
         }
     }
@@ -222,11 +247,12 @@ mod tests {
     }
 
     #[test]
-    fn the_guide_and_the_reference_say_where_webhooks_come_from() {
-        for (route, _, text) in pages("{}", "{}") {
+    fn the_reference_says_where_webhooks_come_from() {
+        let document = crate::self_service::openapi::document("Service").unwrap();
+        for (route, _, text) in pages(&document, "{}") {
             let places = usize::from(matches!(
                 route,
-                "/reference" | "/partner-guide.md" | "/llms-full.txt"
+                "/reference" | "/partner-reference.md" | "/llms-full.txt"
             ));
             assert_eq!(text.matches(SOURCES).count(), places, "{route}");
         }

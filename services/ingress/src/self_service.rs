@@ -19,6 +19,7 @@ mod endpoints;
 mod esims;
 mod events;
 pub(crate) mod fields;
+mod groups;
 mod listen;
 mod notices;
 pub(crate) mod openapi;

@@ -3,7 +3,8 @@
 //! An option's name says how it behaves, for example `bought-then-silent`, and its id is derived
 //! from the name. Partners order such an option to see how their own systems cope, and the tests to
 //! see how the pipeline copes. A new option is one entry in [`SCRIPTS`], one row in
-//! docs/sandbox.md, and one row in the guide. An option without a script behaves as `ready`.
+//! docs/sandbox.md, and what partners see of it in [`domain::sandbox`]. An option without a script
+//! behaves as `ready`.
 //!
 //! Three options make ingress misbehave and not this provider: `stored-then-500`, `answer-lost` and
 //! `limited-first`. They are here because the catalogue is made of the scripts. Ingress plays them
@@ -30,9 +31,6 @@ pub struct Script {
     /// The number of callbacks for each unit that becomes ready.
     pub callbacks: u8,
     pub after: AfterDeliveryScript,
-    /// What a partner sees after it has ordered the option, for the catalogue. `esim-partner
-    /// trigger` shows it, and expects a 422 if it begins with one.
-    pub outcome: &'static str,
 }
 
 /// What `POST /api/v2/order` does. An order is bought whole or not at all.
@@ -97,7 +95,6 @@ const READY: Script = Script {
     at_get: AtGet::Ready,
     callbacks: 0,
     after: AfterDeliveryScript::Unused,
-    outcome: "201, and the webhook at once",
 };
 
 const NOT_ON_SALE: ScriptedRefusal = ScriptedRefusal {
@@ -116,7 +113,6 @@ const SCRIPTS: &[(&str, Script)] = &[
         Script {
             at_get: AtGet::ReadyAfter(Duration::from_secs(2)),
             callbacks: 1,
-            outcome: "201, and the webhook about 2 s later",
             ..READY
         },
     ),
@@ -124,7 +120,6 @@ const SCRIPTS: &[(&str, Script)] = &[
         "refused",
         Script {
             at_post: AtPost::Refuses(NOT_ON_SALE),
-            outcome: "422; nothing is bought",
             ..READY
         },
     ),
@@ -132,7 +127,6 @@ const SCRIPTS: &[(&str, Script)] = &[
         "out-of-stock",
         Script {
             at_post: AtPost::Refuses(SOLD_OUT),
-            outcome: "422; nothing is bought",
             ..READY
         },
     ),
@@ -140,7 +134,6 @@ const SCRIPTS: &[(&str, Script)] = &[
         "bought-then-error",
         Script {
             at_post: AtPost::BuysThenErrs,
-            outcome: "201; the webhook comes after the look-up at the provider",
             ..READY
         },
     ),
@@ -148,7 +141,6 @@ const SCRIPTS: &[(&str, Script)] = &[
         "bought-then-silent",
         Script {
             at_post: AtPost::BuysThenIsSilent,
-            outcome: "201; the webhook comes after the look-up at the provider, later",
             ..READY
         },
     ),
@@ -156,7 +148,6 @@ const SCRIPTS: &[(&str, Script)] = &[
         "never-ready",
         Script {
             at_get: AtGet::Never,
-            outcome: "201; the topup stays `processing`, no webhook",
             ..READY
         },
     ),
@@ -165,7 +156,6 @@ const SCRIPTS: &[(&str, Script)] = &[
         Script {
             at_get: AtGet::FirstFails(Duration::from_secs(1)),
             callbacks: 1,
-            outcome: "with 2 or more units: one topup is `failed`, the others get webhooks",
             ..READY
         },
     ),
@@ -173,7 +163,6 @@ const SCRIPTS: &[(&str, Script)] = &[
         "duplicate-callback",
         Script {
             callbacks: 2,
-            outcome: "201, and one webhook for each unit",
             ..READY
         },
     ),
@@ -181,7 +170,6 @@ const SCRIPTS: &[(&str, Script)] = &[
         "slow",
         Script {
             at_post: AtPost::BuysThenWaits(Duration::from_secs(5)),
-            outcome: "201 after about 2 s; the webhook some seconds later",
             ..READY
         },
     ),
@@ -189,7 +177,6 @@ const SCRIPTS: &[(&str, Script)] = &[
         "flapping",
         Script {
             at_post: AtPost::ErrsFirst(2),
-            outcome: "201; the webhook after retries at the provider, within minutes",
             ..READY
         },
     ),
@@ -200,7 +187,6 @@ const SCRIPTS: &[(&str, Script)] = &[
                 attempts: 2,
                 retry_after: 1,
             },
-            outcome: "201; the webhook after retries at the provider, within a minute or so",
             ..READY
         },
     ),
@@ -211,7 +197,6 @@ const SCRIPTS: &[(&str, Script)] = &[
                 attempts: 1,
                 retry_after: 60,
             },
-            outcome: "201; the provider is busy for a minute, in which the order can be cancelled",
             ..READY
         },
     ),
@@ -219,7 +204,6 @@ const SCRIPTS: &[(&str, Script)] = &[
         "in-use",
         Script {
             after: AfterDeliveryScript::InUse,
-            outcome: "201, and the webhook at once; the eSIM is installed and has used data",
             ..READY
         },
     ),
@@ -227,7 +211,6 @@ const SCRIPTS: &[(&str, Script)] = &[
         "return-lost",
         Script {
             after: AfterDeliveryScript::LostReturn,
-            outcome: "201, and the webhook at once; a give-back succeeds after a moment",
             ..READY
         },
     ),
@@ -235,31 +218,12 @@ const SCRIPTS: &[(&str, Script)] = &[
         "return-unclear",
         Script {
             after: AfterDeliveryScript::UnclearReturn,
-            outcome: "201, and the webhook at once; a give-back stays under way, and then on hold",
             ..READY
         },
     ),
-    (
-        "stored-then-500",
-        Script {
-            outcome: "500 although the order is stored; a repeat says that its id is taken",
-            ..READY
-        },
-    ),
-    (
-        "answer-lost",
-        Script {
-            outcome: "no answer although the order is stored; a repeat says that its id is taken",
-            ..READY
-        },
-    ),
-    (
-        "limited-first",
-        Script {
-            outcome: "429 with Retry-After; a repeat after that time gets 201",
-            ..READY
-        },
-    ),
+    ("stored-then-500", READY),
+    ("answer-lost", READY),
+    ("limited-first", READY),
 ];
 
 /// The option id of a scripted option, which is the same in the catalogue and at the provider.
@@ -284,7 +248,7 @@ pub fn is_scripted(name: &str) -> bool {
 pub fn catalogue(provider: &str, price: Option<&str>) -> Value {
     let guard = price.map(|price| format!("@{price}")).unwrap_or_default();
     let cost = price.map(|price| json!({ "price": price, "currency": "USD" }));
-    let options = SCRIPTS.iter().map(|(name, script)| {
+    let options = SCRIPTS.iter().map(|(name, _)| {
         let id = option_id(name);
         let is_sandbox = provider == "sandbox";
         let live_id = || option_id(&format!("{provider}/{name}"));
@@ -294,7 +258,7 @@ pub fn catalogue(provider: &str, price: Option<&str>) -> Value {
             "provider": provider,
             "provider_option_id": format!("{id}{guard}"),
             "environment": if is_sandbox { "sandbox" } else { "live" },
-            "details": {"country": "JP", "days": 30, "data_gb": 5, "outcome": script.outcome},
+            "details": {"country": "JP", "days": 30, "data_gb": 5, "outcome": domain::sandbox::outcome(name)},
             "standard": {
                 "countries": COUNTRIES,
                 "data_mb": MEGABYTES,
@@ -381,9 +345,8 @@ mod tests {
             .take_while(|line| *line != "## Faults of the whole provider")
             .filter_map(|line| line.strip_prefix("| `")?.split('`').next())
             .collect();
-        assert_eq!(
-            documented,
-            SCRIPTS.iter().map(|(name, _)| *name).collect::<Vec<_>>()
-        );
+        assert_eq!(documented, names().collect::<Vec<_>>());
+        let seen = domain::sandbox::OPTIONS.map(|(name, _)| name);
+        assert_eq!(seen.as_slice(), documented);
     }
 }

@@ -12,8 +12,9 @@ use uuid::Uuid;
 /// The body of create-order.
 #[derive(ToSchema)]
 pub(crate) struct OrderRequest {
-    /// Your own id of the order, with at most 255 characters. It must be unique among your orders.
-    /// If you repeat a request, send the same id, so that the order is stored only once.
+    /// Your own id of the order, with at most 255 characters, which are compared exactly. It must be
+    /// unique among your orders. If you repeat a request, send the same id, so that the order is
+    /// stored only once. Do not use `.` or `..`, which many clients and proxies remove from a path.
     #[schema(example = "A-1042", min_length = 1, max_length = 255)]
     external_order_id: String,
     #[schema(min_items = 1)]
@@ -68,7 +69,7 @@ pub(crate) struct InvalidJson(#[to_schema] Message);
 #[derive(ToResponse)]
 pub(crate) struct BadRequest(#[to_schema] Message);
 
-/// Nothing of this account has this id
+/// Nothing of this account has this id. An id of another partner gets the same answer
 #[derive(ToResponse)]
 #[response(headers(("X-Service-Error" = String, description = "`not_found`")))]
 pub(crate) struct NotFound(#[to_schema] Message);
@@ -105,7 +106,7 @@ pub(crate) struct ContentEncodingUnsupported(#[to_schema] Message);
 /// The request is refused, and all its errors are named. This request bought nothing and never will
 #[derive(ToResponse)]
 #[response(headers(
-    ("X-Service-Error" = String, description = "The codes of the errors. Codes of items have the index of the item, from 0: `option_not_found; item=1, qty_invalid; item=2`"),
+    ("X-Service-Error" = String, description = "The codes of the errors. Codes of items have the index of the item, from 0: `option_not_found; item=1, qty_invalid; item=2`. If `external_order_id_taken` is one of several, an earlier order with this id is stored, whatever else is wrong"),
     ("Location" = String, description = "Only with `external_order_id_taken`: the path of the order that an earlier request stored")))]
 pub(crate) struct Unprocessable(#[to_schema] Messages);
 
@@ -114,7 +115,7 @@ pub(crate) struct Unprocessable(#[to_schema] Messages);
 #[derive(ToResponse)]
 pub(crate) struct Internal(#[to_schema] Message);
 
-/// The authentication failed
+/// The authentication failed. Sign each request anew
 #[derive(ToResponse)]
 #[response(headers(("X-Service-Error" = String, description = "The check that failed, such as `signature_invalid`")))]
 pub(crate) struct Unauthorized(#[to_schema] DeniedResponse);
@@ -128,8 +129,8 @@ pub(crate) struct Unauthorized(#[to_schema] DeniedResponse);
     ("RateLimit-Reset" = u32, description = "The same number of seconds as `Retry-After`")))]
 pub(crate) struct TooManyRequests(#[to_schema] Message);
 
-/// The service is overloaded, and this request stored nothing. Send it again after `Retry-After`
-/// seconds
+/// The service is overloaded, or an earlier request with the same `external_order_id` has no answer
+/// yet. This request stored nothing. Send it again after `Retry-After` seconds
 #[derive(ToResponse)]
 #[response(headers(("Retry-After" = u32, description = "The number of seconds after which to send the request again")))]
 pub(crate) struct Overloaded(#[to_schema] Message);

@@ -148,12 +148,14 @@ pub(crate) fn explanation(code: ErrorCode) -> &'static str {
              of its own."
         }
         ErrorCode::ProviderRejected => {
-            "The provider rejected the order, and the message says why. You can use the \
-             `external_order_id` again. Order something else, or send the order again later."
+            "The provider rejected the order, and the message says why: `eSIM Request failed - \
+             Status: <code>, Message: <message>`. You can use the `external_order_id` again. \
+             Order something else, or send the order again later."
         }
         ErrorCode::ProviderUnreachable => {
-            "We could not reach the provider, so nothing was bought. You can use the \
-             `external_order_id` again, so send the same order again later."
+            "We could not reach the provider, so nothing was bought: `API connection error (Order \
+             ID: <id>)`. You can use the `external_order_id` again, so send the same order again \
+             later."
         }
         ErrorCode::ProviderUnavailable => {
             "The provider had too much to do or does not serve us at the moment, so nothing \

@@ -1,7 +1,7 @@
-//! The page that explains each error code to partners: `/errors` as HTML, and `docs/errors.md`,
-//! which a test compares with the generated text.
+//! The explanation of each error code for partners: `/errors` as HTML, a list in the reference, and
+//! `docs/errors.md`, which a test compares with the generated text.
 //!
-//! Both are generated from [`crate::http::codes`] and [`crate::http::explanations`], so that a code and its explanation
+//! All are generated from [`crate::http::codes`] and [`crate::http::explanations`], so that a code and its explanation
 //! cannot differ.
 
 use std::fmt::Write;
@@ -41,6 +41,17 @@ pub(crate) fn html() -> String {
         );
     }
     page
+}
+
+/// The codes as a list in Markdown, for the reference.
+pub(super) fn list() -> String {
+    let lines = ErrorCode::VARIANTS.iter().map(|code| {
+        let name = code.name();
+        let facts = facts(*code);
+        let text = explanation(*code);
+        format!("- [`{name}`](errors#{name}): {facts} {text}\n")
+    });
+    lines.collect()
 }
 
 /// The status of an error, and whether something was bought.

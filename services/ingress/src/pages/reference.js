@@ -18,7 +18,7 @@ export function operations(document) {
       operation,
     })),
   );
-  const tags = ["Orders", "Topups", "Options", "Webhook", "Account"];
+  const tags = (document.tags ?? []).map(({ name }) => name);
   const place = ({ tag }) => (tags.includes(tag) ? tags.indexOf(tag) : tags.length);
   return found.sort((one, other) => place(one) - place(other) || one.path.localeCompare(other.path));
 }

@@ -38,7 +38,6 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// A webhook, as it is sent to an endpoint: that of an eSIM, or a further event. Forward the body
 /// byte for byte, because the signature covers it.
 #[derive(Serialize, ToSchema)]
-#[schema(as = Webhook)]
 struct ListenedWebhook {
     /// The headers: `content-type`, `webhook-id`, `webhook-timestamp` (the time of this answer),
     /// `webhook-signature`, and for a further event `webhook-type`.
@@ -50,7 +49,6 @@ struct ListenedWebhook {
 
 /// Webhooks, the oldest first.
 #[derive(Serialize, ToSchema)]
-#[schema(as = Webhooks)]
 struct ListenedWebhooks {
     webhooks: Vec<ListenedWebhook>,
     /// The cursor of the next request. It is never null, because there is always a next request.

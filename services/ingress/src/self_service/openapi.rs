@@ -4,7 +4,7 @@
 //!
 //! [`crate::run`] makes the document once, with the brand of this installation. What utoipa cannot
 //! derive from the handlers is added here: the signing headers, the webhooks that we send, and the
-//! responses that every operation can have.
+//! responses that every operation can have. What is true of more than one request is in [`groups`].
 
 use domain::event::Kind;
 use serde_json::{Map, Value, json};
@@ -15,7 +15,7 @@ use utoipa::{
 };
 
 use super::{
-    account, delivery_list, endpoints, esims, events, listen, notices, options, orders,
+    account, delivery_list, endpoints, esims, events, groups, listen, notices, options, orders,
     redeliveries, sandbox, topups, webhook,
 };
 use crate::http::described::{
@@ -33,7 +33,6 @@ const PREFIX: &str = "X-Service-";
     info(
         title = "Partner eSIM ordering",
         version = "1",
-        description = "Order eSIMs, look orders up, and receive each eSIM by webhook. Each error response has stable codes in `X-Service-Error`, by which your program should decide. Every answer has an `X-Request-Id`; quote it when you ask us about a request. An error without `X-Service-Error` is not from us, but from something in between, such as a proxy, and counts as no answer. After a 5xx or without an answer, an order may be stored: repeat it with the same `external_order_id` until you get a definite answer, which the guide defines. Ignore fields, headers and codes that you do not know, because we may add some. Each `GET` request may also be sent as `HEAD`, which gets the same status and headers without a body.",
         license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0")
     ),
     servers(
@@ -81,7 +80,7 @@ impl Modify for Signed {
             (
                 "content_sha256",
                 "Content-SHA256",
-                "The SHA-256 of the body as it is sent, in lowercase hexadecimal. A request without a body has the SHA-256 of no bytes. With this header the signature also covers the query and the body. It is optional unless your account requires it.",
+                "The SHA-256 of the body as it is sent, in lowercase hexadecimal. A request without a body has the SHA-256 of no bytes. With this header the signature also covers the query and the body. It is optional unless your account or the request requires it, but we advise against leaving it out, because whoever has such headers can send another body. Once all your requests have it, ask us to refuse those without it.",
             ),
         ];
         let components = document.components.get_or_insert_default();
@@ -104,6 +103,8 @@ impl Modify for Signed {
 /// Makes the document as JSON text, with the header names of a brand.
 pub(crate) fn document(brand: &str) -> serde_json::Result<String> {
     let mut document = serde_json::to_value(Document::openapi())?;
+    document["info"]["description"] = json!(groups::INTRODUCTION);
+    document["tags"] = groups::tags();
     document["webhooks"] = webhooks();
     let schemas = document["components"]["schemas"].take();
     share(&mut document["components"]["responses"], &schemas);
@@ -171,13 +172,17 @@ impl HeaderKind {
 const HEADERS: [(&str, &str, HeaderKind); 8] = [
     (
         "X-Request-Id",
-        "The id of the request, in letters and digits; quote it when you ask us about the request",
+        "The id of the request, in letters and digits; quote it when you ask us about the request. Only a 503 that refuses a connection has none",
         HeaderKind::Text,
     ),
-    ("Cache-Control", "Always `no-store`", HeaderKind::Text),
+    (
+        "Cache-Control",
+        "Always `no-store`, because an answer may hold secrets",
+        HeaderKind::Text,
+    ),
     (
         "X-Service-Error",
-        "The stable codes of the errors, those of `ErrorCode`",
+        "The stable codes of the errors, those of `ErrorCode`. If an item of an order or a parameter is wrong, its index, counted from 0, or its name follows: `option_not_found; item=1, qty_invalid; item=2` or `limit_invalid; parameter=limit`",
         HeaderKind::Text,
     ),
     (
@@ -192,7 +197,7 @@ const HEADERS: [(&str, &str, HeaderKind); 8] = [
     ),
     (
         "RateLimit-Limit",
-        "The limit per second: of orders in the answer to an order, otherwise of requests",
+        "The limit per second: of orders in the answer to an order, in a 429 the one that you have reached, otherwise of requests. Each of our processes limits for itself, so in total you can send more",
         HeaderKind::Number,
     ),
     (
@@ -377,11 +382,11 @@ fn webhooks() -> Value {
         "esim_ready": webhook(None, "Esim", "An eSIM is ready",
             "One webhook is sent for each topup to each endpoint that wants it, never before the answer of create-order. Verify the signature before you trust the body. The same webhook can arrive twice; it then has the same `webhook-id`."),
         "topup_failed": webhook(Some("topup.failed"), "TopupFailed", "A topup will have no eSIM",
-            "Sent only if you asked for it with `PUT /webhook`. The order of the topup was answered with 201, but its eSIM will not be delivered."),
+            "Sent when it is certain that a topup of an accepted order will have no eSIM, and only if you asked for it with `PUT /webhook`. In the sandbox it comes after an order of the option `partly`."),
         "key_expiring": webhook(Some("key.expiring"), "KeyExpiring", "Old keys or an old webhook secret end soon",
-            "Sent only if you asked for it with `PUT /webhook`, so that you can change your programs before the old ones end."),
+            "Sent six hours before your old keys or your old webhook secret end, unless we agreed on another time, and only if you asked for it with `PUT /webhook`. In the sandbox `POST /sandbox/events` makes one, after which no key ends."),
         "webhook_test": webhook(Some("webhook.test"), "WebhookTest", "A test",
-            "Sent once, without retries, when you ask for it with `POST /webhook/test`."),
+            "Sent once, without retries, when you ask for it with `POST /webhook/test`, and deleted if it cannot be sent within five minutes."),
         "notice": webhook(Some("notice.endpoint_blocked"), "NoticeEvent", "A notice",
             "Sent to the `url` that you set with `PUT /notices`, not to the webhook endpoint. The header `webhook-type` has the type of the notice. The first one is `notice.verify` with the code that activates the channel."),
     })

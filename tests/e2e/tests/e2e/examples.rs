@@ -234,7 +234,7 @@ fn value<'a>(block: &[&'a str], name: &str) -> &'a str {
 }
 
 #[test]
-fn the_guides_test_vectors_are_true() {
+fn the_test_vectors_of_the_guide_and_the_reference_are_true() {
     let guide = std::fs::read_to_string(workspace().join("docs/partner-guide.md")).unwrap();
     let vector = block(&guide, "<!-- request vector -->");
     let secret = SecretKey::from_base64(value(&vector, "secret key")).unwrap();
@@ -261,7 +261,12 @@ fn the_guides_test_vectors_are_true() {
     );
     assert_eq!(value(&vector, "webhook-signature"), signature);
 
-    let vector = block(&guide, "<!-- public key vector -->");
+    let document = std::fs::read(workspace().join("docs/openapi.json")).unwrap();
+    let document: Value = serde_json::from_slice(&document).unwrap();
+    let groups = document["tags"].as_array().unwrap();
+    let group = groups.iter().find(|group| group["name"] == "Webhook");
+    let reference = group.unwrap()["description"].as_str().unwrap();
+    let vector = block(reference, "<!-- public key vector -->");
     let key = PublicKey::parse(value(&vector, "public key")).unwrap();
     let timestamp = value(&vector, "webhook-timestamp").parse().unwrap();
     assert!(key.verify(
@@ -273,13 +278,15 @@ fn the_guides_test_vectors_are_true() {
 }
 
 #[tokio::test]
-async fn the_guide_names_every_sandbox_option_by_its_id() {
+async fn the_reference_names_every_sandbox_option_by_its_id() {
     let stack = Stack::start().await.unwrap();
-    let guide = std::fs::read_to_string(workspace().join("docs/partner-guide.md")).unwrap();
+    let url = format!("{}/partner-reference.md", stack.base_url);
+    let answer = testkit::http::client().unwrap().get(url).send().await;
+    let reference = answer.unwrap().text().await.unwrap();
     let options = stack.esimctl.options().await.unwrap();
     assert!(options.len() >= 12);
     for option in options {
         let row = format!("| `{}` | `{}` |", option.name, option.option_id);
-        assert!(guide.contains(&row), "{row}");
+        assert!(reference.contains(&row), "{row}");
     }
 }

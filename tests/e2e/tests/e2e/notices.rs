@@ -280,11 +280,11 @@ async fn new_source_addresses_are_shown_and_told_once() {
         account["source_addresses"],
         json!(["198.51.100.7", "2001:db8::/48"])
     );
-    let guide = testkit::http::client()
+    let reference = testkit::http::client()
         .unwrap()
-        .get(format!("{}/partner-guide.md", stack.base_url));
-    let guide = guide.send().await.unwrap().text().await.unwrap();
-    assert!(guide.contains("come from 198.51.100.7, 2001:db8::/48"));
+        .get(format!("{}/partner-reference.md", stack.base_url));
+    let reference = reference.send().await.unwrap().text().await.unwrap();
+    assert!(reference.contains("come from 198.51.100.7, 2001:db8::/48"));
 
     let channel = Receiver::start().await.unwrap();
     channel_at(&shop, &channel).await;

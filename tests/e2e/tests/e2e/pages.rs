@@ -73,6 +73,7 @@ async fn the_pages_are_those_of_the_brand() {
     for route in [
         "openapi.json",
         "partner-guide.md",
+        "partner-reference.md",
         "llms.txt",
         "llms-full.txt",
         "errors",
