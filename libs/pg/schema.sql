@@ -834,7 +834,7 @@ CREATE OR REPLACE FUNCTION public.kind_of_work(state text, attempt integer)
  RETURNS text
  LANGUAGE sql
  IMMUTABLE PARALLEL SAFE
-RETURN CASE state WHEN 'accepted'::text THEN CASE WHEN (attempt = 0) THEN 'buy'::text ELSE 'buy_again'::text END WHEN 'placing'::text THEN 'find'::text ELSE 'collect'::text END
+RETURN CASE state WHEN 'accepted'::text THEN CASE WHEN (attempt = 0) THEN 'buy'::text ELSE 'buy_again'::text END WHEN 'placing'::text THEN 'look_up'::text ELSE 'collect'::text END
 
 CREATE OR REPLACE FUNCTION public.make_events(of_kind text, of_topup text)
  RETURNS void

@@ -122,8 +122,8 @@ const SEALED: [Sealed; 6] = [
     },
     Sealed {
         table: "delivery_attempts",
-        column: "answer",
-        what: "answer",
+        column: "response_start",
+        what: "response",
         key: &[
             ("delivery_id", "uuid"),
             ("attempt", "integer"),

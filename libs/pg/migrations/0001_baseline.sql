@@ -669,7 +669,7 @@ CREATE TABLE delivery_attempts (
     -- The result in one word: `delivered`, `status_5xx`, `timeout`, …
     class text NOT NULL,
     -- The beginning of a response that did not acknowledge, encrypted: endpoints echo what they got.
-    answer bytea,
+    response_start bytea,
     -- What was wrong with an attempt that got no readable response, beside its class: for example that the certificate of the
     -- endpoint has expired. The text is ours and bounded; nothing decides by it.
     detail text,
@@ -677,7 +677,7 @@ CREATE TABLE delivery_attempts (
     PRIMARY KEY (delivery_id, attempt, at),
     CONSTRAINT delivery_attempts_bounds CHECK (
         at BETWEEN '0001-01-01 00:00:00+00' AND '9999-12-31 00:00:00+00'
-        AND greatest(octet_length(class), octet_length(answer), octet_length(detail)) <= 100000)
+        AND greatest(octet_length(class), octet_length(response_start), octet_length(detail)) <= 100000)
 );
 -- Retention reads attempts in the order of time.
 CREATE INDEX delivery_attempts_at ON delivery_attempts (at);
@@ -811,7 +811,7 @@ CREATE INDEX work_at ON work (kind, provider, at);
 CREATE FUNCTION kind_of_work(state text, attempt integer) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE state
     WHEN 'accepted' THEN CASE WHEN attempt = 0 THEN 'buy' ELSE 'buy_again' END
-    WHEN 'placing' THEN 'find'
+    WHEN 'placing' THEN 'look_up'
     ELSE 'collect'
 END;
 

@@ -37,7 +37,7 @@ pub enum Effect {
     /// The purchase at the provider.
     Purchase,
     /// The look-up of a purchase by its placement id.
-    Find,
+    LookUp,
     /// The request for a purchase's profiles.
     Collect,
     /// The commit that makes a placement due earlier, because the provider called back.
@@ -76,7 +76,7 @@ impl Effect {
             Self::Claim | Self::Sweep | Self::ClaimDue | Self::Bury => &["provisioner", "notifier"],
             Self::Send
             | Self::Purchase
-            | Self::Find
+            | Self::LookUp
             | Self::Collect
             | Self::CommitHint
             | Self::CommitHealth

@@ -3,9 +3,9 @@
 //!
 //! Many tasks queue one item each and wait for its result: ingress queues orders, the provisioner
 //! outcomes of purchases, and the notifier results of attempts and deliveries without an endpoint.
-//! One task, the writer, takes everything that queued during its last write and writes it in one
+//! One task takes everything that queued during its last write, and its [`BatchWriter`] writes it in one
 //! statement. It writes such a batch at once, even if it has a single item. Only a batch whose
-//! items all [can wait](Writer::can_wait) lingers for further items, for at most [`LINGER`], so that
+//! items all [can wait](BatchWriter::can_wait) lingers for further items, for at most [`LINGER`], so that
 //! at low load several of them share one write.
 //!
 //! Guarantee: each caller gets the result of its own item. If a batch fails because of one bad
@@ -30,12 +30,14 @@ use tracing::Instrument;
 
 use crate::{batcher::next_batch, trace};
 
-/// The writer has panicked. Whether the item was written is unknown, and the process stops.
+/// The task that writes has panicked. Whether the item was written is unknown, and the process stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Closed;
+pub struct WriterPanicked;
 
-/// What a group commit writes, and how. The results match the items one to one.
-pub trait Writer: Send + Sync + 'static {
+/// What a group commit writes, and how. The results match the items one to one. The implementations are
+/// `InsertAndAnnounce` of ingress, `Settlements` of the provisioner, and `Attempts` and `WithoutUrl` of the
+/// notifier.
+pub trait BatchWriter: Send + Sync + 'static {
     /// The name of the writer's task.
     const NAME: &'static str;
     /// Operation and table of a write, for its span.
@@ -71,7 +73,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// An entry of the queue.
-struct Entry<W: Writer> {
+struct Entry<W: BatchWriter> {
     item: Queued<W::Item>,
     can_wait: bool,
     answer: oneshot::Sender<Written<W>>,
@@ -86,14 +88,17 @@ fn take<T>(item: &Queued<T>) -> Option<T> {
 }
 
 /// The result of an item, and the number of items written with it.
-type Written<W> = (Result<<W as Writer>::Output, <W as Writer>::Error>, usize);
+type Written<W> = (
+    Result<<W as BatchWriter>::Output, <W as BatchWriter>::Error>,
+    usize,
+);
 
 /// A handle to the writer. Clones share the writer.
-pub struct GroupCommit<W: Writer> {
+pub struct GroupCommit<W: BatchWriter> {
     queue: mpsc::Sender<Entry<W>>,
 }
 
-impl<W: Writer> Clone for GroupCommit<W> {
+impl<W: BatchWriter> Clone for GroupCommit<W> {
     fn clone(&self) -> Self {
         Self {
             queue: self.queue.clone(),
@@ -101,7 +106,7 @@ impl<W: Writer> Clone for GroupCommit<W> {
     }
 }
 
-impl<W: Writer> GroupCommit<W> {
+impl<W: BatchWriter> GroupCommit<W> {
     /// Starts the writer. It ends when the last clone of the handle is dropped. A batch has at most
     /// `max_batch` items, and four times as many wait in the queue; further callers wait for room.
     /// If the writer panics, the process stops with an error.
@@ -112,10 +117,13 @@ impl<W: Writer> GroupCommit<W> {
     }
 
     /// Writes one item together with everything else in the queue.
-    pub async fn write(&self, item: W::Item) -> Result<Result<W::Output, W::Error>, Closed> {
+    pub async fn write(
+        &self,
+        item: W::Item,
+    ) -> Result<Result<W::Output, W::Error>, WriterPanicked> {
         self.write_unless(item, std::future::pending())
             .await?
-            .ok_or(Closed)
+            .ok_or(WriterPanicked)
     }
 
     /// Writes one item, and again for as long as `again` accepts the error, for example because the
@@ -125,7 +133,7 @@ impl<W: Writer> GroupCommit<W> {
         item: &W::Item,
         stop: &CancellationToken,
         mut again: impl FnMut(&W::Error) -> bool,
-    ) -> Result<Result<W::Output, W::Error>, Closed>
+    ) -> Result<Result<W::Output, W::Error>, WriterPanicked>
     where
         W::Item: Clone,
     {
@@ -150,7 +158,7 @@ impl<W: Writer> GroupCommit<W> {
         &self,
         item: W::Item,
         given_up: impl Future<Output = ()>,
-    ) -> Result<Option<Result<W::Output, W::Error>>, Closed> {
+    ) -> Result<Option<Result<W::Output, W::Error>>, WriterPanicked> {
         let can_wait = W::can_wait(&item);
         let item = Arc::new(Mutex::new(Some(item)));
         let (answer, mut written) = oneshot::channel();
@@ -163,18 +171,18 @@ impl<W: Writer> GroupCommit<W> {
                     item: Arc::clone(&item),
                     can_wait,
                     answer,
-                }) => queued.map_err(|_| Closed)?,
+                }) => queued.map_err(|_| WriterPanicked)?,
                 () = &mut given_up => return Ok(None),
             }
             tokio::select! {
-                result = &mut written => return result.map(Some).map_err(|_| Closed),
+                result = &mut written => return result.map(Some).map_err(|_| WriterPanicked),
                 () = &mut given_up => {}
             }
             // Whoever takes the item decides what becomes of it. If the writer was first, the item
             // is part of a batch, so its result must be awaited although the caller has given up.
             match take(&item) {
                 Some(_) => Ok(None),
-                None => written.await.map(Some).map_err(|_| Closed),
+                None => written.await.map(Some).map_err(|_| WriterPanicked),
             }
         };
         let Some((result, together)) = writing.instrument(span.clone()).await? else {
@@ -186,7 +194,7 @@ impl<W: Writer> GroupCommit<W> {
 }
 
 /// The loop of the writer.
-async fn run<W: Writer>(writer: W, mut entries: mpsc::Receiver<Entry<W>>, max_batch: usize) {
+async fn run<W: BatchWriter>(writer: W, mut entries: mpsc::Receiver<Entry<W>>, max_batch: usize) {
     let mut batch = Vec::with_capacity(max_batch);
     while next_batch(&mut entries, &mut batch, max_batch).await {
         if batch.iter().all(|entry| entry.can_wait) {
@@ -209,7 +217,7 @@ async fn run<W: Writer>(writer: W, mut entries: mpsc::Receiver<Entry<W>>, max_ba
 
 /// Adds items to a batch until it is worth a write, an item comes that cannot wait, or [`LINGER`]
 /// has passed.
-async fn linger<W: Writer>(
+async fn linger<W: BatchWriter>(
     entries: &mut mpsc::Receiver<Entry<W>>,
     batch: &mut Vec<Entry<W>>,
     max_batch: usize,
@@ -229,7 +237,10 @@ async fn linger<W: Writer>(
 
 /// Writes a batch, or its items one by one if one of them may have caused an error. Returns one
 /// result for each item.
-async fn write_batch<W: Writer>(writer: &W, items: &[W::Item]) -> Vec<Result<W::Output, W::Error>> {
+async fn write_batch<W: BatchWriter>(
+    writer: &W,
+    items: &[W::Item],
+) -> Vec<Result<W::Output, W::Error>> {
     match writer.write(items).await {
         Ok(outputs) => outputs.into_iter().map(Ok).collect(),
         Err(error) if items.len() > 1 && W::one_is_at_fault(&error) => {
@@ -257,7 +268,7 @@ mod tests {
         batches: Arc<Mutex<Vec<usize>>>,
     }
 
-    impl Writer for Doubler {
+    impl BatchWriter for Doubler {
         const NAME: &'static str = "commit-numbers";
         const STATEMENT: (&'static str, &'static str) = ("INSERT", "numbers");
         type Item = u32;
@@ -387,9 +398,9 @@ mod tests {
         let shutdown = Shutdown::new();
         let commit = GroupCommit::start(Doubler { gate, batches }, 100, &shutdown);
         assert_eq!(commit.write(1).await, Ok(Ok(2)));
-        assert_eq!(commit.write(666).await, Err(Closed));
+        assert_eq!(commit.write(666).await, Err(WriterPanicked));
         shutdown.soft().cancelled().await;
-        assert_eq!(commit.write(1).await, Err(Closed));
+        assert_eq!(commit.write(1).await, Err(WriterPanicked));
         let failure = shutdown.finished().await.unwrap_err();
         assert!(
             failure.to_string().contains("commit-numbers panicked"),

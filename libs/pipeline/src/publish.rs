@@ -25,30 +25,17 @@ use crate::{
 /// The maximum number of rows that are sent at once, in all messages together.
 const BATCH: usize = 1024;
 
-/// A placement that waits to be bought, and the provider that its job goes to.
-pub struct JobRow {
-    pub provider: String,
-    pub placement: JobPlacement,
-    /// The W3C trace context of the order, if it is recorded.
+/// A row that a message announces: a placement that waits to be bought, or a delivery whose webhook can
+/// be sent.
+pub struct AnnouncedRow<T> {
+    pub row: T,
+    /// W3C trace context of the work that the row comes from, if it is recorded.
     pub traceparent: Option<String>,
 }
 
-/// A delivery whose webhook can be sent.
-pub struct ReadyRow {
-    pub delivery: ReadyDelivery,
-    /// W3C trace context of the work that made the unit ready, if it is recorded.
-    pub traceparent: Option<String>,
-}
-
-/// A row of a message.
-struct Row<T> {
-    content: T,
-    traceparent: Option<String>,
-}
-
-fn unzip<T>(rows: Vec<Row<T>>) -> (Vec<T>, Vec<Option<String>>) {
+fn unzip<T>(rows: Vec<AnnouncedRow<T>>) -> (Vec<T>, Vec<Option<String>>) {
     let rows = rows.into_iter();
-    rows.map(|row| (row.content, row.traceparent)).unzip()
+    rows.map(|one| (one.row, one.traceparent)).unzip()
 }
 
 /// A message of several rows.
@@ -99,42 +86,34 @@ impl Nats {
         })
     }
 
-    /// Starts the publisher of jobs.
-    pub fn jobs(&self, shutdown: &Shutdown) -> Batcher<JobRow> {
-        self.batcher("jobs", shutdown, async |nats: Self, jobs: Vec<JobRow>| {
-            let jobs = jobs.into_iter().map(|job| {
-                let row = Row {
-                    content: job.placement,
-                    traceparent: job.traceparent,
-                };
-                (job.provider, row)
-            });
-            let messages = group_by_address(jobs).into_iter().map(|(provider, rows)| {
-                let (placements, traceparents) = unzip(rows);
-                Message {
-                    subject: nats.job_subject(&provider),
-                    content: TopupJob::V1 { placements },
-                    traceparents,
-                }
-            });
-            nats.publish_all(JOBS, messages).await;
-        })
+    /// Starts the publisher of jobs, each with the provider that it goes to.
+    pub fn jobs(&self, shutdown: &Shutdown) -> Batcher<(String, AnnouncedRow<JobPlacement>)> {
+        self.batcher(
+            "jobs",
+            shutdown,
+            async |nats: Self, jobs: Vec<(String, AnnouncedRow<JobPlacement>)>| {
+                let jobs = group_by_address(jobs.into_iter());
+                let messages = jobs.into_iter().map(|(provider, rows)| {
+                    let (placements, traceparents) = unzip(rows);
+                    Message {
+                        subject: nats.job_subject(&provider),
+                        content: TopupJob::V1 { placements },
+                        traceparents,
+                    }
+                });
+                nats.publish_all(JOBS, messages).await;
+            },
+        )
     }
 
     /// Starts the publisher of readiness events.
-    pub fn readiness_events(&self, shutdown: &Shutdown) -> Batcher<ReadyRow> {
+    pub fn readiness_events(&self, shutdown: &Shutdown) -> Batcher<AnnouncedRow<ReadyDelivery>> {
         self.batcher(
             "readiness",
             shutdown,
-            async |nats: Self, ready: Vec<ReadyRow>| {
+            async |nats: Self, ready: Vec<AnnouncedRow<ReadyDelivery>>| {
                 // They all go to the same subject.
-                let ready = ready.into_iter().map(|ready| {
-                    let row = Row {
-                        content: ready.delivery,
-                        traceparent: ready.traceparent,
-                    };
-                    ((), row)
-                });
+                let ready = ready.into_iter().map(|row| ((), row));
                 let messages = group_by_address(ready).into_iter().map(|((), rows)| {
                     let (deliveries, traceparents) = unzip(rows);
                     Message {

@@ -385,19 +385,19 @@ pub async fn refuse(
             return Ok(TransactionEnd::Rollback(None));
         }
         // If no attempt was made, the provider has not refused anything, so the order stands.
-        let closed = close(transaction, order_id, false).await?;
-        if !closed.iter().any(|placement| placement.was_attempted) {
+        let refused = refuse_or_cancel(transaction, order_id, false).await?;
+        if !refused.iter().any(|placement| placement.was_attempted) {
             return Ok(TransactionEnd::Rollback(None));
         }
-        let attempted = closed.into_iter().filter(|one| one.was_attempted);
+        let attempted = refused.into_iter().filter(|one| one.was_attempted);
         Ok(TransactionEnd::Commit(Some(
             attempted.map(|one| one.refusal).collect(),
         )))
     })
 }
 
-/// A placement that [`close`] moved to `refused`.
-struct Closed {
+/// A placement that [`refuse_or_cancel`] moved to `refused`.
+struct RefusedPlacement {
     /// Whether an attempt of it has ended.
     was_attempted: bool,
     refusal: Refusal,
@@ -407,11 +407,11 @@ struct Closed {
 /// its units, and marks the order. If one is bought or may be bought, it changes nothing and returns
 /// none. The function `refuse_order` does this (its text is in `libs/pg/schema.sql`), because ingress has
 /// no privilege to do any of it itself.
-async fn close(
+async fn refuse_or_cancel(
     transaction: &mut Transaction<'_>,
     order_id: OrderId,
     is_cancelled: bool,
-) -> Result<Vec<Closed>> {
+) -> Result<Vec<RefusedPlacement>> {
     let query = sqlx::query!(
         r#"SELECT closed.was = 'failed' OR closed.attempt > 0 AS "was_attempted!",
                   closed.refusal_status, closed.refusal_message, closed.reason
@@ -420,7 +420,7 @@ async fn close(
         is_cancelled,
     );
     let rows = query.fetch_all(&mut **transaction).await?;
-    let closed = rows.into_iter().map(|row| Closed {
+    let refused = rows.into_iter().map(|row| RefusedPlacement {
         was_attempted: row.was_attempted,
         refusal: Refusal::read(
             row.refusal_status,
@@ -428,7 +428,7 @@ async fn close(
             row.reason.as_deref(),
         ),
     });
-    Ok(closed.collect())
+    Ok(refused.collect())
 }
 
 /// The result of [`cancel`].
@@ -504,8 +504,8 @@ pub async fn cancel(
                 rest: age(undecided_for),
             }));
         }
-        let closed = close(transaction, order_id, true).await?;
-        if closed.is_empty() {
+        let refused = refuse_or_cancel(transaction, order_id, true).await?;
+        if refused.is_empty() {
             return Ok(TransactionEnd::Rollback(Cancelled::TooLate));
         }
         let action = Action {
@@ -514,7 +514,7 @@ pub async fn cancel(
             target: &format!("order {order_id}"),
             reason: actions::REASON,
         };
-        let affected = i64::try_from(closed.len()).unwrap_or(i64::MAX);
+        let affected = i64::try_from(refused.len()).unwrap_or(i64::MAX);
         let changed = ActionChange::between(
             json!({ "cancelled": false, "placements": "accepted" }),
             json!({ "cancelled": true, "placements": "refused" }),

@@ -60,8 +60,8 @@ pub async fn due(
     work::due(connection, activity.kinds(), provider, look).await
 }
 
-/// A placement that was deferred, and the ingress process that may still answer its order. That
-/// process need not wait for a verdict any longer.
+/// A placement that was deferred, and the ingress process that need not wait for its verdict any longer,
+/// see [`Claimed::report_to`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deferred {
     pub placement_id: PlacementId,
@@ -102,7 +102,7 @@ pub async fn defer(
         let deferred = rows.into_iter().map(|row| Deferred {
             placement_id: row.placement_id.into(),
             order_id: row.order_id.into(),
-            report_to: first::may_still_answer(row.answering, row.answer_for),
+            report_to: first::report_to(row.answering, row.answer_for),
         });
         Ok::<_, Error>(deferred.collect())
     })

@@ -26,13 +26,13 @@ pub use self::look::{DueWork, Found, Look};
 ///
 /// | kind | `id` | `lane` |
 /// |---|---|---|
-/// | `buy`, `buy_again`, `find`, `collect`, `look_again` | the placement | what fails together at the provider ([`domain::lane`]) |
+/// | `buy`, `buy_again`, `look_up`, `collect`, `look_again` | the placement | what fails together at the provider ([`domain::lane`]) |
 /// | `usage`, `give_back` | derived from the kind and the topup id | the topup id |
 /// | `deliver` | the delivery | the id of a further endpoint; empty for the first one |
 /// | `erase` | derived from the topup id | the topup id |
 /// | `moved`, `resend`, `notices` | the endpoint, the resend, one id for all partners | the name of the kind |
 ///
-/// Which of `buy`, `buy_again`, `find` and `collect` is next for a placement follows from its state and
+/// Which of `buy`, `buy_again`, `look_up` and `collect` is next for a placement follows from its state and
 /// its attempts, by the function `kind_of_work` of the database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
@@ -42,7 +42,7 @@ pub enum Kind {
     /// Buy a placement again after an attempt that certainly bought nothing.
     BuyAgain,
     /// Look up an attempt whose outcome is unknown.
-    Find,
+    LookUp,
     /// Ask for the profiles of a purchase.
     Collect,
     /// Ask again for a purchase that waits for an operator, because an operator wants to know.
@@ -71,7 +71,7 @@ impl Kind {
     pub const PURCHASES: [Self; 2] = [Self::BuyAgain, Self::Buy];
     /// The kinds of calls that buy nothing. Look-ups come before collects, because each unknown
     /// outcome may be money spent.
-    pub const LOOKUPS: [Self; 3] = [Self::Find, Self::Collect, Self::LookAgain];
+    pub const LOOKUPS: [Self; 3] = [Self::LookUp, Self::Collect, Self::LookAgain];
 
     /// The kinds of requests about delivered eSIMs. A call about a give-back answers the question
     /// about the use, too, so it comes first.

@@ -178,7 +178,7 @@ pub async fn recover(
                DELETE FROM work WHERE id = ANY (ARRAY (SELECT placement_id FROM moved WHERE state = 'parked'))
            ), due AS (
                INSERT INTO work AS w (id, kind, provider, lane, partner_id, at)
-               SELECT placement_id, 'find', provider, lane, partner_id, now() FROM moved WHERE state = 'placing'
+               SELECT placement_id, 'look_up', provider, lane, partner_id, now() FROM moved WHERE state = 'placing'
                ON CONFLICT (id) DO UPDATE SET kind = excluded.kind, at = excluded.at
            ), parked AS (
                INSERT INTO held (id, state, provider, partner_id)

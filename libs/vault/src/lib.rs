@@ -95,7 +95,9 @@ impl Purpose<'_> {
             Self::EndpointSecret(id) => format!("further_endpoints.secret/{id}"),
             Self::EndpointHeaders(id) => format!("further_endpoints.headers/{id}"),
             Self::Profile(id) => format!("topups.profile/{id}"),
-            Self::Response(id, attempt) => format!("delivery_attempts.answer/{id}/{attempt}"),
+            Self::Response(id, attempt) => {
+                format!("delivery_attempts.response_start/{id}/{attempt}")
+            }
         }
     }
 }

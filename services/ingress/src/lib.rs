@@ -51,7 +51,10 @@ use pg::{
     Database,
     config::{MasterKeyConfig, PoolConfig},
 };
-use pipeline::{Batcher, Nats, NatsConfig, figures, publish::JobRow, timing::PLACEMENT_WAIT_MAX};
+use pipeline::{
+    Batcher, Nats, NatsConfig, figures, payload::JobPlacement, publish::AnnouncedRow,
+    timing::PLACEMENT_WAIT_MAX,
+};
 use runtime::{
     CommonConfig, Shutdown,
     config::BadSetting,
@@ -400,7 +403,7 @@ fn accept_orders(
     parts: &Parts,
     directory: &Arc<Directory>,
     handshake: Arc<Handshake>,
-    jobs: Batcher<JobRow>,
+    jobs: Batcher<(String, AnnouncedRow<JobPlacement>)>,
     shutdown: &Shutdown,
 ) -> Arc<OrderService> {
     Arc::new(OrderService {

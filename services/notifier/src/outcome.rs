@@ -127,7 +127,7 @@ pub(crate) fn result(
         error,
         retry_in: wait(next),
         retry_if_resent: wait(next_if_resent()),
-        endpoint: matches!(exchange, Ok(_) | Err(Failure::NoResponse(_))),
+        endpoint_failed: matches!(exchange, Ok(_) | Err(Failure::NoResponse(_))),
     }
 }
 

@@ -1,5 +1,5 @@
 //! Decides which of the provider's units belongs to which topup. A provider lists units only by
-//! option, while the partner already knows the id of each topup. The assignment is final once it is
+//! product, while the partner already knows the id of each topup. The assignment is final once it is
 //! stored, in whatever order the provider lists the units later, because otherwise a topup could
 //! get another eSIM than the one that was delivered. The functions are pure, without I/O.
 
@@ -10,16 +10,16 @@ use store::placements::ClaimedTopup;
 
 use crate::providers::{ProviderId, ProviderUnit};
 
-/// Pairs the provider's units with pending topups. `product` is the product that an option stands
-/// for, as the units name it. A unit that is already assigned stays with its
+/// Assigns the provider's units to pending topups. `product_of` is the product that a provider's option
+/// stands for, as the units name it. A unit that is already assigned stays with its
 /// topup; any other one goes to the next free topup of its product. Units for which there is no
 /// topup are left over and logged.
-pub fn pair<'a>(
+pub fn assign_units<'a>(
     topups: &'a [ClaimedTopup],
     mut units: Vec<ProviderUnit>,
-    product: impl Fn(&'a str) -> &'a str,
+    product_of: impl Fn(&'a str) -> &'a str,
 ) -> Vec<(TopupId, ProviderUnit)> {
-    let assigned: HashMap<&str, &ClaimedTopup> = topups
+    let topup_of: HashMap<&str, &ClaimedTopup> = topups
         .iter()
         .filter_map(|topup| Some((topup.provider_unit_id.as_deref()?, topup)))
         .collect();
@@ -30,24 +30,26 @@ pub fn pair<'a>(
         .rev()
         .filter(|topup| topup.pending && topup.provider_unit_id.is_none())
     {
-        free.entry(product(&topup.provider_option_id))
+        free.entry(product_of(&topup.provider_option_id))
             .or_default()
             .push(topup);
     }
     units.sort_unstable_by(|left, right| left.unit_id.as_str().cmp(right.unit_id.as_str()));
-    let mut pairs = Vec::with_capacity(units.len());
+    let mut assigned_units = Vec::with_capacity(units.len());
     let mut left_over = 0;
     for unit in units {
-        let topup = if let Some(topup) = assigned.get(unit.unit_id.as_str()) {
+        let topup = if let Some(topup) = topup_of.get(unit.unit_id.as_str()) {
             topup.pending.then_some(*topup)
         } else {
-            let option_id = unit.option_id.as_ref().map(ProviderId::as_str);
-            let next = option_id.and_then(|id| free.get_mut(id)).and_then(Vec::pop);
+            let product_id = unit.product_id.as_ref().map(ProviderId::as_str);
+            let next = product_id
+                .and_then(|id| free.get_mut(id))
+                .and_then(Vec::pop);
             left_over += usize::from(next.is_none());
             next
         };
         if let Some(topup) = topup {
-            pairs.push((topup.topup_id.clone(), unit));
+            assigned_units.push((topup.topup_id.clone(), unit));
         }
     }
     if left_over > 0 {
@@ -57,7 +59,7 @@ pub fn pair<'a>(
              provider whether it was billed"
         );
     }
-    pairs
+    assigned_units
 }
 
 /// The items of a purchase: each option once, with its number of units, in the order of the topups.
@@ -100,7 +102,7 @@ mod tests {
     fn unit(id: &str, option: &str) -> ProviderUnit {
         ProviderUnit {
             unit_id: ProviderId::parse(id.into()).unwrap(),
-            option_id: ProviderId::parse(option.into()).ok(),
+            product_id: ProviderId::parse(option.into()).ok(),
             state: UnitState::Pending,
         }
     }
@@ -112,7 +114,7 @@ mod tests {
                 .position(|topup| topup.topup_id == *id)
                 .unwrap()
         };
-        pair(topups, units, |option| option)
+        assign_units(topups, units, |option| option)
             .into_iter()
             .map(|(topup, unit)| (place(&topup), unit.unit_id.into()))
             .collect()

@@ -19,8 +19,8 @@ use crate::{
     limiter::{LaneLimiters, PurchaseResult},
     metrics::Metrics,
     providers::{
-        Balance, DeliveredEsim, EsimStatus, FindResponse, GiveBackResponse, Provider, Purchase,
-        PurchaseResponse, Sought, Trouble,
+        Balance, DeliveredEsim, EsimStatus, GiveBackResponse, LookUpRequest, LookUpResponse,
+        Provider, Purchase, PurchaseResponse, Trouble,
     },
     rate::Rate,
 };
@@ -61,7 +61,9 @@ impl Calls {
             PurchaseResponse::Bought(_) => "bought",
             PurchaseResponse::Rejected { .. } => "rejected",
         };
-        let response = self.measure("place", Some(lane), purchasing, outcome).await;
+        let response = self
+            .measure("purchase", Some(lane), purchasing, outcome)
+            .await;
         let result = match &response {
             Ok(_) => PurchaseResult::Responded,
             Err(Trouble::NotSent(reason)) => PurchaseResult::NotSent(reason),
@@ -78,31 +80,31 @@ impl Calls {
     /// definite one since, so that this look-up shows whether the purchase failed. If it is false,
     /// a look-up that finds nothing says nothing about the lane: the attempt was perhaps never
     /// sent, or its failure has been counted already.
-    pub async fn find(
+    pub async fn look_up(
         &self,
         lane: &Arc<str>,
-        sought: &Sought,
+        look_up: &LookUpRequest,
         was_unknown: bool,
-    ) -> Result<FindResponse, Trouble> {
+    ) -> Result<LookUpResponse, Trouble> {
         self.turn_of_look_up().await;
-        let find = perform(Effect::Find, self.provider.find(sought));
-        let find = within(self.longest(), find);
-        let response = self.measure("find", None, find, found).await;
+        let looking = perform(Effect::LookUp, self.provider.look_up(look_up));
+        let looking = within(self.longest(), looking);
+        let response = self.measure("look_up", None, looking, found).await;
         match &response {
-            Ok(FindResponse::Found(_)) => self.limiters.found(lane, was_unknown, Instant::now()),
-            Ok(FindResponse::NotFound) if was_unknown => {
+            Ok(LookUpResponse::Found(_)) => self.limiters.found(lane, was_unknown, Instant::now()),
+            Ok(LookUpResponse::NotFound) if was_unknown => {
                 self.limiters.not_found(lane, Instant::now());
             }
-            Ok(FindResponse::NotFound) | Err(_) => {}
+            Ok(LookUpResponse::NotFound) | Err(_) => {}
         }
         response
     }
 
     /// Asks for the profiles of a purchase. Says nothing about the lane, because the purchase has
     /// already been confirmed.
-    pub async fn collect(&self, sought: &Sought) -> Result<FindResponse, Trouble> {
+    pub async fn collect(&self, look_up: &LookUpRequest) -> Result<LookUpResponse, Trouble> {
         self.turn_of_look_up().await;
-        let collect = perform(Effect::Collect, self.provider.collect(sought));
+        let collect = perform(Effect::Collect, self.provider.collect(look_up));
         let collect = within(self.longest(), collect);
         self.measure("collect", None, collect, found).await
     }
@@ -212,10 +214,10 @@ async fn within<T>(
         .unwrap_or_else(|_| Err(Trouble::Unknown("it took too long and was given up".into())))
 }
 
-fn found(response: &FindResponse) -> &'static str {
+fn found(response: &LookUpResponse) -> &'static str {
     match response {
-        FindResponse::Found(_) => "found",
-        FindResponse::NotFound => "not_found",
+        LookUpResponse::Found(_) => "found",
+        LookUpResponse::NotFound => "not_found",
     }
 }
 
@@ -243,7 +245,10 @@ mod tests {
             panic!("the purchase is sent")
         }
 
-        fn find<'a>(&'a self, _: &'a Sought) -> BoxFuture<'a, Result<FindResponse, Trouble>> {
+        fn look_up<'a>(
+            &'a self,
+            _: &'a LookUpRequest,
+        ) -> BoxFuture<'a, Result<LookUpResponse, Trouble>> {
             unreachable!()
         }
 

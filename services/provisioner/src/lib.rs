@@ -16,7 +16,7 @@
 //! The modules, in the order in which a placement meets them:
 //!
 //! - [`purchases`] is what the workers of [`pipeline::worker`] run: it buys, looks up, collects,
-//!   and records outcomes. [`assign`] pairs the units of the provider with topups.
+//!   and records outcomes. [`assign`] decides which unit of the provider belongs to which topup.
 //! - [`calls`] makes and measures the calls to a provider, at the pace that [`rate`] allows.
 //!   [`providers`] holds one adapter per provider.
 //! - [`limiter`] and [`breaker`] hold work back: the first for a lane that fails, the second for a

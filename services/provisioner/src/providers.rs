@@ -18,7 +18,7 @@ pub use known::Accounts;
 pub use lists::{Listed, Offer, Sold, Span, Unsuitable};
 pub use provider::{
     Balance, Bought, Capabilities, Connected, Custody, DeliveredEsim, EsimStatus, Fault,
-    FindResponse, GiveBackResponse, Hint, Limits, LookUp, Paced, Provider, ProviderUnit, Purchase,
-    PurchaseResponse, Sought, Trouble, UnitState,
+    GiveBackResponse, Hint, Limits, LookUp, LookUpRequest, LookUpResponse, Paced, Provider,
+    ProviderUnit, Purchase, PurchaseResponse, Trouble, UnitState,
 };
 pub use text::ProviderId;

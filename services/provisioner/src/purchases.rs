@@ -56,7 +56,8 @@ use crate::{
     assign,
     calls::Calls,
     providers::{
-        Bought, FindResponse, LookUp, ProviderId, Purchase, PurchaseResponse, Sought, Trouble,
+        Bought, LookUp, LookUpRequest, LookUpResponse, ProviderId, Purchase, PurchaseResponse,
+        Trouble,
     },
     reporter::Reporter,
 };
@@ -318,16 +319,16 @@ impl ProviderContext {
         if bought.is_complete(claimed.topups.len()) {
             return bought;
         }
-        let sought = Sought {
+        let look_up = LookUpRequest {
             reference: bought.reference.clone(),
-            ..self.sought(claimed)
+            ..self.look_up_request(claimed)
         };
-        match self.calls.collect(&sought).await {
-            Ok(FindResponse::Found(collected)) => Bought {
+        match self.calls.collect(&look_up).await {
+            Ok(LookUpResponse::Found(collected)) => Bought {
                 reference: collected.reference.or(bought.reference),
                 units: collected.units,
             },
-            Ok(FindResponse::NotFound) | Err(_) => bought,
+            Ok(LookUpResponse::NotFound) | Err(_) => bought,
         }
     }
 
@@ -383,11 +384,11 @@ impl ProviderContext {
     ) {
         let response = self
             .calls
-            .find(lane, &self.sought(claimed), claimed.unknowns > 0)
+            .look_up(lane, &self.look_up_request(claimed), claimed.unknowns > 0)
             .await;
         let _room = self.release_once_recordable(permit).await;
         let outcome = match response {
-            Ok(FindResponse::Found(bought)) => {
+            Ok(LookUpResponse::Found(bought)) => {
                 tracing::info!(
                     placement.id = %claimed.placement_id,
                     attempt = claimed.attempt,
@@ -397,7 +398,7 @@ impl ProviderContext {
                     .record_units(claimed, trigger, bought, Code::ProfilesLate.into())
                     .await;
             }
-            Ok(FindResponse::NotFound) => {
+            Ok(LookUpResponse::NotFound) => {
                 let after_settling_delay = claimed.attempt_age >= self.settle_delay;
                 let look_in = self
                     .settle_delay
@@ -451,14 +452,14 @@ impl ProviderContext {
     /// whose profiles are missing for `park_after` is parked. The provider is still asked about it,
     /// but rarely, because a late response can resolve it.
     async fn collect(&self, claimed: &Claimed, trigger: &Trigger, permit: Option<Permit>) {
-        let response = self.calls.collect(&self.sought(claimed)).await;
+        let response = self.calls.collect(&self.look_up_request(claimed)).await;
         let _room = self.release_once_recordable(permit).await;
         match response {
-            Ok(FindResponse::Found(bought)) => {
+            Ok(LookUpResponse::Found(bought)) => {
                 self.record_units(claimed, trigger, bought, Code::ProfilesLate.into())
                     .await;
             }
-            Ok(FindResponse::NotFound) => {
+            Ok(LookUpResponse::NotFound) => {
                 tracing::error!(
                     placement.id = %claimed.placement_id,
                     "the provider no longer knows a purchase that it had confirmed; it is asked \
@@ -504,11 +505,11 @@ impl ProviderContext {
     }
 
     /// What the provider is asked about this placement.
-    fn sought(&self, claimed: &Claimed) -> Sought {
+    fn look_up_request(&self, claimed: &Claimed) -> LookUpRequest {
         // A reference comes from an adapter, which has checked it. One that cannot be read is left
         // out, and the provider is asked by our id.
         let reference = claimed.reference.clone();
-        Sought {
+        LookUpRequest {
             placement_id: claimed.placement_id,
             reference: reference.and_then(|id| ProviderId::parse(id).ok()),
             attempt_age: claimed.attempt_age,

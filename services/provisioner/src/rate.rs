@@ -143,7 +143,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::providers::{Accounts, Limits, Paced, Provider, Purchase, Sought};
+    use crate::providers::{Accounts, Limits, LookUpRequest, Paced, Provider, Purchase};
 
     async fn turns(rate: &Rate, most: usize) -> Duration {
         let began = Instant::now();
@@ -277,7 +277,7 @@ mod tests {
     #[tokio::test]
     async fn further_pages_and_calls_for_a_token_have_turns_of_their_own() {
         let placement_id = PlacementId::new();
-        let sought = &Sought {
+        let look_up = &LookUpRequest {
             placement_id,
             reference: None,
             attempt_age: Duration::ZERO,
@@ -290,7 +290,7 @@ mod tests {
         };
         let find = async |provider: Arc<dyn Provider>| {
             // A list whose pages are always full has many of them.
-            let _ = timeout(Duration::from_secs(1), provider.find(sought)).await;
+            let _ = timeout(Duration::from_secs(1), provider.look_up(look_up)).await;
         };
         let buy = async |provider: Arc<dyn Provider>| drop(provider.purchase(purchase).await);
 

@@ -23,7 +23,7 @@ use domain::DeliveryId;
 use pipeline::{
     Batcher, Nats,
     payload::{ReadyDelivery, ReadyReport, Verdict, VerdictReport},
-    publish::ReadyRow,
+    publish::AnnouncedRow,
     reports::{Content, Report},
     trace,
 };
@@ -36,7 +36,7 @@ use uuid::Uuid;
 pub struct Reporter {
     nats: Nats,
     reports: Batcher<Report>,
-    readiness_events: Batcher<ReadyRow>,
+    readiness_events: Batcher<AnnouncedRow<ReadyDelivery>>,
 }
 
 impl Reporter {
@@ -72,11 +72,12 @@ impl Reporter {
         }
     }
 
-    /// Lets the verdict that was just given be written before this task goes on, if an ingress process
-    /// waits for it. Otherwise whatever this task sends next would leave first.
+    /// Gives the tasks that send the verdict a chance to run before this one goes on, if an ingress process
+    /// waits for it. This only saves time, because the partner waits for the verdict and nobody for what
+    /// this task does next. Nothing relies on the order in which the two leave.
     ///
-    /// The first pause lets the batcher take the verdict. It pauses, too, so that further reports
-    /// can join, so the second one lets it publish the message and the connection write it.
+    /// The first pause is for the batcher, which pauses, too, so that further reports can join. The second
+    /// one is for the rest of its work, and for the connection.
     pub async fn let_verdict_leave(&self, claimed: &Claimed) {
         if claimed.report_to.is_some() {
             tokio::task::yield_now().await;
@@ -129,8 +130,8 @@ impl Reporter {
                         content: Content::Ready(ready),
                     });
                 }
-                None => self.readiness_events.push(ReadyRow {
-                    delivery,
+                None => self.readiness_events.push(AnnouncedRow {
+                    row: delivery,
                     traceparent,
                 }),
             }

@@ -14,8 +14,8 @@ use notifier::{
     webhook::Sender,
 };
 use provisioner::providers::{
-    Accounts, FindResponse, Hint, Limits, Paced, Provider, ProviderId, ProviderUnit, Purchase,
-    PurchaseResponse, Sought, Span, Trouble, UnitState,
+    Accounts, Hint, Limits, LookUpRequest, LookUpResponse, Paced, Provider, ProviderId,
+    ProviderUnit, Purchase, PurchaseResponse, Span, Trouble, UnitState,
 };
 use webhooks::{
     dns::NameServers,
@@ -118,7 +118,7 @@ fn provider(name: &'static str, rejects: &'static [&'static str]) -> Target {
         items: vec![("option".into(), 1)],
         send_by: runtime::clock::Moment::now() + Duration::from_hours(24),
     };
-    let sought = ["", "7"].map(|reference| Sought {
+    let look_up = ["", "7"].map(|reference| LookUpRequest {
         placement_id: purchase.placement_id,
         reference: ProviderId::parse(reference.to_owned()).ok(),
         attempt_age: Duration::ZERO,
@@ -145,10 +145,10 @@ fn provider(name: &'static str, rejects: &'static [&'static str]) -> Target {
                 check_trouble(&trouble);
             }
         }
-        for sought in &sought {
-            match server.tokio.block_on(provider.find(sought)) {
-                Ok(FindResponse::Found(bought)) => check_units(&bought.units),
-                Ok(FindResponse::NotFound) => assert!(is_ok),
+        for look_up in &look_up {
+            match server.tokio.block_on(provider.look_up(look_up)) {
+                Ok(LookUpResponse::Found(bought)) => check_units(&bought.units),
+                Ok(LookUpResponse::NotFound) => assert!(is_ok),
                 Err(trouble) => check_trouble(&trouble),
             }
         }

@@ -65,11 +65,9 @@ pub mod time {
     }
 }
 pub mod publish {
-    use crate::payload::ReadyDelivery;
-
     /// As in `pipeline::publish`.
-    pub struct ReadyRow {
-        pub delivery: ReadyDelivery,
+    pub struct AnnouncedRow<T> {
+        pub row: T,
         pub traceparent: Option<String>,
     }
 }

@@ -12,8 +12,8 @@ use uuid::Uuid;
 
 use crate::{
     Batcher, Shutdown, lock,
-    payload::{DepartureQuestion, DepartureReply, Reports},
-    publish::ReadyRow,
+    payload::{DepartureQuestion, DepartureReply, ReadyDelivery, Reports},
+    publish::AnnouncedRow,
 };
 
 type Subscribers = HashMap<String, Vec<mpsc::UnboundedSender<String>>>;
@@ -22,7 +22,7 @@ type Subscribers = HashMap<String, Vec<mpsc::UnboundedSender<String>>>;
 pub struct Nats {
     subscribers: Arc<Mutex<Subscribers>>,
     /// The stream of readiness events.
-    published: mpsc::UnboundedSender<ReadyRow>,
+    published: mpsc::UnboundedSender<AnnouncedRow<ReadyDelivery>>,
 }
 
 /// A stream of messages for one stage, each a list of rows as JSON.
@@ -32,7 +32,7 @@ pub struct Source {
 
 impl Nats {
     /// Also returns the stream of readiness events.
-    pub fn new() -> (Self, mpsc::UnboundedReceiver<ReadyRow>) {
+    pub fn new() -> (Self, mpsc::UnboundedReceiver<AnnouncedRow<ReadyDelivery>>) {
         let (published, stream) = mpsc::unbounded_channel();
         let nats = Self {
             subscribers: Arc::default(),
@@ -45,7 +45,7 @@ impl Nats {
         true
     }
 
-    pub fn readiness_events(&self, shutdown: &Shutdown) -> Batcher<ReadyRow> {
+    pub fn readiness_events(&self, shutdown: &Shutdown) -> Batcher<AnnouncedRow<ReadyDelivery>> {
         let published = self.published.clone();
         Batcher::start(
             "readiness events",

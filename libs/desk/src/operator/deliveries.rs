@@ -41,7 +41,7 @@ pub struct AttemptView {
     /// The start of the response body, sealed for
     /// [`Purpose::Response`](vault::Purpose::Response).
     #[serde(skip)]
-    pub answer: Option<Vec<u8>>,
+    pub response_start: Option<Vec<u8>>,
 }
 
 /// The delivery that a partner knows by this name. `None` if there is none, or not yet.
@@ -94,9 +94,9 @@ pub async fn attempts(
 ) -> Result<Vec<AttemptView>> {
     let attempts = sqlx::query_as!(
         AttemptView,
-        r#"SELECT attempt AS "attempt!", at AS "at!", duration_ms AS "duration_ms!", status, class AS "class!", detail, answer
+        r#"SELECT attempt AS "attempt!", at AS "at!", duration_ms AS "duration_ms!", status, class AS "class!", detail, response_start
            FROM (
-               SELECT attempt, at, duration_ms, status, class, detail, answer FROM delivery_attempts WHERE delivery_id = $1
+               SELECT attempt, at, duration_ms, status, class, detail, response_start FROM delivery_attempts WHERE delivery_id = $1
                UNION ALL
                -- The last attempt of a delivered topup is on the delivery's own row.
                SELECT attempt - 1, attempted_at, coalesce(duration_ms, 0), status, 'delivered', NULL, NULL

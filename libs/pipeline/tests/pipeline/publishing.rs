@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use domain::{DeliveryId, PartnerId, PlacementId};
 use pipeline::payload::{JobPlacement, ROWS_PER_MESSAGE, ReadyDelivery, TopupJob, TopupReady};
-use pipeline::publish::{JobRow, ReadyRow};
+use pipeline::publish::AnnouncedRow;
 use pipeline::{Nats, NatsAccess, NatsConfig, trace};
 use runtime::Shutdown;
 use secrecy::SecretString;
@@ -13,10 +13,9 @@ use testkit::ports;
 
 use crate::bench::{Bench, Rows};
 
-fn job(provider: &str) -> JobRow {
-    JobRow {
-        provider: provider.into(),
-        placement: JobPlacement {
+fn job() -> AnnouncedRow<JobPlacement> {
+    AnnouncedRow {
+        row: JobPlacement {
             placement_id: PlacementId::new(),
             partner_id: PartnerId::new(),
             lane: "option".into(),
@@ -37,9 +36,9 @@ async fn jobs_travel_by_provider_in_messages_that_one_replica_can_run() {
         } else {
             (&mut sandbox, "sandbox")
         };
-        let job = job(name);
-        to.push(job.placement.clone());
-        jobs.push(job);
+        let job = job();
+        to.push(job.row.clone());
+        jobs.push((name.to_owned(), job));
     }
     bench.nats.flush().await;
     let info = bench.stream("TOPUP_JOBS").await.unwrap();
@@ -86,8 +85,8 @@ async fn readiness_travels_in_batches() {
         })
         .collect();
     for delivery in deliveries.clone() {
-        readiness.push(ReadyRow {
-            delivery,
+        readiness.push(AnnouncedRow {
+            row: delivery,
             traceparent: None,
         });
     }

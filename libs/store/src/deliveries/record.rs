@@ -68,7 +68,7 @@ pub enum AttemptResult {
         /// nothing is tried again in any case.
         retry_if_resent: Option<Duration>,
         /// Whether the endpoint failed; false if the webhook could not be built.
-        endpoint: bool,
+        endpoint_failed: bool,
     },
 }
 
@@ -114,7 +114,7 @@ pub async fn record(
     if !plain.is_empty() {
         for row in retry_conflicts!(record_acknowledged(&mut *connection, &plain))? {
             recorded.insert(row.delivery_id);
-            if row.endpoint_failing {
+            if row.endpoint_recovers {
                 effects.recovered.insert(row.endpoint_id);
             }
         }
@@ -212,11 +212,14 @@ impl Effects {
             delivered.map(|attempted| attempted.endpoint_id).collect();
         let mut failed: BTreeMap<Uuid, Failed> = BTreeMap::new();
         for attempted in attempts {
-            let endpoint_failed = matches!(
+            let has_failed = matches!(
                 attempted.result,
-                AttemptResult::Failed { endpoint: true, .. }
+                AttemptResult::Failed {
+                    endpoint_failed: true,
+                    ..
+                }
             );
-            if endpoint_failed && !acknowledging.contains(&attempted.endpoint_id) {
+            if has_failed && !acknowledging.contains(&attempted.endpoint_id) {
                 let of_endpoint = failed.entry(attempted.endpoint_id.uuid()).or_default();
                 of_endpoint.deliveries.push(attempted.id.uuid());
                 of_endpoint.class = attempted.class;
@@ -262,8 +265,9 @@ impl Exhausted {
 struct Acknowledged {
     delivery_id: Uuid,
     endpoint_id: Uuid,
-    /// Failures of the endpoint are counted, or it is blocked.
-    endpoint_failing: bool,
+    /// The acknowledgement ends something at the endpoint: failures that are counted, a block, or what its
+    /// partner was told of it.
+    endpoint_recovers: bool,
 }
 
 /// Records acknowledged first attempts of topups without due work, which are nearly all attempts. A
@@ -272,10 +276,8 @@ struct Acknowledged {
 /// deleted by the claim that finds it.
 ///
 /// The commit returns before the disk or a standby has stored it, because no further step depends on
-/// this record. If the server dies within the next moments, these
-/// deliveries are pending again, and their webhooks are repeated with the same id.
-/// `endpoint_failing` tells the caller whether a success has to end a count of failures or a block
-/// of the endpoint.
+/// this record. If the server dies within the next moments, these deliveries are pending again, and
+/// their webhooks are repeated with the same id.
 async fn record_acknowledged(
     connection: &mut PgConnection,
     attempts: &[&Attempted],
@@ -292,7 +294,7 @@ async fn record_acknowledged(
            RETURNING d.delivery_id, coalesce(d.endpoint_id, d.partner_id) AS "endpoint_id!",
                      (SELECT true FROM partner_endpoints e
                       WHERE e.endpoint_id = coalesce(d.endpoint_id, d.partner_id) AND (e.failures > 0 OR e.blocked_until IS NOT NULL OR e.told IS NOT NULL)
-                     ) IS TRUE AS "endpoint_failing!""#,
+                     ) IS TRUE AS "endpoint_recovers!""#,
         &columns.ids,
         &columns.at,
         &columns.durations,
@@ -326,13 +328,13 @@ async fn record_any(connection: &mut PgConnection, columns: &Columns) -> Result<
                            $7::bytea[], $8::text[], $9::text[], $10::float8[], $11::bool[], $12::text[],
                            $13::int[], $14::float8[])
                    AS new (delivery_id, attempt, at, duration_ms, status, class,
-                           answer, state, error, retry_in, is_event, detail, schedule_start, retry_if_first)
+                           response_start, state, error, retry_in, is_event, detail, schedule_start, retry_if_resent)
            ), moved AS (
                -- The first result of an attempt counts. An acknowledgement counts even if it is late,
                -- because the partner has the webhook, unless somebody had it sent again since then.
                UPDATE deliveries d
                SET state = CASE WHEN new.state = 'exhausted' AND d.schedule_start > new.schedule_start
-                                     AND new.retry_if_first IS NOT NULL
+                                     AND new.retry_if_resent IS NOT NULL
                                 THEN 'pending' ELSE new.state END,
                    attempt = d.attempt + 1, attempted_at = new.at,
                    duration_ms = new.duration_ms, status = new.status, error = new.error,
@@ -344,7 +346,7 @@ async fn record_any(connection: &mut PgConnection, columns: &Columns) -> Result<
                           AND new.attempt >= d.schedule_start))
                RETURNING d.delivery_id, d.partner_id, coalesce(d.endpoint_id::text, '') AS lane, d.kind,
                          coalesce(d.endpoint_id, d.partner_id) AS endpoint_id, d.topup_id, d.state,
-                         CASE WHEN d.schedule_start > new.schedule_start THEN new.retry_if_first ELSE new.retry_in END AS retry_in,
+                         CASE WHEN d.schedule_start > new.schedule_start THEN new.retry_if_resent ELSE new.retry_in END AS retry_in,
                          new.class, new.status
            ), done AS (
                -- A delivery that ended needs no work.
@@ -368,8 +370,8 @@ async fn record_any(connection: &mut PgConnection, columns: &Columns) -> Result<
            ), stored AS (
                -- The last attempt of a delivered topup is on the delivery's own row. Attempts whose result
                -- came too late are kept, too: they were made.
-               INSERT INTO delivery_attempts (delivery_id, attempt, at, duration_ms, status, class, answer, detail)
-               SELECT delivery_id, attempt, at, duration_ms, status, class, answer, detail FROM new
+               INSERT INTO delivery_attempts (delivery_id, attempt, at, duration_ms, status, class, response_start, detail)
+               SELECT delivery_id, attempt, at, duration_ms, status, class, response_start, detail FROM new
                WHERE state <> 'delivered' OR is_event
                ON CONFLICT DO NOTHING
            )
@@ -389,7 +391,7 @@ async fn record_any(connection: &mut PgConnection, columns: &Columns) -> Result<
         &columns.events,
         &columns.details as &[Option<String>],
         &columns.schedule_starts,
-        &columns.retries_if_first as &[Option<f64>],
+        &columns.retries_if_resent as &[Option<f64>],
     );
     Ok(query.fetch_all(connection).await?)
 }
@@ -409,7 +411,7 @@ struct Columns {
     errors: Vec<Option<String>>,
     retries: Vec<Option<f64>>,
     schedule_starts: Vec<i32>,
-    retries_if_first: Vec<Option<f64>>,
+    retries_if_resent: Vec<Option<f64>>,
     events: Vec<bool>,
 }
 
@@ -448,7 +450,7 @@ impl Columns {
             columns
                 .schedule_starts
                 .push(signed(attempted.schedule_start));
-            columns.retries_if_first.push(retry_if_resent.map(seconds));
+            columns.retries_if_resent.push(retry_if_resent.map(seconds));
             columns.events.push(attempted.is_event);
         }
         columns

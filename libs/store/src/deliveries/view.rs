@@ -42,7 +42,7 @@ pub struct View {
     /// The start of the response to the last attempt, sealed for
     /// [`Purpose::Response`](vault::Purpose::Response).
     #[serde(skip)]
-    pub answer: Option<Vec<u8>>,
+    pub response_start: Option<Vec<u8>>,
     #[serde(with = "rfc3339::option")]
     pub due_at: Option<OffsetDateTime>,
     #[serde(with = "rfc3339::option")]
@@ -81,12 +81,12 @@ pub async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<Vie
                   is_unconfirmed(d.kind, o.refused_at, o.answer_by) AS "is_unconfirmed!",
                   CASE WHEN d.state = 'delivered' THEN 'delivered' ELSE last.class END AS class,
                   CASE WHEN d.state <> 'delivered' THEN last.detail END AS detail,
-                  CASE WHEN d.state <> 'delivered' OR d.kind <> 'topup.ready' THEN last.answer END AS answer
+                  CASE WHEN d.state <> 'delivered' OR d.kind <> 'topup.ready' THEN last.response_start END AS response_start
            FROM deliveries d
            LEFT JOIN orders o ON o.order_id = d.order_id
            LEFT JOIN esims e ON e.topup_id = d.topup_id
            LEFT JOIN LATERAL (
-               SELECT a.class, a.detail, a.answer FROM delivery_attempts a WHERE a.delivery_id = d.delivery_id
+               SELECT a.class, a.detail, a.response_start FROM delivery_attempts a WHERE a.delivery_id = d.delivery_id
                ORDER BY a.attempt DESC, a.at DESC LIMIT 1
            ) last ON true
            WHERE d.delivery_id = ANY ($1)
@@ -113,7 +113,7 @@ pub async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<Vie
             class: row.class,
             detail: row.detail,
             error: row.error,
-            answer: row.answer,
+            response_start: row.response_start,
             due_at: row.due_at,
             delivered_at: row.delivered_at,
             created_at: row.created_at,

@@ -21,9 +21,7 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{
-    Activity, FirstClaim, Outcome, Settlement, Statements, first::may_still_answer, settle,
-};
+use super::{Activity, FirstClaim, Outcome, Settlement, Statements, first::report_to, settle};
 
 /// How placements are claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +37,13 @@ pub enum Claim {
     /// Placements with due work of either activity, even while the breaker of the provider is open; see
     /// [`crate::providers::probe`].
     Probe,
+}
+
+impl Claim {
+    /// Whether it claims while the breaker of the provider is open.
+    fn ignores_the_breaker(self) -> bool {
+        self == Self::Probe
+    }
 }
 
 /// A placement that this provisioner has claimed. A due one is leased: other processes leave it
@@ -57,9 +62,9 @@ pub struct Claimed {
     /// The state before the claim. From `accepted`, the claim recorded a new attempt, and only its
     /// holder may send it. In any other state nothing may be bought.
     pub was: PlacementState,
-    /// It was claimed by [`Claim::Fresh`], so its settlement need not delete due work. If there is
-    /// some after all, the claim that finds it deletes it.
-    pub fresh: bool,
+    /// How it was claimed. The settlement of one that was claimed [fresh](Claim::Fresh) need not delete
+    /// due work. If there is some after all, the claim that finds it deletes it.
+    pub claim: Claim,
     /// The last recorded attempt; this claim may have recorded it.
     pub attempt: u32,
     /// The time since that attempt was recorded.
@@ -140,14 +145,13 @@ pub async fn claim(
     connection: &mut PgConnection,
     provider: &str,
     placements: &[PlacementId],
-    which: Claim,
+    claim: Claim,
     lease: Duration,
 ) -> Result<Vec<Claimed>> {
     let ids = uuids(placements);
-    match which {
+    match claim {
         Claim::Fresh => claim_fresh(connection, provider, &ids).await,
-        Claim::Due(activity) => claim_due(connection, provider, &ids, lease, Some(activity)).await,
-        Claim::Probe => claim_due(connection, provider, &ids, lease, None).await,
+        Claim::Due(_) | Claim::Probe => claim_due(connection, provider, &ids, claim, lease).await,
     }
 }
 
@@ -158,18 +162,19 @@ async fn claim_fresh(
     provider: &str,
     placements: &[Uuid],
 ) -> Result<Vec<Claimed>> {
+    let claim = Claim::Fresh;
     let begun = retry_conflicts!(begin_attempts(
         &mut *connection,
         provider,
         placements,
-        false
+        claim
     ))?;
-    let (mut claimed, unread) = split_by_first_claim(begun, true);
-    claimed.extend(read_or_park(connection, provider, &unread, true).await);
+    let (mut claimed, unread) = split_by_first_claim(begun, claim);
+    claimed.extend(read_or_park(connection, provider, &unread, claim).await);
     Ok(claimed)
 }
 
-/// Claims placements with due work of an activity, in any state. Without an activity it is a probe.
+/// Claims placements with due work, in any state.
 ///
 /// 1. Each is leased, so that no other process claims it until `lease` has passed.
 /// 2. An attempt is recorded of those that are `accepted`, except by look-ups.
@@ -181,27 +186,26 @@ async fn claim_due(
     connection: &mut PgConnection,
     provider: &str,
     placements: &[Uuid],
+    claim: Claim,
     lease: Duration,
-    activity: Option<Activity>,
 ) -> Result<Vec<Claimed>> {
-    let leased = take_leases(connection, provider, placements, lease, activity).await?;
+    let leased = take_leases(connection, provider, placements, claim, lease).await?;
     if leased.is_empty() {
         return Ok(Vec::new());
     }
     // A look-up buys nothing, even if its placement has become `accepted` since its lease was taken.
-    let probe = activity.is_none();
-    let begun = match activity {
-        Some(Activity::LookUps) => Vec::new(),
-        _ => retry_conflicts!(begin_attempts(&mut *connection, provider, &leased, probe))?,
+    let begun = match claim {
+        Claim::Due(Activity::LookUps) => Vec::new(),
+        _ => retry_conflicts!(begin_attempts(&mut *connection, provider, &leased, claim))?,
     };
     let begun_ids: HashSet<Uuid> = begun.iter().map(|row| row.placement_id).collect();
     let others = leased.into_iter().filter(|id| !begun_ids.contains(id));
-    let (mut claimed, mut unread) = split_by_first_claim(begun, false);
+    let (mut claimed, mut unread) = split_by_first_claim(begun, claim);
     unread.extend(others.map(|placement_id| Unread {
         placement_id,
         begun: None,
     }));
-    claimed.extend(read_or_park(connection, provider, &unread, false).await);
+    claimed.extend(read_or_park(connection, provider, &unread, claim).await);
     // An error must not lose the attempts that were recorded above.
     if let Err(error) = put_off(connection, &mut claimed, lease).await {
         tracing::warn!(%error, "cannot put off placements that are in flight or finished");
@@ -211,12 +215,12 @@ async fn claim_due(
 
 /// Divides the placements whose attempts were recorded: those whose rows say all that the purchase
 /// needs, and those of which it has to be read.
-fn split_by_first_claim(begun: Vec<Begun>, fresh: bool) -> (Vec<Claimed>, Vec<Unread>) {
+fn split_by_first_claim(begun: Vec<Begun>, claim: Claim) -> (Vec<Claimed>, Vec<Unread>) {
     let mut claimed = Vec::with_capacity(begun.len());
     let mut unread = Vec::new();
     for row in begun {
         match row.first_claim.as_deref().and_then(FirstClaim::parse) {
-            Some(first) => claimed.push(row.claimed(first, fresh)),
+            Some(first) => claimed.push(row.claimed(first, claim)),
             None => unread.push(Unread {
                 placement_id: row.placement_id,
                 begun: Some(row.attempt),
@@ -232,7 +236,7 @@ async fn read_or_park(
     connection: &mut PgConnection,
     provider: &str,
     unread: &[Unread],
-    fresh: bool,
+    claim: Claim,
 ) -> Vec<Claimed> {
     if unread.is_empty() {
         return Vec::new();
@@ -249,7 +253,7 @@ async fn read_or_park(
         }
     };
     let mut claimed = Vec::with_capacity(unread.len());
-    for placement in group(rows, fresh) {
+    for placement in group(rows, claim) {
         match placement {
             Ok(placement) => claimed.push(placement),
             Err(unreadable) => {
@@ -276,10 +280,13 @@ async fn take_leases(
     connection: &mut PgConnection,
     provider: &str,
     placements: &[Uuid],
+    claim: Claim,
     lease: Duration,
-    activity: Option<Activity>,
 ) -> Result<Vec<Uuid>> {
-    let kinds = activity.map_or(&[][..], Activity::kinds);
+    let kinds = match claim {
+        Claim::Due(activity) => activity.kinds(),
+        Claim::Fresh | Claim::Probe => &[],
+    };
     let kinds: Vec<&str> = kinds.iter().map(|kind| kind.as_str()).collect();
     let query = sqlx::query_scalar!(
         "WITH free AS (
@@ -294,7 +301,7 @@ async fn take_leases(
          RETURNING id",
         placements,
         seconds(lease),
-        activity.is_none(),
+        claim.ignores_the_breaker(),
         provider,
         &kinds as &[&str],
     );
@@ -317,7 +324,7 @@ async fn begin_attempts(
     connection: &mut PgConnection,
     provider: &str,
     placements: &[Uuid],
-    probe: bool,
+    claim: Claim,
 ) -> Result<Vec<Begun>> {
     let rows = sqlx::query_as!(
         Begun,
@@ -338,7 +345,7 @@ async fn begin_attempts(
            FROM claimed"#,
         placements,
         provider,
-        probe,
+        claim.ignores_the_breaker(),
     );
     Ok(rows.fetch_all(connection).await?)
 }
@@ -356,7 +363,7 @@ struct Begun {
 }
 
 impl Begun {
-    fn claimed(self, first: FirstClaim, fresh: bool) -> Claimed {
+    fn claimed(self, first: FirstClaim, claim: Claim) -> Claimed {
         let age = age(self.age);
         let topup = |(topup_id, option_id, provider_option_id)| ClaimedTopup {
             topup_id,
@@ -372,14 +379,14 @@ impl Begun {
             ordered_at: self.created_at,
             lane: self.lane,
             was: PlacementState::Accepted,
-            fresh,
+            claim,
             attempt: unsigned(self.attempt),
             attempt_age: Duration::ZERO,
             age,
             placed_age: None,
             unknowns: 0,
             call_may_be_in_flight: true,
-            report_to: first.answering_at(self.age),
+            report_to: first.report_to(self.age),
             external_order_id: first.external_order_id,
             traceparent: first.traceparent,
             reference: None,
@@ -473,14 +480,14 @@ impl Unreadable {
 }
 
 /// Groups the rows of topups into placements, in the order of their first rows.
-fn group(mut rows: Vec<Row>, fresh: bool) -> Vec<Result<Claimed, Unreadable>> {
+fn group(mut rows: Vec<Row>, claim: Claim) -> Vec<Result<Claimed, Unreadable>> {
     // The units of a placement must be in the order of the response that the partner got.
     rows.sort_by_key(|row| row.position);
     let mut indices: HashMap<Uuid, usize> = HashMap::with_capacity(rows.len());
     let mut claimed: Vec<Result<Claimed, Unreadable>> = Vec::with_capacity(rows.len());
     for row in rows {
         let index = *indices.entry(row.placement_id).or_insert_with(|| {
-            claimed.push(placement(&row, fresh).map_err(|error| Unreadable::new(&row, error)));
+            claimed.push(placement(&row, claim).map_err(|error| Unreadable::new(&row, error)));
             claimed.len() - 1
         });
         if let Ok(placement) = &mut claimed[index] {
@@ -493,7 +500,7 @@ fn group(mut rows: Vec<Row>, fresh: bool) -> Vec<Result<Claimed, Unreadable>> {
     claimed
 }
 
-fn placement(row: &Row, fresh: bool) -> Result<Claimed> {
+fn placement(row: &Row, claim: Claim) -> Result<Claimed> {
     Ok(Claimed {
         placement_id: row.placement_id.into(),
         order_id: row.order_id.into(),
@@ -502,14 +509,14 @@ fn placement(row: &Row, fresh: bool) -> Result<Claimed> {
         ordered_at: row.ordered_at,
         lane: row.lane.clone(),
         was: row.was.readable()?,
-        fresh,
+        claim,
         attempt: unsigned(row.attempt),
         attempt_age: age(row.attempt_age),
         age: age(row.age),
         placed_age: row.placed_age.map(age),
         unknowns: unsigned(row.unknowns),
         call_may_be_in_flight: row.call_may_be_in_flight,
-        report_to: may_still_answer(row.answering, row.answer_for),
+        report_to: report_to(row.answering, row.answer_for),
         traceparent: row.traceparent.clone(),
         reference: row.reference.clone(),
         topups: Vec::new(),
@@ -585,7 +592,7 @@ async fn put_off(
                      JOIN unnest($1::uuid[], $2::text[]) AS seen (placement_id, state)
                           USING (placement_id, state)))
              )
-             UPDATE work w SET kind = 'find', at = current.attempted_at + make_interval(secs => $4)
+             UPDATE work w SET kind = 'look_up', at = current.attempted_at + make_interval(secs => $4)
              FROM current
              WHERE w.id = current.placement_id AND w.id = ANY ($3)
                AND current.state = 'placing' AND current.unknowns = 0 AND current.not_found_at IS NULL",

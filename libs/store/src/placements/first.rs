@@ -59,16 +59,16 @@ impl FirstClaim {
         serde_json::from_str(text).ok()
     }
 
-    /// The process that may still answer the order when it is this many seconds old.
-    pub fn answering_at(&self, age: f64) -> Option<Uuid> {
-        may_still_answer(self.answering, f64::from(self.answer_within) / 1000.0 - age)
+    /// See [`report_to`]; `age` is that of the order, in seconds.
+    pub fn report_to(&self, age: f64) -> Option<Uuid> {
+        report_to(self.answering, f64::from(self.answer_within) / 1000.0 - age)
     }
 }
 
-/// The ingress process that may still answer an order, and to which verdicts and readiness events go
-/// therefore: the one that the order names, until `answer_by`. `rest` is the time until then in
-/// seconds, by the clock of PostgreSQL. Every `report_to` comes from here. That nothing else of the order
+/// The ingress process to which verdicts and readiness events of an order go, because it may still answer
+/// it: the one that the order names (`orders.answering`), until `answer_by`. `rest` is the time until then
+/// in seconds, by the clock of PostgreSQL. Every `report_to` comes from here. That nothing else of the order
 /// leaves before `answer_by` is kept where it is stored: by the due times of work without a message.
-pub(super) fn may_still_answer(answering: Option<Uuid>, rest: f64) -> Option<Uuid> {
+pub(super) fn report_to(answering: Option<Uuid>, rest: f64) -> Option<Uuid> {
     answering.filter(|_| rest > 0.0)
 }

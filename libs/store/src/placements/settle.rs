@@ -76,7 +76,7 @@ async fn settle_others(
             let bought = Bought::of(members_of(settlements, round));
             retry_conflicts!(bought.record(&mut *connection, &mut changes))?;
             retry_conflicts!(bought.park_others(&mut *connection, &mut changes))?;
-            note_effects(settlements, round, changes, settled);
+            take_over(settlements, round, changes, settled);
         }
         return Ok(());
     }
@@ -90,9 +90,11 @@ async fn settle_others(
                 moves.record(transaction, &mut changes).await?;
                 let bought = Bought::of(members_of(settlements, round));
                 bought.record(transaction, &mut changes).await?;
-                bought.fail_and_note(transaction, &changes).await?;
+                bought
+                    .fail_units_and_write_history(transaction, &changes)
+                    .await?;
                 bought.park_others(transaction, &mut changes).await?;
-                note_effects(settlements, round, changes, settled);
+                take_over(settlements, round, changes, settled);
             }
             Ok(TransactionEnd::Commit(()))
         }
@@ -107,8 +109,8 @@ fn members_of<'a>(
     round.iter().map(|index| &settlements[*index])
 }
 
-/// Takes the effects of a round over. A repetition of the round writes them again.
-fn note_effects(
+/// Takes the effects of a round over into the result. A repetition of the round writes them again.
+fn take_over(
     settlements: &[Settlement],
     round: &[usize],
     mut changes: Changes,
@@ -123,8 +125,7 @@ fn note_effects(
 
 /// Whether the general statements for this settlement may commit one by one. Failed units forbid
 /// that, because a further statement marks them as failed: if the process died before it, they
-/// would stay pending without any work. What is parked is noted in the history by a further statement,
-/// too. Outcomes that bought nothing are rare, so the cost of the transaction does not matter there.
+/// would stay pending without any work. A further statement writes into the history what is parked, too. Outcomes that bought nothing are rare, so the cost of the transaction does not matter there.
 ///
 /// Other purchases may take further statements as well: one parks a purchase that nobody expected,
 /// and a second settlement of the same placement has a round of its own. They need no larger
@@ -153,8 +154,8 @@ fn rounds(settlements: &[Settlement], members: &[usize]) -> Vec<Vec<usize>> {
     rounds
 }
 
-/// Notes that a placement has moved, and the delivery of one of its units that became ready.
-fn note(changes: &mut Changes, placement: Uuid, ready: Option<Uuid>) {
+/// Adds to the changes that a placement has moved, and the delivery of one of its units that became ready.
+fn add_moved(changes: &mut Changes, placement: Uuid, ready: Option<Uuid>) {
     let settled = changes.entry(placement.into()).or_default();
     settled.moved = true;
     settled.ready.extend(ready.map(DeliveryId::from));
@@ -189,6 +190,7 @@ impl Bought {
             let Outcome::Bought {
                 reference,
                 units,
+                listed: _,
                 collect_in,
                 park,
                 announced,
@@ -245,8 +247,9 @@ impl Bought {
         self.record_units(connection, changes).await
     }
 
-    /// Marks the failed units of those placements that have moved, and notes what was parked.
-    async fn fail_and_note(
+    /// Marks the failed units of those placements that have moved. The history tells of them and of what
+    /// was parked.
+    async fn fail_units_and_write_history(
         &self,
         transaction: &mut Transaction<'_>,
         changes: &Changes,
@@ -256,7 +259,7 @@ impl Bought {
         if moved.contains(&true) {
             self.fail_units(transaction, &moved).await?;
         }
-        self.note_parked(transaction).await
+        self.write_history_of_parked(transaction).await
     }
 
     /// Parks those purchases that have moved no placement, because nobody expected them.
@@ -399,14 +402,14 @@ impl Bought {
             HistoryKind::Cleared.as_str(),
         );
         for row in query.fetch_all(connection).await? {
-            note(changes, row.placement_id, row.delivery_id);
+            add_moved(changes, row.placement_id, row.delivery_id);
         }
         Ok(())
     }
 
-    /// Notes those purchases that this transaction has parked. One that was parked before stays so
-    /// with each further collect, and is not noted again.
-    async fn note_parked(&self, transaction: &mut Transaction<'_>) -> Result<()> {
+    /// Writes into the history which purchases this transaction has parked. Their `held.at` is the start of
+    /// this transaction. One that was parked before stays so with each further collect.
+    async fn write_history_of_parked(&self, transaction: &mut Transaction<'_>) -> Result<()> {
         if self.park.iter().all(Option::is_none) {
             return Ok(());
         }
@@ -455,7 +458,7 @@ impl Bought {
     /// placement that is open again or closed. A later attempt than the current one was recorded by
     /// a commit that the database has lost.
     ///
-    /// One statement parks them and notes it. If it is repeated, because its response was lost, it finds
+    /// One statement parks them and writes it into the history. If it is repeated, because its response was lost, it finds
     /// them parked for the same purchase and returns them once more, so that nobody misses the alarm.
     async fn park_unexpected(
         &self,

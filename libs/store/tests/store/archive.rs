@@ -74,7 +74,7 @@ impl Bench {
             .seal(vault::Purpose::Response(id, 0), b"echo")
             .unwrap();
         sqlx::query(
-            "INSERT INTO delivery_attempts (delivery_id, attempt, at, duration_ms, status, class, answer)
+            "INSERT INTO delivery_attempts (delivery_id, attempt, at, duration_ms, status, class, response_start)
              VALUES ($1, 0, now(), 3, 500, 'status_5xx', $2)",
         )
         .bind(id.uuid())
@@ -214,7 +214,7 @@ async fn orders_leave_the_tables_and_their_ids_stay_taken() {
     for (table, column) in [
         ("esims", "profile"),
         ("esims", "code_digest"),
-        ("delivery_attempts", "answer"),
+        ("delivery_attempts", "response_start"),
     ] {
         assert_eq!(
             lines[0][table][0].get(column),

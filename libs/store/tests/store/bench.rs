@@ -459,7 +459,6 @@ pub fn fresh(order: &NewOrder, mut settlement: Settlement) -> Settlement {
         traceparent: order.traceparent.clone(),
         options: options.collect(),
         is_proved_by_look_up: false,
-        listed: 0,
     });
     settlement
 }
@@ -476,6 +475,7 @@ pub fn bought(
         attempt,
         Outcome::Bought {
             reference: None,
+            listed: units.len(),
             units,
             collect_in: None,
             park: None,
@@ -489,6 +489,7 @@ pub fn bought_pending(placement_id: PlacementId, attempt: u32) -> Settlement {
     let outcome = Outcome::Bought {
         reference: None,
         units: Vec::new(),
+        listed: 0,
         collect_in: Some(Duration::from_mins(1)),
         park: None,
         announced: false,

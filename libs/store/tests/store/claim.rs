@@ -313,8 +313,8 @@ async fn a_claim_returns_what_a_provisioner_needs() {
     );
     assert_eq!(fresh.traceparent, new.traceparent);
     assert_eq!(
-        (fresh.placed_age, fresh.report_to, fresh.fresh),
-        (None, new.answering, true)
+        (fresh.placed_age, fresh.report_to, fresh.claim),
+        (None, new.answering, Claim::Fresh)
     );
     assert!(fresh.attempt_age < Duration::from_secs(5) && fresh.age < Duration::from_secs(5));
     let options: Vec<_> = fresh
@@ -355,8 +355,8 @@ async fn a_claim_returns_what_a_provisioner_needs() {
         );
     }
     assert_eq!(
-        (later.report_to, later.fresh),
-        (None, false),
+        (later.report_to, later.claim),
+        (None, Claim::Due(Activity::LookUps)),
         "the order is certainly answered"
     );
     let unit = |one: &ClaimedTopup| (one.pending, one.provider_unit_id.is_some());

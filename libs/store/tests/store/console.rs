@@ -327,6 +327,7 @@ async fn one_search_finds_an_order_by_each_of_its_ids() {
     let outcome = Outcome::Bought {
         reference: Some("NO/4711?&#".into()),
         units: vec![ready(&topup)],
+        listed: 1,
         collect_in: None,
         park: None,
         announced: true,

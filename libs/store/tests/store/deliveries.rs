@@ -94,7 +94,7 @@ pub fn failure(retry_in: Option<Duration>) -> AttemptResult {
         error: "status 500".into(),
         retry_in,
         retry_if_resent: Some(Duration::from_hours(1)),
-        endpoint: true,
+        endpoint_failed: true,
     }
 }
 

@@ -121,7 +121,7 @@ async fn an_endpoint_is_blocked_then_probed_by_one() {
             error: "not built".into(),
             retry_in: Some(Duration::ZERO),
             retry_if_resent: Some(Duration::ZERO),
-            endpoint: false,
+            endpoint_failed: false,
         };
         of(partner, topup, 0, result)
     };

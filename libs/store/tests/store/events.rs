@@ -330,7 +330,7 @@ async fn a_test_goes_out_although_the_endpoint_is_blocked() {
         .await
         .unwrap();
     assert_eq!((made.len(), made[0].class.as_str()), (1, "delivered"));
-    assert!(made[0].answer.is_some());
+    assert!(made[0].response_start.is_some());
     assert_eq!(
         bench.all_due().await.len(),
         waiting.len(),

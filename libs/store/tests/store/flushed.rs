@@ -308,7 +308,6 @@ async fn purchase(connection: &mut PgConnection, comes_again: bool) -> Settlemen
         panic!("the lean statement may record it");
     };
     known.is_proved_by_look_up = comes_again;
-    known.listed = known.options.len();
     settlement
 }
 

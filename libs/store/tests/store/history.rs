@@ -146,6 +146,7 @@ async fn a_purchase_that_was_given_up_stays_confirmed_and_parked_in_its_story() 
         let late = Outcome::Bought {
             reference: Some("no-4711".into()),
             units: vec![],
+            listed: 0,
             collect_in: Some(SOON),
             park,
             announced: true,

@@ -483,6 +483,7 @@ async fn a_late_purchase_at_another_provider_leaves_the_reference_as_it_is() {
     let bought = |reference: &str| Outcome::Bought {
         reference: Some(reference.to_owned()),
         units: Vec::new(),
+        listed: 0,
         collect_in: Some(Duration::from_mins(1)),
         park: None,
         announced: true,

@@ -374,6 +374,7 @@ async fn a_profile_that_is_entered_while_another_operator_decides_is_not_bought_
             Outcome::Bought {
                 reference: None,
                 units: Vec::new(),
+                listed: 0,
                 collect_in: Some(Duration::from_hours(1)),
                 park: Some(domain::reason::Code::ProfileUnreadable.into()),
                 announced: false,

@@ -36,7 +36,7 @@ FROM filled;
 INSERT INTO delivery_attempts (delivery_id, attempt, at, duration_ms, status, class)
 SELECT id, 0, at, 5, 500, 'status_5xx' FROM filled;
 INSERT INTO work (id, kind, provider, lane, partner_id, at)
-SELECT id, (ARRAY['buy', 'buy_again', 'find', 'collect'])[n % 4 + 1], CASE n / 4 % 2 WHEN 0 THEN 'sandbox' ELSE 'usimsa' END,
+SELECT id, (ARRAY['buy', 'buy_again', 'look_up', 'collect'])[n % 4 + 1], CASE n / 4 % 2 WHEN 0 THEN 'sandbox' ELSE 'usimsa' END,
        'lane ' || n % 20, partner_id, now() + make_interval(secs => n - 50000)
 FROM filled WHERE n > 40000;
 INSERT INTO work (id, kind, provider, lane, partner_id, at)

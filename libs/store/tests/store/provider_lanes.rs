@@ -105,8 +105,8 @@ async fn the_unsettled_attempts_of_each_lane_are_counted_up_to_a_bound() {
         )
     };
     for (kind, lane, count) in [
-        ("find", "a", 3),
-        ("find", "b", 1_000),
+        ("look_up", "a", 3),
+        ("look_up", "b", 1_000),
         ("buy", "c", 5),
         ("collect", "a", 7),
     ] {

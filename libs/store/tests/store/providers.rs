@@ -207,6 +207,7 @@ async fn hints_are_taken_once_a_second() {
     let outcome = Outcome::Bought {
         reference: None,
         units: vec![named],
+        listed: 1,
         collect_in: Some(Duration::from_mins(1)),
         park: None,
         announced: false,

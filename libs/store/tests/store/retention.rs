@@ -78,7 +78,7 @@ impl Bench {
         let id = delivery_id(topup);
         let answer = VAULT.seal(Purpose::Response(id, 0), b"echo TOP-SECRET");
         sqlx::query(
-            "INSERT INTO delivery_attempts (delivery_id, attempt, at, duration_ms, status, class, answer)
+            "INSERT INTO delivery_attempts (delivery_id, attempt, at, duration_ms, status, class, response_start)
              VALUES ($1, 0, now() - make_interval(days => $2), 3, 500, 'status_5xx', $3)",
         )
         .bind(id.uuid())

@@ -275,7 +275,7 @@ async fn ready_units(bench: &Bench, partner: PartnerId, count: usize) -> Vec<Top
 async fn answer(bench: &Bench, vault: &Vault, topup: &TopupId, attempt: u32) {
     let sealed = vault.seal(Purpose::Response(delivery_id(topup), attempt), b"no");
     sqlx::query(
-        "INSERT INTO delivery_attempts (delivery_id, attempt, at, duration_ms, class, answer)
+        "INSERT INTO delivery_attempts (delivery_id, attempt, at, duration_ms, class, response_start)
          VALUES ($1, $2, now(), 1, 'status_5xx', $3)",
     )
     .bind(delivery_id(topup).uuid())
@@ -359,8 +359,11 @@ async fn everything_is_sealed_anew_and_opens_with_the_new_key_alone() {
     for attempt in attempts.unwrap() {
         let number = u32::try_from(attempt.attempt).unwrap();
         assert_eq!(
-            new.open(Purpose::Response(id, number), &attempt.answer.unwrap())
-                .unwrap(),
+            new.open(
+                Purpose::Response(id, number),
+                &attempt.response_start.unwrap()
+            )
+            .unwrap(),
             b"no"
         );
     }
@@ -393,7 +396,7 @@ async fn what_cannot_be_opened_is_named_and_the_others_are_done() {
     let expected = [
         ("secret_key", partner.to_string()),
         ("profile", topups[1].to_string()),
-        ("answer", format!("{} attempt 1", delivery_id(&topups[0]))),
+        ("response", format!("{} attempt 1", delivery_id(&topups[0]))),
     ];
     assert_eq!(failed, expected);
     assert!(pass.failed[2].reason.contains("\"lost\""), "{pass:?}");

@@ -354,6 +354,7 @@ async fn overdue_profiles_park_visibly_and_arrive_all_the_same() {
     let outcome = Outcome::Bought {
         reference: None,
         units: Vec::new(),
+        listed: 0,
         collect_in: Some(Duration::from_hours(1)),
         park: Some(domain::reason::Code::ProfilesLate.into()),
         announced: false,
@@ -524,6 +525,7 @@ async fn the_reference_of_a_purchase_is_kept_and_claimed() {
     let bought = |reference: Option<&str>| Outcome::Bought {
         reference: reference.map(str::to_owned),
         units: Vec::new(),
+        listed: 0,
         collect_in: Some(Duration::ZERO),
         park: None,
         announced: true,
@@ -548,6 +550,7 @@ async fn the_reference_of_an_unexpected_purchase_is_kept() {
     let late = Outcome::Bought {
         reference: Some("B2".to_owned()),
         units: Vec::new(),
+        listed: 0,
         collect_in: None,
         park: None,
         announced: true,

@@ -173,7 +173,7 @@ const CANNOT: [(&str, Claims); 5] = rows! {
     ];
     "provisioner" => &[
         ("read a partner, its keys or its endpoints",
-         &["SELECT partner_id FROM partners", "SELECT url FROM partner_endpoints", "SELECT answer FROM delivery_attempts"]),
+         &["SELECT partner_id FROM partners", "SELECT url FROM partner_endpoints", "SELECT response_start FROM delivery_attempts"]),
         ("store or refuse an order",
          &["INSERT INTO orders (order_id) VALUES (gen_random_uuid())", "INSERT INTO placements (placement_id) VALUES (gen_random_uuid())",
            "UPDATE orders SET refused_at = now()", "SELECT refuse_order(gen_random_uuid(), true)"]),

@@ -55,7 +55,7 @@ pub const TABLES: [Table; 7] = [
         name: "delivery_attempts",
         from: "order_deliveries n JOIN delivery_attempts r ON r.delivery_id = n.delivery_id WHERE n.order_id = o.order_id",
         sorted: "r.delivery_id, r.attempt, r.at",
-        secret: &["answer"],
+        secret: &["response_start"],
     },
     Table {
         name: "further_deliveries",

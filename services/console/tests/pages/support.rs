@@ -354,6 +354,7 @@ async fn store_order(
         outcome: Outcome::Bought {
             reference: Some("P-4711".into()),
             units: vec![unit],
+            listed: 1,
             collect_in: None,
             park: None,
             announced: true,

@@ -222,7 +222,7 @@ async fn show(
 /// decrypted, the reason takes their place, so that the other attempts are still shown.
 fn answer(vault: Option<&Vault>, id: DeliveryId, attempt: &AttemptView) -> Option<String> {
     let vault = vault?;
-    let sealed = attempt.answer.as_ref()?;
+    let sealed = attempt.response_start.as_ref()?;
     let number = u32::try_from(attempt.attempt).unwrap_or_default();
     Some(match vault.open(Purpose::Response(id, number), sealed) {
         Ok(answer) => String::from_utf8_lossy(&answer).into_owned(),

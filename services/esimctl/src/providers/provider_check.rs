@@ -10,7 +10,8 @@ use anyhow::bail;
 use clap::Args;
 use domain::PlacementId;
 use provisioner::providers::{
-    Accounts, Balance, Capabilities, FindResponse, Limits, LookUp, Paced, Provider, Sought, Trouble,
+    Accounts, Balance, Capabilities, Limits, LookUp, LookUpRequest, LookUpResponse, Paced,
+    Provider, Trouble,
 };
 use serde::Serialize;
 
@@ -101,15 +102,15 @@ pub async fn run(check: &ProviderCheckArgs, console: &Console) -> anyhow::Result
 
 /// Asks for a purchase that does not exist.
 async fn look_up(provider: &dyn Provider) -> Result<(), Trouble> {
-    let sought = Sought {
+    let look_up = LookUpRequest {
         placement_id: PlacementId::new(),
         reference: None,
         attempt_age: Duration::ZERO,
         arrives_within: Duration::from_mins(1),
     };
-    match provider.find(&sought).await? {
-        FindResponse::NotFound => Ok(()),
-        FindResponse::Found(_) => Err(Trouble::Unknown(
+    match provider.look_up(&look_up).await? {
+        LookUpResponse::NotFound => Ok(()),
+        LookUpResponse::Found(_) => Err(Trouble::Unknown(
             "the provider has found a purchase that does not exist, so its look-ups cannot be \
              trusted; do not connect it"
                 .into(),

@@ -197,7 +197,10 @@ async fn finished_orders_are_in_files_that_common_tools_check_and_read() {
     // What opens an activation code, or may repeat it, is not there.
     assert_eq!(orders[0]["esims"][0]["profile"], Value::Null);
     assert_eq!(orders[0]["delivery_attempts"][0]["class"], "status_5xx");
-    assert_eq!(orders[0]["delivery_attempts"][0]["answer"], Value::Null);
+    assert_eq!(
+        orders[0]["delivery_attempts"][0]["response_start"],
+        Value::Null
+    );
     archiver.says_where_orders_are(&order).await;
     archiver.names_archives_of_a_partner().await;
 }

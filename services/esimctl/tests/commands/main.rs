@@ -135,6 +135,7 @@ async fn make_unit_ready(connection: &mut pg::PgConnection, order: &Order, numbe
     let outcome = Outcome::Bought {
         reference: None,
         units: vec![unit],
+        listed: 1,
         collect_in: None,
         park: None,
         announced: true,

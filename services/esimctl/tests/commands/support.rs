@@ -273,7 +273,7 @@ pub async fn record(
             error: "status".to_owned(),
             retry_in,
             retry_if_resent: retry_in,
-            endpoint: true,
+            endpoint_failed: true,
         },
     };
     store_attempt(connection, attempted).await;

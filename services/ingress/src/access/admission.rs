@@ -29,11 +29,11 @@ use crate::{
     access::{
         directory::KnownPartner,
         overload::Overload,
-        rates::{PartnerRates, RateState, Rates},
+        rates::{PartnerRates, Rates},
     },
     http::{
         codes::ErrorCode,
-        error::{ApiError, ReachedLimit},
+        error::{ApiError, RateState, ReachedLimit},
     },
     limits::LimitsConfig,
     metrics::{AdmissionGauges, GaugeReader},

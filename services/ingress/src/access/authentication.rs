@@ -8,8 +8,8 @@
 //! 3. The timestamp is at most five minutes from our clock.
 //! 4. The access key belongs to an active partner that has a secret key.
 //! 5. The signature is valid.
-//! 6. If the account requires it, the signature covers the body; if the signature covers it, the
-//!    body that arrived is the signed one.
+//! 6. If the account requires it, the signature covers the body.
+//! 7. If the signature covers the body, the body that arrived is the signed one.
 //!
 //! Guarantees: a [`SignedRequest`] was signed with a valid key of an active partner, at most five
 //! minutes from our clock. Within this window the same request may arrive again. Replays are not
@@ -120,8 +120,8 @@ impl Authenticator {
         }
     }
 
-    /// Checks the head of a request: steps 1 to 6 of the module's list, and whether the signature
-    /// covers the body if it must. [`Authenticator::body`] checks the body itself.
+    /// Checks the head of a request, which are the steps 1 to 6 of the module's list.
+    /// [`Authenticator::body`] is step 7.
     pub(crate) async fn head(&self, parts: &Parts) -> Result<SignedRequest, AuthenticationFailure> {
         let mut sender = None;
         let checked = self.check(parts, &mut sender).await;
@@ -242,7 +242,7 @@ impl Authenticator {
         }
     }
 
-    /// Checks that the body is the one that was signed. Without a digest the signature does not
+    /// Step 7 of the module's list: the body is the one that was signed. Without a digest the signature does not
     /// cover the body, so every body passes.
     pub(crate) fn body(&self, signed: &SignedRequest, received: &[u8]) -> Result<(), ApiError> {
         match &signed.body_digest {

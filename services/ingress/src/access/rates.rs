@@ -20,12 +20,11 @@ use accounts::partners::PartnerLimits;
 use domain::{Environment, PartnerId};
 use runtime::lock;
 
-pub(crate) use crate::http::error::RateState;
 use crate::{
     access::directory::KnownPartner,
     http::{
         codes::ErrorCode,
-        error::{ApiError, ReachedLimit},
+        error::{ApiError, RateState, ReachedLimit},
     },
     limits::LimitsConfig,
 };
@@ -53,12 +52,18 @@ struct Known {
     used: Instant,
 }
 
+/// What one partner may send. Each [`Rate`] is counted by itself.
 pub(crate) struct PartnerRates {
+    /// What an operator has set for the partner.
     limits: PartnerLimits,
+    /// All signed requests, also those that one of the other rates counts.
     requests: Rate,
     orders: Rate,
+    /// The units of its orders.
     units: Rate,
+    /// Self-service: questions about delivered eSIMs, and give-backs.
     esim_requests: Rate,
+    /// Self-service: recorded changes of its account.
     changes: Rate,
 }
 

@@ -36,10 +36,10 @@ use opentelemetry::trace::FutureExt;
 use pg::{Database, PgConnection};
 use pipeline::{
     Batcher, Effect, GroupCommit,
-    group_commit::Writer,
+    group_commit::{BatchWriter, WriterPanicked},
     payload::{JobPlacement, Verdict},
     perform,
-    publish::JobRow,
+    publish::AnnouncedRow,
     timing::ANSWER,
 };
 use runtime::{Shutdown, clock::Moment};
@@ -91,7 +91,7 @@ pub(crate) struct OrderService {
     pub(crate) commit: GroupCommit<InsertAndAnnounce>,
     pub(crate) directory: Arc<Directory>,
     pub(crate) handshake: Arc<Handshake>,
-    pub(crate) jobs: Batcher<JobRow>,
+    pub(crate) jobs: Batcher<(String, AnnouncedRow<JobPlacement>)>,
     pub(crate) topup_ids: TopupIds,
     pub(crate) providers: Vec<String>,
     pub(crate) placement_wait: Duration,
@@ -109,13 +109,13 @@ pub(crate) struct OrderService {
 /// answer's time.
 pub(crate) struct InsertAndAnnounce {
     database: Database,
-    jobs: Batcher<JobRow>,
+    jobs: Batcher<(String, AnnouncedRow<JobPlacement>)>,
 }
 
 impl InsertAndAnnounce {
     pub(crate) fn start(
         database: &Database,
-        jobs: &Batcher<JobRow>,
+        jobs: &Batcher<(String, AnnouncedRow<JobPlacement>)>,
         shutdown: &Shutdown,
     ) -> GroupCommit<Self> {
         let database = database.clone();
@@ -148,7 +148,7 @@ pub(crate) struct InsertResult {
     sent: Moment,
 }
 
-impl Writer for InsertAndAnnounce {
+impl BatchWriter for InsertAndAnnounce {
     const NAME: &'static str = "commit-orders";
     const STATEMENT: (&'static str, &'static str) = ("INSERT", "orders");
     type Item = NewOrder;
@@ -470,8 +470,10 @@ impl OrderService {
                 }
             };
             let written = self.commit.write_unless(order.clone(), given_up).await;
-            let written = written
-                .map_err(|_| ApiError::internal(anyhow::anyhow!("the process is stopping")))?;
+            let written = written.map_err(|WriterPanicked| {
+                let stops = "the task that stores orders has panicked, so the process stops";
+                ApiError::internal(anyhow::anyhow!(stops))
+            })?;
             match written.ok_or(QUEUED_TOO_LONG)? {
                 Err(error)
                     if error.constraint() == Some("topups_topup_id_key") && tries < FRESH_IDS =>
@@ -510,22 +512,18 @@ fn topups(order: &NewOrder) -> impl Iterator<Item = &NewTopup> {
 
 /// Hands the jobs of an order to the publisher, which sends them in the background. A job that is
 /// lost costs time only: the sweep finds its placement.
-fn publish(jobs: &Batcher<JobRow>, order: &NewOrder) {
+fn publish(jobs: &Batcher<(String, AnnouncedRow<JobPlacement>)>, order: &NewOrder) {
     for placement in &order.placements {
         let provider = placement.provider.clone();
         let traceparent = order.traceparent.clone();
         let placement_id = placement.placement_id;
         let lane = placement.lane.clone();
-        let placement = JobPlacement {
+        let row = JobPlacement {
             placement_id,
             partner_id: order.partner_id,
             lane,
         };
-        jobs.push(JobRow {
-            provider,
-            placement,
-            traceparent,
-        });
+        jobs.push((provider, AnnouncedRow { row, traceparent }));
     }
 }
 

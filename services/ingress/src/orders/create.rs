@@ -24,13 +24,13 @@ use tracing::{Span, field};
 use crate::{
     access::{
         admission::AdmittedOrder, authentication::SignedRequest, directory::KnownPartner,
-        gate::RequestGate, rates::RateState,
+        gate::RequestGate,
     },
     http::{
         body,
         connection::{Connection, answer_body},
         described,
-        error::{self, ApiError, ErrorRecord},
+        error::{self, ApiError, ErrorRecord, RateState},
         refusals::{ExternalOrderId, RequestSender},
     },
     limits::OrderSize,
@@ -81,6 +81,7 @@ struct Notes {
         (status = 500, response = described::Internal)))]
 pub(crate) async fn create_order(
     State(app): State<Arc<CreateOrder>>,
+    // Put there by [`crate::http::server`], with each request.
     Extension(connection): Extension<Arc<Connection>>,
     request: Request,
 ) -> Response {

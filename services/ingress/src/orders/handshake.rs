@@ -14,8 +14,9 @@
 //! process, so every provisioner sends it the events of such an order until `answer_by`.
 //!
 //! [`super::accept`] calls it: an order is pending here from before its commit until its
-//! [`PendingAnswer`] is dropped. One promise rests on what it is told: after a verdict *placed* the
-//! 201 is sent without a flush of its own (`decide.rs`). Nothing else does:
+//! [`PendingAnswer`] is dropped. One promise rests on the reports that arrive here: after the verdict
+//! *placed* the 201 is sent without a flush (`decide.rs`), because the provisioner's claim, which
+//! was flushed, is behind the order in the log. No other promise does:
 //!
 //! - If this process dies, the answers that it owes never leave. The readiness events that it held,
 //!   and those that are still sent to it, are lost. The sweep finds their deliveries when their
@@ -44,8 +45,8 @@ use std::{
 use domain::{DeliveryId, OrderId, PlacementId};
 use pipeline::{
     Batcher, Nats,
-    payload::{ROWS_PER_MESSAGE, ReadyReport, Reports, Verdict, VerdictReport},
-    publish::ReadyRow,
+    payload::{ROWS_PER_MESSAGE, ReadyDelivery, ReadyReport, Reports, Verdict, VerdictReport},
+    publish::AnnouncedRow,
 };
 use runtime::{Shutdown, lock};
 use store::orders::{NewOrder, NewPlacement};
@@ -140,7 +141,7 @@ impl Handshake {
 /// units.
 struct PendingOrders {
     orders: Mutex<HashMap<OrderId, PendingOrder>>,
-    readiness_events: Batcher<ReadyRow>,
+    readiness_events: Batcher<AnnouncedRow<ReadyDelivery>>,
 }
 
 /// What has arrived for an order.
@@ -161,7 +162,9 @@ struct PendingOrder {
 /// What happens to the readiness events of an order.
 enum Phase {
     /// The order is being answered: its events are held, at most one for each unit.
-    Answering { held: Vec<ReadyRow> },
+    Answering {
+        held: Vec<AnnouncedRow<ReadyDelivery>>,
+    },
     /// The 201 has left, so events are published at once. Until the deadline of the answer, a
     /// moment before `answer_by`, provisioners still send the events of missing units to this
     /// process.
@@ -228,8 +231,8 @@ impl PendingOrders {
             traceparent,
         } in ready.into_iter().take(ROWS_PER_MESSAGE)
         {
-            let ready = ReadyRow {
-                delivery,
+            let ready = AnnouncedRow {
+                row: delivery,
                 traceparent,
             };
             let Some(order) = orders.get_mut(&order_id) else {
@@ -277,8 +280,8 @@ impl PendingOrder {
 
     /// Counts the readiness event of a unit. Returns false if the same event came before, or if all
     /// units have arrived already, so that such an event is not held.
-    fn arrive(&mut self, ready: &ReadyRow) -> bool {
-        let is_new = self.missing > 0 && self.arrived.insert(ready.delivery.delivery_id);
+    fn arrive(&mut self, ready: &AnnouncedRow<ReadyDelivery>) -> bool {
+        let is_new = self.missing > 0 && self.arrived.insert(ready.row.delivery_id);
         if is_new {
             self.missing -= 1;
         }
@@ -354,7 +357,6 @@ impl Drop for PendingAnswer {
 #[cfg(test)]
 mod tests {
     use domain::{OptionId, PartnerId, TopupIds};
-    use pipeline::payload::ReadyDelivery;
     use store::orders::NewTopup;
     use tokio::sync::mpsc;
 
@@ -370,9 +372,9 @@ mod tests {
             64,
             tokio_util::task::TaskTracker::new(),
             &Shutdown::new(),
-            move |batch: Vec<ReadyRow>| {
+            move |batch: Vec<AnnouncedRow<ReadyDelivery>>| {
                 for ready in batch {
-                    sender.send(ready.delivery.delivery_id).unwrap();
+                    sender.send(ready.row.delivery_id).unwrap();
                 }
                 async {}
             },

@@ -151,7 +151,7 @@ fn products(
         let fields: Object<'_> = parse(item.get().as_bytes())?;
         let field = |name| fields.get(name).copied().filter(|value| !is(value, 'n'));
         let option = option_id(field("option_id"))?;
-        if option.is_none() {
+        if matches!(option, OptionField::Blank) {
             draft
                 .errors
                 .push(RequestFault::of_item(index, ErrorCode::OptionIdBlank));
@@ -164,13 +164,16 @@ fn products(
         }
         // The option of an item with a wrong quantity is kept, so that it is looked up and the same
         // response can say that it does not exist.
-        if let Some(option_id) = option {
-            draft.items.push(RequestedItem {
-                index,
-                option_id,
-                quantity: quantity.unwrap_or(0),
-            });
-        }
+        let option_id = match option {
+            OptionField::Blank => continue,
+            OptionField::Impossible => None,
+            OptionField::Id(id) => Some(id),
+        };
+        draft.items.push(RequestedItem {
+            index,
+            option_id,
+            quantity: quantity.unwrap_or(0),
+        });
     }
     let units = draft.units().map_or(0, NonZeroU32::get);
     if u64::from(units) > limits.units {
@@ -181,19 +184,28 @@ fn products(
     Ok(())
 }
 
-/// The id of an option: `None` if it is blank, and `Some(None)` if the value cannot be the id of
-/// any option.
-#[expect(
-    clippy::option_option,
-    reason = "blank and impossible are different faults"
-)]
-fn option_id(value: Option<&RawValue>) -> Result<Option<Option<OptionId>>, ApiError> {
-    let Some(value) = value else { return Ok(None) };
+/// What an item says about its option.
+enum OptionField {
+    Blank,
+    /// The value cannot be the id of any option.
+    Impossible,
+    Id(OptionId),
+}
+
+fn option_id(value: Option<&RawValue>) -> Result<OptionField, ApiError> {
+    let Some(value) = value else {
+        return Ok(OptionField::Blank);
+    };
     if !is(value, '"') {
-        return Ok(Some(None));
+        return Ok(OptionField::Impossible);
     }
     let text: String = parse(value.get().as_bytes())?;
-    Ok((!text.trim().is_empty()).then(|| text.parse().ok()))
+    if text.trim().is_empty() {
+        return Ok(OptionField::Blank);
+    }
+    Ok(text
+        .parse()
+        .map_or(OptionField::Impossible, OptionField::Id))
 }
 
 /// A positive integer without fraction and exponent. JSON does not limit the size of a number, so

@@ -106,7 +106,7 @@ fn last_attempt(view: &View) -> Option<self_service::Attempt> {
         status: view.status,
         class: view.class.clone()?,
         detail: view.detail.clone(),
-        answer: view.answer.clone(),
+        response_start: view.response_start.clone(),
     })
 }
 

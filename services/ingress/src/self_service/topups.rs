@@ -267,7 +267,7 @@ fn answer(
     attempt: &self_service::Attempt,
 ) -> Option<String> {
     let number = u32::try_from(attempt.attempt).ok()?;
-    let sealed = attempt.answer.as_ref()?;
+    let sealed = attempt.response_start.as_ref()?;
     let opened = service
         .vault
         .open(Purpose::Response(id, number), sealed)

@@ -8,7 +8,7 @@ use domain::{DeliveryId, endpoint::BlockPolicy};
 use pg::{Database, PgConnection};
 use pipeline::{
     Effect, GroupCommit,
-    group_commit::{Closed, Writer},
+    group_commit::{BatchWriter, WriterPanicked},
     perform,
 };
 use runtime::{Shutdown, outage};
@@ -36,7 +36,7 @@ pub(super) async fn until_recorded<W>(
     item: W::Item,
     stop: &CancellationToken,
 ) where
-    W: Writer<Error = pg::Error>,
+    W: BatchWriter<Error = pg::Error>,
     W::Item: Clone,
 {
     // What the database refuses for another reason would be refused again.
@@ -50,7 +50,7 @@ pub(super) async fn until_recorded<W>(
             "cannot record the outcome of a delivery; it is claimed again when its lease, or its \
              first lease, ends"
         ),
-        Err(Closed) => tracing::error!(
+        Err(WriterPanicked) => tracing::error!(
             "cannot record the outcome of a delivery, because the writer has failed and the process \
              stops; another process claims it when its lease, or its first lease, ends"
         ),
@@ -96,7 +96,7 @@ impl Attempts {
     }
 }
 
-impl Writer for Attempts {
+impl BatchWriter for Attempts {
     const NAME: &'static str = "commit-attempts";
     const STATEMENT: (&'static str, &'static str) = ("UPDATE", "deliveries");
     type Item = Attempted;
@@ -139,7 +139,7 @@ impl WithoutUrl {
     }
 }
 
-impl Writer for WithoutUrl {
+impl BatchWriter for WithoutUrl {
     const NAME: &'static str = "commit-no-endpoint";
     const STATEMENT: (&'static str, &'static str) = ("UPDATE", "deliveries");
     type Item = DeliveryId;

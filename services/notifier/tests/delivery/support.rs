@@ -313,6 +313,7 @@ impl Bench {
         let outcome = Outcome::Bought {
             reference: None,
             units: vec![unit],
+            listed: 1,
             collect_in: None,
             park: None,
             announced: true,

@@ -41,8 +41,8 @@ use super::{
     lists::{Listed, Offer, Sold, Span},
     price::{self, Price, Terms},
     provider::{
-        Balance, Capabilities, Connected, DeliveredEsim, EsimStatus, FindResponse, LookUp, Paced,
-        Provider, Purchase, PurchaseResponse, Sought, Trouble,
+        Balance, Capabilities, Connected, DeliveredEsim, EsimStatus, LookUp, LookUpRequest,
+        LookUpResponse, Paced, Provider, Purchase, PurchaseResponse, Trouble,
     },
     text::ProviderId,
 };
@@ -201,7 +201,7 @@ impl Airalo {
     }
 
     /// Lists the orders whose description is our id.
-    async fn by_description(&self, placement_id: PlacementId) -> Result<FindResponse, Trouble> {
+    async fn by_description(&self, placement_id: PlacementId) -> Result<LookUpResponse, Trouble> {
         let ours = placement_id.to_string();
         let mut found: Vec<Order> = Vec::new();
         for page in 1..=PAGES {
@@ -281,7 +281,7 @@ impl Airalo {
         &self,
         placement_id: PlacementId,
         order_id: &ProviderId,
-    ) -> Result<FindResponse, Trouble> {
+    ) -> Result<LookUpResponse, Trouble> {
         // The id is a number, as `wire` has made it; anything else must not get into the path.
         if !order_id.as_str().bytes().all(|byte| byte.is_ascii_digit()) {
             return self.by_description(placement_id).await;
@@ -463,11 +463,14 @@ impl Provider for Airalo {
         self.buy(purchase).boxed()
     }
 
-    fn find<'a>(&'a self, sought: &'a Sought) -> BoxFuture<'a, Result<FindResponse, Trouble>> {
+    fn look_up<'a>(
+        &'a self,
+        look_up: &'a LookUpRequest,
+    ) -> BoxFuture<'a, Result<LookUpResponse, Trouble>> {
         async move {
-            match &sought.reference {
-                Some(order_id) => self.by_id(sought.placement_id, order_id).await,
-                None => self.by_description(sought.placement_id).await,
+            match &look_up.reference {
+                Some(order_id) => self.by_id(look_up.placement_id, order_id).await,
+                None => self.by_description(look_up.placement_id).await,
             }
         }
         .boxed()

@@ -32,8 +32,8 @@ use super::{
     lists::{Listed, Offer, Sold, Span},
     price,
     provider::{
-        Balance, Bought, Capabilities, Connected, DeliveredEsim, EsimStatus, FindResponse,
-        GiveBackResponse, Hint, LookUp, Paced, Provider, Purchase, PurchaseResponse, Sought,
+        Balance, Bought, Capabilities, Connected, DeliveredEsim, EsimStatus, GiveBackResponse,
+        Hint, LookUp, LookUpRequest, LookUpResponse, Paced, Provider, Purchase, PurchaseResponse,
         Trouble,
     },
     text::ProviderId,
@@ -113,17 +113,17 @@ impl EsimAccess {
         &self,
         placement_id: PlacementId,
         number: &ProviderId,
-    ) -> Result<FindResponse, Trouble> {
+    ) -> Result<LookUpResponse, Trouble> {
         let filter = json!({ "orderNo": number.as_str() });
         let allocated = match self.client.query(&filter).await? {
             Ok(allocated) => allocated,
             Err(failure) => {
                 return match outcome(&failure.code) {
-                    Outcome::NotReady => Ok(FindResponse::Found(Bought {
+                    Outcome::NotReady => Ok(LookUpResponse::Found(Bought {
                         reference: Some(number.clone()),
                         units: Vec::new(),
                     })),
-                    Outcome::NoSuchOrder => Ok(FindResponse::NotFound),
+                    Outcome::NoSuchOrder => Ok(LookUpResponse::NotFound),
                     _ => Err(failure.trouble()),
                 };
             }
@@ -141,7 +141,7 @@ impl EsimAccess {
                 "the response lists eSIMs of another purchase".into(),
             ));
         }
-        Ok(FindResponse::Found(Bought {
+        Ok(LookUpResponse::Found(Bought {
             reference: Some(number.clone()),
             units: units(allocated)?,
         }))
@@ -231,14 +231,17 @@ impl Provider for EsimAccess {
         .boxed()
     }
 
-    fn find<'a>(&'a self, sought: &'a Sought) -> BoxFuture<'a, Result<FindResponse, Trouble>> {
+    fn look_up<'a>(
+        &'a self,
+        look_up: &'a LookUpRequest,
+    ) -> BoxFuture<'a, Result<LookUpResponse, Trouble>> {
         async move {
-            match &sought.reference {
+            match &look_up.reference {
                 Some(number) => {
                     self.client.http.turn().await;
-                    self.by_number(sought.placement_id, number).await
+                    self.by_number(look_up.placement_id, number).await
                 }
-                None => self.slots.by_time(&self.client, sought).await,
+                None => self.slots.by_time(&self.client, look_up).await,
             }
         }
         .boxed()

@@ -106,9 +106,9 @@ pub struct Purchase {
     pub send_by: Moment,
 }
 
-/// A purchase that the provider is asked about.
+/// A purchase that the provider is asked about, by a look-up or a collect.
 #[derive(Clone, Debug)]
-pub struct Sought {
+pub struct LookUpRequest {
     /// Our id of the purchase at the provider.
     pub placement_id: PlacementId,
     /// The provider's own id of the purchase, if it has named one before.
@@ -170,7 +170,7 @@ pub enum PurchaseResponse {
 
 /// A definite response to a look-up by our id.
 #[derive(Clone, Debug)]
-pub enum FindResponse {
+pub enum LookUpResponse {
     /// The provider has the purchase.
     Found(Bought),
     /// The provider states that there is no such purchase, in a form that no proxy could have sent.
@@ -241,8 +241,8 @@ impl Trouble {
 #[derive(Clone, Debug)]
 pub struct ProviderUnit {
     pub unit_id: ProviderId,
-    /// The provider's option id; `None` if the response omits it.
-    pub option_id: Option<ProviderId>,
+    /// The product, as [`Provider::product`] names it for an option; `None` if the response omits it.
+    pub product_id: Option<ProviderId>,
     pub state: UnitState,
 }
 
@@ -304,7 +304,7 @@ impl From<Fault> for Reason {
 pub(super) struct UnitFields {
     pub(super) unit: &'static str,
     pub(super) unit_id: &'static str,
-    pub(super) option_id: &'static str,
+    pub(super) product_id: &'static str,
 }
 
 impl UnitFields {
@@ -313,7 +313,7 @@ impl UnitFields {
         &self,
         index: usize,
         unit_id: String,
-        option_id: Option<String>,
+        product_id: Option<String>,
         state: Result<UnitState, Fault>,
     ) -> Result<ProviderUnit, Trouble> {
         let bad = |field: &str, error: BadId| {
@@ -324,15 +324,15 @@ impl UnitFields {
             ))
         };
         let unit_id = ProviderId::parse(unit_id).map_err(|error| bad(self.unit_id, error))?;
-        let option_id = option_id
+        let product_id = product_id
             .filter(|id| !id.is_empty())
             .map(ProviderId::parse)
             .transpose()
-            .map_err(|error| bad(self.option_id, error))?;
+            .map_err(|error| bad(self.product_id, error))?;
         let state = UnitState::read(&unit_id, state);
         Ok(ProviderUnit {
             unit_id,
-            option_id,
+            product_id,
             state,
         })
     }
@@ -428,7 +428,10 @@ pub trait Provider: Send + Sync + 'static {
         purchase: &'a Purchase,
     ) -> BoxFuture<'a, Result<PurchaseResponse, Trouble>>;
     /// Looks a purchase up by our id. Buys nothing.
-    fn find<'a>(&'a self, sought: &'a Sought) -> BoxFuture<'a, Result<FindResponse, Trouble>>;
+    fn look_up<'a>(
+        &'a self,
+        look_up: &'a LookUpRequest,
+    ) -> BoxFuture<'a, Result<LookUpResponse, Trouble>>;
     /// Whether the adapter itself takes the turns of its look-ups, because one call may answer several
     /// of them.
     fn paces_look_ups(&self) -> bool {
@@ -436,8 +439,11 @@ pub trait Provider: Send + Sync + 'static {
     }
     /// Asks for the profiles of a purchase that the provider has. By default this is a look-up.
     /// Buys nothing.
-    fn collect<'a>(&'a self, sought: &'a Sought) -> BoxFuture<'a, Result<FindResponse, Trouble>> {
-        self.find(sought)
+    fn collect<'a>(
+        &'a self,
+        look_up: &'a LookUpRequest,
+    ) -> BoxFuture<'a, Result<LookUpResponse, Trouble>> {
+        self.look_up(look_up)
     }
     /// What is left in our account. Called only if [`Capabilities::balance`] is declared.
     fn balance(&self) -> BoxFuture<'_, Result<Balance, Trouble>> {

@@ -26,9 +26,9 @@ use super::{
     account::{Account, KnownProvider, Setting},
     http::{Body, Call, Http, parse},
     provider::{
-        Bought, Capabilities, Connected, Custody, DeliveredEsim, EsimStatus, Fault, FindResponse,
-        GiveBackResponse, Hint, LookUp, Paced, Provider, ProviderUnit, Purchase, PurchaseResponse,
-        Sought, Trouble, UnitFields, UnitState, filled,
+        Bought, Capabilities, Connected, Custody, DeliveredEsim, EsimStatus, Fault,
+        GiveBackResponse, Hint, LookUp, LookUpRequest, LookUpResponse, Paced, Provider,
+        ProviderUnit, Purchase, PurchaseResponse, Trouble, UnitFields, UnitState, filled,
     },
     text::{ProviderId, day, moment, one_line},
 };
@@ -184,12 +184,12 @@ impl Usimsa {
         parse(&body)
     }
 
-    async fn get(&self, placement_id: PlacementId) -> Result<FindResponse, Trouble> {
+    async fn get(&self, placement_id: PlacementId) -> Result<LookUpResponse, Trouble> {
         let path = format!("{ORDER}/{placement_id}");
         let reply = self.call(Method::GET, &path, FETCH, None).await?;
         match reply.code.as_str() {
-            "0000" => Ok(FindResponse::Found(units(reply.products)?.into())),
-            "9002" => Ok(FindResponse::NotFound),
+            "0000" => Ok(LookUpResponse::Found(units(reply.products)?.into())),
+            "9002" => Ok(LookUpResponse::NotFound),
             _ => Err(unknown_code(&reply)),
         }
     }
@@ -243,8 +243,11 @@ impl Provider for Usimsa {
         .boxed()
     }
 
-    fn find<'a>(&'a self, sought: &'a Sought) -> BoxFuture<'a, Result<FindResponse, Trouble>> {
-        self.get(sought.placement_id).boxed()
+    fn look_up<'a>(
+        &'a self,
+        look_up: &'a LookUpRequest,
+    ) -> BoxFuture<'a, Result<LookUpResponse, Trouble>> {
+        self.get(look_up.placement_id).boxed()
     }
 
     fn status<'a>(&'a self, esim: &'a DeliveredEsim) -> BoxFuture<'a, Result<EsimStatus, Trouble>> {
@@ -337,7 +340,7 @@ fn units(products: Option<Vec<Product>>) -> Result<Vec<ProviderUnit>, Trouble> {
     const FIELDS: UnitFields = UnitFields {
         unit: "unit",
         unit_id: "topupId",
-        option_id: "optionId",
+        product_id: "optionId",
     };
     let products = products.unwrap_or_default();
     let read = |(index, product): (usize, Product)| {

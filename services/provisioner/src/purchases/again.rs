@@ -10,7 +10,7 @@ use pipeline::worker::{Permit, Trigger};
 use store::placements::{Claimed, asked};
 
 use super::ProviderContext;
-use crate::providers::FindResponse;
+use crate::providers::LookUpResponse;
 
 impl ProviderContext {
     /// Asks the provider whether it has the purchase of a parked placement whose outcome is unknown.
@@ -20,10 +20,10 @@ impl ProviderContext {
         trigger: &Trigger,
         permit: Option<Permit>,
     ) {
-        let response = self.calls.collect(&self.sought(claimed)).await;
+        let response = self.calls.collect(&self.look_up_request(claimed)).await;
         let _room = self.release_once_recordable(permit).await;
         let (kind, reason) = match response {
-            Ok(FindResponse::Found(bought)) => {
+            Ok(LookUpResponse::Found(bought)) => {
                 tracing::info!(
                     placement.id = %claimed.placement_id,
                     attempt = claimed.attempt,
@@ -34,7 +34,7 @@ impl ProviderContext {
                     .await;
             }
             // The purchase may still be on its way to the provider, so its absence says nothing yet.
-            Ok(FindResponse::NotFound) if claimed.attempt_age < self.settle_delay => {
+            Ok(LookUpResponse::NotFound) if claimed.attempt_age < self.settle_delay => {
                 let early = Reason::with(
                     Code::OutcomeUnknown,
                     "the purchase is not there, but it may still arrive; ask again in some minutes",
@@ -42,7 +42,7 @@ impl ProviderContext {
                 (HistoryKind::Unknown, Some(early))
             }
             // A search proves no absence, so the operator has to look into the provider's portal.
-            Ok(FindResponse::NotFound) => {
+            Ok(LookUpResponse::NotFound) => {
                 let worth = self
                     .cannot_prove_absence()
                     .then(|| Code::SearchProvesNothing.into());

@@ -11,11 +11,15 @@ use std::time::Duration;
 use accounts::profile::Profile;
 use domain::{DeliveryId, PlacementState, Reason, placement, reason::Code};
 use pg::{Database, PgConnection};
-use pipeline::{Effect, GroupCommit, group_commit::Writer, perform};
+use pipeline::{
+    Effect, GroupCommit,
+    group_commit::{BatchWriter, WriterPanicked},
+    perform,
+};
 use runtime::{Shutdown, outage};
 use store::placements::{
-    self, Claimed, KnownColumns, Outcome, Progress, ReadyProfile, Settled, Settlement, Statements,
-    Unit,
+    self, Claim, Claimed, KnownColumns, Outcome, Progress, ReadyProfile, Settled, Settlement,
+    Statements, Unit,
 };
 
 use super::ProviderContext;
@@ -47,7 +51,7 @@ impl Settlements {
     }
 }
 
-impl Writer for Settlements {
+impl BatchWriter for Settlements {
     const NAME: &'static str = "commit-outcomes";
     const STATEMENT: (&'static str, &'static str) = ("UPDATE", "placements");
     type Item = Settlement;
@@ -119,8 +123,8 @@ impl ProviderContext {
         let mut final_units = 0;
         let mut unreadable: Option<Reason> = None;
         let mut known = Vec::with_capacity(bought.units.len());
-        let product = |option| self.calls.provider.product(option);
-        for (topup_id, unit) in assign::pair(&claimed.topups, bought.units, product) {
+        let product_of = |option| self.calls.provider.product(option);
+        for (topup_id, unit) in assign::assign_units(&claimed.topups, bought.units, product_of) {
             let progress = match unit.state {
                 UnitState::Pending => Progress::Pending,
                 UnitState::Unreadable(fault) => {
@@ -175,12 +179,13 @@ impl ProviderContext {
         let outcome = Outcome::Bought {
             reference: bought.reference.map(String::from),
             units: known,
+            listed,
             collect_in: (!complete)
                 .then(|| placement::next_collect(since_purchase, self.park_after)),
             park,
             announced,
         };
-        let settled = self.settle_recorded(claimed, outcome, listed).await;
+        let settled = self.settle(claimed, outcome).await;
         if settled.moved && claimed.placed_age.is_none() {
             self.calls.metrics.bought(&self.calls.name, since_order);
         }
@@ -193,13 +198,8 @@ impl ProviderContext {
     /// Records an outcome, and retries until the database is back. If the process dies before that,
     /// the attempt is looked up by whichever process claims the placement next.
     pub(crate) async fn settle(&self, claimed: &Claimed, outcome: Outcome) -> Settled {
-        self.settle_recorded(claimed, outcome, 0).await
-    }
-
-    /// The same, where the provider has listed so many units.
-    async fn settle_recorded(&self, claimed: &Claimed, outcome: Outcome, listed: usize) -> Settled {
-        let statements = if claimed.fresh {
-            Statements::Lean(self.known_columns(claimed, listed))
+        let statements = if claimed.claim == Claim::Fresh {
+            Statements::Lean(self.known_columns(claimed))
         } else {
             Statements::General
         };
@@ -234,7 +234,7 @@ impl ProviderContext {
                     return settled;
                 }
                 Ok(Err(error)) => error,
-                Err(pipeline::group_commit::Closed) => return Settled::default(),
+                Err(WriterPanicked) => return Settled::default(),
             };
             if !error.is_about_data() || matches!(settlement.outcome, Outcome::Disputed { .. }) {
                 tracing::error!(
@@ -251,6 +251,7 @@ impl ProviderContext {
                     outcome: Outcome::Bought {
                         reference: reference.clone(),
                         units: Vec::new(),
+                        listed: 0,
                         // Whoever repairs what could not be recorded needs minutes, too.
                         collect_in: Some(Duration::from_mins(1)),
                         park: None,
@@ -273,7 +274,7 @@ impl ProviderContext {
         }
     }
 
-    fn known_columns(&self, claimed: &Claimed, listed: usize) -> KnownColumns {
+    fn known_columns(&self, claimed: &Claimed) -> KnownColumns {
         KnownColumns {
             order_id: claimed.order_id,
             partner_id: claimed.partner_id,
@@ -287,7 +288,6 @@ impl ProviderContext {
                 .map(|topup| (topup.topup_id.clone(), topup.option_id))
                 .collect(),
             is_proved_by_look_up: self.calls.provider.capabilities().look_up == LookUp::Exact,
-            listed,
         }
     }
 
@@ -423,7 +423,7 @@ mod tests {
             ordered_at: runtime::clock::now(),
             lane: "ready".to_owned(),
             was: PlacementState::Placing,
-            fresh: false,
+            claim: Claim::Probe,
             attempt: 1,
             attempt_age: Duration::ZERO,
             age: Duration::ZERO,
@@ -448,6 +448,7 @@ mod tests {
         let bought = Outcome::Bought {
             reference: None,
             units: claimed.topups.iter().map(failed).collect(),
+            listed: 2,
             collect_in: None,
             park: None,
             announced: true,

@@ -219,7 +219,7 @@ async fn class(provider: &dyn Provider, operation: Operation, body: &Value) -> S
     } else {
         Some("B1")
     };
-    let (purchase, sought) = asked(ours, reference);
+    let (purchase, look_up) = asked(ours, reference);
     let esim = DeliveredEsim {
         unit_id: ProviderId::parse("25".to_owned()).unwrap(),
         iccid: Iccid::parse("8982123456789012345").unwrap(),
@@ -235,7 +235,7 @@ async fn class(provider: &dyn Provider, operation: Operation, body: &Value) -> S
             }
             bought(&answer)
         }
-        Operation::Find | Operation::Search => found(&provider.find(&sought).await),
+        Operation::Find | Operation::Search => found(&provider.look_up(&look_up).await),
         Operation::Status => match provider.status(&esim).await {
             Ok(status) => {
                 let custody = match &status.custody {

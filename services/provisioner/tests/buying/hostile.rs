@@ -6,8 +6,8 @@ use std::{sync::Arc, time::Duration};
 
 use domain::PlacementId;
 use provisioner::providers::{
-    Accounts, Bought, FindResponse, Limits, Paced, Provider, ProviderId, ProviderUnit, Purchase,
-    PurchaseResponse, Sought, Trouble, UnitState,
+    Accounts, Bought, Limits, LookUpRequest, LookUpResponse, Paced, Provider, ProviderId,
+    ProviderUnit, Purchase, PurchaseResponse, Trouble, UnitState,
 };
 use runtime::clock::Moment;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -304,19 +304,19 @@ async fn provider(response: Vec<u8>) -> Arc<dyn Provider> {
 
 /// A purchase of two units of the product `P`, and the question about it. `reference` is the
 /// provider's own id of it.
-pub fn asked(placement_id: PlacementId, reference: Option<&str>) -> (Purchase, Sought) {
+pub fn asked(placement_id: PlacementId, reference: Option<&str>) -> (Purchase, LookUpRequest) {
     let purchase = Purchase {
         placement_id,
         items: vec![("P".into(), 2)],
         send_by: Moment::now() + Duration::from_mins(1),
     };
-    let sought = Sought {
+    let look_up = LookUpRequest {
         placement_id,
         reference: reference.map(|id| ProviderId::parse(id.to_owned()).unwrap()),
         attempt_age: Duration::ZERO,
         arrives_within: Duration::from_mins(1),
     };
-    (purchase, sought)
+    (purchase, look_up)
 }
 
 /// What a purchase led to, in a few words.
@@ -329,10 +329,10 @@ pub fn bought(answer: &Result<PurchaseResponse, Trouble>) -> String {
 }
 
 /// What a look-up led to, in a few words.
-pub fn found(answer: &Result<FindResponse, Trouble>) -> String {
+pub fn found(answer: &Result<LookUpResponse, Trouble>) -> String {
     match answer {
-        Ok(FindResponse::Found(bought)) => units(bought),
-        Ok(FindResponse::NotFound) => "not found".to_owned(),
+        Ok(LookUpResponse::Found(bought)) => units(bought),
+        Ok(LookUpResponse::NotFound) => "not found".to_owned(),
         Err(error) => trouble(error),
     }
 }
@@ -364,7 +364,7 @@ async fn no_response_is_taken_for_what_it_is_not() {
         items: vec![("option".into(), 1)],
         send_by: Moment::now() + Duration::from_mins(1),
     };
-    let sought = Sought {
+    let look_up = LookUpRequest {
         placement_id: purchase.placement_id,
         reference: None,
         attempt_age: Duration::ZERO,
@@ -383,9 +383,9 @@ async fn no_response_is_taken_for_what_it_is_not() {
             }
             Err(error) => trouble(&error),
         };
-        let looked_up = match provider.find(&sought).await {
-            Ok(FindResponse::Found(bought)) => class(&bought.units),
-            Ok(FindResponse::NotFound) => "not found".into(),
+        let looked_up = match provider.look_up(&look_up).await {
+            Ok(LookUpResponse::Found(bought)) => class(&bought.units),
+            Ok(LookUpResponse::NotFound) => "not found".into(),
             Err(error) => trouble(&error),
         };
         if (&bought[..], &looked_up[..]) != (purchase_expected, find_expected) {

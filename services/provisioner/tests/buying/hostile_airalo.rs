@@ -88,12 +88,12 @@ async fn each_row_of_the_failure_table_has_its_effect() {
 async fn a_denied_token_is_replaced_once() {
     testkit::http::client().unwrap();
     let ours: PlacementId = OURS.parse().unwrap();
-    let (purchase, sought) = asked(ours, None);
+    let (purchase, look_up) = asked(ours, None);
     let denying = provider("401 X", "{}").await;
     assert_eq!(bought(&denying.purchase(&purchase).await), "denied");
     // The next token may be asked for after a pause only, and until then nothing is sent.
     assert_eq!(bought(&denying.purchase(&purchase).await), "busy");
-    assert_eq!(found(&denying.find(&sought).await), "busy");
+    assert_eq!(found(&denying.look_up(&look_up).await), "busy");
 }
 
 #[tokio::test]

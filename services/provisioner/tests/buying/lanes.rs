@@ -19,7 +19,7 @@ async fn a_lane_with_64_unsettled_attempts_buys_nothing_and_operators_see_why() 
     let bench = Bench::start(|_| {}).await;
     // As another replica would leave them behind whose purchases got no answer.
     let unsettled = "INSERT INTO work (id, kind, provider, lane, partner_id, at)
-         SELECT gen_random_uuid(), 'find', 'sandbox', 'ready', gen_random_uuid(), now() + interval '1 hour'
+         SELECT gen_random_uuid(), 'look_up', 'sandbox', 'ready', gen_random_uuid(), now() + interval '1 hour'
          FROM generate_series(1, 64)";
     bench.sql(unsettled).await;
     wait::soon("the lane to be held back", async || {
@@ -54,7 +54,7 @@ async fn a_lane_with_64_unsettled_attempts_buys_nothing_and_operators_see_why() 
     let shown = bench.esimctl(&format!("order show {other}")).await;
     assert_eq!(shown["lanes"], json!([]), "{shown}");
 
-    bench.sql("DELETE FROM work WHERE kind = 'find'").await;
+    bench.sql("DELETE FROM work WHERE kind = 'look_up'").await;
     assert_eq!(
         bench.until(waits, |stored| stored.ready == 1).await.attempt,
         1

@@ -116,7 +116,7 @@ pub fn readiness_follows_its_answer_once() {
         while published.len() < UNITS {
             let row = stream.recv().await.unwrap();
             assert!(left.load(Ordering::Relaxed), "a webhook before its answer");
-            published.push(row.delivery.delivery_id);
+            published.push(row.row.delivery_id);
         }
         for report in reports {
             report.await.unwrap();

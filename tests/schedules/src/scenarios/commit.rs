@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 use super::{Log, choose, timeouts_end};
 use crate::{
     Shutdown,
-    group_commit::{GroupCommit, Writer},
+    group_commit::{GroupCommit, BatchWriter},
 };
 
 const BAD: usize = 13;
@@ -19,7 +19,7 @@ struct Doubler {
     _ends: oneshot::Sender<()>,
 }
 
-impl Writer for Doubler {
+impl BatchWriter for Doubler {
     const NAME: &'static str = "commit-numbers";
     const STATEMENT: (&'static str, &'static str) = ("INSERT", "numbers");
     type Item = usize;

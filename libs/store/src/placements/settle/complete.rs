@@ -25,7 +25,7 @@ use uuid::Uuid;
 
 use super::outcome::{KnownColumns, Outcome, Progress, Settled, Settlement, Statements};
 
-/// Records the common outcomes of a batch and notes their effects in `settled`. Returns the indices
+/// Records the common outcomes of a batch and puts their effects into `settled`. Returns the indices
 /// of the settlements that are left for the general statements.
 pub(super) async fn settle(
     connection: &mut PgConnection,
@@ -68,6 +68,7 @@ fn is_complete_and_fresh(settlement: &Settlement) -> bool {
     let Outcome::Bought {
         reference: None,
         units,
+        listed: _,
         collect_in: None,
         park: None,
         announced: true,
@@ -107,9 +108,9 @@ struct CompletePurchases {
 /// purchase, and bring the same eSIM for each unit. It may not, if the provider lists more units than were
 /// ordered: the units are assigned in the order of their ids, and another one could come first the next
 /// time.
-fn comes_again(known: &KnownColumns) -> bool {
+fn comes_again(known: &KnownColumns, listed: usize) -> bool {
     let ordered = known.options.len();
-    known.is_proved_by_look_up && known.listed == ordered
+    known.is_proved_by_look_up && listed == ordered
 }
 
 impl CompletePurchases {
@@ -122,7 +123,7 @@ impl CompletePurchases {
             .iter()
             .filter(|settlement| is_complete_and_fresh(settlement))
         {
-            let (Outcome::Bought { units, .. }, Statements::Lean(known)) =
+            let (Outcome::Bought { units, listed, .. }, Statements::Lean(known)) =
                 (&settlement.outcome, &settlement.statements)
             else {
                 continue;
@@ -133,7 +134,7 @@ impl CompletePurchases {
             }
             columns.placements.push(placement);
             columns.attempts.push(signed(settlement.attempt));
-            columns.come_again.push(comes_again(known));
+            columns.come_again.push(comes_again(known, *listed));
             for unit in units {
                 let Progress::Ready(ready) = &unit.progress else {
                     continue;
@@ -240,7 +241,7 @@ mod tests {
     fn only_what_an_exact_look_up_lists_whole_comes_again() {
         let at = OffsetDateTime::UNIX_EPOCH;
         let topups = TopupIds::new([0; 32]);
-        let known = |is_proved_by_look_up, listed| KnownColumns {
+        let known = |is_proved_by_look_up| KnownColumns {
             order_id: OrderId::new(),
             partner_id: PartnerId::new(),
             provider: String::new(),
@@ -249,10 +250,9 @@ mod tests {
             traceparent: None,
             options: [(); 2].map(|()| (topups.next(at), OptionId::new())).into(),
             is_proved_by_look_up,
-            listed,
         };
-        assert!(comes_again(&known(true, 2)));
-        assert!(!comes_again(&known(false, 2)));
-        assert!(!comes_again(&known(true, 3)));
+        assert!(comes_again(&known(true), 2));
+        assert!(!comes_again(&known(false), 2));
+        assert!(!comes_again(&known(true), 3));
     }
 }

@@ -40,8 +40,6 @@ pub struct KnownColumns {
     pub options: HashMap<TopupId, OptionId>,
     /// A look-up at the provider proves the purchase.
     pub is_proved_by_look_up: bool,
-    /// How many units the provider listed.
-    pub listed: usize,
 }
 
 /// The outcome of an attempt; see [`domain::placement::Event`].
@@ -52,7 +50,10 @@ pub enum Outcome {
         /// The provider's own id of the purchase; `None` if the provider has none or did not name
         /// it this time. One that is already stored is kept then.
         reference: Option<String>,
+        /// The units that the provider has listed, as far as they belong to topups.
         units: Vec<Unit>,
+        /// How many units the provider has listed, which may be more.
+        listed: usize,
         /// The delay until the next collect; `None` if no profile is missing.
         collect_in: Option<Duration>,
         /// Why the purchase is parked: its profiles have been missing for too long. `None` if it is

@@ -18,7 +18,7 @@ const UNFINISHED: [(&str, &str); 9] = testkit::rows! {
     "INSERT INTO esim_requests (topup_id, partner_id, provider, give_back)
      SELECT topup_id, gen_random_uuid(), 'sandbox', 'parked' FROM topups"
         => "UPDATE esim_requests SET give_back = 'refused'";
-    "INSERT INTO work SELECT placement_id, 'find', 'sandbox', '', partner_id, now() FROM placements"
+    "INSERT INTO work SELECT placement_id, 'look_up', 'sandbox', '', partner_id, now() FROM placements"
         => "DELETE FROM work";
     "INSERT INTO held (id, state, provider, partner_id) SELECT placement_id, 'parked', 'sandbox', partner_id FROM placements" => "DELETE FROM held";
     "INSERT INTO held (id, state, provider, partner_id) SELECT delivery_id, 'exhausted', '', partner_id FROM deliveries" => "DELETE FROM held";

@@ -15,7 +15,7 @@ use crate::providers::{
     lists::Sold,
     price::Price,
     provider::{
-        Balance, Bought, Custody, EsimStatus, Fault, FindResponse, ProviderUnit, Trouble,
+        Balance, Bought, Custody, EsimStatus, Fault, LookUpResponse, ProviderUnit, Trouble,
         UnitState, filled,
     },
     text::{BadId, ProviderId, moment, one_line},
@@ -181,7 +181,7 @@ pub(super) fn bought(orders: Vec<Order>) -> Result<Bought, Trouble> {
         .map_err(|error| bad("id", error))?;
     let mut units = Vec::new();
     for order in orders {
-        let option_id = ProviderId::parse(order.package_id.clone())
+        let product_id = ProviderId::parse(order.package_id.clone())
             .map_err(|error| bad("package_id", error))?;
         for sim in &order.sims {
             let unit_id =
@@ -189,7 +189,7 @@ pub(super) fn bought(orders: Vec<Order>) -> Result<Bought, Trouble> {
             let state = UnitState::read(&unit_id, sim.state(&order));
             units.push(ProviderUnit {
                 unit_id,
-                option_id: Some(option_id.clone()),
+                product_id: Some(product_id.clone()),
                 state,
             });
         }
@@ -285,11 +285,11 @@ impl Used {
 }
 
 /// The answer to a look-up that found these orders.
-pub(super) fn found(orders: Vec<Order>) -> Result<FindResponse, Trouble> {
+pub(super) fn found(orders: Vec<Order>) -> Result<LookUpResponse, Trouble> {
     if orders.is_empty() {
-        return Ok(FindResponse::NotFound);
+        return Ok(LookUpResponse::NotFound);
     }
-    bought(orders).map(FindResponse::Found)
+    bought(orders).map(LookUpResponse::Found)
 }
 
 /// The body of a 422.

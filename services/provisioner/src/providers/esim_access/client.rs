@@ -15,7 +15,7 @@ use uuid::Uuid;
 use super::wire::{self, Allocated, PAGE, Page, Reply, order_number, units};
 use crate::providers::{
     http::{Body, Call, Http, parse},
-    provider::{Bought, FindResponse, Trouble},
+    provider::{Bought, LookUpResponse, Trouble},
     text::one_line,
 };
 
@@ -134,9 +134,9 @@ impl Client {
 
 /// A purchase of which a search has found these eSIMs. Others may be in another slot; a collect brings
 /// them by the number of the order.
-pub(super) fn found(ours: Vec<Allocated>) -> Result<FindResponse, Trouble> {
+pub(super) fn found(ours: Vec<Allocated>) -> Result<LookUpResponse, Trouble> {
     let number = ours.iter().find_map(|one| one.order_no.clone());
-    Ok(FindResponse::Found(Bought {
+    Ok(LookUpResponse::Found(Bought {
         reference: number.map(order_number).transpose()?,
         units: units(ours)?,
     }))

@@ -24,7 +24,7 @@ use super::{
     client::{Client, found, within},
     wire::Allocated,
 };
-use crate::providers::provider::{FindResponse, Sought, Trouble};
+use crate::providers::provider::{LookUpRequest, LookUpResponse, Trouble};
 
 /// The length of a slot, in seconds.
 const SLOT: i64 = 10;
@@ -69,13 +69,13 @@ impl Slots {
 }
 
 /// The slots that a search reads, one after the other.
-fn slots(sought: &Sought, now: OffsetDateTime) -> Vec<i64> {
+fn slots(look_up: &LookUpRequest, now: OffsetDateTime) -> Vec<i64> {
     let of = |at: OffsetDateTime| at.unix_timestamp().div_euclid(SLOT);
-    let attempted = now - sought.attempt_age;
+    let attempted = now - look_up.attempt_age;
     let near = of(attempted - NEAR)..=of(now.min(attempted + WIDE_FROM) + NEAR);
-    let wide = of(attempted - MARGIN)..=of(attempted + sought.arrives_within + MARGIN);
+    let wide = of(attempted - MARGIN)..=of(attempted + look_up.arrives_within + MARGIN);
     let middle = of(attempted);
-    let is_wide = sought.attempt_age >= WIDE_FROM;
+    let is_wide = look_up.attempt_age >= WIDE_FROM;
     let mut all: Vec<i64> = if is_wide { wide } else { near.clone() }.collect();
     // The near ones first, and of each kind the nearest first; a purchase is later than its attempt.
     all.sort_by_key(|slot| (!near.contains(slot), (slot - middle).abs(), *slot < middle));
@@ -87,16 +87,16 @@ impl Slots {
     pub(super) async fn by_time(
         &self,
         client: &Client,
-        sought: &Sought,
-    ) -> Result<FindResponse, Trouble> {
-        let ours = sought.placement_id.to_string();
-        for slot in slots(sought, runtime::clock::now()) {
-            let made = self.slot(client, slot, sought.arrives_within).await?;
+        look_up: &LookUpRequest,
+    ) -> Result<LookUpResponse, Trouble> {
+        let ours = look_up.placement_id.to_string();
+        for slot in slots(look_up, runtime::clock::now()) {
+            let made = self.slot(client, slot, look_up.arrives_within).await?;
             if let Some(esims) = made.get(&ours) {
                 return found(esims.clone());
             }
         }
-        Ok(FindResponse::NotFound)
+        Ok(LookUpResponse::NotFound)
     }
 
     /// What was made in a slot, perhaps from the answer to another search.
@@ -177,14 +177,14 @@ mod tests {
         let attempted = datetime!(2026-11-24 12:00:07 UTC);
         let middle = attempted.unix_timestamp() / SLOT;
         let read = |age: u64| -> Vec<i64> {
-            let sought = Sought {
+            let look_up = LookUpRequest {
                 placement_id: PlacementId::new(),
                 reference: None,
                 attempt_age: Duration::from_secs(age),
                 arrives_within: Duration::from_mins(1),
             };
-            let now = attempted + sought.attempt_age;
-            let slots = slots(&sought, now);
+            let now = attempted + look_up.attempt_age;
+            let slots = slots(&look_up, now);
             slots.into_iter().map(|slot| slot - middle).collect()
         };
         assert_eq!(read(2), [0, 1]);

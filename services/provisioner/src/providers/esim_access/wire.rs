@@ -266,14 +266,14 @@ pub(super) fn units(allocated: Vec<Allocated>) -> Result<Vec<ProviderUnit>, Trou
     const FIELDS: UnitFields = UnitFields {
         unit: "eSIM",
         unit_id: "esimTranNo",
-        option_id: "packageCode",
+        product_id: "packageCode",
     };
     let mut units: Vec<ProviderUnit> = Vec::with_capacity(allocated.len());
     for (index, one) in allocated.into_iter().enumerate() {
         let state = one.state();
         let package = one.package_list.into_iter().next();
-        let option_id = package.and_then(|package| package.package_code);
-        let unit = FIELDS.read(index, one.esim_tran_no, option_id, state)?;
+        let product_id = package.and_then(|package| package.package_code);
+        let unit = FIELDS.read(index, one.esim_tran_no, product_id, state)?;
         // The pages of a search move on while eSIMs are made, so one eSIM may stand on two of them.
         // Taken twice, it would be given to two topups.
         if units.iter().all(|known| known.unit_id != unit.unit_id) {
