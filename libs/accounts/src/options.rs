@@ -5,7 +5,7 @@
 
 use domain::{
     Environment, OptionId,
-    cut::Pair,
+    cut::OptionAtProvider,
     product::{Cost, Country, Data, Price, Standard},
 };
 use pg::{Error, Result};
@@ -23,7 +23,7 @@ pub struct ProductOption {
     pub provider_option_id: String,
     /// The pairs that follow if this provider refuses a purchase, in order of preference. Each names
     /// another provider.
-    pub alternatives: Vec<Pair>,
+    pub alternatives: Vec<OptionAtProvider>,
     /// The environment whose partners may order the option.
     pub environment: Environment,
     /// Only enabled options can be ordered.
@@ -40,7 +40,7 @@ impl ProductOption {
     pub fn new(
         option_id: OptionId,
         name: impl Into<String>,
-        sold: Pair,
+        sold: OptionAtProvider,
         environment: Environment,
     ) -> Self {
         Self {
@@ -64,7 +64,7 @@ pub fn details(stored: &str) -> Result<Map<String, Value>> {
 }
 
 /// Parses the alternatives of an option as they are stored.
-fn alternatives(stored: &str) -> Result<Vec<Pair>> {
+fn alternatives(stored: &str) -> Result<Vec<OptionAtProvider>> {
     serde_json::from_str(stored)
         .map_err(|error| Error::Unreadable(format!("alternatives of an option: {error}")))
 }
@@ -165,7 +165,7 @@ impl OptionRow {
             cost: self.cost,
             cost_currency: self.cost_currency,
         };
-        let sold = Pair {
+        let sold = OptionAtProvider {
             provider: self.provider,
             provider_option_id: self.provider_option_id,
         };

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 /// Where an option can be bought: the provider, and the provider's name of the option.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Pair {
+pub struct OptionAtProvider {
     pub provider: String,
     pub provider_option_id: String,
 }
@@ -22,8 +22,8 @@ pub struct Unit<'a> {
     /// The provider that is asked first, and its name of the option.
     pub provider: &'a str,
     pub provider_option_id: &'a str,
-    /// The pairs that follow if it refuses the purchase, in order of preference.
-    pub alternatives: &'a [Pair],
+    /// Where else it is bought if that provider refuses the purchase, in order of preference.
+    pub alternatives: &'a [OptionAtProvider],
 }
 
 /// What a provider takes in one purchase.
@@ -69,12 +69,12 @@ pub fn cut(provider: &str) -> Cut {
         .map_or(Cut::WHOLE, |(_, cut)| *cut)
 }
 
-/// What may be bought in one purchase at each pair of the unit: the strictest rule of all of its
+/// What may be bought in one purchase wherever the unit is bought: the strictest rule of all of its
 /// providers, because a purchase that one provider has refused goes to the next one as it is.
 fn cut_of(unit: Unit<'_>) -> Cut {
     let mut strictest = cut(unit.provider);
-    for pair in unit.alternatives {
-        let next = cut(&pair.provider);
+    for alternative in unit.alternatives {
+        let next = cut(&alternative.provider);
         strictest.one_option |= next.one_option;
         strictest.units = match (strictest.units, next.units) {
             (Some(one), Some(other)) => Some(one.min(other)),
@@ -92,7 +92,7 @@ struct Key<'a> {
     /// the same providers in the same order.
     following: Vec<&'a str>,
     /// The option, with its names at all providers, where one of them sells one option at a time.
-    option: Option<(&'a str, &'a [Pair])>,
+    option: Option<(&'a str, &'a [OptionAtProvider])>,
 }
 
 /// Cuts the units of one order, in their order, into purchases. Returns the number of the purchase
@@ -110,7 +110,7 @@ pub fn into_purchases<'a>(units: impl IntoIterator<Item = Unit<'a>>) -> Vec<usiz
             following: unit
                 .alternatives
                 .iter()
-                .map(|pair| &*pair.provider)
+                .map(|alternative| &*alternative.provider)
                 .collect(),
             option: cut
                 .one_option
@@ -143,8 +143,8 @@ mod tests {
         }))
     }
 
-    fn pairs(pairs: &[(&str, &str)]) -> Vec<Pair> {
-        let pair = |(provider, option): &(&str, &str)| Pair {
+    fn pairs(pairs: &[(&str, &str)]) -> Vec<OptionAtProvider> {
+        let pair = |(provider, option): &(&str, &str)| OptionAtProvider {
             provider: (*provider).to_owned(),
             provider_option_id: (*option).to_owned(),
         };
@@ -152,7 +152,7 @@ mod tests {
     }
 
     /// The purchases of units of `usimsa` with these alternatives.
-    fn routed(units: &[(&'static str, Vec<Pair>)]) -> Vec<usize> {
+    fn routed(units: &[(&'static str, Vec<OptionAtProvider>)]) -> Vec<usize> {
         into_purchases(units.iter().map(|(provider_option_id, alternatives)| Unit {
             provider: "usimsa",
             provider_option_id,

@@ -15,7 +15,7 @@
 
 mod look;
 
-use domain::DeliveryId;
+use domain::{DeliveryId, EndpointKey};
 use pg::Result;
 use sqlx::PgConnection;
 use uuid::Uuid;
@@ -208,9 +208,15 @@ pub async fn due<Id: From<Uuid>>(
     look!(connection, kinds, provider, look, "", "now()", "$7")
 }
 
+/// A delivery that is due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DueDelivery {
+    pub id: DeliveryId,
+    pub endpoint: EndpointKey,
+}
+
 /// Looks for due deliveries: the oldest one of each endpoint, then the second oldest one of each,
-/// and so on. Each result's lane and partner name its endpoint, see
-/// [`EndpointKey::of_work`](domain::EndpointKey::of_work).
+/// and so on.
 ///
 /// Deliveries of a blocked endpoint are left out, because their claim would find nothing. Tests,
 /// which are due at `-infinity`, are found all the same. If the block of an endpoint has ended, a
@@ -218,8 +224,8 @@ pub async fn due<Id: From<Uuid>>(
 pub async fn due_deliveries(
     connection: &mut PgConnection,
     look: &Look,
-) -> Result<Found<DueWork<DeliveryId>>> {
-    look!(
+) -> Result<Found<DueDelivery>> {
+    let found: Result<Found<DueWork<DeliveryId>>> = look!(
         connection,
         Kind::WEBHOOKS,
         "",
@@ -228,5 +234,9 @@ pub async fn due_deliveries(
              ON e.endpoint_id = coalesce(nullif(pair.lane, '')::uuid, pair.partner_id)",
         "CASE WHEN e.blocked_until > now() THEN '-infinity' ELSE now() END",
         "CASE WHEN e.blocked_until IS NULL THEN $7::bigint ELSE 1 END"
-    )
+    );
+    Ok(found?.map(|due| DueDelivery {
+        id: due.id,
+        endpoint: EndpointKey::of_work(due.partner_id, &due.lane),
+    }))
 }

@@ -109,7 +109,7 @@ pub fn worker_settings(lookout: &Lookout) -> worker::Settings {
 }
 
 /// When a row is looked at again.
-enum Next {
+enum NextLook {
     Never,
     In(Duration),
     /// It could do nothing now.
@@ -149,11 +149,11 @@ impl Handler for Batches {
                 _ => self.notices().await?,
             };
             let again_in = match next {
-                Next::Later => Some(self.pauses.longer(claimed.id)),
-                Next::In(pause) => Some(pause),
-                Next::Never => None,
+                NextLook::Later => Some(self.pauses.longer(claimed.id)),
+                NextLook::In(pause) => Some(pause),
+                NextLook::Never => None,
             };
-            if !matches!(next, Next::Later) {
+            if !matches!(next, NextLook::Later) {
                 self.pauses.forget(claimed.id);
             }
             let recorded = self.database.run(async |connection| match again_in {
@@ -180,7 +180,7 @@ impl Handler for Batches {
 
 impl Batches {
     /// Makes deliveries due whose partner has set a new URL or has ended a pause.
-    async fn move_waiting(&self, id: Uuid, partner_id: PartnerId) -> Result<Next, pg::Error> {
+    async fn move_waiting(&self, id: Uuid, partner_id: PartnerId) -> Result<NextLook, pg::Error> {
         let endpoint = EndpointKey {
             partner_id,
             id: id.into(),
@@ -199,14 +199,14 @@ impl Batches {
             );
         }
         Ok(match moved {
-            moved if !moved.more => Next::Never,
-            moved if moved.due > 0 => Next::In(Duration::ZERO),
-            _ => Next::Later,
+            moved if !moved.more => NextLook::Never,
+            moved if moved.due > 0 => NextLook::In(Duration::ZERO),
+            _ => NextLook::Later,
         })
     }
 
     /// Does the next batch of a resend.
-    async fn resend(&self, id: Uuid, partner_id: PartnerId) -> Result<Next, pg::Error> {
+    async fn resend(&self, id: Uuid, partner_id: PartnerId) -> Result<NextLook, pg::Error> {
         let most_due = self.resend_due;
         let stepping = self
             .database
@@ -220,13 +220,13 @@ impl Batches {
             );
         }
         Ok(match step {
-            step if step.ended || step.gone => Next::Never,
-            step if step.more => Next::In(Duration::ZERO),
-            _ => Next::Later,
+            step if step.ended || step.gone => NextLook::Never,
+            step if step.more => NextLook::In(Duration::ZERO),
+            _ => NextLook::Later,
         })
     }
 
-    async fn notices(&self) -> Result<Next, pg::Error> {
+    async fn notices(&self) -> Result<NextLook, pg::Error> {
         events::look_at_all(
             &self.database,
             self.key_notice,
@@ -234,7 +234,7 @@ impl Batches {
             &self.shutdown,
         )
         .await?;
-        Ok(Next::In(NOTICES_EVERY))
+        Ok(NextLook::In(NOTICES_EVERY))
     }
 }
 

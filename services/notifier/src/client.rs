@@ -273,7 +273,7 @@ macro_rules! write_through {
     };
 }
 write_through!(Counted, tcp);
-write_through!(Exchange, stream, begin);
+write_through!(ConnectionWithHead, stream, begin);
 
 impl Connection for Counted {
     fn connected(&self) -> Connected {
@@ -292,7 +292,7 @@ pub struct EndpointConnector {
 }
 
 impl Service<Uri> for EndpointConnector {
-    type Response = TokioIo<Exchange>;
+    type Response = TokioIo<ConnectionWithHead>;
     type Error = BoxError;
     type Future = BoxFuture<'static, Result<Self::Response, BoxError>>;
 
@@ -306,7 +306,7 @@ impl Service<Uri> for EndpointConnector {
         let ends_at = Instant::now() + self.oldest / 2;
         async move {
             let stream = connecting.await.map_err(|_| ConnectTimeout)??;
-            Ok(TokioIo::new(Exchange {
+            Ok(TokioIo::new(ConnectionWithHead {
                 stream: TokioIo::new(stream),
                 known: Known {
                     ends_at,
@@ -321,12 +321,12 @@ impl Service<Uri> for EndpointConnector {
 /// A connection that resets the count of received bytes when a request is written to it, and keeps
 /// the beginning of what it receives then. It lies above TLS, so what TLS sends by itself does not
 /// reset the count.
-pub struct Exchange {
+pub struct ConnectionWithHead {
     stream: TokioIo<MaybeHttpsStream<TokioIo<Counted>>>,
     known: Known,
 }
 
-impl Exchange {
+impl ConnectionWithHead {
     /// Resets the count, which is in the innermost layer of the connection.
     fn begin(&mut self) {
         lock(&self.known.head).clear();
@@ -338,7 +338,7 @@ impl Exchange {
     }
 }
 
-impl AsyncRead for Exchange {
+impl AsyncRead for ConnectionWithHead {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -354,7 +354,7 @@ impl AsyncRead for Exchange {
     }
 }
 
-impl Connection for Exchange {
+impl Connection for ConnectionWithHead {
     fn connected(&self) -> Connected {
         self.stream.inner().connected().extra(self.known.clone())
     }

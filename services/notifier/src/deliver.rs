@@ -203,7 +203,7 @@ impl Handler for Deliver {
             .database
             .run(async |connection| work::due_deliveries(connection, &look).await)
             .await?;
-        Ok(found.map(|due| self.ticket(due.id, EndpointKey::of_work(due.partner_id, &due.lane))))
+        Ok(found.map(|due| self.ticket(due.id, due.endpoint)))
     }
 
     async fn claim(
@@ -217,9 +217,9 @@ impl Handler for Deliver {
             // lease, in which no other process looks for it. An older one is left to the sweep,
             // which gives it due work when its first lease ends.
             Class::Fresh => {
-                let youth = FIRST_LEASE.saturating_sub(lease);
+                let younger_than = FIRST_LEASE.saturating_sub(lease);
                 let claiming = async |connection: &mut PgConnection| {
-                    self.claim_fresh(connection, ids, youth).await
+                    self.claim_fresh(connection, ids, younger_than).await
                 };
                 self.database.run(claiming).await?
             }
@@ -279,6 +279,7 @@ impl Deliver {
             .ended_attempts
             .saturating_sub(delivery.schedule_start);
         let next = self.next_step(&delivery, &exchange, attempts_of_schedule);
+        // If somebody has it sent again meanwhile, a schedule has begun of which this is the first attempt.
         let next_if_resent = || self.next_step(&delivery, &exchange, 0);
         // After a success the permit is released at once, because the next request need not wait
         // for the record. After a failure it is kept until the failure is recorded: the record may

@@ -108,13 +108,13 @@ pub struct Esim {
 /// How deliveries are claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {
-    /// First attempts of deliveries that readiness events name. A delivery younger than `youth`
-    /// still belongs to its message, and a whole attempt fits into the rest of its first lease.
+    /// First attempts of deliveries that readiness events name, if they are `younger_than` this. Such a
+    /// delivery still belongs to its message, and a whole attempt fits into the rest of its first lease.
     ///
     /// Nothing is written, which makes this claim cheap, but a fresh claim does not exclude another
     /// one. If the event of a delivery comes twice, both claims return it until the first attempt
     /// is recorded, and the webhook may go out twice with the same `webhook-id`.
-    Fresh { youth: Duration },
+    Fresh { younger_than: Duration },
     /// Deliveries with due work. The claim first takes their leases, so that no other process
     /// attempts them until `lease` has passed.
     Due { lease: Duration },
@@ -150,8 +150,8 @@ pub async fn claim(
 ) -> Result<ClaimResult> {
     let ids = uuids(ids);
     match claim {
-        Claim::Fresh { youth } => {
-            let mut rows = read(connection, &ids, Some(youth)).await?;
+        Claim::Fresh { younger_than } => {
+            let mut rows = read(connection, &ids, Some(younger_than)).await?;
             let to_fan_out = rows.to_fan_out();
             let blocked = rows.take_blocked();
             if !blocked.is_empty() {
@@ -299,7 +299,7 @@ struct Row {
     secrets: Vec<Vec<u8>>,
 }
 
-/// Reads pending deliveries with what their webhooks need. With `youth` it reads only webhooks of
+/// Reads pending deliveries with what their webhooks need. With `younger_than` it reads only webhooks of
 /// eSIMs that are younger and were never attempted, which is the claim of fresh ones; without it,
 /// deliveries that are leased. Of events only their work says when they are due.
 ///
@@ -317,7 +317,7 @@ struct Row {
 async fn read(
     connection: &mut PgConnection,
     ids: &[Uuid],
-    youth: Option<Duration>,
+    younger_than: Option<Duration>,
 ) -> Result<Rows> {
     let rows = sqlx::query_as!(
         Row,
@@ -344,7 +344,7 @@ async fn read(
                       AS "blocked!",
                   p.has_further_endpoints AND d.kind = 'topup.ready' AND d.endpoint_id IS NULL AND d.attempt = 0
                       AS "fans_out!",
-                  -- The trigger `configuration_changed` raises it with each change of what is read here of the endpoint.
+                  -- Triggers raise it, by `configuration_changed`, with each change of what is read here of the endpoint.
                   (SELECT version FROM system) AS "configuration_version!",
                   (n.endpoint_id IS NOT NULL AND n.blocked_until IS NULL AND NOT p.has_further_endpoints)
                       AS "reusable!",
@@ -364,7 +364,7 @@ async fn read(
              AND ($2::float8 IS NULL
                   OR (d.kind = 'topup.ready' AND d.attempt = 0 AND d.created_at > now() - make_interval(secs => $2)))"#,
         ids,
-        youth.map(seconds),
+        younger_than.map(seconds),
     );
     Ok(Rows {
         rows: rows.fetch_all(connection).await?,

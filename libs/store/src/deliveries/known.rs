@@ -6,7 +6,8 @@
 //!
 //! Guarantee: no webhook goes to a URL that had changed, or is signed with a secret that had been
 //! replaced, when the statement began, and none to an endpoint that was blocked or paused then. Each
-//! such change raises the version of the configuration in its own transaction, by a trigger at its commit. The
+//! such change raises the version of the configuration in its own transaction, by the triggers that call
+//! `configuration_changed` at its commit. The
 //! statement compares that version in its own snapshot with the one in which the endpoints were read,
 //! and returns nothing if they differ. The endpoint is that of the partner in the delivery's row, so no
 //! message can choose it.
@@ -37,7 +38,7 @@ struct Row {
     now: OffsetDateTime,
 }
 
-/// Claims first attempts of ready units that are younger than `youth`, as [`claim`](super::claim())
+/// Claims first attempts of ready units that are `younger_than` this, as [`claim`](super::claim())
 /// does with `Claim::Fresh`, if `known` knows the first endpoint of the partner at this configuration
 /// version and at the time of the statement, which is that of the database: a clock of this process
 /// may stand still while its machine is suspended. The other deliveries are not returned, and neither are those that any other
@@ -45,7 +46,7 @@ struct Row {
 pub async fn claim_known(
     connection: &mut PgConnection,
     ids: &[DeliveryId],
-    youth: Duration,
+    younger_than: Duration,
     configuration_version: i64,
     known: impl Fn(EndpointId, OffsetDateTime) -> Option<Arc<Target>>,
 ) -> Result<Vec<Delivery>> {
@@ -68,7 +69,7 @@ pub async fn claim_known(
              AND e.profile IS NOT NULL"#,
         &uuids(ids),
         configuration_version,
-        seconds(youth),
+        seconds(younger_than),
     );
     let rows = rows.fetch_all(connection).await?.into_iter();
     let deliveries = rows.filter_map(|row| {

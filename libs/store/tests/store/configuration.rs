@@ -8,7 +8,7 @@ use accounts::{
     partners,
 };
 use desk::operator::catalogue::{self, CatalogueCounts, CatalogueUpdate, PairPosition, Update};
-use domain::{Environment, OptionId, PartnerId, cut::Pair, product::Standard};
+use domain::{Environment, OptionId, PartnerId, cut::OptionAtProvider, product::Standard};
 use pg::actions::{self, Action, Actor, Mode};
 use sqlx::{Connection, PgConnection};
 use uuid::Uuid;
@@ -19,7 +19,7 @@ const WRITERS: usize = 6;
 const CHANGES: usize = 25;
 
 fn option(name: &str) -> ProductOption {
-    let sold = Pair {
+    let sold = OptionAtProvider {
         provider: "sandbox".into(),
         provider_option_id: name.to_owned(),
     };
@@ -278,7 +278,7 @@ async fn standard_fields_are_stored_and_read() {
 async fn a_pulled_price_of_an_alternative_changes_that_pair_alone() {
     let bench = Bench::new().await;
     let mut connection = bench.connection().await;
-    let pair = |provider: &str, provider_option_id: &str| Pair {
+    let pair = |provider: &str, provider_option_id: &str| OptionAtProvider {
         provider: provider.to_owned(),
         provider_option_id: provider_option_id.to_owned(),
     };

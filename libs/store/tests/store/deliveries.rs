@@ -15,7 +15,7 @@ use crate::bench::{Bench, LEASE, delivery_id, esim, iccid, ids, look};
 
 const URL: Option<&str> = Some("https://partner.example/hook");
 /// A whole attempt of a younger delivery ends within the first lease.
-const YOUTH: Duration = Duration::from_secs(10);
+const YOUNGER_THAN: Duration = Duration::from_secs(10);
 /// Blocks at the third failure.
 pub const BLOCK_POLICY: BlockPolicy = BlockPolicy {
     failures: 3,
@@ -25,8 +25,8 @@ pub const BLOCK_POLICY: BlockPolicy = BlockPolicy {
 
 impl Bench {
     /// First attempts that are young enough.
-    async fn first(&self, topups: &[TopupId], youth: Duration) -> Vec<TopupId> {
-        let claim = Claim::Fresh { youth };
+    async fn first(&self, topups: &[TopupId], younger_than: Duration) -> Vec<TopupId> {
+        let claim = Claim::Fresh { younger_than };
         let claimed = deliveries::claim(&mut *self.connection().await, &ids(topups), claim).await;
         topups_of(&claimed.unwrap().deliveries)
     }
@@ -128,14 +128,14 @@ async fn a_first_attempt_is_taken_without_a_write() {
     let before = bench.delivery(&announced[0]).await;
     let named = &announced[..4];
     for _ in 0..2 {
-        assert_eq!(bench.first(named, YOUTH).await, announced[..1]);
+        assert_eq!(bench.first(named, YOUNGER_THAN).await, announced[..1]);
     }
     assert_eq!(bench.delivery(&announced[0]).await, before);
     // A look at due work finds an attempt that could outlast the first lease.
     let sql = "UPDATE deliveries SET created_at = now() - interval '11 s' WHERE topup_id = $1";
     bench.set(sql, &announced[0]).await;
-    assert!(bench.first(named, YOUTH).await.is_empty());
-    assert!(bench.first(&[], YOUTH).await.is_empty());
+    assert!(bench.first(named, YOUNGER_THAN).await.is_empty());
+    assert!(bench.first(&[], YOUNGER_THAN).await.is_empty());
 }
 
 #[tokio::test]

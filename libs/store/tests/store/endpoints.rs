@@ -149,7 +149,7 @@ async fn an_endpoint_is_blocked_then_probed_by_one() {
     assert_eq!(bench.block(partner).await, 10);
     assert!(bench.claim_due_deliveries(&all).await.is_empty());
     let first = Claim::Fresh {
-        youth: Duration::from_mins(1),
+        younger_than: Duration::from_mins(1),
     };
     let first = deliveries::claim(&mut *bench.connection().await, &ids(&announced), first).await;
     assert!(first.unwrap().deliveries.is_empty());

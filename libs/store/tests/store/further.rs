@@ -25,8 +25,8 @@ use crate::bench::{
 use crate::deliveries::{attempted, failure};
 
 const URL: &str = "https://partner.example/first";
-const YOUTH: Claim = Claim::Fresh {
-    youth: Duration::from_mins(1),
+const YOUNGER_THAN: Claim = Claim::Fresh {
+    younger_than: Duration::from_mins(1),
 };
 const MINUTE: Duration = Duration::from_mins(1);
 pub const READY: &[Kind] = &[Kind::TopupReady];
@@ -59,7 +59,7 @@ impl Bench {
     }
 
     async fn fresh(&self, topups: &[TopupId]) -> ClaimResult {
-        deliveries::claim(&mut *self.connection().await, &ids(topups), YOUTH)
+        deliveries::claim(&mut *self.connection().await, &ids(topups), YOUNGER_THAN)
             .await
             .unwrap()
     }

@@ -17,7 +17,7 @@ use crate::bench::{
 use crate::further::READY;
 
 const URL: &str = "https://partner.example/hook";
-const YOUTH: Duration = Duration::from_mins(1);
+const YOUNGER_THAN: Duration = Duration::from_mins(1);
 
 /// What a notifier remembers of a claim.
 struct Known {
@@ -50,7 +50,9 @@ impl Bench {
     }
 
     async fn read_all(&self, topups: &[TopupId]) -> ClaimResult {
-        let claim = Claim::Fresh { youth: YOUTH };
+        let claim = Claim::Fresh {
+            younger_than: YOUNGER_THAN,
+        };
         deliveries::claim(&mut *self.connection().await, &ids(topups), claim)
             .await
             .unwrap()
@@ -62,7 +64,8 @@ impl Bench {
         let target = |id, _| known.targets.get(&id).cloned();
         let mut connection = self.connection().await;
         let ids = ids(topups);
-        let claimed = deliveries::claim_known(&mut connection, &ids, YOUTH, version, target).await;
+        let claimed =
+            deliveries::claim_known(&mut connection, &ids, YOUNGER_THAN, version, target).await;
         claimed.unwrap().iter().map(|one| one.id).collect()
     }
 }
@@ -81,7 +84,8 @@ async fn the_lean_claim_reads_what_the_other_one_reads() {
     let target = |id, _| known.targets.get(&id).cloned();
     let mut connection = bench.connection().await;
     let ids = ids(&all);
-    let claimed = deliveries::claim_known(&mut connection, &ids, YOUTH, known.version, target);
+    let claimed =
+        deliveries::claim_known(&mut connection, &ids, YOUNGER_THAN, known.version, target);
     let mut claimed = claimed.await.unwrap();
     claimed.sort_by_key(|one| esim(one).topup_id.clone());
     assert_eq!(claimed.len(), 3, "not those of an unknown endpoint");
@@ -296,6 +300,7 @@ async fn the_end_of_a_replaced_secret_is_that_of_the_database() {
         None
     };
     let version = validity.configuration_version;
-    let none = deliveries::claim_known(&mut connection, &ids(&read), YOUTH, version, known).await;
+    let none =
+        deliveries::claim_known(&mut connection, &ids(&read), YOUNGER_THAN, version, known).await;
     assert!(none.unwrap().is_empty() && asked.get() >= Some(present));
 }

@@ -167,7 +167,7 @@ async fn old_keys_are_valid_until_the_overlap_ends() {
 
 async fn young(bench: &Bench, topups: &[TopupId]) -> Vec<Delivery> {
     let young = Claim::Fresh {
-        youth: Duration::from_mins(1),
+        younger_than: Duration::from_mins(1),
     };
     deliveries::claim(&mut *bench.connection().await, &ids(topups), young)
         .await

@@ -594,8 +594,8 @@ async fn a_forged_delivery_sends_no_profile_of_somebody_else() {
     execute(&mut connect(&bench, "provisioner").await, &named).await;
 
     let mut connection = bench.connection().await;
-    let youth = LEASE;
-    let known = deliveries::claim(&mut connection, &forged, Claim::Fresh { youth })
+    let younger_than = LEASE;
+    let known = deliveries::claim(&mut connection, &forged, Claim::Fresh { younger_than })
         .await
         .unwrap();
     let target = known
@@ -610,15 +610,19 @@ async fn a_forged_delivery_sends_no_profile_of_somebody_else() {
     let learned = deliveries::claim(
         &mut connection,
         &[delivery_id(&any)],
-        Claim::Fresh { youth },
+        Claim::Fresh { younger_than },
     )
     .await
     .unwrap();
     let learned = std::sync::Arc::clone(&learned.deliveries[0].target);
     assert!(target.is_none_or(|(_, target, _)| target.url == learned.url));
-    let lean = deliveries::claim_known(&mut connection, &forged, youth, version, |endpoint, _| {
-        (endpoint.uuid() == thief.uuid()).then(|| std::sync::Arc::clone(&learned))
-    });
+    let lean = deliveries::claim_known(
+        &mut connection,
+        &forged,
+        younger_than,
+        version,
+        |endpoint, _| (endpoint.uuid() == thief.uuid()).then(|| std::sync::Arc::clone(&learned)),
+    );
     let lean = lean.await.unwrap();
     assert!(!lean.is_empty(), "the lean claim reads none of them");
     for delivery in known.deliveries.iter().chain(&lean) {
@@ -628,7 +632,7 @@ async fn a_forged_delivery_sends_no_profile_of_somebody_else() {
     let own = deliveries::claim(
         &mut connection,
         &[delivery_id(&topup)],
-        Claim::Fresh { youth },
+        Claim::Fresh { younger_than },
     )
     .await
     .unwrap();
@@ -681,7 +685,12 @@ async fn a_forged_event_tells_nobody_of_somebody_elses_unit() {
             assert_eq!(shown.unwrap().content.is_some(), is_sent, "{kind:?}");
             // A forged message cannot have it sent before its time.
             for (claim, is_sent) in [
-                (Claim::Fresh { youth: LEASE }, false),
+                (
+                    Claim::Fresh {
+                        younger_than: LEASE,
+                    },
+                    false,
+                ),
                 (Claim::Due { lease: LEASE }, is_sent),
             ] {
                 let claimed = deliveries::claim(&mut connection, &[id], claim).await;

@@ -17,7 +17,7 @@ use desk::operator::catalogue::{self, CatalogueCounts, CatalogueUpdate, PairPosi
 use desk::operator::words::counted;
 use domain::{
     Environment, OptionId,
-    cut::Pair,
+    cut::OptionAtProvider,
     option_of,
     product::{Country, Standard},
 };
@@ -400,7 +400,7 @@ fn new_option(
         &offer.name
     };
     let option_id = option_of(&asked.source.name, product);
-    let sold = Pair {
+    let sold = OptionAtProvider {
         provider: asked.source.name.clone(),
         provider_option_id: provider_option_id.to_owned(),
     };

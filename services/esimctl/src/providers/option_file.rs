@@ -10,7 +10,7 @@ use std::collections::{BTreeSet, HashMap};
 use accounts::options::{self, ProductOption};
 use anyhow::Context;
 use clap::Args;
-use domain::{Environment, OptionId, cut::Pair, product::Standard};
+use domain::{Environment, OptionId, cut::OptionAtProvider, product::Standard};
 use pg::{
     PgConnection,
     actions::{self, ActionChange},
@@ -229,7 +229,7 @@ pub struct OptionEntry {
     /// another provider.
     #[serde(default)]
     #[schema(value_type = Option<Vec<Object>>)]
-    alternatives: Option<Vec<Pair>>,
+    alternatives: Option<Vec<OptionAtProvider>>,
     /// The environment whose partners may order the option: `sandbox` or `live`.
     #[schema(value_type = String, pattern = "^(sandbox|live)$")]
     environment: Environment,
@@ -250,7 +250,7 @@ impl OptionEntry {
     /// The option that the entry makes of the stored one, or of none. What it leaves out of an option
     /// that cannot be read is as in a new one, but whether that is on sale is known.
     fn onto(self, stored: Option<&options::StoredOption>) -> ProductOption {
-        let sold = Pair {
+        let sold = OptionAtProvider {
             provider: self.provider,
             provider_option_id: self.provider_option_id,
         };
@@ -328,7 +328,7 @@ fn fault(option: &ProductOption) -> Option<String> {
     }
     let mut providers = vec![&option.provider];
     for (index, pair) in option.alternatives.iter().enumerate() {
-        let Pair {
+        let OptionAtProvider {
             provider,
             provider_option_id,
         } = pair;
@@ -437,7 +437,7 @@ mod tests {
     #[test]
     fn what_an_entry_leaves_out_stays_as_it_is() {
         let stored = ProductOption {
-            alternatives: vec![Pair {
+            alternatives: vec![OptionAtProvider {
                 provider: "airalo".into(),
                 provider_option_id: "jp".into(),
             }],

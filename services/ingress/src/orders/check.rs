@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use domain::{
     Environment, OptionId, PlacementId,
-    cut::{self, Pair},
+    cut::{self, OptionAtProvider},
 };
 use pipeline::trace;
 use runtime::clock;
@@ -37,7 +37,7 @@ struct NewUnit<'a> {
     provider: &'a str,
     topup: NewTopup,
     /// Where else it can be bought.
-    alternatives: Vec<Pair>,
+    alternatives: Vec<OptionAtProvider>,
 }
 
 impl OrderService {
@@ -151,8 +151,9 @@ impl OrderService {
             };
             // A provider that is not configured would never be asked, so the order would wait for it
             // forever.
-            let is_served = |pair: &&Pair| !sandbox && self.providers.contains(&pair.provider);
-            let alternatives: Vec<Pair> = option
+            let is_served =
+                |one: &&OptionAtProvider| !sandbox && self.providers.contains(&one.provider);
+            let alternatives: Vec<OptionAtProvider> = option
                 .alternatives
                 .iter()
                 .filter(is_served)
@@ -195,23 +196,23 @@ fn placement(units: Vec<NewUnit<'_>>) -> NewPlacement {
 /// The further providers of the units of one purchase, each with its names of their options. All of
 /// these units name the same providers in the same order.
 fn alternatives(units: &[NewUnit<'_>]) -> Vec<Alternative> {
-    let pairs: &[Pair] = match units.first() {
+    let alternatives: &[OptionAtProvider] = match units.first() {
         Some(unit) => &unit.alternatives,
         None => &[],
     };
-    let further = |(nth, pair): (usize, &Pair)| {
+    let further = |(nth, one): (usize, &OptionAtProvider)| {
         let names = units.iter().filter_map(|unit| {
-            let pair = unit.alternatives.get(nth)?;
-            Some((unit.topup.option_id, pair.provider_option_id.clone()))
+            let named = unit.alternatives.get(nth)?;
+            Some((unit.topup.option_id, named.provider_option_id.clone()))
         });
         let options: BTreeMap<OptionId, String> = names.collect();
         Alternative {
-            provider: pair.provider.clone(),
+            provider: one.provider.clone(),
             lane: domain::lane(options.values().map(String::as_str)),
             options,
         }
     };
-    pairs.iter().enumerate().map(further).collect()
+    alternatives.iter().enumerate().map(further).collect()
 }
 
 /// Whether the taken external id is the only error, so that the request repeats an earlier one.

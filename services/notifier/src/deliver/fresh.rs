@@ -15,18 +15,18 @@ impl Deliver {
         &self,
         connection: &mut PgConnection,
         ids: &[DeliveryId],
-        youth: Duration,
+        younger_than: Duration,
     ) -> Result<ClaimResult, pg::Error> {
         let mut lean = Vec::new();
         if let Some(read_at) = self.endpoints.configuration_version() {
             let known = |id, now| self.endpoints.known(id, read_at, now);
-            lean = deliveries::claim_known(connection, ids, youth, read_at, known).await?;
+            lean = deliveries::claim_known(connection, ids, younger_than, read_at, known).await?;
         }
         let is_left = |id: &&DeliveryId| lean.iter().all(|delivery| delivery.id != **id);
         let left: Vec<DeliveryId> = ids.iter().filter(is_left).copied().collect();
         let mut claimed = ClaimResult::default();
         if !left.is_empty() {
-            claimed = deliveries::claim(connection, &left, Claim::Fresh { youth }).await?;
+            claimed = deliveries::claim(connection, &left, Claim::Fresh { younger_than }).await?;
         }
         claimed.deliveries.append(&mut lean);
         Ok(claimed)

@@ -24,8 +24,8 @@ async fn classes(status: &str, body: &str) -> [String; 3] {
     let provider = provider(status, body).await;
     [
         bought(&provider.purchase(&purchase).await),
-        found(&provider.find(&by_id).await),
-        found(&provider.find(&by_text).await),
+        found(&provider.look_up(&by_id).await),
+        found(&provider.look_up(&by_text).await),
     ]
 }
 

@@ -33,8 +33,8 @@ async fn classes(body: &str) -> [String; 3] {
     let provider = provider(body).await;
     [
         bought(&provider.purchase(&purchase).await),
-        found(&provider.find(&by_number).await),
-        found(&provider.find(&by_time).await),
+        found(&provider.look_up(&by_number).await),
+        found(&provider.look_up(&by_time).await),
     ]
 }
 

@@ -38,8 +38,8 @@ fn ours(product: &str, price: &str) -> ProductOption {
     }
 }
 
-fn pair(provider: &str, provider_option_id: &str) -> Pair {
-    Pair {
+fn pair(provider: &str, provider_option_id: &str) -> OptionAtProvider {
+    OptionAtProvider {
         provider: provider.to_owned(),
         provider_option_id: provider_option_id.to_owned(),
     }
