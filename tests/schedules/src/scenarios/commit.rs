@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 use super::{Log, choose, timeouts_end};
 use crate::{
     Shutdown,
-    group_commit::{GroupCommit, BatchWriter},
+    group_commit::{BatchWriter, GroupCommit},
 };
 
 const BAD: usize = 13;
