@@ -3,10 +3,10 @@
 //!
 //! Many tasks queue one item each and wait for its result: ingress queues orders, the provisioner
 //! outcomes of purchases, and the notifier results of attempts and deliveries without an endpoint.
-//! One task takes everything that queued during its last write, and its [`BatchWriter`] writes it in one
-//! statement. It writes such a batch at once, even if it has a single item. Only a batch whose
-//! items all [can wait](BatchWriter::can_wait) lingers for further items, for at most [`LINGER`], so that
-//! at low load several of them share one write.
+//! One task takes everything that queued during its last write, and its [`BatchWriter`] writes it
+//! in one statement. It writes such a batch at once, even if it has a single item. Only a batch
+//! whose items all [can wait](BatchWriter::can_wait) lingers for further items, for at most
+//! [`LINGER`], so that at low load several of them share one write.
 //!
 //! Guarantee: each caller gets the result of its own item. If a batch fails because of one bad
 //! item, the items are written one by one, so that the others do not fail with it. A caller whose
@@ -30,13 +30,14 @@ use tracing::Instrument;
 
 use crate::{batcher::next_batch, trace};
 
-/// The task that writes has panicked. Whether the item was written is unknown, and the process stops.
+/// The task that writes has panicked. Whether the item was written is unknown, and the process
+/// stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WriterPanicked;
 
-/// What a group commit writes, and how. The results match the items one to one. The implementations are
-/// `InsertAndAnnounce` of ingress, `Settlements` of the provisioner, and `Attempts` and `WithoutUrl` of the
-/// notifier.
+/// What a group commit writes, and how. The results match the items one to one. The implementations
+/// are `InsertAndAnnounce` of ingress, `Settlements` of the provisioner, and `Attempts` and
+/// `WithoutUrl` of the notifier.
 pub trait BatchWriter: Send + Sync + 'static {
     /// The name of the writer's task.
     const NAME: &'static str;

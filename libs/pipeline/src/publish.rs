@@ -25,8 +25,8 @@ use crate::{
 /// The maximum number of rows that are sent at once, in all messages together.
 const BATCH: usize = 1024;
 
-/// A row that a message announces: a placement that waits to be bought, or a delivery whose webhook can
-/// be sent.
+/// A row that a message announces: a placement that waits to be bought, or a delivery whose webhook
+/// can be sent.
 pub struct AnnouncedRow<T> {
     pub row: T,
     /// W3C trace context of the work that the row comes from, if it is recorded.

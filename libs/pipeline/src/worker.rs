@@ -1,7 +1,7 @@
-//! The worker: it turns messages and due work into running rows, with which a [`Handler`] does what has
-//! to be done. The notifier calls [`start`] twice, with the handlers `Deliver` (webhooks) and `Batches`, and
-//! the provisioner three times for each provider: twice with `PlacementHandler` (purchases, look-ups), and
-//! with `EsimRequestHandler`.
+//! The worker: it turns messages and due work into running rows, with which a [`Handler`] does what
+//! has to be done. The notifier calls [`start`] twice, with the handlers `Deliver` (webhooks) and
+//! `Batches`, and the provisioner three times for each provider: twice with `PlacementHandler`
+//! (purchases, look-ups), and with `EsimRequestHandler`.
 //!
 //! ```text
 //! message ──────────▶ ticket ─┐

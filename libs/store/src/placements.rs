@@ -60,8 +60,8 @@ pub async fn due(
     work::due(connection, activity.kinds(), provider, look).await
 }
 
-/// A placement that was deferred, and the ingress process that need not wait for its verdict any longer,
-/// see [`Claimed::report_to`].
+/// A placement that was deferred, and the ingress process that need not wait for its verdict any
+/// longer, see [`Claimed::report_to`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deferred {
     pub placement_id: PlacementId,

@@ -32,8 +32,8 @@ pub use self::look::{DueWork, Found, Look};
 /// | `erase` | derived from the topup id | the topup id |
 /// | `moved`, `resend`, `notices` | the endpoint, the resend, one id for all partners | the name of the kind |
 ///
-/// Which of `buy`, `buy_again`, `look_up` and `collect` is next for a placement follows from its state and
-/// its attempts, by the function `kind_of_work` of the database.
+/// Which of `buy`, `buy_again`, `look_up` and `collect` is next for a placement follows from its
+/// state and its attempts, by the function `kind_of_work` of the database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum Kind {

@@ -279,7 +279,8 @@ impl Deliver {
             .ended_attempts
             .saturating_sub(delivery.schedule_start);
         let next = self.next_step(&delivery, &exchange, attempts_of_schedule);
-        // If somebody has it sent again meanwhile, a schedule has begun of which this is the first attempt.
+        // If somebody has it sent again meanwhile, a schedule has begun of which this is the first
+        // attempt.
         let next_if_resent = || self.next_step(&delivery, &exchange, 0);
         // After a success the permit is released at once, because the next request need not wait
         // for the record. After a failure it is kept until the failure is recorded: the record may

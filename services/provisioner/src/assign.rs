@@ -1,6 +1,6 @@
 //! Decides which of the provider's units belongs to which topup. A provider lists units only by
-//! product, while the partner already knows the id of each topup. The assignment is final once it is
-//! stored, in whatever order the provider lists the units later, because otherwise a topup could
+//! product, while the partner already knows the id of each topup. The assignment is final once it
+//! is stored, in whatever order the provider lists the units later, because otherwise a topup could
 //! get another eSIM than the one that was delivered. The functions are pure, without I/O.
 
 use std::collections::HashMap;
@@ -10,10 +10,10 @@ use store::placements::ClaimedTopup;
 
 use crate::providers::{ProviderId, ProviderUnit};
 
-/// Assigns the provider's units to pending topups. `product_of` is the product that a provider's option
-/// stands for, as the units name it. A unit that is already assigned stays with its
-/// topup; any other one goes to the next free topup of its product. Units for which there is no
-/// topup are left over and logged.
+/// Assigns the provider's units to pending topups. `product_of` is the product that a provider's
+/// option stands for, as the units name it. A unit that is already assigned stays with its topup;
+/// any other one goes to the next free topup of its product. Units for which there is no topup are
+/// left over and logged.
 pub fn assign_units<'a>(
     topups: &'a [ClaimedTopup],
     mut units: Vec<ProviderUnit>,

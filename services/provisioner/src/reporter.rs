@@ -72,12 +72,12 @@ impl Reporter {
         }
     }
 
-    /// Gives the tasks that send the verdict a chance to run before this one goes on, if an ingress process
-    /// waits for it. This only saves time, because the partner waits for the verdict and nobody for what
-    /// this task does next. Nothing relies on the order in which the two leave.
+    /// Gives the tasks that send the verdict a chance to run before this one goes on, if an ingress
+    /// process waits for it. This only saves time, because the partner waits for the verdict and
+    /// nobody for what this task does next. Nothing relies on the order in which the two leave.
     ///
-    /// The first pause is for the batcher, which pauses, too, so that further reports can join. The second
-    /// one is for the rest of its work, and for the connection.
+    /// The first pause is for the batcher, which pauses, too, so that further reports can join. The
+    /// second one is for the rest of its work, and for the connection.
     pub async fn let_verdict_leave(&self, claimed: &Claimed) {
         if claimed.report_to.is_some() {
             tokio::task::yield_now().await;

@@ -108,8 +108,9 @@ pub struct Esim {
 /// How deliveries are claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {
-    /// First attempts of deliveries that readiness events name, if they are `younger_than` this. Such a
-    /// delivery still belongs to its message, and a whole attempt fits into the rest of its first lease.
+    /// First attempts of deliveries that readiness events name, if they are `younger_than` this.
+    /// Such a delivery still belongs to its message, and a whole attempt fits into the rest of its
+    /// first lease.
     ///
     /// Nothing is written, which makes this claim cheap, but a fresh claim does not exclude another
     /// one. If the event of a delivery comes twice, both claims return it until the first attempt
@@ -299,9 +300,9 @@ struct Row {
     secrets: Vec<Vec<u8>>,
 }
 
-/// Reads pending deliveries with what their webhooks need. With `younger_than` it reads only webhooks of
-/// eSIMs that are younger and were never attempted, which is the claim of fresh ones; without it,
-/// deliveries that are leased. Of events only their work says when they are due.
+/// Reads pending deliveries with what their webhooks need. With `younger_than` it reads only
+/// webhooks of eSIMs that are younger and were never attempted, which is the claim of fresh ones;
+/// without it, deliveries that are leased. Of events only their work says when they are due.
 ///
 /// Every delivery belongs to a partner. All other tables are joined from the left, because an
 /// endpoint may have been deleted, and only some kinds of deliveries have an order, a topup or an eSIM.

@@ -265,8 +265,8 @@ impl Exhausted {
 struct Acknowledged {
     delivery_id: Uuid,
     endpoint_id: Uuid,
-    /// The acknowledgement ends something at the endpoint: failures that are counted, a block, or what its
-    /// partner was told of it.
+    /// The acknowledgement ends something at the endpoint: failures that are counted, a block, or
+    /// what its partner was told of it.
     endpoint_recovers: bool,
 }
 

@@ -62,8 +62,8 @@ pub struct Claimed {
     /// The state before the claim. From `accepted`, the claim recorded a new attempt, and only its
     /// holder may send it. In any other state nothing may be bought.
     pub was: PlacementState,
-    /// How it was claimed. The settlement of one that was claimed [fresh](Claim::Fresh) need not delete
-    /// due work. If there is some after all, the claim that finds it deletes it.
+    /// How it was claimed. The settlement of one that was claimed [fresh](Claim::Fresh) need not
+    /// delete due work. If there is some after all, the claim that finds it deletes it.
     pub claim: Claim,
     /// The last recorded attempt; this claim may have recorded it.
     pub attempt: u32,

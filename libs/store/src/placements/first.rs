@@ -65,10 +65,11 @@ impl FirstClaim {
     }
 }
 
-/// The ingress process to which verdicts and readiness events of an order go, because it may still answer
-/// it: the one that the order names (`orders.answering`), until `answer_by`. `rest` is the time until then
-/// in seconds, by the clock of PostgreSQL. Every `report_to` comes from here. That nothing else of the order
-/// leaves before `answer_by` is kept where it is stored: by the due times of work without a message.
+/// The ingress process to which verdicts and readiness events of an order go, because it may still
+/// answer it: the one that the order names (`orders.answering`), until `answer_by`. `rest` is the
+/// time until then in seconds, by the clock of PostgreSQL. Every `report_to` comes from here. That
+/// nothing else of the order leaves before `answer_by` is kept where it is stored: by the due times
+/// of work without a message.
 pub(super) fn report_to(answering: Option<Uuid>, rest: f64) -> Option<Uuid> {
     answering.filter(|_| rest > 0.0)
 }

@@ -125,7 +125,9 @@ fn take_over(
 
 /// Whether the general statements for this settlement may commit one by one. Failed units forbid
 /// that, because a further statement marks them as failed: if the process died before it, they
-/// would stay pending without any work. A further statement writes into the history what is parked, too. Outcomes that bought nothing are rare, so the cost of the transaction does not matter there.
+/// would stay pending without any work. A further statement writes into the history what is parked,
+/// too. Outcomes that bought nothing are rare, so the cost of the transaction does not matter
+/// there.
 ///
 /// Other purchases may take further statements as well: one parks a purchase that nobody expected,
 /// and a second settlement of the same placement has a round of its own. They need no larger
@@ -154,7 +156,8 @@ fn rounds(settlements: &[Settlement], members: &[usize]) -> Vec<Vec<usize>> {
     rounds
 }
 
-/// Adds to the changes that a placement has moved, and the delivery of one of its units that became ready.
+/// Adds to the changes that a placement has moved, and the delivery of one of its units that became
+/// ready.
 fn add_moved(changes: &mut Changes, placement: Uuid, ready: Option<Uuid>) {
     let settled = changes.entry(placement.into()).or_default();
     settled.moved = true;
@@ -247,8 +250,8 @@ impl Bought {
         self.record_units(connection, changes).await
     }
 
-    /// Marks the failed units of those placements that have moved. The history tells of them and of what
-    /// was parked.
+    /// Marks the failed units of those placements that have moved. The history tells of them and of
+    /// what was parked.
     async fn fail_units_and_write_history(
         &self,
         transaction: &mut Transaction<'_>,
@@ -407,8 +410,8 @@ impl Bought {
         Ok(())
     }
 
-    /// Writes into the history which purchases this transaction has parked. Their `held.at` is the start of
-    /// this transaction. One that was parked before stays so with each further collect.
+    /// Writes into the history which purchases this transaction has parked. Their `held.at` is the
+    /// start of this transaction. One that was parked before stays so with each further collect.
     async fn write_history_of_parked(&self, transaction: &mut Transaction<'_>) -> Result<()> {
         if self.park.iter().all(Option::is_none) {
             return Ok(());
@@ -458,8 +461,9 @@ impl Bought {
     /// placement that is open again or closed. A later attempt than the current one was recorded by
     /// a commit that the database has lost.
     ///
-    /// One statement parks them and writes it into the history. If it is repeated, because its response was lost, it finds
-    /// them parked for the same purchase and returns them once more, so that nobody misses the alarm.
+    /// One statement parks them and writes it into the history. If it is repeated, because its
+    /// response was lost, it finds them parked for the same purchase and returns them once more, so
+    /// that nobody misses the alarm.
     async fn park_unexpected(
         &self,
         connection: &mut PgConnection,

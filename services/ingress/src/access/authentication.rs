@@ -242,8 +242,8 @@ impl Authenticator {
         }
     }
 
-    /// Step 7 of the module's list: the body is the one that was signed. Without a digest the signature does not
-    /// cover the body, so every body passes.
+    /// Step 7 of the module's list: the body is the one that was signed. Without a digest the
+    /// signature does not cover the body, so every body passes.
     pub(crate) fn body(&self, signed: &SignedRequest, received: &[u8]) -> Result<(), ApiError> {
         match &signed.body_digest {
             Some(digest) if !signing::request::is_digest(digest.as_bytes(), received) => {

@@ -14,9 +14,9 @@
 //! process, so every provisioner sends it the events of such an order until `answer_by`.
 //!
 //! [`super::accept`] calls it: an order is pending here from before its commit until its
-//! [`PendingAnswer`] is dropped. One promise rests on the reports that arrive here: after the verdict
-//! *placed* the 201 is sent without a flush (`decide.rs`), because the provisioner's claim, which
-//! was flushed, is behind the order in the log. No other promise does:
+//! [`PendingAnswer`] is dropped. One promise rests on the reports that arrive here: after the
+//! verdict *placed* the 201 is sent without a flush (`decide.rs`), because the provisioner's claim,
+//! which was flushed, is behind the order in the log. No other promise does:
 //!
 //! - If this process dies, the answers that it owes never leave. The readiness events that it held,
 //!   and those that are still sent to it, are lost. The sweep finds their deliveries when their

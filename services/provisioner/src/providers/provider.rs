@@ -241,7 +241,8 @@ impl Trouble {
 #[derive(Clone, Debug)]
 pub struct ProviderUnit {
     pub unit_id: ProviderId,
-    /// The product, as [`Provider::product`] names it for an option; `None` if the response omits it.
+    /// The product, as [`Provider::product`] names it for an option; `None` if the response omits
+    /// it.
     pub product_id: Option<ProviderId>,
     pub state: UnitState,
 }

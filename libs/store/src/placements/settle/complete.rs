@@ -25,8 +25,8 @@ use uuid::Uuid;
 
 use super::outcome::{KnownColumns, Outcome, Progress, Settled, Settlement, Statements};
 
-/// Records the common outcomes of a batch and puts their effects into `settled`. Returns the indices
-/// of the settlements that are left for the general statements.
+/// Records the common outcomes of a batch and puts their effects into `settled`. Returns the
+/// indices of the settlements that are left for the general statements.
 pub(super) async fn settle(
     connection: &mut PgConnection,
     settlements: &[Settlement],

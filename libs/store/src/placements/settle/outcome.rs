@@ -65,8 +65,8 @@ pub enum Outcome {
     },
     /// The attempt certainly bought nothing; a further attempt may follow.
     NotBought { retry_in: Duration, reason: Reason },
-    /// The provider rejected the purchase for good. It goes to the next provider of its option, or fails if
-    /// there is none.
+    /// The provider rejected the purchase for good. It goes to the next provider of its option, or
+    /// fails if there is none.
     Rejected { status: String, message: String },
     /// A look-up found no such purchase.
     NotFound {
@@ -124,7 +124,8 @@ pub struct Settled {
     /// The purchase was unexpected, so the placement is parked and an operator must look at it. A repeat
     /// of the settlement says so, too, and has not moved it.
     pub unexpected: bool,
-    /// The provider to which the placement went, because it was rejected and its option names a further one.
+    /// The provider to which the placement went, because it was rejected and its option names a
+    /// further one.
     pub rerouted: Option<String>,
     /// The deliveries of the units that the settlement made ready.
     pub ready: Vec<DeliveryId>,
