@@ -154,7 +154,7 @@ async fn finished_orders_are_in_files_that_common_tools_check_and_read() {
         ("INSERT INTO held (id, state, provider, partner_id) SELECT delivery_id, 'exhausted', '', partner_id FROM deliveries WHERE order_id = $1", &open),
         ("UPDATE esims SET profile = '\\x01' FROM topups t JOIN placements p USING (placement_id)
           WHERE t.topup_id = esims.topup_id AND p.order_id = $1", &profile),
-        ("INSERT INTO delivery_attempts (delivery_id, attempt, at, duration_ms, class, answer)
+        ("INSERT INTO delivery_attempts (delivery_id, attempt, at, duration_ms, class, response_start)
           SELECT delivery_id, 0, now(), 3, 'status_5xx', '\\xabcdef' FROM deliveries WHERE order_id = $1", &order),
     ] {
         sqlx::query(statement)

@@ -237,7 +237,7 @@ async fn hostile_endpoints_cost_neither_memory_nor_repeats() {
             .unwrap();
         assert_eq!(attempts, vec![(class.to_owned(), 0); EACH], "{name}");
     }
-    let kept = "SELECT max(octet_length(answer)) FROM delivery_attempts";
+    let kept = "SELECT max(octet_length(response_start)) FROM delivery_attempts";
     let kept: i32 = sqlx::query_scalar(kept)
         .fetch_one(&bench.pool)
         .await
