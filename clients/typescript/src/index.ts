@@ -11,6 +11,7 @@ export {
   Unavailable,
   type Answer,
 } from "./errors.js";
+export type * from "./events.js";
 export {
   Partner,
   type Item,
@@ -26,9 +27,6 @@ export { digest, sign, signature, type Keys } from "./signing.js";
 export {
   verifyWebhook,
   type Esim,
-  type KeyExpiring,
-  type TopupFailed,
   type VerifyOptions,
   type Webhook,
-  type WebhookTest,
 } from "./webhooks.js";

@@ -1,13 +1,11 @@
 // Verifies webhooks, which are signed as Standard Webhooks describes it.
 import { createHmac, type KeyObject, timingSafeEqual, verify } from "node:crypto";
 import { InvalidWebhook } from "./errors.js";
+import type { FurtherEvent } from "./events.js";
 import type { components } from "./schema.js";
 import { publicKey, seconds, webhookKey } from "./settings.js";
 
 export type Esim = components["schemas"]["Esim"];
-export type TopupFailed = components["schemas"]["TopupFailed"] & { type: "topup.failed" };
-export type KeyExpiring = components["schemas"]["KeyExpiring"] & { type: "key.expiring" };
-export type WebhookTest = components["schemas"]["WebhookTest"] & { type: "webhook.test" };
 
 /** A webhook whose signature is valid. */
 export type Webhook = {
@@ -24,7 +22,7 @@ export type Webhook = {
   | {
       kind: "event";
       /** Acknowledge events of a `type` that you do not know, and ignore them. */
-      event: TopupFailed | KeyExpiring | WebhookTest;
+      event: FurtherEvent;
     }
 );
 
@@ -105,7 +103,7 @@ const FIELDS = [
   "external_order_id",
 ] as const satisfies readonly (keyof Esim)[];
 
-function content(body: Buffer): { kind: "esim"; esim: Esim } | { kind: "event"; event: TopupFailed } {
+function content(body: Buffer): { kind: "esim"; esim: Esim } | { kind: "event"; event: FurtherEvent } {
   let parsed: unknown;
   try {
     parsed = JSON.parse(body.toString("utf8"));
@@ -117,7 +115,7 @@ function content(body: Buffer): { kind: "esim"; esim: Esim } | { kind: "event"; 
   if ("type" in parsed && "data" in parsed) {
     if (typeof parsed.type !== "string" || typeof parsed.data !== "object" || parsed.data === null)
       throw new InvalidWebhook("the body does not have the form of a webhook");
-    return { kind: "event", event: parsed as TopupFailed };
+    return { kind: "event", event: parsed as FurtherEvent };
   }
   if (!FIELDS.every((field) => typeof (parsed as Partial<Esim>)[field] === "string"))
     throw new InvalidWebhook("the body does not have the form of a webhook");

@@ -1,7 +1,9 @@
-//! The kinds of what is delivered to the endpoints of partners.
+//! The kinds of what is delivered to the endpoints of partners. What partners can choose, what the
+//! documents list and what errors name is derived from here.
 
 use strum::VariantArray;
 
+/// The kinds of webhooks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::VariantArray)]
 pub enum Kind {
     /// Not an event but the specified webhook. Further endpoints ask for it as they do for events;
@@ -14,68 +16,53 @@ pub enum Kind {
     KeyExpiring,
     /// The partner requested a test of its endpoint. It has a single attempt.
     WebhookTest,
-    // Notices go to the partner's channel for notices only.
-    /// The code that verifies the channel.
-    NoticeVerify,
-    /// Half of the failures that block an endpoint have happened.
-    NoticeEndpointFailing,
-    NoticeEndpointBlocked,
-    /// An endpoint that was told as failing or blocked acknowledges again.
-    NoticeEndpointRecovered,
-    /// The retries of a webhook have ended.
-    NoticeWebhookExhausted,
-    /// As [`Self::KeyExpiring`].
-    NoticeKeysExpire,
-    /// The addresses from which webhooks come have changed.
-    NoticeSourceAddresses,
 }
 
 impl Kind {
-    /// The kinds that a partner can choose. A test is not a choice: the partner requests each one.
-    pub const CHOICES: [Self; 2] = [Self::TopupFailed, Self::KeyExpiring];
+    pub const ALL: &[Self] = Self::VARIANTS;
 
-    /// The kinds that a further endpoint can get.
-    pub const OF_FURTHER_ENDPOINTS: [Self; 3] =
-        [Self::TopupReady, Self::TopupFailed, Self::KeyExpiring];
-
-    /// The kinds of notices.
-    pub const NOTICES: [Self; 7] = [
-        Self::NoticeVerify,
-        Self::NoticeEndpointFailing,
-        Self::NoticeEndpointBlocked,
-        Self::NoticeEndpointRecovered,
-        Self::NoticeWebhookExhausted,
-        Self::NoticeKeysExpire,
-        Self::NoticeSourceAddresses,
-    ];
-
-    /// The kind of this name.
-    pub fn named(name: &str) -> Option<Self> {
-        let mut all = Self::VARIANTS.iter().copied();
-        all.find(|kind| kind.as_str() == name)
-    }
-
-    /// The names of the kinds that a partner can choose, as errors list them.
-    pub fn choices() -> String {
-        Self::CHOICES.map(Self::as_str).join(" and ")
-    }
-
-    /// The name of the kind in the database and in requests.
+    /// The name of the kind in the database, in requests and in the header `webhook-type`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::TopupReady => "topup.ready",
             Self::TopupFailed => "topup.failed",
             Self::KeyExpiring => "key.expiring",
             Self::WebhookTest => "webhook.test",
-            Self::NoticeVerify => "notice.verify",
-            Self::NoticeEndpointFailing => "notice.endpoint_failing",
-            Self::NoticeEndpointBlocked => "notice.endpoint_blocked",
-            Self::NoticeEndpointRecovered => "notice.endpoint_recovered",
-            Self::NoticeWebhookExhausted => "notice.webhook_exhausted",
-            Self::NoticeKeysExpire => "notice.keys_expire",
-            Self::NoticeSourceAddresses => "notice.source_addresses",
         }
     }
+
+    /// Whether partners choose if they get it, at each of their endpoints. A test is not a choice,
+    /// because the partner requests each one.
+    const fn is_choice(self) -> bool {
+        match self {
+            Self::TopupFailed | Self::KeyExpiring => true,
+            Self::TopupReady | Self::WebhookTest => false,
+        }
+    }
+
+    /// The kind of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        let mut all = Self::ALL.iter().copied();
+        all.find(|kind| kind.as_str() == name)
+    }
+
+    /// The kinds that a partner can choose.
+    pub fn choices() -> Vec<Self> {
+        let all = Self::ALL.iter().copied();
+        all.filter(|kind| kind.is_choice()).collect()
+    }
+
+    /// The kinds that a further endpoint can get.
+    pub fn of_further_endpoints() -> Vec<Self> {
+        let mut kinds = Self::choices();
+        kinds.insert(0, Self::TopupReady);
+        kinds
+    }
+}
+
+/// The names of kinds.
+pub fn names(kinds: &[Kind]) -> Vec<&'static str> {
+    kinds.iter().map(|kind| kind.as_str()).collect()
 }
 
 impl std::str::FromStr for Kind {
@@ -83,12 +70,70 @@ impl std::str::FromStr for Kind {
 
     /// Parses a kind that a partner can choose.
     fn from_str(name: &str) -> Result<Self, String> {
-        let found = Self::CHOICES.into_iter().find(|kind| kind.as_str() == name);
-        found.ok_or_else(|| {
-            format!(
-                "there is no event {name:?}; the events are {}",
-                Self::choices()
-            )
+        let choices = Self::choices();
+        let found = choices.iter().find(|kind| kind.as_str() == name);
+        found.copied().ok_or_else(|| {
+            let known = names(&choices).join(", ");
+            format!("there is no event {name:?}; the events are {known}")
         })
+    }
+}
+
+/// The kinds of notices, which go to the partner's channel for notices only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::VariantArray)]
+pub enum NoticeKind {
+    /// The code that verifies the channel.
+    Verify,
+    /// Half of the failures that block an endpoint have happened.
+    EndpointFailing,
+    EndpointBlocked,
+    /// An endpoint that was told as failing or blocked acknowledges again.
+    EndpointRecovered,
+    /// The retries of a webhook have ended.
+    WebhookExhausted,
+    /// As [`Kind::KeyExpiring`].
+    KeysExpire,
+    /// The addresses from which webhooks come have changed.
+    SourceAddresses,
+}
+
+impl NoticeKind {
+    pub const ALL: &[Self] = Self::VARIANTS;
+
+    /// The name of the kind in the database and in the header `webhook-type`. The database tells
+    /// notices from webhooks by its beginning.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Verify => "notice.verify",
+            Self::EndpointFailing => "notice.endpoint_failing",
+            Self::EndpointBlocked => "notice.endpoint_blocked",
+            Self::EndpointRecovered => "notice.endpoint_recovered",
+            Self::WebhookExhausted => "notice.webhook_exhausted",
+            Self::KeysExpire => "notice.keys_expire",
+            Self::SourceAddresses => "notice.source_addresses",
+        }
+    }
+
+    /// The kind of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        let mut all = Self::ALL.iter().copied();
+        all.find(|kind| kind.as_str() == name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_name_leads_to_its_kind_and_tells_notices_from_webhooks() {
+        for kind in Kind::ALL {
+            assert_eq!(Kind::named(kind.as_str()), Some(*kind));
+            assert!(!kind.as_str().starts_with("notice."));
+        }
+        for kind in NoticeKind::ALL {
+            assert_eq!(NoticeKind::named(kind.as_str()), Some(*kind));
+            assert!(kind.as_str().starts_with("notice."));
+        }
     }
 }

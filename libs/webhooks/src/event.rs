@@ -5,13 +5,20 @@
 //! {"type":"webhook.test","timestamp":"2026-01-31T12:00:00Z","data":{"challenge":"7KQM-2XWB-9TRA"}}
 //! ```
 
-use domain::{OptionId, event::Kind};
+use domain::{
+    EndpointId, OptionId,
+    event::{Kind, NoticeKind},
+};
 use serde::Serialize;
 use store::deliveries::{
     events::{Event, Subject},
     notices::Notice,
 };
 use time::{OffsetDateTime, serde::rfc3339};
+use utoipa::{
+    PartialSchema, ToSchema,
+    openapi::{RefOr, Schema},
+};
 
 /// The header with the kind of the event. The specified webhook does not have this header.
 pub const TYPE: &str = "webhook-type";
@@ -31,41 +38,40 @@ pub fn failure(refusal: Option<&(String, String)>) -> String {
 }
 
 /// What a notice advises the partner to do. It is part of its body and of its mail.
-pub fn advice(kind: Kind) -> &'static str {
+pub fn advice(kind: NoticeKind) -> &'static str {
     match kind {
-        Kind::NoticeVerify => {
+        NoticeKind::Verify => {
             "Give this code to POST /notices/verify, or run esim-partner notices verify CODE, \
              within half an hour. Until then nothing else is sent here. If you did not expect this, \
              ignore it."
         }
-        Kind::NoticeEndpointFailing => {
+        NoticeKind::EndpointFailing => {
             "If the endpoint goes on failing, we block it. Look at its log, and at the attempts of \
              its webhooks, which show what it answered. It must acknowledge webhooks with a 2xx \
              within 15 seconds."
         }
-        Kind::NoticeEndpointBlocked => {
+        NoticeKind::EndpointBlocked => {
             "Its webhooks wait and use up no retries. From time to time, at least every few \
              minutes, one of them is sent as a test. As soon as the endpoint acknowledges one, or a \
              test that you ask for, the others follow. If the endpoint has moved, set its new URL."
         }
-        Kind::NoticeEndpointRecovered => {
+        NoticeKind::EndpointRecovered => {
             "The webhooks that waited are being sent. Those whose retries had ended are not: list \
              the exhausted ones and have them redelivered."
         }
-        Kind::NoticeWebhookExhausted => {
+        NoticeKind::WebhookExhausted => {
             "We do not send this webhook again on our own, but nothing is lost: have it redelivered, \
              or look the eSIM up. You are not told of further ones until the endpoint has recovered \
              or a day has passed, so list the exhausted webhooks."
         }
-        Kind::NoticeKeysExpire => {
+        NoticeKind::KeysExpire => {
             "These are the old ones. Put the new ones into all of your programs before the old ones \
              end; afterwards requests that are signed with old keys get a 401."
         }
-        Kind::NoticeSourceAddresses => {
+        NoticeKind::SourceAddresses => {
             "Webhooks come from these addresses from now on. If your firewall admits only known \
              addresses, let these through. Go on verifying the signature of each webhook."
         }
-        Kind::TopupReady | Kind::TopupFailed | Kind::KeyExpiring | Kind::WebhookTest => "",
     }
 }
 
@@ -81,25 +87,122 @@ pub struct EventBody<'a> {
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Data<'a> {
-    TopupFailed {
-        topup_id: &'a str,
-        option_id: OptionId,
-        external_order_id: &'a str,
-        error: String,
-    },
-    KeyExpiring {
-        credential: &'a str,
-        #[serde(with = "rfc3339")]
-        ends_at: OffsetDateTime,
-    },
-    WebhookTest {
-        challenge: Option<&'a str>,
-    },
-    Notice {
-        #[serde(flatten)]
-        notice: &'a Notice,
-        advice: &'static str,
-    },
+    TopupFailed(TopupFailedData<'a>),
+    KeyExpiring(KeyExpiringData<'a>),
+    WebhookTest(WebhookTestData<'a>),
+    Notice(NoticeData<'a>),
+}
+
+// The doc comments of the following types are part of the API description that partners read.
+
+/// The topup that has failed.
+#[derive(Serialize, ToSchema)]
+struct TopupFailedData<'a> {
+    #[schema(example = "20250129123456123456789012")]
+    topup_id: &'a str,
+    #[schema(value_type = Uuid)]
+    option_id: OptionId,
+    #[schema(example = "A-1042")]
+    external_order_id: &'a str,
+    /// Why it has failed, in the same words as in the look-up of the topup.
+    #[schema(example = "The eSIM will not be delivered")]
+    error: String,
+}
+
+/// What ends, and when.
+#[derive(Serialize, ToSchema)]
+struct KeyExpiringData<'a> {
+    /// `keys` or `webhook_secret`. It is always the old one that ends.
+    #[schema(example = "keys")]
+    credential: &'a str,
+    #[serde(with = "rfc3339")]
+    #[schema(value_type = String, format = DateTime)]
+    ends_at: OffsetDateTime,
+}
+
+#[derive(Serialize, ToSchema)]
+struct WebhookTestData<'a> {
+    /// Return it in your answer, as `{"challenge": "…"}`, to prove once that your host wants our
+    /// webhooks. Only a host that a sandbox account has chosen needs that.
+    #[schema(value_type = String, example = "7KQM-2XWB-9TRA")]
+    challenge: Option<&'a str>,
+}
+
+/// What has happened. Fields that do not apply to the type are missing.
+#[derive(Serialize, ToSchema)]
+struct NoticeData<'a> {
+    /// The endpoint that it is about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Uuid>)]
+    endpoint_id: Option<EndpointId>,
+    /// The host of the endpoint's URL.
+    #[schema(example = "shop.example.com")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host: Option<&'a str>,
+    /// Since when the endpoint fails, or failed until it recovered.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    #[serde(skip_serializing_if = "Option::is_none", with = "rfc3339::option")]
+    since: Option<OffsetDateTime>,
+    /// The number of attempts that failed in a row.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    failures: Option<i32>,
+    /// The outcome of the last failed attempt, such as `status_5xx` or `timeout`.
+    #[schema(example = "status_5xx")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    outcome: Option<&'a str>,
+    /// Its HTTP status, if there was a response.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    status: Option<i32>,
+    /// The `webhook-id` of the webhook whose retries have ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    webhook_id: Option<&'a str>,
+    /// The addresses and networks from which webhooks come from now on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    addresses: Option<&'a [String]>,
+    /// What ends: `keys` or `webhook_secret`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    credential: Option<&'a str>,
+    #[schema(value_type = Option<String>, format = DateTime)]
+    #[serde(skip_serializing_if = "Option::is_none", with = "rfc3339::option")]
+    ends_at: Option<OffsetDateTime>,
+    /// The code of `notice.verify`.
+    #[schema(example = "7KQM-2XWB-9TRA")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    code: Option<&'a str>,
+    /// What to do, as a sentence for people.
+    advice: &'static str,
+}
+
+impl<'a> NoticeData<'a> {
+    fn new(kind: NoticeKind, notice: &'a Notice) -> Self {
+        let Notice {
+            endpoint_id,
+            host,
+            since,
+            failures,
+            outcome,
+            status,
+            webhook_id,
+            addresses,
+            credential,
+            ends_at,
+            code,
+        } = notice;
+        Self {
+            endpoint_id: endpoint_id.map(EndpointId::from),
+            host: host.as_deref(),
+            since: *since,
+            failures: *failures,
+            outcome: outcome.as_deref(),
+            status: *status,
+            webhook_id: webhook_id.as_deref(),
+            addresses: addresses.as_deref(),
+            credential: credential.as_deref(),
+            ends_at: *ends_at,
+            code: code.as_deref(),
+            advice: advice(kind),
+        }
+    }
 }
 
 impl<'a> EventBody<'a> {
@@ -110,33 +213,71 @@ impl<'a> EventBody<'a> {
                 external_order_id,
                 option_id,
                 refusal,
-            } => Data::TopupFailed {
+            } => Data::TopupFailed(TopupFailedData {
                 topup_id,
                 option_id: *option_id,
                 external_order_id,
                 error: failure(refusal.as_ref()),
-            },
+            }),
             Subject::KeyExpiring {
                 credential,
                 ends_at,
-            } => Data::KeyExpiring {
+            } => Data::KeyExpiring(KeyExpiringData {
                 credential,
                 ends_at: *ends_at,
-            },
-            Subject::WebhookTest { challenge } => Data::WebhookTest {
+            }),
+            Subject::WebhookTest { challenge } => Data::WebhookTest(WebhookTestData {
                 challenge: challenge.as_deref(),
-            },
-            Subject::Notice { kind, notice } => Data::Notice {
-                notice,
-                advice: advice(*kind),
-            },
+            }),
+            Subject::Notice { kind, notice } => Data::Notice(NoticeData::new(*kind, notice)),
         };
         Self {
-            r#type: event.subject.kind().as_str(),
+            r#type: event.subject.name(),
             timestamp: event.created_at,
             data,
         }
     }
+}
+
+/// What the API description says of an event.
+pub struct EventDescription {
+    pub summary: &'static str,
+    /// When it is sent.
+    pub sent: &'static str,
+    /// What it says, which follows its name.
+    pub meaning: &'static str,
+    /// The schema of its data.
+    pub data: RefOr<Schema>,
+}
+
+/// What the API description says of the events of a kind. `None` if it is no event.
+pub fn described(kind: Kind) -> Option<EventDescription> {
+    Some(match kind {
+        Kind::TopupReady => return None,
+        Kind::TopupFailed => EventDescription {
+            summary: "A topup will have no eSIM",
+            sent: "Sent when it is certain that a topup of an accepted order will have no eSIM, and only if you asked for it with `PUT /webhook`. In the sandbox it comes after an order of the option `partly`.",
+            meaning: "a topup will never have an eSIM, although its order was answered with 201.",
+            data: TopupFailedData::schema(),
+        },
+        Kind::KeyExpiring => EventDescription {
+            summary: "Old keys or an old webhook secret end soon",
+            sent: "Sent six hours before your old keys or your old webhook secret end, unless we agreed on another time, and only if you asked for it with `PUT /webhook`. In the sandbox `POST /sandbox/events` makes one, after which no key ends.",
+            meaning: "the old keys or the old webhook secret of a rotation end soon. Replace them in\nyour programs before `ends_at`.",
+            data: KeyExpiringData::schema(),
+        },
+        Kind::WebhookTest => EventDescription {
+            summary: "A test",
+            sent: "Sent once, without retries, when you ask for it with `POST /webhook/test`, and deleted if it cannot be sent within five minutes.",
+            meaning: "the answer to your request for a test of the endpoint.",
+            data: WebhookTestData::schema(),
+        },
+    })
+}
+
+/// The schema of the data of notices.
+pub fn notice_data() -> RefOr<Schema> {
+    NoticeData::schema()
 }
 
 #[cfg(test)]
@@ -145,8 +286,8 @@ mod tests {
 
     #[test]
     fn each_notice_says_what_to_do() {
-        for kind in Kind::NOTICES {
-            let advice = advice(kind);
+        for kind in NoticeKind::ALL {
+            let advice = advice(*kind);
             assert!(advice.len() > 40 && advice.is_ascii(), "{kind:?}");
         }
     }
@@ -205,7 +346,7 @@ mod tests {
             ..Notice::default()
         };
         let blocked = body(Subject::Notice {
-            kind: Kind::NoticeEndpointBlocked,
+            kind: NoticeKind::EndpointBlocked,
             notice,
         });
         let start = format!(

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
+use domain::event::Kind;
 use futures_util::{future::join_all, stream};
 use reqwest::{Body, Url};
 use runtime::terminal::print;
@@ -285,50 +286,42 @@ async fn bodies(endpoint: &mut Endpoint, secret: &Secret) {
     }
 }
 
+/// The check of events of a kind: its name, what it sends, and an example of the data. `None` for
+/// what is no event.
+fn example(kind: Kind) -> Option<[&'static str; 3]> {
+    match kind {
+        Kind::TopupReady => None,
+        Kind::TopupFailed => Some([
+            "event_topup_failed",
+            "a topup.failed",
+            r#"{"topup_id":"20000101000000000000000018","option_id":"424b7b26-96e7-5c95-8df9-6654a3998070","external_order_id":"certify-18","error":"The eSIM will not be delivered"}"#,
+        ]),
+        Kind::KeyExpiring => Some([
+            "event_key_expiring",
+            "a key.expiring",
+            r#"{"credential":"webhook_secret","ends_at":"2099-12-31T00:00:00Z"}"#,
+        ]),
+        Kind::WebhookTest => Some(["event_test", "a webhook.test", "{}"]),
+    }
+}
+
 /// Further events, and one of a type that does not exist yet.
 async fn events(endpoint: &mut Endpoint, secret: &Secret) {
     const KNOWN: &str = "acknowledge further events, too: those with the header webhook-type. Ignore them if you do not need them";
     const UNKNOWN: &str =
         "acknowledge events of a type that you do not know, and ignore them: we may add types";
-    let failed = "{\"topup_id\":\"20000101000000000000000018\",\"option_id\":\"424b7b26-96e7-5c95-8df9-6654a3998070\",\"external_order_id\":\"certify-18\",\"error\":\"The eSIM will not be delivered\"}";
-    let expiring = "{\"credential\":\"webhook_secret\",\"ends_at\":\"2099-12-31T00:00:00Z\"}";
-    for (number, name, sent, kind, data, remedy) in [
-        (
-            40,
-            "event_test",
-            "a webhook.test",
-            "webhook.test",
-            "{}",
-            KNOWN,
-        ),
-        (
-            41,
-            "event_topup_failed",
-            "a topup.failed",
-            "topup.failed",
-            failed,
-            KNOWN,
-        ),
-        (
-            42,
-            "event_key_expiring",
-            "a key.expiring",
-            "key.expiring",
-            expiring,
-            KNOWN,
-        ),
-        (
-            43,
-            "event_unknown",
-            "an event of an unknown type",
-            "certify.unknown",
-            "{\"anything\":[]}",
-            UNKNOWN,
-        ),
-    ] {
-        let event = TestWebhook::event(number, kind, data).signed(&[secret], 0);
-        endpoint.check([name, sent, remedy], &event, true).await;
+    for (number, &kind) in (40..).zip(Kind::ALL) {
+        let Some([name, sent, data]) = example(kind) else {
+            continue;
+        };
+        let event = TestWebhook::event(number, kind.as_str(), data).signed(&[secret], 0);
+        endpoint.check([name, sent, KNOWN], &event, true).await;
     }
+    let texts = ["event_unknown", "an event of an unknown type", UNKNOWN];
+    let unknown = TestWebhook::event(39, "certify.unknown", r#"{"anything":[]}"#);
+    endpoint
+        .check(texts, &unknown.signed(&[secret], 0), true)
+        .await;
 }
 
 /// A webhook over a slow network, and a webhook that is repeated while the first one is still being

@@ -107,7 +107,7 @@ pub(crate) struct EndpointArgs {
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct EndpointSetArgs {
-    /// What it receives: `topup.ready`, `topup.failed` or `key.expiring`; may be repeated
+    /// An event that it receives, such as `topup.ready`; may be repeated, and the error for another name lists all
     #[arg(long = "event", value_name = "EVENT")]
     events: Option<Vec<String>>,
     /// A file with the headers that each request to it carries; an empty file removes them

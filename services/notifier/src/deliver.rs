@@ -26,7 +26,7 @@ use std::{
 };
 
 use accounts::profile::Profile;
-use domain::{DeliveryId, EndpointKey, PartnerId, endpoint::BlockPolicy, event::Kind};
+use domain::{DeliveryId, EndpointKey, PartnerId, endpoint::BlockPolicy, event::NoticeKind};
 use pg::{Database, PgConnection};
 use pipeline::{
     Effect, GroupCommit,
@@ -468,7 +468,7 @@ impl Deliver {
             })));
         }
         let Subject::Notice {
-            kind: kind @ Kind::NoticeVerify,
+            kind: kind @ NoticeKind::Verify,
             notice,
         } = &event.subject
         else {
@@ -552,7 +552,7 @@ impl Deliver {
             }
             Content::Event(event) => {
                 let body = serde_json::to_vec(&event::EventBody::new(event));
-                (body, Some(event.subject.kind().as_str()))
+                (body, Some(event.subject.name()))
             }
         };
         Ok((body.map_err(|_| Failure::Unwritable)?, kind))
@@ -562,7 +562,7 @@ impl Deliver {
 /// Whether the delivery is a test of the endpoint. A test has one attempt only, because a retry
 /// would not show the state of the endpoint at the time when the partner asked.
 fn is_test(delivery: &Delivery) -> bool {
-    matches!(&delivery.content, Content::Event(event) if event.subject.kind() == Kind::WebhookTest)
+    matches!(&delivery.content, Content::Event(event) if matches!(event.subject, Subject::WebhookTest { .. }))
 }
 
 /// Whether the delivery goes to an e-mail address.

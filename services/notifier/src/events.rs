@@ -5,7 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use domain::event::Kind;
+use domain::event::NoticeKind;
 use pg::Database;
 use runtime::{Shutdown, outage};
 use store::{
@@ -62,7 +62,7 @@ async fn tell_addresses(
         .run(async |connection| notices::source_addresses(connection, addresses).await)
         .await?;
     if told > 0 {
-        metrics.notices(Kind::NoticeSourceAddresses, told, false);
+        metrics.notices(NoticeKind::SourceAddresses, told, false);
         tracing::info!(
             told,
             "SOURCE_ADDRESSES have changed; partners with a verified channel are notified"
@@ -92,7 +92,7 @@ pub async fn look_at_all(
         .run(async |connection| notices::keys_expire(connection, notice).await)
         .await?;
     if told > 0 {
-        metrics.notices(Kind::NoticeKeysExpire, told, false);
+        metrics.notices(NoticeKind::KeysExpire, told, false);
     }
     loop {
         let gone = database

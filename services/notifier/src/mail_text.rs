@@ -6,7 +6,7 @@
 
 use std::fmt::Write;
 
-use domain::event::Kind;
+use domain::event::NoticeKind;
 use store::deliveries::notices::Notice;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use webhooks::event;
@@ -17,25 +17,22 @@ const LONGEST_HOST: usize = 80;
 const WIDTH: usize = 72;
 
 /// The subject of the mail about a notice.
-pub fn subject(kind: Kind, notice: &Notice) -> String {
+pub fn subject(kind: NoticeKind, notice: &Notice) -> String {
     let endpoint = match host(notice) {
         Some(host) => format!("Your webhook endpoint {host}"),
         None => "Your webhook endpoint".to_owned(),
     };
     match kind {
-        Kind::NoticeVerify => "Your code for notices about webhooks".into(),
-        Kind::NoticeEndpointFailing => format!("{endpoint} is failing"),
-        Kind::NoticeEndpointBlocked => format!("{endpoint} is blocked"),
-        Kind::NoticeEndpointRecovered => format!("{endpoint} works again"),
-        Kind::NoticeWebhookExhausted => format!("{endpoint} has missed a webhook"),
-        Kind::NoticeKeysExpire => match notice.credential.as_deref() {
+        NoticeKind::Verify => "Your code for notices about webhooks".into(),
+        NoticeKind::EndpointFailing => format!("{endpoint} is failing"),
+        NoticeKind::EndpointBlocked => format!("{endpoint} is blocked"),
+        NoticeKind::EndpointRecovered => format!("{endpoint} works again"),
+        NoticeKind::WebhookExhausted => format!("{endpoint} has missed a webhook"),
+        NoticeKind::KeysExpire => match notice.credential.as_deref() {
             Some("webhook_secret") => "Your old webhook secret ends soon".into(),
             _ => "Your old keys end soon".into(),
         },
-        Kind::NoticeSourceAddresses => "The addresses of our webhooks change".into(),
-        Kind::TopupReady | Kind::TopupFailed | Kind::KeyExpiring | Kind::WebhookTest => {
-            kind.as_str().into()
-        }
+        NoticeKind::SourceAddresses => "The addresses of our webhooks change".into(),
     }
 }
 
@@ -47,7 +44,7 @@ fn host(notice: &Notice) -> Option<&str> {
 }
 
 /// The text of the mail about a notice. `environment` is that of the account, `live` or `sandbox`.
-pub fn text(kind: Kind, notice: &Notice, environment: &str) -> String {
+pub fn text(kind: NoticeKind, notice: &Notice, environment: &str) -> String {
     let mut text = format!("{}.\n", subject(kind, notice));
     let mut facts = String::new();
     let mut fact = |name: &str, value: Option<String>| {
@@ -80,7 +77,7 @@ pub fn text(kind: Kind, notice: &Notice, environment: &str) -> String {
     text.push('\n');
     wrap(event::advice(kind), &mut text);
     text.push('\n');
-    let reason = if kind == Kind::NoticeVerify {
+    let reason = if kind == NoticeKind::Verify {
         format!(
             "Somebody with the keys of a {environment} account has named this address for notices \
              about its webhooks."
@@ -132,7 +129,7 @@ mod tests {
             status: Some(503),
             ..Notice::default()
         };
-        let kind = Kind::NoticeEndpointBlocked;
+        let kind = NoticeKind::EndpointBlocked;
         assert_eq!(
             subject(kind, &notice),
             "Your webhook endpoint shop.example.com is blocked"
@@ -156,7 +153,7 @@ mod tests {
             addresses: Some(vec!["2001:db8::/48".into()]),
             ..Notice::default()
         };
-        for kind in Kind::NOTICES {
+        for &kind in NoticeKind::ALL {
             let subject = subject(kind, &notice);
             assert!(
                 !subject.contains(['\r', '\n']) && subject.len() < 120,
@@ -166,6 +163,6 @@ mod tests {
             let lines = text.lines().all(|line| line.len() <= WIDTH);
             assert!(lines && text.is_ascii() && !text.contains("Bcc"), "{text}");
         }
-        assert!(text(Kind::NoticeVerify, &notice, "live").contains("code: 7KQM-2XWB-9TRA\n"));
+        assert!(text(NoticeKind::Verify, &notice, "live").contains("code: 7KQM-2XWB-9TRA\n"));
     }
 }

@@ -7,7 +7,7 @@ use desk::{
     operator::health::webhooks::WebhookBacklog,
     retention::{self, DataClass},
 };
-use domain::{EndpointId, event::Kind};
+use domain::{EndpointId, event::NoticeKind};
 use opentelemetry::{
     KeyValue,
     metrics::{Counter, Gauge},
@@ -95,7 +95,7 @@ impl Metrics {
     }
 
     /// Counts notices of a kind that were made, or left out because their partner had got too many.
-    pub fn notices(&self, kind: Kind, count: u64, left_out: bool) {
+    pub fn notices(&self, kind: NoticeKind, count: u64, left_out: bool) {
         let outcome = if left_out { "left_out" } else { "made" };
         let name = kind.as_str();
         let of = [

@@ -14,7 +14,9 @@ from .errors import (
     Unavailable,
 )
 from .flow import Item, PlacedOrder, PlacedTopup, Waits
-from .generated.models import Esim, KeyExpiring, Order, OrderState, TopupFailed, WebhookTest
+from .generated import events
+from .generated.events import *
+from .generated.models import Esim, Order, OrderState
 from .http import ForeignAnswer
 from .partner import AsyncPartner, Partner
 from .signing import Keys, Signature
@@ -31,7 +33,6 @@ __all__ = [
     "InDoubt",
     "InvalidWebhook",
     "Item",
-    "KeyExpiring",
     "Keys",
     "Order",
     "OrderIdTaken",
@@ -42,11 +43,11 @@ __all__ = [
     "PlacedOrder",
     "PlacedTopup",
     "Signature",
-    "TopupFailed",
     "Unanswered",
     "Unavailable",
     "Waits",
     "Webhook",
-    "WebhookTest",
     "WebhookVerifier",
 ]
+# The types of further events.
+__all__ += events.__all__

@@ -11,13 +11,8 @@ from typing import Any
 
 from . import settings
 from .errors import InvalidWebhook
-from .generated.models import Esim, KeyExpiring, TopupFailed, WebhookTest
-
-EVENTS: dict[str, type[KeyExpiring] | type[TopupFailed] | type[WebhookTest]] = {
-    "key.expiring": KeyExpiring,
-    "topup.failed": TopupFailed,
-    "webhook.test": WebhookTest,
-}
+from .generated.events import EVENTS, Event
+from .generated.models import Esim
 
 #: The nine fields of the webhook of an eSIM.
 FIELDS = (
@@ -25,7 +20,7 @@ FIELDS = (
     "external_order_id",
 )  # fmt: skip
 
-Content = Esim | KeyExpiring | TopupFailed | WebhookTest | dict[str, Any]
+Content = Esim | Event | dict[str, Any]
 
 
 @dataclass(frozen=True)

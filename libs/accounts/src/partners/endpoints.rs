@@ -62,7 +62,7 @@ pub struct NewEndpoint<'a> {
     pub key: EndpointKey,
     pub url: &'a str,
     pub secret: &'a webhook::Secret,
-    /// What it gets; of [`Kind::OF_FURTHER_ENDPOINTS`].
+    /// What it gets; of [`Kind::of_further_endpoints`].
     pub events: &'a [Kind],
     pub headers: &'a Headers,
 }

@@ -2,13 +2,17 @@
 //! …/webhook/listen` reads the latter, so that `esim-partner listen` can forward the webhooks of a
 //! sandbox account to an endpoint that we cannot reach.
 
-use domain::{OptionId, PartnerId, TopupId, WebhookId, event::Kind, standing::EndpointState};
+use domain::{
+    OptionId, PartnerId, TopupId, WebhookId,
+    event::{self, Kind},
+    standing::EndpointState,
+};
 use pg::Result;
 use serde::Serialize;
 use sqlx::PgConnection;
 use store::{
     Unflushed,
-    deliveries::events::{Event, Subject},
+    deliveries::events::{Event, Subject, SubjectColumns},
 };
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
@@ -170,28 +174,17 @@ impl Row {
     }
 
     fn event(self) -> Option<Event> {
-        let subject = match Kind::named(&self.kind)? {
-            Kind::TopupFailed => Subject::TopupFailed {
-                topup_id: self.topup_id?,
-                external_order_id: self.external_order_id?,
-                option_id: self.option_id?.into(),
-                refusal: self.refusal_status.zip(self.refusal_message),
-            },
-            Kind::KeyExpiring => Subject::KeyExpiring {
-                credential: self.credential?,
-                ends_at: self.ends_at?,
-            },
-            // That of a ready topup is no event, and the others are no webhooks that wait for an endpoint.
-            Kind::TopupReady
-            | Kind::WebhookTest
-            | Kind::NoticeVerify
-            | Kind::NoticeEndpointFailing
-            | Kind::NoticeEndpointBlocked
-            | Kind::NoticeEndpointRecovered
-            | Kind::NoticeWebhookExhausted
-            | Kind::NoticeKeysExpire
-            | Kind::NoticeSourceAddresses => return None,
+        let columns = SubjectColumns {
+            topup_id: self.topup_id,
+            external_order_id: self.external_order_id,
+            option_id: self.option_id,
+            refusal_status: self.refusal_status,
+            refusal_message: self.refusal_message,
+            credential: self.credential,
+            ends_at: self.ends_at,
+            notice: None,
         };
+        let subject = Subject::read(&self.kind, columns)?;
         Some(Event {
             created_at: self.created_at,
             subject,
@@ -242,7 +235,7 @@ pub async fn webhooks(
         after.webhook_id,
         COMMIT_LAG,
         limit,
-        &Kind::OF_FURTHER_ENDPOINTS.map(Kind::as_str) as &[&str],
+        &event::names(&Kind::of_further_endpoints()) as &[&str],
     );
     let rows = query.fetch_all(connection).await?.into_iter();
     let decided = rows.take_while(|row| !row.undecided);

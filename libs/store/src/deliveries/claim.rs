@@ -11,7 +11,6 @@ use std::{sync::Arc, time::Duration};
 
 use domain::{
     DeliveryId, EndpointId, EndpointKey, OptionId, OrderId, PartnerId, TopupId, WebhookId,
-    event::Kind,
 };
 use pg::{Error, Result, age, retry_conflicts, seconds, unsigned};
 use sqlx::PgConnection;
@@ -20,8 +19,7 @@ use uuid::Uuid;
 
 use super::{
     defer,
-    events::{self, Event, Subject},
-    notices::Notice,
+    events::{self, Event, Subject, SubjectColumns},
     put_back, uuids,
 };
 
@@ -429,14 +427,17 @@ impl Row {
     }
 
     fn into_delivery(mut self, leased: bool) -> Option<Delivery> {
-        let content = match self.kind.as_str() {
-            "topup.ready" => self.esim().map(Content::Esim),
-            _ => self.subject().map(|subject| {
+        let content = if self.kind == "topup.ready" {
+            self.esim().map(Content::Esim)
+        } else {
+            let columns = self.subject_columns();
+            let subject = Subject::read(&self.kind, columns);
+            subject.map(|subject| {
                 Content::Event(Event {
                     created_at: self.created_at,
                     subject,
                 })
-            }),
+            })
         };
         let Some(content) = content else {
             tracing::error!(
@@ -481,38 +482,16 @@ impl Row {
         })
     }
 
-    fn subject(&mut self) -> Option<Subject> {
-        match Kind::named(&self.kind)? {
-            Kind::TopupReady => None,
-            Kind::TopupFailed => Some(Subject::TopupFailed {
-                topup_id: self.topup_id.take()?,
-                external_order_id: self.external_order_id.take()?,
-                option_id: self.option_id?.into(),
-                refusal: self.refusal_status.take().zip(self.refusal_message.take()),
-            }),
-            Kind::KeyExpiring => Some(Subject::KeyExpiring {
-                credential: self.credential.take()?,
-                ends_at: self.ends_at?,
-            }),
-            Kind::WebhookTest => Some(Subject::WebhookTest { challenge: None }),
-            notice @ (Kind::NoticeVerify
-            | Kind::NoticeEndpointFailing
-            | Kind::NoticeEndpointBlocked
-            | Kind::NoticeEndpointRecovered
-            | Kind::NoticeWebhookExhausted
-            | Kind::NoticeKeysExpire
-            | Kind::NoticeSourceAddresses) => self.notice(notice),
+    fn subject_columns(&mut self) -> SubjectColumns {
+        SubjectColumns {
+            topup_id: self.topup_id.take(),
+            external_order_id: self.external_order_id.take(),
+            option_id: self.option_id,
+            refusal_status: self.refusal_status.take(),
+            refusal_message: self.refusal_message.take(),
+            credential: self.credential.take(),
+            ends_at: self.ends_at,
+            notice: self.notice.take(),
         }
-    }
-
-    fn notice(&mut self, kind: Kind) -> Option<Subject> {
-        let stored = self.notice.take();
-        let mut notice: Notice = match &stored {
-            Some(text) => serde_json::from_str(text).ok()?,
-            None => Notice::default(),
-        };
-        notice.credential = self.credential.take();
-        notice.ends_at = self.ends_at;
-        Some(Subject::Notice { kind, notice })
     }
 }

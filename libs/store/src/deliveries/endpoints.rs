@@ -24,7 +24,7 @@ mod proof;
 use std::{collections::BTreeMap, time::Duration};
 
 use accounts::partners::endpoints::PACE;
-use domain::{EndpointId, EndpointKey, endpoint::BlockPolicy, event::Kind};
+use domain::{EndpointId, EndpointKey, endpoint::BlockPolicy, event::NoticeKind};
 use pg::{Result, count, seconds, signed};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
@@ -70,7 +70,7 @@ pub(super) async fn forget_failures(
     let forgotten = query.fetch_all(connection).await?.into_iter();
     let recovered = forgotten.filter(|row| row.told).map(|row| Change {
         endpoint: row.endpoint_id,
-        kind: Kind::NoticeEndpointRecovered,
+        kind: NoticeKind::EndpointRecovered,
         notice: Notice {
             since: row.failing_since,
             ..Notice::default()
@@ -157,8 +157,8 @@ pub(super) async fn count_failures(
     let changes = counted.filter(|row| row.changed).filter_map(|row| {
         let last = failed.get(&row.endpoint_id)?;
         let kind = match row.told?.as_str() {
-            "blocked" => Kind::NoticeEndpointBlocked,
-            _ => Kind::NoticeEndpointFailing,
+            "blocked" => NoticeKind::EndpointBlocked,
+            _ => NoticeKind::EndpointFailing,
         };
         let notice = Notice {
             since: row.failing_since,

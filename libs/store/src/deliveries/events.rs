@@ -16,7 +16,10 @@
 
 use std::time::Duration;
 
-use domain::{DeliveryId, EndpointKey, OptionId, PartnerId, event::Kind};
+use domain::{
+    DeliveryId, EndpointKey, OptionId, PartnerId,
+    event::{Kind, NoticeKind},
+};
 use pg::{Result, TransactionEnd, count, seconds, transaction};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
@@ -55,12 +58,54 @@ pub enum Subject {
         challenge: Option<String>,
     },
     Notice {
-        kind: Kind,
+        kind: NoticeKind,
         notice: Notice,
     },
 }
 
+/// The columns of a delivery, and of what it is about, from which the subject of an event is read.
+/// Those that its kind does not have are null.
+#[derive(Clone, Debug, Default)]
+pub struct SubjectColumns {
+    pub topup_id: Option<String>,
+    pub external_order_id: Option<String>,
+    pub option_id: Option<Uuid>,
+    pub refusal_status: Option<String>,
+    pub refusal_message: Option<String>,
+    pub credential: Option<String>,
+    pub ends_at: Option<OffsetDateTime>,
+    pub notice: Option<String>,
+}
+
 impl Subject {
+    /// Reads the subject of an event or a notice. `None` if its kind is unknown, or is no event, or
+    /// if a column that the kind needs is null.
+    pub fn read(kind: &str, columns: SubjectColumns) -> Option<Self> {
+        if let Some(kind) = NoticeKind::named(kind) {
+            let mut notice: Notice = match &columns.notice {
+                Some(text) => serde_json::from_str(text).ok()?,
+                None => Notice::default(),
+            };
+            notice.credential = columns.credential;
+            notice.ends_at = columns.ends_at;
+            return Some(Self::Notice { kind, notice });
+        }
+        Some(match Kind::named(kind)? {
+            Kind::TopupReady => return None,
+            Kind::TopupFailed => Self::TopupFailed {
+                topup_id: columns.topup_id?,
+                external_order_id: columns.external_order_id?,
+                option_id: columns.option_id?.into(),
+                refusal: columns.refusal_status.zip(columns.refusal_message),
+            },
+            Kind::KeyExpiring => Self::KeyExpiring {
+                credential: columns.credential?,
+                ends_at: columns.ends_at?,
+            },
+            Kind::WebhookTest => Self::WebhookTest { challenge: None },
+        })
+    }
+
     /// Whether the body of a response returns the code of this test: as it is, or as the field
     /// `challenge` of an object. The code anywhere else does not count, because many servers that
     /// want nothing of us show what they were sent.
@@ -81,12 +126,13 @@ impl Subject {
         returned == Some(challenge)
     }
 
-    pub fn kind(&self) -> Kind {
+    /// The name of its kind.
+    pub fn name(&self) -> &'static str {
         match self {
-            Self::TopupFailed { .. } => Kind::TopupFailed,
-            Self::KeyExpiring { .. } => Kind::KeyExpiring,
-            Self::WebhookTest { .. } => Kind::WebhookTest,
-            Self::Notice { kind, .. } => *kind,
+            Self::TopupFailed { .. } => Kind::TopupFailed.as_str(),
+            Self::KeyExpiring { .. } => Kind::KeyExpiring.as_str(),
+            Self::WebhookTest { .. } => Kind::WebhookTest.as_str(),
+            Self::Notice { kind, .. } => kind.as_str(),
         }
     }
 }

@@ -16,7 +16,7 @@
 
 use std::time::Duration;
 
-use domain::{DeliveryId, EndpointId, event::Kind};
+use domain::{DeliveryId, EndpointId, event::NoticeKind};
 use pg::{Result, count, seconds};
 use serde::{Deserialize, Serialize};
 use sqlx::PgConnection;
@@ -77,7 +77,7 @@ pub struct Notice {
 #[derive(Clone, Debug)]
 pub(super) struct Change {
     pub endpoint: Uuid,
-    pub kind: Kind,
+    pub kind: NoticeKind,
     pub notice: Notice,
 }
 
@@ -85,7 +85,7 @@ pub(super) struct Change {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Made {
     /// The kind, and whether the notice was left out because the partner had got too many.
-    pub notices: Vec<(Kind, bool)>,
+    pub notices: Vec<(NoticeKind, bool)>,
 }
 
 impl std::ops::AddAssign for Made {
@@ -155,7 +155,7 @@ pub(super) async fn about(
         i64::from(per_day),
     );
     let told = query.fetch_all(connection).await?.into_iter();
-    let notices = told.filter_map(|row| Some((Kind::named(&row.kind)?, row.left_out)));
+    let notices = told.filter_map(|row| Some((NoticeKind::named(&row.kind)?, row.left_out)));
     Ok(Made {
         notices: notices.collect(),
     })

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use domain::{DeliveryId, EndpointId, WebhookId, endpoint::BlockPolicy, event::Kind};
+use domain::{DeliveryId, EndpointId, WebhookId, endpoint::BlockPolicy, event::NoticeKind};
 use pg::{Error, Result, TransactionEnd, retry_conflicts, seconds, signed, transaction};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
@@ -250,7 +250,7 @@ impl Exhausted {
         let id = of_topup.unwrap_or_else(|| WebhookId::Event(self.delivery_id.into()).to_string());
         Change {
             endpoint: self.endpoint_id,
-            kind: Kind::NoticeWebhookExhausted,
+            kind: NoticeKind::WebhookExhausted,
             notice: Notice {
                 webhook_id: Some(id),
                 outcome: Some(self.class.clone()),

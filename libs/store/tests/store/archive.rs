@@ -25,16 +25,14 @@ use crate::further::READY;
 
 /// The rows of an order, as text, so that equal rows are equal in every byte.
 const ROWS: &str = "
-    WITH unit AS (
-        SELECT t.topup_id, e.delivery_id, md5('topup.failed ' || t.topup_id)::uuid AS event_id
-        FROM placements p JOIN topups t USING (placement_id) LEFT JOIN esims e USING (topup_id) WHERE p.order_id = $1)
+    WITH unit AS (SELECT t.topup_id FROM placements p JOIN topups t USING (placement_id) WHERE p.order_id = $1),
+    delivery AS (SELECT delivery_id FROM order_deliveries WHERE order_id = $1)
     SELECT 'orders ' || r::text FROM orders r WHERE order_id = $1
     UNION ALL SELECT 'placements ' || r::text FROM placements r WHERE order_id = $1
     UNION ALL SELECT 'topups ' || r::text FROM topups r JOIN unit USING (topup_id)
     UNION ALL SELECT 'esims ' || r::text FROM esims r JOIN unit USING (topup_id)
-    UNION ALL SELECT 'deliveries ' || r::text FROM deliveries r JOIN unit ON r.delivery_id IN (unit.delivery_id, event_id)
-    UNION ALL SELECT 'attempts ' || r::text FROM delivery_attempts r
-              JOIN unit ON r.delivery_id IN (unit.delivery_id, event_id)
+    UNION ALL SELECT 'deliveries ' || r::text FROM deliveries r JOIN delivery USING (delivery_id)
+    UNION ALL SELECT 'attempts ' || r::text FROM delivery_attempts r JOIN delivery USING (delivery_id)
     UNION ALL SELECT 'history ' || r::text FROM history r WHERE order_id = $1
     ORDER BY 1";
 

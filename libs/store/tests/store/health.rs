@@ -7,7 +7,7 @@ use accounts::partners::endpoints::EndpointUpdate;
 use desk::self_service;
 use domain::EndpointKey;
 use domain::endpoint::{BlockPolicy, Event, Gate, Health, Notice, Told};
-use domain::event::Kind;
+use domain::event::NoticeKind;
 use domain::{DeliveryId, PartnerId, TopupId};
 use sqlx::Row;
 use store::deliveries::endpoints;
@@ -148,7 +148,7 @@ impl Bench {
     }
 
     /// Executes the statement of an event. Returns what the partner is told.
-    async fn happens(&self, partner: PartnerId, topup: &TopupId, event: Event) -> Vec<Kind> {
+    async fn happens(&self, partner: PartnerId, topup: &TopupId, event: Event) -> Vec<NoticeKind> {
         let probe = delivery_id(topup);
         let first = EndpointKey::first(partner);
         let mut connection = self.connection().await;
@@ -270,9 +270,9 @@ async fn each_statement_does_what_the_machine_says() {
                 "{start:?}\n{event:?}\nthe statement:   {found:?}\nthe machine says {expected:?}"
             );
             let notice = notice.map(|notice| match notice {
-                Notice::Failing => Kind::NoticeEndpointFailing,
-                Notice::Blocked => Kind::NoticeEndpointBlocked,
-                Notice::Recovered => Kind::NoticeEndpointRecovered,
+                Notice::Failing => NoticeKind::EndpointFailing,
+                Notice::Blocked => NoticeKind::EndpointBlocked,
+                Notice::Recovered => NoticeKind::EndpointRecovered,
             });
             assert_eq!(told, Vec::from_iter(notice), "{start:?}\n{event:?}");
             cases += 1;

@@ -4,7 +4,9 @@
 use std::time::Duration;
 
 use desk::self_service::{self, SetChannel, Verification, VerificationLimits};
-use domain::{DeliveryId, EndpointId, PartnerId, TopupId, endpoint::BlockPolicy, event::Kind};
+use domain::{
+    DeliveryId, EndpointId, PartnerId, TopupId, endpoint::BlockPolicy, event::NoticeKind,
+};
 use signing::{code, webhook};
 use sqlx::{Connection, PgConnection};
 use store::deliveries::events::Subject;
@@ -105,7 +107,7 @@ impl Bench {
     }
 
     /// The notices of a partner that are due, in the order of their creation, with their kinds.
-    async fn notices(&self, partner: PartnerId) -> Vec<(Kind, Notice)> {
+    async fn notices(&self, partner: PartnerId) -> Vec<(NoticeKind, Notice)> {
         let mut due: Vec<Delivery> = self.claim_due_deliveries(&look(100, 100)).await;
         due.sort_by_key(|delivery| delivery.id.uuid());
         let told = due
@@ -118,11 +120,11 @@ impl Bench {
             },
             Content::Esim(_) => None,
         })
-        .filter(|(kind, _)| *kind != Kind::NoticeVerify)
+        .filter(|(kind, _)| *kind != NoticeKind::Verify)
         .collect()
     }
 
-    async fn kinds(&self, partner: PartnerId) -> Vec<Kind> {
+    async fn kinds(&self, partner: PartnerId) -> Vec<NoticeKind> {
         let notices = self.notices(partner).await;
         notices.into_iter().map(|(kind, _)| kind).collect()
     }
@@ -155,10 +157,10 @@ async fn each_change_of_health_is_told_once() {
     let record = async |attempts: &[Attempted]| bench.record_told(100, attempts).await.notices;
 
     assert_eq!(record(&[failed(partner, &topups[0])]).await, []);
-    let half = [(Kind::NoticeEndpointFailing, false)];
+    let half = [(NoticeKind::EndpointFailing, false)];
     assert_eq!(record(&[failed(partner, &topups[1])]).await, half);
     assert_eq!(record(&[failed(partner, &topups[2])]).await, []);
-    let whole = [(Kind::NoticeEndpointBlocked, false)];
+    let whole = [(NoticeKind::EndpointBlocked, false)];
     assert_eq!(record(&[failed(partner, &topups[3])]).await, whole);
     assert_eq!(record(&[failed(partner, &topups[4])]).await, []);
     // The probe fails: the endpoint is still blocked.
@@ -169,7 +171,7 @@ async fn each_change_of_health_is_told_once() {
     bench
         .sql("UPDATE partner_endpoints SET failures = 0, blocks = 0, blocked_until = NULL, probe = NULL")
         .await;
-    let back = [(Kind::NoticeEndpointRecovered, false)];
+    let back = [(NoticeKind::EndpointRecovered, false)];
     assert_eq!(record(&[acknowledged(partner, &topups[6])]).await, back);
     assert_eq!(record(&[acknowledged(partner, &topups[7])]).await, []);
     assert_eq!(
@@ -178,14 +180,14 @@ async fn each_change_of_health_is_told_once() {
     );
 
     let notices = bench.notices(partner).await;
-    let kinds: Vec<Kind> = notices.iter().map(|(kind, _)| *kind).collect();
+    let kinds: Vec<NoticeKind> = notices.iter().map(|(kind, _)| *kind).collect();
     assert_eq!(
         kinds,
         [
-            Kind::NoticeEndpointFailing,
-            Kind::NoticeEndpointBlocked,
-            Kind::NoticeEndpointRecovered,
-            Kind::NoticeEndpointFailing,
+            NoticeKind::EndpointFailing,
+            NoticeKind::EndpointBlocked,
+            NoticeKind::EndpointRecovered,
+            NoticeKind::EndpointFailing,
         ]
     );
     let (_, blocked) = &notices[1];
@@ -204,7 +206,7 @@ async fn one_batch_tells_the_block_and_not_the_way_to_it() {
     let topups = bench.deliveries(partner, 6, false).await;
     let all: Vec<Attempted> = topups.iter().map(|topup| failed(partner, topup)).collect();
     let told = bench.record_told(100, &all).await;
-    assert_eq!(told.notices, [(Kind::NoticeEndpointBlocked, false)]);
+    assert_eq!(told.notices, [(NoticeKind::EndpointBlocked, false)]);
 }
 
 #[tokio::test]
@@ -213,10 +215,10 @@ async fn the_first_exhausted_webhook_is_told_until_the_endpoint_recovers() {
     let partner = bench.told_partner().await;
     let topups = bench.deliveries(partner, 8, false).await;
     let record = async |attempts: &[Attempted]| bench.record_told(100, attempts).await.notices;
-    let told = [(Kind::NoticeWebhookExhausted, false)];
+    let told = [(NoticeKind::WebhookExhausted, false)];
     assert_eq!(record(&[exhausted(partner, &topups[0])]).await, told);
     // The second failure is also half of a block; the exhausted webhook is not told again.
-    let half = [(Kind::NoticeEndpointFailing, false)];
+    let half = [(NoticeKind::EndpointFailing, false)];
     assert_eq!(record(&[exhausted(partner, &topups[1])]).await, half);
     record(&[acknowledged(partner, &topups[2])]).await;
     assert_eq!(record(&[exhausted(partner, &topups[3])]).await, told);
@@ -255,8 +257,8 @@ async fn only_verified_channels_are_told_and_not_too_often() {
 
     let flapping = bench.told_partner().await;
     let other = bench.told_partner().await;
-    let blocked = Kind::NoticeEndpointBlocked;
-    let back = Kind::NoticeEndpointRecovered;
+    let blocked = NoticeKind::EndpointBlocked;
+    let back = NoticeKind::EndpointRecovered;
     assert_eq!(blocks(flapping, 3).await, [(blocked, false), (back, false)]);
     assert_eq!(blocks(flapping, 3).await, [(blocked, false), (back, true)]);
     assert_eq!(blocks(other, 3).await, [(blocked, false), (back, false)]);
@@ -298,7 +300,7 @@ async fn keys_that_end_are_told_once_even_without_the_event() {
     };
     assert_eq!((expire().await, expire().await), (1, 0));
     let (kind, notice) = bench.notices(partner).await.remove(0);
-    assert_eq!(kind, Kind::NoticeKeysExpire);
+    assert_eq!(kind, NoticeKind::KeysExpire);
     assert_eq!(notice.credential.as_deref(), Some("keys"));
     assert!(notice.ends_at.is_some());
     assert_eq!(bench.kinds(silent).await, []);

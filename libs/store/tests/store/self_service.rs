@@ -635,7 +635,7 @@ async fn only_a_sandbox_account_makes_events() {
 /// The kind of an event.
 fn kind(webhook: &StoredWebhook) -> Option<&'static str> {
     match webhook.content.as_ref()? {
-        WebhookParts::Event(event) => Some(event.subject.kind().as_str()),
+        WebhookParts::Event(event) => Some(event.subject.name()),
         WebhookParts::Esim { .. } => None,
     }
 }

@@ -646,7 +646,7 @@ async fn a_forged_event_tells_nobody_of_somebody_elses_unit() {
     let bench = Bench::new().await;
     let victim = bench.partner(Some("https://victim.example/")).await;
     let thief = bench.partner(Some("https://thief.example/")).await;
-    bench.set_events(thief, &Kind::CHOICES).await;
+    bench.set_events(thief, &Kind::choices()).await;
     let topup = bench.deliveries(victim, 1, false).await.remove(0);
     let own = bench.deliveries(thief, 1, false).await.remove(0);
     bench
@@ -664,7 +664,7 @@ async fn a_forged_event_tells_nobody_of_somebody_elses_unit() {
         (&own, &topup, false),
         (&own, &own, true),
     ] {
-        for kind in Kind::CHOICES {
+        for kind in Kind::choices() {
             let id = DeliveryId::new();
             let forge = format!(
                 "INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id, created_at, credential, ends_at)

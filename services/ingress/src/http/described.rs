@@ -1,8 +1,8 @@
-//! Types that only the `OpenAPI` document needs: the body of an order, error responses, and the
-//! bodies of webhooks.
+//! Types that only the `OpenAPI` document needs: the body of an order, and error responses.
 //!
 //! The compiler does not compare these types with the code, so a change of a body or an error has
-//! to be repeated here. The other bodies of requests have types beside their handlers.
+//! to be repeated here. The other bodies of requests have types beside their handlers, and those of
+//! webhooks are in the library `webhooks`.
 
 #![expect(dead_code, reason = "only the document reads these types")]
 
@@ -134,111 +134,3 @@ pub(crate) struct TooManyRequests(#[to_schema] Message);
 #[derive(ToResponse)]
 #[response(headers(("Retry-After" = u32, description = "The number of seconds after which to send the request again")))]
 pub(crate) struct Overloaded(#[to_schema] Message);
-
-/// A notice. Its type says what has happened, and its data has the fields that this type needs.
-#[derive(ToSchema)]
-pub(crate) struct NoticeEvent {
-    /// `notice.verify`, `notice.endpoint_failing`, `notice.endpoint_blocked`,
-    /// `notice.endpoint_recovered`, `notice.webhook_exhausted`, `notice.keys_expire` or
-    /// `notice.source_addresses`.
-    #[schema(example = "notice.endpoint_blocked")]
-    r#type: String,
-    #[schema(format = DateTime)]
-    timestamp: String,
-    data: NoticeData,
-}
-
-/// What has happened. Fields that do not apply to the type are missing.
-#[derive(ToSchema)]
-struct NoticeData {
-    /// What to do, as a sentence for people.
-    advice: String,
-    /// The endpoint that it is about.
-    endpoint_id: Option<Uuid>,
-    /// The host of the endpoint's URL.
-    #[schema(example = "shop.example.com")]
-    host: Option<String>,
-    /// Since when the endpoint fails, or failed until it recovered.
-    #[schema(format = DateTime)]
-    since: Option<String>,
-    /// The number of attempts that failed in a row.
-    failures: Option<i32>,
-    /// The outcome of the last failed attempt, such as `status_5xx` or `timeout`.
-    #[schema(example = "status_5xx")]
-    outcome: Option<String>,
-    /// Its HTTP status, if there was a response.
-    status: Option<i32>,
-    /// The `webhook-id` of the webhook whose retries have ended.
-    webhook_id: Option<String>,
-    /// What ends: `keys` or `webhook_secret`.
-    credential: Option<String>,
-    #[schema(format = DateTime)]
-    ends_at: Option<String>,
-    /// The addresses and networks from which webhooks come from now on.
-    addresses: Option<Vec<String>>,
-    /// The code of `notice.verify`.
-    #[schema(example = "7KQM-2XWB-9TRA")]
-    code: Option<String>,
-}
-
-/// `topup.failed`: a topup will never have an eSIM, although its order was answered with 201.
-#[derive(ToSchema)]
-pub(crate) struct TopupFailed {
-    #[schema(example = "topup.failed")]
-    r#type: String,
-    #[schema(format = DateTime)]
-    timestamp: String,
-    data: TopupFailedData,
-}
-
-/// The topup that has failed.
-#[derive(ToSchema)]
-struct TopupFailedData {
-    #[schema(example = "20250129123456123456789012")]
-    topup_id: String,
-    option_id: Uuid,
-    #[schema(example = "A-1042")]
-    external_order_id: String,
-    /// Why it has failed, in the same words as in the look-up of the topup.
-    #[schema(example = "The eSIM will not be delivered")]
-    error: String,
-}
-
-/// `key.expiring`: the old keys or the old webhook secret of a rotation end soon. Replace them in
-/// your programs before `ends_at`.
-#[derive(ToSchema)]
-pub(crate) struct KeyExpiring {
-    #[schema(example = "key.expiring")]
-    r#type: String,
-    #[schema(format = DateTime)]
-    timestamp: String,
-    data: KeyExpiringData,
-}
-
-/// What ends, and when.
-#[derive(ToSchema)]
-struct KeyExpiringData {
-    /// `keys` or `webhook_secret`. It is always the old one that ends.
-    #[schema(example = "keys")]
-    credential: String,
-    #[schema(format = DateTime)]
-    ends_at: String,
-}
-
-/// `webhook.test`: the answer to your request for a test of the endpoint.
-#[derive(ToSchema)]
-pub(crate) struct WebhookTest {
-    #[schema(example = "webhook.test")]
-    r#type: String,
-    #[schema(format = DateTime)]
-    timestamp: String,
-    data: WebhookTestData,
-}
-
-#[derive(ToSchema)]
-struct WebhookTestData {
-    /// Return it in your answer, as `{"challenge": "…"}`, to prove once that your host wants our
-    /// webhooks. Only a host that a sandbox account has chosen needs that.
-    #[schema(example = "7KQM-2XWB-9TRA")]
-    challenge: String,
-}

@@ -224,8 +224,8 @@ struct NewFurtherEndpoint {
     /// 2048 bytes.
     #[schema(value_type = String, example = "https://crm.example.com/esims")]
     url: WebhookUrl,
-    /// What it receives: `topup.ready`, which is the webhook of a ready eSIM, `topup.failed` and
-    /// `key.expiring`. The default is `topup.ready` alone.
+    /// What it receives: `topup.ready`, which is the webhook of a ready eSIM, and further events, as
+    /// `EventChoice` lists them. The default is `topup.ready` alone.
     #[schema(value_type = Option<Vec<String>>, example = json!(["topup.ready", "topup.failed"]))]
     events: Option<Vec<Kind>>,
     /// Headers that each request to it carries, for example the key of your gateway. They are

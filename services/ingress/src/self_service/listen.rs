@@ -180,7 +180,7 @@ fn webhook(
         }
         Some(WebhookParts::Event(event)) => {
             let body = serde_json::to_string(&event::EventBody::new(event));
-            (body, Some(event.subject.kind().as_str().to_owned()))
+            (body, Some(event.subject.name().to_owned()))
         }
     };
     let body = body.map_err(ApiError::internal)?;

@@ -6,7 +6,7 @@
 //! derive from the handlers is added here: the signing headers, the webhooks that we send, and the
 //! responses that every operation can have. What is true of more than one request is in [`groups`].
 
-use domain::event::Kind;
+use domain::event::{self, Kind, NoticeKind};
 use serde_json::{Map, Value, json};
 use strum::VariantArray;
 use utoipa::{
@@ -20,8 +20,9 @@ use super::{
 };
 use crate::http::described::{
     Archived, BadRequest, BodyTimeout, BodyTooLarge, ContentEncodingUnsupported, DeniedResponse,
-    Internal, InvalidJson, KeyExpiring, Message, Messages, MethodNotAllowed, NotFound, NoticeEvent,
-    Overloaded, TooManyRequests, TopupFailed, Unauthorized, Unprocessable, WebhookTest,
+    Internal,
+    InvalidJson, Message, Messages, MethodNotAllowed, NotFound, Overloaded, TooManyRequests,
+    Unauthorized, Unprocessable,
 };
 use crate::{http::codes::ErrorCode, orders::create};
 
@@ -51,7 +52,7 @@ const PREFIX: &str = "X-Service-";
         sandbox::make_event
     ),
     components(
-        schemas(webhooks::body::WebhookBody, TopupFailed, KeyExpiring, WebhookTest, NoticeEvent, Message, Messages, DeniedResponse),
+        schemas(webhooks::body::WebhookBody, Message, Messages, DeniedResponse),
         responses(InvalidJson, BadRequest, NotFound, MethodNotAllowed, BodyTimeout, Archived, BodyTooLarge,
             ContentEncodingUnsupported, Unprocessable, Internal, Unauthorized, TooManyRequests, Overloaded)
     ),
@@ -105,7 +106,7 @@ pub(crate) fn document(brand: &str) -> serde_json::Result<String> {
     let mut document = serde_json::to_value(Document::openapi())?;
     document["info"]["description"] = json!(groups::INTRODUCTION);
     document["tags"] = groups::tags();
-    document["webhooks"] = webhooks();
+    document["webhooks"] = webhooks(&mut document["components"]["schemas"])?;
     let schemas = document["components"]["schemas"].take();
     share(&mut document["components"]["responses"], &schemas);
     document["components"]["schemas"] = schemas;
@@ -244,7 +245,7 @@ type Field = (&'static str, &'static str, &'static str);
 /// The fields whose values are known. Their types in the code are texts, because they come from the
 /// database as such. The `outcome` of an attempt is not among them, because further ones may be
 /// added.
-const ENUM_FIELDS: [Field; 12] = [
+const ENUM_FIELDS: [Field; 10] = [
     ("Account", "environment", "Environment"),
     ("Deliveries", "state", "DeliveryState"),
     ("DeniedError", "code", "DeniedCode"),
@@ -252,21 +253,18 @@ const ENUM_FIELDS: [Field; 12] = [
     ("Event", "state", "DeliveryState"),
     ("Event", "type", "EventType"),
     ("EventRedelivery", "state", "DeliveryState"),
-    ("KeyExpiring", "type", "EventType"),
     ("KeyExpiringData", "credential", "Credential"),
     ("Redelivery", "delivery", "DeliveryState"),
     ("Topup", "delivery", "DeliveryState"),
-    ("TopupFailed", "type", "EventType"),
 ];
 
 /// Adds the enums, and refers to them in the fields that have their values.
 fn add_enums(document: &mut Value) {
     let codes: Vec<&str> = ErrorCode::VARIANTS.iter().map(|code| code.name()).collect();
-    let choices = Kind::OF_FURTHER_ENDPOINTS.map(Kind::as_str);
-    let events = [Kind::TopupFailed, Kind::KeyExpiring, Kind::WebhookTest];
-    let types: Vec<&str> = (events.into_iter().chain(Kind::NOTICES))
-        .map(Kind::as_str)
-        .collect();
+    let choices = event::names(&Kind::of_further_endpoints());
+    let events = Kind::ALL.iter().filter(|kind| **kind != Kind::TopupReady);
+    let mut types: Vec<&str> = events.map(|kind| kind.as_str()).collect();
+    types.extend(NoticeKind::ALL.iter().map(|kind| kind.as_str()));
     let schemas = &mut document["components"]["schemas"];
     for (name, description, values) in [
         (
@@ -332,14 +330,10 @@ fn name_values(schemas: &mut Value) {
         let Some(values) = schema["enum"].as_array() else {
             continue;
         };
-        let names = values.iter().filter_map(Value::as_str).map(|value| {
-            let words = value.split(['.', '_']).flat_map(|word| {
-                let (first, rest) = word.split_at(word.len().min(1));
-                [first.to_uppercase(), rest.to_owned()]
-            });
-            std::iter::once(name.clone()).chain(words).collect()
-        });
-        let names: Vec<String> = names.collect();
+        let values = values.iter().filter_map(Value::as_str);
+        let names: Vec<String> = values
+            .map(|value| name.clone() + &words(value).concat())
+            .collect();
         schema["x-enum-varnames"] = json!(names);
     }
 }
@@ -376,20 +370,57 @@ fn members(object: &mut Value) -> impl Iterator<Item = &mut Value> {
     object.as_object_mut().into_iter().flat_map(Map::values_mut)
 }
 
-/// The webhooks that we send.
-fn webhooks() -> Value {
-    json!({
+/// The webhooks that we send, and adds the schemas of their bodies.
+fn webhooks(schemas: &mut Value) -> serde_json::Result<Value> {
+    let mut webhooks = json!({
         "esim_ready": webhook(None, "Esim", "An eSIM is ready",
             "One webhook is sent for each topup to each endpoint that wants it, never before the answer of create-order. Verify the signature before you trust the body. The same webhook can arrive twice; it then has the same `webhook-id`."),
-        "topup_failed": webhook(Some("topup.failed"), "TopupFailed", "A topup will have no eSIM",
-            "Sent when it is certain that a topup of an accepted order will have no eSIM, and only if you asked for it with `PUT /webhook`. In the sandbox it comes after an order of the option `partly`."),
-        "key_expiring": webhook(Some("key.expiring"), "KeyExpiring", "Old keys or an old webhook secret end soon",
-            "Sent six hours before your old keys or your old webhook secret end, unless we agreed on another time, and only if you asked for it with `PUT /webhook`. In the sandbox `POST /sandbox/events` makes one, after which no key ends."),
-        "webhook_test": webhook(Some("webhook.test"), "WebhookTest", "A test",
-            "Sent once, without retries, when you ask for it with `POST /webhook/test`, and deleted if it cannot be sent within five minutes."),
         "notice": webhook(Some("notice.endpoint_blocked"), "NoticeEvent", "A notice",
             "Sent to the `url` that you set with `PUT /notices`, not to the webhook endpoint. The header `webhook-type` has the type of the notice. The first one is `notice.verify` with the code that activates the channel."),
+    });
+    schemas["NoticeData"] = serde_json::to_value(webhooks::event::notice_data())?;
+    schemas["NoticeEvent"] = body(
+        "notice.endpoint_blocked",
+        "NoticeData",
+        "A notice. Its type says what has happened, and its data has the fields that this type needs.",
+    );
+    for kind in Kind::ALL {
+        let Some(described) = webhooks::event::described(*kind) else {
+            continue;
+        };
+        let name = kind.as_str();
+        let schema = words(name).concat();
+        let data = format!("{schema}Data");
+        let meaning = format!("`{name}`: {}", described.meaning);
+        webhooks[name.replace('.', "_")] =
+            webhook(Some(name), &schema, described.summary, described.sent);
+        schemas[&schema] = body(name, &data, &meaning);
+        schemas[data] = serde_json::to_value(described.data)?;
+    }
+    Ok(webhooks)
+}
+
+/// Describes the body of an event. `data` is the schema of its data.
+fn body(kind: &str, data: &str, description: &str) -> Value {
+    json!({
+        "description": description,
+        "type": "object",
+        "required": ["type", "timestamp", "data"],
+        "properties": {
+            "type": {"$ref": "#/components/schemas/EventType", "example": kind},
+            "timestamp": {"type": "string", "format": "date-time"},
+            "data": {"$ref": format!("#/components/schemas/{data}")},
+        },
     })
+}
+
+/// The words of a name, each with a capital.
+fn words(name: &str) -> Vec<String> {
+    let words = name.split(['.', '_']).map(|word| {
+        let (first, rest) = word.split_at(word.len().min(1));
+        first.to_uppercase() + rest
+    });
+    words.collect()
 }
 
 /// Describes a webhook. `kind` is the value of its type header; the specified webhook has none.
@@ -545,6 +576,22 @@ mod tests {
             .collect();
         let distinct: std::collections::BTreeSet<&&str> = ids.iter().collect();
         assert_eq!(distinct.len(), ids.len(), "{ids:?}");
+    }
+
+    #[test]
+    fn the_guide_has_a_row_for_each_event_and_notice() {
+        let guide = include_str!("../../../../docs/partner-guide.md");
+        let document: Value = serde_json::from_str(&document("Service").unwrap()).unwrap();
+        let types = document["components"]["schemas"]["EventType"]["examples"].as_array();
+        for name in types.unwrap() {
+            let name = format!("`{}`", name.as_str().unwrap());
+            let mut rows = guide.lines().filter_map(|line| line.strip_prefix("| "));
+            let described = rows.any(|row| row.split(" | ").next().unwrap().contains(&name));
+            assert!(
+                described,
+                "{name} is not described in docs/partner-guide.md"
+            );
+        }
     }
 
     #[test]

@@ -12,7 +12,10 @@ use std::time::Duration;
 use accounts::partners::{self, Rotated, endpoints::EndpointUpdate};
 use axum::{extract::Request, http::StatusCode, response::Response};
 use desk::self_service::{self, FirstEndpoint};
-use domain::{EndpointKey, Environment, event::Kind};
+use domain::{
+    EndpointKey, Environment,
+    event::{self, Kind},
+};
 use serde::Serialize;
 use serde_json::Value;
 use signing::generate;
@@ -121,9 +124,8 @@ struct WebhookEndpointChange {
     #[schema(value_type = Option<String>, example = "https://shop.example.com/webhooks")]
     #[expect(clippy::option_option, reason = "kept, removed or set")]
     url: Option<Option<WebhookUrl>>,
-    /// What you want to receive beside `topup.ready`, which you always do and may leave out here:
-    /// `topup.failed` and `key.expiring`. An empty list means none of the two. Without this field
-    /// they stay as they are.
+    /// What you want to receive beside `topup.ready`, which you always do and may leave out here. An
+    /// empty list means no further events. Without this field they stay as they are.
     #[schema(value_type = Option<Vec<String>>, example = json!(["topup.failed", "key.expiring"]))]
     events: Option<Vec<Kind>>,
 }
@@ -151,16 +153,16 @@ impl WebhookEndpointChange {
 /// Reads the wanted events. Each is named once in the result, in the order of the choices.
 /// `topup.ready` is a choice of every endpoint.
 pub(super) fn events(given: &Value) -> Result<Vec<Kind>, RequestFault> {
-    let choices = Kind::OF_FURTHER_ENDPOINTS;
+    let choices = Kind::of_further_endpoints();
     let kind = |name: &Value| {
         let name = name.as_str()?;
-        choices.into_iter().find(|kind| kind.as_str() == name)
+        choices.iter().copied().find(|kind| kind.as_str() == name)
     };
     let given = given
         .as_array()
         .and_then(|names| names.iter().map(kind).collect::<Option<Vec<_>>>());
     let Some(given) = given else {
-        let names = choices.map(Kind::as_str).join(", ");
+        let names = event::names(&choices).join(", ");
         return Err(RequestFault::with(ErrorCode::EventsInvalid, names));
     };
     Ok(choices
