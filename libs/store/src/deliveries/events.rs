@@ -10,7 +10,8 @@
 //! of `deliveries`), so that repeating its insert conflicts with the primary key and changes
 //! nothing.
 //!
-//! The trigger `topup_failed` (`migrations/0001_baseline.sql`) creates the events about failed topups.
+//! Triggers create the events about topups, by the function `make_events` of
+//! `migrations/0001_baseline.sql`.
 //! The notifier calls [`expiring`] and [`forget`] regularly. Ingress calls [`test()`], [`find`] and
 //! [`list`] for self-service, and `esimctl` shows events with the latter two.
 

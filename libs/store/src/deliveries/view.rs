@@ -13,7 +13,7 @@ pub struct View {
     pub partner_id: PartnerId,
     /// The endpoint that it goes to. That of the first one is the partner's id.
     pub endpoint_id: EndpointId,
-    /// `topup.ready`, or the name of the [`Kind`](super::events::Kind) of an event.
+    /// `topup.ready`, or the name of the kind of an event or a notice.
     pub kind: String,
     /// The name under which partners know an event.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -49,7 +49,7 @@ pub struct View {
     pub delivered_at: Option<OffsetDateTime>,
     #[serde(with = "rfc3339")]
     pub created_at: OffsetDateTime,
-    /// It is a `topup.failed` of an order that was or may still be answered with 422. Then it is not
+    /// It is an event about an order that was or may still be answered with 422. Then it is not
     /// sent, so its partner is not shown it.
     #[serde(skip)]
     pub is_unconfirmed: bool,

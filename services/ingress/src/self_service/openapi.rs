@@ -20,9 +20,8 @@ use super::{
 };
 use crate::http::described::{
     Archived, BadRequest, BodyTimeout, BodyTooLarge, ContentEncodingUnsupported, DeniedResponse,
-    Internal,
-    InvalidJson, Message, Messages, MethodNotAllowed, NotFound, Overloaded, TooManyRequests,
-    Unauthorized, Unprocessable,
+    Internal, InvalidJson, Message, Messages, MethodNotAllowed, NotFound, Overloaded,
+    TooManyRequests, Unauthorized, Unprocessable,
 };
 use crate::{http::codes::ErrorCode, orders::create};
 
