@@ -1440,8 +1440,8 @@ CREATE TABLE archives (
     -- Where the file was stored, for people: a path or the URL of an object.
     file text NOT NULL,
     began_at timestamptz NOT NULL DEFAULT now(),
-    -- Null: the orders are reserved and still in the tables, and the file may be there or not. The next run stores it under the
-    -- same name, so no order is in two files.
+    -- Null: the orders are reserved and still in the tables, and the file may be there or not. The next run gives the archive
+    -- another file and removes this one, so no order is in two files and nobody replaces a file that counts.
     completed_at timestamptz,
     -- The first and the last order that were reserved for it. Ids of orders are in the order of time.
     first_order uuid NOT NULL,

@@ -13,8 +13,10 @@
 //! Guarantees: rows are deleted only by the transaction that has read and locked them, and it
 //! commits only after their file is stored. So an order is in the tables or in the file of an
 //! archive that is complete, and never in both or in neither, whenever the process dies: the file of
-//! an archive that is not complete counts for nothing, and the next run stores it anew under the
-//! same name. At every moment the external id is taken by one of the two. No lock is taken that an
+//! an archive that is not complete counts for nothing, and the next run removes it and stores another
+//! one under a new name ([`rename`]). A run that was stopped meanwhile and goes on late can then
+//! neither replace that file nor complete the archive with its own. At every moment the external id is
+//! taken by one of the two. No lock is taken that an
 //! order needs, because nothing changes finished orders except operators, resends and retention, and
 //! those wait for at most one file.
 //!
@@ -83,6 +85,25 @@ pub async fn of_time(connection: &mut PgConnection, topup_id: &TopupId) -> Resul
 pub async fn unfinished(connection: &mut PgConnection) -> Result<Vec<Archive>> {
     let found = archives!("WHERE completed_at IS NULL ORDER BY archive");
     Ok(found.fetch_all(connection).await?)
+}
+
+/// Gives an archive that is not complete another file, and returns the earlier one. Whoever still works
+/// on it with that one can no longer [`complete`] it once this is committed.
+pub async fn rename(
+    transaction: &mut PgConnection,
+    archive: &mut Archive,
+    file: String,
+) -> Result<String> {
+    let renamed = sqlx::query!(
+        "UPDATE archives SET file = $3 WHERE archive = $1 AND file = $2 AND completed_at IS NULL",
+        archive.archive,
+        archive.file,
+        file,
+    );
+    if renamed.execute(transaction).await?.rows_affected() == 0 {
+        return Err(rows::lost(archive));
+    }
+    Ok(std::mem::replace(&mut archive.file, file))
 }
 
 /// The orders that are reserved for an archive.

@@ -384,6 +384,37 @@ async fn orders_of_whose_rows_the_file_lacks_one_are_not_deleted() {
     assert_eq!(bench.rows_of(&order).await.len(), 6);
 }
 
+/// Two runs work on one archive, because the first one was taken for dead: only the second one can
+/// complete it, and nobody changes it afterwards.
+#[tokio::test]
+async fn a_run_whose_archive_another_one_has_taken_over_deletes_nothing() {
+    let bench = Bench::keeping_everything().await;
+    let order = bench.delivered(PartnerId::new(), "o-1", 500).await;
+    let mut late = bench.ripe(10).await;
+    let mut connection = bench.connection().await;
+    let mut archive = late.clone();
+    let earlier = archive::rename(&mut connection, &mut archive, "another".into()).await;
+    assert_eq!(earlier.unwrap(), late.file);
+
+    let mut transaction = connection.begin().await.unwrap();
+    let ids = [order.order_id.uuid()];
+    let copied = archive::copy(&mut transaction, &late, &ids).await.unwrap();
+    assert_eq!(copied.orders, ids);
+    let completed = archive::complete(&mut transaction, &mut late, &copied, "sum").await;
+    let error = completed.unwrap_err().to_string();
+    assert!(error.contains("another `esimctl archive run`"), "{error}");
+    transaction.rollback().await.unwrap();
+    assert_eq!(bench.rows_of(&order).await.len(), 6);
+
+    bench.moved(&mut archive).await;
+    for late in [&mut late, &mut archive.clone()] {
+        let renamed = archive::rename(&mut connection, late, "third".into()).await;
+        assert!(renamed.is_err());
+    }
+    let listed = archive::list(&mut connection).await.unwrap();
+    assert_eq!((&*listed[0].file, listed[0].orders), ("another", 1));
+}
+
 #[tokio::test]
 async fn a_topup_of_an_archived_order_is_archived_for_its_partner() {
     let bench = Bench::keeping_everything().await;

@@ -229,8 +229,17 @@ pub async fn copy(
     Ok(copied)
 }
 
+/// The error of a run whose archive is complete, or has another file by now.
+pub(super) fn lost(archive: &Archive) -> Error {
+    Error::Unreadable(format!(
+        "archive {} is complete, or another `esimctl archive run` goes on with it; see `esimctl archive list`",
+        archive.archive
+    ))
+}
+
 /// Deletes the copied rows after their file is stored, and completes the archive. Fails if other rows
-/// would be deleted than were copied; the caller then rolls back.
+/// would be deleted than were copied, or if the archive is complete or has another file by now; the
+/// caller then rolls back.
 pub async fn complete(
     transaction: &mut PgConnection,
     archive: &mut Archive,
@@ -286,15 +295,17 @@ pub async fn complete(
              DELETE FROM archived_orders WHERE order_id = ANY ($2)
          )
          UPDATE archives SET completed_at = now(), orders = $3, sha256 = $4, partners = $5::text::jsonb
-         WHERE archive = $1
+         WHERE archive = $1 AND file = $6 AND completed_at IS NULL
          RETURNING completed_at, orders, sha256",
         archive.archive,
         &copied.left,
         i64::try_from(copied.orders.len()).unwrap_or(i64::MAX),
         sha256,
         deleted.partners.as_deref().unwrap_or("{}"),
+        archive.file,
     );
-    let completed = completed.fetch_one(transaction).await?;
+    let completed = completed.fetch_optional(transaction).await?;
+    let completed = completed.ok_or_else(|| lost(archive))?;
     archive.completed_at = completed.completed_at;
     archive.orders = completed.orders;
     archive.sha256 = completed.sha256;

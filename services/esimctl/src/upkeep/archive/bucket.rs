@@ -1,8 +1,8 @@
 //! A bucket of S3, or of another service that speaks its protocol, such as Ceph, or Google Cloud
 //! Storage with an HMAC key.
 //!
-//! An archive needs two requests: one object is put and got. So this is all that there is of the
-//! protocol, with its signature of version 4, which covers the SHA-256 of what is sent. Buckets are
+//! An archive needs three requests: one object is put, got and removed. So this is all that there is of
+//! the protocol, with its signature of version 4, which covers the SHA-256 of what is sent. Buckets are
 //! asked through a client of our own, without a proxy and without redirects.
 
 use std::{env, fmt, str::FromStr, time::Duration};
@@ -124,6 +124,12 @@ impl Bucket {
         Ok(read.map_err(|error| self.unavailable(&error))?.into())
     }
 
+    /// A service answers 204, also if there was no such object.
+    pub async fn remove(&self, name: &str) -> anyhow::Result<()> {
+        let empty = hex::encode(Sha256::digest(b""));
+        self.ask(Method::DELETE, name, b"", &empty).await.map(drop)
+    }
+
     async fn ask(
         &self,
         method: Method,
@@ -144,7 +150,7 @@ impl Bucket {
         let response = request.send().await;
         let response = response.map_err(|error| self.unavailable(&error))?;
         let status = response.status();
-        if status == StatusCode::OK {
+        if matches!(status, StatusCode::OK | StatusCode::NO_CONTENT) {
             return Ok(response);
         }
         // The text of an error may repeat what was sent, so only its code is told.

@@ -6,7 +6,7 @@
 use std::{
     fmt,
     fs::{self, File},
-    io::Write,
+    io::{ErrorKind, Write},
     path::{Path, PathBuf},
 };
 
@@ -80,6 +80,17 @@ impl ArchiveStore {
         Ok(sha256)
     }
 
+    /// Removes a file, if there is one of this name.
+    pub async fn remove(&self, name: &str) -> anyhow::Result<()> {
+        match self {
+            Self::Folder(folder) => match fs::remove_file(folder.join(name)) {
+                Err(error) if error.kind() != ErrorKind::NotFound => Err(error.into()),
+                _ => Ok(()),
+            },
+            Self::Bucket(bucket) => bucket.remove(name).await,
+        }
+    }
+
     /// The path or the URL of a file.
     pub fn of(&self, name: &str) -> String {
         match self {
@@ -126,6 +137,10 @@ mod tests {
         let mode = fs::metadata(place.of("f")).unwrap().mode();
         assert_eq!(mode & 0o077, 0);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        for _ in 0..2 {
+            place.remove("f").await.unwrap();
+            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        }
         assert!(
             ArchiveLocation::parse("/nowhere/at/all")
                 .unwrap()

@@ -6,7 +6,8 @@
 //! even.
 //!
 //! If the program dies, reserved orders stay reserved in the database, and the next run begins by
-//! moving them, into the files that their archives name.
+//! moving them. Each try stores a file with a name of its own, so whoever was stopped and goes on late
+//! replaces no file: it finds that it has lost its archive, and removes what it has stored.
 
 use std::{
     collections::VecDeque,
@@ -58,9 +59,9 @@ Look-ups of an archived order say that it is archived, and its external id stays
 `esimctl retention list`, a year by default.
 
 Run it with the database's owner, as `esimctl migrate`. A folder must be on a disk that keeps what was synced; copy its
-files to a second place. The keys of a bucket come from the environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
-AWS_SESSION_TOKEN if there is one, AWS_REGION, and AWS_ENDPOINT for another service that speaks S3 (with
-AWS_ALLOW_HTTP=true if it has no TLS).";
+files to a second place. The keys of a bucket, which may put, get and delete objects, come from the environment:
+AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN if there is one, AWS_REGION, and AWS_ENDPOINT for another
+service that speaks S3 (with AWS_ALLOW_HTTP=true if it has no TLS).";
 
 /// The age in days of the youngest orders that may be archived. A late purchase or a resend may
 /// still change younger ones.
@@ -190,16 +191,19 @@ async fn interrupted(
 ) -> anyhow::Result<VecDeque<Reserved>> {
     let mut found = VecDeque::new();
     for archive in archive::unfinished(connection).await? {
-        let name = archive.file.rsplit('/').next().unwrap_or_default();
         ensure!(
-            to.of(name) == archive.file,
+            to.of(name_of(&archive.file)) == archive.file,
             "archive {} is not complete, and its file is {}; run the command with --to and the place of this file, so that no order \
              is in two files",
             archive.archive,
             archive.file
         );
         let orders = archive::reserved(connection, &archive).await?;
-        found.push_back(Reserved { archive, orders });
+        found.push_back(Reserved {
+            archive,
+            orders,
+            is_tried: true,
+        });
     }
     Ok(found)
 }
@@ -249,6 +253,20 @@ async fn total(
 struct Reserved {
     archive: Archive,
     orders: Vec<Uuid>,
+    /// Whether its file may be stored, by a try that has failed or by a run that has died.
+    is_tried: bool,
+}
+
+/// A name for the file of an archive, which no other try has. The number alone would also be given out
+/// again after the database was restored from a backup, and the file of an order that is nowhere else
+/// would be replaced.
+fn fresh_name(number: i32) -> String {
+    format!("orders-{number}-{:08x}.jsonl.gz", rand::random::<u32>())
+}
+
+/// The name of a file without its place.
+fn name_of(file: &str) -> &str {
+    file.rsplit('/').next().unwrap_or_default()
 }
 
 struct Runner<'a> {
@@ -277,14 +295,7 @@ impl Runner<'_> {
             while reserved < most {
                 let began = Instant::now();
                 let to = self.to;
-                // The number alone would be given out again after the database was restored from a backup,
-                // and the file of an order that is nowhere else would be replaced.
-                let file = |number| {
-                    to.of(&format!(
-                        "orders-{number}-{:08x}.jsonl.gz",
-                        rand::random::<u32>()
-                    ))
-                };
+                let file = |number| to.of(&fresh_name(number));
                 let next = archive::reserve(
                     &mut self.connection,
                     after,
@@ -301,7 +312,11 @@ impl Runner<'_> {
                 self.pace(began, page.seen).await;
                 if let Some(archive) = archive {
                     let orders = page.finished;
-                    waiting.push_back(Reserved { archive, orders });
+                    waiting.push_back(Reserved {
+                        archive,
+                        orders,
+                        is_tried: false,
+                    });
                 }
             }
             if waiting.is_empty() {
@@ -320,10 +335,10 @@ impl Runner<'_> {
 
     /// Moves the orders of an archive. It is tried again after a conflict, and while the bucket does not
     /// answer.
-    async fn move_orders(&mut self, reserved: Reserved) -> anyhow::Result<()> {
+    async fn move_orders(&mut self, mut reserved: Reserved) -> anyhow::Result<()> {
         let mut tries = 1;
         loop {
-            match self.try_to_move(&reserved).await {
+            match self.try_to_move(&mut reserved).await {
                 Ok(moved) => {
                     self.files += 1;
                     self.done += moved;
@@ -347,21 +362,38 @@ impl Runner<'_> {
     }
 
     /// Moves the orders of an archive in one transaction, and returns how many were moved.
-    async fn try_to_move(&mut self, reserved: &Reserved) -> anyhow::Result<u64> {
-        let mut archive = reserved.archive.clone();
+    async fn try_to_move(&mut self, reserved: &mut Reserved) -> anyhow::Result<u64> {
+        if reserved.is_tried {
+            self.rename(&mut reserved.archive).await?;
+        }
+        reserved.is_tried = true;
         let mut transaction = self.connection.begin().await.map_err(pg::Error::from)?;
-        let copied = archive::copy(&mut transaction, &archive, &reserved.orders).await?;
-        let name = archive.file.rsplit('/').next().unwrap_or_default();
-        let mut packed = GzEncoder::new(Vec::new(), Compression::new(LEVEL));
-        packed.write_all(copied.lines.as_bytes())?;
-        let sha256 = self.to.store(name, &packed.finish()?).await?;
-        let sums = format!("{sha256}  {name}\n");
-        self.to
-            .store(&format!("{name}.sha256"), sums.as_bytes())
-            .await?;
-        archive::complete(&mut transaction, &mut archive, &copied, &sha256).await?;
+        match store_and_delete(&mut transaction, self.to, reserved).await {
+            Ok(moved) => {
+                transaction.commit().await.map_err(pg::Error::from)?;
+                Ok(moved)
+            }
+            Err(error) => {
+                // This try commits nothing, so its file counts for nothing. Another run may have its archive.
+                drop(transaction);
+                discard(self.to, &reserved.archive.file).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Gives the archive a new file name. From then on nobody can complete it with its earlier file, which
+    /// is removed: an order would be in two files otherwise. Nobody completes it meanwhile either, because
+    /// this session has the lock of the runs. If this program dies here, the next run does the same again.
+    async fn rename(&mut self, archive: &mut Archive) -> anyhow::Result<()> {
+        let mut renamed = archive.clone();
+        let file = self.to.of(&fresh_name(archive.archive));
+        let mut transaction = self.connection.begin().await.map_err(pg::Error::from)?;
+        let earlier = archive::rename(&mut transaction, &mut renamed, file).await?;
+        discard(self.to, &earlier).await;
         transaction.commit().await.map_err(pg::Error::from)?;
-        Ok(copied.orders.len() as u64)
+        *archive = renamed;
+        Ok(())
     }
 
     /// Records the action.
@@ -410,4 +442,42 @@ impl Runner<'_> {
             say(text);
         }
     }
+}
+
+/// The name of the file with the checksum of a file.
+fn sums_of(name: &str) -> String {
+    format!("{name}.sha256")
+}
+
+/// Removes a file that counts for nothing, with its checksum. A bucket may keep what it has, so the run
+/// goes on if this fails.
+async fn discard(to: &ArchiveStore, file: &str) {
+    let name = name_of(file);
+    for name in [name, &sums_of(name)] {
+        if let Err(error) = to.remove(name).await {
+            say(format_args!(
+                "remove {} if it is there, because it counts for nothing: {error:#}",
+                to.of(name)
+            ));
+            return;
+        }
+    }
+}
+
+/// Copies the orders of an archive, stores its file, and deletes them. The caller commits.
+async fn store_and_delete(
+    transaction: &mut PgConnection,
+    to: &ArchiveStore,
+    reserved: &Reserved,
+) -> anyhow::Result<u64> {
+    let mut archive = reserved.archive.clone();
+    let copied = archive::copy(&mut *transaction, &archive, &reserved.orders).await?;
+    let name = name_of(&reserved.archive.file);
+    let mut packed = GzEncoder::new(Vec::new(), Compression::new(LEVEL));
+    packed.write_all(copied.lines.as_bytes())?;
+    let sha256 = to.store(name, &packed.finish()?).await?;
+    let sums = format!("{sha256}  {name}\n");
+    to.store(&sums_of(name), sums.as_bytes()).await?;
+    archive::complete(transaction, &mut archive, &copied, &sha256).await?;
+    Ok(copied.orders.len() as u64)
 }

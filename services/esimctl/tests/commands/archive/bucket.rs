@@ -2,19 +2,25 @@
 //! part of what it is sent.
 
 use std::{
+    collections::BTreeMap,
     fs,
     net::TcpListener,
     process::Stdio,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 use bytes::Bytes;
 use http_body_util::Full;
-use hyper::{Method, Request, Response};
+use hyper::{Method, Request, Response, StatusCode};
+use sha2::{Digest, Sha256};
 use testkit::wait;
 use tokio::{
     net::TcpStream,
     process::{Child, Command},
+    sync::Notify,
 };
 
 use super::{Archiver, shell};
@@ -63,6 +69,11 @@ impl Bucket {
 impl Archiver {
     /// A run into the bucket of this service, with changed settings.
     async fn run_into(&self, endpoint: &str, settings: &[(&str, &str)]) -> Ended {
+        run(self.command_into(endpoint).envs(settings.iter().copied())).await
+    }
+
+    /// The command of a run into the bucket of this service.
+    fn command_into(&self, endpoint: &str) -> Command {
         let to = ["archive", "run", "--older-than", "400d", "--to", S3];
         let mut command = self.operator.command(&[&to[..], &CONFIRMED].concat());
         command.envs([
@@ -72,7 +83,7 @@ impl Archiver {
             ("AWS_ACCESS_KEY_ID", "key"),
             ("AWS_SECRET_ACCESS_KEY", SECRET),
         ]);
-        run(command.envs(settings.iter().copied())).await
+        command
     }
 
     /// Nothing was deleted, and nothing is reserved.
@@ -154,5 +165,112 @@ async fn an_order_whose_file_is_not_what_was_written_stays() {
     let refused = archiver.run_into(&endpoint, &[]).await;
     refused.fails(1, "is not what was written");
     assert_eq!(archiver.rows().await, before);
+    serving.abort();
+}
+
+/// A bucket that keeps the first archive on the way until it is told to store it.
+#[derive(Clone, Default)]
+struct Slow {
+    objects: Arc<Mutex<BTreeMap<String, Bytes>>>,
+    is_on_the_way: Arc<AtomicBool>,
+    arrives: Arc<Notify>,
+    has_arrived: Arc<AtomicBool>,
+}
+
+impl Slow {
+    async fn answer(self, request: Request<Bytes>) -> Response<Full<Bytes>> {
+        let name = request.uri().path().to_owned();
+        let mut answer = Response::new(Full::default());
+        match *request.method() {
+            Method::GET => {
+                let found = self.objects.lock().unwrap().get(&name).cloned();
+                *answer.body_mut() = Full::from(found.unwrap());
+            }
+            Method::DELETE => {
+                self.objects.lock().unwrap().remove(&name);
+                *answer.status_mut() = StatusCode::NO_CONTENT;
+            }
+            _ => {
+                let is_first =
+                    name.ends_with(".jsonl.gz") && !self.is_on_the_way.swap(true, Relaxed);
+                if is_first {
+                    self.arrives.notified().await;
+                }
+                let object = request.into_body();
+                self.objects.lock().unwrap().insert(name, object);
+                self.has_arrived.fetch_or(is_first, Relaxed);
+            }
+        }
+        answer
+    }
+}
+
+/// A run is stopped while its file is on the way, the database ends its session, and another run moves
+/// the orders. When the first one goes on, the file that counts is as it was completed, and there is no
+/// other one.
+#[tokio::test]
+async fn a_run_that_goes_on_late_replaces_no_file() {
+    let mut archiver = Archiver::new().await;
+    archiver.order("o-1", 1).await;
+    let bucket = Slow::default();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let serving = testkit::http::serve(listener, {
+        let bucket = bucket.clone();
+        move |request: Request<Bytes>| {
+            let answer = bucket.clone().answer(request);
+            async move { Ok(answer.await) }
+        }
+    });
+    let mut late = archiver.command_into(&endpoint).spawn().unwrap();
+    wait::soon("the file to be on the way", async || {
+        Ok(bucket.is_on_the_way.load(Relaxed).then_some(()))
+    })
+    .await;
+    let signal = |name: &str| {
+        let pid = late.id().unwrap().to_string();
+        let sent = std::process::Command::new("kill")
+            .args([name, &pid])
+            .status();
+        assert!(sent.unwrap().success());
+    };
+    signal("-STOP");
+    for statement in [
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+         WHERE datname = current_database() AND pid <> pg_backend_pid()",
+        // The file of the other run differs.
+        "UPDATE orders SET traceparent = 'another'",
+    ] {
+        sqlx::query(statement)
+            .execute(&mut archiver.connection)
+            .await
+            .unwrap();
+    }
+    archiver.no_run_is_left().await;
+    let moved = archiver.run_into(&endpoint, &[]).await;
+    moved.says("1 orders were moved into 1 files");
+    bucket.arrives.notify_one();
+    wait::soon("the late file to arrive", async || {
+        Ok(bucket.has_arrived.load(Relaxed).then_some(()))
+    })
+    .await;
+    signal("-CONT");
+    assert!(!late.wait().await.unwrap().success());
+
+    let query = "SELECT file, sha256 FROM archives";
+    let archives: Vec<(String, String)> = sqlx::query_as(query)
+        .fetch_all(&mut archiver.connection)
+        .await
+        .unwrap();
+    let [(file, sha256)] = archives.try_into().unwrap();
+    let name = file.strip_prefix("s3:/").unwrap().to_owned();
+    let objects = bucket.objects.lock().unwrap();
+    let names: Vec<&String> = objects.keys().collect();
+    let sums = format!("{name}.sha256");
+    assert_eq!(
+        names,
+        ["/archives/esim/README.txt", name.as_str(), sums.as_str()]
+    );
+    assert_eq!(hex::encode(Sha256::digest(&objects[&name])), sha256);
     serving.abort();
 }
