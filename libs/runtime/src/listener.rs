@@ -63,7 +63,7 @@ pub async fn bind(setting: &'static str, address: SocketAddr) -> anyhow::Result<
 pub struct Connections {
     places: Arc<Places>,
     /// The response to a refused connection.
-    refusal: &'static [u8],
+    refusal: Box<[u8]>,
     refused: Counter<u64>,
     refused_held: Semaphore,
     log: Sampler,
@@ -72,7 +72,7 @@ pub struct Connections {
 impl Connections {
     /// Makes the count of a listener and registers its metrics. A connection beyond `most` gets
     /// the bytes `refusal`, which are a whole HTTP response, and is closed.
-    pub fn new(most: usize, refusal: &'static [u8]) -> Arc<Self> {
+    pub fn new(most: usize, refusal: &[u8]) -> Arc<Self> {
         let refused = Instruments::of("runtime").counter(
             "esim.connections.refused",
             "Connections closed because the limit was reached",
@@ -82,7 +82,7 @@ impl Connections {
         }
         let connections = Arc::new(Self {
             places: Places::new(most),
-            refusal,
+            refusal: refusal.into(),
             refused,
             refused_held: Semaphore::new(REFUSED),
             log: Sampler::new(1),
@@ -122,7 +122,7 @@ impl Connections {
         }
         // The few bytes fit into the buffer of a new connection, so that also the client of a
         // connection that is closed at once usually learns why.
-        let _ = stream.try_write(self.refusal);
+        let _ = stream.try_write(&self.refusal);
         let connections = Arc::clone(self);
         tokio::spawn(async move {
             let Ok(_held) = connections.refused_held.try_acquire() else {

@@ -27,7 +27,7 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// The response to a connection that gives its place to another one, or gets none.
 const TOO_MANY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain\r\n\
-    content-length: 52\r\nretry-after: 1\r\nconnection: close\r\n\r\n\
+    content-length: 52\r\nretry-after: 1\r\ncache-control: no-store\r\nconnection: close\r\n\r\n\
     Too many connections are open; try it again shortly.";
 
 /// The address of the client's end of a connection.

@@ -304,6 +304,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         &config.brand,
         &config.public_url,
     );
+    let too_many = observer.too_many_connections();
     let router = router(&config, &parts, directory, orders, observer, &shutdown)?;
     let figures = figures::run(
         parts.metrics.figures.clone(),
@@ -311,7 +312,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         shutdown.clone(),
     );
     shutdown.spawn("figures", figures);
-    let server = IngressServer::new(&config.limits, router, shutdown.clone());
+    let server = IngressServer::new(&config.limits, router, too_many, shutdown.clone());
     tracing::info!(listen = %config.listen, admin = %config.admin_listen, "ingress is listening");
     shutdown.spawn("server", server.serve(listener));
 

@@ -2,8 +2,8 @@
 //!
 //! Guarantees:
 //!
-//! - Every response has an `X-Request-Id`, so that the log line of an error can be found by what
-//!   the partner quotes. No cache may store it.
+//! - Every response to a request has an `X-Request-Id`, so that the log line of an error can be found by
+//!   what the partner quotes. No cache may store it.
 //! - An error is logged once, here, with the cause of a 500. A flood of refused requests, or of
 //!   requests that fail because the database does, is sampled in the log, and counted in full by
 //!   the metrics.
@@ -35,6 +35,7 @@ use uuid::Uuid;
 
 use crate::{
     http::{
+        codes::ErrorCode,
         connection::Connection,
         error::{ErrorRecord, ReplacedStatus},
         named::{self, NamedCode},
@@ -97,6 +98,26 @@ impl Observer {
         let codes = (self.error_header.clone(), codes);
         let links = named::links(&self.errors_page, errors).map(|links| (header::LINK, links));
         std::iter::once(codes).chain(links).collect()
+    }
+
+    /// The whole response to a connection for which there is no place. The listener sends these bytes
+    /// without calling [`observe`], so they have the headers that it adds to every other error, but no
+    /// id, because no request was read. Without the error header a client would take the response for
+    /// one of a proxy.
+    pub(crate) fn too_many_connections(&self) -> Vec<u8> {
+        const BODY: &str = r#"{"error":"Too many connections are open; try again later"}"#;
+        let errors = [NamedCode::from(ErrorCode::Overloaded)];
+        let mut response = format!(
+            "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\
+             retry-after: 1\r\ncache-control: no-store\r\nconnection: close\r\n",
+            BODY.len()
+        )
+        .into_bytes();
+        for (name, value) in self.explanation(&errors, named::header(&errors)) {
+            response.extend([name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"].concat());
+        }
+        response.extend([&b"\r\n"[..], BODY.as_bytes()].concat());
+        response
     }
 
     /// Counts a request with a 4xx or 503 response, and logs it unless the limit of log lines is

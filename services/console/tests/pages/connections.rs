@@ -92,6 +92,7 @@ async fn one_connection_too_many_reads_why_it_is_refused() {
     let (head, body) = refused.split_once("\r\n\r\n").unwrap();
     assert!(head.starts_with("HTTP/1.1 503 "), "{refused}");
     assert!(head.contains("retry-after: 1\r\n"), "{refused}");
+    assert!(head.contains("cache-control: no-store\r\n"), "{refused}");
     assert!(head.ends_with("connection: close"), "{refused}");
     assert_eq!(body, "Too many connections are open; try it again shortly.");
     // The one that was there goes on.

@@ -50,12 +50,6 @@ use crate::{
 /// longest head that a partner needs, with a traceparent and a proxy's headers, has 2 KiB.
 const MAX_HEAD: u32 = 16 * 1024;
 
-/// The response to a connection that exceeds `MAX_CONNECTIONS`, and to one that gives its place to
-/// another one.
-const TOO_MANY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n\
-    content-length: 58\r\nretry-after: 1\r\ncache-control: no-store\r\nconnection: close\r\n\r\n\
-    {\"error\":\"Too many connections are open; try again later\"}";
-
 /// How long an open connection may begin one more request after the soft stop. The response to it
 /// closes the connection.
 const LAST_REQUEST: Duration = Duration::from_secs(1);
@@ -68,16 +62,26 @@ const DISCARD_BYTES: usize = 4 * 1024 * 1024;
 
 pub(crate) struct IngressServer {
     connections: Arc<Connections>,
+    /// The response to a connection that exceeds `MAX_CONNECTIONS`, and to one that gives its place to
+    /// another one.
+    too_many: Vec<u8>,
     router: Router,
     limits: LimitsConfig,
     shutdown: Shutdown,
 }
 
 impl IngressServer {
-    pub(crate) fn new(limits: &LimitsConfig, router: Router, shutdown: Shutdown) -> Arc<Self> {
-        let connections = Connections::new(size(limits.max_connections), TOO_MANY);
+    /// `too_many` is [`crate::observe::Observer::too_many_connections`].
+    pub(crate) fn new(
+        limits: &LimitsConfig,
+        router: Router,
+        too_many: Vec<u8>,
+        shutdown: Shutdown,
+    ) -> Arc<Self> {
+        let connections = Connections::new(size(limits.max_connections), &too_many);
         Arc::new(Self {
             connections,
+            too_many,
             router,
             limits: limits.clone(),
             shutdown,
@@ -111,7 +115,7 @@ impl IngressServer {
             &self.shutdown,
             LAST_REQUEST,
             &place,
-            TOO_MANY,
+            &self.too_many,
         )
         .await;
     }

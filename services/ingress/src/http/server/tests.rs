@@ -57,10 +57,11 @@ async fn serve(deadline: Duration, settings: &[&str]) -> Served {
             Arc::clone(&observer),
             observe,
         ));
+    let too_many = observer.too_many_connections();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let shutdown = Shutdown::new();
-    let server = IngressServer::new(&limits, router, shutdown.clone());
+    let server = IngressServer::new(&limits, router, too_many, shutdown.clone());
     shutdown.spawn("server", server.serve(listener));
     Served {
         address,
@@ -198,6 +199,36 @@ async fn a_connection_without_a_head_is_closed_in_time() {
     );
     patient.write_all(GET).await.unwrap();
     assert!(part(&mut patient).await.ends_with("answer"));
+}
+
+/// The answer to a connection without a place is ours, as a client can see: it has a code, so it is not
+/// taken for that of a proxy.
+#[tokio::test]
+async fn one_connection_too_many_is_answered_as_every_other_error() {
+    let served = serve(LATER, &["--max-connections=1"]).await;
+    let displaced = TcpStream::connect(served.address).await.unwrap();
+    let mut last = send(served.address, GET).await;
+    assert!(part(&mut last).await.ends_with("answer"));
+    let refused = until_closed_early(displaced).await;
+    let (head, body) = refused.split_once("\r\n\r\n").unwrap();
+    let body_length = format!("content-length: {}", body.len());
+    let lines: Vec<&str> = head.split("\r\n").collect();
+    for line in [
+        "HTTP/1.1 503 Service Unavailable",
+        "content-type: application/json",
+        &body_length,
+        "retry-after: 1",
+        "cache-control: no-store",
+        "connection: close",
+        "x-service-error: overloaded",
+        "link: <https://esim.example.com/errors#overloaded>; rel=\"help\"",
+    ] {
+        assert!(lines.contains(&line), "{line} in {refused}");
+    }
+    assert_eq!(
+        body,
+        "{\"error\":\"Too many connections are open; try again later\"}"
+    );
 }
 
 async fn until_closed_early(client: TcpStream) -> String {
