@@ -98,11 +98,7 @@ macro_rules! breakers {
             $before
                 + r#" name, CASE WHEN open_until IS NULL THEN 'closed' WHEN open_until > now() THEN 'open'
                             ELSE 'half_open' END AS "state!",
-                      open_until, reason, openings, version, changed_at,
-                      -- A program of an older schema sets no time, and leaves one when it closes the breaker.
-                      CASE WHEN open_until IS NOT NULL THEN coalesce(failing_since, changed_at) END
-                          AS failing_since,
-                      open_until IS NOT NULL AND denied AS "denied!", balance, balance_at "#
+                      open_until, reason, openings, version, changed_at, failing_since, denied, balance, balance_at "#
                 + $after
             $(, $argument)*
         )
