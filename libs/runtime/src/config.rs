@@ -5,7 +5,10 @@
 //! An unknown, invalid or contradictory setting stops the start with exit status 2 and one line on
 //! standard error that names the setting and its variable.
 
-use std::{ffi::OsString, fmt::Display, io::Write, net::SocketAddr, process::exit, time::Duration};
+use std::{
+    collections::BTreeSet, ffi::OsString, fmt::Display, io::Write, net::SocketAddr, process::exit,
+    time::Duration,
+};
 
 use anyhow::Context;
 use clap::{
@@ -198,6 +201,7 @@ fn try_parse<C: Parser>(
         }
         let asked = command::<C>();
         if let Some(text) = shown::asked(&asked, &matches, |name| std::env::var_os(name)) {
+            shown::check_subcommands(&asked)?;
             // The struct of the settings knows nothing of this subcommand.
             matches.remove_subcommand();
             let complete = C::from_arg_matches_mut(&mut matches).ok();
@@ -261,6 +265,12 @@ fn command<C: Parser>() -> clap::Command {
     manual::offer(shown::offer(healthcheck::offer(command)))
 }
 
+/// The arguments of a command and of its subcommands.
+fn arguments(command: &clap::Command) -> Vec<&clap::Arg> {
+    let below = command.get_subcommands().flat_map(arguments);
+    command.get_arguments().chain(below).collect()
+}
+
 /// Turns clap's message into one line. The usage block is left out, and the environment variables
 /// of the flags that the message names are added, because most operators set variables and not
 /// flags. Who names what there is not is told whose `--help` says what there is.
@@ -278,12 +288,15 @@ fn one_line<C: Parser>(error: &clap::Error) -> String {
         let mut words = message.split(|c: char| !(c.is_alphanumeric() || c == '-'));
         words.any(|word| word.strip_prefix("--") == Some(long))
     };
-    let named = command
-        .get_arguments()
+    let named = arguments(&command);
+    let named = named
+        .into_iter()
         .filter(|argument| argument.get_long().is_some_and(is_named));
-    let variables: Vec<&str> = named
+    // Several subcommands may have one setting.
+    let variables: BTreeSet<&str> = named
         .filter_map(|argument| argument.get_env()?.to_str())
         .collect();
+    let variables: Vec<&str> = variables.into_iter().collect();
     let mut hints = Vec::new();
     if !variables.is_empty() {
         hints.push(format!("environment: {}", variables.join(", ")));

@@ -8,7 +8,7 @@
 
 use std::{collections::BTreeSet, ffi::OsString, fmt::Write};
 
-use clap::{Arg, ArgAction, ArgMatches, Command, parser::ValueSource};
+use clap::{Arg, ArgAction, ArgMatches, Command, error::ErrorKind, parser::ValueSource};
 use serde::Serialize;
 
 use crate::{
@@ -88,6 +88,36 @@ pub fn asked(
     } else {
         text(&settings)
     })
+}
+
+/// Refuses a setting of a subcommand that this subcommand would refuse. Without their arguments most
+/// subcommands are incomplete, which is no fault of a setting.
+pub fn check_subcommands(command: &Command) -> Result<(), clap::Error> {
+    let mut path = vec![command.get_name().to_owned()];
+    check_below(command, command, &mut path)
+}
+
+fn check_below(
+    root: &Command,
+    command: &Command,
+    path: &mut Vec<String>,
+) -> Result<(), clap::Error> {
+    for subcommand in command.get_subcommands() {
+        path.push(subcommand.get_name().to_owned());
+        let mut arguments = subcommand.get_arguments();
+        if arguments.any(|one| one.get_env().is_some())
+            && let Err(error) = root.clone().try_get_matches_from(&*path)
+            && matches!(
+                error.kind(),
+                ErrorKind::InvalidValue | ErrorKind::ValueValidation
+            )
+        {
+            return Err(error);
+        }
+        check_below(root, subcommand, path)?;
+        path.pop();
+    }
+    Ok(())
 }
 
 fn text(settings: &[Shown]) -> String {

@@ -427,6 +427,13 @@ async fn wrong_settings_are_one_line_that_names_them() {
         bad_url.line(2).contains("DATABASE_URL") && !bad_url.stderr.contains("hush"),
         "{bad_url:?}"
     );
+    // `config show` refuses what only some commands take, too.
+    let shown = run(esimctl(&["config", "show"]).env("STREAM_REPLICAS", "three")).await;
+    let line = shown.line(2);
+    assert!(
+        line.contains("STREAM_REPLICAS") && line.contains("three"),
+        "{line}"
+    );
 
     let create = [
         "partner",
