@@ -165,17 +165,16 @@ impl OptionRow {
             cost: self.cost,
             cost_currency: self.cost_currency,
         };
-        let sold = OptionAtProvider {
+        Ok(ProductOption {
+            option_id: self.option_id.into(),
+            name: self.name,
             provider: self.provider,
             provider_option_id: self.provider_option_id,
-        };
-        let environment = self.environment.parse()?;
-        Ok(ProductOption {
             alternatives: alternatives(&self.alternatives)?,
+            environment: self.environment.parse()?,
             enabled: self.enabled,
             details: (self.details.as_deref()).map_or(Ok(Map::new()), details)?,
             standard: standard.read()?,
-            ..ProductOption::new(self.option_id.into(), self.name, sold, environment)
         })
     }
 }
@@ -211,28 +210,42 @@ pub struct StoredOption {
     pub option: Result<ProductOption>,
 }
 
-/// Inserts an option, and does what the rest of the statement says if there is one with its id.
-/// Evaluates to whether a row was written.
-macro_rules! insert_option {
-    ($connection:expr, $option:expr, $on_conflict:literal) => {{
-        let option: &ProductOption = $option;
-        let details = Value::from(option.details.clone()).to_string();
-        let alternatives = json!(option.alternatives).to_string();
-        let standard = StandardColumns::of(option.standard.as_ref());
-        let statement = sqlx::query!(
-            "INSERT INTO options AS o (option_id, name, provider, provider_option_id, environment, enabled, details,
-                                       alternatives, countries, data_mb, unlimited, days, cost, cost_currency)
-             VALUES ($1, $2, $3, $4, $5, $6, $7::text::jsonb, $8::text::jsonb, $9, $10, $11, $12, $13, $14)
-             ON CONFLICT (option_id) DO "
-                + $on_conflict,
-            option.option_id.uuid(),
-            option.name,
-            option.provider,
-            option.provider_option_id,
-            option.environment.as_str(),
-            option.enabled,
-            details,
+/// Writes these columns of an option, whose values follow in the same order. An option that is there is
+/// replaced only if `$replaces`, and only if anything differs. Evaluates to whether a row was written.
+macro_rules! write_option {
+    ($connection:expr, $option:expr, $replaces:expr, $columns:literal) => {{
+        // Every field is named, so that a new one cannot be forgotten.
+        let ProductOption {
+            option_id,
+            name,
+            provider,
+            provider_option_id,
             alternatives,
+            environment,
+            enabled,
+            details,
+            standard,
+        } = $option;
+        let standard = StandardColumns::of(standard.as_ref());
+        let statement = sqlx::query!(
+            "INSERT INTO options AS o ("
+                + $columns
+                + ") VALUES ($2, $3, $4, $5, $6, $7, $8::text::jsonb, $9::text::jsonb, $10, $11, $12, $13, $14, $15)
+             ON CONFLICT (option_id) DO UPDATE SET ("
+                + $columns
+                + ") = (SELECT "
+                + $columns
+                + " FROM (SELECT excluded.*) new)
+             WHERE $1 AND to_jsonb(o) - 'version' IS DISTINCT FROM to_jsonb(excluded) - 'version'",
+            $replaces,
+            option_id.uuid(),
+            name,
+            provider,
+            provider_option_id,
+            environment.as_str(),
+            enabled,
+            Value::from(details.clone()).to_string(),
+            json!(alternatives).to_string(),
             standard.countries.as_deref(),
             standard.data_mb,
             standard.unlimited,
@@ -244,6 +257,20 @@ macro_rules! insert_option {
     }};
 }
 
+async fn write(
+    connection: &mut PgConnection,
+    option: &ProductOption,
+    replaces: bool,
+) -> Result<bool> {
+    write_option!(
+        connection,
+        option,
+        replaces,
+        "option_id, name, provider, provider_option_id, environment, enabled, details, alternatives,
+         countries, data_mb, unlimited, days, cost, cost_currency"
+    )
+}
+
 /// Keeps all other changes of the catalogue out until the end of the transaction. Orders go on.
 pub async fn lock(connection: &mut PgConnection) -> Result<()> {
     let statement = sqlx::query!("LOCK TABLE options IN SHARE ROW EXCLUSIVE MODE");
@@ -253,23 +280,13 @@ pub async fn lock(connection: &mut PgConnection) -> Result<()> {
 
 /// Inserts an option. Returns false, and changes nothing, if there is one with its id.
 pub async fn create(connection: &mut PgConnection, option: &ProductOption) -> Result<bool> {
-    insert_option!(connection, option, "NOTHING")
+    write(connection, option, false).await
 }
 
 /// Inserts or updates an option. Returns whether anything changed. An unchanged option is not
 /// written, so it gets no new version and no ingress reads it again.
 pub async fn import(connection: &mut PgConnection, option: &ProductOption) -> Result<bool> {
-    insert_option!(
-        connection,
-        option,
-        "UPDATE
-         SET (name, provider, provider_option_id, environment, enabled, details, alternatives,
-              countries, data_mb, unlimited, days, cost, cost_currency)
-           = (excluded.name, excluded.provider, excluded.provider_option_id, excluded.environment, excluded.enabled,
-              excluded.details, excluded.alternatives, excluded.countries, excluded.data_mb, excluded.unlimited,
-              excluded.days, excluded.cost, excluded.cost_currency)
-         WHERE to_jsonb(o) - 'version' IS DISTINCT FROM to_jsonb(excluded) - 'version'"
-    )
+    write(connection, option, true).await
 }
 
 /// All options with their details. One that cannot be read is an error of its own, so that the others

@@ -272,12 +272,19 @@ fn parts<'a>(orders: &[&'a NewOrder]) -> (Placements<'a>, Topups<'a>) {
                 .first_claims
                 .push(first_claim(order, placement).text());
             for topup in &placement.topups {
-                topups.ids.push(topup.topup_id.as_str());
+                // Every field is named, so that a new one cannot be forgotten.
+                let NewTopup {
+                    topup_id,
+                    position,
+                    option_id,
+                    provider_option_id,
+                } = topup;
+                topups.ids.push(topup_id.as_str());
                 topups.orders.push(order.order_id.uuid());
                 topups.placements.push(placement.placement_id.uuid());
-                topups.positions.push(signed(topup.position));
-                topups.options.push(topup.option_id.uuid());
-                topups.provider_options.push(&topup.provider_option_id);
+                topups.positions.push(signed(*position));
+                topups.options.push(option_id.uuid());
+                topups.provider_options.push(provider_option_id);
             }
         }
     }

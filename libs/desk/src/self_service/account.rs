@@ -3,25 +3,39 @@
 use accounts::{options, partners::Rotated};
 use domain::{Environment, OptionId, PartnerId, product::Country};
 use pg::{Result, actions::ActionChange, rfc3339};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::record_change;
 
-/// An option that a partner may order.
-#[derive(Clone, Debug)]
+/// An option that you may order.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[schema(as = Offered)]
 pub struct OfferedOption {
+    #[schema(value_type = Uuid, example = "424b7b26-96e7-5c95-8df9-6654a3998070")]
     pub option_id: OptionId,
     pub name: String,
-    /// The operator's description; empty if it cannot be read.
+    /// What we tell you about the option beside its name, such as country, validity or price; `{}`
+    /// if there is nothing.
+    #[schema(value_type = Object)]
     pub details: Map<String, Value>,
-    /// The standard fields without what the option costs us; all are `None` if nothing is known.
+    /// Where the eSIM can be used, as codes of ISO 3166-1 alpha-2 in alphabetical order, and `XK` for
+    /// Kosovo; null if we do not say it in this form.
+    #[schema(example = json!(["JP"]))]
     pub countries: Option<Vec<String>>,
-    /// In MB; `None` if the data is unlimited or not known.
+    /// How much data the eSIM has, in MB, of which 1024 are a GB; null if it is unlimited, or if we do
+    /// not say it in this form.
+    #[schema(example = 5120, minimum = 1)]
     pub data_mb: Option<i32>,
+    /// Whether the data is unlimited; null if we do not say it in this form.
+    #[schema(example = false)]
     pub unlimited: Option<bool>,
+    /// For how many days the data can be used; null if we do not say it in this form.
+    #[schema(example = 30, minimum = 1)]
     pub days: Option<i32>,
 }
 

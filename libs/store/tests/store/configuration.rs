@@ -10,6 +10,7 @@ use accounts::{
 use desk::operator::catalogue::{self, CatalogueCounts, CatalogueUpdate, PairPosition, Update};
 use domain::{Environment, OptionId, PartnerId, cut::OptionAtProvider, product::Standard};
 use pg::actions::{self, Action, Actor, Mode};
+use serde_json::Value;
 use sqlx::{Connection, PgConnection};
 use uuid::Uuid;
 
@@ -251,6 +252,56 @@ async fn importing_the_same_option_again_changes_nothing() {
     assert!(!changed[0].option.as_ref().unwrap().enabled && changed[0].row_version > seen);
     let by_id = options::by_ids(&mut connection, &[option.option_id.uuid(), Uuid::nil()]).await;
     assert_eq!(by_id.unwrap().len(), 1);
+}
+
+/// Each column of an option that another value stands in is as it was after an import. One that the
+/// import left out would keep its old value for ever, without an error. The second half adds a column
+/// and shows that this test would notice it.
+#[tokio::test]
+async fn an_import_writes_each_column() {
+    let bench = Bench::new().await;
+    let mut connection = bench.connection().await;
+    let option = option("ready");
+    options::import(&mut connection, &option).await.unwrap();
+    let row = "SELECT to_jsonb(o) - 'version' FROM options o";
+    let mut left_out = async || {
+        let columns = "SELECT column_name::text, data_type::text FROM information_schema.columns
+                       WHERE table_schema = 'public' AND table_name = 'options'
+                         AND column_name NOT IN ('option_id', 'version')";
+        let columns: Vec<(String, String)> = sqlx::query_as(columns)
+            .fetch_all(&mut *connection)
+            .await
+            .unwrap();
+        let others = columns.iter().map(|(column, kind)| match kind.as_str() {
+            _ if column == "environment" => "environment = 'live'".to_owned(),
+            "text" => format!("{column} = 'other'"),
+            "integer" | "bigint" => format!("{column} = 7"),
+            "boolean" => format!("{column} = coalesce(NOT {column}, true)"),
+            "jsonb" => format!("{column} = jsonb_build_object('other', 1)"),
+            "ARRAY" => format!("{column} = ARRAY['XX']"),
+            _ => panic!("{column}: give this test a value of the type {kind}"),
+        });
+        let others: Vec<String> = others.collect();
+        let before: Value = sqlx::query_scalar(row)
+            .fetch_one(&mut *connection)
+            .await
+            .unwrap();
+        let change = format!("UPDATE options SET {}", others.join(", "));
+        bench.sql(&change).await;
+        assert!(options::import(&mut connection, &option).await.unwrap());
+        let now: Value = sqlx::query_scalar(row)
+            .fetch_one(&mut *connection)
+            .await
+            .unwrap();
+        let names = columns.into_iter().map(|(column, _)| column);
+        let differing = names.filter(|column| before[column] != now[column]);
+        differing.collect::<Vec<_>>()
+    };
+    assert_eq!(left_out().await, [""; 0]);
+    bench
+        .sql("ALTER TABLE options ADD COLUMN made_up text")
+        .await;
+    assert_eq!(left_out().await, ["made_up"]);
 }
 
 /// An import by file may set the standard fields, and removes those that it does not name.

@@ -116,11 +116,9 @@ pub(super) struct UnitRow {
     pub(super) option: String,
     pub(super) state: &'static str,
     pub(super) class: &'static str,
-    pub(super) iccid: String,
+    pub(super) facts: Vec<UnitFact>,
     /// One for each endpoint.
     pub(super) webhooks: Vec<SentRow>,
-    pub(super) reason: String,
-    pub(super) give_back: Option<String>,
     /// The attempt of its give-back.
     pub(super) give_back_attempt: i32,
     /// Whether this session may say what became of its parked give-back.
@@ -135,6 +133,30 @@ pub(super) struct UnitRow {
     pub(super) held: Option<String>,
     /// Whether this session may see its activation code.
     pub(super) code: bool,
+}
+
+/// Something that is said of an eSIM beside its state and its webhooks.
+pub(super) struct UnitFact {
+    pub(super) name: &'static str,
+    pub(super) told: String,
+    /// Whether it is an id, which people copy.
+    pub(super) is_id: bool,
+}
+
+/// What both pages that show an eSIM say of it.
+fn facts(unit: &TopupView) -> Vec<UnitFact> {
+    let iccid = or_none(unit.iccid.as_ref());
+    let why = unit.reason.told().or_else(|| unit.delivery_error.clone());
+    let facts = [
+        ("ICCID", Some(iccid), true),
+        ("Why", why, false),
+        ("Given back", route::give_back(unit), false),
+    ];
+    let known = facts.into_iter().filter_map(|(name, told, is_id)| {
+        let told = told?;
+        Some(UnitFact { name, told, is_id })
+    });
+    known.collect()
 }
 
 /// The webhook of an eSIM to one endpoint.
@@ -353,10 +375,8 @@ pub(super) fn unit_row(
             .unwrap_or_else(|| unit.provider_option_id.clone()),
         class,
         state,
-        iccid: or_none(unit.iccid.as_ref()),
+        facts: facts(unit),
         webhooks: sent(order, unit, endpoints, session),
-        reason: or_none(unit.reason.told().or_else(|| unit.delivery_error.clone())),
-        give_back: route::give_back(unit),
         give_back_attempt: unit.give_back_attempt.unwrap_or_default(),
         resolve: unit.give_back.known() == Some(GiveBackState::Parked)
             && session.may(OperatorRole::Operator),

@@ -162,12 +162,13 @@ impl OrderService {
             for _ in 0..item.quantity {
                 units.push(NewUnit {
                     provider,
-                    topup: NewTopup::new(
-                        self.topup_ids.next(now),
-                        units.len(),
-                        option.option_id,
-                        provider_option_id.clone(),
-                    ),
+                    // Not by `new`, so that a new field cannot be forgotten here.
+                    topup: NewTopup {
+                        topup_id: self.topup_ids.next(now),
+                        position: units.len(),
+                        option_id: option.option_id,
+                        provider_option_id: provider_option_id.clone(),
+                    },
                     alternatives: alternatives.clone(),
                 });
             }

@@ -7,10 +7,9 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
-use desk::self_service::{self, OptionFilter, OptionPage};
+use desk::self_service::{self, OfferedOption, OptionFilter, OptionPage};
 use domain::{OptionId, product::Country};
 use serde::Serialize;
-use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use utoipa::ToSchema;
 
@@ -23,37 +22,11 @@ use crate::http::{
     error::{ApiError, RequestFault},
 };
 
-/// An option that you may order.
-#[derive(Serialize, ToSchema)]
-struct Offered<'a> {
-    #[schema(value_type = Uuid, example = "424b7b26-96e7-5c95-8df9-6654a3998070")]
-    option_id: OptionId,
-    name: &'a str,
-    /// What we tell you about the option beside its name, such as country, validity or price; `{}`
-    /// if there is nothing.
-    #[schema(value_type = Object)]
-    details: &'a Map<String, Value>,
-    /// Where the eSIM can be used, as codes of ISO 3166-1 alpha-2 in alphabetical order, and `XK` for
-    /// Kosovo; null if we do not say it in this form.
-    #[schema(example = json!(["JP"]))]
-    countries: Option<&'a [String]>,
-    /// How much data the eSIM has, in MB, of which 1024 are a GB; null if it is unlimited, or if we do
-    /// not say it in this form.
-    #[schema(example = 5120, minimum = 1)]
-    data_mb: Option<i32>,
-    /// Whether the data is unlimited; null if we do not say it in this form.
-    #[schema(example = false)]
-    unlimited: Option<bool>,
-    /// For how many days the data can be used; null if we do not say it in this form.
-    #[schema(example = 30, minimum = 1)]
-    days: Option<i32>,
-}
-
 /// A page of options, sorted by `option_id`.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Options)]
-struct OptionsResponse<'a> {
-    options: Vec<Offered<'a>>,
+struct OptionsResponse {
+    options: Vec<OfferedOption>,
     /// The cursor of the next page; null after the last one.
     next_cursor: Option<String>,
 }
@@ -105,18 +78,7 @@ pub(super) async fn list(
         next_cursor: cut(&mut found, limit, |last| {
             Some(cursor(last.option_id.uuid()))
         }),
-        options: found
-            .iter()
-            .map(|one| Offered {
-                option_id: one.option_id,
-                name: &one.name,
-                details: &one.details,
-                countries: one.countries.as_deref(),
-                data_mb: one.data_mb,
-                unlimited: one.unlimited,
-                days: one.days,
-            })
-            .collect(),
+        options: found,
     };
     let body = serde_json::to_vec(&page).map_err(ApiError::internal)?;
     let etag = BASE64_URL_SAFE_NO_PAD.encode(Sha256::digest(&body));

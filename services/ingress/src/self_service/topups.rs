@@ -92,24 +92,35 @@ impl InstallLinks {
 impl<'a> Topup<'a> {
     /// Makes the description of a unit. `profile` is the decrypted profile if the unit is ready.
     pub(super) fn new(unit: &'a PartnerUnit, profile: Option<&'a Profile>, qr: &QrUrls) -> Self {
-        let iccid = unit.iccid.as_deref().unwrap_or_default();
-        let error =
-            (unit.state == PartnerUnitState::Failed).then(|| failure(unit.refusal.as_ref()));
-        let (topup_id, option_id, external_order_id) =
-            (&unit.topup_id, unit.option_id, &unit.external_order_id);
-        let esim =
-            |profile| WebhookBody::new(topup_id, option_id, external_order_id, iccid, profile, qr);
-        Self {
+        // Every field is named, so that a new one cannot be forgotten. The caller has opened `profile`.
+        let PartnerUnit {
             topup_id,
             external_order_id,
             option_id,
-            state: unit.state,
-            error,
-            ready_at: unit.ready_at,
-            delivery: unit.delivery.as_str(),
-            delivered_at: unit.delivered_at,
-            erased_at: unit.erased_at,
-            returned_at: unit.returned_at,
+            state,
+            refusal,
+            iccid,
+            profile: _,
+            ready_at,
+            erased_at,
+            returned_at,
+            delivery,
+            delivered_at,
+        } = unit;
+        let iccid = iccid.as_deref().unwrap_or_default();
+        let esim =
+            |profile| WebhookBody::new(topup_id, *option_id, external_order_id, iccid, profile, qr);
+        Self {
+            topup_id,
+            external_order_id,
+            option_id: *option_id,
+            state: *state,
+            error: (*state == PartnerUnitState::Failed).then(|| failure(refusal.as_ref())),
+            ready_at: *ready_at,
+            delivery: delivery.as_str(),
+            delivered_at: *delivered_at,
+            erased_at: *erased_at,
+            returned_at: *returned_at,
             esim: profile.map(esim),
             install_links: profile.map(|profile| InstallLinks::new(&profile.code)),
         }
