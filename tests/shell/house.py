@@ -12,6 +12,7 @@ whether by `use` or by a path in the code. It fails, with one line for each faul
   command, detail or text. A state that a program reads is a code (decision 35);
 - a file of desk reads orders, placements or units, and gives out what it has read without `Unflushed`
   (store::Unflushed), so that it may be told before it is on disk;
+- a file of a lib or a service begins a transaction elsewhere than at the door, pg::transaction;
 - a field named state holds a text instead of an enum, so that any text could stand there;
 - docs/architecture.md or CONTRIBUTING.md names a file that is not there, or, beside it in a table, a function or
   another name that the file has not; or CONTRIBUTING.md names a test that is not there;
@@ -46,6 +47,8 @@ DECISIONS = [
 STATE = re.compile(r"^[ \t]*(?:pub(?:\([^)]*\))?\s+)?(?:\w+_)?state\s*:\s*(?:Option<\s*)?&?(?:String|str)\b", re.M)
 # Tables whose rows may be read before they are flushed.
 ORDERS = re.compile(r"\b(?:FROM|JOIN) (?:orders|placements|topups|partner_units)\b")
+# What begins a transaction.
+BEGINS = re.compile(r"\.begin\(\)|\.begin_with\(|\bConnection::begin\(")
 # Columns in SQL, which stand in strings. What `SET` writes is no decision.
 SQL = re.compile(
     r"\b(?:WHERE|AND|OR|NOT|WHEN|ON|\()\s*(?:\w+\.)?(?:reason|message|command|detail)"
@@ -324,7 +327,7 @@ def check(root):
         for file in sorted(root.glob(f"{pattern}/Cargo.toml"))
     ]
     faults, arrows_between_files, steps, decisions = [], {}, set(), set()
-    states, unflushed = set(), set()
+    states, unflushed, doors = set(), set(), set()
 
     crates = {}
     for manifest in manifests:
@@ -369,6 +372,8 @@ def check(root):
             if short(file).startswith("libs/desk/") and ORDERS.search(raw) and "Unflushed" not in raw:
                 unflushed.add(short(file))
             code = without_tests(without_text(raw))
+            if short(file).startswith(("libs/", "services/")) and BEGINS.search(code):
+                doors.add(short(file))
             for match in STATE.finditer(code):
                 states.add(f"{short(file)}: {' '.join(match.group().split())}")
             for rule in DECISIONS:
@@ -395,6 +400,7 @@ def check(root):
     for kind, found, listed in (
         ("an arrow runs up or into another room", steps, set(known.get("arrows", []))),
         ("what is read of orders is told after its flush, as store::Unflushed", unflushed, set(house.get("covered", {}))),
+        ("a transaction begins at the door, pg::transaction, which names it", doors, set(house.get("doors", {}))),
         ("a state is an enum, so that a match on it is exhaustive", states, set(known.get("states", []))),
         (
             "code decides by a text that is meant for people; keep a code beside it",

@@ -149,6 +149,11 @@ class House(unittest.TestCase):
         files = desk | {"libs/desk/src/read.rs": look.format("partners")}
         self.assertEqual(self.faults(files, floors), [])
 
+    def test_transactions_that_begin_elsewhere(self):
+        for begin in ("connection.begin()", "connection.begin_with(text)", "sqlx::Connection::begin(connection)"):
+            self.finds({"libs/roof/src/low.rs": f"fn low() {{\n    {begin};\n}}\n"}, "begins at the door", "low.rs")
+        self.assertEqual(self.faults({"libs/roof/src/low.rs": "fn low() {\n    resends::begin(1);\n}\n"}), [])
+
     def test_what_the_architecture_names(self):
         row = "| a step | `libs/roof/src/left.rs` | `left` |\n"
         self.assertEqual(self.faults({"docs/architecture.md": row}), [])

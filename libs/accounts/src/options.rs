@@ -8,7 +8,7 @@ use domain::{
     cut::OptionAtProvider,
     product::{Cost, Country, Data, Price, Standard},
 };
-use pg::{Error, Result};
+use pg::{Error, Result, Transaction};
 use serde_json::{Map, Value, json};
 use sqlx::PgConnection;
 use uuid::Uuid;
@@ -272,9 +272,9 @@ async fn write(
 }
 
 /// Keeps all other changes of the catalogue out until the end of the transaction. Orders go on.
-pub async fn lock(connection: &mut PgConnection) -> Result<()> {
+pub async fn lock(transaction: &mut Transaction<'_>) -> Result<()> {
     let statement = sqlx::query!("LOCK TABLE options IN SHARE ROW EXCLUSIVE MODE");
-    statement.execute(connection).await?;
+    statement.execute(&mut **transaction).await?;
     Ok(())
 }
 

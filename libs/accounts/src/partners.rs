@@ -9,7 +9,7 @@
 use std::{collections::HashMap, time::Duration};
 
 use domain::{Environment, PartnerId};
-use pg::{Result, TransactionEnd, age, seconds, signed, transaction, unsigned};
+use pg::{Result, Transaction, TransactionEnd, age, seconds, signed, transaction, unsigned};
 use signing::{SecretKey, webhook};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
@@ -143,10 +143,7 @@ pub async fn create(
 ) -> Result<()> {
     let id = new.partner_id;
     let secret_key = vault.seal(Purpose::SecretKey(id), new.secret_key.expose())?;
-    transaction!(connection, "partners::create", |transaction| -> Result<
-        (),
-        pg::Error,
-    > {
+    transaction!(connection, "partners::create", |transaction| {
         let statement = sqlx::query!(
         "INSERT INTO partners (partner_id, name, environment, access_key, secret_key,
                                max_in_flight, requests_per_second, orders_per_second, units_per_second)
@@ -303,12 +300,12 @@ pub async fn show(
 }
 
 /// Keeps other changes of a partner out until the end of the transaction. Returns whether it exists.
-pub async fn lock(connection: &mut PgConnection, partner_id: PartnerId) -> Result<bool> {
+pub async fn lock(transaction: &mut Transaction<'_>, partner_id: PartnerId) -> Result<bool> {
     let query = sqlx::query!(
         "SELECT partner_id FROM partners WHERE partner_id = $1 FOR NO KEY UPDATE",
         partner_id.uuid()
     );
-    Ok(query.fetch_optional(connection).await?.is_some())
+    Ok(query.fetch_optional(&mut **transaction).await?.is_some())
 }
 
 /// Disables a partner, so that its requests are denied, or enables it again. Orders that were
@@ -413,7 +410,7 @@ pub async fn set_signed_body_required(
 /// overlap of 0). Otherwise it is refused, because it would end keys that the partner may still
 /// use.
 pub async fn rotate_keys(
-    connection: &mut PgConnection,
+    transaction: &mut Transaction<'_>,
     vault: &Vault,
     partner_id: PartnerId,
     access_key: &str,
@@ -437,7 +434,7 @@ pub async fn rotate_keys(
         overlap.keep_old,
     );
     Ok(query
-        .fetch_optional(connection)
+        .fetch_optional(&mut **transaction)
         .await?
         .map_or(Rotated::Refused, Rotated::Until))
 }
@@ -456,7 +453,7 @@ pub struct EndedKeys {
 /// an overlap goes on in place of a current one that ends, and then has no end. Returns `None` if the
 /// partner has no such valid key.
 pub async fn end_keys(
-    connection: &mut PgConnection,
+    transaction: &mut Transaction<'_>,
     partner_id: PartnerId,
     leaked: Option<&str>,
 ) -> Result<Option<EndedKeys>> {
@@ -466,7 +463,7 @@ pub async fn end_keys(
            FROM partners WHERE partner_id = $1 AND erased_at IS NULL FOR NO KEY UPDATE"#,
         partner_id.uuid(),
     );
-    let Some(keys) = query.fetch_optional(&mut *connection).await? else {
+    let Some(keys) = query.fetch_optional(&mut **transaction).await? else {
         return Ok(None);
     };
     let is_leaked = |key: &String| leaked.is_none_or(|leaked| leaked == key);
@@ -486,7 +483,7 @@ pub async fn end_keys(
         partner_id.uuid(),
         goes_on,
     );
-    statement.execute(connection).await?;
+    statement.execute(&mut **transaction).await?;
     Ok(Some(EndedKeys { ended, goes_on }))
 }
 

@@ -85,11 +85,8 @@ pub async fn keep(
     }
     let partners = column(refusals, |one| one.partner_id.uuid());
     let kinds = column(refusals, |one| one.kind.as_str().to_owned());
-    transaction!(
-        connection,
-        "refused::keep",
-        |transaction| -> Result<(), pg::Error> {
-            let statement = sqlx::query!(
+    transaction!(connection, "refused::keep", |transaction| {
+        let statement = sqlx::query!(
         "INSERT INTO refused_requests (request_id, partner_id, kind, at, status, reason, errors, method, path,
                                        external_order_id, unrecorded)
          SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::timestamptz[], $5::int[], $6::text[], $7::text[],
@@ -107,9 +104,9 @@ pub async fn keep(
         &column(refusals, |one| one.external_order_id.clone()) as &[Option<String>],
         &column(refusals, |one| i64::try_from(one.unrecorded).unwrap_or(i64::MAX)),
     );
-            statement.execute(&mut **transaction).await?;
-            // The ids are in the order of time, so everything from the first one beyond the room is older.
-            let statement = sqlx::query!(
+        statement.execute(&mut **transaction).await?;
+        // The ids are in the order of time, so everything from the first one beyond the room is older.
+        let statement = sqlx::query!(
         "DELETE FROM refused_requests WHERE request_id = ANY (ARRAY (
              SELECT beyond.request_id
              FROM (SELECT DISTINCT partner_id, kind FROM unnest($1::uuid[], $2::text[]) AS one (partner_id, kind)) room
@@ -121,10 +118,9 @@ pub async fn keep(
         &kinds,
         i64::from(newest),
     );
-            statement.execute(&mut **transaction).await?;
-            Ok(TransactionEnd::Commit(()))
-        }
-    )
+        statement.execute(&mut **transaction).await?;
+        Ok(TransactionEnd::Commit(()))
+    })
 }
 
 /// A refused request, as operators see it.

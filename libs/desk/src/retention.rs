@@ -17,7 +17,7 @@
 
 use std::time::Duration;
 
-use pg::{Result, age, count, seconds};
+use pg::{Result, TransactionEnd, age, count, seconds, transaction};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 
@@ -151,7 +151,7 @@ pub async fn step(
 /// A batch that deletes the oldest rows of a table. It remembers no position, because it deletes every
 /// row that it passes. `which` limits it to some of the rows.
 macro_rules! deleted {
-    ($walk:ident, $connection:ident, $limit:ident, $table:literal, $key:literal, $at:literal, $which:literal) => {
+    ($walk:ident, $transaction:ident, $limit:ident, $table:literal, $key:literal, $at:literal, $which:literal) => {
         sqlx::query_as!(
             Batch,
             "WITH erased AS (
@@ -163,7 +163,7 @@ macro_rules! deleted {
             $walk.until,
             i64::from($limit),
         )
-        .fetch_one(&mut *$connection)
+        .fetch_one(&mut **$transaction)
         .await?
     };
 }
@@ -173,79 +173,78 @@ async fn walk(
     class: DataClass,
     limit: u32,
 ) -> Result<RetentionBatch> {
-    let mut transaction = sqlx::Connection::begin(connection).await?;
-    let query = sqlx::query_as!(
-        Walk,
-        r#"SELECT days AS "days!", after, nullif(up_to, '-infinity') AS up_to,
+    transaction!(connection, "retention::walk", |transaction| {
+        let query = sqlx::query_as!(
+            Walk,
+            r#"SELECT days AS "days!", after, nullif(up_to, '-infinity') AS up_to,
                   now() - make_interval(days => days, secs => $2) AS "until!"
            FROM walks
            WHERE name = $1 AND up_to < now() - make_interval(days => days, secs => $2)
            FOR UPDATE SKIP LOCKED"#,
-        class.as_str(),
-        seconds(class.lag()),
-    );
-    let walk = query.fetch_optional(&mut *transaction).await?;
-    let Some(walk) = walk else {
-        transaction.rollback().await?;
-        return Ok(RetentionBatch::default());
-    };
-    let batch = match class {
-        DataClass::Profiles => walk.profiles(&mut transaction, limit).await?,
-        DataClass::Attempts => walk.attempts(&mut transaction, limit).await?,
-        DataClass::Audit => deleted!(
-            walk,
-            transaction,
-            limit,
-            "operator_actions",
-            "action_id",
-            "at",
-            ""
-        ),
-        DataClass::Changes => {
-            deleted!(
+            class.as_str(),
+            seconds(class.lag()),
+        );
+        let walk = query.fetch_optional(&mut **transaction).await?;
+        let Some(walk) = walk else {
+            return Ok(TransactionEnd::Rollback(RetentionBatch::default()));
+        };
+        let batch = match class {
+            DataClass::Profiles => walk.profiles(transaction, limit).await?,
+            DataClass::Attempts => walk.attempts(transaction, limit).await?,
+            DataClass::Audit => deleted!(
                 walk,
                 transaction,
                 limit,
                 "operator_actions",
                 "action_id",
                 "at",
-                "operator = 'partner' AND "
-            )
-        }
-        DataClass::Refusals => deleted!(
-            walk,
-            transaction,
-            limit,
-            "refused_requests",
-            "request_id",
-            "at",
-            ""
-        ),
-        DataClass::Archived => deleted!(
-            walk,
-            transaction,
-            limit,
-            "archived_orders",
-            "order_id",
-            "archived_at",
-            ""
-        ),
-        // Orders are never erased here, whatever their term is.
-        DataClass::Orders => return Ok(RetentionBatch::default()),
-    };
-    let step = RetentionBatch::of(batch.seen, batch.erased, limit);
-    let statement = sqlx::query!(
-        "UPDATE walks SET after = coalesce($2, after), up_to = $3 WHERE name = $1",
-        class.as_str(),
-        batch.after,
-        batch
-            .at
-            .filter(|_| step.more)
-            .map_or(walk.until, |at| at.min(walk.until)),
-    );
-    statement.execute(&mut *transaction).await?;
-    transaction.commit().await?;
-    Ok(step)
+                ""
+            ),
+            DataClass::Changes => {
+                deleted!(
+                    walk,
+                    transaction,
+                    limit,
+                    "operator_actions",
+                    "action_id",
+                    "at",
+                    "operator = 'partner' AND "
+                )
+            }
+            DataClass::Refusals => deleted!(
+                walk,
+                transaction,
+                limit,
+                "refused_requests",
+                "request_id",
+                "at",
+                ""
+            ),
+            DataClass::Archived => deleted!(
+                walk,
+                transaction,
+                limit,
+                "archived_orders",
+                "order_id",
+                "archived_at",
+                ""
+            ),
+            // Orders are never erased here, whatever their term is.
+            DataClass::Orders => return Ok(TransactionEnd::Rollback(RetentionBatch::default())),
+        };
+        let step = RetentionBatch::of(batch.seen, batch.erased, limit);
+        let statement = sqlx::query!(
+            "UPDATE walks SET after = coalesce($2, after), up_to = $3 WHERE name = $1",
+            class.as_str(),
+            batch.after,
+            batch
+                .at
+                .filter(|_| step.more)
+                .map_or(walk.until, |at| at.min(walk.until)),
+        );
+        statement.execute(&mut **transaction).await?;
+        Ok(TransactionEnd::Commit(step))
+    })
 }
 
 /// The position of a walk. It reads the rows between `after` or `up_to` and `until`.

@@ -20,10 +20,11 @@ mod webhooks;
 
 use domain::{Command, PartnerId};
 use pg::{
-    Result,
+    Result, Transaction, TransactionEnd,
     actions::{self, Action, ActionChange, Actor},
+    transaction::{self, TransactionKind},
 };
-use sqlx::{Connection, PgConnection};
+use sqlx::PgConnection;
 
 pub use self::orders::first_id;
 pub use self::{
@@ -62,16 +63,21 @@ pub async fn snapshot<T>(
     connection: &mut PgConnection,
     work: impl AsyncFnOnce(&mut PgConnection) -> Result<T>,
 ) -> Result<T> {
-    let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
-    let mut transaction = connection.begin_with(begin).await?;
-    let read = work(&mut transaction).await?;
-    transaction.commit().await?;
-    Ok(read)
+    let read = async |transaction: &mut Transaction<'_>| {
+        work(transaction).await.map(TransactionEnd::Commit)
+    };
+    transaction::once(
+        connection,
+        TransactionKind::Snapshot,
+        "self_service::snapshot",
+        read,
+    )
+    .await
 }
 
 /// Records a change of the account by its partner, in the transaction of the change, with what it changed.
 async fn record_change(
-    connection: &mut PgConnection,
+    transaction: &mut Transaction<'_>,
     command: Command,
     partner_id: PartnerId,
     changed: ActionChange,
@@ -82,5 +88,5 @@ async fn record_change(
         target: &format!("partner {partner_id}"),
         reason: REASON,
     };
-    Ok(actions::record(connection, action, 1, changed).await?)
+    Ok(actions::record(transaction, action, 1, changed).await?)
 }

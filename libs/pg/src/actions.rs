@@ -5,11 +5,14 @@ use std::collections::HashMap;
 
 use domain::{Command, Stored, command::Counts};
 use serde_json::Value;
-use sqlx::{PgConnection, Postgres, Transaction};
+use sqlx::PgConnection;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use uuid::Uuid;
 
-use crate::{Result, rfc3339};
+use crate::{
+    Result, Transaction, TransactionEnd, rfc3339,
+    transaction::{self, TransactionKind},
+};
 
 /// The operator that is recorded for changes that partners make themselves. No operator may have this
 /// name, because such records have a term of their own and stand apart from those of operators.
@@ -127,7 +130,7 @@ impl Mode<'_> {
     /// number of changed rows, and `changed` what is recorded of them.
     pub async fn record(
         self,
-        transaction: &mut crate::Transaction<'_>,
+        transaction: &mut Transaction<'_>,
         affected: i64,
         changed: ActionChange,
     ) -> Result<(), sqlx::Error> {
@@ -138,37 +141,12 @@ impl Mode<'_> {
     }
 
     /// How the transaction of a command ends.
-    pub fn end<T>(self, done: T) -> crate::TransactionEnd<T> {
+    pub fn end<T>(self, done: T) -> TransactionEnd<T> {
         match self {
-            Self::Preview => crate::TransactionEnd::Rollback(done),
-            Self::Apply(_) => crate::TransactionEnd::Commit(done),
+            Self::Preview => TransactionEnd::Rollback(done),
+            Self::Apply(_) => TransactionEnd::Commit(done),
         }
     }
-}
-
-/// Ends the transaction of a command as its mode says. `affected` is the number of changed rows, and
-/// `changed` what is recorded of them.
-pub async fn finish(
-    transaction: Transaction<'_, Postgres>,
-    mode: Mode<'_>,
-    affected: i64,
-    changed: ActionChange,
-) -> Result<(), sqlx::Error> {
-    match mode {
-        Mode::Preview => transaction.rollback().await,
-        Mode::Apply(action) => commit(transaction, action, affected, changed).await,
-    }
-}
-
-/// Commits a change together with its record.
-pub async fn commit(
-    mut transaction: Transaction<'_, Postgres>,
-    action: Action<'_>,
-    affected: i64,
-    changed: ActionChange,
-) -> Result<(), sqlx::Error> {
-    record(&mut transaction, action, affected, changed).await?;
-    transaction.commit().await
 }
 
 /// Makes a change and its record in one transaction. `change` returns its result with what is
@@ -176,21 +154,27 @@ pub async fn commit(
 pub async fn recorded<T>(
     connection: &mut PgConnection,
     action: Action<'_>,
-    change: impl AsyncFnOnce(&mut PgConnection) -> Result<Option<(T, ActionChange)>>,
+    change: impl AsyncFnOnce(&mut Transaction<'_>) -> Result<Option<(T, ActionChange)>>,
 ) -> Result<Option<T>> {
-    let mut transaction = sqlx::Connection::begin(connection).await?;
-    let Some((result, changed)) = change(&mut transaction).await? else {
-        // Now, because what it has locked would otherwise stay locked until the connection is used again.
-        transaction.rollback().await?;
-        return Ok(None);
+    let change = async |transaction: &mut Transaction<'_>| {
+        let Some((result, changed)) = change(transaction).await? else {
+            return Ok(TransactionEnd::Rollback(None));
+        };
+        record(transaction, action, 1, changed).await?;
+        Ok(TransactionEnd::Commit(Some(result)))
     };
-    commit(transaction, action, 1, changed).await?;
-    Ok(Some(result))
+    transaction::once(
+        connection,
+        TransactionKind::Writing,
+        action.command.as_str(),
+        change,
+    )
+    .await
 }
 
 /// Records an action in the transaction of its change, with what it changed.
 pub async fn record(
-    connection: &mut PgConnection,
+    transaction: &mut Transaction<'_>,
     action: Action<'_>,
     affected: i64,
     changed: ActionChange,
@@ -211,7 +195,7 @@ pub async fn record(
         changed.before.map(|value| value.to_string()),
         changed.after.map(|value| value.to_string()),
     );
-    statement.execute(connection).await?;
+    statement.execute(&mut **transaction).await?;
     Ok(())
 }
 

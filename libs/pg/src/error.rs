@@ -118,6 +118,12 @@ impl TransactionError for Error {
     }
 }
 
+impl TransactionError for anyhow::Error {
+    fn database(&mut self) -> Option<&mut Error> {
+        self.downcast_mut()
+    }
+}
+
 /// Converts a failed statement into the variant `Store` of an error, beside which this stands.
 #[macro_export]
 macro_rules! store_error {
@@ -204,6 +210,13 @@ impl Error {
     /// Whether the statement lost a deadlock or a serialisation conflict, and so changed nothing.
     pub fn is_conflict(&self) -> bool {
         self.is_of(&["40"])
+    }
+
+    /// Whether another session has changed the same row of the catalogue, for which PostgreSQL has no
+    /// code.
+    pub(crate) fn is_concurrent_update(&self) -> bool {
+        self.refused()
+            .is_some_and(|error| error.message().contains("concurrently updated"))
     }
 
     /// Whether the data of the statement is at fault, and not the database. The same data would be

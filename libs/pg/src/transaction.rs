@@ -6,14 +6,14 @@
 //! statements commit together, or not at all. A function whose statements may commit one by one
 //! takes a [`PgConnection`], and its head says why that is enough.
 //!
-//! The schema's own steps (`schema::migrate`) begin transactions of their own kind.
+//! Only the migrator begins transactions of its own, whose errors are those of sqlx.
 
 use std::ops::{Deref, DerefMut};
 
 use runtime::metrics;
 use sqlx::{Connection, PgConnection, Postgres};
 
-use crate::{CONFLICTS, Error, Result, TransactionError};
+use crate::{CONFLICTS, Error, TransactionError};
 
 /// An open transaction. It derefs to its connection, so statements run on `&mut **transaction`. Dropped
 /// before its end, it is rolled back.
@@ -70,7 +70,7 @@ impl TransactionRun {
         &self,
         connection: &'c mut PgConnection,
         kind: TransactionKind,
-    ) -> Result<Transaction<'c>> {
+    ) -> crate::Result<Transaction<'c>> {
         let begun = match kind {
             TransactionKind::Writing => connection.begin().await,
             TransactionKind::Snapshot => {
@@ -90,19 +90,33 @@ impl TransactionRun {
         transaction: Transaction<'_>,
         done: Result<TransactionEnd<T>, E>,
     ) -> Option<Result<T, E>> {
+        let mut ended = self.end_once(transaction, done).await;
+        let error = ended.as_mut().err().and_then(TransactionError::database);
+        if error.is_some_and(|error| error.is_conflict()) && self.conflicts < CONFLICTS {
+            self.conflicts += 1;
+            return None;
+        }
+        Some(ended)
+    }
+
+    pub async fn end_once<T, E: TransactionError>(
+        &self,
+        transaction: Transaction<'_>,
+        done: Result<TransactionEnd<T>, E>,
+    ) -> Result<T, E> {
         let inner = transaction.inner;
         let ended = match done {
             Ok(TransactionEnd::Commit(done)) => match inner.commit().await {
                 Ok(()) => {
                     metrics::transaction(self.name, "committed");
-                    return Some(Ok(done));
+                    return Ok(done);
                 }
                 Err(error) => Error::from(error).into(),
             },
             Ok(TransactionEnd::Rollback(done)) => match inner.rollback().await {
                 Ok(()) => {
                     metrics::transaction(self.name, "rolled_back");
-                    return Some(Ok(done));
+                    return Ok(done);
                 }
                 Err(error) => Error::from(error).into(),
             },
@@ -113,23 +127,22 @@ impl TransactionRun {
                 error
             }
         };
-        self.failed(ended)
+        Err(self.failed(ended))
     }
 
-    fn failed<T, E: TransactionError>(&mut self, mut error: E) -> Option<Result<T, E>> {
+    fn failed<E: TransactionError>(&self, mut error: E) -> E {
         let Some(cause) = error.database() else {
             metrics::transaction(self.name, "rolled_back");
-            return Some(Err(error));
+            return error;
         };
-        if cause.is_conflict() && self.conflicts < CONFLICTS {
-            self.conflicts += 1;
-            metrics::transaction(self.name, "conflict");
-            return None;
-        }
-        metrics::transaction(self.name, "failed");
-        let named = self.named(cause.clone());
-        *cause = named;
-        Some(Err(error))
+        let outcome = if cause.is_conflict() {
+            "conflict"
+        } else {
+            "failed"
+        };
+        metrics::transaction(self.name, outcome);
+        *cause = self.named(cause.clone());
+        error
     }
 
     fn named(&self, error: Error) -> Error {
@@ -137,13 +150,38 @@ impl TransactionRun {
     }
 }
 
+/// Runs a closure in a transaction, once: a conflict is an error, because the closure belongs to a caller
+/// who may have given it what it can use only once.
+pub async fn once<T, E: TransactionError>(
+    connection: &mut PgConnection,
+    kind: TransactionKind,
+    name: &'static str,
+    work: impl AsyncFnOnce(&mut Transaction<'_>) -> Result<TransactionEnd<T>, E>,
+) -> Result<T, E> {
+    let run = TransactionRun::new(name);
+    let mut begun = run.begin(connection, kind).await?;
+    let done = work(&mut begun).await;
+    run.end_once(begun, done).await
+}
+
+/// What a block returns whose transaction results in this.
+#[doc(hidden)]
+pub trait Ends {
+    type Block;
+}
+
+impl<T, E> Ends for Result<T, E> {
+    type Block = Result<TransactionEnd<T>, E>;
+}
+
 /// Says of what type an asynchronous block is, which the compiler cannot find out by itself.
 #[doc(hidden)]
-pub fn typed<T, E, F: Future<Output = Result<T, E>>>(block: F) -> F {
+pub fn typed<R: Ends, F: Future<Output = R::Block>>(_: &Option<R>, block: F) -> F {
     block
 }
 
-/// Runs statements in a transaction: `transaction!(connection, "name", |transaction| -> Result<T, E> { … })`.
+/// Runs statements in a transaction: `transaction!(connection, "name", |transaction| { … })`. Where its
+/// result is not that of the function, the block says it: `|transaction| -> Result<T, E> { … }`.
 ///
 /// The block ends with [`TransactionEnd::Commit`] or [`TransactionEnd::Rollback`], or with an error, which rolls back. If it loses
 /// a deadlock or a serialisation conflict, the server has rolled it back and it is run again, at most
@@ -155,26 +193,31 @@ pub fn typed<T, E, F: Future<Output = Result<T, E>>>(block: F) -> F {
 /// `Send`.
 #[macro_export]
 macro_rules! transaction {
-    ($connection:expr, $name:literal, |$transaction:ident| -> Result<$t:ty, $e:ty $(,)?> $body:block) => {
-        $crate::transaction!(
-            $crate::transaction::TransactionKind::Writing, $connection, $name, |$transaction| -> Result<$t, $e> $body
-        )
-    };
-    ($kind:expr, $connection:expr, $name:literal, |$transaction:ident| -> Result<$t:ty, $e:ty $(,)?> $body:block) => {{
+    ($connection:expr, $name:literal, |$transaction:ident| -> $result:ty $body:block) => {{
+        let ended: $result = $crate::transaction!($connection, $name, |$transaction| $body);
+        ended
+    }};
+    ($connection:expr, $name:literal, |$transaction:ident| $body:block) => {{
         let mut run = $crate::transaction::TransactionRun::new($name);
+        let mut ended = None;
         loop {
-            let mut begun = match run.begin(&mut *$connection, $kind).await {
+            // First, so that the compiler knows what the block returns.
+            if let Some(ended) = ended.take() {
+                break ended;
+            }
+            let mut begun = match run
+                .begin($connection, $crate::transaction::TransactionKind::Writing)
+                .await
+            {
                 Ok(begun) => begun,
-                Err(error) => break Err(<$e as From<$crate::Error>>::from(error)),
+                Err(error) => break Err(error.into()),
             };
-            let done = $crate::transaction::typed::<$crate::transaction::TransactionEnd<$t>, $e, _>(async {
+            let done = $crate::transaction::typed(&ended, async {
                 let $transaction = &mut begun;
                 $body
             })
             .await;
-            if let Some(ended) = run.end(begun, done).await {
-                break ended;
-            }
+            ended = run.end(begun, done).await;
         }
     }};
 }

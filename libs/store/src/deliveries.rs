@@ -101,10 +101,7 @@ pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept
     if !may_sweep!(&mut *connection, lag, "deliveries") {
         return Ok(Swept::default());
     }
-    transaction!(connection, "deliveries::sweep", |transaction| -> Result<
-        Swept,
-        Error,
-    > {
+    transaction!(connection, "deliveries::sweep", |transaction| {
         let Some(range) = SweptRange::take(transaction, "deliveries", lag).await? else {
             return Ok(TransactionEnd::Rollback(Swept::default()));
         };

@@ -361,52 +361,48 @@ pub async fn settle(
     topup_id: &TopupId,
     settlement: &Settlement,
 ) -> Result<(Option<GiveBackState>, bool)> {
-    transaction!(
-        connection,
-        "esim_requests::settle",
-        |transaction| -> Result<(Option<GiveBackState>, bool), pg::Error> {
-            let query = sqlx::query!(
-                r#"SELECT give_back AS "give_back!", attempt, not_returned_at IS NOT NULL AS "not_returned!"
+    transaction!(connection, "esim_requests::settle", |transaction| {
+        let query = sqlx::query!(
+            r#"SELECT give_back AS "give_back!", attempt, not_returned_at IS NOT NULL AS "not_returned!"
            FROM esim_requests WHERE topup_id = $1 AND give_back IS NOT NULL FOR UPDATE"#,
-                topup_id.as_str(),
-            );
-            let Some(row) = query.fetch_optional(&mut **transaction).await? else {
-                return Ok(TransactionEnd::Rollback((None, false)));
-            };
-            let before = GiveBack {
-                state: row.give_back.parse()?,
-                attempt: unsigned(row.attempt),
-                not_returned: row.not_returned,
-            };
-            let after = settlement.event.and_then(|event| before.after(event).ok());
-            let now = after.unwrap_or(before);
-            let name = |reason: Reason| -> &'static str { reason.into() };
-            let reason = settlement.reason.as_ref();
-            let statement = sqlx::query!(
-                "UPDATE esim_requests
+            topup_id.as_str(),
+        );
+        let Some(row) = query.fetch_optional(&mut **transaction).await? else {
+            return Ok(TransactionEnd::Rollback((None, false)));
+        };
+        let before = GiveBack {
+            state: row.give_back.parse()?,
+            attempt: unsigned(row.attempt),
+            not_returned: row.not_returned,
+        };
+        let after = settlement.event.and_then(|event| before.after(event).ok());
+        let now = after.unwrap_or(before);
+        let name = |reason: Reason| -> &'static str { reason.into() };
+        let reason = settlement.reason.as_ref();
+        let statement = sqlx::query!(
+            "UPDATE esim_requests
          SET give_back = $2,
              not_returned_at = CASE WHEN $3 THEN coalesce(not_returned_at, now()) END,
              reason = CASE WHEN $4 THEN $5 ELSE reason END,
              message = CASE WHEN $4 THEN $6 ELSE message END,
              ended_at = CASE WHEN $7 THEN coalesce(ended_at, now()) END
          WHERE topup_id = $1",
-                topup_id.as_str(),
-                now.state.as_str(),
-                now.not_returned,
-                after.is_some() && now.state.is_over(),
-                reason.map(|(reason, _)| name(*reason)),
-                reason.and_then(|(_, message)| message.as_deref()),
-                now.state.is_over(),
-            );
-            statement.execute(&mut **transaction).await?;
-            let again_in = (!now.state.is_over()).then_some(settlement.again_in);
-            look_again(transaction, topup_id, again_in).await?;
-            if after.is_some() && now.state == GiveBackState::Returned {
-                mark_returned(transaction, topup_id).await?;
-            }
-            Ok(TransactionEnd::Commit((Some(now.state), after.is_some())))
+            topup_id.as_str(),
+            now.state.as_str(),
+            now.not_returned,
+            after.is_some() && now.state.is_over(),
+            reason.map(|(reason, _)| name(*reason)),
+            reason.and_then(|(_, message)| message.as_deref()),
+            now.state.is_over(),
+        );
+        statement.execute(&mut **transaction).await?;
+        let again_in = (!now.state.is_over()).then_some(settlement.again_in);
+        look_again(transaction, topup_id, again_in).await?;
+        if after.is_some() && now.state == GiveBackState::Returned {
+            mark_returned(transaction, topup_id).await?;
         }
-    )
+        Ok(TransactionEnd::Commit((Some(now.state), after.is_some())))
+    })
 }
 
 /// Sets when a give-back is looked at next; `None` if it is over.

@@ -375,10 +375,7 @@ pub async fn refuse(
     connection: &mut PgConnection,
     order_id: OrderId,
 ) -> Result<Option<Vec<Refusal>>> {
-    transaction!(connection, "orders::refuse", |transaction| -> Result<
-        Option<Vec<Refusal>>,
-        pg::Error,
-    > {
+    transaction!(connection, "orders::refuse", |transaction| {
         // The order is locked before its placements are judged. `status` takes the same lock, so it
         // waits for a refusal that is under way and sees its result. The deadline is compared with the
         // current time, because `now()` would be the start of the transaction.
@@ -472,10 +469,7 @@ pub async fn cancel(
     external_order_id: &str,
     answered: Option<OrderId>,
 ) -> Result<Cancelled> {
-    transaction!(connection, "orders::cancel", |transaction| -> Result<
-        Cancelled,
-        pg::Error,
-    > {
+    transaction!(connection, "orders::cancel", |transaction| {
         let query = sqlx::query!(
             r#"WITH newest AS (
                SELECT order_id, refused_at, cancelled_at,

@@ -115,10 +115,7 @@ pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept
     if !may_sweep!(&mut *connection, lag, "placements") {
         return Ok(Swept::default());
     }
-    transaction!(connection, "placements::sweep", |transaction| -> Result<
-        Swept,
-        Error,
-    > {
+    transaction!(connection, "placements::sweep", |transaction| {
         let Some(range) = SweptRange::take(transaction, "placements", lag).await? else {
             return Ok(TransactionEnd::Rollback(Swept::default()));
         };

@@ -391,23 +391,20 @@ pub async fn share_of_rate(
     instance: &str,
     limit: f64,
 ) -> Result<f64> {
-    transaction!(
-        connection,
-        "providers::share_of_rate",
-        |transaction| -> Result<f64, pg::Error> {
-            // The lock of the row lets one replica after the other compute its share. Otherwise two
-            // replicas could both take the same free part.
-            sqlx::query!(
-                "SELECT FROM providers WHERE name = $1 FOR NO KEY UPDATE",
-                provider
-            )
-            .fetch_optional(&mut **transaction)
-            .await?;
-            // `others` counts the other replicas and adds up their shares. `ended` deletes replicas that
-            // have not renewed theirs. The new share is an equal part of the limit, but never more than
-            // what the others leave.
-            let query = sqlx::query_scalar!(
-                r#"WITH others AS (
+    transaction!(connection, "providers::share_of_rate", |transaction| {
+        // The lock of the row lets one replica after the other compute its share. Otherwise two
+        // replicas could both take the same free part.
+        sqlx::query!(
+            "SELECT FROM providers WHERE name = $1 FOR NO KEY UPDATE",
+            provider
+        )
+        .fetch_optional(&mut **transaction)
+        .await?;
+        // `others` counts the other replicas and adds up their shares. `ended` deletes replicas that
+        // have not renewed theirs. The new share is an equal part of the limit, but never more than
+        // what the others leave.
+        let query = sqlx::query_scalar!(
+            r#"WITH others AS (
                SELECT count(*) AS replicas, coalesce(sum(share), 0) AS leased FROM provider_replicas
                WHERE provider = $1 AND instance <> $2 AND until > now()
            ), ended AS (
@@ -419,15 +416,14 @@ pub async fn share_of_rate(
            FROM others
            ON CONFLICT (provider, instance) DO UPDATE SET share = excluded.share, until = excluded.until
            RETURNING share"#,
-                provider,
-                instance,
-                limit,
-                seconds(SHARE),
-            );
-            let share = query.fetch_one(&mut **transaction).await?;
-            Ok(TransactionEnd::Commit(share))
-        }
-    )
+            provider,
+            instance,
+            limit,
+            seconds(SHARE),
+        );
+        let share = query.fetch_one(&mut **transaction).await?;
+        Ok(TransactionEnd::Commit(share))
+    })
 }
 
 /// The maximum number of attempts of a lane that [`unsettled`] counts.

@@ -31,8 +31,8 @@ use desk::{
     self_service::first_id,
 };
 use domain::TopupId;
-use pg::{Result, config::PLANS};
-use sqlx::{Connection, PgConnection};
+use pg::{Result, TransactionEnd, config::PLANS, transaction};
+use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -222,37 +222,35 @@ pub async fn reserve(
     after: Uuid,
     ordered_before: OffsetDateTime,
     limit: u32,
-    file: impl FnOnce(i32) -> String,
+    file: impl Fn(i32) -> String,
 ) -> Result<Option<(ArchivePage, Option<Archive>)>> {
-    let mut transaction = connection.begin().await?;
-    let next = page(&mut transaction, after, ordered_before, limit).await?;
-    let Some(page) = next else {
-        transaction.rollback().await?;
-        return Ok(None);
-    };
-    let (Some(first), Some(last)) = (page.finished.first(), page.finished.last()) else {
-        transaction.rollback().await?;
-        return Ok(Some((page, None)));
-    };
-    let number =
-        sqlx::query_scalar!(r#"SELECT coalesce(max(archive), 0) + 1 AS "next!" FROM archives"#);
-    let number = number.fetch_one(&mut *transaction).await?;
-    let archive = sqlx::query_as!(
-        Archive,
-        "WITH reserved AS (
+    transaction!(connection, "archive::reserve", |transaction| {
+        let next = page(transaction, after, ordered_before, limit).await?;
+        let Some(page) = next else {
+            return Ok(TransactionEnd::Rollback(None));
+        };
+        let (Some(first), Some(last)) = (page.finished.first(), page.finished.last()) else {
+            return Ok(TransactionEnd::Rollback(Some((page, None))));
+        };
+        let number =
+            sqlx::query_scalar!(r#"SELECT coalesce(max(archive), 0) + 1 AS "next!" FROM archives"#);
+        let number = number.fetch_one(&mut **transaction).await?;
+        let archive = sqlx::query_as!(
+            Archive,
+            "WITH reserved AS (
              INSERT INTO archived_orders (order_id, partner_id, external_order_id, refused, archive)
              SELECT order_id, partner_id, external_order_id, refused_at IS NOT NULL, $1
              FROM orders WHERE order_id = ANY ($5)
          )
          INSERT INTO archives (archive, file, first_order, last_order) VALUES ($1, $2, $3, $4)
          RETURNING archive, file, began_at, completed_at, first_order, last_order, orders, sha256",
-        number,
-        file(number),
-        first,
-        last,
-        &page.finished,
-    );
-    let archive = archive.fetch_one(&mut *transaction).await?;
-    transaction.commit().await?;
-    Ok(Some((page, Some(archive))))
+            number,
+            file(number),
+            first,
+            last,
+            &page.finished,
+        );
+        let archive = archive.fetch_one(&mut **transaction).await?;
+        Ok(TransactionEnd::Commit(Some((page, Some(archive)))))
+    })
 }

@@ -13,12 +13,13 @@
 use desk::self_service::first_id;
 use domain::{MaybeStored, PlacementState, product::Price};
 use pg::{
-    Result,
+    Result, TransactionEnd,
     actions::{self, Action, ActionChange},
+    transaction,
 };
 use serde::Serialize;
 use serde_json::json;
-use sqlx::{Connection, FromRow, PgConnection, Row, postgres::PgCopyIn};
+use sqlx::{FromRow, PgConnection, Row, postgres::PgCopyIn};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -360,28 +361,29 @@ pub async fn record_orphans(
     provider: &str,
     action: Action<'_>,
 ) -> Result<()> {
-    let mut transaction = connection.begin().await?;
-    let recorded = sqlx::query(
-        "INSERT INTO operator_actions (action_id, operator, command, target, affected, reason)
+    transaction!(connection, "ledger::record_orphans", |transaction| {
+        let recorded = sqlx::query(
+            "INSERT INTO operator_actions (action_id, operator, command, target, affected, reason)
          SELECT gen_random_uuid(), $1, $4,
                 'purchase ' || order_id || ' at ' || $2 || coalesce(', bought ' || at, '')
                     || coalesce(', partner ' || partner, ', partner unknown'), 0, $3
          FROM findings WHERE kind = 'orphan' ORDER BY line",
-    )
-    .bind(action.actor.name)
-    .bind(provider)
-    .bind(action.reason)
-    .bind(domain::Command::RecoverOrphan.as_str())
-    .execute(&mut *transaction)
-    .await?;
-    let orphans = i64::try_from(recorded.rows_affected()).unwrap_or(i64::MAX);
-    let summary = Action {
-        command: domain::Command::RecoverLedger,
-        ..action
-    };
-    let changed = ActionChange::created(json!({ "provider": provider, "orphans": orphans }));
-    actions::record(&mut transaction, summary, orphans, changed).await?;
-    Ok(transaction.commit().await?)
+        )
+        .bind(action.actor.name)
+        .bind(provider)
+        .bind(action.reason)
+        .bind(domain::Command::RecoverOrphan.as_str())
+        .execute(&mut **transaction)
+        .await?;
+        let orphans = i64::try_from(recorded.rows_affected()).unwrap_or(i64::MAX);
+        let summary = Action {
+            command: domain::Command::RecoverLedger,
+            ..action
+        };
+        let changed = ActionChange::created(json!({ "provider": provider, "orphans": orphans }));
+        actions::record(transaction, summary, orphans, changed).await?;
+        Ok(TransactionEnd::Commit(()))
+    })
 }
 
 #[cfg(test)]

@@ -11,13 +11,14 @@
 
 use domain::{OrderId, PartnerId, PlacementId};
 use pg::{
-    Error,
-    actions::{self, ActionChange, Mode},
+    Error, Transaction,
+    actions::{ActionChange, Mode},
     sessions::{self, BlockingSession},
+    transaction,
 };
 use serde::Serialize;
 use serde_json::json;
-use sqlx::{Connection, PgConnection};
+use sqlx::PgConnection;
 use time::OffsetDateTime;
 
 /// How long to wait for sessions that are writing placements.
@@ -112,20 +113,31 @@ pub async fn recover(
     park_unanswered: bool,
     mode: Mode<'_>,
 ) -> Result<RecoveryCounts, NotRecovered> {
-    let mut transaction = connection.begin().await?;
-    if let Err(error) = lock(&mut transaction).await {
-        transaction.rollback().await?;
-        // 55P03: the lock was not available within `lock_timeout`.
-        let code = error
-            .as_database_error()
-            .and_then(sqlx::error::DatabaseError::code);
-        if code.as_deref() != Some("55P03") {
-            return Err(error.into());
+    let recovered = transaction!(connection, "recover", |transaction| -> Result<
+        RecoveryCounts,
+        NotRecovered,
+    > {
+        lock(transaction).await?;
+        let recovered = ask_first(transaction, park_unanswered, mode).await?;
+        Ok(mode.end(recovered))
+    });
+    match recovered {
+        // The lock was not available within `lock_timeout`.
+        Err(NotRecovered::Store(error)) if error.is_of(&["55P03"]) => {
+            let holder = sessions::writer_of(connection, "placements").await?;
+            Err(NotRecovered::Locked(holder))
         }
-        let holder = sessions::writer_of(connection, "placements").await?;
-        return Err(NotRecovered::Locked(holder));
+        ended => ended,
     }
-    no_provisioner(&mut transaction).await?;
+}
+
+/// The statements of [`recover`], behind its lock.
+async fn ask_first(
+    transaction: &mut Transaction<'_>,
+    park_unanswered: bool,
+    mode: Mode<'_>,
+) -> Result<RecoveryCounts, NotRecovered> {
+    no_provisioner(transaction).await?;
     // What was lost before this timeline is dealt with here, so stages that start afterwards must not
     // open the breakers because of it.
     let dealt_with = sqlx::query!(
@@ -133,12 +145,12 @@ pub async fn recover(
          SELECT ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint, 'esimctl recover'
          ON CONFLICT DO NOTHING"
     );
-    dealt_with.execute(&mut *transaction).await?;
+    dealt_with.execute(&mut **transaction).await?;
     let query = sqlx::query!(
         r#"SELECT (SELECT count(*) FROM held WHERE state = 'parked') AS "parked!",
                   (SELECT created_at FROM orders ORDER BY order_id DESC LIMIT 1) AS newest"#
     );
-    let before = query.fetch_one(&mut *transaction).await?;
+    let before = query.fetch_one(&mut **transaction).await?;
     // The steps of the statement:
     //
     // - `open` locks all unfinished placements. An order counts as unanswered if its deadline was
@@ -191,13 +203,13 @@ pub async fn recover(
         before.newest,
         park_unanswered,
     );
-    let rows = query.fetch_all(&mut *transaction).await?;
+    let rows = query.fetch_all(&mut **transaction).await?;
     let count = |matching: usize| i64::try_from(matching).unwrap_or(i64::MAX);
     let accepted = rows.iter().filter(|row| row.was == "accepted").count();
     let parked = rows.iter().filter(|row| row.state == "parked").count();
     let moved = rows.len();
     let changed = changed(moved, accepted, parked);
-    actions::finish(transaction, mode, count(moved), changed).await?;
+    mode.record(transaction, count(moved), changed).await?;
     let mut unanswered: Vec<UnansweredOrder> = rows
         .iter()
         .filter(|row| row.unanswered)
@@ -238,12 +250,12 @@ fn changed(moved: usize, accepted: usize, parked: usize) -> ActionChange {
 
 /// Locks `placements`, so that nothing is claimed between the check for provisioners and the
 /// commit.
-async fn lock(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+async fn lock(transaction: &mut Transaction<'_>) -> Result<(), sqlx::Error> {
     sqlx::query!("SELECT set_config('lock_timeout', $1, true)", LOCK_TIMEOUT)
-        .fetch_one(&mut *connection)
+        .fetch_one(&mut **transaction)
         .await?;
     sqlx::query!("LOCK TABLE placements IN SHARE ROW EXCLUSIVE MODE")
-        .execute(connection)
+        .execute(&mut **transaction)
         .await?;
     Ok(())
 }

@@ -18,7 +18,7 @@ use domain::{
     event::Kind,
     rotation::{self, Overlap, Rotated, Valid},
 };
-use pg::{Error, Result};
+use pg::{Error, Result, Transaction};
 use signing::webhook;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
@@ -129,7 +129,7 @@ pub struct EndpointUpdate<'a> {
 /// the URL again. A host that a sandbox partner has chosen itself has to prove that it wants
 /// webhooks. Returns whether anything changed; `None` if the partner has no such endpoint.
 pub async fn change(
-    connection: &mut PgConnection,
+    transaction: &mut Transaction<'_>,
     endpoint: EndpointKey,
     change: &EndpointUpdate<'_>,
     block: Block,
@@ -141,7 +141,7 @@ pub async fn change(
         endpoint.id.uuid(),
         endpoint.partner_id.uuid(),
     );
-    let Some(was) = query.fetch_optional(&mut *connection).await? else {
+    let Some(was) = query.fetch_optional(&mut **transaction).await? else {
         return Ok(None);
     };
     let events = change.events.map(|kinds| names(endpoint, kinds));
@@ -177,16 +177,16 @@ pub async fn change(
         headers.is_some(),
         sealed,
     );
-    let host = statement.fetch_one(&mut *connection).await?;
+    let host = statement.fetch_one(&mut **transaction).await?;
     match change.url.flatten() {
         _ if !is_moved => {}
         Some(_) => {
-            url::begin_move(connection, endpoint.id, block).await?;
+            url::begin_move(transaction, endpoint.id, block).await?;
             if host != was.host && block == Block::ProbeNow {
-                url::judge_host(connection, endpoint).await?;
+                url::judge_host(transaction, endpoint).await?;
             }
         }
-        None => url::end_move(connection, endpoint.id).await?,
+        None => url::end_move(transaction, endpoint.id).await?,
     }
     Ok(Some(true))
 }
@@ -194,7 +194,7 @@ pub async fn change(
 /// Sets the further events that the first endpoint of a partner gets. Returns whether the partner
 /// exists.
 pub async fn set_events(
-    connection: &mut PgConnection,
+    transaction: &mut Transaction<'_>,
     partner_id: PartnerId,
     events: &[Kind],
 ) -> Result<bool> {
@@ -203,7 +203,7 @@ pub async fn set_events(
         events: Some(events),
         ..EndpointUpdate::default()
     };
-    let found = change(connection, first, &new, Block::ProbeNow).await?;
+    let found = change(transaction, first, &new, Block::ProbeNow).await?;
     Ok(found.is_some())
 }
 
@@ -213,13 +213,13 @@ pub async fn set_events(
 ///
 /// `flag` notes whether the partner has other further endpoints; it reads the state before this
 /// statement.
-pub async fn delete(connection: &mut PgConnection, endpoint: EndpointKey) -> Result<bool> {
+pub async fn delete(transaction: &mut Transaction<'_>, endpoint: EndpointKey) -> Result<bool> {
     let partner_id = endpoint.partner_id.uuid();
     sqlx::query!(
         "SELECT partner_id FROM partners WHERE partner_id = $1 FOR NO KEY UPDATE",
         partner_id
     )
-    .fetch_optional(&mut *connection)
+    .fetch_optional(&mut **transaction)
     .await?;
     let statement = sqlx::query_scalar!(
         r#"WITH gone AS (
@@ -239,13 +239,13 @@ pub async fn delete(connection: &mut PgConnection, endpoint: EndpointKey) -> Res
         endpoint.id.uuid(),
         partner_id,
     );
-    Ok(statement.fetch_one(connection).await? > 0)
+    Ok(statement.fetch_one(&mut **transaction).await? > 0)
 }
 
 /// Replaces the secret of an endpoint. [`rotation::rotate`] decides what becomes of the old one; the
 /// rules are those of [`super::rotate_keys`]. The caller's transaction keeps another rotation out.
 pub async fn rotate_secret(
-    connection: &mut PgConnection,
+    transaction: &mut Transaction<'_>,
     vault: &Vault,
     endpoint: EndpointKey,
     secret: &webhook::Secret,
@@ -259,7 +259,7 @@ pub async fn rotate_secret(
         endpoint.id.uuid(),
         endpoint.partner_id.uuid(),
     );
-    let Some(stored) = query.fetch_optional(&mut *connection).await? else {
+    let Some(stored) = query.fetch_optional(&mut **transaction).await? else {
         return Ok(Rotated::Refused);
     };
     let list = stored.secrets.into_iter().zip(stored.secret_ends);
@@ -277,7 +277,7 @@ pub async fn rotate_secret(
         &secrets,
         &ends as &[Option<OffsetDateTime>],
     );
-    statement.execute(connection).await?;
+    statement.execute(&mut **transaction).await?;
     Ok(Rotated::Until(ends.into_iter().flatten().next()))
 }
 

@@ -9,15 +9,15 @@
 use std::time::Duration;
 
 use pg::{
-    Error, Result,
+    Error, Result, Transaction, TransactionEnd,
     actions::{self, Action, ActionChange, Actor},
-    rfc3339, seconds,
+    rfc3339, seconds, transaction,
 };
 use secrecy::SecretString;
 use serde::Serialize;
 use serde_json::json;
 use signing::{generate::NotGenerated, password, token};
-use sqlx::{Connection, PgConnection};
+use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -153,21 +153,26 @@ pub async fn create(
         return Err(OperatorNotChanged::BadName);
     }
     let token = token::generate()?;
-    let mut transaction = connection.begin().await?;
-    let statement = sqlx::query_scalar!(
-        r#"INSERT INTO operators (operator_id, name, role, setup_digest, setup_until)
+    let until = transaction!(connection, "accounts::create", |transaction| -> Result<
+        OffsetDateTime,
+        OperatorNotChanged,
+    > {
+        let statement = sqlx::query_scalar!(
+            r#"INSERT INTO operators (operator_id, name, role, setup_digest, setup_until)
            VALUES ($1, $2, $3, $4, now() + make_interval(secs => $5))
            ON CONFLICT (name) DO NOTHING RETURNING setup_until AS "until!""#,
-        Uuid::now_v7(),
-        name,
-        role.as_str(),
-        &token::digest(&token)[..],
-        seconds(SETUP_LASTS),
-    );
-    let until = statement.fetch_optional(&mut *transaction).await?;
-    let until = until.ok_or(OperatorNotChanged::Exists)?;
-    let changed = ActionChange::created(json!({ "role": role }));
-    actions::commit(transaction, action, 1, changed).await?;
+            Uuid::now_v7(),
+            name,
+            role.as_str(),
+            &token::digest(&token)[..],
+            seconds(SETUP_LASTS),
+        );
+        let until = statement.fetch_optional(&mut **transaction).await?;
+        let until = until.ok_or(OperatorNotChanged::Exists)?;
+        let changed = ActionChange::created(json!({ "role": role }));
+        actions::record(transaction, action, 1, changed).await?;
+        Ok(TransactionEnd::Commit(until))
+    })?;
     Ok(SetUp {
         name: name.to_owned(),
         token,
@@ -183,23 +188,28 @@ pub async fn reset(
     action: Action<'_>,
 ) -> Result<SetUp, OperatorNotChanged> {
     let token = token::generate()?;
-    let mut transaction = connection.begin().await?;
-    let statement = sqlx::query!(
-        r#"UPDATE operators SET password = NULL, setup_digest = $2, setup_until = now() + make_interval(secs => $3)
+    let until = transaction!(connection, "accounts::reset", |transaction| -> Result<
+        OffsetDateTime,
+        OperatorNotChanged,
+    > {
+        let statement = sqlx::query!(
+            r#"UPDATE operators SET password = NULL, setup_digest = $2, setup_until = now() + make_interval(secs => $3)
            WHERE name = $1 RETURNING operator_id, setup_until AS "until!""#,
-        name,
-        &token::digest(&token)[..],
-        seconds(SETUP_LASTS),
-    );
-    let row = statement.fetch_optional(&mut *transaction).await?;
-    let row = row.ok_or(OperatorNotChanged::Unknown)?;
-    end_sessions(&mut transaction, row.operator_id).await?;
-    let changed = ActionChange::created(json!({ "link_until": rfc3339(row.until) }));
-    actions::commit(transaction, action, 1, changed).await?;
+            name,
+            &token::digest(&token)[..],
+            seconds(SETUP_LASTS),
+        );
+        let row = statement.fetch_optional(&mut **transaction).await?;
+        let row = row.ok_or(OperatorNotChanged::Unknown)?;
+        end_sessions(transaction, row.operator_id).await?;
+        let changed = ActionChange::created(json!({ "link_until": rfc3339(row.until) }));
+        actions::record(transaction, action, 1, changed).await?;
+        Ok(TransactionEnd::Commit(row.until))
+    })?;
     Ok(SetUp {
         name: name.to_owned(),
         token,
-        until: row.until,
+        until,
     })
 }
 
@@ -211,9 +221,9 @@ pub async fn set_disabled(
     disabled: bool,
     action: Action<'_>,
 ) -> Result<OperatorAccount, OperatorNotChanged> {
-    let mut transaction = connection.begin().await?;
-    let before = locked(&mut transaction, name).await?;
-    let statement = sqlx::query!(
+    transaction!(connection, "accounts::set_disabled", |transaction| {
+        let before = locked(transaction, name).await?;
+        let statement = sqlx::query!(
         "UPDATE operators
          SET disabled_at = CASE WHEN $2 THEN coalesce(disabled_at, now()) END,
              setup_digest = CASE WHEN NOT $2 THEN setup_digest END, setup_until = CASE WHEN NOT $2 THEN setup_until END
@@ -221,17 +231,18 @@ pub async fn set_disabled(
         name,
         disabled,
     );
-    statement.execute(&mut *transaction).await?;
-    if disabled {
-        end_sessions(&mut transaction, before.operator_id).await?;
-    }
-    let after = locked(&mut transaction, name).await?;
-    let changed = ActionChange::between(
-        json!({ "disabled": before.disabled_at.is_some() }),
-        json!({ "disabled": disabled }),
-    );
-    actions::commit(transaction, action, 1, changed).await?;
-    Ok(after)
+        statement.execute(&mut **transaction).await?;
+        if disabled {
+            end_sessions(transaction, before.operator_id).await?;
+        }
+        let after = locked(transaction, name).await?;
+        let changed = ActionChange::between(
+            json!({ "disabled": before.disabled_at.is_some() }),
+            json!({ "disabled": disabled }),
+        );
+        actions::record(transaction, action, 1, changed).await?;
+        Ok(TransactionEnd::Commit(after))
+    })
 }
 
 /// Gives an operator another role. It holds from the next request of its sessions on.
@@ -241,17 +252,19 @@ pub async fn set_role(
     role: OperatorRole,
     action: Action<'_>,
 ) -> Result<OperatorAccount, OperatorNotChanged> {
-    let mut transaction = connection.begin().await?;
-    let before = locked(&mut transaction, name).await?;
-    let statement = sqlx::query!(
-        "UPDATE operators SET role = $2 WHERE name = $1",
-        name,
-        role.as_str()
-    );
-    statement.execute(&mut *transaction).await?;
-    let changed = ActionChange::between(json!({ "role": before.role }), json!({ "role": role }));
-    actions::commit(transaction, action, 1, changed).await?;
-    Ok(OperatorAccount { role, ..before })
+    transaction!(connection, "accounts::set_role", |transaction| {
+        let before = locked(transaction, name).await?;
+        let statement = sqlx::query!(
+            "UPDATE operators SET role = $2 WHERE name = $1",
+            name,
+            role.as_str()
+        );
+        statement.execute(&mut **transaction).await?;
+        let changed =
+            ActionChange::between(json!({ "role": before.role }), json!({ "role": role }));
+        actions::record(transaction, action, 1, changed).await?;
+        Ok(TransactionEnd::Commit(OperatorAccount { role, ..before }))
+    })
 }
 
 /// Ends all sessions of an operator or of a person whom an OpenID provider knows, and returns their
@@ -261,29 +274,30 @@ pub async fn sign_out(
     name: &str,
     action: Action<'_>,
 ) -> Result<u64> {
-    let mut transaction = connection.begin().await?;
-    let statement = sqlx::query!(
+    transaction!(connection, "accounts::sign_out", |transaction| {
+        let statement = sqlx::query!(
         "DELETE FROM operator_sessions
          WHERE name = $1 OR (issuer IS NULL AND operator_id = (SELECT operator_id FROM operators WHERE name = $1))",
         name,
     );
-    let ended = statement.execute(&mut *transaction).await?.rows_affected();
-    let affected = i64::try_from(ended).unwrap_or(i64::MAX);
-    let changed = if ended > 0 {
-        ActionChange::between(json!({ "sessions": ended }), json!({ "sessions": 0 }))
-    } else {
-        ActionChange::nothing()
-    };
-    actions::commit(transaction, action, affected, changed).await?;
-    Ok(ended)
+        let ended = statement.execute(&mut **transaction).await?.rows_affected();
+        let affected = i64::try_from(ended).unwrap_or(i64::MAX);
+        let changed = if ended > 0 {
+            ActionChange::between(json!({ "sessions": ended }), json!({ "sessions": 0 }))
+        } else {
+            ActionChange::nothing()
+        };
+        actions::record(transaction, action, affected, changed).await?;
+        Ok(TransactionEnd::Commit(ended))
+    })
 }
 
-async fn end_sessions(connection: &mut PgConnection, operator_id: Uuid) -> Result<()> {
+async fn end_sessions(transaction: &mut Transaction<'_>, operator_id: Uuid) -> Result<()> {
     let statement = sqlx::query!(
         "DELETE FROM operator_sessions WHERE operator_id = $1",
         operator_id
     );
-    statement.execute(connection).await?;
+    statement.execute(&mut **transaction).await?;
     Ok(())
 }
 
@@ -318,11 +332,11 @@ macro_rules! accounts {
 
 /// The account of this name, locked for a change.
 async fn locked(
-    connection: &mut PgConnection,
+    transaction: &mut Transaction<'_>,
     name: &str,
 ) -> Result<OperatorAccount, OperatorNotChanged> {
     let found = accounts!("WHERE name = $1 FOR UPDATE", name);
-    let found = found.fetch_optional(connection).await?;
+    let found = found.fetch_optional(&mut **transaction).await?;
     found.ok_or(OperatorNotChanged::Unknown)
 }
 
@@ -356,24 +370,25 @@ pub async fn set_up(
         return Err(NotSet::Invalid);
     }
     let hashed = blocking(move || password::hash(&password)).await??;
-    let mut transaction = connection.begin().await?;
-    let statement = sqlx::query_scalar!(
-        "UPDATE operators SET password = $2, setup_digest = NULL, setup_until = NULL
+    transaction!(connection, "accounts::set_up", |transaction| {
+        let statement = sqlx::query_scalar!(
+            "UPDATE operators SET password = $2, setup_digest = NULL, setup_until = NULL
          WHERE setup_digest = $1 AND setup_until > now() AND disabled_at IS NULL RETURNING name",
-        &token::digest(token)[..],
-        hashed,
-    );
-    let name = statement.fetch_optional(&mut *transaction).await?;
-    let name = name.ok_or(NotSet::Invalid)?;
-    let action = Action {
-        actor: Actor::console(&name, source),
-        command: domain::Command::OperatorSetUp,
-        target: &format!("operator {name}"),
-        reason: "a password was set by the one-time link",
-    };
-    let changed = ActionChange::created(json!({ "password": "set" }));
-    actions::commit(transaction, action, 1, changed).await?;
-    Ok(name)
+            &token::digest(token)[..],
+            hashed,
+        );
+        let name = statement.fetch_optional(&mut **transaction).await?;
+        let name = name.ok_or(NotSet::Invalid)?;
+        let action = Action {
+            actor: Actor::console(&name, source),
+            command: domain::Command::OperatorSetUp,
+            target: &format!("operator {name}"),
+            reason: "a password was set by the one-time link",
+        };
+        let changed = ActionChange::created(json!({ "password": "set" }));
+        actions::record(transaction, action, 1, changed).await?;
+        Ok(TransactionEnd::Commit(name))
+    })
 }
 
 /// Runs work of some milliseconds on a thread that may block.

@@ -3,10 +3,11 @@
 use accounts::profile::Profile;
 use domain::TopupId;
 use pg::{
-    Result,
-    actions::{self, ActionChange, Mode},
+    Result, TransactionEnd,
+    actions::{ActionChange, Mode},
+    transaction,
 };
-use sqlx::{Connection, PgConnection};
+use sqlx::PgConnection;
 use vault::Vault;
 
 /// The profile of a ready eSIM, opened. That it was shown is recorded in the same transaction, so
@@ -17,16 +18,17 @@ pub async fn code(
     topup_id: &TopupId,
     mode: Mode<'_>,
 ) -> Result<Option<Profile>> {
-    let mut transaction = connection.begin().await?;
-    let query = sqlx::query_scalar!(
-        r#"SELECT profile AS "profile!" FROM esims
+    transaction!(connection, "activation::code", |transaction| {
+        let query = sqlx::query_scalar!(
+            r#"SELECT profile AS "profile!" FROM esims
            WHERE topup_id = $1 AND ready_at IS NOT NULL AND profile IS NOT NULL"#,
-        topup_id.as_str(),
-    );
-    let Some(sealed) = query.fetch_optional(&mut *transaction).await? else {
-        return Ok(None);
-    };
-    let profile = Profile::open_of_anybody(vault, topup_id, &sealed)?;
-    actions::finish(transaction, mode, 0, ActionChange::nothing()).await?;
-    Ok(Some(profile))
+            topup_id.as_str(),
+        );
+        let Some(sealed) = query.fetch_optional(&mut **transaction).await? else {
+            return Ok(TransactionEnd::Rollback(None));
+        };
+        let profile = Profile::open_of_anybody(vault, topup_id, &sealed)?;
+        mode.record(transaction, 0, ActionChange::nothing()).await?;
+        Ok(mode.end(Some(profile)))
+    })
 }

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use pg::{
-    Error,
+    Error, Transaction, TransactionEnd,
     actions::{self, Action, ActionChange},
+    transaction,
 };
 use serde_json::{Value, json};
-use sqlx::{Connection, PgConnection, Postgres, Transaction};
+use sqlx::PgConnection;
 use store::providers::{self, BreakerState, ProviderBreaker};
 
 /// Why a breaker stays as it is.
@@ -39,10 +40,13 @@ pub async fn open(
     duration: Duration,
     action: Action<'_>,
 ) -> Result<ProviderBreaker, BreakerNotChanged> {
-    let mut transaction = connection.begin().await?;
-    let before = find(&mut transaction, name, seen).await?;
-    let opened = providers::open(&mut transaction, name, duration, action.reason).await?;
-    commit(transaction, seen, &before, opened, action).await
+    transaction!(connection, "breakers::open", |transaction| {
+        let before = find(transaction, name, seen).await?;
+        let opened = providers::open(transaction, name, duration, action.reason).await?;
+        record(transaction, seen, &before, opened, action)
+            .await
+            .map(TransactionEnd::Commit)
+    })
 }
 
 /// Closes a breaker; `seen` as for [`open`]. See [`providers::close`].
@@ -52,10 +56,13 @@ pub async fn close(
     seen: Option<i64>,
     action: Action<'_>,
 ) -> Result<ProviderBreaker, BreakerNotChanged> {
-    let mut transaction = connection.begin().await?;
-    let before = find(&mut transaction, name, seen).await?;
-    let closed = providers::close(&mut transaction, name).await?;
-    commit(transaction, seen, &before, closed, action).await
+    transaction!(connection, "breakers::close", |transaction| {
+        let before = find(transaction, name, seen).await?;
+        let closed = providers::close(transaction, name).await?;
+        record(transaction, seen, &before, closed, action)
+            .await
+            .map(TransactionEnd::Commit)
+    })
 }
 
 /// The breaker before the change.
@@ -74,10 +81,10 @@ async fn find(
     }
 }
 
-/// Commits the change, unless the breaker has changed between the look and the update, which counts
+/// Records the change, unless the breaker has changed between the look and the update, which counts
 /// on from the version that it finds.
-async fn commit(
-    transaction: Transaction<'_, Postgres>,
+async fn record(
+    transaction: &mut Transaction<'_>,
     seen: Option<i64>,
     before: &ProviderBreaker,
     after: Option<ProviderBreaker>,
@@ -85,11 +92,10 @@ async fn commit(
 ) -> Result<ProviderBreaker, BreakerNotChanged> {
     let after = after.ok_or(BreakerNotChanged::Unknown)?;
     if seen.is_some() && after.version != before.version + 1 {
-        transaction.rollback().await?;
         return Err(BreakerNotChanged::Changed(after.state));
     }
     let changed = ActionChange::between(shown(before), shown(&after));
-    actions::commit(transaction, action, 1, changed).await?;
+    actions::record(transaction, action, 1, changed).await?;
     Ok(after)
 }
 

@@ -8,11 +8,12 @@ use accounts::options::{self, ProductOption, StandardColumns};
 use domain::{OptionId, product::Standard};
 use pg::{
     Result,
-    actions::{self, ActionChange, Mode},
+    actions::{ActionChange, Mode},
+    transaction,
 };
 use serde::Serialize;
 use serde_json::{Value, json};
-use sqlx::{Connection, PgConnection};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
 /// An option whose product has changed at the provider.
@@ -64,22 +65,22 @@ pub async fn apply(
     pull: &CatalogueUpdate,
     mode: Mode<'_>,
 ) -> Result<CatalogueCounts> {
-    let mut transaction = connection.begin().await?;
-    let mut pulled = CatalogueCounts::default();
-    for option in &pull.new {
-        let created = options::create(&mut transaction, option).await?;
-        pulled.created += u64::from(created);
-    }
-    for update in &pull.updates {
-        let standard = match &update.place {
-            PairPosition::First(standard) => standard,
-            PairPosition::Alternative(provider) => {
-                pulled.updated += set_alternative(&mut transaction, update, provider).await?;
-                continue;
-            }
-        };
-        let standard = StandardColumns::of(Some(standard));
-        let updated = sqlx::query!(
+    transaction!(connection, "catalogue::apply", |transaction| {
+        let mut pulled = CatalogueCounts::default();
+        for option in &pull.new {
+            let created = options::create(transaction, option).await?;
+            pulled.created += u64::from(created);
+        }
+        for update in &pull.updates {
+            let standard = match &update.place {
+                PairPosition::First(standard) => standard,
+                PairPosition::Alternative(provider) => {
+                    pulled.updated += set_alternative(transaction, update, provider).await?;
+                    continue;
+                }
+            };
+            let standard = StandardColumns::of(Some(standard));
+            let updated = sqlx::query!(
             "UPDATE options SET provider_option_id = $3, countries = $4, data_mb = $5, unlimited = $6, days = $7,
                                 cost = $8, cost_currency = $9
              WHERE option_id = $1 AND provider_option_id = $2",
@@ -93,18 +94,20 @@ pub async fn apply(
             standard.cost,
             standard.cost_currency,
         );
-        pulled.updated += updated.execute(&mut *transaction).await?.rows_affected();
-    }
-    let gone: Vec<Uuid> = pull.disable.iter().map(|option| option.uuid()).collect();
-    let disabled = sqlx::query!(
-        "UPDATE options SET enabled = false WHERE option_id = ANY ($1) AND enabled",
-        &gone,
-    );
-    pulled.disabled = disabled.execute(&mut *transaction).await?.rows_affected();
-    let affected = pulled.created + pulled.updated + pulled.disabled;
-    let affected = i64::try_from(affected).unwrap_or(i64::MAX);
-    actions::finish(transaction, mode, affected, changed(pull, &pulled)).await?;
-    Ok(pulled)
+            pulled.updated += updated.execute(&mut **transaction).await?.rows_affected();
+        }
+        let gone: Vec<Uuid> = pull.disable.iter().map(|option| option.uuid()).collect();
+        let disabled = sqlx::query!(
+            "UPDATE options SET enabled = false WHERE option_id = ANY ($1) AND enabled",
+            &gone,
+        );
+        pulled.disabled = disabled.execute(&mut **transaction).await?.rows_affected();
+        let affected = pulled.created + pulled.updated + pulled.disabled;
+        let affected = i64::try_from(affected).unwrap_or(i64::MAX);
+        mode.record(transaction, affected, changed(pull, &pulled))
+            .await?;
+        Ok(mode.end(pulled))
+    })
 }
 
 /// The maximum number of options of which a record names what changed.

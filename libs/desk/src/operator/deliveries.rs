@@ -8,12 +8,12 @@
 
 use domain::{DeliveryId, Stored, TopupId, WebhookId, standing::DeliveryState};
 use pg::{
-    Result,
-    actions::{self, Action, ActionChange, Mode},
-    seconds,
+    Result, Transaction, TransactionEnd,
+    actions::{Action, ActionChange, Mode},
+    seconds, transaction,
 };
 use serde_json::json;
-use sqlx::{Connection, PgConnection};
+use sqlx::PgConnection;
 use store::deliveries::{
     View,
     endpoints::LONGEST_LEASE,
@@ -175,26 +175,26 @@ pub async fn resend_one(
     filter: &Filter,
     mode: Mode<'_>,
 ) -> Result<Resent> {
-    let mut transaction = connection.begin().await?;
-    let resent = resend(&mut transaction, &[id.uuid()], filter).await?;
-    if resent.resent == 0 {
-        transaction.rollback().await?;
-        return Ok(resent);
-    }
-    if let Mode::Apply(action) = &mode {
-        store_one(&mut transaction, id, action).await?;
-    }
-    let before = json!({
-        "delivered": resent.delivered, "exhausted": resent.exhausted, "pending": resent.pending,
-    });
-    let changed = ActionChange::between(before, json!({ "pending": resent.resent }));
-    actions::finish(transaction, mode, resent.resent, changed).await?;
-    Ok(resent)
+    transaction!(connection, "deliveries::resend_one", |transaction| {
+        let resent = resend(transaction, &[id.uuid()], filter).await?;
+        if resent.resent == 0 {
+            return Ok(TransactionEnd::Rollback(resent));
+        }
+        if let Mode::Apply(action) = &mode {
+            store_one(transaction, id, action).await?;
+        }
+        let before = json!({
+            "delivered": resent.delivered, "exhausted": resent.exhausted, "pending": resent.pending,
+        });
+        let changed = ActionChange::between(before, json!({ "pending": resent.resent }));
+        mode.record(transaction, resent.resent, changed).await?;
+        Ok(mode.end(resent))
+    })
 }
 
 /// Stores that one webhook was made due again, in the transaction of that. The row has ended.
 async fn store_one(
-    connection: &mut PgConnection,
+    transaction: &mut Transaction<'_>,
     delivery: DeliveryId,
     action: &Action<'_>,
 ) -> Result<()> {
@@ -210,6 +210,6 @@ async fn store_one(
         via,
         action.reason,
     );
-    statement.execute(connection).await?;
+    statement.execute(&mut **transaction).await?;
     Ok(())
 }

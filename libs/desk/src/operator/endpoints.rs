@@ -4,12 +4,12 @@
 use accounts::partners::endpoints::{Block, EndpointUpdate, change};
 use domain::{Command, EndpointKey, PartnerId, Stored, standing::EndpointState};
 use pg::{
-    Error, Result,
+    Error, Result, Transaction, TransactionEnd,
     actions::{self, Action, ActionChange},
-    rfc3339,
+    rfc3339, transaction,
 };
 use serde_json::json;
-use sqlx::{Connection, PgConnection};
+use sqlx::PgConnection;
 use store::deliveries::endpoints::{self, Endpoint};
 use strum::VariantArray;
 
@@ -46,7 +46,7 @@ pub fn seen_at(endpoint: &Endpoint) -> String {
 /// form that is sent again would be carried out again. The row is locked, so that the state holds until
 /// the change is committed.
 async fn before(
-    connection: &mut PgConnection,
+    transaction: &mut Transaction<'_>,
     endpoint: EndpointKey,
     seen: Option<&str>,
 ) -> Result<Stored<EndpointState>, EndpointNotChanged> {
@@ -54,8 +54,8 @@ async fn before(
         "SELECT endpoint_id FROM partner_endpoints WHERE endpoint_id = $1 FOR UPDATE",
         endpoint.id.uuid(),
     );
-    statement.fetch_optional(&mut *connection).await?;
-    let now = state(connection, endpoint).await?;
+    statement.fetch_optional(&mut **transaction).await?;
+    let now = state(transaction, endpoint).await?;
     let now = now.ok_or(EndpointNotChanged::Unknown)?;
     let Some(seen) = seen else {
         return Ok(now);
@@ -69,7 +69,7 @@ async fn before(
         .copied()
         .filter(|command| command.is_of_endpoint())
         .collect();
-    let as_seen = seen == now && actions::is_as_seen(&mut *connection, &ids, &changing, at).await?;
+    let as_seen = seen == now && actions::is_as_seen(transaction, &ids, &changing, at).await?;
     if as_seen {
         Ok(now)
     } else {
@@ -97,11 +97,14 @@ pub async fn pause(
     seen: Option<&str>,
     action: Action<'_>,
 ) -> Result<(), EndpointNotChanged> {
-    let mut transaction = connection.begin().await?;
-    let before = before(&mut transaction, endpoint, seen).await?;
-    endpoints::pause(&mut transaction, endpoint.id).await?;
-    let changed = ActionChange::between(json!({ "state": before }), json!({ "state": "paused" }));
-    Ok(actions::commit(transaction, action, 1, changed).await?)
+    transaction!(connection, "endpoints::pause", |transaction| {
+        let before = before(transaction, endpoint, seen).await?;
+        endpoints::pause(transaction, endpoint.id).await?;
+        let changed =
+            ActionChange::between(json!({ "state": before }), json!({ "state": "paused" }));
+        actions::record(transaction, action, 1, changed).await?;
+        Ok(TransactionEnd::Commit(()))
+    })
 }
 
 /// Ends a pause or a block; `seen` as for [`pause`]. The notifiers make the deliveries due that waited.
@@ -111,11 +114,13 @@ pub async fn resume(
     seen: Option<&str>,
     action: Action<'_>,
 ) -> Result<(), EndpointNotChanged> {
-    let mut transaction = connection.begin().await?;
-    let before = before(&mut transaction, endpoint, seen).await?;
-    endpoints::resume(&mut transaction, endpoint).await?;
-    let changed = ActionChange::between(json!({ "state": before }), json!({ "state": "open" }));
-    Ok(actions::commit(transaction, action, 1, changed).await?)
+    transaction!(connection, "endpoints::resume", |transaction| {
+        let before = before(transaction, endpoint, seen).await?;
+        endpoints::resume(transaction, endpoint).await?;
+        let changed = ActionChange::between(json!({ "state": before }), json!({ "state": "open" }));
+        actions::record(transaction, action, 1, changed).await?;
+        Ok(TransactionEnd::Commit(()))
+    })
 }
 
 /// Sets a partner's webhook URL, or removes it (`None`), and ends the block of the endpoint, in the
@@ -123,7 +128,7 @@ pub async fn resume(
 /// deliveries for a missing URL only while it locks the endpoint's row, so no delivery misses the new
 /// URL. Returns `None` if there is no such partner.
 pub async fn set_url(
-    transaction: &mut PgConnection,
+    transaction: &mut Transaction<'_>,
     partner_id: PartnerId,
     url: Option<&str>,
 ) -> Result<Option<()>> {

@@ -15,13 +15,13 @@ use domain::{
     placement::{Event, Placement, Resolution},
 };
 use pg::{
-    Error, Result,
-    actions::{self, ActionChange, Mode},
-    unsigned,
+    Error, Result, Transaction,
+    actions::{ActionChange, Mode},
+    transaction, unsigned,
 };
 use serde::Serialize;
 use serde_json::json;
-use sqlx::{Connection, PgConnection};
+use sqlx::PgConnection;
 use uuid::Uuid;
 use vault::Vault;
 
@@ -115,62 +115,63 @@ pub async fn enter(
     entered: &ProfileEntry<'_>,
     mode: Mode<'_>,
 ) -> Result<EnteredUnit, NotEntered> {
-    let mut transaction = connection.begin().await?;
-    let query = sqlx::query_scalar!(
-        "SELECT placement_id FROM topups WHERE topup_id = $1",
-        entered.topup_id.as_str(),
-    );
-    let placement = query.fetch_optional(&mut *transaction).await?;
-    let placement = placement.ok_or(NotEntered::Unknown)?;
-    lock(&mut transaction, placement.into()).await?;
-    let row = read(&mut transaction, entered.topup_id).await?;
-    let row = row.ok_or(NotEntered::Unknown)?;
-    if row.is_refused {
-        return Err(NotEntered::Refused);
-    }
-    if !row.is_bought {
-        return Err(NotEntered::NotBought);
-    }
-    if !row.is_pending {
-        return Err(NotEntered::NotPending);
-    }
-    let unit = row.unit.as_deref().or(entered.unit);
-    let unit = unit.ok_or(NotEntered::NoUnit)?;
-    if !(1..=128).contains(&unit.len()) || !unit.bytes().all(|byte| byte.is_ascii_graphic()) {
-        return Err(NotEntered::BadUnit);
-    }
-    store_profile(&mut transaction, vault, entered, &row, unit).await?;
-    let pending = pending(&mut transaction, row.placement_id).await?;
-    let before = Placement {
-        state: row.state.readable().map_err(Error::from)?,
-        attempt: unsigned(row.attempt),
-        ..Placement::NEW
-    };
-    let mut state = before.state;
-    if pending == 0 {
-        if let Ok(settled) = before.after(Event::Resolve(Resolution::Bought)) {
-            state = settled.state;
+    transaction!(connection, "entered::enter", |transaction| {
+        let query = sqlx::query_scalar!(
+            "SELECT placement_id FROM topups WHERE topup_id = $1",
+            entered.topup_id.as_str(),
+        );
+        let placement = query.fetch_optional(&mut **transaction).await?;
+        let placement = placement.ok_or(NotEntered::Unknown)?;
+        lock(transaction, placement.into()).await?;
+        let row = read(transaction, entered.topup_id).await?;
+        let row = row.ok_or(NotEntered::Unknown)?;
+        if row.is_refused {
+            return Err(NotEntered::Refused);
         }
-        finish(&mut transaction, row.placement_id, state).await?;
-    }
-    // Without the profile and its ids, which an erasure removes and a record keeps.
-    let changed = ActionChange::between(
-        json!({ "unit": "pending", "placement": before.state }),
-        json!({ "unit": "ready", "placement": state, "units_pending": pending }),
-    );
-    actions::finish(transaction, mode, 1, changed).await?;
-    Ok(EnteredUnit {
-        topup_id: entered.topup_id.to_string(),
-        placement_id: row.placement_id.into(),
-        order_id: row.order_id.into(),
-        state,
-        pending,
+        if !row.is_bought {
+            return Err(NotEntered::NotBought);
+        }
+        if !row.is_pending {
+            return Err(NotEntered::NotPending);
+        }
+        let unit = row.unit.as_deref().or(entered.unit);
+        let unit = unit.ok_or(NotEntered::NoUnit)?;
+        if !(1..=128).contains(&unit.len()) || !unit.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err(NotEntered::BadUnit);
+        }
+        store_profile(transaction, vault, entered, &row, unit).await?;
+        let pending = pending(transaction, row.placement_id).await?;
+        let before = Placement {
+            state: row.state.readable().map_err(Error::from)?,
+            attempt: unsigned(row.attempt),
+            ..Placement::NEW
+        };
+        let mut state = before.state;
+        if pending == 0 {
+            if let Ok(settled) = before.after(Event::Resolve(Resolution::Bought)) {
+                state = settled.state;
+            }
+            finish(transaction, row.placement_id, state).await?;
+        }
+        // Without the profile and its ids, which an erasure removes and a record keeps.
+        let changed = ActionChange::between(
+            json!({ "unit": "pending", "placement": before.state }),
+            json!({ "unit": "ready", "placement": state, "units_pending": pending }),
+        );
+        mode.record(transaction, 1, changed).await?;
+        Ok(mode.end(EnteredUnit {
+            topup_id: entered.topup_id.to_string(),
+            placement_id: row.placement_id.into(),
+            order_id: row.order_id.into(),
+            state,
+            pending,
+        }))
     })
 }
 
 /// Stores the sealed profile, the delivery of its webhook, and the work that sends it.
 async fn store_profile(
-    connection: &mut PgConnection,
+    transaction: &mut Transaction<'_>,
     vault: &Vault,
     entered: &ProfileEntry<'_>,
     row: &Row,
@@ -202,7 +203,10 @@ async fn store_profile(
         row.partner_id,
         row.order_id,
     );
-    let stored = statement.execute(connection).await.map_err(Error::from);
+    let stored = statement
+        .execute(&mut **transaction)
+        .await
+        .map_err(Error::from);
     match stored {
         Ok(_) => Ok(()),
         Err(error) => Err(match error.constraint() {
@@ -225,7 +229,7 @@ async fn pending(connection: &mut PgConnection, placement_id: Uuid) -> Result<i6
 
 /// Ends the wait of a placement of which no profile is missing any more.
 async fn finish(
-    connection: &mut PgConnection,
+    transaction: &mut Transaction<'_>,
     placement_id: Uuid,
     state: PlacementState,
 ) -> Result<(), sqlx::Error> {
@@ -240,6 +244,6 @@ async fn finish(
         placement_id,
         state.as_str(),
     );
-    statement.execute(connection).await?;
+    statement.execute(&mut **transaction).await?;
     Ok(())
 }

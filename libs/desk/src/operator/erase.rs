@@ -10,11 +10,12 @@
 
 use domain::{OrderId, PartnerId};
 use pg::{
-    Error,
-    actions::{self, ActionChange, Mode},
+    Error, TransactionEnd,
+    actions::{ActionChange, Mode},
+    transaction,
 };
 use serde_json::json;
-use sqlx::{Connection, PgConnection};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
 /// How many seconds after a partner was disabled its last orders may be stored: the replicas of
@@ -83,16 +84,16 @@ pub async fn order(
     order_id: OrderId,
     mode: Mode<'_>,
 ) -> Result<ErasureCounts, NotErased> {
-    let mut transaction = connection.begin().await?;
-    sqlx::query_scalar!(
-        "SELECT order_id FROM orders WHERE order_id = $1 FOR UPDATE",
-        order_id.uuid()
-    )
-    .fetch_optional(&mut *transaction)
-    .await?
-    .ok_or(NotErased::Unknown("order"))?;
-    // With these locks a resend or a claim that is under way ends before the check below.
-    let query = sqlx::query!(
+    transaction!(connection, "erase::order", |transaction| {
+        sqlx::query_scalar!(
+            "SELECT order_id FROM orders WHERE order_id = $1 FOR UPDATE",
+            order_id.uuid()
+        )
+        .fetch_optional(&mut **transaction)
+        .await?
+        .ok_or(NotErased::Unknown("order"))?;
+        // With these locks a resend or a claim that is under way ends before the check below.
+        let query = sqlx::query!(
         "WITH placed AS (SELECT placement_id FROM placements WHERE order_id = $1 FOR UPDATE)
          SELECT d.delivery_id FROM placed
          JOIN topups t ON t.placement_id = placed.placement_id
@@ -104,9 +105,9 @@ pub async fn order(
          FOR UPDATE OF d",
         order_id.uuid()
     );
-    query.fetch_all(&mut *transaction).await?;
-    let query = sqlx::query!(
-        r#"SELECT (SELECT count(*) FROM placements p
+        query.fetch_all(&mut **transaction).await?;
+        let query = sqlx::query!(
+            r#"SELECT (SELECT count(*) FROM placements p
                    WHERE p.order_id = $1
                      AND (p.state NOT IN ('placed', 'failed', 'refused')
                           OR (SELECT true FROM work w WHERE w.id = p.placement_id))) AS "placements!",
@@ -124,23 +125,24 @@ pub async fn order(
                                      WHERE further.delivery_id = ANY (ARRAY (
                                              SELECT f.delivery_id FROM further_deliveries f WHERE f.topup_id = t.topup_id))
                                        AND further.kind = 'topup.ready' AND further.state = 'pending'))) AS "units!""#,
-        order_id.uuid()
-    );
-    let open = query.fetch_one(&mut *transaction).await?;
-    if open.placements + open.units > 0 {
-        return Err(NotErased::Unfinished {
-            placements: open.placements,
-            units: open.units,
-        });
-    }
-    let erased = orders(&mut transaction, &[order_id.uuid()]).await?;
-    let changed = if erased.orders > 0 {
-        ActionChange::between(json!({ "erased": false }), json!({ "erased": erased }))
-    } else {
-        ActionChange::nothing()
-    };
-    actions::finish(transaction, mode, erased.orders, changed).await?;
-    Ok(erased)
+            order_id.uuid()
+        );
+        let open = query.fetch_one(&mut **transaction).await?;
+        if open.placements + open.units > 0 {
+            return Err(NotErased::Unfinished {
+                placements: open.placements,
+                units: open.units,
+            });
+        }
+        let erased = orders(transaction, &[order_id.uuid()]).await?;
+        let changed = if erased.orders > 0 {
+            ActionChange::between(json!({ "erased": false }), json!({ "erased": erased }))
+        } else {
+            ActionChange::nothing()
+        };
+        mode.record(transaction, erased.orders, changed).await?;
+        Ok(mode.end(erased))
+    })
 }
 
 /// Erases these orders in one statement:
@@ -303,15 +305,15 @@ pub async fn partner(
     orders: i64,
     mode: Mode<'_>,
 ) -> Result<(), NotErased> {
-    let mut transaction = connection.begin().await?;
-    // Checked again, because the state may have changed since the preview.
-    partner_orders(&mut transaction, partner_id).await?;
-    // `endpoints` removes the endpoints, of which an empty first one is made again, `again` the
-    // partner's resends, and `refused` its refused requests. `events`, `attempts` and `waiting`
-    // delete the events with their attempts and their rows in `held`; they have no work any more, as
-    // was checked above. The last step clears the row of the partner. Its access key becomes `erased-`
-    // and its id, because the column must stay filled and unique.
-    let statement = sqlx::query!(
+    transaction!(connection, "erase::partner", |transaction| {
+        // Checked again, because the state may have changed since the preview.
+        partner_orders(transaction, partner_id).await?;
+        // `endpoints` removes the endpoints, of which an empty first one is made again, `again` the
+        // partner's resends, and `refused` its refused requests. `events`, `attempts` and `waiting`
+        // delete the events with their attempts and their rows in `held`; they have no work any more, as
+        // was checked above. The last step clears the row of the partner. Its access key becomes `erased-`
+        // and its id, because the column must stay filled and unique.
+        let statement = sqlx::query!(
         "WITH endpoints AS (
              DELETE FROM partner_endpoints WHERE partner_id = $1
          ), again AS (
@@ -335,16 +337,17 @@ pub async fn partner(
          WHERE partner_id = $1 AND disabled_at IS NOT NULL",
         partner_id.uuid(),
     );
-    if statement.execute(&mut *transaction).await?.rows_affected() == 0 {
-        return Err(NotErased::Enabled);
-    }
-    accounts::partners::endpoints::make_first(&mut transaction, partner_id).await?;
-    let changed = ActionChange::between(
-        json!({ "erased": false }),
-        json!({ "erased": true, "orders": orders }),
-    );
-    actions::finish(transaction, mode, orders, changed).await?;
-    Ok(())
+        if statement.execute(&mut **transaction).await?.rows_affected() == 0 {
+            return Err(NotErased::Enabled);
+        }
+        accounts::partners::endpoints::make_first(transaction, partner_id).await?;
+        let changed = ActionChange::between(
+            json!({ "erased": false }),
+            json!({ "erased": true, "orders": orders }),
+        );
+        mode.record(transaction, orders, changed).await?;
+        Ok(mode.end(()))
+    })
 }
 
 /// Erases the next orders of a partner, at most `limit`, that come after `after`. Returns the next
@@ -355,21 +358,21 @@ pub async fn partner_batch(
     after: Option<OrderId>,
     limit: u32,
 ) -> Result<(ErasureCounts, Option<OrderId>), NotErased> {
-    let mut transaction = connection.begin().await?;
-    let query = sqlx::query_scalar!(
-        "SELECT order_id FROM orders
+    transaction!(connection, "erase::partner_batch", |transaction| {
+        let query = sqlx::query_scalar!(
+            "SELECT order_id FROM orders
          WHERE partner_id = $1 AND order_id > $2 AND refused_at IS NULL
          ORDER BY order_id LIMIT $3",
-        partner_id.uuid(),
-        after.map_or(Uuid::nil(), OrderId::uuid),
-        i64::from(limit),
-    );
-    let ids = query.fetch_all(&mut *transaction).await?;
-    let erased = orders(&mut transaction, &ids).await?;
-    transaction.commit().await?;
-    let full = u32::try_from(ids.len()).is_ok_and(|read| read >= limit);
-    Ok((
-        erased,
-        ids.last().filter(|_| full).map(|last| OrderId::from(*last)),
-    ))
+            partner_id.uuid(),
+            after.map_or(Uuid::nil(), OrderId::uuid),
+            i64::from(limit),
+        );
+        let ids = query.fetch_all(&mut **transaction).await?;
+        let erased = orders(transaction, &ids).await?;
+        let full = u32::try_from(ids.len()).is_ok_and(|read| read >= limit);
+        Ok(TransactionEnd::Commit((
+            erased,
+            ids.last().filter(|_| full).map(|last| OrderId::from(*last)),
+        )))
+    })
 }

@@ -10,12 +10,12 @@ use domain::{
 };
 use pg::{
     Error, Result,
-    actions::{self, ActionChange, Mode},
-    unsigned,
+    actions::{ActionChange, Mode},
+    transaction, unsigned,
 };
 use serde::Serialize;
 use serde_json::json;
-use sqlx::{Connection, PgConnection};
+use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -102,52 +102,53 @@ pub async fn resolve(
     seen: Option<i32>,
     mode: Mode<'_>,
 ) -> Result<ResolvedGiveBack, GiveBackNotResolved> {
-    let mut transaction = connection.begin().await?;
-    let query = sqlx::query!(
-        r#"SELECT give_back AS "give_back!", attempt FROM esim_requests
+    transaction!(connection, "give_backs::resolve", |transaction| {
+        let query = sqlx::query!(
+            r#"SELECT give_back AS "give_back!", attempt FROM esim_requests
            WHERE topup_id = $1 AND give_back IS NOT NULL"#,
-        topup_id.as_str(),
-    );
-    let row = query
-        .fetch_optional(&mut *transaction)
-        .await?
-        .ok_or(GiveBackNotResolved::Unknown)?;
-    let parked = GiveBack {
-        state: row.give_back.parse().map_err(Error::from)?,
-        attempt: unsigned(row.attempt),
-        not_returned: false,
-    };
-    if parked.state != GiveBackState::Parked {
-        return Err(GiveBackNotResolved::NotParked(parked.state));
-    }
-    if seen.is_some_and(|seen| seen != row.attempt) {
-        return Err(GiveBackNotResolved::Changed(row.attempt));
-    }
-    let event = match found {
-        GiveBackFinding::Returned => Event::Returned,
-        GiveBackFinding::NotReturned => Event::NotGivenBack,
-    };
-    let resolved = parked
-        .after(event)
-        .map_err(|_| GiveBackNotResolved::NotParked(parked.state))?;
-    // The function has the owner's rights and checks the state again under the lock of the row, so
-    // that the role of the console needs no right to change give-backs or profiles.
-    let query = sqlx::query_scalar!(
-        r#"SELECT resolve_give_back($1, $2, $3) AS "resolved!""#,
-        topup_id.as_str(),
-        row.attempt,
-        resolved.state == GiveBackState::Returned,
-    );
-    if !query.fetch_one(&mut *transaction).await? {
-        return Err(GiveBackNotResolved::Changed(row.attempt));
-    }
-    let changed = ActionChange::between(
-        json!({ "give_back": parked.state.as_str(), "attempt": row.attempt }),
-        json!({ "give_back": resolved.state.as_str() }),
-    );
-    actions::finish(transaction, mode, 1, changed).await?;
-    Ok(ResolvedGiveBack {
-        topup_id: topup_id.as_str().to_owned(),
-        state: resolved.state,
+            topup_id.as_str(),
+        );
+        let row = query
+            .fetch_optional(&mut **transaction)
+            .await?
+            .ok_or(GiveBackNotResolved::Unknown)?;
+        let parked = GiveBack {
+            state: row.give_back.parse().map_err(Error::from)?,
+            attempt: unsigned(row.attempt),
+            not_returned: false,
+        };
+        if parked.state != GiveBackState::Parked {
+            return Err(GiveBackNotResolved::NotParked(parked.state));
+        }
+        if seen.is_some_and(|seen| seen != row.attempt) {
+            return Err(GiveBackNotResolved::Changed(row.attempt));
+        }
+        let event = match found {
+            GiveBackFinding::Returned => Event::Returned,
+            GiveBackFinding::NotReturned => Event::NotGivenBack,
+        };
+        let resolved = parked
+            .after(event)
+            .map_err(|_| GiveBackNotResolved::NotParked(parked.state))?;
+        // The function has the owner's rights and checks the state again under the lock of the row, so
+        // that the role of the console needs no right to change give-backs or profiles.
+        let query = sqlx::query_scalar!(
+            r#"SELECT resolve_give_back($1, $2, $3) AS "resolved!""#,
+            topup_id.as_str(),
+            row.attempt,
+            resolved.state == GiveBackState::Returned,
+        );
+        if !query.fetch_one(&mut **transaction).await? {
+            return Err(GiveBackNotResolved::Changed(row.attempt));
+        }
+        let changed = ActionChange::between(
+            json!({ "give_back": parked.state.as_str(), "attempt": row.attempt }),
+            json!({ "give_back": resolved.state.as_str() }),
+        );
+        mode.record(transaction, 1, changed).await?;
+        Ok(mode.end(ResolvedGiveBack {
+            topup_id: topup_id.as_str().to_owned(),
+            state: resolved.state,
+        }))
     })
 }

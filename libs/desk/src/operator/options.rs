@@ -2,12 +2,13 @@
 
 use domain::OptionId;
 use pg::{
-    Error, Result,
-    actions::{self, ActionChange, Mode},
+    Result,
+    actions::{ActionChange, Mode},
+    transaction,
 };
 use serde::Serialize;
 use serde_json::json;
-use sqlx::{Connection, PgConnection};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
 /// An option that an operator named.
@@ -61,23 +62,22 @@ pub async fn set_enabled(
     enabled: bool,
     mode: Mode<'_>,
 ) -> Result<bool> {
-    let mut transaction = connection.begin().await?;
-    let statement = sqlx::query!(
-        "UPDATE options SET enabled = $2 WHERE option_id = $1 AND enabled <> $2",
-        option.uuid(),
-        enabled,
-    );
-    let changed = statement.execute(&mut *transaction).await?.rows_affected() > 0;
-    let what = if changed {
-        ActionChange::between(
-            json!({ "enabled": !enabled }),
-            json!({ "enabled": enabled }),
-        )
-    } else {
-        ActionChange::nothing()
-    };
-    actions::finish(transaction, mode, i64::from(changed), what)
-        .await
-        .map_err(Error::from)?;
-    Ok(changed)
+    transaction!(connection, "options::set_enabled", |transaction| {
+        let statement = sqlx::query!(
+            "UPDATE options SET enabled = $2 WHERE option_id = $1 AND enabled <> $2",
+            option.uuid(),
+            enabled,
+        );
+        let changed = statement.execute(&mut **transaction).await?.rows_affected() > 0;
+        let what = if changed {
+            ActionChange::between(
+                json!({ "enabled": !enabled }),
+                json!({ "enabled": enabled }),
+            )
+        } else {
+            ActionChange::nothing()
+        };
+        mode.record(transaction, i64::from(changed), what).await?;
+        Ok(mode.end(changed))
+    })
 }

@@ -188,10 +188,10 @@ pub async fn ask(
     action: Action<'_>,
 ) -> Result<Option<usize>> {
     let command = action.command;
-    let ask = async |transaction: &mut PgConnection| {
+    let ask = async |transaction: &mut Transaction<'_>| {
         // This waits for whoever asks for the same purchases at this moment, so the look at the record
         // comes after it.
-        let asked = asked::ask(&mut *transaction, placements).await?;
+        let asked = asked::ask(transaction, placements).await?;
         let as_seen = actions::mark(transaction, provider, command).await? == seen;
         let ids: Vec<String> = asked.iter().map(PlacementId::to_string).collect();
         let changed = ActionChange::created(serde_json::json!({ "asked": ids }));
@@ -328,14 +328,14 @@ async fn check_pair(
 /// once sees the units as they were before it waited for the lock, and so would buy again what another
 /// operator has just entered by hand.
 pub(super) async fn lock(
-    connection: &mut PgConnection,
+    transaction: &mut Transaction<'_>,
     placement_id: PlacementId,
 ) -> Result<(), sqlx::Error> {
     let statement = sqlx::query!(
         "SELECT FROM placements WHERE placement_id = $1 FOR UPDATE",
         placement_id.uuid(),
     );
-    statement.execute(connection).await?;
+    statement.execute(&mut **transaction).await?;
     Ok(())
 }
 
@@ -348,10 +348,7 @@ pub async fn resolve(
     mode: Mode<'_>,
 ) -> Result<ResolvedPlacement, PlacementNotResolved> {
     decision.check()?;
-    transaction!(connection, "placements::resolve", |transaction| -> Result<
-        ResolvedPlacement,
-        PlacementNotResolved,
-    > {
+    transaction!(connection, "placements::resolve", |transaction| {
         lock(transaction, placement_id).await?;
         let query = sqlx::query!(
             r#"SELECT p.order_id, p.provider, p.state, p.attempt, p.reason, p.placed_at, o.refused_at IS NOT NULL AS "refused!",

@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 
 use domain::{MaybeStored, PartnerId, standing::DeliveryState};
 use pg::{
-    Error, Result,
+    Error, Result, TransactionEnd,
     actions::{self, Action, ActionChange},
-    count, rfc3339,
+    count, rfc3339, transaction,
 };
 use serde::Serialize;
 use serde_json::json;
-use sqlx::{Connection, PgConnection};
+use sqlx::PgConnection;
 use store::deliveries::resends::{self, Asked, Counted, Wanted};
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -224,28 +224,31 @@ pub async fn start(
     if preview.unseen > 0 {
         return Err(NotStarted::TooMany(preview.unseen));
     }
-    let mut transaction = connection.begin().await?;
-    let asked = Asked {
-        action: &action,
-        part_of: Some(id),
-    };
-    let mut begun = 0_u64;
-    let mut skipped = 0_i64;
-    for part in &preview.parts {
-        let partner_id = part.partner_id.into();
-        let matching = part.matching.exact();
-        let new = resends::insert(&mut transaction, partner_id, wanted, matching, asked).await?;
-        match new {
-            Some(_) => begun += 1,
-            None => skipped += 1,
-        }
-    }
-    if begun == 0 {
-        return Err(NotStarted::Nothing);
-    }
-    let via: &'static str = action.actor.via.into();
-    // It is not worked off itself, so it is stored as one that has ended.
-    let statement = sqlx::query!(
+    transaction!(
+        connection,
+        "resends::start",
+        |transaction| -> Result<(), NotStarted> {
+            let asked = Asked {
+                action: &action,
+                part_of: Some(id),
+            };
+            let mut begun = 0_u64;
+            let mut skipped = 0_i64;
+            for part in &preview.parts {
+                let partner_id = part.partner_id.into();
+                let matching = part.matching.exact();
+                let new = resends::insert(transaction, partner_id, wanted, matching, asked).await?;
+                match new {
+                    Some(_) => begun += 1,
+                    None => skipped += 1,
+                }
+            }
+            if begun == 0 {
+                return Err(NotStarted::Nothing);
+            }
+            let via: &'static str = action.actor.via.into();
+            // It is not worked off itself, so it is stored as one that has ended.
+            let statement = sqlx::query!(
         "INSERT INTO resends (resend_id, state, since, until, phase, ended_at, asked_by, via, reason, skipped)
          VALUES ($1, $2, $3, coalesce($4, now()), 'sending', now(), $5, $6, $7, $8)",
         id,
@@ -257,17 +260,20 @@ pub async fn start(
         action.reason,
         skipped,
     );
-    statement.execute(&mut *transaction).await?;
-    let filter = json!({
-        "partner_id": partner, "state": wanted.state.map(<&str>::from), "since": rfc3339(wanted.since), "until": wanted.until.map(rfc3339),
-    });
-    let target = format!("resend {id}");
-    let action = Action {
-        target: &target,
-        ..action
-    };
-    let affected = preview.matching.number;
-    actions::commit(transaction, action, affected, ActionChange::created(filter)).await?;
+            statement.execute(&mut **transaction).await?;
+            let filter = json!({
+                "partner_id": partner, "state": wanted.state.map(<&str>::from), "since": rfc3339(wanted.since), "until": wanted.until.map(rfc3339),
+            });
+            let target = format!("resend {id}");
+            let action = Action {
+                target: &target,
+                ..action
+            };
+            let affected = preview.matching.number;
+            actions::record(transaction, action, affected, ActionChange::created(filter)).await?;
+            Ok(TransactionEnd::Commit(()))
+        }
+    )?;
     find(connection, id).await?.ok_or(NotStarted::Nothing)
 }
 
@@ -345,26 +351,31 @@ pub async fn cancel(
     id: Uuid,
     action: Action<'_>,
 ) -> Result<ResendCancellation> {
-    let mut transaction = connection.begin().await?;
-    // `IS NULL` alone would let the planner read all running resends instead of these.
-    let statement = sqlx::query!(
-        "UPDATE resends SET ended_at = now(), cancelled_at = now()
+    let ended = transaction!(
+        connection,
+        "resends::cancel",
+        |transaction| -> Result<u64> {
+            // `IS NULL` alone would let the planner read all running resends instead of these.
+            let statement = sqlx::query!(
+                "UPDATE resends SET ended_at = now(), cancelled_at = now()
          WHERE (resend_id = $1 OR batch_id = $1) AND coalesce(ended_at, 'infinity') = 'infinity'",
-        id,
-    );
-    let ended = statement.execute(&mut *transaction).await?.rows_affected();
-    if ended > 0 {
-        let statement = sqlx::query!(
-            "UPDATE resends SET cancelled_at = now() WHERE resend_id = $1",
-            id
-        );
-        statement.execute(&mut *transaction).await?;
-        let rows = i64::try_from(ended).unwrap_or(i64::MAX);
-        let changed = ActionChange::between(json!({ "running": rows }), json!({ "running": 0 }));
-        actions::commit(transaction, action, rows, changed).await?;
-    } else {
-        transaction.rollback().await?;
-    }
+                id,
+            );
+            let ended = statement.execute(&mut **transaction).await?.rows_affected();
+            if ended > 0 {
+                let statement = sqlx::query!(
+                    "UPDATE resends SET cancelled_at = now() WHERE resend_id = $1",
+                    id
+                );
+                statement.execute(&mut **transaction).await?;
+                let rows = i64::try_from(ended).unwrap_or(i64::MAX);
+                let changed =
+                    ActionChange::between(json!({ "running": rows }), json!({ "running": 0 }));
+                actions::record(transaction, action, rows, changed).await?;
+            }
+            Ok(TransactionEnd::Commit(ended))
+        }
+    )?;
     Ok(match find(connection, id).await? {
         Some(resend) if ended > 0 => ResendCancellation::Now(resend),
         Some(resend) => ResendCancellation::EndedBefore(resend),

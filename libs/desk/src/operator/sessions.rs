@@ -23,10 +23,10 @@ use std::{
     time::Duration,
 };
 
-use pg::{Error, Result, seconds};
+use pg::{Error, Result, Transaction, TransactionEnd, seconds, transaction};
 use secrecy::SecretString;
 use signing::{generate::NotGenerated, password, token};
-use sqlx::{Connection, PgConnection};
+use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -160,29 +160,33 @@ pub async fn sign_in(
         return Err(NotSignedIn::Wrong);
     };
     let token = token::generate()?;
-    let mut transaction = connection.begin().await?;
-    // Disabled in the meantime, or with another password: then no session begins.
-    let statement = sqlx::query!(
-        "UPDATE operators SET signed_in_at = now()
+    let ends_at = transaction!(connection, "sessions::sign_in", |transaction| -> Result<
+        OffsetDateTime,
+        NotSignedIn,
+    > {
+        // Disabled in the meantime, or with another password: then no session begins.
+        let statement = sqlx::query!(
+            "UPDATE operators SET signed_in_at = now()
          WHERE operator_id = $1 AND disabled_at IS NULL AND password = $2",
-        row.operator_id,
-        row.password,
-    );
-    if statement.execute(&mut *transaction).await?.rows_affected() == 0 {
-        return Err(NotSignedIn::Wrong);
-    }
-    let ends_at = begin(
-        &mut transaction,
-        &token,
-        row.operator_id,
-        None,
-        browser,
-        lifetime,
-    )
-    .await?;
-    let statement = sqlx::query!("DELETE FROM operator_sign_ins WHERE subject = $1", by_name);
-    statement.execute(&mut *transaction).await?;
-    transaction.commit().await?;
+            row.operator_id,
+            row.password,
+        );
+        if statement.execute(&mut **transaction).await?.rows_affected() == 0 {
+            return Err(NotSignedIn::Wrong);
+        }
+        let ends_at = begin(
+            transaction,
+            &token,
+            row.operator_id,
+            None,
+            browser,
+            lifetime,
+        )
+        .await?;
+        let statement = sqlx::query!("DELETE FROM operator_sign_ins WHERE subject = $1", by_name);
+        statement.execute(&mut **transaction).await?;
+        Ok(TransactionEnd::Commit(ends_at))
+    })?;
     let session = OperatorSession {
         operator_id: row.operator_id,
         name: row.name,
@@ -222,17 +226,22 @@ pub async fn open(
     let identity = format!("{} {}", person.issuer, person.subject);
     let operator_id = Uuid::new_v5(&Uuid::NAMESPACE_URL, identity.as_bytes());
     let token = token::generate()?;
-    let mut transaction = connection.begin().await?;
-    let ends_at = begin(
-        &mut transaction,
-        &token,
-        operator_id,
-        Some(person),
-        browser,
-        lifetime,
-    )
-    .await?;
-    transaction.commit().await?;
+    let ends_at = transaction!(connection, "sessions::open", |transaction| -> Result<
+        OffsetDateTime,
+        NotSignedIn,
+    > {
+        begin(
+            transaction,
+            &token,
+            operator_id,
+            Some(person),
+            browser,
+            lifetime,
+        )
+        .await
+        .map(TransactionEnd::Commit)
+        .map_err(NotSignedIn::from)
+    })?;
     let session = OperatorSession {
         operator_id,
         name: person.name.clone(),
@@ -246,7 +255,7 @@ pub async fn open(
 /// Stores a session, ends the one that the browser had before, and takes the success out of the count
 /// of its address. Returns the end of the session.
 async fn begin(
-    connection: &mut PgConnection,
+    transaction: &mut Transaction<'_>,
     token: &SecretString,
     operator_id: Uuid,
     person: Option<&Person>,
@@ -254,7 +263,7 @@ async fn begin(
     lifetime: Lifetime,
 ) -> Result<OffsetDateTime> {
     if let Some(before) = browser.before {
-        close(&mut *connection, before).await?;
+        close(transaction, before).await?;
     }
     let statement = sqlx::query_scalar!(
         "INSERT INTO operator_sessions (token_digest, operator_id, source, ends_at, issuer, name, role)
@@ -267,15 +276,15 @@ async fn begin(
         person.map(|person| person.name.as_str()),
         person.map(|person| person.role.as_str()),
     );
-    let ends_at = statement.fetch_one(&mut *connection).await?;
+    let ends_at = statement.fetch_one(&mut **transaction).await?;
     let statement = sqlx::query!(
         "UPDATE operator_sign_ins SET attempts = attempts - 1 WHERE subject = $1 AND attempts > 0",
         counted_source(browser.source),
     );
-    statement.execute(&mut *connection).await?;
+    statement.execute(&mut **transaction).await?;
     // Ended sessions of anybody go with the next one that begins, so no other program tidies up.
     let statement = sqlx::query!("DELETE FROM operator_sessions WHERE ends_at < now()");
-    statement.execute(connection).await?;
+    statement.execute(&mut **transaction).await?;
     Ok(ends_at)
 }
 

@@ -3,10 +3,11 @@
 
 use pg::{
     Result,
-    actions::{self, ActionChange, Mode},
+    actions::{ActionChange, Mode},
+    transaction,
 };
 use serde_json::json;
-use sqlx::{Connection, PgConnection};
+use sqlx::PgConnection;
 
 use crate::retention::DataClass;
 
@@ -37,19 +38,21 @@ pub async fn set(
     days: Option<i32>,
     mode: Mode<'_>,
 ) -> Result<()> {
-    let mut transaction = connection.begin().await?;
-    let before = sqlx::query_scalar!(
-        "SELECT days FROM walks WHERE name = $1 FOR UPDATE",
-        class.as_str()
-    );
-    let before = before.fetch_optional(&mut *transaction).await?.flatten();
-    let statement = sqlx::query!(
-        "UPDATE walks SET days = $2, after = '', up_to = '-infinity', began_at = now()
+    transaction!(connection, "terms::set", |transaction| {
+        let before = sqlx::query_scalar!(
+            "SELECT days FROM walks WHERE name = $1 FOR UPDATE",
+            class.as_str()
+        );
+        let before = before.fetch_optional(&mut **transaction).await?.flatten();
+        let statement = sqlx::query!(
+            "UPDATE walks SET days = $2, after = '', up_to = '-infinity', began_at = now()
          WHERE name = $1 AND days IS DISTINCT FROM $2",
-        class.as_str(),
-        days,
-    );
-    statement.execute(&mut *transaction).await?;
-    let changed = ActionChange::between(json!({ "days": before }), json!({ "days": days }));
-    Ok(actions::finish(transaction, mode, 1, changed).await?)
+            class.as_str(),
+            days,
+        );
+        statement.execute(&mut **transaction).await?;
+        let changed = ActionChange::between(json!({ "days": before }), json!({ "days": days }));
+        mode.record(transaction, 1, changed).await?;
+        Ok(mode.end(()))
+    })
 }

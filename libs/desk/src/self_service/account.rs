@@ -2,10 +2,15 @@
 
 use accounts::{options, partners::Rotated};
 use domain::{Environment, OptionId, PartnerId, product::Country};
-use pg::{Result, actions::ActionChange, rfc3339};
+use pg::{
+    Result, Transaction, TransactionEnd,
+    actions::ActionChange,
+    rfc3339,
+    transaction::{self, TransactionKind},
+};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
-use sqlx::{Connection, PgConnection};
+use sqlx::PgConnection;
 use time::OffsetDateTime;
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -141,15 +146,22 @@ pub async fn rotate(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     command: domain::Command,
-    rotate: impl AsyncFnOnce(&mut PgConnection) -> Result<Rotated>,
+    rotate: impl AsyncFnOnce(&mut Transaction<'_>) -> Result<Rotated>,
 ) -> Result<Rotated> {
-    let mut transaction = connection.begin().await?;
-    let rotated = rotate(&mut transaction).await?;
-    if let Rotated::Until(until) = rotated {
-        let old_until = until.map(rfc3339);
-        let changed = ActionChange::created(json!({ "old_until": old_until }));
-        record_change(&mut transaction, command, partner_id, changed).await?;
-    }
-    transaction.commit().await?;
-    Ok(rotated)
+    let rotate = async |transaction: &mut Transaction<'_>| {
+        let rotated = rotate(transaction).await?;
+        if let Rotated::Until(until) = rotated {
+            let old_until = until.map(rfc3339);
+            let changed = ActionChange::created(json!({ "old_until": old_until }));
+            record_change(transaction, command, partner_id, changed).await?;
+        }
+        Ok(TransactionEnd::Commit(rotated))
+    };
+    transaction::once(
+        connection,
+        TransactionKind::Writing,
+        "account::rotate",
+        rotate,
+    )
+    .await
 }

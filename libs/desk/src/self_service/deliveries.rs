@@ -8,12 +8,12 @@ use domain::{
     standing::DeliveryState,
 };
 use pg::{
-    Result,
+    Result, TransactionEnd,
     actions::{self, Action, ActionChange, Actor, Mode},
-    age, seconds,
+    age, seconds, transaction,
 };
 use serde_json::json;
-use sqlx::{Connection, PgConnection};
+use sqlx::PgConnection;
 use store::{
     Unflushed,
     deliveries::{
@@ -267,29 +267,30 @@ async fn deliver_to(
     partner_id: PartnerId,
     Unsent { topup_id, endpoint }: Unsent,
 ) -> Result<SentAgain> {
-    let mut transaction = connection.begin().await?;
-    let query = sqlx::query_scalar!(
-        "SELECT deliver_to($1, $2, $3)",
-        partner_id.uuid(),
-        topup_id.as_str(),
-        endpoint.uuid(),
-    );
-    if query.fetch_one(&mut *transaction).await?.is_none() {
-        return Ok(SentAgain::Due);
-    }
-    let (command, target) = recorded(&WebhookId::Topup(topup_id));
-    let action = Action {
-        actor: Actor::PARTNER,
-        command,
-        target: &target,
-        reason: REASON,
-    };
-    let changed = ActionChange::between(
-        json!({ "pending": 0 }),
-        json!({ "pending": 1, "endpoint": endpoint.to_string() }),
-    );
-    actions::commit(transaction, action, 1, changed).await?;
-    Ok(SentAgain::Again)
+    transaction!(connection, "deliveries::deliver_to", |transaction| {
+        let query = sqlx::query_scalar!(
+            "SELECT deliver_to($1, $2, $3)",
+            partner_id.uuid(),
+            topup_id.as_str(),
+            endpoint.uuid(),
+        );
+        if query.fetch_one(&mut **transaction).await?.is_none() {
+            return Ok(TransactionEnd::Rollback(SentAgain::Due));
+        }
+        let (command, target) = recorded(&WebhookId::Topup(topup_id.clone()));
+        let action = Action {
+            actor: Actor::PARTNER,
+            command,
+            target: &target,
+            reason: REASON,
+        };
+        let changed = ActionChange::between(
+            json!({ "pending": 0 }),
+            json!({ "pending": 1, "endpoint": endpoint.to_string() }),
+        );
+        actions::record(transaction, action, 1, changed).await?;
+        Ok(TransactionEnd::Commit(SentAgain::Again))
+    })
 }
 
 /// How such a resend is recorded: its command and its target.
@@ -314,8 +315,8 @@ async fn restart(
     id: DeliveryId,
     interval: Duration,
 ) -> Result<bool> {
-    let mut transaction = connection.begin().await?;
-    let statement = sqlx::query!(
+    transaction!(connection, "deliveries::restart", |transaction| {
+        let statement = sqlx::query!(
         "UPDATE deliveries SET schedule_start = attempt
          WHERE delivery_id = $1 AND partner_id = $2 AND state = 'pending' AND attempt > schedule_start
            AND greatest(attempted_at, created_at) <= clock_timestamp() - make_interval(secs => $3)",
@@ -323,22 +324,23 @@ async fn restart(
         partner_id.uuid(),
         seconds(interval),
     );
-    if statement.execute(&mut *transaction).await?.rows_affected() == 0 {
-        return Ok(false);
-    }
-    let (command, target) = recorded(webhook_id);
-    let action = Action {
-        actor: Actor::PARTNER,
-        command,
-        target: &target,
-        reason: REASON,
-    };
-    let changed = ActionChange::between(
-        json!({ "retries_begin_anew": false }),
-        json!({ "retries_begin_anew": true }),
-    );
-    actions::commit(transaction, action, 1, changed).await?;
-    Ok(true)
+        if statement.execute(&mut **transaction).await?.rows_affected() == 0 {
+            return Ok(TransactionEnd::Rollback(false));
+        }
+        let (command, target) = recorded(webhook_id);
+        let action = Action {
+            actor: Actor::PARTNER,
+            command,
+            target: &target,
+            reason: REASON,
+        };
+        let changed = ActionChange::between(
+            json!({ "retries_begin_anew": false }),
+            json!({ "retries_begin_anew": true }),
+        );
+        actions::record(transaction, action, 1, changed).await?;
+        Ok(TransactionEnd::Commit(true))
+    })
 }
 
 /// Why a delivery is not made due; `None` if it can be.

@@ -3,9 +3,9 @@
 
 use accounts::partners::endpoints::{self as stored, Block, EndpointUpdate, NewEndpoint};
 use domain::{Command, EndpointId, EndpointKey, PartnerId, Stored, standing::EndpointState};
-use pg::{Result, actions::ActionChange};
+use pg::{Result, Transaction, TransactionEnd, actions::ActionChange, transaction};
 use serde_json::{Value, json};
-use sqlx::{Connection, PgConnection};
+use sqlx::PgConnection;
 use store::{
     deliveries::endpoints::{self, Resumed},
     with_state,
@@ -125,14 +125,14 @@ async fn shown(connection: &mut PgConnection, endpoint: EndpointKey) -> Result<V
 
 /// Records a change of an endpoint by its partner, in the transaction of the change.
 async fn record_between(
-    connection: &mut PgConnection,
+    transaction: &mut Transaction<'_>,
     command: Command,
     endpoint: EndpointKey,
     before: Value,
 ) -> Result<()> {
-    let after = shown(&mut *connection, endpoint).await?;
+    let after = shown(transaction, endpoint).await?;
     let changed = ActionChange::between(before, after);
-    record_change(connection, command, endpoint.partner_id, changed).await
+    record_change(transaction, command, endpoint.partner_id, changed).await
 }
 
 /// Creates a further endpoint, and records that. Returns false if the partner has too many.
@@ -141,20 +141,20 @@ pub async fn create_endpoint(
     vault: &Vault,
     new: &NewEndpoint<'_>,
 ) -> Result<bool> {
-    let mut transaction = connection.begin().await?;
-    if !stored::create(&mut transaction, vault, new).await? {
-        return Ok(false);
-    }
-    let after = shown(&mut transaction, new.key).await?;
-    record_change(
-        &mut transaction,
-        Command::EndpointCreate,
-        new.key.partner_id,
-        ActionChange::created(after),
-    )
-    .await?;
-    transaction.commit().await?;
-    Ok(true)
+    transaction!(connection, "endpoints::create_endpoint", |transaction| {
+        if !stored::create(transaction, vault, new).await? {
+            return Ok(TransactionEnd::Rollback(false));
+        }
+        let after = shown(transaction, new.key).await?;
+        record_change(
+            transaction,
+            Command::EndpointCreate,
+            new.key.partner_id,
+            ActionChange::created(after),
+        )
+        .await?;
+        Ok(TransactionEnd::Commit(true))
+    })
 }
 
 /// Changes an endpoint, and records that if anything changed. After a new URL the notifiers make
@@ -165,38 +165,38 @@ pub async fn change_endpoint(
     endpoint: EndpointKey,
     change: &EndpointUpdate<'_>,
 ) -> Result<Option<bool>> {
-    let mut transaction = connection.begin().await?;
-    let before = shown(&mut transaction, endpoint).await?;
-    let changed = stored::change(&mut transaction, endpoint, change, Block::ProbeNow).await?;
-    if changed == Some(true) {
-        // The names of the requests.
-        let command = if endpoint.is_first() {
-            Command::WebhookSet
-        } else {
-            Command::EndpointSet
-        };
-        record_between(&mut transaction, command, endpoint, before).await?;
-    }
-    transaction.commit().await?;
-    Ok(changed)
+    transaction!(connection, "endpoints::change_endpoint", |transaction| {
+        let before = shown(transaction, endpoint).await?;
+        let changed = stored::change(transaction, endpoint, change, Block::ProbeNow).await?;
+        if changed == Some(true) {
+            // The names of the requests.
+            let command = if endpoint.is_first() {
+                Command::WebhookSet
+            } else {
+                Command::EndpointSet
+            };
+            record_between(transaction, command, endpoint, before).await?;
+        }
+        Ok(TransactionEnd::Commit(changed))
+    })
 }
 
 /// Deletes a further endpoint, and records that. Returns false if the partner has no such one.
 pub async fn delete_endpoint(connection: &mut PgConnection, endpoint: EndpointKey) -> Result<bool> {
-    let mut transaction = connection.begin().await?;
-    let before = shown(&mut transaction, endpoint).await?;
-    if !stored::delete(&mut transaction, endpoint).await? {
-        return Ok(false);
-    }
-    record_change(
-        &mut transaction,
-        Command::EndpointDelete,
-        endpoint.partner_id,
-        ActionChange::removed(before),
-    )
-    .await?;
-    transaction.commit().await?;
-    Ok(true)
+    transaction!(connection, "endpoints::delete_endpoint", |transaction| {
+        let before = shown(transaction, endpoint).await?;
+        if !stored::delete(transaction, endpoint).await? {
+            return Ok(TransactionEnd::Rollback(false));
+        }
+        record_change(
+            transaction,
+            Command::EndpointDelete,
+            endpoint.partner_id,
+            ActionChange::removed(before),
+        )
+        .await?;
+        Ok(TransactionEnd::Commit(true))
+    })
 }
 
 /// What became of a request to pause or resume an endpoint.
@@ -214,16 +214,16 @@ pub async fn pause_endpoint(
     connection: &mut PgConnection,
     endpoint: EndpointKey,
 ) -> Result<PauseChanged> {
-    let mut transaction = connection.begin().await?;
-    if !stored::exists(&mut transaction, endpoint).await? {
-        return Ok(PauseChanged::Unknown);
-    }
-    let before = shown(&mut transaction, endpoint).await?;
-    if endpoints::pause_by_partner(&mut transaction, endpoint).await? {
-        record_between(&mut transaction, Command::EndpointPause, endpoint, before).await?;
-    }
-    transaction.commit().await?;
-    Ok(PauseChanged::Done)
+    transaction!(connection, "endpoints::pause_endpoint", |transaction| {
+        if !stored::exists(transaction, endpoint).await? {
+            return Ok(TransactionEnd::Rollback(PauseChanged::Unknown));
+        }
+        let before = shown(transaction, endpoint).await?;
+        if endpoints::pause_by_partner(transaction, endpoint).await? {
+            record_between(transaction, Command::EndpointPause, endpoint, before).await?;
+        }
+        Ok(TransactionEnd::Commit(PauseChanged::Done))
+    })
 }
 
 /// Ends a pause of the partner, and records that. Resuming an endpoint that is not paused changes
@@ -232,18 +232,18 @@ pub async fn resume_endpoint(
     connection: &mut PgConnection,
     endpoint: EndpointKey,
 ) -> Result<PauseChanged> {
-    let mut transaction = connection.begin().await?;
-    if !stored::exists(&mut transaction, endpoint).await? {
-        return Ok(PauseChanged::Unknown);
-    }
-    let before = shown(&mut transaction, endpoint).await?;
-    match endpoints::resume_by_partner(&mut transaction, endpoint).await? {
-        Resumed::ByOperator => return Ok(PauseChanged::ByOperator),
-        Resumed::Now => {
-            record_between(&mut transaction, Command::EndpointResume, endpoint, before).await?;
+    transaction!(connection, "endpoints::resume_endpoint", |transaction| {
+        if !stored::exists(transaction, endpoint).await? {
+            return Ok(TransactionEnd::Rollback(PauseChanged::Unknown));
         }
-        Resumed::NotPaused => {}
-    }
-    transaction.commit().await?;
-    Ok(PauseChanged::Done)
+        let before = shown(transaction, endpoint).await?;
+        match endpoints::resume_by_partner(transaction, endpoint).await? {
+            Resumed::ByOperator => return Ok(TransactionEnd::Rollback(PauseChanged::ByOperator)),
+            Resumed::Now => {
+                record_between(transaction, Command::EndpointResume, endpoint, before).await?;
+            }
+            Resumed::NotPaused => {}
+        }
+        Ok(TransactionEnd::Commit(PauseChanged::Done))
+    })
 }

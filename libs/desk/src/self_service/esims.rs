@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use domain::{GiveBackState, PartnerId, TopupId, standing::Rows};
 use pg::{
-    Result,
+    Result, Transaction, TransactionEnd,
     actions::{self, Action, ActionChange, Actor},
-    age,
+    age, transaction,
 };
 use serde_json::json;
-use sqlx::{Connection, PgConnection};
+use sqlx::PgConnection;
 use store::{
     Unflushed,
     esim_requests::{Reading, Reason, UsageFailure},
@@ -113,7 +113,7 @@ pub async fn requests(
 /// erasure lock the order, too, before they judge whether anything of it is open. So either they see
 /// the request that this transaction makes, and leave the order alone, or this waits for them, and the
 /// next statement finds no unit, or an erased one.
-async fn keep_order(connection: &mut PgConnection, topup_id: &TopupId) -> Result<()> {
+async fn keep_order(transaction: &mut Transaction<'_>, topup_id: &TopupId) -> Result<()> {
     let query = sqlx::query_scalar!(
         "SELECT o.order_id FROM topups t
          JOIN placements p ON p.placement_id = t.placement_id
@@ -121,7 +121,7 @@ async fn keep_order(connection: &mut PgConnection, topup_id: &TopupId) -> Result
          WHERE t.topup_id = $1 FOR KEY SHARE OF o",
         topup_id.as_str(),
     );
-    query.fetch_optional(connection).await?;
+    query.fetch_optional(&mut **transaction).await?;
     Ok(())
 }
 
@@ -131,9 +131,9 @@ pub async fn ask_usage(
     partner_id: PartnerId,
     topup_id: &TopupId,
 ) -> Result<()> {
-    let mut transaction = connection.begin().await?;
-    keep_order(&mut transaction, topup_id).await?;
-    let statement = sqlx::query!(
+    transaction!(connection, "esims::ask_usage", |transaction| {
+        keep_order(transaction, topup_id).await?;
+        let statement = sqlx::query!(
         "INSERT INTO esim_requests AS r (topup_id, partner_id, provider, usage_asked_at)
          SELECT u.topup_id, u.partner_id, e.provider, now()
          FROM partner_units u JOIN esims e ON e.topup_id = u.topup_id
@@ -144,10 +144,10 @@ pub async fn ask_usage(
         partner_id.uuid(),
         topup_id.as_str(),
     );
-    statement.execute(&mut *transaction).await?;
-    make_due(&mut transaction, partner_id, topup_id).await?;
-    transaction.commit().await?;
-    Ok(())
+        statement.execute(&mut **transaction).await?;
+        make_due(transaction, partner_id, topup_id).await?;
+        Ok(TransactionEnd::Commit(()))
+    })
 }
 
 /// Makes what is open of the partner's request due, unless it has its work already.
@@ -193,9 +193,9 @@ pub async fn give_back(
     topup_id: &TopupId,
     (actor, reason): (Actor<'_>, &str),
 ) -> Result<bool> {
-    let mut transaction = connection.begin().await?;
-    keep_order(&mut transaction, topup_id).await?;
-    let statement = sqlx::query!(
+    transaction!(connection, "esims::give_back", |transaction| {
+        keep_order(transaction, topup_id).await?;
+        let statement = sqlx::query!(
         "INSERT INTO esim_requests AS r (topup_id, partner_id, provider, give_back, give_back_asked_at)
          SELECT u.topup_id, u.partner_id, e.provider, 'asked', now()
          FROM partner_units u JOIN esims e ON e.topup_id = u.topup_id
@@ -207,18 +207,19 @@ pub async fn give_back(
         partner_id.uuid(),
         topup_id.as_str(),
     );
-    let asked = statement.execute(&mut *transaction).await?.rows_affected() > 0;
-    make_due(&mut transaction, partner_id, topup_id).await?;
-    if asked {
-        let action = Action {
-            actor,
-            command: domain::Command::GiveBack,
-            target: &format!("topup {}", topup_id.as_str()),
-            reason,
-        };
-        let changed = ActionChange::created(json!({ "give_back": GiveBackState::Asked.as_str() }));
-        actions::record(&mut transaction, action, 1, changed).await?;
-    }
-    transaction.commit().await?;
-    Ok(asked)
+        let asked = statement.execute(&mut **transaction).await?.rows_affected() > 0;
+        make_due(transaction, partner_id, topup_id).await?;
+        if asked {
+            let action = Action {
+                actor,
+                command: domain::Command::GiveBack,
+                target: &format!("topup {}", topup_id.as_str()),
+                reason,
+            };
+            let changed =
+                ActionChange::created(json!({ "give_back": GiveBackState::Asked.as_str() }));
+            actions::record(transaction, action, 1, changed).await?;
+        }
+        Ok(TransactionEnd::Commit(asked))
+    })
 }

@@ -8,10 +8,10 @@
 use std::time::Duration;
 
 use domain::{Command, DeliveryId, EndpointId, PartnerId, Stored, standing::EndpointState};
-use pg::{Result, actions::ActionChange, age, seconds};
+use pg::{Result, Transaction, TransactionEnd, actions::ActionChange, age, seconds, transaction};
 use serde_json::{Value, json};
 use signing::{code, webhook};
-use sqlx::{Connection, PgConnection};
+use sqlx::PgConnection;
 use store::{deliveries::notices::PURPOSE, with_state};
 use time::OffsetDateTime;
 use vault::{Purpose, Vault};
@@ -94,28 +94,28 @@ pub async fn set_channel(
     secret: &webhook::Secret,
     limits: VerificationLimits,
 ) -> Result<SetChannel> {
-    let mut transaction = connection.begin().await?;
-    // The lock of the partner's row lets one request after the other pass, so that two requests at
-    // the same time do not send two codes, and do not make two channels.
-    let lock = sqlx::query!(
-        "SELECT FROM partners WHERE partner_id = $1 FOR NO KEY UPDATE",
-        partner_id.uuid()
-    );
-    lock.execute(&mut *transaction).await?;
-    let known = channel(&mut transaction, partner_id).await?;
-    if known
-        .as_ref()
-        .is_some_and(|known| known.target == target && known.verified_at.is_some())
-    {
-        return Ok(SetChannel::Unchanged);
-    }
-    if let Some(wait) = wait_for_code(&mut transaction, partner_id, limits).await? {
-        return Ok(SetChannel::TooSoon(wait));
-    }
-    end_channel(&mut transaction, partner_id).await?;
-    let endpoint_id = EndpointId::new();
-    let sealed = vault.seal(Purpose::EndpointSecret(endpoint_id), secret.expose())?;
-    let statement = sqlx::query!(
+    transaction!(connection, "notices::set_channel", |transaction| {
+        // The lock of the partner's row lets one request after the other pass, so that two requests at
+        // the same time do not send two codes, and do not make two channels.
+        let lock = sqlx::query!(
+            "SELECT FROM partners WHERE partner_id = $1 FOR NO KEY UPDATE",
+            partner_id.uuid()
+        );
+        lock.execute(&mut **transaction).await?;
+        let known = channel(transaction, partner_id).await?;
+        if known
+            .as_ref()
+            .is_some_and(|known| known.target == target && known.verified_at.is_some())
+        {
+            return Ok(TransactionEnd::Rollback(SetChannel::Unchanged));
+        }
+        if let Some(wait) = wait_for_code(transaction, partner_id, limits).await? {
+            return Ok(TransactionEnd::Rollback(SetChannel::TooSoon(wait)));
+        }
+        end_channel(transaction, partner_id).await?;
+        let endpoint_id = EndpointId::new();
+        let sealed = vault.seal(Purpose::EndpointSecret(endpoint_id), secret.expose())?;
+        let statement = sqlx::query!(
         "WITH channel AS (
              INSERT INTO partner_endpoints (endpoint_id, partner_id, nth, purpose, url, secrets, secret_ends, events)
              SELECT $1, $2, max(nth) + 1, $3, $4, ARRAY[$5::bytea], ARRAY[NULL::timestamptz], '{}'
@@ -133,12 +133,12 @@ pub async fn set_channel(
         sealed,
         DeliveryId::new().uuid(),
     );
-    statement.execute(&mut *transaction).await?;
-    let after = channel(&mut transaction, partner_id).await?;
-    let changed = ActionChange::between(shown(known.as_ref()), shown(after.as_ref()));
-    record_change(&mut transaction, Command::NoticesSet, partner_id, changed).await?;
-    transaction.commit().await?;
-    Ok(SetChannel::Set)
+        statement.execute(&mut **transaction).await?;
+        let after = channel(transaction, partner_id).await?;
+        let changed = ActionChange::between(shown(known.as_ref()), shown(after.as_ref()));
+        record_change(transaction, Command::NoticesSet, partner_id, changed).await?;
+        Ok(TransactionEnd::Commit(SetChannel::Set))
+    })
 }
 
 /// How long the partner has to wait until a further code may be sent to it; `None` if not at all.
@@ -172,31 +172,25 @@ async fn wait_for_code(
 
 /// Deletes the partner's channel. The notifier deletes what waits
 /// for it, because it finds no endpoint for it any more. Returns whether there was one.
-async fn end_channel(connection: &mut PgConnection, partner_id: PartnerId) -> Result<bool> {
+async fn end_channel(transaction: &mut Transaction<'_>, partner_id: PartnerId) -> Result<bool> {
     let ended = sqlx::query!(
         "DELETE FROM partner_endpoints WHERE partner_id = $1 AND purpose = 'notices'",
         partner_id.uuid(),
     );
-    Ok(ended.execute(connection).await?.rows_affected() > 0)
+    Ok(ended.execute(&mut **transaction).await?.rows_affected() > 0)
 }
 
 /// Removes the partner's channel. Returns whether there was one.
 pub async fn remove_channel(connection: &mut PgConnection, partner_id: PartnerId) -> Result<bool> {
-    let mut transaction = connection.begin().await?;
-    let known = channel(&mut transaction, partner_id).await?;
-    let ended = end_channel(&mut transaction, partner_id).await?;
-    if ended {
-        let changed = ActionChange::removed(shown(known.as_ref()));
-        record_change(
-            &mut transaction,
-            Command::NoticesRemove,
-            partner_id,
-            changed,
-        )
-        .await?;
-    }
-    transaction.commit().await?;
-    Ok(ended)
+    transaction!(connection, "notices::remove_channel", |transaction| {
+        let known = channel(transaction, partner_id).await?;
+        let ended = end_channel(transaction, partner_id).await?;
+        if ended {
+            let changed = ActionChange::removed(shown(known.as_ref()));
+            record_change(transaction, Command::NoticesRemove, partner_id, changed).await?;
+        }
+        Ok(TransactionEnd::Commit(ended))
+    })
 }
 
 /// The result of [`verify_channel`].
@@ -220,33 +214,29 @@ pub async fn verify_channel(
     partner_id: PartnerId,
     given: &str,
 ) -> Result<Verification> {
-    let mut transaction = connection.begin().await?;
-    let query = sqlx::query!(
-        r#"SELECT outcome AS "outcome!", tries_left AS "tries_left!" FROM verify_channel($1, $2)"#,
-        partner_id.uuid(),
-        code::plain(given),
-    );
-    let tried = query.fetch_one(&mut *transaction).await?;
-    let verification = match tried.outcome.as_str() {
-        "verified" => {
-            let changed =
-                ActionChange::between(json!({ "verified": false }), json!({ "verified": true }));
-            record_change(
-                &mut transaction,
-                Command::NoticesVerify,
-                partner_id,
-                changed,
-            )
-            .await?;
-            Verification::Verified
-        }
-        "before" => Verification::Verified,
-        "wrong" => Verification::Wrong {
-            left: tried.tries_left,
-        },
-        "none" => Verification::NoChannel,
-        _ => Verification::Ended,
-    };
-    transaction.commit().await?;
-    Ok(verification)
+    transaction!(connection, "notices::verify_channel", |transaction| {
+        let query = sqlx::query!(
+            r#"SELECT outcome AS "outcome!", tries_left AS "tries_left!" FROM verify_channel($1, $2)"#,
+            partner_id.uuid(),
+            code::plain(given),
+        );
+        let tried = query.fetch_one(&mut **transaction).await?;
+        let verification = match tried.outcome.as_str() {
+            "verified" => {
+                let changed = ActionChange::between(
+                    json!({ "verified": false }),
+                    json!({ "verified": true }),
+                );
+                record_change(transaction, Command::NoticesVerify, partner_id, changed).await?;
+                Verification::Verified
+            }
+            "before" => Verification::Verified,
+            "wrong" => Verification::Wrong {
+                left: tried.tries_left,
+            },
+            "none" => Verification::NoChannel,
+            _ => Verification::Ended,
+        };
+        Ok(TransactionEnd::Commit(verification))
+    })
 }

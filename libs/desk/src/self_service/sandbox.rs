@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use domain::{DeliveryId, PartnerId};
-use pg::{Result, age, seconds};
-use sqlx::{Connection, PgConnection};
+use pg::{Result, TransactionEnd, age, seconds, transaction};
+use sqlx::PgConnection;
 
 /// How long before their end a real `key.expiring` tells of old keys, unless an operator has set
 /// another time.
@@ -32,33 +32,33 @@ pub async fn expire_keys(
     partner_id: PartnerId,
     interval: Duration,
 ) -> Result<KeyExpiryResult> {
-    let mut transaction = connection.begin().await?;
-    // The lock of the partner's row lets one request after the other pass, as for tests of the
-    // endpoint.
-    let query = sqlx::query_scalar!(
-        r#"SELECT 'key.expiring' = ANY (e.events) AS "wanted!"
+    transaction!(connection, "sandbox::expire_keys", |transaction| {
+        // The lock of the partner's row lets one request after the other pass, as for tests of the
+        // endpoint.
+        let query = sqlx::query_scalar!(
+            r#"SELECT 'key.expiring' = ANY (e.events) AS "wanted!"
            FROM partners p JOIN partner_endpoints e ON e.endpoint_id = p.partner_id
            WHERE p.partner_id = $1 AND p.environment = 'sandbox' FOR NO KEY UPDATE OF p"#,
-        partner_id.uuid(),
-    );
-    if query.fetch_optional(&mut *transaction).await? != Some(true) {
-        return Ok(KeyExpiryResult::Unwanted);
-    }
-    let query = sqlx::query_scalar!(
-        r#"SELECT extract(epoch FROM clock_timestamp() - created_at)::float8 AS "age!" FROM deliveries
+            partner_id.uuid(),
+        );
+        if query.fetch_optional(&mut **transaction).await? != Some(true) {
+            return Ok(TransactionEnd::Rollback(KeyExpiryResult::Unwanted));
+        }
+        let query = sqlx::query_scalar!(
+            r#"SELECT extract(epoch FROM clock_timestamp() - created_at)::float8 AS "age!" FROM deliveries
            WHERE partner_id = $1 AND kind <> 'topup.ready' AND kind = 'key.expiring'
              -- A pair, so that only the partner's index fits.
              AND (partner_id, created_at) > ($1, now() - make_interval(secs => $2))
            ORDER BY created_at DESC LIMIT 1"#,
-        partner_id.uuid(),
-        seconds(interval),
-    );
-    let last = query.fetch_optional(&mut *transaction).await?;
-    if let Some(left) = last.and_then(|last| interval.checked_sub(age(last))) {
-        return Ok(KeyExpiryResult::TooSoon(left));
-    }
-    let id = DeliveryId::new();
-    let statement = sqlx::query!(
+            partner_id.uuid(),
+            seconds(interval),
+        );
+        let last = query.fetch_optional(&mut **transaction).await?;
+        if let Some(left) = last.and_then(|last| interval.checked_sub(age(last))) {
+            return Ok(TransactionEnd::Rollback(KeyExpiryResult::TooSoon(left)));
+        }
+        let id = DeliveryId::new();
+        let statement = sqlx::query!(
         "WITH created AS (
              INSERT INTO deliveries (delivery_id, partner_id, kind, credential, ends_at, created_at)
              VALUES ($1, $2, 'key.expiring', 'keys', now() + make_interval(secs => $3), clock_timestamp())
@@ -68,7 +68,7 @@ pub async fn expire_keys(
         partner_id.uuid(),
         seconds(NOTICE),
     );
-    statement.execute(&mut *transaction).await?;
-    transaction.commit().await?;
-    Ok(KeyExpiryResult::Due(id))
+        statement.execute(&mut **transaction).await?;
+        Ok(TransactionEnd::Commit(KeyExpiryResult::Due(id)))
+    })
 }

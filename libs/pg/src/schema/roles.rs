@@ -9,9 +9,9 @@
 
 use std::{fmt, time::Duration};
 
-use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use sqlx::{AssertSqlSafe, PgConnection};
 
-use crate::Result;
+use crate::{Result, TransactionEnd, transaction};
 
 /// A role of the database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -253,23 +253,15 @@ async fn exists(connection: &mut PgConnection, role: DatabaseRole) -> Result<boo
 async fn retry(connection: &mut PgConnection, statements: &str) -> Result<()> {
     let mut conflicts = 0;
     loop {
-        let mut transaction = connection.begin().await?;
-        match sqlx::raw_sql(AssertSqlSafe(statements))
-            .execute(&mut *transaction)
-            .await
-        {
-            Ok(_) => return Ok(transaction.commit().await?),
-            Err(error) => {
-                transaction.rollback().await?;
-                let changed = error
-                    .as_database_error()
-                    .is_some_and(|error| error.message().contains("concurrently updated"));
-                if !changed || conflicts == CONFLICTS {
-                    return Err(error.into());
-                }
-            }
+        let done = transaction!(connection, "roles", |transaction| -> Result<()> {
+            let statements = sqlx::raw_sql(AssertSqlSafe(statements));
+            statements.execute(&mut **transaction).await?;
+            Ok(TransactionEnd::Commit(()))
+        });
+        match done {
+            Err(error) if error.is_concurrent_update() && conflicts < CONFLICTS => conflicts += 1,
+            ended => return ended,
         }
-        conflicts += 1;
         tokio::time::sleep(Duration::from_millis(20) * conflicts).await;
     }
 }

@@ -223,10 +223,7 @@ pub async fn test(
     interval: Duration,
 ) -> Result<Tested> {
     let partner_id = endpoint.partner_id;
-    transaction!(connection, "events::test", |transaction| -> Result<
-        Tested,
-        pg::Error,
-    > {
+    transaction!(connection, "events::test", |transaction| {
         // The lock of the partner's row lets one request after the other pass, so that two requests at
         // the same time do not create two tests.
         let query = sqlx::query!(

@@ -177,23 +177,19 @@ async fn record_others(
         retry_conflicts!(record_any(&mut *connection, &columns))?;
         return Ok(Made::default());
     }
-    transaction!(
-        connection,
-        "record::record_others",
-        |transaction| -> Result<Made, pg::Error> {
-            let exhausted = record_any(transaction, &columns).await?;
-            let mut changes = Vec::new();
-            if !exhausted.is_empty() {
-                let endpoints: Vec<Uuid> = exhausted.iter().map(|row| row.endpoint_id).collect();
-                for endpoint in endpoints::note_exhausted(transaction, &endpoints).await? {
-                    let first = exhausted.iter().find(|row| row.endpoint_id == endpoint);
-                    changes.extend(first.map(Exhausted::told));
-                }
+    transaction!(connection, "record::record_others", |transaction| {
+        let exhausted = record_any(transaction, &columns).await?;
+        let mut changes = Vec::new();
+        if !exhausted.is_empty() {
+            let endpoints: Vec<Uuid> = exhausted.iter().map(|row| row.endpoint_id).collect();
+            for endpoint in endpoints::note_exhausted(transaction, &endpoints).await? {
+                let first = exhausted.iter().find(|row| row.endpoint_id == endpoint);
+                changes.extend(first.map(Exhausted::told));
             }
-            let told = notices::about(transaction, &changes, notices_per_day).await?;
-            Ok(TransactionEnd::Commit(told))
         }
-    )
+        let told = notices::about(transaction, &changes, notices_per_day).await?;
+        Ok(TransactionEnd::Commit(told))
+    })
 }
 
 /// What a batch says about endpoints. Both parts are sorted by endpoint, so that two notifiers wait

@@ -39,7 +39,7 @@ use uuid::Uuid;
 
 pub use again::{Filter, Resent, resend};
 use pg::{
-    Result, TransactionEnd,
+    Result, Transaction, TransactionEnd,
     actions::{self, Action, ActionChange, Actor, REASON},
     age, count, seconds, transaction,
 };
@@ -99,10 +99,7 @@ pub async fn begin(
     wanted: &Wanted,
     interval: Duration,
 ) -> Result<Begun> {
-    transaction!(connection, "resends::begin", |transaction| -> Result<
-        Begun,
-        pg::Error,
-    > {
+    transaction!(connection, "resends::begin", |transaction| {
         // The lock lets one request of the partner after the other pass.
         let query = sqlx::query!(
             r#"SELECT EXISTS (SELECT FROM partner_endpoints e WHERE e.partner_id = $1 AND e.url IS NOT NULL) AS "has_url!",
@@ -217,7 +214,7 @@ pub async fn insert(
 
 /// Records what the partner has done, in the transaction of the change.
 async fn record(
-    connection: &mut PgConnection,
+    transaction: &mut Transaction<'_>,
     command: domain::Command,
     target: &str,
     affected: i64,
@@ -229,7 +226,7 @@ async fn record(
         target,
         reason: actions::REASON,
     };
-    Ok(actions::record(connection, action, affected, changed).await?)
+    Ok(actions::record(transaction, action, affected, changed).await?)
 }
 
 /// The resends of a partner, the newest first.
@@ -289,10 +286,7 @@ pub async fn cancel(
     partner_id: PartnerId,
     id: Uuid,
 ) -> Result<Option<PartnerResend>> {
-    transaction!(connection, "resends::cancel", |transaction| -> Result<
-        Option<PartnerResend>,
-        pg::Error,
-    > {
+    transaction!(connection, "resends::cancel", |transaction| {
         let statement = sqlx::query!(
             "UPDATE resends SET ended_at = now(), cancelled_at = now()
          WHERE resend_id = $2 AND partner_id = $1 AND ended_at IS NULL",
@@ -335,92 +329,88 @@ pub struct Step {
 /// When the walk has come to its end, the resend ends as soon as none of what was due then
 /// waits for its attempt any more.
 pub async fn step(connection: &mut PgConnection, id: Uuid, most_due: u32) -> Result<Step> {
-    transaction!(
-        connection,
-        "resends::step",
-        |transaction| -> Result<Step, pg::Error> {
-            // The lock keeps other notifiers and a cancellation out until this batch has committed. `IS NULL`
-            // alone would let the planner read all running resends instead of this one.
-            let query = sqlx::query!(
-                r#"SELECT partner_id AS "partner_id!", state, since, until, phase, after_at, after_id, now() AS "now!" FROM resends
+    transaction!(connection, "resends::step", |transaction| {
+        // The lock keeps other notifiers and a cancellation out until this batch has committed. `IS NULL`
+        // alone would let the planner read all running resends instead of this one.
+        let query = sqlx::query!(
+            r#"SELECT partner_id AS "partner_id!", state, since, until, phase, after_at, after_id, now() AS "now!" FROM resends
            WHERE resend_id = $1 AND coalesce(ended_at, 'infinity') = 'infinity' FOR UPDATE SKIP LOCKED"#,
-                id,
-            );
-            let Some(row) = query.fetch_optional(&mut **transaction).await? else {
-                let query = sqlx::query_scalar!(
-                    r#"SELECT EXISTS (SELECT FROM resends WHERE resend_id = $1
+            id,
+        );
+        let Some(row) = query.fetch_optional(&mut **transaction).await? else {
+            let query = sqlx::query_scalar!(
+                r#"SELECT EXISTS (SELECT FROM resends WHERE resend_id = $1
                               AND coalesce(ended_at, 'infinity') = 'infinity') AS "runs!""#,
-                    id,
-                );
-                return Ok(TransactionEnd::Rollback(Step {
-                    gone: !query.fetch_one(&mut **transaction).await?,
-                    ..Step::default()
-                }));
-            };
-            let after = row.after_at.zip(row.after_id);
-            let after = after.map(|(at, id)| Position { at, id });
-            let phase = Stored::<Phase>::from(row.phase);
-            let wanted = MaybeStored::<DeliveryState>::from(row.state);
-            // What only a newer version knows is for a notifier of that version.
-            let Some(phase) = phase.known().filter(|_| !wanted.is_unknown()) else {
-                return Ok(TransactionEnd::Rollback(Step::default()));
-            };
-            let Some(state) = phase.state() else {
-                let ended = end_if_sent(transaction, id, row.partner_id, after).await?;
-                return Ok(TransactionEnd::Commit(Step {
-                    ended,
-                    ..Step::default()
-                }));
-            };
-            let due = due_soon(transaction, row.partner_id, most_due).await?;
-            let room = u64::from(most_due).saturating_sub(due);
-            if room == 0 {
-                return Ok(TransactionEnd::Rollback(Step::default()));
-            }
-            let filter = Filter {
-                partner_id: Some(row.partner_id.into()),
-                state: Some(state),
-                since: Some(row.since),
-                until: Some(row.until),
-                ..Filter::default()
-            };
-            let mut walk = Walk {
-                partner_id: row.partner_id.into(),
-                source: Source::of(filter.state),
-                order: Order::OldestFirst,
-                matching: Matching {
-                    state: filter.state,
-                    since: filter.since,
-                    until: filter.until,
-                    kinds: Kinds::WithoutNotices,
-                },
-                after,
-            };
-            let limit = usize::try_from(room).unwrap_or(usize::MAX);
-            let found = walk.find(transaction, limit, BATCH_LOOK).await?;
-            let resent = resend(transaction, &found.ids, &filter).await?;
-            let next = phases(wanted.known())
-                .skip_while(|one| *one != phase)
-                .nth(1)
-                .filter(|_| found.ended);
-            let after = next.map_or(walk.after, |next| start(next, row.now));
-            let statement = sqlx::query!(
-                "UPDATE resends SET phase = $2, after_at = $3, after_id = $4, resent = resent + $5
-         WHERE resend_id = $1",
                 id,
-                <&str>::from(next.unwrap_or(phase)),
-                after.map(|after| after.at),
-                after.map(|after| after.id),
-                resent.resent,
             );
-            statement.execute(&mut **transaction).await?;
-            Ok(TransactionEnd::Commit(Step {
-                resent: count(resent.resent),
-                more: true,
+            return Ok(TransactionEnd::Rollback(Step {
+                gone: !query.fetch_one(&mut **transaction).await?,
                 ..Step::default()
-            }))
+            }));
+        };
+        let after = row.after_at.zip(row.after_id);
+        let after = after.map(|(at, id)| Position { at, id });
+        let phase = Stored::<Phase>::from(row.phase);
+        let wanted = MaybeStored::<DeliveryState>::from(row.state);
+        // What only a newer version knows is for a notifier of that version.
+        let Some(phase) = phase.known().filter(|_| !wanted.is_unknown()) else {
+            return Ok(TransactionEnd::Rollback(Step::default()));
+        };
+        let Some(state) = phase.state() else {
+            let ended = end_if_sent(transaction, id, row.partner_id, after).await?;
+            return Ok(TransactionEnd::Commit(Step {
+                ended,
+                ..Step::default()
+            }));
+        };
+        let due = due_soon(transaction, row.partner_id, most_due).await?;
+        let room = u64::from(most_due).saturating_sub(due);
+        if room == 0 {
+            return Ok(TransactionEnd::Rollback(Step::default()));
         }
-    )
+        let filter = Filter {
+            partner_id: Some(row.partner_id.into()),
+            state: Some(state),
+            since: Some(row.since),
+            until: Some(row.until),
+            ..Filter::default()
+        };
+        let mut walk = Walk {
+            partner_id: row.partner_id.into(),
+            source: Source::of(filter.state),
+            order: Order::OldestFirst,
+            matching: Matching {
+                state: filter.state,
+                since: filter.since,
+                until: filter.until,
+                kinds: Kinds::WithoutNotices,
+            },
+            after,
+        };
+        let limit = usize::try_from(room).unwrap_or(usize::MAX);
+        let found = walk.find(transaction, limit, BATCH_LOOK).await?;
+        let resent = resend(transaction, &found.ids, &filter).await?;
+        let next = phases(wanted.known())
+            .skip_while(|one| *one != phase)
+            .nth(1)
+            .filter(|_| found.ended);
+        let after = next.map_or(walk.after, |next| start(next, row.now));
+        let statement = sqlx::query!(
+            "UPDATE resends SET phase = $2, after_at = $3, after_id = $4, resent = resent + $5
+         WHERE resend_id = $1",
+            id,
+            <&str>::from(next.unwrap_or(phase)),
+            after.map(|after| after.at),
+            after.map(|after| after.id),
+            resent.resent,
+        );
+        statement.execute(&mut **transaction).await?;
+        Ok(TransactionEnd::Commit(Step {
+            resent: count(resent.resent),
+            more: true,
+            ..Step::default()
+        }))
+    })
 }
 
 /// The number of webhooks that are due, or in flight, at the endpoint of the partner that has most of

@@ -53,11 +53,8 @@ pub async fn note(
     kind: HistoryKind,
     reason: Option<&Reason>,
 ) -> Result<()> {
-    transaction!(
-        connection,
-        "asked::note",
-        |transaction| -> Result<(), pg::Error> {
-            let statement = sqlx::query!(
+    transaction!(connection, "asked::note", |transaction| {
+        let statement = sqlx::query!(
         "WITH held AS MATERIALIZED (
              SELECT placement_id FROM placements
              WHERE placement_id = $1 AND attempt = $2 AND state = 'parked' AND placed_at IS NULL
@@ -68,18 +65,17 @@ pub async fn note(
         placement_id.uuid(),
         pg::signed(attempt),
     );
-            let ended = statement.execute(&mut **transaction).await?.rows_affected();
-            if ended > 0 {
-                let note = Note {
-                    attempt: Some(pg::signed(attempt)),
-                    reason: reason.map(Reason::to_string),
-                    ..Note::new(placement_id.uuid(), kind)
-                };
-                history::write(transaction, &[note]).await?;
-            }
-            Ok(TransactionEnd::Commit(()))
+        let ended = statement.execute(&mut **transaction).await?.rows_affected();
+        if ended > 0 {
+            let note = Note {
+                attempt: Some(pg::signed(attempt)),
+                reason: reason.map(Reason::to_string),
+                ..Note::new(placement_id.uuid(), kind)
+            };
+            history::write(transaction, &[note]).await?;
         }
-    )
+        Ok(TransactionEnd::Commit(()))
+    })
 }
 
 /// What a provider has said about a purchase since it is on hold.

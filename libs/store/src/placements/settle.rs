@@ -80,25 +80,21 @@ async fn settle_others(
         }
         return Ok(());
     }
-    transaction!(
-        connection,
-        "settle::settle_others",
-        |transaction| -> Result<(), pg::Error> {
-            for round in &rounds {
-                let mut changes = HashMap::new();
-                let moves = Moves::of(members_of(settlements, round));
-                moves.record(transaction, &mut changes).await?;
-                let bought = Bought::of(members_of(settlements, round));
-                bought.record(transaction, &mut changes).await?;
-                bought
-                    .fail_units_and_write_history(transaction, &changes)
-                    .await?;
-                bought.park_others(transaction, &mut changes).await?;
-                take_over(settlements, round, changes, settled);
-            }
-            Ok(TransactionEnd::Commit(()))
+    transaction!(connection, "settle::settle_others", |transaction| {
+        for round in &rounds {
+            let mut changes = HashMap::new();
+            let moves = Moves::of(members_of(settlements, round));
+            moves.record(transaction, &mut changes).await?;
+            let bought = Bought::of(members_of(settlements, round));
+            bought.record(transaction, &mut changes).await?;
+            bought
+                .fail_units_and_write_history(transaction, &changes)
+                .await?;
+            bought.park_others(transaction, &mut changes).await?;
+            take_over(settlements, round, changes, settled);
         }
-    )
+        Ok(TransactionEnd::Commit(()))
+    })
 }
 
 /// The members of a round.

@@ -10,6 +10,7 @@ use desk::{
     self_service,
 };
 use domain::{OrderId, PartnerId, TopupIds};
+use pg::Transaction;
 use sqlx::{AssertSqlSafe, Connection};
 use store::deliveries;
 use store::orders::{self, NewOrder};
@@ -19,7 +20,8 @@ use tools::archive::{self, Archive, CopiedOrders};
 use uuid::{NoContext, Timestamp, Uuid};
 
 use crate::bench::{
-    Bench, Told as _, VAULT, answered, applied, bought, delivery_id, ids, placement, ready, topups,
+    Bench, Told as _, VAULT, answered, applied, bought, committed, delivery_id, ids, placement,
+    ready, topups,
 };
 use crate::further::READY;
 
@@ -130,15 +132,12 @@ impl Bench {
     pub async fn moved(&self, archive: &mut Archive) -> CopiedOrders {
         let mut connection = self.connection().await;
         let orders = archive::reserved(&mut connection, archive).await.unwrap();
-        let mut transaction = connection.begin().await.unwrap();
-        let copied = archive::copy(&mut transaction, archive, &orders)
-            .await
-            .unwrap();
-        archive::complete(&mut transaction, archive, &copied, "sum")
-            .await
-            .unwrap();
-        transaction.commit().await.unwrap();
-        copied
+        let work = async |transaction: &mut Transaction<'_>| {
+            let copied = archive::copy(transaction, archive, &orders).await?;
+            archive::complete(transaction, archive, &copied, "sum").await?;
+            Ok(copied)
+        };
+        committed(&mut connection, work).await.unwrap()
     }
 
     async fn finished(&self) -> Vec<Uuid> {
@@ -348,8 +347,10 @@ async fn a_batch_waits_for_a_change_of_its_rows() {
         sqlx::query(change).execute(&mut *changing).await.unwrap();
         let ids = [order.order_id.uuid()];
         let mut connection = bench.connection().await;
-        let mut transaction = connection.begin().await.unwrap();
-        let copying = archive::copy(&mut transaction, &archive, &ids);
+        let copy = async |transaction: &mut Transaction<'_>| {
+            archive::copy(transaction, &archive, &ids).await
+        };
+        let copying = committed(&mut connection, copy);
         let ending = async {
             wait::soon("the batch to wait", async || {
                 Ok(bench.waits_for_a_lock().await.then_some(()))
@@ -360,7 +361,6 @@ async fn a_batch_waits_for_a_change_of_its_rows() {
         let (copied, ()) = tokio::join!(copying, ending);
         let copied = copied.unwrap();
         assert!(copied.lines.contains("changed"), "{change}");
-        transaction.rollback().await.unwrap();
     }
     bench.moved(&mut archive).await;
     assert_eq!(archive.orders, 1);
@@ -372,15 +372,14 @@ async fn orders_of_whose_rows_the_file_lacks_one_are_not_deleted() {
     let order = bench.delivered(PartnerId::new(), "o-1", 500).await;
     let mut archive = bench.ripe(10).await;
     let mut connection = bench.connection().await;
-    let mut transaction = connection.begin().await.unwrap();
     let ids = [order.order_id.uuid()];
-    let mut copied = archive::copy(&mut transaction, &archive, &ids)
-        .await
-        .unwrap();
-    copied.rows[5] += 1;
-    let completed = archive::complete(&mut transaction, &mut archive, &copied, "sum").await;
+    let work = async |transaction: &mut Transaction<'_>| {
+        let mut copied = archive::copy(transaction, &archive, &ids).await?;
+        copied.rows[5] += 1;
+        archive::complete(transaction, &mut archive, &copied, "sum").await
+    };
+    let completed = committed(&mut connection, work).await;
     assert!(completed.unwrap_err().to_string().contains("rolled back"));
-    transaction.rollback().await.unwrap();
     assert_eq!(bench.rows_of(&order).await.len(), 6);
 }
 

@@ -16,6 +16,7 @@ use pg::actions::{Action, Actor, Mode};
 use pg::config::{DatabaseConfig, PoolConfig};
 use pg::primary::DurabilityConfig;
 use pg::schema;
+use pg::{Transaction, TransactionEnd, transaction};
 use secrecy::SecretString;
 use signing::{SecretKey, webhook};
 use sqlx::{AssertSqlSafe, PgConnection, PgPool, Postgres, pool::PoolConnection};
@@ -78,6 +79,23 @@ pub struct Bench {
     /// The database as services use it.
     pub store: pg::Database,
     pub database: Database,
+}
+
+/// Does one thing in a transaction of its own.
+pub async fn committed<T>(
+    connection: &mut PgConnection,
+    work: impl AsyncFnOnce(&mut Transaction<'_>) -> pg::Result<T>,
+) -> pg::Result<T> {
+    let work = async |transaction: &mut Transaction<'_>| {
+        work(transaction).await.map(TransactionEnd::Commit)
+    };
+    transaction::once(
+        connection,
+        transaction::TransactionKind::Writing,
+        "a test",
+        work,
+    )
+    .await
 }
 
 impl Bench {
@@ -272,17 +290,26 @@ impl Bench {
     /// Sets or removes a partner's URL, as an operator, and makes due what waited for it, as the
     /// notifiers do. Returns the number of deliveries that became due.
     pub async fn set_url(&self, partner: PartnerId, url: Option<&str>) -> Option<u64> {
-        let mut transaction = self.pool.begin().await.unwrap();
-        set_url(&mut transaction, partner, url).await.unwrap()?;
-        transaction.commit().await.unwrap();
+        let mut connection = self.connection().await;
+        let set =
+            async |transaction: &mut Transaction<'_>| set_url(transaction, partner, url).await;
+        committed(&mut connection, set).await.unwrap()?;
         Some(self.move_waiting(EndpointKey::first(partner)).await)
     }
 
     pub async fn set_events(&self, partner: PartnerId, kinds: &[Kind]) {
         assert!(
-            partners::set_events(&mut *self.connection().await, partner, kinds)
+            committed(
+                &mut *self.connection().await,
+                async |transaction: &mut Transaction<'_>| partners::set_events(
+                    transaction,
+                    partner,
+                    kinds
+                )
                 .await
-                .unwrap()
+            )
+            .await
+            .unwrap()
         );
     }
 

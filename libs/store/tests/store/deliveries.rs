@@ -6,12 +6,13 @@ use std::{collections::HashSet, pin::pin, time::Duration};
 
 use desk::operator::endpoints::set_url;
 use domain::{DeliveryId, EndpointId, EndpointKey, PartnerId, TopupId, endpoint::BlockPolicy};
+use pg::Transaction;
 use sqlx::PgConnection;
 use store::deliveries::{self, AttemptResult, Attempted, Claim, Delivery, endpoints};
 use store::work;
 use testkit::wait;
 
-use crate::bench::{Bench, LEASE, delivery_id, esim, iccid, ids, look};
+use crate::bench::{Bench, LEASE, committed, delivery_id, esim, iccid, ids, look};
 
 const URL: Option<&str> = Some("https://partner.example/hook");
 /// A whole attempt of a younger delivery ends within the first lease.
@@ -565,9 +566,9 @@ async fn a_url_that_is_just_being_set_is_never_missed() {
         let waits = async || Ok((bench.value::<i64>(WAITING, partner).await == 1).then_some(()));
         wait::soon("the notifier waits for the delivery", waits).await;
         let mut setting = pin!(async {
-            let mut transaction = bench.pool.begin().await?;
-            set_url(&mut transaction, partner, URL).await?;
-            transaction.commit().await?;
+            let set =
+                async |transaction: &mut Transaction<'_>| set_url(transaction, partner, URL).await;
+            committed(&mut *bench.connection().await, set).await?;
             // The notifier may do this at once, and nobody looks again later.
             Ok::<_, pg::Error>(bench.move_waiting(EndpointKey::first(partner)).await)
         });

@@ -8,8 +8,9 @@ use accounts::partners::{self, Overlap, Rotated};
 use desk::master_key;
 use desk::self_service::{self, PauseChanged, SentAgain};
 use domain::{EndpointId, EndpointKey, PartnerId, TopupId, event::Kind, standing::EndpointState};
+use pg::Transaction;
 use signing::webhook;
-use sqlx::{AssertSqlSafe, Connection as _};
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
 use store::deliveries::endpoints;
 use store::deliveries::events::{Tested, test};
 use store::deliveries::{
@@ -19,8 +20,8 @@ use uuid::Uuid;
 use vault::Vault;
 
 use crate::bench::{
-    Bench, NEW_KEY, OLD_KEY, Told as _, VAULT, delivery_id, ids, look, order, placement, rejected,
-    topups, vault,
+    Bench, NEW_KEY, OLD_KEY, Told as _, VAULT, committed, delivery_id, ids, look, order, placement,
+    rejected, topups, vault,
 };
 use crate::deliveries::{attempted, failure};
 
@@ -434,8 +435,13 @@ async fn an_endpoint_is_changed_by_its_partner_only() {
     assert_eq!(paused.unwrap(), PauseChanged::Unknown);
     let resumed = self_service::resume_endpoint(&mut connection, stranger).await;
     assert_eq!(resumed.unwrap(), PauseChanged::Unknown);
-    let rotated =
-        partners::rotate_secret(&mut connection, &VAULT, stranger, &secret, overlap).await;
+    let rotate = async |connection: &mut PgConnection, endpoint| {
+        let rotate = async |transaction: &mut Transaction<'_>| {
+            partners::rotate_secret(transaction, &VAULT, endpoint, &secret, overlap).await
+        };
+        committed(connection, rotate).await
+    };
+    let rotated = rotate(&mut connection, stranger).await;
     assert_eq!(rotated.unwrap(), Rotated::Refused);
     let tested = test(&mut connection, stranger, MINUTE).await.unwrap();
     assert_eq!(tested, Tested::NoEndpoint);
@@ -461,9 +467,9 @@ async fn an_endpoint_is_changed_by_its_partner_only() {
         .due;
     let due: Vec<Uuid> = due.iter().map(|one| one.id).collect();
     assert_eq!(due, [key.id.uuid()]);
-    let rotated = partners::rotate_secret(&mut connection, &VAULT, key, &secret, overlap).await;
+    let rotated = rotate(&mut connection, key).await;
     assert!(matches!(rotated.unwrap(), Rotated::Until(Some(_))));
-    let again = partners::rotate_secret(&mut connection, &VAULT, key, &secret, overlap).await;
+    let again = rotate(&mut connection, key).await;
     assert_eq!(
         again.unwrap(),
         Rotated::Refused,

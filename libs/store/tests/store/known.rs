@@ -7,12 +7,13 @@ use accounts::{
     partners::{self, Overlap, endpoints},
 };
 use domain::{DeliveryId, EndpointId, EndpointKey, PartnerId, TopupId};
+use pg::Transaction;
 use signing::webhook::Secret;
 use store::deliveries::{self, Claim, ClaimResult, Target};
 use time::OffsetDateTime;
 
 use crate::bench::{
-    Bench, VAULT, answered, bought, esim, execute, fresh, ids, placement, ready, topups,
+    Bench, VAULT, answered, bought, committed, esim, execute, fresh, ids, placement, ready, topups,
 };
 use crate::further::READY;
 
@@ -151,9 +152,10 @@ async fn each_change_of_an_endpoint_ends_what_is_known_of_it() {
                     lasts: Duration::from_hours(1),
                     keep_old: false,
                 };
-                partners::rotate_secret(&mut connection, &VAULT, first, &secret, overlap)
-                    .await
-                    .unwrap();
+                let rotate = async |transaction: &mut Transaction<'_>| {
+                    partners::rotate_secret(transaction, &VAULT, first, &secret, overlap).await
+                };
+                committed(&mut connection, rotate).await.unwrap();
             }
             2 => {
                 let headers = endpoints::Headers::from([("x-api-key".into(), "1".into())]);
@@ -161,9 +163,10 @@ async fn each_change_of_an_endpoint_ends_what_is_known_of_it() {
                     headers: Some((&VAULT, &headers)),
                     ..endpoints::EndpointUpdate::default()
                 };
-                endpoints::change(&mut connection, first, &change, endpoints::Block::ProbeNow)
-                    .await
-                    .unwrap();
+                let change = async |transaction: &mut Transaction<'_>| {
+                    endpoints::change(transaction, first, &change, endpoints::Block::ProbeNow).await
+                };
+                committed(&mut connection, change).await.unwrap();
             }
             3 => deliveries::endpoints::pause(&mut connection, partner.first_endpoint())
                 .await
@@ -269,15 +272,12 @@ async fn the_end_of_a_replaced_secret_is_that_of_the_database() {
         keep_old: false,
     };
     let first = EndpointKey::first(partner);
-    partners::rotate_secret(
-        &mut *bench.connection().await,
-        &VAULT,
-        first,
-        &secret,
-        overlap,
-    )
-    .await
-    .unwrap();
+    let rotate = async |transaction: &mut Transaction<'_>| {
+        partners::rotate_secret(transaction, &VAULT, first, &secret, overlap).await
+    };
+    committed(&mut *bench.connection().await, rotate)
+        .await
+        .unwrap();
     let read = bench.settled(partner, 1).await;
     let claimed = bench.read_all(&read).await;
     let (_, target, validity) = claimed.targets.first().unwrap();

@@ -12,11 +12,14 @@ use desk::{
     operator,
 };
 use domain::{ActivationCode, EndpointKey, PartnerId, TopupId};
+use pg::Transaction;
 use signing::{SecretKey, webhook::Secret};
 use store::deliveries::{self, Claim, Delivery};
 use vault::{Purpose, Vault};
 
-use crate::bench::{Bench, NEW_KEY, OLD_KEY, VAULT, delivery_id, esim, execute, ids, look, vault};
+use crate::bench::{
+    Bench, NEW_KEY, OLD_KEY, VAULT, committed, delivery_id, esim, execute, ids, look, vault,
+};
 
 const DAY: Duration = Duration::from_hours(24);
 
@@ -54,7 +57,10 @@ async fn rotate(
 ) -> &'static str {
     let key = SecretKey::from_bytes(access_key.as_bytes().repeat(8)).unwrap();
     let mut connection = bench.connection().await;
-    short(partners::rotate_keys(&mut connection, &VAULT, partner, access_key, &key, overlap).await)
+    let rotate = async |transaction: &mut Transaction<'_>| {
+        partners::rotate_keys(transaction, &VAULT, partner, access_key, &key, overlap).await
+    };
+    short(committed(&mut connection, rotate).await)
 }
 
 async fn rotate_secret(
@@ -65,16 +71,11 @@ async fn rotate_secret(
 ) -> &'static str {
     let secret = Secret::from_bytes(vec![byte; 32]).unwrap();
     let mut connection = bench.connection().await;
-    short(
-        partners::rotate_secret(
-            &mut connection,
-            &VAULT,
-            EndpointKey::first(partner),
-            &secret,
-            overlap,
-        )
-        .await,
-    )
+    let first = EndpointKey::first(partner);
+    let rotate = async |transaction: &mut Transaction<'_>| {
+        partners::rotate_secret(transaction, &VAULT, first, &secret, overlap).await
+    };
+    short(committed(&mut connection, rotate).await)
 }
 
 /// The access keys that are valid beside this one.
@@ -226,19 +227,19 @@ async fn every_secret_that_is_valid_needs_its_key() {
     let new = vault(NEW_KEY);
     let mut connection = bench.connection().await;
     let secret = Secret::from_bytes(vec![9; 32]).unwrap();
-    let rotated = partners::rotate_secret(
-        &mut connection,
-        &both,
-        EndpointKey::first(partner),
-        &secret,
-        AT_ONCE,
-    )
-    .await;
+    let first = EndpointKey::first(partner);
+    let rotate = async |transaction: &mut Transaction<'_>| {
+        partners::rotate_secret(transaction, &both, first, &secret, AT_ONCE).await
+    };
+    let rotated = committed(&mut connection, rotate).await;
     assert_eq!(short(rotated), "at once");
     let error = accounts::start::wait(&bench.store, &new).await.unwrap_err();
     assert!(error.to_string().contains("\"test\""), "{error}");
     let key = SecretKey::from_bytes(vec![9; 32]).unwrap();
-    let rotated = partners::rotate_keys(&mut connection, &both, partner, "ak_2", &key, ANEW).await;
+    let rotate = async |transaction: &mut Transaction<'_>| {
+        partners::rotate_keys(transaction, &both, partner, "ak_2", &key, ANEW).await
+    };
+    let rotated = committed(&mut connection, rotate).await;
     assert_eq!(short(rotated), "overlap");
     let error = accounts::start::wait(&bench.store, &new).await.unwrap_err();
     assert!(error.to_string().contains("\"test\""), "{error}");

@@ -14,6 +14,7 @@ use domain::{
     placement::Resolution,
     standing::{Actor, Standing},
 };
+use pg::Transaction;
 use pg::actions::{self, Action, ActionChange};
 use store::figures::{self, Count, Figure, Measure};
 
@@ -303,7 +304,8 @@ async fn the_timeline_has_what_operators_did_however_much_they_did_elsewhere() {
         target: &target,
         ..action(domain::Command::OrderErase)
     };
-    actions::record(&mut console, done, 1, ActionChange::nothing())
+    let nothing = async |_: &mut Transaction<'_>| Ok(Some(((), ActionChange::nothing())));
+    actions::recorded(&mut console, done, nothing)
         .await
         .unwrap();
     let read = orders::read(&mut console, &[stored.order_id.uuid()])

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use pg::{Error, Result, seconds};
+use pg::{Error, Result, Transaction, seconds};
 use sqlx::{AssertSqlSafe, PgConnection};
 use uuid::Uuid;
 
@@ -169,7 +169,7 @@ pub struct CopiedOrders {
 /// The locks let a resend, an erasure or a new encryption that is under way end first, and make
 /// later ones wait for this transaction. So what is copied is exactly what is deleted.
 pub async fn copy(
-    transaction: &mut PgConnection,
+    transaction: &mut Transaction<'_>,
     archive: &Archive,
     orders: &[Uuid],
 ) -> Result<CopiedOrders> {
@@ -183,12 +183,12 @@ pub async fn copy(
         archive.archive,
         seconds(GRACE),
     );
-    let reserved = query.fetch_all(&mut *transaction).await?;
+    let reserved = query.fetch_all(&mut **transaction).await?;
     let query = sqlx::query!(
         "SELECT placement_id FROM placements WHERE order_id = ANY ($1) ORDER BY placement_id FOR UPDATE",
         &reserved,
     );
-    query.fetch_all(&mut *transaction).await?;
+    query.fetch_all(&mut **transaction).await?;
     let query = sqlx::query!(
         "SELECT e.topup_id FROM placements p
          JOIN topups t ON t.placement_id = p.placement_id
@@ -196,20 +196,20 @@ pub async fn copy(
          WHERE p.order_id = ANY ($1) ORDER BY e.topup_id FOR UPDATE OF e",
         &reserved,
     );
-    query.fetch_all(&mut *transaction).await?;
+    query.fetch_all(&mut **transaction).await?;
     let query = sqlx::query!(
         "SELECT d.delivery_id FROM deliveries d
          WHERE d.delivery_id = ANY (ARRAY (SELECT delivery_id FROM order_deliveries WHERE order_id = ANY ($1)))
          ORDER BY d.delivery_id FOR UPDATE",
         &reserved,
     );
-    query.fetch_all(&mut *transaction).await?;
+    query.fetch_all(&mut **transaction).await?;
     let all = orders;
     // Judged again behind the locks.
-    let orders = finished(&mut *transaction, &reserved).await?;
+    let orders = finished(transaction, &reserved).await?;
     let read: Vec<(String, Vec<i64>)> = sqlx::query_as(AssertSqlSafe(reading()))
         .bind(&orders)
-        .fetch_all(transaction)
+        .fetch_all(&mut **transaction)
         .await?;
     let mut left = all.to_vec();
     left.retain(|id| !orders.contains(id));
@@ -241,7 +241,7 @@ pub(super) fn lost(archive: &Archive) -> Error {
 /// would be deleted than were copied, or if the archive is complete or has another file by now; the
 /// caller then rolls back.
 pub async fn complete(
-    transaction: &mut PgConnection,
+    transaction: &mut Transaction<'_>,
     archive: &mut Archive,
     copied: &CopiedOrders,
     sha256: &str,
@@ -281,7 +281,7 @@ pub async fn complete(
                    FROM (SELECT partner_id, count(*) AS n FROM orders GROUP BY partner_id) AS counted) AS partners"#,
         &copied.orders,
     );
-    let deleted = deleted.fetch_one(&mut *transaction).await?;
+    let deleted = deleted.fetch_one(&mut **transaction).await?;
     let rows: Vec<u64> = deleted.rows.into_iter().map(pg::count).collect();
     if rows != copied.rows {
         return Err(Error::Unreadable(format!(
@@ -304,7 +304,7 @@ pub async fn complete(
         deleted.partners.as_deref().unwrap_or("{}"),
         archive.file,
     );
-    let completed = completed.fetch_optional(transaction).await?;
+    let completed = completed.fetch_optional(&mut **transaction).await?;
     let completed = completed.ok_or_else(|| lost(archive))?;
     archive.completed_at = completed.completed_at;
     archive.orders = completed.orders;

@@ -4,7 +4,7 @@
 use accounts::partners::{self, Partner};
 use axum::{extract::State, response::Response};
 use domain::{Command, PartnerId};
-use pg::{PgConnection, actions::ActionChange};
+use pg::{PgConnection, Transaction, actions::ActionChange};
 use serde_json::json;
 
 use crate::{
@@ -94,7 +94,7 @@ async fn set(
     } else {
         Command::PartnerEnable
     };
-    let set = async |transaction: &mut PgConnection| {
+    let set = async |transaction: &mut Transaction<'_>| {
         let before = partners::show(&mut *transaction, &id.to_string()).await?;
         if before.is_none_or(|before| before.disabled_at.is_some() == disabled) {
             return Ok(None);

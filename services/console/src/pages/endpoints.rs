@@ -9,8 +9,9 @@ use axum::{extract::State, response::Response};
 use desk::operator::{self, endpoints::EndpointNotChanged, health::HealthReport};
 use domain::{Command, EndpointId, EndpointKey, standing::EndpointState};
 use pg::{
-    PgConnection,
+    PgConnection, Transaction, TransactionEnd,
     actions::{self, ActionChange},
+    transaction,
 };
 use store::deliveries::{
     endpoints::{self, Endpoint},
@@ -281,7 +282,7 @@ pub(crate) async fn test(
     let sent = app
         .database()
         .run(async |connection| {
-            let send = async |transaction: &mut PgConnection| {
+            let send = async |transaction: &mut Transaction<'_>| {
                 Ok(
                     match events::test(transaction, endpoint, BETWEEN_TESTS).await? {
                         Tested::Due(id) => Some((id, ActionChange::nothing())),
@@ -318,14 +319,19 @@ pub(crate) async fn show_url(
     let (endpoint, target) = endpoint(&app, &given).await?;
     let action = act.action(Command::ShowUrl, &target, act.fields.reason()?);
     let read = async |connection: &mut PgConnection| {
-        let all = endpoints::list(&mut *connection, Some(endpoint.partner_id)).await?;
-        let id = endpoint.id.uuid();
-        let url = all.into_iter().find(|one| one.endpoint_id == id);
-        let url = url.and_then(|one| one.webhook_url);
-        if url.is_some() {
-            actions::record(connection, action, 0, ActionChange::nothing()).await?;
-        }
-        Ok::<_, pg::Error>(url)
+        transaction!(connection, "console::show_url", |transaction| -> Result<
+            Option<String>,
+            pg::Error,
+        > {
+            let all = endpoints::list(transaction, Some(endpoint.partner_id)).await?;
+            let id = endpoint.id.uuid();
+            let url = all.into_iter().find(|one| one.endpoint_id == id);
+            let url = url.and_then(|one| one.webhook_url);
+            if url.is_some() {
+                actions::record(transaction, action, 0, ActionChange::nothing()).await?;
+            }
+            Ok(TransactionEnd::Commit(url))
+        })
     };
     let url = app.database().run(read).await?;
     let url = url.ok_or_else(|| act.not_done("It has no URL", "There is nothing to show."))?;

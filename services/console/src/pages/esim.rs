@@ -9,7 +9,7 @@ use desk::{
 };
 use domain::{Command, GiveBackState, PartnerId, TopupId};
 use pg::{
-    PgConnection,
+    PgConnection, Transaction,
     actions::{self, ActionChange, Actor},
 };
 use serde_json::json;
@@ -259,18 +259,18 @@ pub(crate) async fn ask_usage(
     let target = format!("topup {id}");
     let action = act.action(Command::AskUsage, &target, act.fields.reason()?);
     let ask = async |connection: &mut PgConnection| {
-        let ask = async |transaction: &mut PgConnection| {
-            let Some((order, before)) = asked(&mut *transaction, &id).await? else {
+        let ask = async |transaction: &mut Transaction<'_>| {
+            let Some((order, before)) = asked(transaction, &id).await? else {
                 return Ok(None);
             };
-            let can = can_of(&mut *transaction, &order, &id).await?;
+            let can = can_of(transaction, &order, &id).await?;
             if can.is_none_or(|can| !can.usage) {
                 return Ok(None);
             }
             let partner = order.partner_id.into();
-            esims::ask_usage(&mut *transaction, partner, &id).await?;
-            let after = esims::requests(&mut *transaction, partner, &id).await?;
-            let after = after.after_flush(&mut *transaction).await?;
+            esims::ask_usage(transaction, partner, &id).await?;
+            let after = esims::requests(transaction, partner, &id).await?;
+            let after = after.after_flush(transaction).await?;
             // This comes after the statement that waits for whoever asks at this moment.
             let mark = actions::mark(transaction, id.as_str(), Command::AskUsage).await?;
             let as_seen = act.fields.get("seen") == Some(mark.as_str());

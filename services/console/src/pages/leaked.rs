@@ -7,7 +7,7 @@ use accounts::partners::{self, EndedKeys, Partner};
 use askama::Template;
 use axum::{extract::State, response::Response};
 use domain::{Command, PartnerId};
-use pg::{PgConnection, actions::ActionChange};
+use pg::{Transaction, actions::ActionChange};
 use serde_json::json;
 
 use crate::{
@@ -126,7 +126,7 @@ pub(crate) async fn end(
     let leaked = (which != "all").then_some(which);
     let read = read(&app, &given).await?;
     let id: PartnerId = read.partner.partner_id.into();
-    let end = async |transaction: &mut PgConnection| {
+    let end = async |transaction: &mut Transaction<'_>| {
         let ended = partners::end_keys(transaction, id, leaked).await?;
         Ok(ended.map(|ended| {
             let changed = ActionChange::between(

@@ -14,7 +14,7 @@ use desk::operator::{
 };
 use domain::{Command, Environment, PartnerId};
 use pg::{
-    PgConnection,
+    PgConnection, Transaction,
     actions::{self, ActionChange},
 };
 use serde_json::json;
@@ -174,7 +174,7 @@ pub(crate) async fn set_url(
         json!({ "webhook_host": host(old.as_ref()) }),
         json!({ "webhook_host": host(parsed.as_ref()) }),
     );
-    let set = async |transaction: &mut PgConnection| {
+    let set = async |transaction: &mut Transaction<'_>| {
         let url = url.as_ref().map(WebhookUrl::as_str);
         let exists = set_url_of(transaction, id, url).await?;
         Ok(exists.map(|()| ((), difference)))
@@ -225,16 +225,16 @@ pub(super) async fn changed<T, R>(
     act: &Act<R>,
     id: PartnerId,
     (command, of): (Command, &[Command]),
-    change: impl AsyncFnOnce(&mut PgConnection) -> Result<Option<(T, ActionChange)>, pg::Error>,
+    change: impl AsyncFnOnce(&mut Transaction<'_>) -> Result<Option<(T, ActionChange)>, pg::Error>,
 ) -> Result<Option<T>, Problem> {
     let target = format!("partner {id}");
     let action = act.action(command, &target, act.fields.reason()?);
     let seen = act.fields.get("seen").unwrap_or_default();
     let ids = [id.to_string()];
     let recorded = async |connection: &mut PgConnection| {
-        let guarded = async |transaction: &mut PgConnection| {
-            let exists = partners::lock(&mut *transaction, id).await?;
-            if !exists || !actions::is_as_seen(&mut *transaction, &ids, of, seen).await? {
+        let guarded = async |transaction: &mut Transaction<'_>| {
+            let exists = partners::lock(transaction, id).await?;
+            if !exists || !actions::is_as_seen(transaction, &ids, of, seen).await? {
                 return Ok(None);
             }
             change(transaction).await
@@ -344,7 +344,7 @@ pub(crate) async fn set_limits(
         let limits = limits_of(partner).map(|(name, _, set)| (name.to_owned(), json!(set)));
         serde_json::Value::Object(limits.into_iter().collect())
     };
-    let set = async |transaction: &mut PgConnection| {
+    let set = async |transaction: &mut Transaction<'_>| {
         let name = id.to_string();
         let before = partners::show(&mut *transaction, &name).await?;
         partners::set_limits(&mut *transaction, id, &new).await?;
@@ -383,7 +383,7 @@ pub(crate) async fn told(
 ) -> Result<Response, Problem> {
     let id: PartnerId = given.id("a partner")?;
     let of = (Command::PartnerTold, &[Command::PartnerTold][..]);
-    let note = async |_: &mut PgConnection| Ok(Some(((), ActionChange::nothing())));
+    let note = async |_: &mut Transaction<'_>| Ok(Some(((), ActionChange::nothing())));
     changed(&app, &act, id, of, note).await?.ok_or_else(|| {
         act.changed("somebody has told the partner meanwhile, or there is no such partner")
     })?;

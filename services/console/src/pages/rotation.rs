@@ -10,7 +10,7 @@ use domain::{
     Command, EndpointKey, PartnerId,
     rotation::{Overlap, Rotated},
 };
-use pg::{PgConnection, actions::ActionChange};
+use pg::{Transaction, actions::ActionChange};
 use serde_json::json;
 use signing::generate;
 use time::OffsetDateTime;
@@ -299,7 +299,7 @@ pub(crate) async fn rotate_keys(
     let id: PartnerId = partner.partner_id.into();
     let (access_key, secret_key) =
         generate::keys().map_err(|error| Problem::Broken(error.into()))?;
-    let rotate = async |transaction: &mut PgConnection| {
+    let rotate = async |transaction: &mut Transaction<'_>| {
         partners::check_master_key(&mut *transaction, vault).await?;
         let rotated =
             partners::rotate_keys(transaction, vault, id, &access_key, &secret_key, overlap);
@@ -336,7 +336,7 @@ pub(crate) async fn rotate_secret(
     let read = read(&app, &given).await?;
     let id: PartnerId = read.partner.partner_id.into();
     let secret = generate::webhook_secret().map_err(|error| Problem::Broken(error.into()))?;
-    let rotate = async |transaction: &mut PgConnection| {
+    let rotate = async |transaction: &mut Transaction<'_>| {
         partners::check_master_key(&mut *transaction, vault).await?;
         let first = EndpointKey::first(id);
         let rotated = partners::rotate_secret(transaction, vault, first, &secret, overlap);

@@ -5,8 +5,9 @@
 use console::access::OperatorRole;
 use desk::operator::placements::parking;
 use pg::{
-    PgConnection,
+    PgConnection, TransactionEnd,
     actions::{self, Action, ActionChange, Actor},
+    transaction,
 };
 use reqwest::header;
 
@@ -211,7 +212,14 @@ async fn an_action_on_a_changed_row_is_a_readable_conflict() {
         target: &target,
         reason: "a test",
     };
-    let noted = actions::record(&mut connection, nothing, 0, ActionChange::nothing()).await;
+    let noted = transaction!(
+        &mut connection,
+        "a test",
+        |transaction| -> Result<(), pg::Error> {
+            actions::record(transaction, nothing, 0, ActionChange::nothing()).await?;
+            Ok(TransactionEnd::Commit(()))
+        }
+    );
     noted.unwrap();
     let order = text(&mut browser, &format!("/orders/{}", bench.order)).await;
     let mark = "<span class=\"badge note\">changed nothing</span>";

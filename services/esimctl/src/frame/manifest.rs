@@ -69,7 +69,7 @@ impl ManifestEntry {
 }
 
 /// A field that may be left out, `null` or a value.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub enum ManifestField<T> {
     #[default]
     LeftOut,

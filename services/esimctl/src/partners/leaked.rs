@@ -8,7 +8,7 @@ use accounts::partners::{self, EndedKeys, Partner};
 use anyhow::{Context, ensure};
 use clap::Args;
 use pg::{
-    PgConnection,
+    Transaction,
     actions::{self, ActionChange},
 };
 use serde_json::json;
@@ -54,7 +54,7 @@ pub async fn run(asked: &LeakedArgs, console: &Console) -> anyhow::Result<()> {
     let leaked = (!asked.all).then_some(typed);
     let target = format!("partner {}", partner.partner_id);
     let action = asked.why.action(domain::Command::PartnerLeaked, &target);
-    let end = async |transaction: &mut PgConnection| {
+    let end = async |transaction: &mut Transaction<'_>| {
         let ended = partners::end_keys(transaction, partner.partner_id.into(), leaked).await?;
         Ok(ended.map(|ended| {
             let changed = ActionChange::between(

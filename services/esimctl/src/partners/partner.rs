@@ -16,7 +16,7 @@ use clap::{
 use desk::self_service::{self, NoticeChannel};
 use domain::{Environment, PartnerId, Stored, event::Kind, standing::EndpointState};
 use pg::{
-    PgConnection,
+    Transaction,
     actions::{self, ActionChange},
     config::MasterKeyConfig,
 };
@@ -303,14 +303,14 @@ async fn set(asked: &PartnerSetArgs, console: &Console) -> anyhow::Result<()> {
         } else {
             domain::Command::PartnerEnable
         };
-        let set = async |connection: &mut PgConnection, id| {
+        let set = async |connection: &mut Transaction<'_>, id| {
             partners::set_disabled(connection, id, disabled).await
         };
         return change(which, (name, why), console, set).await;
     }
     if let Some(covered) = asked.signed_body {
         let required = covered == CoverageRule::Required;
-        let set = async |connection: &mut PgConnection, id| {
+        let set = async |connection: &mut Transaction<'_>, id| {
             partners::set_signed_body_required(connection, id, required).await
         };
         return change(
@@ -322,7 +322,7 @@ async fn set(asked: &PartnerSetArgs, console: &Console) -> anyhow::Result<()> {
         .await;
     }
     if asked.no_events || !asked.events.is_empty() {
-        let set = async |connection: &mut PgConnection, id| {
+        let set = async |connection: &mut Transaction<'_>, id| {
             partners::set_events(connection, id, &asked.events).await
         };
         return change(
@@ -334,7 +334,7 @@ async fn set(asked: &PartnerSetArgs, console: &Console) -> anyhow::Result<()> {
         .await;
     }
     let limits = asked.limits.changes();
-    let set = async |connection: &mut PgConnection, id| {
+    let set = async |connection: &mut Transaction<'_>, id| {
         partners::set_limits(connection, id, &limits).await
     };
     change(
@@ -377,7 +377,7 @@ async fn create(new: &PartnerCreateArgs, console: &Console) -> anyhow::Result<()
     let target = format!("partner {partner_id}");
     let action = new.why.action(domain::Command::PartnerCreate, &target);
     let host = new.webhook_url.as_ref().and_then(host);
-    let create = async |transaction: &mut PgConnection| {
+    let create = async |transaction: &mut Transaction<'_>| {
         partners::create(transaction, &vault, &partner).await?;
         let changed = ActionChange::created(json!({
             "environment": new.environment, "access_key": access_key, "webhook_host": host,

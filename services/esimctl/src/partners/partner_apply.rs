@@ -18,13 +18,13 @@ use clap::Args;
 use desk::operator::endpoints::set_url;
 use domain::{EndpointId, EndpointKey, PartnerId, event::Kind};
 use pg::{
-    PgConnection,
+    PgConnection, Transaction, TransactionEnd,
     actions::{self, ActionChange},
     config::MasterKeyConfig,
+    transaction,
 };
 use serde_json::{Value, json};
 use signing::generate;
-use sqlx::Connection;
 use vault::{Keyring, Vault};
 use webhooks::{config::HttpConfig, url::WebhookUrl};
 
@@ -100,47 +100,56 @@ pub async fn run(asked: &PartnerApplyArgs, console: &Console) -> anyhow::Result<
     let nothing = || format!("nothing was changed by {name}");
     let wanted = partner_file::parse(&text, asked.http).with_context(nothing)?;
     let mut connection = console.connect().await?;
-    let mut conflicts = 0;
-    loop {
-        match apply(asked, console, (&mut connection, &wanted), &nothing).await {
-            // PostgreSQL ends one of two transactions that wait for each other, for example of two files that name
-            // the same accounts in another order. It has changed nothing then, and the other one goes on.
-            Err(error) if is_conflict(&error) && conflicts < pg::CONFLICTS => conflicts += 1,
-            ended => return ended,
+    let applied = transaction!(
+        &mut connection,
+        "partner apply",
+        |transaction| -> anyhow::Result<Applied> {
+            let applied = apply(asked, transaction, &wanted, &nothing).await?;
+            Ok(if asked.dry_run {
+                TransactionEnd::Rollback(applied)
+            } else {
+                TransactionEnd::Commit(applied)
+            })
         }
+    )?;
+    if asked.dry_run {
+        return applied.plan.print_dry_run(console, |_| ());
     }
+    applied.print(console).context(
+        "the file is applied, but the new secrets could not be shown: make others with `esimctl partner rotate`",
+    )
 }
 
-/// Whether an error ended the transaction because of a conflict with another one.
-fn is_conflict(error: &anyhow::Error) -> bool {
-    let causes = error.chain();
-    let mut causes = causes.filter_map(|cause| cause.downcast_ref::<pg::Error>());
-    causes.any(pg::Error::is_conflict)
+/// What was planned, and without `--dry-run` also done.
+#[derive(Default)]
+struct Applied {
+    plan: Plan,
+    secrets: Vec<Value>,
+    kept: Option<Kept>,
 }
 
-/// Applies the file in one transaction.
+/// Applies the file, unless this is a dry run.
 async fn apply(
     asked: &PartnerApplyArgs,
-    console: &Console,
-    (connection, wanted): (&mut PgConnection, &[CheckedPartner]),
+    transaction: &mut Transaction<'_>,
+    wanted: &[CheckedPartner],
     nothing: &impl Fn() -> String,
-) -> anyhow::Result<()> {
-    let mut transaction = connection.begin().await?;
+) -> anyhow::Result<Applied> {
     let mut plan = Plan::default();
     let mut steps = Vec::new();
-    let stored = locked(&mut transaction, wanted)
-        .await
-        .with_context(nothing)?;
+    let stored = locked(transaction, wanted).await.with_context(nothing)?;
     for (wanted, partner) in wanted.iter().zip(&stored) {
-        let (planned, todo) = compare(&mut transaction, wanted, partner.as_ref())
+        let (planned, todo) = compare(transaction, wanted, partner.as_ref())
             .await
             .with_context(nothing)?;
         plan.0.push(planned);
         steps.push(todo);
     }
     if asked.dry_run {
-        transaction.rollback().await?;
-        return plan.print_dry_run(console, |_| ());
+        return Ok(Applied {
+            plan,
+            ..Applied::default()
+        });
     }
     let makes_secrets = steps.iter().any(Steps::make_secrets);
     ensure!(
@@ -153,7 +162,7 @@ async fn apply(
         let vault = asked
             .master_key
             .vault(&[Keyring::Partners, Keyring::Webhooks])?;
-        partners::check_master_key(&mut transaction, &vault)
+        partners::check_master_key(transaction, &vault)
             .await
             .context(
                 "nothing was changed, because this is not the master key of the services: use the same master keys as they do",
@@ -170,7 +179,7 @@ async fn apply(
         .zip(&steps);
     for ((planned, (wanted, partner)), steps) in all {
         let mut act = Act {
-            transaction: &mut transaction,
+            transaction,
             vault: vault.as_ref(),
             why: &asked.why,
             secrets: &mut secrets,
@@ -178,24 +187,30 @@ async fn apply(
         let id = act.carry_out(wanted, partner.as_ref(), steps).await?;
         planned.id = Some(id.to_string());
     }
-    alone(&mut transaction, wanted, &steps)
+    alone(transaction, wanted, &steps)
         .await
         .with_context(nothing)?;
     let kept = keep(asked, &secrets)?;
-    if let Err(error) = transaction.commit().await {
-        if let Some(path) = kept {
+    Ok(Applied {
+        plan,
+        secrets,
+        kept,
+    })
+}
+
+/// The file of `--secrets`. It is removed with this, unless what is in it has become valid.
+struct Kept(Option<PathBuf>);
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        if let Some(path) = self.0.take() {
             std::fs::remove_file(path).ok();
         }
-        // A conflict may be found no sooner than here, and `run` knows it by this type.
-        return Err(pg::Error::from(error).into());
     }
-    print(console, &plan, &secrets, kept).context(
-        "the file is applied, but the new secrets could not be shown: make others with `esimctl partner rotate`",
-    )
 }
 
 /// Writes the secrets to the file of `--secrets`, before they become valid.
-fn keep<'a>(asked: &'a PartnerApplyArgs, secrets: &[Value]) -> anyhow::Result<Option<&'a PathBuf>> {
+fn keep(asked: &PartnerApplyArgs, secrets: &[Value]) -> anyhow::Result<Option<Kept>> {
     let Some(path) = asked.secrets.as_ref().filter(|_| !secrets.is_empty()) else {
         return Ok(None);
     };
@@ -205,31 +220,35 @@ fn keep<'a>(asked: &'a PartnerApplyArgs, secrets: &[Value]) -> anyhow::Result<Op
         "nothing was changed, because {} exists already and may hold secrets: name a new file",
         path.display()
     );
-    Ok(Some(path))
+    Ok(Some(Kept(Some(path.clone()))))
 }
 
-fn print(
-    console: &Console,
-    plan: &Plan,
-    secrets: &[Value],
-    kept: Option<&PathBuf>,
-) -> anyhow::Result<()> {
-    let mut shown = plan.json(false);
-    if kept.is_none() {
-        shown["secrets"] = json!(secrets);
-    }
-    console.print(&shown, || {
-        let mut parts = vec![plan.text(false)];
-        match kept {
-            _ if secrets.is_empty() => {}
-            Some(path) => parts.push(format!("The new secrets are in {}.", path.display())),
-            None => {
-                parts.extend(secrets.iter().map(secret_text));
-                parts.push("The secrets are shown only now: keep them safe.".to_owned());
-            }
+impl Applied {
+    /// Shows what is valid now.
+    fn print(self, console: &Console) -> anyhow::Result<()> {
+        let Self {
+            plan,
+            secrets,
+            kept,
+        } = self;
+        let kept = kept.and_then(|mut kept| kept.0.take());
+        let mut shown = plan.json(false);
+        if kept.is_none() {
+            shown["secrets"] = json!(secrets);
         }
-        parts.join("\n\n")
-    })
+        console.print(&shown, || {
+            let mut parts = vec![plan.text(false)];
+            match &kept {
+                _ if secrets.is_empty() => {}
+                Some(path) => parts.push(format!("The new secrets are in {}.", path.display())),
+                None => {
+                    parts.extend(secrets.iter().map(secret_text));
+                    parts.push("The secrets are shown only now: keep them safe.".to_owned());
+                }
+            }
+            parts.join("\n\n")
+        })
+    }
 }
 
 fn secret_text(secret: &Value) -> String {
@@ -243,7 +262,7 @@ fn secret_text(secret: &Value) -> String {
 
 /// The stored account of each entry, if there is one, locked until the transaction ends.
 async fn locked(
-    transaction: &mut PgConnection,
+    transaction: &mut Transaction<'_>,
     wanted: &[CheckedPartner],
 ) -> anyhow::Result<Vec<Option<Partner>>> {
     let all = partners::list(transaction).await?;
@@ -322,14 +341,14 @@ async fn alone(
 }
 
 /// Carries the steps of one entry out and records each.
-struct Act<'a> {
-    transaction: &'a mut PgConnection,
+struct Act<'a, 't> {
+    transaction: &'a mut Transaction<'t>,
     vault: Option<&'a Vault>,
     why: &'a ReasonArgs,
     secrets: &'a mut Vec<Value>,
 }
 
-impl<'a> Act<'a> {
+impl<'a> Act<'a, '_> {
     async fn carry_out(
         &mut self,
         wanted: &CheckedPartner,
@@ -346,20 +365,20 @@ impl<'a> Act<'a> {
         }
         if steps.limits && partner.is_some() {
             let limits = &wanted.limits;
-            let set = async |connection: &mut PgConnection| {
+            let set = async |connection: &mut Transaction<'_>| {
                 partners::set_limits(connection, id, limits).await
             };
             self.set(id, domain::Command::PartnerSetLimits, set).await?;
         }
         if let (true, Some(events)) = (steps.events, &wanted.events) {
-            let set = async |connection: &mut PgConnection| {
+            let set = async |connection: &mut Transaction<'_>| {
                 partners::set_events(connection, id, events).await
             };
             self.set(id, domain::Command::PartnerSetEvents, set).await?;
         }
         if let (true, Some(covered)) = (steps.signed_body, wanted.signed_body) {
             let required = covered == CoverageRule::Required;
-            let set = async |connection: &mut PgConnection| {
+            let set = async |connection: &mut Transaction<'_>| {
                 partners::set_signed_body_required(connection, id, required).await
             };
             self.set(id, domain::Command::PartnerSetSigning, set)
@@ -371,7 +390,7 @@ impl<'a> Act<'a> {
             } else {
                 domain::Command::PartnerEnable
             };
-            let set = async |connection: &mut PgConnection| {
+            let set = async |connection: &mut Transaction<'_>| {
                 partners::set_disabled(connection, id, disabled).await
             };
             self.set(id, command, set).await?;
@@ -453,7 +472,7 @@ impl<'a> Act<'a> {
         &mut self,
         id: PartnerId,
         command: domain::Command,
-        set: impl AsyncFnOnce(&mut PgConnection) -> Result<bool, pg::Error>,
+        set: impl AsyncFnOnce(&mut Transaction<'_>) -> Result<bool, pg::Error>,
     ) -> anyhow::Result<()> {
         let before = self.shown(id).await?;
         set(self.transaction).await?;

@@ -6,7 +6,7 @@ use anyhow::Context;
 use desk::operator::endpoints;
 use domain::PartnerId;
 use pg::{
-    PgConnection,
+    Transaction,
     actions::{self, ActionChange},
 };
 use serde_json::{Value, json};
@@ -43,7 +43,7 @@ pub async fn set_webhook(
         json!({ "webhook_host": url.and_then(host) }),
     );
     let url = url.map(WebhookUrl::as_str);
-    let set = async |transaction: &mut PgConnection| {
+    let set = async |transaction: &mut Transaction<'_>| {
         let exists = endpoints::set_url(transaction, partner_id.into(), url).await?;
         Ok(exists.map(|()| ((), changed)))
     };
@@ -82,14 +82,14 @@ pub async fn change(
     which: &PartnerArgs,
     (command, why): (domain::Command, &ReasonArgs),
     console: &Console,
-    change: impl AsyncFnOnce(&mut PgConnection, PartnerId) -> Result<bool, pg::Error>,
+    change: impl AsyncFnOnce(&mut Transaction<'_>, PartnerId) -> Result<bool, pg::Error>,
 ) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
     let partner = find(&mut connection, &which.partner).await?;
     let target = format!("partner {}", partner.partner_id);
     let action = why.action(command, &target);
     let before = recorded(&partner);
-    let change = async |transaction: &mut PgConnection| {
+    let change = async |transaction: &mut Transaction<'_>| {
         if !change(transaction, partner.partner_id.into()).await? {
             return Ok(None);
         }

@@ -18,7 +18,7 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use domain::EndpointKey;
 use pg::{
-    PgConnection,
+    PgConnection, Transaction,
     actions::{self, ActionChange},
     config::MasterKeyConfig,
 };
@@ -113,7 +113,7 @@ async fn keys(rotate: &Rotate, console: &Console) -> anyhow::Result<()> {
     let action = rotate
         .why
         .action(domain::Command::PartnerRotateKeys, &target);
-    let change = async |transaction: &mut PgConnection| {
+    let change = async |transaction: &mut Transaction<'_>| {
         let rotated =
             partners::rotate_keys(transaction, &vault, id, &access_key, &secret_key, overlap);
         Ok(done(rotated.await?, |until| {
@@ -160,7 +160,7 @@ async fn webhook_secret(rotate: &Rotate, console: &Console) -> anyhow::Result<()
     let action = rotate
         .why
         .action(domain::Command::PartnerRotateWebhookSecret, &target);
-    let change = async |transaction: &mut PgConnection| {
+    let change = async |transaction: &mut Transaction<'_>| {
         let rotated = partners::rotate_secret(
             transaction,
             &vault,

@@ -12,12 +12,12 @@ use anyhow::Context;
 use clap::Args;
 use domain::{Environment, OptionId, cut::OptionAtProvider, product::Standard};
 use pg::{
-    PgConnection,
+    PgConnection, TransactionEnd,
     actions::{self, ActionChange},
+    transaction,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use sqlx::Connection;
 use store::providers;
 use utoipa::ToSchema;
 
@@ -86,32 +86,38 @@ pub async fn apply(asked: &OptionApplyArgs, console: &Console) -> anyhow::Result
     let nothing = || format!("nothing was changed by {name}");
     let entries = parse(&text).with_context(nothing)?;
     let mut connection = console.connect().await?;
-    let mut transaction = connection.begin().await?;
-    // What the file leaves out is taken from the stored option, so nobody may change that meanwhile.
-    options::lock(&mut transaction).await?;
-    let stored = options::all(&mut transaction).await?;
-    let stored: HashMap<OptionId, options::StoredOption> =
-        stored.into_iter().map(|one| (one.option_id, one)).collect();
-    let catalogue = onto(entries, &stored).with_context(nothing)?;
-    let mut plan = Plan::default();
-    for option in &catalogue {
-        let was = stored.get(&option.option_id);
-        let is_written = options::import(&mut transaction, option).await?;
-        plan.0.push(planned(option, was, is_written));
-    }
+    let (catalogue, plan, imported) = transaction!(
+        &mut connection,
+        "option apply",
+        |transaction| -> anyhow::Result<(Vec<ProductOption>, Plan, usize)> {
+            // What the file leaves out is taken from the stored option, so nobody may change that meanwhile.
+            options::lock(transaction).await?;
+            let stored = options::all(transaction).await?;
+            let stored: HashMap<OptionId, options::StoredOption> =
+                stored.into_iter().map(|one| (one.option_id, one)).collect();
+            let catalogue = onto(entries.clone(), &stored).with_context(nothing)?;
+            let mut plan = Plan::default();
+            for option in &catalogue {
+                let was = stored.get(&option.option_id);
+                let is_written = options::import(transaction, option).await?;
+                plan.0.push(planned(option, was, is_written));
+            }
+            let imported = plan.count(PlannedEntry::Create) + plan.count(PlannedEntry::Change);
+            if asked.dry_run {
+                return Ok(TransactionEnd::Rollback((catalogue, plan, imported)));
+            }
+            if imported > 0 {
+                let affected = i64::try_from(imported).unwrap_or(i64::MAX);
+                let action = asked.why.action(domain::Command::OptionApply, "catalogue");
+                actions::record(transaction, action, affected, changed(&plan)).await?;
+            }
+            Ok(TransactionEnd::Commit((catalogue, plan, imported)))
+        }
+    )?;
+    let unserved = unserved(&mut connection, &catalogue).await?;
     if asked.dry_run {
-        transaction.rollback().await?;
-        let unserved = unserved(&mut connection, &catalogue).await?;
         return plan.print_dry_run(console, |shown| shown["unserved"] = json!(unserved));
     }
-    let imported = plan.count(PlannedEffect::Create) + plan.count(PlannedEffect::Change);
-    if imported > 0 {
-        let affected = i64::try_from(imported).unwrap_or(i64::MAX);
-        let action = asked.why.action(domain::Command::OptionApply, "catalogue");
-        actions::record(&mut transaction, action, affected, changed(&plan)).await?;
-    }
-    transaction.commit().await?;
-    let unserved = unserved(&mut connection, &catalogue).await?;
     let mut report = plan.json(false);
     report["imported"] = json!(imported);
     report["unserved"] = json!(unserved);
@@ -216,7 +222,7 @@ async fn unserved(
 }
 
 /// An option of the file. Of one that is stored, what it leaves out stays as it is.
-#[derive(Deserialize, ToSchema)]
+#[derive(Clone, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OptionEntry {
     /// The id by which partners order the option.

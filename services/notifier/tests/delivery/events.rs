@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use accounts::partners::{self, endpoints::EndpointUpdate};
 use desk::self_service;
 use domain::{DeliveryId, EndpointKey, PartnerId, WebhookId, event::Kind};
+use pg::{TransactionEnd, transaction};
 use store::deliveries::{
     View,
     events::{self, Tested},
@@ -103,9 +104,16 @@ async fn keys_that_end_soon_are_announced_and_retried() {
     let mut bench = Bench::prepared().await;
     let partner = bench.partner_at("/hook").await;
     let mut connection = bench.pool.acquire().await.unwrap();
-    partners::set_events(&mut connection, partner, &[Kind::KeyExpiring])
-        .await
-        .unwrap();
+    let set = transaction!(
+        &mut connection,
+        "a test",
+        |transaction| -> Result<bool, pg::Error> {
+            partners::set_events(transaction, partner, &[Kind::KeyExpiring])
+                .await
+                .map(TransactionEnd::Commit)
+        }
+    );
+    assert!(set.unwrap());
     bench
         .sql("UPDATE partners SET old_keys_until = now() + interval '1 hour'")
         .await;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use accounts::partners::{self, Overlap, Rotated};
 use domain::{EndpointKey, PartnerId};
+use pg::{TransactionEnd, transaction};
 use secrecy::{ExposeSecret, SecretString};
 use signing::{ed25519::PublicKey, webhook::Secret};
 use testkit::receiver::{Received, Signature};
@@ -21,14 +22,15 @@ impl Bench {
             lasts: Duration::from_hours(24),
             keep_old: false,
         };
-        let rotated = partners::rotate_secret(
-            &mut connection,
-            &vault,
-            EndpointKey::first(partner),
-            &secret,
-            overlap,
-        )
-        .await;
+        let first = EndpointKey::first(partner);
+        let rotated = transaction!(&mut connection, "a test", |transaction| -> Result<
+            Rotated,
+            pg::Error,
+        > {
+            let rotated =
+                partners::rotate_secret(transaction, &vault, first, &secret, overlap).await?;
+            Ok(TransactionEnd::Commit(rotated))
+        });
         assert!(matches!(rotated, Ok(Rotated::Until(_))), "{rotated:?}");
         secret
     }

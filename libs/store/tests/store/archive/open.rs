@@ -2,6 +2,10 @@
 
 use desk::self_service::esims;
 use domain::PartnerId;
+use pg::{
+    TransactionEnd,
+    transaction::{Kind, Run},
+};
 use sqlx::Connection;
 use testkit::wait;
 use tools::archive;
@@ -82,7 +86,11 @@ async fn nothing_is_asked_about_an_order_that_is_being_archived() {
         let topup = topups(&order).remove(0);
         let mut archive = bench.ripe(10).await;
         let mut connection = bench.connection().await;
-        let mut transaction = connection.begin().await.unwrap();
+        let archiving = Run::new("a test");
+        let mut transaction = archiving
+            .begin(&mut connection, TransactionKind::Writing)
+            .await
+            .unwrap();
         let ids = [order.order_id.uuid()];
         let copied = archive::copy(&mut transaction, &archive, &ids)
             .await
@@ -98,7 +106,10 @@ async fn nothing_is_asked_about_an_order_that_is_being_archived() {
                 esims::ask_usage(&mut partners, partner, &topup).await
             }
         };
-        let commit = async { transaction.commit().await.unwrap() };
+        let commit = async {
+            let done = Ok::<_, pg::Error>(TransactionEnd::Commit(()));
+            archiving.end_once(transaction, done).await.unwrap();
+        };
         ends_after_a_wait(&bench, asking, commit).await.unwrap();
         assert_eq!(bench.count_of("esim_requests").await, 0);
     }

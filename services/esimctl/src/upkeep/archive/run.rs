@@ -19,8 +19,9 @@ use anyhow::{Context, ensure};
 use clap::Args;
 use flate2::{Compression, write::GzEncoder};
 use pg::{
-    PgConnection,
+    PgConnection, Transaction, TransactionEnd,
     actions::{self, ActionChange},
+    transaction::{self, TransactionKind},
 };
 use runtime::terminal::{progress, say};
 use serde_json::json;
@@ -367,32 +368,36 @@ impl Runner<'_> {
             self.rename(&mut reserved.archive).await?;
         }
         reserved.is_tried = true;
-        let mut transaction = self.connection.begin().await.map_err(pg::Error::from)?;
-        match store_and_delete(&mut transaction, self.to, reserved).await {
-            Ok(moved) => {
-                transaction.commit().await.map_err(pg::Error::from)?;
-                Ok(moved)
-            }
-            Err(error) => {
-                // This try commits nothing, so its file counts for nothing. Another run may have its archive.
-                drop(transaction);
-                discard(self.to, &reserved.archive.file).await;
-                Err(error)
-            }
-        }
+        let (to, reserved) = (self.to, &*reserved);
+        transaction::once(
+            &mut self.connection,
+            TransactionKind::Writing,
+            "archive::move",
+            async |transaction| match store_and_delete(transaction, to, reserved).await {
+                Ok(moved) => Ok(TransactionEnd::Commit(moved)),
+                Err(error) => {
+                    // This try commits nothing, so its file counts for nothing. Another run may have
+                    // its archive.
+                    discard(to, &reserved.archive.file).await;
+                    Err(error)
+                }
+            },
+        )
+        .await
     }
 
     /// Gives the archive a new file name. From then on nobody can complete it with its earlier file, which
     /// is removed: an order would be in two files otherwise. Nobody completes it meanwhile either, because
     /// this session has the lock of the runs. If this program dies here, the next run does the same again.
     async fn rename(&mut self, archive: &mut Archive) -> anyhow::Result<()> {
-        let mut renamed = archive.clone();
-        let file = self.to.of(&fresh_name(archive.archive));
-        let mut transaction = self.connection.begin().await.map_err(pg::Error::from)?;
-        let earlier = archive::rename(&mut transaction, &mut renamed, file).await?;
-        discard(self.to, &earlier).await;
-        transaction.commit().await.map_err(pg::Error::from)?;
-        *archive = renamed;
+        let to = self.to;
+        *archive = transaction!(&mut self.connection, "archive::rename", |transaction| -> anyhow::Result<Archive> {
+            let mut renamed = archive.clone();
+            let file = to.of(&fresh_name(archive.archive));
+            let earlier = archive::rename(transaction, &mut renamed, file).await?;
+            discard(to, &earlier).await;
+            Ok(TransactionEnd::Commit(renamed))
+        })?;
         Ok(())
     }
 
@@ -406,8 +411,10 @@ impl Runner<'_> {
         let changed = ActionChange::created(
             json!({ "run": what, "orders": self.done, "files": self.files, "left": self.left }),
         );
-        actions::record(&mut self.connection, action, done, changed).await?;
-        Ok(())
+        transaction!(&mut self.connection, "archive::note", |transaction| {
+            actions::record(transaction, action, done, changed.clone()).await?;
+            Ok(TransactionEnd::Commit(()))
+        })
     }
 
     /// Waits as long as a step with this many orders must take at the rate of the run. An order is
@@ -466,12 +473,12 @@ async fn discard(to: &ArchiveStore, file: &str) {
 
 /// Copies the orders of an archive, stores its file, and deletes them. The caller commits.
 async fn store_and_delete(
-    transaction: &mut PgConnection,
+    transaction: &mut Transaction<'_>,
     to: &ArchiveStore,
     reserved: &Reserved,
 ) -> anyhow::Result<u64> {
     let mut archive = reserved.archive.clone();
-    let copied = archive::copy(&mut *transaction, &archive, &reserved.orders).await?;
+    let copied = archive::copy(transaction, &archive, &reserved.orders).await?;
     let name = name_of(&reserved.archive.file);
     let mut packed = GzEncoder::new(Vec::new(), Compression::new(LEVEL));
     packed.write_all(copied.lines.as_bytes())?;
