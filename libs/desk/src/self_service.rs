@@ -21,7 +21,7 @@ mod webhooks;
 use domain::{Command, PartnerId};
 use pg::{
     Result, Transaction, TransactionEnd,
-    actions::{self, Action, ActionChange, Actor},
+    actions::{self, Action},
     transaction::{self, TransactionKind},
 };
 use sqlx::PgConnection;
@@ -82,11 +82,7 @@ async fn record_change(
     partner_id: PartnerId,
     changed: ActionChange,
 ) -> Result<()> {
-    let action = Action {
-        actor: Actor::PARTNER,
-        command,
-        target: &format!("partner {partner_id}"),
-        reason: REASON,
-    };
+    let target = format!("partner {partner_id}");
+    let action = Action::of_partner(command, &target);
     Ok(actions::record(transaction, action, 1, changed).await?)
 }

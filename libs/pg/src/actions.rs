@@ -79,6 +79,18 @@ pub struct Action<'a> {
     pub reason: &'a str,
 }
 
+impl<'a> Action<'a> {
+    /// What a partner does by a request of its own.
+    pub const fn of_partner(command: Command, target: &'a str) -> Self {
+        Self {
+            actor: Actor::PARTNER,
+            command,
+            target,
+            reason: REASON,
+        }
+    }
+}
+
 /// What an action changed, without secrets.
 #[derive(Clone, Debug, Default)]
 pub struct ActionChange {

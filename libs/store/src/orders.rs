@@ -16,7 +16,7 @@ use std::{collections::BTreeMap, time::Duration};
 use domain::{OptionId, OrderId, PartnerId, PlacementId, TopupId};
 use pg::{
     Error, Result, Transaction, TransactionEnd,
-    actions::{self, Action, ActionChange, Actor},
+    actions::{self, Action},
     age, retry_conflicts, seconds, signed, transaction,
 };
 use serde_json::json;
@@ -509,12 +509,8 @@ pub async fn cancel(
         if refused.is_empty() {
             return Ok(TransactionEnd::Rollback(Cancelled::TooLate));
         }
-        let action = Action {
-            actor: Actor::PARTNER,
-            command: domain::Command::OrderCancel,
-            target: &format!("order {order_id}"),
-            reason: actions::REASON,
-        };
+        let target = format!("order {order_id}");
+        let action = Action::of_partner(domain::Command::OrderCancel, &target);
         let affected = i64::try_from(refused.len()).unwrap_or(i64::MAX);
         let changed = ActionChange::between(
             json!({ "cancelled": false, "placements": "accepted" }),

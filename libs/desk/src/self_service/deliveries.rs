@@ -9,7 +9,7 @@ use domain::{
 };
 use pg::{
     Result, TransactionEnd,
-    actions::{self, Action, ActionChange, Actor, Mode},
+    actions::{self, Action, Mode},
     age, seconds, transaction,
 };
 use serde_json::json;
@@ -237,12 +237,7 @@ pub async fn send_again(
         return Ok(answer);
     }
     let (command, target) = recorded(webhook_id);
-    let mode = Mode::Apply(Action {
-        actor: Actor::PARTNER,
-        command,
-        target: &target,
-        reason: REASON,
-    });
+    let mode = Mode::Apply(Action::of_partner(command, &target));
     let filter = Filter {
         partner_id: Some(partner_id),
         until: Some(delivery.now - interval),
@@ -278,12 +273,7 @@ async fn deliver_to(
             return Ok(TransactionEnd::Rollback(SentAgain::Due));
         }
         let (command, target) = recorded(&WebhookId::Topup(topup_id.clone()));
-        let action = Action {
-            actor: Actor::PARTNER,
-            command,
-            target: &target,
-            reason: REASON,
-        };
+        let action = Action::of_partner(command, &target);
         let changed = ActionChange::between(
             json!({ "pending": 0 }),
             json!({ "pending": 1, "endpoint": endpoint.to_string() }),
@@ -328,12 +318,7 @@ async fn restart(
             return Ok(TransactionEnd::Rollback(false));
         }
         let (command, target) = recorded(webhook_id);
-        let action = Action {
-            actor: Actor::PARTNER,
-            command,
-            target: &target,
-            reason: REASON,
-        };
+        let action = Action::of_partner(command, &target);
         let changed = ActionChange::between(
             json!({ "retries_begin_anew": false }),
             json!({ "retries_begin_anew": true }),

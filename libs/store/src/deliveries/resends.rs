@@ -40,7 +40,7 @@ use uuid::Uuid;
 pub use again::{Filter, Resent, resend};
 use pg::{
     Result, Transaction, TransactionEnd,
-    actions::{self, Action, ActionChange, Actor, REASON},
+    actions::{self, Action, ActionChange},
     age, count, seconds, transaction,
 };
 pub use wanted::{Counted, Wanted, count_matching, reach};
@@ -136,12 +136,7 @@ pub async fn begin(
             ..*wanted
         };
         let asked = Asked {
-            action: &Action {
-                actor: Actor::PARTNER,
-                command: domain::Command::WebhooksRedeliver,
-                target: "",
-                reason: REASON,
-            },
+            action: &Action::of_partner(domain::Command::WebhooksRedeliver, ""),
             part_of: None,
         };
         let begun = insert(transaction, partner_id, &wanted, matching, asked).await?;
@@ -220,12 +215,7 @@ async fn record(
     affected: i64,
     changed: ActionChange,
 ) -> Result<()> {
-    let action = Action {
-        actor: Actor::PARTNER,
-        command,
-        target,
-        reason: actions::REASON,
-    };
+    let action = Action::of_partner(command, target);
     Ok(actions::record(transaction, action, affected, changed).await?)
 }
 
