@@ -89,35 +89,26 @@ async fn state(
     Ok(one.map(|one| one.state))
 }
 
-/// Sends nothing to an endpoint until it is resumed. `seen` is what the operator has looked at, as
-/// [`seen`] writes it: if there is one, an endpoint that has changed since stays as it is.
-pub async fn pause(
+/// Sends nothing to an endpoint until it is resumed, or ends its pause or block: then the notifiers make the
+/// deliveries due that waited. `seen` is what the operator has looked at, as [`seen`] writes it: if there
+/// is one, an endpoint that has changed since stays as it is.
+pub async fn set_paused(
     connection: &mut PgConnection,
     endpoint: EndpointKey,
     seen: Option<&str>,
+    paused: bool,
     action: Action<'_>,
 ) -> Result<(), EndpointNotChanged> {
-    transaction!(connection, "endpoints::pause", |transaction| {
+    transaction!(connection, "endpoints::set_paused", |transaction| {
         let before = before(transaction, endpoint, seen).await?;
-        endpoints::pause(transaction, endpoint.id).await?;
-        let changed =
-            ActionChange::between(json!({ "state": before }), json!({ "state": "paused" }));
-        actions::record(transaction, action, 1, changed).await?;
-        Ok(TransactionEnd::Commit(()))
-    })
-}
-
-/// Ends a pause or a block; `seen` as for [`pause`]. The notifiers make the deliveries due that waited.
-pub async fn resume(
-    connection: &mut PgConnection,
-    endpoint: EndpointKey,
-    seen: Option<&str>,
-    action: Action<'_>,
-) -> Result<(), EndpointNotChanged> {
-    transaction!(connection, "endpoints::resume", |transaction| {
-        let before = before(transaction, endpoint, seen).await?;
-        endpoints::resume(transaction, endpoint).await?;
-        let changed = ActionChange::between(json!({ "state": before }), json!({ "state": "open" }));
+        let after = if paused {
+            endpoints::pause(transaction, endpoint.id).await?;
+            "paused"
+        } else {
+            endpoints::resume(transaction, endpoint).await?;
+            "open"
+        };
+        let changed = ActionChange::between(json!({ "state": before }), json!({ "state": after }));
         actions::record(transaction, action, 1, changed).await?;
         Ok(TransactionEnd::Commit(()))
     })

@@ -259,11 +259,7 @@ async fn set_paused(
     let seen = act.fields.get("seen").or(Some(""));
     app.database()
         .run(async |connection| {
-            if paused {
-                operator::endpoints::pause(connection, endpoint, seen, action).await
-            } else {
-                operator::endpoints::resume(connection, endpoint, seen, action).await
-            }
+            operator::endpoints::set_paused(connection, endpoint, seen, paused, action).await
         })
         .await
         .map_err(|error| not_changed(error, given, act))?;

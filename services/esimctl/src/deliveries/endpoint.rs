@@ -105,27 +105,23 @@ pub async fn run(command: &EndpointCommand, console: &Console) -> anyhow::Result
     let id = endpoint.partner_id;
     let partner = find(&mut connection, &id.to_string()).await?;
     let name = printable(&partner.name);
-    if let EndpointCommand::Pause(_) = command {
-        let target = format!("endpoint {} of partner {id}", endpoint.id);
-        let action = which
-            .by
-            .action(domain::Command::EndpointPause, &target, &which.reason);
-        operator::endpoints::pause(&mut connection, endpoint, None, action).await?;
-        let result = json!({ "partner_id": id, "endpoint_id": endpoint.id, "state": "paused" });
-        console.print(&result, || {
-            format!("webhooks of {name} wait until `esimctl endpoint resume`")
-        })
+    let paused = matches!(command, EndpointCommand::Pause(_));
+    let (command, state) = if paused {
+        (domain::Command::EndpointPause, "paused")
     } else {
-        let target = format!("endpoint {} of partner {id}", endpoint.id);
-        let action = which
-            .by
-            .action(domain::Command::EndpointResume, &target, &which.reason);
-        operator::endpoints::resume(&mut connection, endpoint, None, action).await?;
-        let result = json!({ "partner_id": id, "endpoint_id": endpoint.id, "state": "open" });
-        console.print(&result, || {
+        (domain::Command::EndpointResume, "open")
+    };
+    let target = format!("endpoint {} of partner {id}", endpoint.id);
+    let action = which.by.action(command, &target, &which.reason);
+    operator::endpoints::set_paused(&mut connection, endpoint, None, paused, action).await?;
+    let result = json!({ "partner_id": id, "endpoint_id": endpoint.id, "state": state });
+    console.print(&result, || {
+        if paused {
+            format!("webhooks of {name} wait until `esimctl endpoint resume`")
+        } else {
             format!("webhooks of {name} are sent again; those that wait go out within seconds")
-        })
-    }
+        }
+    })
 }
 
 fn row(endpoint: &Endpoint) -> TableRow<9> {
