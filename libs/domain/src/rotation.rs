@@ -32,6 +32,16 @@ pub enum Rotated {
     Refused,
 }
 
+impl Rotated {
+    /// What is made of the end of the old value; `None` if the rotation was refused.
+    pub fn done<T>(self, make: impl FnOnce(Option<OffsetDateTime>) -> T) -> Option<T> {
+        match self {
+            Self::Until(until) => Some(make(until)),
+            Self::Refused => None,
+        }
+    }
+}
+
 /// The list after a rotation at the time `now`. `None` refuses it: the overlap of the last rotation
 /// has not ended, so a further one would end a value that may still be in use, or there is no overlap
 /// whose old value could be kept.

@@ -6,10 +6,7 @@ use std::time::Duration;
 
 use accounts::partners::{self, Partner};
 use axum::{extract::State, response::Response};
-use domain::{
-    Command, EndpointKey, PartnerId,
-    rotation::{Overlap, Rotated},
-};
+use domain::{Command, EndpointKey, PartnerId, rotation::Overlap};
 use pg::{Transaction, actions::ActionChange};
 use serde_json::json;
 use signing::generate;
@@ -239,17 +236,6 @@ fn vault<'a>(app: &'a App, act: &Act<Operator>) -> Result<&'a Vault, Problem> {
     })
 }
 
-/// What is recorded of a rotation, which holds no secret; `None` if it was refused.
-fn until(
-    rotated: Rotated,
-    changed: impl FnOnce(Option<String>) -> ActionChange,
-) -> Option<(Option<OffsetDateTime>, ActionChange)> {
-    let Rotated::Until(until) = rotated else {
-        return None;
-    };
-    Some((until, changed(until.map(utc))))
-}
-
 /// The page that shows new secrets once.
 fn once(
     app: &App,
@@ -303,11 +289,12 @@ pub(crate) async fn rotate_keys(
         partners::check_master_key(&mut *transaction, vault).await?;
         let rotated =
             partners::rotate_keys(transaction, vault, id, &access_key, &secret_key, overlap);
-        Ok(until(rotated.await?, |until| {
-            ActionChange::between(
+        Ok(rotated.await?.done(|until| {
+            let changed = ActionChange::between(
                 json!({ "access_key": partner.access_key }),
-                json!({ "access_key": access_key, "old_keys_until": until }),
-            )
+                json!({ "access_key": access_key, "old_keys_until": until.map(utc) }),
+            );
+            (until, changed)
         }))
     };
     let of = (Command::PartnerRotateKeys, OF_KEYS);
@@ -340,8 +327,12 @@ pub(crate) async fn rotate_secret(
         partners::check_master_key(&mut *transaction, vault).await?;
         let first = EndpointKey::first(id);
         let rotated = partners::rotate_secret(transaction, vault, first, &secret, overlap);
-        Ok(until(rotated.await?, |until| {
-            ActionChange::created(json!({ "old_webhook_secret_until": until }))
+        Ok(rotated.await?.done(|until| {
+            let until_utc = until.map(utc);
+            (
+                until,
+                ActionChange::created(json!({ "old_webhook_secret_until": until_utc })),
+            )
         }))
     };
     let of = (Command::PartnerRotateWebhookSecret, OF_SECRET);

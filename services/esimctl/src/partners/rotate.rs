@@ -13,7 +13,7 @@
 
 use std::time::Duration;
 
-use accounts::partners::{self, Overlap, Partner, Rotated};
+use accounts::partners::{self, Overlap, Partner};
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use domain::EndpointKey;
@@ -116,11 +116,12 @@ async fn keys(rotate: &Rotate, console: &Console) -> anyhow::Result<()> {
     let change = async |transaction: &mut Transaction<'_>| {
         let rotated =
             partners::rotate_keys(transaction, &vault, id, &access_key, &secret_key, overlap);
-        Ok(done(rotated.await?, |until| {
-            ActionChange::between(
+        Ok(rotated.await?.done(|until| {
+            let changed = ActionChange::between(
                 json!({ "access_key": partner.access_key }),
-                json!({ "access_key": access_key, "old_keys_until": until }),
-            )
+                json!({ "access_key": access_key, "old_keys_until": until.map(utc) }),
+            );
+            (until, changed)
         }))
     };
     let rotated = actions::recorded(&mut connection, action, change);
@@ -169,8 +170,12 @@ async fn webhook_secret(rotate: &Rotate, console: &Console) -> anyhow::Result<()
             overlap,
         )
         .await?;
-        Ok(done(rotated, |until| {
-            ActionChange::created(json!({ "old_webhook_secret_until": until }))
+        Ok(rotated.done(|until| {
+            let until_utc = until.map(utc);
+            (
+                until,
+                ActionChange::created(json!({ "old_webhook_secret_until": until_utc })),
+            )
         }))
     };
     let rotated = actions::recorded(&mut connection, action, change);
@@ -196,18 +201,6 @@ async fn webhook_secret(rotate: &Rotate, console: &Console) -> anyhow::Result<()
         format!("{properties}\n\nwebhook_secret is shown only now: keep it safe. {old_signs}.")
     };
     console.print(&shown, text).context(UNSEEN)
-}
-
-/// The result of a rotation with what is recorded of it, which holds no secret; `None` if it was
-/// refused.
-fn done(
-    rotated: Rotated,
-    changed: impl FnOnce(Option<String>) -> ActionChange,
-) -> Option<(Option<OffsetDateTime>, ActionChange)> {
-    let Rotated::Until(until) = rotated else {
-        return None;
-    };
-    Some((until, changed(until.map(utc))))
 }
 
 async fn prepare(
