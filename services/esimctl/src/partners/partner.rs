@@ -23,7 +23,6 @@ use pg::{
 use serde_json::json;
 use signing::generate;
 use time::OffsetDateTime;
-use vault::Keyring;
 use webhooks::{config::HttpConfig, mail, url::WebhookUrl};
 
 use crate::{
@@ -38,7 +37,7 @@ use crate::{
     partner_file::CoverageRule,
     refused,
     rotate::{self, Rotate},
-    terms::{MOST_LIMIT, check_scheme, describe, name, state},
+    terms::{MOST_LIMIT, check_scheme, describe, name, state, vault},
     webhook_url::WebhookUrlParser,
 };
 
@@ -348,15 +347,8 @@ async fn set(asked: &PartnerSetArgs, console: &Console) -> anyhow::Result<()> {
 
 async fn create(new: &PartnerCreateArgs, console: &Console) -> anyhow::Result<()> {
     check_scheme(new.webhook_url.as_ref(), new.environment, new.http)?;
-    let vault = new
-        .master_key
-        .vault(&[Keyring::Partners, Keyring::Webhooks])?;
     let mut connection = console.connect().await?;
-    partners::check_master_key(&mut connection, &vault)
-        .await
-        .context(
-            "nothing was created, because this is not the master key of the services: use the same master keys as they do",
-        )?;
+    let vault = vault(&new.master_key, &mut connection, "nothing was created").await?;
     // Several accounts may have one name, but who runs the command twice rarely wants two.
     let mut same_name = with_name(&mut connection, &new.name).await?;
     same_name.retain(|one| one.environment == new.environment.as_str());

@@ -25,7 +25,7 @@ use pg::{
 };
 use serde_json::{Value, json};
 use signing::generate;
-use vault::{Keyring, Vault};
+use vault::Vault;
 use webhooks::{config::HttpConfig, url::WebhookUrl};
 
 use crate::{
@@ -38,6 +38,7 @@ use crate::{
     partner_plan::{Steps, compare, names},
     plan::Plan,
     secret_file,
+    terms::vault,
 };
 
 pub const EXAMPLES: &str = "Examples:
@@ -159,15 +160,7 @@ async fn apply(
         nothing()
     );
     let vault = if makes_secrets {
-        let vault = asked
-            .master_key
-            .vault(&[Keyring::Partners, Keyring::Webhooks])?;
-        partners::check_master_key(transaction, &vault)
-            .await
-            .context(
-                "nothing was changed, because this is not the master key of the services: use the same master keys as they do",
-            )?;
-        Some(vault)
+        Some(vault(&asked.master_key, transaction, "nothing was changed").await?)
     } else {
         None
     };

@@ -25,13 +25,14 @@ use pg::{
 use serde_json::json;
 use signing::generate;
 use time::OffsetDateTime;
-use vault::{Keyring, Vault};
+use vault::Vault;
 
 use crate::{
     confirm::ReasonArgs,
     console::Console,
     lookup::{PartnerArgs, find},
     output::{cells, printable, properties, utc},
+    terms::vault,
 };
 
 pub const EXAMPLES: &str = "Examples:
@@ -212,15 +213,8 @@ async fn prepare(
             "nothing was changed: `--keep-old` keeps the old values and `--overlap 0` ends them at once; choose one"
         );
     }
-    let vault = rotate
-        .master_key
-        .vault(&[Keyring::Partners, Keyring::Webhooks])?;
     let mut connection = console.connect().await?;
-    partners::check_master_key(&mut connection, &vault)
-        .await
-        .context(
-            "nothing was changed, because this is not the master key of the services: use the same master keys as they do",
-        )?;
+    let vault = vault(&rotate.master_key, &mut connection, "nothing was changed").await?;
     let partner = find(&mut connection, &rotate.which.partner).await?;
     Ok((connection, vault, partner))
 }

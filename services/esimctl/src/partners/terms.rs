@@ -1,8 +1,10 @@
 //! What commands about partners share: the text of a partner, and the rules for its name, limits and webhook URL.
 
-use accounts::partners::Partner;
+use accounts::partners::{self, Partner};
 use anyhow::Context;
 use domain::Environment;
+use pg::{PgConnection, config::MasterKeyConfig};
+use vault::{Keyring, Vault};
 use webhooks::{config::HttpConfig, guard, url::WebhookUrl};
 
 use crate::output::{or_dash, properties, utc};
@@ -23,6 +25,21 @@ pub fn name(text: &str) -> Result<String, String> {
     } else {
         Ok(name.to_owned())
     }
+}
+
+/// What seals the keys and secrets of partners, if its master keys are those of the services. `nothing` begins
+/// the error, such as "nothing was changed".
+pub async fn vault(
+    master_key: &MasterKeyConfig,
+    connection: &mut PgConnection,
+    nothing: &str,
+) -> anyhow::Result<Vault> {
+    let vault = master_key.vault(&[Keyring::Partners, Keyring::Webhooks])?;
+    let checked = partners::check_master_key(connection, &vault).await;
+    checked.with_context(|| {
+        format!("{nothing}, because this is not the master key of the services: use the same master keys as they do")
+    })?;
+    Ok(vault)
 }
 
 /// Refuses an `http` URL for a live partner, unless the operator allows it.
