@@ -117,17 +117,14 @@ pub async fn order(asked: &EraseOrder, console: &Console) -> anyhow::Result<()> 
     };
     let describe = |erased: &ErasureCounts| describe(&name, *erased, "is erased for good");
     let print = |erased: &ErasureCounts, dry_run| print(console, &name, *erased, &[], dry_run);
+    let change = ConfirmedChange {
+        run,
+        describe,
+        print,
+    };
     asked
         .confirm
-        .carry_out(
-            domain::Command::OrderErase,
-            &target,
-            ConfirmedChange {
-                run,
-                describe,
-                print,
-            },
-        )
+        .carry_out(domain::Command::OrderErase, &target, change)
         .await
 }
 

@@ -114,17 +114,12 @@ pub async fn run(command: &GiveBackCommand, console: &Console) -> anyhow::Result
                 console.print(resolved, || describe(resolved, dry_run))
             };
             let preview = |resolved: &ResolvedGiveBack| describe(resolved, true);
-            confirm
-                .carry_out(
-                    command,
-                    &target,
-                    ConfirmedChange {
-                        run,
-                        describe: preview,
-                        print,
-                    },
-                )
-                .await
+            let change = ConfirmedChange {
+                run,
+                describe: preview,
+                print,
+            };
+            confirm.carry_out(command, &target, change).await
         }
     }
 }

@@ -212,17 +212,12 @@ pub async fn run(command: &PlacementCommand, console: &Console) -> anyhow::Resul
                 let text = if dry_run { preview } else { describe };
                 console.print(resolved, || text(resolved))
             };
-            confirm
-                .carry_out(
-                    command,
-                    &target,
-                    ConfirmedChange {
-                        run,
-                        describe: preview,
-                        print,
-                    },
-                )
-                .await
+            let change = ConfirmedChange {
+                run,
+                describe: preview,
+                print,
+            };
+            confirm.carry_out(command, &target, change).await
         }
         PlacementCommand::Enter {
             topup_id,
@@ -257,15 +252,16 @@ pub async fn run(command: &PlacementCommand, console: &Console) -> anyhow::Resul
                 let text = if dry_run { will_be_ready } else { is_ready };
                 console.print(ready, || text(ready))
             };
+            let change = ConfirmedChange {
+                run,
+                describe: will_be_ready,
+                print,
+            };
             confirm
                 .carry_out(
                     domain::Command::PlacementEnter,
                     &format!("topup {topup_id}"),
-                    ConfirmedChange {
-                        run,
-                        describe: will_be_ready,
-                        print,
-                    },
+                    change,
                 )
                 .await
         }

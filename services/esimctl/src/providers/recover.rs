@@ -128,17 +128,14 @@ pub async fn run(command: &RecoverArgs, console: &Console) -> anyhow::Result<()>
             with_ledger(described(recovered, treatment, moved))
         })
     };
+    let change = ConfirmedChange {
+        run,
+        describe,
+        print,
+    };
     command
         .confirm
-        .carry_out(
-            domain::Command::Recover,
-            target,
-            ConfirmedChange {
-                run,
-                describe,
-                print,
-            },
-        )
+        .carry_out(domain::Command::Recover, target, change)
         .await?;
     match &found {
         Some(found) => Ok(ledger::check(found)?),

@@ -123,16 +123,13 @@ async fn set(asked: &RetentionSetArgs, console: &Console) -> anyhow::Result<()> 
         })
     };
     let target = format!("{class}: {new}");
+    let change = ConfirmedChange {
+        run,
+        describe,
+        print,
+    };
     asked
         .confirm
-        .carry_out(
-            domain::Command::RetentionSet,
-            &target,
-            ConfirmedChange {
-                run,
-                describe,
-                print,
-            },
-        )
+        .carry_out(domain::Command::RetentionSet, &target, change)
         .await
 }
