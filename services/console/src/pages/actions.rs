@@ -151,16 +151,20 @@ async fn read(
     })
 }
 
+async fn looked_up(app: &App, visit: &Visit<Viewer>, how: usize) -> Result<Found, Problem> {
+    let query = &visit.query;
+    let times = &visit.session.times;
+    let read = async |connection: &mut PgConnection| read(connection, query, times, how).await;
+    Ok(app.database().run(read).await?)
+}
+
 pub(crate) async fn show(
     State(app): State<App>,
     visit: Visit<Viewer>,
 ) -> Result<Response, Problem> {
     let query = &visit.query;
     let times = &visit.session.times;
-    let found = app
-        .database()
-        .run(async |connection| read(connection, query, times, PAGE).await)
-        .await?;
+    let found = looked_up(&app, &visit, PAGE).await?;
     let older = found.older.and_then(|at| at.format(&Rfc3339).ok());
     let list = Frame::new(
         PATH,
@@ -187,12 +191,7 @@ pub(crate) async fn show(
 
 /// The newest actions of these filters as CSV, in UTC.
 pub(crate) async fn csv(State(app): State<App>, visit: Visit<Viewer>) -> Result<Response, Problem> {
-    let query = &visit.query;
-    let times = &visit.session.times;
-    let found = app
-        .database()
-        .run(async |connection| read(connection, query, times, lists::CSV).await)
-        .await?;
+    let found = looked_up(&app, &visit, lists::CSV).await?;
     let head = [
         "at_utc", "who", "via", "from", "what", "target", "affected", "reason", "before", "after",
     ];

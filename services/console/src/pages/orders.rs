@@ -209,18 +209,24 @@ async fn read(
     })
 }
 
+async fn looked_up(
+    app: &App,
+    visit: &Visit<Viewer>,
+    how: (usize, ListPatience),
+) -> Result<Found, Problem> {
+    let query = &visit.query;
+    let times = &visit.session.times;
+    let read = async |connection: &mut PgConnection| read(connection, query, times, how).await;
+    Ok(app.database().run(read).await?)
+}
+
 pub(crate) async fn show(
     State(app): State<App>,
     visit: Visit<Viewer>,
 ) -> Result<Response, Problem> {
     let query = &visit.query;
     let times = &visit.session.times;
-    let mut found = app
-        .database()
-        .run(async |connection| {
-            read(connection, query, times, (lists::PAGE, ListPatience::Page)).await
-        })
-        .await?;
+    let mut found = looked_up(&app, &visit, (lists::PAGE, ListPatience::Page)).await?;
     let of = found.of.take();
     let orders = &found.page.orders;
     let span = match (orders.first(), orders.last()) {
@@ -256,14 +262,7 @@ pub(crate) async fn show(
 /// The newest orders of these filters as CSV, in UTC. It is sent to partners, so it has what they may know:
 /// not where we buy, and of a reason our words and not the provider's.
 pub(crate) async fn csv(State(app): State<App>, visit: Visit<Viewer>) -> Result<Response, Problem> {
-    let query = &visit.query;
-    let times = &visit.session.times;
-    let found = app
-        .database()
-        .run(async |connection| {
-            read(connection, query, times, (lists::CSV, ListPatience::Whole)).await
-        })
-        .await?;
+    let found = looked_up(&app, &visit, (lists::CSV, ListPatience::Whole)).await?;
     let head = [
         "received_utc",
         "external_order_id",

@@ -233,18 +233,24 @@ fn row(view: &View, found: &std::collections::HashMap<Uuid, String>, times: &Tim
     }
 }
 
+async fn looked_up(
+    app: &App,
+    visit: &Visit<Viewer>,
+    how: (usize, ListPatience),
+) -> Result<Found, Problem> {
+    let query = &visit.query;
+    let times = &visit.session.times;
+    let read = async |connection: &mut PgConnection| read(connection, query, times, how).await;
+    Ok(app.database().run(read).await?)
+}
+
 pub(crate) async fn show(
     State(app): State<App>,
     visit: Visit<Viewer>,
 ) -> Result<Response, Problem> {
     let query = &visit.query;
     let times = &visit.session.times;
-    let found = app
-        .database()
-        .run(async |connection| {
-            read(connection, query, times, (lists::PAGE, ListPatience::Page)).await
-        })
-        .await?;
+    let found = looked_up(&app, &visit, (lists::PAGE, ListPatience::Page)).await?;
     let views = &found.page.deliveries;
     let list = Frame::new(
         PATH,
@@ -288,14 +294,7 @@ pub(crate) async fn show(
 /// The newest webhooks of these filters as CSV, in UTC. Like that of orders it is sent to partners, and
 /// names nobody where we buy.
 pub(crate) async fn csv(State(app): State<App>, visit: Visit<Viewer>) -> Result<Response, Problem> {
-    let query = &visit.query;
-    let times = &visit.session.times;
-    let found = app
-        .database()
-        .run(async |connection| {
-            read(connection, query, times, (lists::CSV, ListPatience::Whole)).await
-        })
-        .await?;
+    let found = looked_up(&app, &visit, (lists::CSV, ListPatience::Whole)).await?;
     let head = [
         "webhook",
         "esim",
