@@ -132,8 +132,41 @@ pub async fn ask_usage(
     topup_id: &TopupId,
 ) -> Result<()> {
     transaction!(connection, "esims::ask_usage", |transaction| {
-        keep_order(transaction, topup_id).await?;
-        let statement = sqlx::query!(
+        put_question(transaction, partner_id, topup_id).await?;
+        Ok(TransactionEnd::Commit(()))
+    })
+}
+
+/// The same for an operator, with its record. Returns whether it has asked anew, which it does not if
+/// somebody asked since the page was made whose form has the [mark](actions::mark) `seen`.
+pub async fn ask_usage_as_seen(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    topup_id: &TopupId,
+    seen: &str,
+    action: Action<'_>,
+) -> Result<bool> {
+    transaction!(connection, "esims::ask_usage_as_seen", |transaction| {
+        // This waits for whoever asks at this moment, so the look at the record comes after it.
+        let is_new = put_question(transaction, partner_id, topup_id).await?;
+        let mark = actions::mark(transaction, topup_id.as_str(), action.command).await?;
+        if !is_new || mark != seen {
+            return Ok(TransactionEnd::Rollback(false));
+        }
+        let changed = ActionChange::created(json!({ "asked": true }));
+        actions::record(transaction, action, 1, changed).await?;
+        Ok(TransactionEnd::Commit(true))
+    })
+}
+
+/// Stores the question, unless one is open, and returns whether it is new.
+async fn put_question(
+    transaction: &mut Transaction<'_>,
+    partner_id: PartnerId,
+    topup_id: &TopupId,
+) -> Result<bool> {
+    keep_order(transaction, topup_id).await?;
+    let statement = sqlx::query!(
         "INSERT INTO esim_requests AS r (topup_id, partner_id, provider, usage_asked_at)
          SELECT u.topup_id, u.partner_id, e.provider, now()
          FROM partner_units u JOIN esims e ON e.topup_id = u.topup_id
@@ -144,10 +177,9 @@ pub async fn ask_usage(
         partner_id.uuid(),
         topup_id.as_str(),
     );
-        statement.execute(&mut **transaction).await?;
-        make_due(transaction, partner_id, topup_id).await?;
-        Ok(TransactionEnd::Commit(()))
-    })
+    let asked = statement.execute(&mut **transaction).await?.rows_affected() > 0;
+    make_due(transaction, partner_id, topup_id).await?;
+    Ok(asked)
 }
 
 /// Makes what is open of the partner's request due, unless it has its work already.

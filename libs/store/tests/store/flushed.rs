@@ -128,13 +128,12 @@ impl Told {
             Self::FlushOfASnapshot => {
                 let read = async |connection: &mut PgConnection| {
                     let partner = order.partner_id;
-                    let seen =
-                        desk::self_service::order(&mut *connection, partner, &id, None).await?;
-                    seen.after_flush(connection).await
+                    desk::self_service::order(connection, partner, &id, None).await
                 };
-                desk::self_service::snapshot(connection, read)
+                let seen = desk::self_service::snapshot(&mut *connection, read)
                     .await
                     .unwrap();
+                seen.after_flush(connection).await.unwrap();
             }
             Self::Taken => {
                 let status = orders::status(connection, order.partner_id, &order.external_order_id);

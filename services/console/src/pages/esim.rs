@@ -9,10 +9,9 @@ use desk::{
 };
 use domain::{Command, GiveBackState, PartnerId, TopupId};
 use pg::{
-    PgConnection, Transaction,
+    PgConnection,
     actions::{self, ActionChange, Actor},
 };
-use serde_json::json;
 use store::{
     deliveries::endpoints,
     esim_requests::UsageFailure,
@@ -258,35 +257,24 @@ pub(crate) async fn ask_usage(
     let id: TopupId = given.id("an eSIM")?;
     let target = format!("topup {id}");
     let action = act.action(Command::AskUsage, &target, act.fields.reason()?);
+    let seen = act.fields.get("seen").unwrap_or_default();
     let ask = async |connection: &mut PgConnection| {
-        let ask = async |transaction: &mut Transaction<'_>| {
-            let Some((order, before)) = asked(transaction, &id).await? else {
-                return Ok(None);
-            };
-            let can = can_of(transaction, &order, &id).await?;
-            if can.is_none_or(|can| !can.usage) {
-                return Ok(None);
-            }
-            let partner = order.partner_id.into();
-            esims::ask_usage(transaction, partner, &id).await?;
-            let after = esims::requests(transaction, partner, &id).await?;
-            let after = after.after_flush(transaction).await?;
-            // This comes after the statement that waits for whoever asks at this moment.
-            let mark = actions::mark(transaction, id.as_str(), Command::AskUsage).await?;
-            let as_seen = act.fields.get("seen") == Some(mark.as_str());
-            let is_new =
-                as_seen && !before.usage_open && after.is_some_and(|after| after.usage_open);
-            let changed = ActionChange::created(json!({ "asked": true }));
-            Ok(is_new.then_some(((), changed)))
+        let Some((order, _)) = asked(connection, &id).await? else {
+            return Ok(false);
         };
-        actions::recorded(connection, action, ask).await
+        let can = can_of(connection, &order, &id).await?;
+        if can.is_none_or(|can| !can.usage) {
+            return Ok(false);
+        }
+        let partner = order.partner_id.into();
+        esims::ask_usage_as_seen(connection, partner, &id, seen, action).await
     };
-    app.database().run(ask).await?.ok_or_else(|| {
-        act.not_done(
+    if !app.database().run(ask).await? {
+        return Err(act.not_done(
             "Nothing was asked",
             "The eSIM is not ready or was erased, its provider shows no data use, or its data use was asked for since the page was shown, perhaps by this form.",
-        )
-    })?;
+        ));
+    }
     Ok(act.done(
         &app,
         "Its provider is asked; the answer is here some seconds later.",
