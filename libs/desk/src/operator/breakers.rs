@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pg::{
-    Error, Transaction, TransactionEnd,
+    Error,
     actions::{self, Action, ActionChange},
     transaction,
 };
@@ -30,38 +30,30 @@ pub enum BreakerNotChanged {
 
 pg::store_error!(BreakerNotChanged);
 
-/// Opens a breaker for a time. `seen` is the version that the operator has looked at: if there is
-/// one, a breaker that has changed since or is open because of lost commits stays as it is. See
-/// [`providers::open`].
-pub async fn open(
+/// Opens a breaker for a time, or closes it; see [`providers::open`] and [`providers::close`]. `seen` is the
+/// version that the operator has looked at: if there is one, a breaker that has changed since or is open
+/// because of lost commits stays as it is.
+pub async fn set(
     connection: &mut PgConnection,
     name: &str,
     seen: Option<i64>,
-    duration: Duration,
+    open_for: Option<Duration>,
     action: Action<'_>,
 ) -> Result<ProviderBreaker, BreakerNotChanged> {
-    transaction!(connection, "breakers::open", |transaction| {
+    transaction!(connection, "breakers::set", |transaction| {
         let before = find(transaction, name, seen).await?;
-        let opened = providers::open(transaction, name, duration, action.reason).await?;
-        record(transaction, seen, &before, opened, action)
-            .await
-            .map(TransactionEnd::Commit)
-    })
-}
-
-/// Closes a breaker; `seen` as for [`open`]. See [`providers::close`].
-pub async fn close(
-    connection: &mut PgConnection,
-    name: &str,
-    seen: Option<i64>,
-    action: Action<'_>,
-) -> Result<ProviderBreaker, BreakerNotChanged> {
-    transaction!(connection, "breakers::close", |transaction| {
-        let before = find(transaction, name, seen).await?;
-        let closed = providers::close(transaction, name).await?;
-        record(transaction, seen, &before, closed, action)
-            .await
-            .map(TransactionEnd::Commit)
+        let after = match open_for {
+            Some(duration) => providers::open(transaction, name, duration, action.reason).await?,
+            None => providers::close(transaction, name).await?,
+        };
+        let after = after.ok_or(BreakerNotChanged::Unknown)?;
+        // The update counts on from the version that it finds, which may no longer be that of the look.
+        if seen.is_some() && after.version != before.version + 1 {
+            return Err(BreakerNotChanged::Changed(after.state));
+        }
+        let changed = ActionChange::between(shown(&before), shown(&after));
+        actions::record(transaction, action, 1, changed).await?;
+        Ok(TransactionEnd::Commit(after))
     })
 }
 
@@ -79,24 +71,6 @@ async fn find(
         Some(version) if version != found.version => Err(BreakerNotChanged::Changed(found.state)),
         _ => Ok(found),
     }
-}
-
-/// Records the change, unless the breaker has changed between the look and the update, which counts
-/// on from the version that it finds.
-async fn record(
-    transaction: &mut Transaction<'_>,
-    seen: Option<i64>,
-    before: &ProviderBreaker,
-    after: Option<ProviderBreaker>,
-    action: Action<'_>,
-) -> Result<ProviderBreaker, BreakerNotChanged> {
-    let after = after.ok_or(BreakerNotChanged::Unknown)?;
-    if seen.is_some() && after.version != before.version + 1 {
-        return Err(BreakerNotChanged::Changed(after.state));
-    }
-    let changed = ActionChange::between(shown(before), shown(&after));
-    actions::record(transaction, action, 1, changed).await?;
-    Ok(after)
 }
 
 fn shown(breaker: &ProviderBreaker) -> Value {

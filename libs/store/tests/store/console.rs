@@ -423,7 +423,8 @@ async fn what_needs_a_person_is_one_list_with_one_action_each() {
         target: "provider sandbox",
         ..action(Command::OperatorSignOut)
     };
-    let opened = breakers::open(&mut console, PROVIDER, None, Duration::from_hours(1), open).await;
+    let an_hour = Some(Duration::from_hours(1));
+    let opened = breakers::set(&mut console, PROVIDER, None, an_hour, open).await;
     opened.unwrap();
     let partner = bench.partner(Some("https://partner.example/")).await;
     let pause =

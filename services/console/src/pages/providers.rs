@@ -315,7 +315,9 @@ pub(crate) async fn open(
     let seen = seen(&act);
     let opened = app
         .database()
-        .run(async |connection| breakers::open(connection, &name, seen, duration, action).await)
+        .run(async |connection| {
+            breakers::set(connection, &name, seen, Some(duration), action).await
+        })
         .await;
     let text = format!(
         "Nothing is bought at {} for {asked}. Then one purchase tests it by itself.",
@@ -338,7 +340,7 @@ pub(crate) async fn close(
     let seen = seen(&act);
     let closed = app
         .database()
-        .run(async |connection| breakers::close(connection, &name, seen, action).await)
+        .run(async |connection| breakers::set(connection, &name, seen, None, action).await)
         .await;
     let text = format!(
         "{} buys again: what waits for it goes on.",

@@ -130,13 +130,13 @@ pub async fn run(command: &ProviderCommand, console: &Console) -> anyhow::Result
         } => {
             let target = format!("provider {name}");
             let action = by.action(domain::Command::ProviderOpen, &target, reason);
-            let opened = breakers::open(&mut connection, name, None, *duration, action);
+            let opened = breakers::set(&mut connection, name, None, Some(*duration), action);
             (name, opened.await)
         }
         ProviderCommand::Close { name, reason, by } => {
             let target = format!("provider {name}");
             let action = by.action(domain::Command::ProviderClose, &target, reason);
-            let closed = breakers::close(&mut connection, name, None, action);
+            let closed = breakers::set(&mut connection, name, None, None, action);
             (name, closed.await)
         }
     };
