@@ -145,19 +145,19 @@ pub async fn create(
     let secret_key = vault.seal(Purpose::SecretKey(id), new.secret_key.expose())?;
     transaction!(connection, "partners::create", |transaction| {
         let statement = sqlx::query!(
-        "INSERT INTO partners (partner_id, name, environment, access_key, secret_key,
+            "INSERT INTO partners (partner_id, name, environment, access_key, secret_key,
                                max_in_flight, requests_per_second, orders_per_second, units_per_second)
          VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
-        id.uuid(),
-        new.name,
-        new.environment.as_str(),
-        new.access_key,
-        secret_key,
-        new.limits.max_in_flight.map(signed),
-        new.limits.requests_per_second.map(signed),
-        new.limits.orders_per_second.map(signed),
-        new.limits.units_per_second.map(signed),
-    );
+            id.uuid(),
+            new.name,
+            new.environment.as_str(),
+            new.access_key,
+            secret_key,
+            new.limits.max_in_flight.map(signed),
+            new.limits.requests_per_second.map(signed),
+            new.limits.orders_per_second.map(signed),
+            new.limits.units_per_second.map(signed),
+        );
         statement.execute(&mut **transaction).await?;
         endpoints::set_first(transaction, vault, id, new.webhook_url, new.webhook_secret).await?;
         Ok(TransactionEnd::Commit(()))

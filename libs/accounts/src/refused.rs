@@ -87,37 +87,37 @@ pub async fn keep(
     let kinds = column(refusals, |one| one.kind.as_str().to_owned());
     transaction!(connection, "refused::keep", |transaction| {
         let statement = sqlx::query!(
-        "INSERT INTO refused_requests (request_id, partner_id, kind, at, status, reason, errors, method, path,
+            "INSERT INTO refused_requests (request_id, partner_id, kind, at, status, reason, errors, method, path,
                                        external_order_id, unrecorded)
          SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::timestamptz[], $5::int[], $6::text[], $7::text[],
                               $8::text[], $9::text[], $10::text[], $11::bigint[])
          ON CONFLICT DO NOTHING",
-        &column(refusals, |one| one.request_id),
-        &partners,
-        &kinds,
-        &column(refusals, |one| one.at),
-        &column(refusals, |one| i32::from(one.status)),
-        &column(refusals, |one| one.reason.to_owned()),
-        &column(refusals, |one| one.errors.clone()),
-        &column(refusals, |one| one.method.clone()),
-        &column(refusals, |one| one.path.clone()),
-        &column(refusals, |one| one.external_order_id.clone()) as &[Option<String>],
-        &column(refusals, |one| i64::try_from(one.unrecorded).unwrap_or(i64::MAX)),
-    );
+            &column(refusals, |one| one.request_id),
+            &partners,
+            &kinds,
+            &column(refusals, |one| one.at),
+            &column(refusals, |one| i32::from(one.status)),
+            &column(refusals, |one| one.reason.to_owned()),
+            &column(refusals, |one| one.errors.clone()),
+            &column(refusals, |one| one.method.clone()),
+            &column(refusals, |one| one.path.clone()),
+            &column(refusals, |one| one.external_order_id.clone()) as &[Option<String>],
+            &column(refusals, |one| i64::try_from(one.unrecorded).unwrap_or(i64::MAX)),
+        );
         statement.execute(&mut **transaction).await?;
         // The ids are in the order of time, so everything from the first one beyond the room is older.
         let statement = sqlx::query!(
-        "DELETE FROM refused_requests WHERE request_id = ANY (ARRAY (
+            "DELETE FROM refused_requests WHERE request_id = ANY (ARRAY (
              SELECT beyond.request_id
              FROM (SELECT DISTINCT partner_id, kind FROM unnest($1::uuid[], $2::text[]) AS one (partner_id, kind)) room
              CROSS JOIN LATERAL (
                  SELECT request_id FROM refused_requests r
                  WHERE r.partner_id = room.partner_id AND r.kind = room.kind
                  ORDER BY request_id DESC OFFSET $3 LIMIT 1000) beyond))",
-        &partners,
-        &kinds,
-        i64::from(newest),
-    );
+            &partners,
+            &kinds,
+            i64::from(newest),
+        );
         statement.execute(&mut **transaction).await?;
         Ok(TransactionEnd::Commit(()))
     })

@@ -380,11 +380,11 @@ pub async fn refuse(
         // waits for a refusal that is under way and sees its result. The deadline is compared with the
         // current time, because `now()` would be the start of the transaction.
         let query = sqlx::query_scalar!(
-        "SELECT order_id FROM orders
+            "SELECT order_id FROM orders
          WHERE order_id = $1 AND answering IS NOT NULL AND refused_at IS NULL AND answer_by > clock_timestamp()
          FOR UPDATE",
-        order_id.uuid(),
-    );
+            order_id.uuid(),
+        );
         if query.fetch_optional(&mut **transaction).await?.is_none() {
             return Ok(TransactionEnd::Rollback(None));
         }

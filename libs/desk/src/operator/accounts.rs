@@ -224,13 +224,13 @@ pub async fn set_disabled(
     transaction!(connection, "accounts::set_disabled", |transaction| {
         let before = locked(transaction, name).await?;
         let statement = sqlx::query!(
-        "UPDATE operators
+            "UPDATE operators
          SET disabled_at = CASE WHEN $2 THEN coalesce(disabled_at, now()) END,
              setup_digest = CASE WHEN NOT $2 THEN setup_digest END, setup_until = CASE WHEN NOT $2 THEN setup_until END
          WHERE name = $1",
-        name,
-        disabled,
-    );
+            name,
+            disabled,
+        );
         statement.execute(&mut **transaction).await?;
         if disabled {
             end_sessions(transaction, before.operator_id).await?;
@@ -276,10 +276,10 @@ pub async fn sign_out(
 ) -> Result<u64> {
     transaction!(connection, "accounts::sign_out", |transaction| {
         let statement = sqlx::query!(
-        "DELETE FROM operator_sessions
+            "DELETE FROM operator_sessions
          WHERE name = $1 OR (issuer IS NULL AND operator_id = (SELECT operator_id FROM operators WHERE name = $1))",
-        name,
-    );
+            name,
+        );
         let ended = statement.execute(&mut **transaction).await?.rows_affected();
         let affected = i64::try_from(ended).unwrap_or(i64::MAX);
         let changed = if ended > 0 {

@@ -81,19 +81,19 @@ pub async fn apply(
             };
             let standard = StandardColumns::of(Some(standard));
             let updated = sqlx::query!(
-            "UPDATE options SET provider_option_id = $3, countries = $4, data_mb = $5, unlimited = $6, days = $7,
+                "UPDATE options SET provider_option_id = $3, countries = $4, data_mb = $5, unlimited = $6, days = $7,
                                 cost = $8, cost_currency = $9
              WHERE option_id = $1 AND provider_option_id = $2",
-            update.option_id.uuid(),
-            update.was,
-            update.provider_option_id,
-            standard.countries.as_deref(),
-            standard.data_mb,
-            standard.unlimited,
-            standard.days,
-            standard.cost,
-            standard.cost_currency,
-        );
+                update.option_id.uuid(),
+                update.was,
+                update.provider_option_id,
+                standard.countries.as_deref(),
+                standard.data_mb,
+                standard.unlimited,
+                standard.days,
+                standard.cost,
+                standard.cost_currency,
+            );
             pulled.updated += updated.execute(&mut **transaction).await?.rows_affected();
         }
         let gone: Vec<Uuid> = pull.disable.iter().map(|option| option.uuid()).collect();

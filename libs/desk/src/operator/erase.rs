@@ -94,7 +94,7 @@ pub async fn order(
         .ok_or(NotErased::Unknown("order"))?;
         // With these locks a resend or a claim that is under way ends before the check below.
         let query = sqlx::query!(
-        "WITH placed AS (SELECT placement_id FROM placements WHERE order_id = $1 FOR UPDATE)
+            "WITH placed AS (SELECT placement_id FROM placements WHERE order_id = $1 FOR UPDATE)
          SELECT d.delivery_id FROM placed
          JOIN topups t ON t.placement_id = placed.placement_id
          JOIN esims e ON e.topup_id = t.topup_id
@@ -103,8 +103,8 @@ pub async fn order(
          JOIN deliveries d ON d.delivery_id = named.id
          ORDER BY d.delivery_id
          FOR UPDATE OF d",
-        order_id.uuid()
-    );
+            order_id.uuid()
+        );
         query.fetch_all(&mut **transaction).await?;
         let query = sqlx::query!(
             r#"SELECT (SELECT count(*) FROM placements p
@@ -314,7 +314,7 @@ pub async fn partner(
         // was checked above. The last step clears the row of the partner. Its access key becomes `erased-`
         // and its id, because the column must stay filled and unique.
         let statement = sqlx::query!(
-        "WITH endpoints AS (
+            "WITH endpoints AS (
              DELETE FROM partner_endpoints WHERE partner_id = $1
          ), again AS (
              DELETE FROM resends WHERE partner_id = $1
@@ -335,8 +335,8 @@ pub async fn partner(
          SET name = 'erased', access_key = 'erased-' || partner_id, secret_key = NULL,
              has_further_endpoints = false, old_access_key = NULL, old_secret_key = NULL, old_keys_until = NULL, erased_at = coalesce(erased_at, now())
          WHERE partner_id = $1 AND disabled_at IS NOT NULL",
-        partner_id.uuid(),
-    );
+            partner_id.uuid(),
+        );
         if statement.execute(&mut **transaction).await?.rows_affected() == 0 {
             return Err(NotErased::Enabled);
         }

@@ -249,17 +249,17 @@ pub async fn start(
             let via: &'static str = action.actor.via.into();
             // It is not worked off itself, so it is stored as one that has ended.
             let statement = sqlx::query!(
-        "INSERT INTO resends (resend_id, state, since, until, phase, ended_at, asked_by, via, reason, skipped)
+                "INSERT INTO resends (resend_id, state, since, until, phase, ended_at, asked_by, via, reason, skipped)
          VALUES ($1, $2, $3, coalesce($4, now()), 'sending', now(), $5, $6, $7, $8)",
-        id,
-        wanted.state.map(<&str>::from),
-        wanted.since,
-        wanted.until,
-        action.actor.name,
-        via,
-        action.reason,
-        skipped,
-    );
+                id,
+                wanted.state.map(<&str>::from),
+                wanted.since,
+                wanted.until,
+                action.actor.name,
+                via,
+                action.reason,
+                skipped,
+            );
             statement.execute(&mut **transaction).await?;
             let filter = json!({
                 "partner_id": partner, "state": wanted.state.map(<&str>::from), "since": rfc3339(wanted.since), "until": wanted.until.map(rfc3339),

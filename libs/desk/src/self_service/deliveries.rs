@@ -307,13 +307,13 @@ async fn restart(
 ) -> Result<bool> {
     transaction!(connection, "deliveries::restart", |transaction| {
         let statement = sqlx::query!(
-        "UPDATE deliveries SET schedule_start = attempt
+            "UPDATE deliveries SET schedule_start = attempt
          WHERE delivery_id = $1 AND partner_id = $2 AND state = 'pending' AND attempt > schedule_start
            AND greatest(attempted_at, created_at) <= clock_timestamp() - make_interval(secs => $3)",
-        id.uuid(),
-        partner_id.uuid(),
-        seconds(interval),
-    );
+            id.uuid(),
+            partner_id.uuid(),
+            seconds(interval),
+        );
         if statement.execute(&mut **transaction).await?.rows_affected() == 0 {
             return Ok(TransactionEnd::Rollback(false));
         }

@@ -228,7 +228,7 @@ pub async fn give_back(
     transaction!(connection, "esims::give_back", |transaction| {
         keep_order(transaction, topup_id).await?;
         let statement = sqlx::query!(
-        "INSERT INTO esim_requests AS r (topup_id, partner_id, provider, give_back, give_back_asked_at)
+            "INSERT INTO esim_requests AS r (topup_id, partner_id, provider, give_back, give_back_asked_at)
          SELECT u.topup_id, u.partner_id, e.provider, 'asked', now()
          FROM partner_units u JOIN esims e ON e.topup_id = u.topup_id
          WHERE u.topup_id = $2 AND u.partner_id = $1 AND u.ready_at IS NOT NULL AND u.erased_at IS NULL
@@ -236,9 +236,9 @@ pub async fn give_back(
          SET give_back = 'asked', give_back_asked_at = now(),
              not_returned_at = NULL, reason = NULL, message = NULL, ended_at = NULL
          WHERE r.give_back IS NULL OR r.give_back = 'refused'",
-        partner_id.uuid(),
-        topup_id.as_str(),
-    );
+            partner_id.uuid(),
+            topup_id.as_str(),
+        );
         let asked = statement.execute(&mut **transaction).await?.rows_affected() > 0;
         make_due(transaction, partner_id, topup_id).await?;
         if asked {

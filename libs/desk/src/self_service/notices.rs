@@ -116,7 +116,7 @@ pub async fn set_channel(
         let endpoint_id = EndpointId::new();
         let sealed = vault.seal(Purpose::EndpointSecret(endpoint_id), secret.expose())?;
         let statement = sqlx::query!(
-        "WITH channel AS (
+            "WITH channel AS (
              INSERT INTO partner_endpoints (endpoint_id, partner_id, nth, purpose, url, secrets, secret_ends, events)
              SELECT $1, $2, max(nth) + 1, $3, $4, ARRAY[$5::bytea], ARRAY[NULL::timestamptz], '{}'
              FROM partner_endpoints WHERE partner_id = $2
@@ -126,13 +126,13 @@ pub async fn set_channel(
          )
          INSERT INTO work (id, kind, provider, lane, partner_id, at)
          VALUES ($6, 'deliver', '', $1::uuid::text, $2, now())",
-        endpoint_id.uuid(),
-        partner_id.uuid(),
-        PURPOSE,
-        target,
-        sealed,
-        DeliveryId::new().uuid(),
-    );
+            endpoint_id.uuid(),
+            partner_id.uuid(),
+            PURPOSE,
+            target,
+            sealed,
+            DeliveryId::new().uuid(),
+        );
         statement.execute(&mut **transaction).await?;
         let after = channel(transaction, partner_id).await?;
         let changed = ActionChange::between(shown(known.as_ref()), shown(after.as_ref()));

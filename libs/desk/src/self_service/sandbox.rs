@@ -59,15 +59,15 @@ pub async fn expire_keys(
         }
         let id = DeliveryId::new();
         let statement = sqlx::query!(
-        "WITH created AS (
+            "WITH created AS (
              INSERT INTO deliveries (delivery_id, partner_id, kind, credential, ends_at, created_at)
              VALUES ($1, $2, 'key.expiring', 'keys', now() + make_interval(secs => $3), clock_timestamp())
          )
          INSERT INTO work (id, kind, provider, lane, partner_id, at) VALUES ($1, 'deliver', '', '', $2, now())",
-        id.uuid(),
-        partner_id.uuid(),
-        seconds(NOTICE),
-    );
+            id.uuid(),
+            partner_id.uuid(),
+            seconds(NOTICE),
+        );
         statement.execute(&mut **transaction).await?;
         Ok(TransactionEnd::Commit(KeyExpiryResult::Due(id)))
     })

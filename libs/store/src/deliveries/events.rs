@@ -263,16 +263,16 @@ pub async fn test(
         // due work and the claim recognise a test by this time, and find it even while the endpoint is
         // blocked.
         let statement = sqlx::query!(
-        "WITH created AS (
+            "WITH created AS (
              INSERT INTO deliveries (delivery_id, partner_id, kind, created_at, endpoint_id)
              VALUES ($1, $2, 'webhook.test', clock_timestamp(), $3)
          )
          INSERT INTO work (id, kind, provider, lane, partner_id, at) VALUES ($1, 'deliver', '', $4, $2, '-infinity')",
-        id.uuid(),
-        partner_id.uuid(),
-        endpoint.column(),
-        endpoint.work_lane(),
-    );
+            id.uuid(),
+            partner_id.uuid(),
+            endpoint.column(),
+            endpoint.work_lane(),
+        );
         statement.execute(&mut **transaction).await?;
         Ok(TransactionEnd::Commit(Tested::Due(id)))
     })

@@ -55,16 +55,16 @@ pub async fn note(
 ) -> Result<()> {
     transaction!(connection, "asked::note", |transaction| {
         let statement = sqlx::query!(
-        "WITH held AS MATERIALIZED (
+            "WITH held AS MATERIALIZED (
              SELECT placement_id FROM placements
              WHERE placement_id = $1 AND attempt = $2 AND state = 'parked' AND placed_at IS NULL
              FOR UPDATE
          )
          -- IS TRUE keeps the planner from the index of kinds, in which all questions stand.
          DELETE FROM work WHERE id = $1 AND (kind = 'look_again') IS TRUE AND (SELECT true FROM held)",
-        placement_id.uuid(),
-        pg::signed(attempt),
-    );
+            placement_id.uuid(),
+            pg::signed(attempt),
+        );
         let ended = statement.execute(&mut **transaction).await?.rows_affected();
         if ended > 0 {
             let note = Note {
