@@ -21,7 +21,7 @@ mod webhooks;
 use domain::{Command, PartnerId};
 use pg::{
     Result, Transaction, TransactionEnd,
-    actions::{self, Action},
+    actions::{self, Action, ActionChange},
     transaction::{self, TransactionKind},
 };
 use sqlx::PgConnection;

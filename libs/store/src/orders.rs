@@ -16,7 +16,7 @@ use std::{collections::BTreeMap, time::Duration};
 use domain::{OptionId, OrderId, PartnerId, PlacementId, TopupId};
 use pg::{
     Error, Result, Transaction, TransactionEnd,
-    actions::{self, Action},
+    actions::{self, Action, ActionChange},
     age, retry_conflicts, seconds, signed, transaction,
 };
 use serde_json::json;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pg::{
-    Error,
+    Error, TransactionEnd,
     actions::{self, Action, ActionChange},
     transaction,
 };

@@ -9,7 +9,7 @@ use domain::{
 };
 use pg::{
     Result, TransactionEnd,
-    actions::{self, Action, Mode},
+    actions::{self, Action, ActionChange, Mode},
     age, seconds, transaction,
 };
 use serde_json::json;
@@ -25,7 +25,6 @@ use store::{
 };
 use time::OffsetDateTime;
 
-use super::REASON;
 use crate::operator::deliveries::{self, AttemptView, Resendable, resendable};
 
 /// The maximum number of attempts of a delivery that are shown; older ones are left out.

@@ -10,7 +10,7 @@ use desk::{
 use domain::{Command, GiveBackState, PartnerId, TopupId};
 use pg::{
     PgConnection,
-    actions::{self, ActionChange, Actor},
+    actions::{self, Actor},
 };
 use store::{
     deliveries::endpoints,

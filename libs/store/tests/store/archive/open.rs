@@ -4,7 +4,7 @@ use desk::self_service::esims;
 use domain::PartnerId;
 use pg::{
     TransactionEnd,
-    transaction::{Kind, Run},
+    transaction::{TransactionKind, TransactionRun},
 };
 use sqlx::Connection;
 use testkit::wait;
@@ -86,7 +86,7 @@ async fn nothing_is_asked_about_an_order_that_is_being_archived() {
         let topup = topups(&order).remove(0);
         let mut archive = bench.ripe(10).await;
         let mut connection = bench.connection().await;
-        let archiving = Run::new("a test");
+        let archiving = TransactionRun::new("a test");
         let mut transaction = archiving
             .begin(&mut connection, TransactionKind::Writing)
             .await
