@@ -266,7 +266,10 @@ fn whole(part: &Value) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use domain::{event::Kind, sandbox, sandbox_option};
+    use domain::{
+        event::{Kind, NoticeKind},
+        sandbox, sandbox_option,
+    };
     use strum::VariantArray;
 
     use super::*;
@@ -286,9 +289,9 @@ mod tests {
             requests(&document).map(|one| format!("\n### {} {}\n", one.method, one.path));
         let events = members(&document["webhooks"])
             .map(|(_, event)| format!("\n### {}\n", event["post"]["summary"].as_str().unwrap()));
-        let kinds = Kind::VARIANTS
-            .iter()
-            .map(|kind| format!("`{}`", kind.as_str()));
+        let kinds = Kind::ALL.iter().map(|kind| kind.as_str());
+        let kinds = kinds.chain(NoticeKind::ALL.iter().map(|kind| kind.as_str()));
+        let kinds = kinds.map(|name| format!("`{name}`"));
         let codes = ErrorCode::VARIANTS
             .iter()
             .map(|code| format!("\n- [`{0}`](errors#{0}): Status ", code.name()));
