@@ -26,11 +26,11 @@ const MOST: usize = 2_000;
 
 /// The counts of this process. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub struct Figures(Arc<Mutex<Counts>>);
+pub struct ProcessFigures(Arc<Mutex<Counts>>);
 
 type Counts = BTreeMap<(OffsetDateTime, Measure, String), Count>;
 
-impl Figures {
+impl ProcessFigures {
     /// Counts an event that has no duration.
     pub fn count(&self, measure: Measure, subject: &str, number: usize) {
         for _ in 0..number {
@@ -91,7 +91,11 @@ impl Figures {
 }
 
 /// Writes what is counted until the soft stop, and a last time then.
-pub async fn run(figures: Figures, database: Database, shutdown: Shutdown) -> anyhow::Result<()> {
+pub async fn run(
+    figures: ProcessFigures,
+    database: Database,
+    shutdown: Shutdown,
+) -> anyhow::Result<()> {
     // The rows of two processes must not be the same ones.
     let instance = Uuid::now_v7();
     let mut ticks = shutdown.ticks(PERIOD);
@@ -115,7 +119,7 @@ mod tests {
 
     #[test]
     fn what_could_not_be_written_is_written_with_the_next_counts() {
-        let figures = Figures::default();
+        let figures = ProcessFigures::default();
         figures.took(Measure::Call, "sandbox", Duration::from_millis(70), true);
         let first = figures.take();
         assert_eq!(
@@ -131,7 +135,7 @@ mod tests {
 
     #[test]
     fn a_flood_of_subjects_is_counted_without_subjects() {
-        let figures = Figures::default();
+        let figures = ProcessFigures::default();
         for subject in 0..2 * MOST {
             figures.took(Measure::Attempt, &subject.to_string(), PERIOD, false);
         }

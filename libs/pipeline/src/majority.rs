@@ -46,7 +46,7 @@ const LASTING: Duration = Duration::from_secs(1);
 const SILENCE: Duration = Duration::from_secs(2);
 
 /// What [`watch`] needs of a connection.
-pub(crate) struct Watched {
+pub(crate) struct MajorityWatch {
     pub(crate) client: Client,
     pub(crate) context: jetstream::Context,
     /// The names of the streams of work.
@@ -84,7 +84,7 @@ struct Fault {
 
 /// Checks JetStream once a second until the connection is dropped, and a server without a cluster every
 /// five seconds. Each change is logged once, and `esim_nats_up` shows the state.
-pub(crate) async fn watch(watched: Watched) {
+pub(crate) async fn watch(watched: MajorityWatch) {
     let gauge = nats_up();
     let mut since: Option<Instant> = None;
     let mut logged: Option<Instant> = None;
@@ -149,7 +149,7 @@ pub(crate) async fn watch(watched: Watched) {
     }
 }
 
-impl Watched {
+impl MajorityWatch {
     /// Whether one server or several store the messages. The error is why they cannot be stored in one
     /// of the streams. A server that was not heard from for `silence` counts as gone.
     async fn state(&self, silence: Duration) -> Result<Servers, Fault> {

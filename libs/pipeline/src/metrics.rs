@@ -14,7 +14,7 @@ use opentelemetry::{
 use pg::primary::Pulse;
 use runtime::{Shutdown, lock, metrics::Instruments};
 
-use crate::{Nats, queues::Class};
+use crate::{Nats, queues::TicketClass};
 
 /// The interval between two reads of JetStream's state.
 const PERIOD: Duration = Duration::from_secs(5);
@@ -35,7 +35,7 @@ pub(crate) struct RowMetrics {
 /// Counts a row as in flight until it is dropped.
 pub(crate) struct InFlight {
     metrics: RowMetrics,
-    class: Class,
+    class: TicketClass,
 }
 
 /// The attributes of due rows: the stage, and the provider if the stage has several.
@@ -140,10 +140,10 @@ impl RowMetrics {
         metrics
     }
 
-    pub(crate) fn claimed(&self, rows: usize, class: Class) {
+    pub(crate) fn claimed(&self, rows: usize, class: TicketClass) {
         let source = match class {
-            Class::Fresh => "message",
-            Class::Due => "due",
+            TicketClass::Fresh => "message",
+            TicketClass::Due => "due",
         };
         let [stage] = self.stage.clone();
         self.claimed
@@ -158,7 +158,7 @@ impl RowMetrics {
         self.swept.add(rows, &self.stage);
     }
 
-    pub(crate) fn count_in_flight(&self, class: Class) -> InFlight {
+    pub(crate) fn count_in_flight(&self, class: TicketClass) -> InFlight {
         self.in_flight.add(1, &self.stage);
         InFlight {
             metrics: self.clone(),
@@ -174,7 +174,7 @@ fn count(rows: usize) -> u64 {
 impl Drop for InFlight {
     fn drop(&mut self) {
         self.metrics.in_flight.add(-1, &self.metrics.stage);
-        if self.class == Class::Due {
+        if self.class == TicketClass::Due {
             self.metrics.drained.add(1, &self.metrics.due);
         }
     }
@@ -182,7 +182,7 @@ impl Drop for InFlight {
 
 /// A stream to watch, with the consumers of this process.
 #[derive(Clone, Debug)]
-pub struct Watched {
+pub struct WatchedStream {
     /// The stream, without prefix.
     pub stream: &'static str,
     /// The durable names of the consumers.
@@ -210,7 +210,11 @@ const GAUGES: [(&str, &str); 3] = [
 ];
 
 /// Reads the state of streams and consumers until the soft stop, and shows it as gauges.
-pub async fn watch(nats: Nats, watched: Vec<Watched>, shutdown: Shutdown) -> anyhow::Result<()> {
+pub async fn watch(
+    nats: Nats,
+    watched: Vec<WatchedStream>,
+    shutdown: Shutdown,
+) -> anyhow::Result<()> {
     let seen = Arc::new(Mutex::new(Seen::default()));
     show(&seen);
     let mut ticks = shutdown.ticks(PERIOD);
@@ -221,13 +225,13 @@ pub async fn watch(nats: Nats, watched: Vec<Watched>, shutdown: Shutdown) -> any
     Ok(())
 }
 
-async fn look(nats: &Nats, watched: &[Watched]) -> Seen {
+async fn look(nats: &Nats, watched: &[WatchedStream]) -> Seen {
     let mut seen = Seen::default();
     let [messages, by_state, pending] = &mut seen;
     if !nats.is_up() {
         return seen;
     }
-    for Watched { stream, consumers } in watched {
+    for WatchedStream { stream, consumers } in watched {
         // A missing stream is left out here. It is created by whoever publishes to it or pulls from
         // it.
         let Ok(found) = nats.context.get_stream(nats.stream_name(stream)).await else {

@@ -13,7 +13,7 @@
 //! - A lane, and a partner, also has a limit of its own. The limit of a lane may change at any
 //!   time, see [`LaneState`]. Within the limit of a lane, too, a queue holds at most half of what
 //!   it could reach: of a limit of 12 the first queue gets 6 and the second gets 3.
-//! - With [`Limits::slow_attempt`], a partner has a small share until its attempts have turned out
+//! - With [`PermitLimits::slow_attempt`], a partner has a small share until its attempts have turned out
 //!   to be quick, as `pace` notes them. All partners with slow attempts together hold at most half
 //!   of the permits, and half of those of a lane.
 //!
@@ -46,7 +46,7 @@ const NOT_QUICK_LEAST: usize = 8;
 
 /// How much a worker may run at once.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct PermitLimits {
     /// Maximum number of rows in flight.
     pub permits: usize,
     /// Maximum number of rows of one lane in flight.
@@ -73,7 +73,7 @@ pub struct LaneState {
 }
 
 impl LaneState {
-    /// The state of a lane that only the [`Limits`] bound.
+    /// The state of a lane that only the [`PermitLimits`] bound.
     pub const UNLIMITED: Self = Self {
         permits: usize::MAX,
         accepts_fresh: true,
@@ -99,7 +99,7 @@ pub struct QueueKey {
 
 /// All permits of a worker.
 pub(crate) struct Permits {
-    pub(crate) limits: Limits,
+    pub(crate) limits: PermitLimits,
     lanes: LaneStates,
     in_use: Mutex<InUse>,
     /// Called after a permit has been returned, so that a waiting ticket can get it.
@@ -176,7 +176,7 @@ impl Drop for Permit {
 
 impl Permits {
     pub(crate) fn new(
-        limits: Limits,
+        limits: PermitLimits,
         lanes: LaneStates,
         on_release: impl Fn() + Send + Sync + 'static,
     ) -> Arc<Self> {
@@ -326,7 +326,7 @@ mod tests {
     use super::*;
 
     fn permits(permits: usize, per_lane: usize, per_owner: usize) -> Arc<Permits> {
-        let limits = Limits {
+        let limits = PermitLimits {
             permits,
             per_lane,
             per_owner,
@@ -395,7 +395,7 @@ mod tests {
             permits: now.load(Ordering::Relaxed),
             accepts_fresh: false,
         });
-        let limits = Limits {
+        let limits = PermitLimits {
             permits: 8,
             per_lane: 8,
             per_owner: 8,
@@ -438,7 +438,7 @@ mod tests {
     fn a_returned_permit_leaves_no_count_and_is_reported() {
         let released = Arc::new(AtomicUsize::new(0));
         let reported = Arc::clone(&released);
-        let limits = Limits {
+        let limits = PermitLimits {
             permits: 4,
             per_lane: 4,
             per_owner: 4,
@@ -460,7 +460,7 @@ mod tests {
     #[test]
     fn many_slow_partners_leave_room_for_the_others() {
         let slow = Duration::from_secs(3);
-        let limits = Limits {
+        let limits = PermitLimits {
             permits: 512,
             per_lane: 256,
             per_owner: 64,

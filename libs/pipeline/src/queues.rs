@@ -22,7 +22,7 @@ use std::{
 use runtime::lock;
 use tokio::sync::Notify;
 
-use crate::permits::{LaneStates, Limits, Permit, Permits, QueueKey, decrement};
+use crate::permits::{LaneStates, Permit, PermitLimits, Permits, QueueKey, decrement};
 
 /// How many fresh tickets get a permit for each due one, while both wait.
 const FRESH_FOR_EACH_DUE: usize = 3;
@@ -40,7 +40,7 @@ const TICKETS_AT_LEAST: usize = 1024;
 
 /// Where a ticket came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Class {
+pub enum TicketClass {
     /// A message brought it, and its row has no due work.
     Fresh,
     /// A look at due work found it.
@@ -95,7 +95,7 @@ pub(crate) struct Granted<T> {
 }
 
 impl<T: Send + 'static> Queues<T> {
-    pub(crate) fn new(limits: Limits, lanes: LaneStates) -> Arc<Self> {
+    pub(crate) fn new(limits: PermitLimits, lanes: LaneStates) -> Arc<Self> {
         Arc::new_cyclic(|queues: &Weak<Self>| {
             let queues = Weak::clone(queues);
             let grant = move || {
@@ -126,7 +126,7 @@ impl<T: Send + 'static> Queues<T> {
         let mut refused = Vec::new();
         let mut state = lock(&self.state);
         for (key, ticket) in tickets {
-            let waiting = &mut state.by_class[Class::Fresh as usize];
+            let waiting = &mut state.by_class[TicketClass::Fresh as usize];
             if self.accepts(waiting, &key, now) {
                 waiting.push(key, Waiting { since: now, ticket });
             } else {
@@ -171,7 +171,7 @@ impl<T: Send + 'static> Queues<T> {
                 .unwrap_or_default();
             if of_lane < self.permits.lane(&key.lane).permits {
                 state.due_of_lane.insert(Arc::clone(&key.lane), of_lane + 1);
-                state.by_class[Class::Due as usize].push(key, Waiting { since: now, ticket });
+                state.by_class[TicketClass::Due as usize].push(key, Waiting { since: now, ticket });
             }
         }
         drop(state);
@@ -205,7 +205,7 @@ impl<T: Send + 'static> Queues<T> {
     }
 
     /// How many more tickets of a class may wait.
-    pub(crate) fn room(&self, class: Class) -> usize {
+    pub(crate) fn room(&self, class: TicketClass) -> usize {
         self.most_waiting()
             .saturating_sub(lock(&self.state).by_class[class as usize].tickets)
     }
@@ -213,7 +213,7 @@ impl<T: Send + 'static> Queues<T> {
     /// Waits for room for at least `tickets` more fresh tickets; returns the room.
     pub(crate) async fn room_for(&self, tickets: usize) -> usize {
         loop {
-            let room = self.room(Class::Fresh);
+            let room = self.room(TicketClass::Fresh);
             if room >= tickets {
                 return room;
             }
@@ -222,7 +222,7 @@ impl<T: Send + 'static> Queues<T> {
     }
 
     /// Waits until tickets of a class have permits, and takes all of them.
-    pub(crate) async fn take_granted(&self, class: Class) -> Vec<Granted<T>> {
+    pub(crate) async fn take_granted(&self, class: TicketClass) -> Vec<Granted<T>> {
         loop {
             let granted = std::mem::take(&mut lock(&self.state).by_class[class as usize].granted);
             if !granted.is_empty() {
@@ -246,9 +246,9 @@ impl<T: Send + 'static> Queues<T> {
     /// may have changed.
     pub(crate) fn grant(&self) {
         let mut state = lock(&self.state);
-        let fresh_before = state.by_class[Class::Fresh as usize].tickets;
+        let fresh_before = state.by_class[TicketClass::Fresh as usize].tickets;
         while self.permits.any_is_free() {
-            let mut classes = [Class::Fresh, Class::Due];
+            let mut classes = [TicketClass::Fresh, TicketClass::Due];
             if state.fresh_since_due >= FRESH_FOR_EACH_DUE {
                 classes.reverse();
             }
@@ -257,13 +257,13 @@ impl<T: Send + 'static> Queues<T> {
                 .find(|class| self.grant_next(&mut state, *class))
             {
                 None => break,
-                Some(Class::Fresh) => {
+                Some(TicketClass::Fresh) => {
                     state.fresh_since_due = (state.fresh_since_due + 1).min(FRESH_FOR_EACH_DUE);
                 }
-                Some(Class::Due) => state.fresh_since_due = 0,
+                Some(TicketClass::Due) => state.fresh_since_due = 0,
             }
         }
-        let has_more_room = state.by_class[Class::Fresh as usize].tickets < fresh_before;
+        let has_more_room = state.by_class[TicketClass::Fresh as usize].tickets < fresh_before;
         for (notify, waiting) in self.grants_made.iter().zip(&state.by_class) {
             if !waiting.granted.is_empty() {
                 notify.notify_one();
@@ -277,7 +277,7 @@ impl<T: Send + 'static> Queues<T> {
 
     /// Gives a permit to the next ticket of this class that may have one. Returns false if there is
     /// none.
-    fn grant_next(&self, state: &mut State<T>, class: Class) -> bool {
+    fn grant_next(&self, state: &mut State<T>, class: TicketClass) -> bool {
         let waiting = &mut state.by_class[class as usize];
         for _ in 0..waiting.turns.len().min(QUEUES_PER_PERMIT) {
             let Some(key) = waiting.turns.pop_front() else {
@@ -308,7 +308,7 @@ impl<T: Send + 'static> Queues<T> {
                 permit,
                 permit_wait: first.since.elapsed(),
             });
-            if class == Class::Due {
+            if class == TicketClass::Due {
                 *state.being_claimed.entry(key).or_default() += 1;
             }
             return true;
@@ -320,7 +320,9 @@ impl<T: Send + 'static> Queues<T> {
 impl<T> State<T> {
     /// Whether due tickets of this queue wait or are being claimed.
     fn has_due(&self, key: &QueueKey) -> bool {
-        self.by_class[Class::Due as usize].queues.contains_key(key)
+        self.by_class[TicketClass::Due as usize]
+            .queues
+            .contains_key(key)
             || self.being_claimed.contains_key(key)
     }
 }
@@ -361,8 +363,8 @@ mod tests {
     use super::*;
     use crate::permits::{LaneState, unlimited_lanes};
 
-    fn limits(permits: usize) -> Limits {
-        Limits {
+    fn limits(permits: usize) -> PermitLimits {
+        PermitLimits {
             permits,
             per_lane: permits,
             per_owner: permits,
@@ -397,7 +399,7 @@ mod tests {
         queues.offer_due((0..tickets).map(|ticket| (key.clone(), ticket)));
     }
 
-    fn granted(queues: &Queues<usize>, class: Class) -> Vec<Granted<usize>> {
+    fn granted(queues: &Queues<usize>, class: TicketClass) -> Vec<Granted<usize>> {
         queues
             .take_granted(class)
             .now_or_never()
@@ -407,7 +409,7 @@ mod tests {
     /// Offers many fresh tickets; returns those that got their permits at once.
     fn fill(queues: &Queues<usize>, lane: &str, partner: PartnerId) -> Vec<Granted<usize>> {
         offer_fresh(queues, &key(lane, partner), 100);
-        granted(queues, Class::Fresh)
+        granted(queues, TicketClass::Fresh)
     }
 
     /// Ends one row after the other; returns the classes and the tickets in the order of their
@@ -416,11 +418,11 @@ mod tests {
         let mut classes = String::new();
         let mut tickets = Vec::new();
         for _ in 0..rows {
-            for (class, letter) in [(Class::Fresh, 'f'), (Class::Due, 'd')] {
+            for (class, letter) in [(TicketClass::Fresh, 'f'), (TicketClass::Due, 'd')] {
                 for Granted { ticket, permit, .. } in granted(queues, class) {
                     classes.push(letter);
                     tickets.push(ticket);
-                    if class == Class::Due {
+                    if class == TicketClass::Due {
                         queues.due_claimed(std::iter::once(permit.key()));
                     }
                     drop(permit);
@@ -440,7 +442,7 @@ mod tests {
         assert!(fill(&queues, "good", PartnerId::new()).is_empty());
         // The first calls time out, and queues that hold no permits get theirs.
         hanging[0].truncate(1);
-        let now = granted(&queues, Class::Fresh);
+        let now = granted(&queues, TicketClass::Fresh);
         assert!(now.len() >= 30, "{}", now.len());
     }
 
@@ -484,7 +486,7 @@ mod tests {
         assert_eq!(offer_fresh(&queues, &key("a", partner), 600), 137);
         assert_eq!(offer_fresh(&queues, &key("b", partner), 600), 369);
 
-        let slow = Limits {
+        let slow = PermitLimits {
             slow_attempt: None,
             slow: Duration::ZERO,
             ..limits(1)
@@ -497,7 +499,7 @@ mod tests {
         );
         offer_due(&queues, &key("a", partner), 5);
         assert_eq!(
-            queues.room(Class::Due),
+            queues.room(TicketClass::Due),
             1024 - 5,
             "due tickets wait all the same"
         );
@@ -514,7 +516,7 @@ mod tests {
         assert_eq!(offer_fresh(&queues, &failing, 3), 3);
         assert_eq!(offer_fresh(&queues, &key("good", PartnerId::new()), 3), 0);
         offer_due(&queues, &failing, 3);
-        assert_eq!(granted(&queues, Class::Due).len(), 1);
+        assert_eq!(granted(&queues, TicketClass::Due).len(), 1);
     }
 
     #[test]
@@ -527,14 +529,14 @@ mod tests {
         });
         let queues = Queues::new(limits(8), lanes);
         offer_fresh(&queues, &key("a", PartnerId::new()), 4);
-        let held = granted(&queues, Class::Fresh);
+        let held = granted(&queues, TicketClass::Fresh);
         assert_eq!(held.len(), 1, "half of its two");
         limit.store(0, Ordering::Relaxed);
         drop(held);
-        assert!(granted(&queues, Class::Fresh).is_empty());
+        assert!(granted(&queues, TicketClass::Fresh).is_empty());
         limit.store(usize::MAX, Ordering::Relaxed);
         queues.grant();
-        assert_eq!(granted(&queues, Class::Fresh).len(), 3);
+        assert_eq!(granted(&queues, TicketClass::Fresh).len(), 3);
     }
 
     #[test]
@@ -548,9 +550,9 @@ mod tests {
         for key in &partners {
             offer_due(&queues, key, 3);
         }
-        let running = granted(&queues, Class::Due);
+        let running = granted(&queues, TicketClass::Due);
         assert_eq!(
-            (running.len(), queues.room(Class::Due)),
+            (running.len(), queues.room(TicketClass::Due)),
             (1, 1024 - 1),
             "one runs and one waits"
         );
@@ -559,11 +561,11 @@ mod tests {
             offer_due(&queues, key, 3);
         }
         assert_eq!(
-            granted(&queues, Class::Due).len(),
+            granted(&queues, TicketClass::Due).len(),
             1,
             "the permit of the lane that was free"
         );
-        assert_eq!(queues.room(Class::Due), 1024 - 1);
+        assert_eq!(queues.room(TicketClass::Due), 1024 - 1);
     }
 
     #[test]
@@ -573,7 +575,10 @@ mod tests {
         offer_due(&queues, &key, 5);
         offer_due(&queues, &key, 5);
         assert_eq!(
-            (granted(&queues, Class::Due).len(), queues.room(Class::Due)),
+            (
+                granted(&queues, TicketClass::Due).len(),
+                queues.room(TicketClass::Due)
+            ),
             (2, 1024 - 3)
         );
     }
@@ -583,12 +588,12 @@ mod tests {
         let queues = queues(4);
         let key = key("a", PartnerId::new());
         offer_due(&queues, &key, 3);
-        let first = granted(&queues, Class::Due);
+        let first = granted(&queues, TicketClass::Due);
         assert_eq!(first.len(), 2, "half of the permits");
         queues.due_claimed(first.iter().map(|granted| granted.permit.key()));
         assert!(has_due(&queues, &key), "one ticket waits");
         drop(first);
-        let last = granted(&queues, Class::Due);
+        let last = granted(&queues, TicketClass::Due);
         assert_eq!(last.len(), 1);
         assert!(has_due(&queues, &key), "it is being claimed");
         assert!(queues.drained().now_or_never().is_none());

@@ -23,7 +23,7 @@ use crate::payload::{DEAD, JOBS, READY};
 const REPORTED_WITHIN: Duration = Duration::from_secs(2);
 /// A refused subscription, and a refused request to JetStream, are tried again more often than this.
 const TRIED_AGAIN: Duration = Duration::from_mins(1);
-/// The subjects whose messages [`Refused::sent`] sees, and what they are called here.
+/// The subjects whose messages [`RefusedPermissions::sent`] sees, and what they are called here.
 const SENT: [(&str, &str); 6] = [
     ("topup.job.", JOBS),
     ("topup.ready.", READY),
@@ -61,7 +61,7 @@ struct Refusal {
 
 /// What the server has refused and, as far as is known, still refuses.
 #[derive(Debug)]
-pub(crate) struct Refused {
+pub(crate) struct RefusedPermissions {
     prefix: String,
     counter: Counter<u64>,
     lasting: Mutex<BTreeMap<(&'static str, Act), Refusal>>,
@@ -70,7 +70,7 @@ pub(crate) struct Refused {
     subscriptions: broadcast::Sender<String>,
 }
 
-impl Refused {
+impl RefusedPermissions {
     pub(crate) fn new(prefix: &str) -> Self {
         let counter = Instruments::of("pipeline").counter(
             "esim.nats.refused",
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn a_refusal_lasts_until_a_message_of_its_kind_is_taken() {
-        let refused = Refused::new("");
+        let refused = RefusedPermissions::new("");
         let report = "Permissions Violation for Publish to \"topup.ready.batch\"";
         assert_eq!(refused.note(report), (true, true));
         assert_eq!(refused.note(report), (true, false));
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn each_report_is_told_by_its_stream() {
-        let refused = Refused::new("x_");
+        let refused = RefusedPermissions::new("x_");
         for (report, told) in [
             (
                 "Permissions Violation for Publish to \"x_topup.job.sandbox\"",

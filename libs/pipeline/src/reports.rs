@@ -30,10 +30,10 @@ const SUBSCRIBE_AGAIN: Duration = Duration::from_secs(10);
 /// there.
 pub struct Report {
     pub ingress: Uuid,
-    pub content: Content,
+    pub content: ReportContent,
 }
 
-pub enum Content {
+pub enum ReportContent {
     Verdict(VerdictReport),
     Ready(ReadyReport),
 }
@@ -121,13 +121,13 @@ impl Nats {
     }
 }
 
-fn message(contents: Vec<Content>) -> Reports {
+fn message(contents: Vec<ReportContent>) -> Reports {
     let mut verdicts = Vec::new();
     let mut ready = Vec::new();
     for content in contents {
         match content {
-            Content::Verdict(verdict) => verdicts.push(verdict),
-            Content::Ready(delivery) => ready.push(delivery),
+            ReportContent::Verdict(verdict) => verdicts.push(verdict),
+            ReportContent::Ready(delivery) => ready.push(delivery),
         }
     }
     Reports::V1 { verdicts, ready }

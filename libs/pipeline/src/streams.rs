@@ -28,8 +28,8 @@ use uuid::Uuid;
 
 use crate::{
     access::NatsAccess,
-    majority::{self, Watched},
-    refused::Refused,
+    majority::{self, MajorityWatch},
+    refused::RefusedPermissions,
 };
 
 pub use crate::payload::{DEAD, JOBS, READY};
@@ -135,7 +135,7 @@ impl NatsConfig {
 }
 
 /// What the server has refused is logged once, because each order would log it again.
-fn log_event(event: &Event, refused: &Refused) {
+fn log_event(event: &Event, refused: &RefusedPermissions) {
     match event {
         Event::ServerError(ServerError::Other(report)) => {
             let (is_refusal, is_first) = refused.note(report);
@@ -175,7 +175,7 @@ pub struct Nats {
     /// Limits the log lines about unpublished messages, because every publish fails while NATS is
     /// down.
     pub(crate) unpublished: Arc<Sampler>,
-    pub(crate) refused: Arc<Refused>,
+    pub(crate) refused: Arc<RefusedPermissions>,
     /// One token for each item that waits in a batcher.
     pub(crate) unsent: TaskTracker,
 }
@@ -186,7 +186,7 @@ impl Nats {
     /// the connection on the server.
     pub async fn connect(config: &NatsConfig, name: &str) -> anyhow::Result<Self> {
         let mut servers = servers(config)?;
-        let refused = Arc::new(Refused::new(&config.stream_prefix));
+        let refused = Arc::new(RefusedPermissions::new(&config.stream_prefix));
         let reported = Arc::clone(&refused);
         // The first check follows at once. Until then a connection counts as enough.
         let (is_up, was_up) = watch::channel(true);
@@ -223,7 +223,7 @@ impl Nats {
             refused,
             unsent: TaskTracker::new(),
         };
-        tokio::spawn(majority::watch(Watched {
+        tokio::spawn(majority::watch(MajorityWatch {
             client: nats.client.clone(),
             context: nats.context.clone(),
             streams: [JOBS, READY].map(|stream| nats.stream_name(stream)),
@@ -390,7 +390,7 @@ impl Nats {
     /// server counts a message as taken once it has sent it, without an acknowledgement. If the
     /// process that took it dies, the sweep finds its rows, which is sooner than a redelivery would
     /// be.
-    pub(crate) async fn consumer(&self, source: &Source) -> anyhow::Result<PullConsumer> {
+    pub(crate) async fn consumer(&self, source: &MessageSource) -> anyhow::Result<PullConsumer> {
         self.ensure_streams().await?;
         self.context
             .create_consumer_on_stream(
@@ -425,7 +425,7 @@ fn has_too_few_servers(error: &CreateStreamError) -> bool {
 
 /// Where the messages of a stage come from.
 #[derive(Clone, Debug)]
-pub struct Source {
+pub struct MessageSource {
     /// The stream, without prefix.
     pub stream: &'static str,
     /// The consumer's durable name; replicas share it.

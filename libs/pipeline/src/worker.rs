@@ -52,12 +52,12 @@ use crate::{
     effect::{Effect, perform},
     metrics::RowMetrics,
     queues::{Granted, Queues},
-    streams::Source,
+    streams::MessageSource,
     trace,
 };
 pub use crate::{
-    permits::{LaneState, LaneStates, Limits, Permit, unlimited_lanes},
-    queues::Class,
+    permits::{LaneState, LaneStates, Permit, PermitLimits, unlimited_lanes},
+    queues::TicketClass,
 };
 
 /// How long a worker without a lookout pauses if the last look saw all lanes and nothing was due. With one it
@@ -84,10 +84,10 @@ const DRAIN_CHECK: Duration = Duration::from_millis(5);
 const SWEEP: Duration = Duration::from_secs(1);
 
 /// The settings of [`start`].
-pub struct Settings {
+pub struct WorkerSettings {
     /// The source of messages. With `None`, the worker takes due rows only.
-    pub source: Option<Source>,
-    pub limits: Limits,
+    pub source: Option<MessageSource>,
+    pub limits: PermitLimits,
     /// Tells the state of a lane. Use [`unlimited_lanes`] if no lane fails by itself.
     pub lane: LaneStates,
     /// The provider of the rows, for metrics; `None` if they have none.
@@ -99,7 +99,12 @@ pub struct Settings {
 
 /// Starts the loops of a worker, which run until the soft stop: one pulls messages, one looks at due
 /// work, and two claim rows that got permits.
-pub fn start<H: Handler>(handler: Arc<H>, nats: &Nats, settings: Settings, shutdown: &Shutdown) {
+pub fn start<H: Handler>(
+    handler: Arc<H>,
+    nats: &Nats,
+    settings: WorkerSettings,
+    shutdown: &Shutdown,
+) {
     let worker = Arc::new(Worker {
         handler,
         nats: nats.clone(),
@@ -116,11 +121,11 @@ pub fn start<H: Handler>(handler: Arc<H>, nats: &Nats, settings: Settings, shutd
     }
     shutdown.spawn(
         "claims of fresh tickets",
-        Arc::clone(&worker).claims(Class::Fresh),
+        Arc::clone(&worker).claims(TicketClass::Fresh),
     );
     shutdown.spawn(
         "claims of due tickets",
-        Arc::clone(&worker).claims(Class::Due),
+        Arc::clone(&worker).claims(TicketClass::Due),
     );
     shutdown.spawn("looks at due work", worker.looks());
 }
@@ -176,7 +181,7 @@ struct Worker<H: Handler> {
     metrics: RowMetrics,
     /// Cancelled once no more messages are pulled.
     pulled: CancellationToken,
-    /// See [`Settings::due`].
+    /// See [`WorkerSettings::due`].
     due: Option<Arc<Notify>>,
     shutdown: Shutdown,
 }
@@ -185,7 +190,7 @@ impl<H: Handler> Worker<H> {
     /// Claims the tickets that got permits, and runs their rows. Each class has a loop of its own,
     /// because the store claims fresh rows with one lean statement and takes leases only for due
     /// ones.
-    async fn claims(self: Arc<Self>, class: Class) -> anyhow::Result<()> {
+    async fn claims(self: Arc<Self>, class: TicketClass) -> anyhow::Result<()> {
         let mut ended = pin!(self.ended());
         loop {
             tokio::select! {
@@ -209,19 +214,19 @@ impl<H: Handler> Worker<H> {
 
     /// Claims the rows of these tickets in one statement, and starts a task for each row that needs
     /// work.
-    async fn claim_and_run(&self, class: Class, granted: Vec<Granted<QueuedTicket<H::Id>>>) {
+    async fn claim_and_run(&self, class: TicketClass, granted: Vec<Granted<QueuedTicket<H::Id>>>) {
         let claim_began = Moment::now();
         let rows: Vec<H::Id> = granted
             .iter()
             .map(|granted| granted.ticket.id.clone())
             .collect();
         let span = match class {
-            Class::Fresh => Self::claim_span(&granted),
-            Class::Due => Span::none(),
+            TicketClass::Fresh => Self::claim_span(&granted),
+            TicketClass::Due => Span::none(),
         };
         let claimed = self.claim_rows(&rows, class).instrument(span.clone()).await;
         trace::executed(&span, rows.len(), claimed.is_none());
-        if class == Class::Due {
+        if class == TicketClass::Due {
             self.queues
                 .due_claimed(granted.iter().map(|granted| granted.permit.key()));
         }
@@ -274,10 +279,14 @@ impl<H: Handler> Worker<H> {
 
     /// Claims rows, and retries for the length of a short outage of the database. `None` means that
     /// the rows are left to a later look or sweep, so their permits are free again.
-    async fn claim_rows(&self, rows: &[H::Id], class: Class) -> Option<Vec<(H::Id, H::Claimed)>> {
+    async fn claim_rows(
+        &self,
+        rows: &[H::Id],
+        class: TicketClass,
+    ) -> Option<Vec<(H::Id, H::Claimed)>> {
         let effect = match class {
-            Class::Fresh => Effect::Claim,
-            Class::Due => Effect::ClaimDue,
+            TicketClass::Fresh => Effect::Claim,
+            TicketClass::Due => Effect::ClaimDue,
         };
         let began = Instant::now();
         loop {
@@ -349,7 +358,7 @@ impl<H: Handler> Worker<H> {
         loop {
             // The state of a lane may have changed since the last ticket or permit.
             self.queues.grant();
-            let limit = self.queues.room(Class::Due).min(LOOK_ROWS);
+            let limit = self.queues.room(TicketClass::Due).min(LOOK_ROWS);
             if limit == 0 {
                 return any_due;
             }

@@ -17,7 +17,7 @@ use std::{
 
 use domain::PartnerId;
 use opentelemetry::{KeyValue, global, metrics::Counter};
-use pipeline::{figures::Figures, payload::Verdict};
+use pipeline::{figures::ProcessFigures, payload::Verdict};
 use runtime::{lock, metrics::Instruments};
 use store::figures::Measure;
 use strum::IntoStaticStr;
@@ -29,7 +29,7 @@ const PARTNERS: usize = 100;
 #[derive(Clone)]
 pub(crate) struct Metrics {
     /// The same counts, for operators who ask PostgreSQL.
-    pub(crate) figures: Figures,
+    pub(crate) figures: ProcessFigures,
     orders: Counter<u64>,
     units: Counter<u64>,
     auth_failures: Counter<u64>,
@@ -84,7 +84,7 @@ impl Default for Metrics {
     fn default() -> Self {
         let make = Instruments::of("ingress");
         Self {
-            figures: Figures::default(),
+            figures: ProcessFigures::default(),
             orders: make.counter(
                 "esim.orders",
                 "Create-order requests of known partners, by outcome",

@@ -20,7 +20,7 @@ use domain::{EndpointKey, PartnerId};
 use pg::Database;
 use pipeline::{
     Effect, Lookout, perform,
-    worker::{self, Class, Handler, Limits, Permit, Ticket, Trigger},
+    worker::{self, Handler, Permit, PermitLimits, Ticket, TicketClass, Trigger},
 };
 use runtime::{Shutdown, outage};
 use store::{
@@ -92,10 +92,10 @@ impl Pauses {
 }
 
 /// The limits of [`Batches`]. No message announces its rows.
-pub fn worker_settings(lookout: &Lookout) -> worker::Settings {
-    worker::Settings {
+pub fn worker_settings(lookout: &Lookout) -> worker::WorkerSettings {
+    worker::WorkerSettings {
         source: None,
-        limits: Limits {
+        limits: PermitLimits {
             permits: Kind::BATCHES.len() * AT_ONCE,
             per_lane: AT_ONCE,
             per_owner: AT_ONCE,
@@ -133,7 +133,11 @@ impl Handler for Batches {
         Ok(found.map(Ticket::from))
     }
 
-    async fn claim(&self, rows: &[Uuid], _class: Class) -> anyhow::Result<Vec<(Uuid, Claimed)>> {
+    async fn claim(
+        &self,
+        rows: &[Uuid],
+        _class: TicketClass,
+    ) -> anyhow::Result<Vec<(Uuid, Claimed)>> {
         let claimed = self
             .database
             .run(async |connection| batches::claim(connection, rows, LEASE).await)

@@ -71,7 +71,7 @@ pub struct NotConnected(#[source] BoxError);
 
 /// The limits of requests to endpoints.
 #[derive(Clone, Debug)]
-pub struct Limits {
+pub struct ClientLimits {
     /// The deadline of a whole exchange. Making the connection has no shorter one of its own: a
     /// server whose TLS is slow may use all of it.
     pub timeout: Duration,
@@ -114,7 +114,7 @@ pub fn after_request(captured: &CaptureConnection) -> Vec<u8> {
 /// The head is read as tolerantly as browsers and curl read it, because an endpoint behind a sloppy
 /// gateway or plugin has received the webhook all the same. Of a head that hyper refuses,
 /// [`crate::head`] still reads the status, but `Retry-After` and the body are lost.
-pub fn endpoints(dns: Dns, limits: &Limits) -> io::Result<WebhookClient> {
+pub fn endpoints(dns: Dns, limits: &ClientLimits) -> io::Result<WebhookClient> {
     let mut http = HttpConnector::new_with_resolver(Names(dns));
     http.enforce_http(false);
     http.set_nodelay(true);
@@ -180,7 +180,7 @@ struct CountingConnector {
 }
 
 impl Service<Uri> for CountingConnector {
-    type Response = TokioIo<Counted>;
+    type Response = TokioIo<CountedStream>;
     type Error = BoxError;
     type Future = BoxFuture<'static, Result<Self::Response, BoxError>>;
 
@@ -196,7 +196,7 @@ impl Service<Uri> for CountingConnector {
             let tcp = connected
                 .map_err(|error| NotConnected(error.into()))?
                 .into_inner();
-            Ok(TokioIo::new(Counted {
+            Ok(TokioIo::new(CountedStream {
                 tcp,
                 received: 0,
                 most,
@@ -207,13 +207,13 @@ impl Service<Uri> for CountingConnector {
 }
 
 /// A TCP connection that fails once it has received too much since the last request.
-struct Counted {
+struct CountedStream {
     tcp: TcpStream,
     received: usize,
     most: usize,
 }
 
-impl AsyncRead for Counted {
+impl AsyncRead for CountedStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -272,10 +272,10 @@ macro_rules! write_through {
         }
     };
 }
-write_through!(Counted, tcp);
+write_through!(CountedStream, tcp);
 write_through!(ConnectionWithHead, stream, begin);
 
-impl Connection for Counted {
+impl Connection for CountedStream {
     fn connected(&self) -> Connected {
         Connected::new()
     }
@@ -322,7 +322,7 @@ impl Service<Uri> for EndpointConnector {
 /// the beginning of what it receives then. It lies above TLS, so what TLS sends by itself does not
 /// reset the count.
 pub struct ConnectionWithHead {
-    stream: TokioIo<MaybeHttpsStream<TokioIo<Counted>>>,
+    stream: TokioIo<MaybeHttpsStream<TokioIo<CountedStream>>>,
     known: Known,
 }
 

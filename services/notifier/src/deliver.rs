@@ -32,7 +32,7 @@ use pipeline::{
     Effect, GroupCommit,
     payload::TopupReady,
     perform, trace,
-    worker::{Class, Handler, Permit, Ticket, Trigger},
+    worker::{Handler, Permit, Ticket, TicketClass, Trigger},
 };
 use runtime::{
     Shutdown,
@@ -56,17 +56,17 @@ use vault::{Purpose, Vault};
 use webhooks::{body::WebhookBody, event, mail::EmailAddress, qr::QrUrls};
 
 use self::{
-    record::{Attempts, WithoutUrl, until_recorded},
+    record::{AttemptRecorder, WithoutUrl, until_recorded},
     spans::{passed_on, process_span, record_response, request_span},
 };
 use crate::{
-    endpoint::{Endpoint, Endpoints},
+    endpoint::{EndpointCache, PreparedEndpoint},
     mail::{self, Mail, Mailer},
     mail_text,
     metrics::Metrics,
-    outcome::{self, Exchange, Failure, LogIds, Responded},
+    outcome::{self, AttemptFailure, ExchangeResult, LogIds, Responded},
     schedule::{Next, Schedule},
-    webhook::{self, NoResponse, Sender},
+    webhook::{self, NoResponse, WebhookSender},
 };
 
 /// The first lease of a delivery. A delivery that is not finished when it ends becomes due.
@@ -88,23 +88,23 @@ pub struct Deliver {
     database: Database,
     vault: Vault,
     transports: Transports,
-    settings: Settings,
-    endpoints: Endpoints,
+    settings: DeliverySettings,
+    endpoints: EndpointCache,
     metrics: Arc<Metrics>,
-    attempts: GroupCommit<Attempts>,
+    attempts: GroupCommit<AttemptRecorder>,
     without_url: GroupCommit<WithoutUrl>,
     stop: CancellationToken,
 }
 
 /// How requests leave: webhooks to URLs, and notices to e-mail addresses.
 pub struct Transports {
-    pub sender: Sender,
+    pub sender: WebhookSender,
     /// `None` if no relay is configured.
     pub mailer: Option<Mailer>,
 }
 
 /// The settings of the handler.
-pub struct Settings {
+pub struct DeliverySettings {
     /// Makes `qrcode_img_url`.
     pub qr: QrUrls,
     /// The timeout of one request (`WEBHOOK_TIMEOUT`).
@@ -122,11 +122,11 @@ impl Deliver {
         database: Database,
         vault: Vault,
         transports: Transports,
-        settings: Settings,
+        settings: DeliverySettings,
         metrics: Arc<Metrics>,
         shutdown: &Shutdown,
     ) -> Self {
-        let attempts = Attempts::start(
+        let attempts = AttemptRecorder::start(
             database.clone(),
             settings.block_policy,
             settings.notices_per_day,
@@ -138,7 +138,7 @@ impl Deliver {
             vault,
             transports,
             settings,
-            endpoints: Endpoints::default(),
+            endpoints: EndpointCache::default(),
             metrics,
             attempts,
             without_url,
@@ -209,21 +209,21 @@ impl Handler for Deliver {
     async fn claim(
         &self,
         ids: &[DeliveryId],
-        class: Class,
+        class: TicketClass,
     ) -> anyhow::Result<Vec<(DeliveryId, Delivery)>> {
         let lease = lease(self.settings.timeout);
         let claimed = match class {
             // A fresh delivery takes no lease, so a whole attempt must fit into the rest of its first
             // lease, in which no other process looks for it. An older one is left to the sweep,
             // which gives it due work when its first lease ends.
-            Class::Fresh => {
+            TicketClass::Fresh => {
                 let younger_than = FIRST_LEASE.saturating_sub(lease);
                 let claiming = async |connection: &mut PgConnection| {
                     self.claim_fresh(connection, ids, younger_than).await
                 };
                 self.database.run(claiming).await?
             }
-            Class::Due => {
+            TicketClass::Due => {
                 let claim = Claim::Due { lease };
                 self.database
                     .run(async |connection| deliveries::claim(connection, ids, claim).await)
@@ -326,10 +326,13 @@ impl Deliver {
     fn next_step(
         &self,
         delivery: &Delivery,
-        exchange: &Exchange,
+        exchange: &ExchangeResult,
         attempts_of_schedule: u32,
     ) -> Next {
-        if matches!(exchange, Err(Failure::Erased | Failure::NoChannel)) {
+        if matches!(
+            exchange,
+            Err(AttemptFailure::Erased | AttemptFailure::NoChannel)
+        ) {
             return Next::Exhausted;
         }
         let response = exchange.as_ref().ok().map(|responded| responded.response);
@@ -376,7 +379,7 @@ impl Deliver {
     fn sealed_response_start(
         &self,
         delivery: &Delivery,
-        exchange: &Exchange,
+        exchange: &ExchangeResult,
         next: Next,
     ) -> Option<Vec<u8>> {
         let beginning = &exchange.as_ref().ok()?.beginning;
@@ -401,9 +404,9 @@ impl Deliver {
     async fn attempt(
         &self,
         delivery: &Delivery,
-        endpoint: &Endpoint,
+        endpoint: &PreparedEndpoint,
         now: OffsetDateTime,
-    ) -> Exchange {
+    ) -> ExchangeResult {
         let url = endpoint.url.as_ref().map_err(|error| *error)?;
         let content = self.content(delivery).await?;
         if is_mail(delivery) {
@@ -413,13 +416,13 @@ impl Deliver {
         let secrets = endpoint
             .secrets
             .as_ref()
-            .map_err(|error| Failure::Secret(error.clone()))?;
+            .map_err(|error| AttemptFailure::Secret(error.clone()))?;
         let span = request_span(url, delivery.ended_attempts);
         let traceparent = trace::context_of(&span).or_else(|| passed_on(delivery));
         let own = endpoint
             .headers
             .as_ref()
-            .map_err(|error| Failure::Headers(error.clone()))?;
+            .map_err(|error| AttemptFailure::Headers(error.clone()))?;
         let headers = webhook::headers(
             own,
             &delivery.webhook_id(),
@@ -432,7 +435,7 @@ impl Deliver {
             },
             traceparent.as_deref(),
         )
-        .map_err(|_| Failure::Unwritable)?;
+        .map_err(|_| AttemptFailure::Unwritable)?;
         let received = self
             .transports
             .sender
@@ -454,12 +457,15 @@ impl Deliver {
     /// The content as it is sent. The code of a test, and that which verifies a channel for notices,
     /// are made here, anew for each attempt. Of the latter only the digest is stored, before the code
     /// leaves. So no database and no other process ever holds a code.
-    async fn content<'a>(&self, delivery: &'a Delivery) -> Result<Cow<'a, Content>, Failure> {
+    async fn content<'a>(
+        &self,
+        delivery: &'a Delivery,
+    ) -> Result<Cow<'a, Content>, AttemptFailure> {
         let Content::Event(event) = &delivery.content else {
             return Ok(Cow::Borrowed(&delivery.content));
         };
         if matches!(event.subject, Subject::WebhookTest { .. }) {
-            let challenge = code::generate().map_err(|_| Failure::Unwritable)?;
+            let challenge = code::generate().map_err(|_| AttemptFailure::Unwritable)?;
             return Ok(Cow::Owned(Content::Event(Event {
                 created_at: event.created_at,
                 subject: Subject::WebhookTest {
@@ -475,15 +481,15 @@ impl Deliver {
             return Ok(Cow::Borrowed(&delivery.content));
         };
         let channel = delivery.endpoint.id;
-        let code = code::generate().map_err(|_| Failure::Unwritable)?;
+        let code = code::generate().map_err(|_| AttemptFailure::Unwritable)?;
         let digest = code::digest(channel.uuid().as_bytes(), &code);
         let noted = self
             .database
             .run(async |connection| notices::note_code(connection, channel, &digest).await)
             .await
-            .map_err(Failure::Code)?;
+            .map_err(AttemptFailure::Code)?;
         if !noted {
-            return Err(Failure::NoChannel);
+            return Err(AttemptFailure::NoChannel);
         }
         let notice = Notice {
             code: Some(code),
@@ -500,8 +506,17 @@ impl Deliver {
     }
 
     /// Mails a notice. The status of the response is the reply code of the relay.
-    async fn mail(&self, delivery: &Delivery, content: &Content, now: OffsetDateTime) -> Exchange {
-        let mailer = self.transports.mailer.as_ref().ok_or(Failure::NoRelay)?;
+    async fn mail(
+        &self,
+        delivery: &Delivery,
+        content: &Content,
+        now: OffsetDateTime,
+    ) -> ExchangeResult {
+        let mailer = self
+            .transports
+            .mailer
+            .as_ref()
+            .ok_or(AttemptFailure::NoRelay)?;
         let target = delivery.target.url.as_deref().unwrap_or_default();
         let to = EmailAddress::of_target(target).ok_or(NoResponse::BadUrl)?;
         // Nothing but notices goes to e-mail addresses.
@@ -510,7 +525,7 @@ impl Deliver {
             ..
         }) = content
         else {
-            return Err(Failure::Unwritable);
+            return Err(AttemptFailure::Unwritable);
         };
         let mail = Mail {
             id: &delivery.webhook_id(),
@@ -532,12 +547,12 @@ impl Deliver {
         &self,
         partner: PartnerId,
         content: &Content,
-    ) -> Result<(Vec<u8>, Option<&'static str>), Failure> {
+    ) -> Result<(Vec<u8>, Option<&'static str>), AttemptFailure> {
         let (body, kind) = match content {
-            Content::Esim(esim) if esim.erased => return Err(Failure::Erased),
+            Content::Esim(esim) if esim.erased => return Err(AttemptFailure::Erased),
             Content::Esim(esim) => {
                 let profile = Profile::open(&self.vault, partner, &esim.topup_id, &esim.profile)
-                    .map_err(Failure::Profile)?;
+                    .map_err(AttemptFailure::Profile)?;
                 let order = &esim.external_order_id;
                 let qr = &self.settings.qr;
                 let body = WebhookBody::new(
@@ -555,7 +570,7 @@ impl Deliver {
                 (body, Some(event.subject.name()))
             }
         };
-        Ok((body.map_err(|_| Failure::Unwritable)?, kind))
+        Ok((body.map_err(|_| AttemptFailure::Unwritable)?, kind))
     }
 }
 

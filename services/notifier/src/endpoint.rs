@@ -24,7 +24,7 @@ use crate::webhook::NoResponse;
 const KEPT: usize = 10_000;
 
 /// A prepared endpoint.
-pub struct Endpoint {
+pub struct PreparedEndpoint {
     /// The host: the lane by which permits are counted.
     pub host: Arc<str>,
     pub url: Result<Url, NoResponse>,
@@ -51,12 +51,12 @@ fn host_of<'a>(target: &'a Target, url: &str) -> &'a str {
 /// read it, or `store::deliveries::claim_known` has compared the configuration version at which it
 /// was read.
 #[derive(Default)]
-pub struct Endpoints(Mutex<Cache>);
+pub struct EndpointCache(Mutex<Cache>);
 
 #[derive(Default)]
 struct Cache {
     endpoints: HashMap<EndpointId, Known>,
-    /// The configuration version at which the endpoints were read; see [`Endpoints::learn`] for when it
+    /// The configuration version at which the endpoints were read; see [`EndpointCache::learn`] for when it
     /// goes back.
     configuration_version: Option<i64>,
 }
@@ -67,7 +67,7 @@ struct Known {
     /// How long a claim may take the target from here; `None` if each claim has to read it.
     validity: Option<Validity>,
     /// Made from the target for its first webhook.
-    prepared: Option<Arc<Endpoint>>,
+    prepared: Option<Arc<PreparedEndpoint>>,
 }
 
 impl Cache {
@@ -90,7 +90,7 @@ impl Cache {
     }
 }
 
-impl Endpoints {
+impl EndpointCache {
     /// The host of an endpoint, which is the lane by which permits are counted; empty if it is not
     /// known yet.
     pub fn host(&self, endpoint: EndpointKey) -> Arc<str> {
@@ -136,7 +136,7 @@ impl Endpoints {
     }
 
     /// The endpoint of a delivery; `None` if the partner has no URL.
-    pub fn of(&self, delivery: &Delivery, vault: &Vault) -> Option<Arc<Endpoint>> {
+    pub fn of(&self, delivery: &Delivery, vault: &Vault) -> Option<Arc<PreparedEndpoint>> {
         let target = &delivery.target;
         let url_text = target.url.as_deref()?;
         let key = delivery.endpoint;
@@ -147,7 +147,7 @@ impl Endpoints {
             return known.prepared.clone();
         }
         let open = |sealed: &Vec<u8>| endpoints::open_secret(vault, key, sealed);
-        let endpoint = Arc::new(Endpoint {
+        let endpoint = Arc::new(PreparedEndpoint {
             host: host_of(target, url_text).into(),
             url: url_text.parse().map_err(|_| NoResponse::BadUrl),
             secrets: target.secrets.iter().map(open).collect(),

@@ -57,10 +57,10 @@ use pg::{
 };
 use pipeline::{
     Lookout, Nats, NatsConfig, figures,
-    metrics::{DueRows, Watched, watch as watch_streams},
+    metrics::{DueRows, WatchedStream, watch as watch_streams},
     pulse,
-    streams::{DEAD, READY, Source},
-    worker::{self, Limits},
+    streams::{DEAD, MessageSource, READY},
+    worker::{self, PermitLimits},
 };
 use runtime::{
     CommonConfig, Shutdown,
@@ -80,11 +80,11 @@ use webhooks::{
 
 use crate::{
     batches::Batches,
-    deliver::{Deliver, Settings, Transports},
+    deliver::{Deliver, DeliverySettings, Transports},
     mail::RelayConfig,
     metrics::Metrics,
     schedule::Schedule,
-    webhook::Sender,
+    webhook::WebhookSender,
 };
 
 /// Bytes that an endpoint may send before the head of its response is complete. The TLS handshake
@@ -285,14 +285,14 @@ impl Config {
     }
 
     /// Creates the sender of webhooks.
-    fn sender(&self) -> anyhow::Result<Sender> {
-        let limits = client::Limits {
+    fn sender(&self) -> anyhow::Result<WebhookSender> {
+        let limits = client::ClientLimits {
             timeout: self.webhook_timeout,
             head_max: HEAD_MAX,
             idle: self.endpoint_concurrency.into(),
             oldest: client::OLDEST,
         };
-        Ok(Sender::new(
+        Ok(WebhookSender::new(
             self.guard.clone().guard(),
             &self.guard.webhook_resolvers,
             &limits,
@@ -300,14 +300,14 @@ impl Config {
     }
 
     /// Where the worker gets its messages, and how much it may have in flight.
-    fn worker_settings(&self, nats: &Nats, lookout: &Lookout) -> worker::Settings {
-        worker::Settings {
-            source: Some(Source {
+    fn worker_settings(&self, nats: &Nats, lookout: &Lookout) -> worker::WorkerSettings {
+        worker::WorkerSettings {
+            source: Some(MessageSource {
                 stream: READY,
                 durable: CONSUMER.to_owned(),
                 subject: nats.ready_subjects(),
             }),
-            limits: Limits {
+            limits: PermitLimits {
                 permits: self.delivery_concurrency.into(),
                 per_lane: self.host_concurrency.into(),
                 per_owner: self.endpoint_concurrency.into(),
@@ -320,8 +320,8 @@ impl Config {
         }
     }
 
-    fn delivery_settings(self, qr_keys: QrKeys) -> Settings {
-        Settings {
+    fn delivery_settings(self, qr_keys: QrKeys) -> DeliverySettings {
+        DeliverySettings {
             qr: QrUrls::new(self.public_url, qr_keys),
             timeout: self.webhook_timeout,
             schedule: self.retry_schedule,
@@ -336,13 +336,13 @@ impl Config {
 }
 
 /// The streams whose backlog and consumers are reported as metrics.
-fn watched_streams() -> Vec<Watched> {
+fn watched_streams() -> Vec<WatchedStream> {
     vec![
-        Watched {
+        WatchedStream {
             stream: READY,
             consumers: vec![CONSUMER.to_owned()],
         },
-        Watched {
+        WatchedStream {
             stream: DEAD,
             consumers: Vec::new(),
         },

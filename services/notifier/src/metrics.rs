@@ -12,7 +12,7 @@ use opentelemetry::{
     KeyValue,
     metrics::{Counter, Gauge},
 };
-use pipeline::figures::Figures;
+use pipeline::figures::ProcessFigures;
 use runtime::metrics::{Durations, Instruments};
 use store::{
     deliveries::{Content, Delivery},
@@ -32,7 +32,7 @@ const ATTEMPT_BOUNDS: [f64; 10] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5
 
 pub struct Metrics {
     /// The same counts, for operators who ask PostgreSQL.
-    pub figures: Figures,
+    pub figures: ProcessFigures,
     deliveries: Counter<u64>,
     attempts: Counter<u64>,
     attempt_duration: Durations,
@@ -49,7 +49,7 @@ impl Metrics {
     pub fn register() -> Self {
         let make = Instruments::of("notifier");
         Self {
-            figures: Figures::default(),
+            figures: ProcessFigures::default(),
             deliveries: make.counter("esim.deliveries", "Claimed deliveries, by result"),
             attempts: make.counter("esim.delivery.attempts", "Webhook requests, by result"),
             attempt_duration: make.durations(

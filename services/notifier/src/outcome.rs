@@ -34,7 +34,7 @@ impl<'a> LogIds<'a> {
 /// Why an attempt got no response. The text is stored, logged and shown to operators and partners,
 /// so it holds no URL and no secret.
 #[derive(Clone, Debug, thiserror::Error)]
-pub(crate) enum Failure {
+pub(crate) enum AttemptFailure {
     #[error(transparent)]
     NoResponse(#[from] NoResponse),
     /// Retention or an operator erased it before the delivery was attempted.
@@ -67,10 +67,10 @@ pub(crate) struct Responded {
 }
 
 /// The result of an attempt.
-pub(crate) type Exchange = Result<Responded, Failure>;
+pub(crate) type ExchangeResult = Result<Responded, AttemptFailure>;
 
 /// The class of an attempt's result, for metrics and the database.
-pub(crate) fn class(exchange: &Exchange) -> &'static str {
+pub(crate) fn class(exchange: &ExchangeResult) -> &'static str {
     match exchange {
         Ok(responded) => match responded.response.status {
             200..=299 => "delivered",
@@ -81,25 +81,25 @@ pub(crate) fn class(exchange: &Exchange) -> &'static str {
             500..=599 => "status_5xx",
             _ => "status_other",
         },
-        Err(Failure::NoResponse(no_response)) => no_response.class(),
-        Err(Failure::Erased) => "erased",
-        Err(Failure::NoChannel) => "no_channel",
-        Err(Failure::NoRelay) => "no_relay",
+        Err(AttemptFailure::NoResponse(no_response)) => no_response.class(),
+        Err(AttemptFailure::Erased) => "erased",
+        Err(AttemptFailure::NoChannel) => "no_channel",
+        Err(AttemptFailure::NoRelay) => "no_relay",
         Err(
-            Failure::Profile(_)
-            | Failure::Secret(_)
-            | Failure::Headers(_)
-            | Failure::Unwritable
-            | Failure::Code(_),
+            AttemptFailure::Profile(_)
+            | AttemptFailure::Secret(_)
+            | AttemptFailure::Headers(_)
+            | AttemptFailure::Unwritable
+            | AttemptFailure::Code(_),
         ) => "unreadable",
     }
 }
 
 /// What the record says beside the class, if the endpoint gave no readable response. Partners see
 /// it, so faults of our own are not told here.
-pub(crate) fn detail(exchange: &Exchange) -> Option<String> {
+pub(crate) fn detail(exchange: &ExchangeResult) -> Option<String> {
     match exchange {
-        Err(Failure::NoResponse(no_response)) => Some(no_response.to_string()),
+        Err(AttemptFailure::NoResponse(no_response)) => Some(no_response.to_string()),
         _ => None,
     }
 }
@@ -108,7 +108,7 @@ pub(crate) fn detail(exchange: &Exchange) -> Option<String> {
 /// `next_if_resent` is what it leads to if the schedule was begun anew while the attempt was in
 /// flight, which only a failure asks.
 pub(crate) fn result(
-    exchange: &Exchange,
+    exchange: &ExchangeResult,
     next: Next,
     next_if_resent: impl FnOnce() -> Next,
 ) -> AttemptResult {
@@ -127,7 +127,7 @@ pub(crate) fn result(
         error,
         retry_in: wait(next),
         retry_if_resent: wait(next_if_resent()),
-        endpoint_failed: matches!(exchange, Ok(_) | Err(Failure::NoResponse(_))),
+        endpoint_failed: matches!(exchange, Ok(_) | Err(AttemptFailure::NoResponse(_))),
     }
 }
 
@@ -136,7 +136,7 @@ pub(crate) fn result(
 pub(crate) fn log(
     delivery: &Delivery,
     response: Option<EndpointResponse>,
-    failure: Option<&Failure>,
+    failure: Option<&AttemptFailure>,
     next: Next,
 ) {
     let Delivery {
@@ -167,10 +167,10 @@ pub(crate) fn log(
         (_, Next::Delivered) => log!(debug, status, ?age, "webhook delivered"),
         (
             Some(
-                Failure::Profile(_)
-                | Failure::Secret(_)
-                | Failure::Headers(_)
-                | Failure::Unwritable,
+                AttemptFailure::Profile(_)
+                | AttemptFailure::Secret(_)
+                | AttemptFailure::Headers(_)
+                | AttemptFailure::Unwritable,
             ),
             _,
         ) => {

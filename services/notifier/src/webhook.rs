@@ -1,5 +1,5 @@
 //! One webhook request: its headers, the exchange with the endpoint, and the classes of what can go
-//! wrong. [`crate::deliver`] makes the body and calls [`Sender::post`].
+//! wrong. [`crate::deliver`] makes the body and calls [`WebhookSender::post`].
 //!
 //! Guarantee: an exchange ends within `WEBHOOK_TIMEOUT`, reads a bounded number of bytes, follows
 //! no redirect, and reaches no address that the guard forbids. No error text contains the URL,
@@ -28,7 +28,7 @@ use webhooks::{
 };
 
 use crate::{
-    client::{self, ConnectTimeout, HeadTooLarge, Limits, NotConnected, WebhookClient},
+    client::{self, ClientLimits, ConnectTimeout, HeadTooLarge, NotConnected, WebhookClient},
     head::{self, BadHead},
     schedule::EndpointResponse,
 };
@@ -166,16 +166,20 @@ impl NoResponse {
 
 /// Sends webhooks, with one client for all endpoints. Cheap to clone.
 #[derive(Clone)]
-pub struct Sender {
+pub struct WebhookSender {
     endpoints: WebhookClient,
     guard: Guard,
     timeout: Duration,
 }
 
-impl Sender {
+impl WebhookSender {
     /// Creates the client, with the name servers and certificates of the system. Must be called
     /// within a Tokio runtime.
-    pub fn new(guard: Guard, name_servers: &NameServers, limits: &Limits) -> io::Result<Self> {
+    pub fn new(
+        guard: Guard,
+        name_servers: &NameServers,
+        limits: &ClientLimits,
+    ) -> io::Result<Self> {
         let dns = Dns::new(guard.clone(), name_servers)?;
         Ok(Self {
             endpoints: client::endpoints(dns, limits)?,
@@ -348,31 +352,31 @@ mod tests {
     use super::*;
     use webhooks::guard::{Networks, Ports};
 
-    fn sender(allowed: &str) -> Sender {
+    fn sender(allowed: &str) -> WebhookSender {
         sender_with(allowed, &NameServers::default())
     }
 
-    fn sender_with(allowed: &str, names: &NameServers) -> Sender {
+    fn sender_with(allowed: &str, names: &NameServers) -> WebhookSender {
         let guard = Guard::new(
             Networks::parse(allowed).unwrap(),
             Networks::default(),
             Ports::default(),
         );
-        let limits = Limits {
+        let limits = ClientLimits {
             timeout: Duration::from_millis(400),
             head_max: 16 * 1024,
             idle: 4,
             oldest: Duration::from_secs(2),
         };
-        Sender::new(guard, names, &limits).unwrap()
+        WebhookSender::new(guard, names, &limits).unwrap()
     }
 
-    async fn post(sender: &Sender, url: &str) -> Result<EndpointResponse, NoResponse> {
+    async fn post(sender: &WebhookSender, url: &str) -> Result<EndpointResponse, NoResponse> {
         Ok(post_and_read(sender, url).await?.0)
     }
 
     async fn post_and_read(
-        sender: &Sender,
+        sender: &WebhookSender,
         url: &str,
     ) -> Result<(EndpointResponse, Vec<u8>), NoResponse> {
         sender

@@ -24,7 +24,7 @@ use domain::{
 };
 use pipeline::{
     Effect, perform,
-    worker::{Class, Handler, Permit, Ticket, Trigger},
+    worker::{Handler, Permit, Ticket, TicketClass, Trigger},
 };
 use runtime::clock::Moment;
 use store::{
@@ -67,7 +67,11 @@ impl Handler for EsimRequestHandler {
         self.context.due_requests(&look).await
     }
 
-    async fn claim(&self, rows: &[Uuid], _class: Class) -> anyhow::Result<Vec<(Uuid, Claimed)>> {
+    async fn claim(
+        &self,
+        rows: &[Uuid],
+        _class: TicketClass,
+    ) -> anyhow::Result<Vec<(Uuid, Claimed)>> {
         let claimed = self.context.claim_requests(rows, false).await?;
         Ok(claimed.into_iter().map(|one| (one.id, one)).collect())
     }

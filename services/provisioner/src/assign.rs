@@ -83,7 +83,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::providers::UnitState;
+    use crate::providers::ProviderUnitState;
 
     fn topups(options: &[&str]) -> Vec<ClaimedTopup> {
         let ids = TopupIds::new([1; 32]);
@@ -103,7 +103,7 @@ mod tests {
         ProviderUnit {
             unit_id: ProviderId::parse(id.into()).unwrap(),
             product_id: ProviderId::parse(option.into()).ok(),
-            state: UnitState::Pending,
+            state: ProviderUnitState::Pending,
         }
     }
 

@@ -7,7 +7,7 @@ use pg::{
     Database,
     config::{MasterKeyConfig, PoolConfig},
 };
-use pipeline::{NatsConfig, worker::Limits};
+use pipeline::{NatsConfig, worker::PermitLimits};
 use runtime::{CommonConfig, config::BadSetting};
 use vault::{Keyring, Vault};
 
@@ -183,7 +183,7 @@ impl Config {
     /// because two workers would compete for the same rows.
     /// `instance` names this replica, which shares `PROVIDER_RATE` with the others.
     pub(crate) fn connect(&self, instance: &str) -> anyhow::Result<Vec<Configured>> {
-        let limits = providers::Limits {
+        let limits = providers::CallLimits {
             timeout: self.provider_timeout,
             response_max: response_max(self.max_units),
         };
@@ -210,11 +210,11 @@ impl Config {
 
     /// The limits of a provider's permits. A rate limit lowers them so that no call waits longer
     /// than [`TURNS`].
-    pub(crate) fn limits(&self, concurrency: u16) -> Limits {
+    pub(crate) fn limits(&self, concurrency: u16) -> PermitLimits {
         let turns = u64::from(self.provider_rate) * TURNS.as_secs();
         let most = if turns == 0 { u64::MAX } else { turns };
         let permits = usize::try_from(u64::from(concurrency).min(most)).unwrap_or(usize::MAX);
-        Limits {
+        PermitLimits {
             permits,
             per_lane: permits,
             per_owner: permits,

@@ -50,7 +50,7 @@ use pipeline::worker::LaneState;
 use runtime::lock;
 use store::provider_lanes::{HeldBackLane, MOST_UNSETTLED};
 
-pub use self::begun::{Begun, PurchaseResult};
+pub use self::begun::{PurchaseInFlight, PurchaseResult};
 use self::{
     budget::FailingBudget,
     lane::{HeldBack, Lane},
@@ -146,7 +146,7 @@ impl LaneLimiters {
     }
 
     /// Records that a purchase is about to be sent.
-    pub fn begin(self: &Arc<Self>, lane: &Arc<str>, now: Instant) -> Begun {
+    pub fn begin(self: &Arc<Self>, lane: &Arc<str>, now: Instant) -> PurchaseInFlight {
         let mut lanes = lock(&self.lanes);
         let lanes = &mut *lanes;
         lanes.in_flight += 1;
@@ -163,7 +163,7 @@ impl LaneLimiters {
         let charged = entry.is_suspect;
         let limiters = Arc::clone(self);
         let lane = Arc::clone(lane);
-        Begun::new(move |result, now| limiters.end(&lane, charged, result, now))
+        PurchaseInFlight::new(move |result, now| limiters.end(&lane, charged, result, now))
     }
 
     fn end(&self, lane: &Arc<str>, charged: bool, result: PurchaseResult<'_>, now: Instant) {

@@ -12,7 +12,7 @@ use pg::{
     Database,
     server::{ServerState, server},
 };
-use pipeline::{figures::Figures, metrics::DueRows};
+use pipeline::{figures::ProcessFigures, metrics::DueRows};
 use runtime::{
     Shutdown,
     metrics::{Durations, Instruments},
@@ -38,7 +38,7 @@ const READY_BOUNDS: [f64; 15] = [
 #[derive(Clone)]
 pub struct Metrics {
     /// The same counts, for operators who ask PostgreSQL.
-    pub figures: Figures,
+    pub figures: ProcessFigures,
     balance: Gauge<f64>,
     breaker: Gauge<u64>,
     lanes_held_back: Gauge<u64>,
@@ -60,7 +60,7 @@ impl Default for Metrics {
     fn default() -> Self {
         let make = Instruments::of("provisioner");
         Self {
-            figures: Figures::default(),
+            figures: ProcessFigures::default(),
             balance: global::meter("provisioner")
                 .f64_gauge("esim.provider.balance")
                 .with_description("What is left in our account at a provider; read every 5 min")

@@ -13,12 +13,12 @@ mod sandbox;
 mod text;
 mod usimsa;
 
-pub use account::{Account, Setting};
+pub use account::{AccountSetting, ProviderAccount};
 pub use known::Accounts;
-pub use lists::{Listed, Offer, Sold, Span, Unsuitable};
+pub use lists::{ListPage, ProductOffer, PurchasePeriod, Sold, Unsuitable};
 pub use provider::{
-    Balance, Bought, Capabilities, Connected, Custody, DeliveredEsim, EsimStatus, Fault,
-    GiveBackResponse, Hint, Limits, LookUp, LookUpRequest, LookUpResponse, Paced, Provider,
-    ProviderUnit, Purchase, PurchaseResponse, Trouble, UnitState,
+    Balance, BoughtUnits, CallLimits, Capabilities, Connected, Custody, DeliveredEsim, EsimStatus,
+    GiveBackResponse, Hint, LookUp, LookUpRequest, LookUpResponse, Paced, ProfileFault, Provider,
+    ProviderUnit, ProviderUnitState, Purchase, PurchaseResponse, Trouble,
 };
 pub use text::ProviderId;

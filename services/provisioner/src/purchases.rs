@@ -41,7 +41,7 @@ use pipeline::{
     payload::{JobPlacement, TopupJob, Verdict},
     streams::JOBS,
     trace,
-    worker::{Class, Handler, Permit, Ticket, Trigger},
+    worker::{Handler, Permit, Ticket, TicketClass, Trigger},
 };
 use runtime::Shutdown;
 use store::{
@@ -56,7 +56,7 @@ use crate::{
     assign,
     calls::Calls,
     providers::{
-        Bought, LookUp, LookUpRequest, LookUpResponse, ProviderId, Purchase, PurchaseResponse,
+        BoughtUnits, LookUp, LookUpRequest, LookUpResponse, ProviderId, Purchase, PurchaseResponse,
         Trouble,
     },
     reporter::Reporter,
@@ -157,11 +157,11 @@ impl Handler for PlacementHandler {
     async fn claim(
         &self,
         rows: &[PlacementId],
-        class: Class,
+        class: TicketClass,
     ) -> anyhow::Result<Vec<(PlacementId, Claimed)>> {
         let claim = match class {
-            Class::Fresh => Claim::Fresh,
-            Class::Due => Claim::Due(self.activity),
+            TicketClass::Fresh => Claim::Fresh,
+            TicketClass::Due => Claim::Due(self.activity),
         };
         let claimed = self.context.claim(rows, claim).await?;
         Ok(claimed
@@ -315,7 +315,7 @@ impl ProviderContext {
 
     /// Asks for the profiles right after the purchase, unless the response to the purchase has
     /// brought all of them.
-    async fn collect_at_once(&self, claimed: &Claimed, bought: Bought) -> Bought {
+    async fn collect_at_once(&self, claimed: &Claimed, bought: BoughtUnits) -> BoughtUnits {
         if bought.is_complete(claimed.topups.len()) {
             return bought;
         }
@@ -324,7 +324,7 @@ impl ProviderContext {
             ..self.look_up_request(claimed)
         };
         match self.calls.collect(&look_up).await {
-            Ok(LookUpResponse::Found(collected)) => Bought {
+            Ok(LookUpResponse::Found(collected)) => BoughtUnits {
                 reference: collected.reference.or(bought.reference),
                 units: collected.units,
             },
@@ -468,7 +468,7 @@ impl ProviderContext {
                 self.record_units(
                     claimed,
                     trigger,
-                    Bought::default(),
+                    BoughtUnits::default(),
                     Code::PurchaseVanished.into(),
                 )
                 .await;
@@ -478,7 +478,7 @@ impl ProviderContext {
                 if since_purchase >= self.park_after && self.is_lasting(claimed, &trouble) {
                     let late = Reason::with(Code::ProfilesUncollectable, trouble.reason());
                     return self
-                        .record_units(claimed, trigger, Bought::default(), late)
+                        .record_units(claimed, trigger, BoughtUnits::default(), late)
                         .await;
                 }
                 // A purchase that is overdue parks after a few failed calls in a row. Until then it
@@ -523,7 +523,7 @@ impl ProviderContext {
         &self,
         claimed: &Claimed,
         trigger: &Trigger,
-        bought: Bought,
+        bought: BoughtUnits,
         late: Reason,
     ) {
         // The claim read the age of the order; the calls since then have taken time, too.
@@ -558,7 +558,7 @@ fn process_span(claimed: &Claimed, trigger: &Trigger, provider: &str) -> Span {
     if !trace::is_recorded() {
         return Span::none();
     }
-    let span = if trigger.class == Class::Fresh {
+    let span = if trigger.class == TicketClass::Fresh {
         messaging_span!(INFO, "process", "consumer", "process", JOBS;
             messaging.message.id = %claimed.placement_id, order.id = %claimed.order_id,
             placement.id = %claimed.placement_id, provider.name = provider,

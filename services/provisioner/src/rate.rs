@@ -143,7 +143,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::providers::{Accounts, Limits, LookUpRequest, Paced, Provider, Purchase};
+    use crate::providers::{Accounts, CallLimits, LookUpRequest, Paced, Provider, Purchase};
 
     async fn turns(rate: &Rate, most: usize) -> Duration {
         let began = Instant::now();
@@ -248,7 +248,7 @@ mod tests {
         });
         let rate = Arc::new(Rate::new(100, "a".into()));
         rate.share.send_replace(SHARE);
-        let limits = Limits {
+        let limits = CallLimits {
             timeout: Duration::from_secs(5),
             response_max: 1 << 20,
         };

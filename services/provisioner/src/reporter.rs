@@ -24,7 +24,7 @@ use pipeline::{
     Batcher, Nats,
     payload::{ReadyDelivery, ReadyReport, Verdict, VerdictReport},
     publish::AnnouncedRow,
-    reports::{Content, Report},
+    reports::{Report, ReportContent},
     trace,
 };
 use runtime::Shutdown;
@@ -127,7 +127,7 @@ impl Reporter {
                     };
                     self.reports.push(Report {
                         ingress,
-                        content: Content::Ready(ready),
+                        content: ReportContent::Ready(ready),
                     });
                 }
                 None => self.readiness_events.push(AnnouncedRow {
@@ -139,7 +139,7 @@ impl Reporter {
     }
 
     fn send_verdict(&self, ingress: Uuid, report: VerdictReport) {
-        let content = Content::Verdict(report);
+        let content = ReportContent::Verdict(report);
         self.reports.push(Report { ingress, content });
     }
 }

@@ -9,10 +9,10 @@ use std::{sync::Arc, time::Instant};
 use pg::Database;
 use pipeline::{
     Lookout, Nats,
-    metrics::{Watched as WatchedStream, watch as watch_streams},
-    streams::{JOBS, Source},
+    metrics::{WatchedStream, watch as watch_streams},
+    streams::{JOBS, MessageSource},
     timing::PLACEMENT_FIRST_LEASE,
-    worker::{self, LaneState, LaneStates, Limits},
+    worker::{self, LaneState, LaneStates, PermitLimits},
 };
 use runtime::Shutdown;
 use store::{
@@ -36,7 +36,7 @@ use crate::{
     purchases::{PlacementHandler, ProviderContext, Settlements, UNRECORDED},
     rate::Rate,
     reporter::Reporter,
-    watch::{self, Watched},
+    watch::{self, WatchedProvider},
 };
 
 /// Maximum number of requests about delivered eSIMs in flight, per provider and process. These are
@@ -60,7 +60,7 @@ pub(crate) fn providers(
     reporter: &Arc<Reporter>,
     parts: &Parts,
     shutdown: &Shutdown,
-) -> Vec<Watched> {
+) -> Vec<WatchedProvider> {
     let settlements = Settlements::start(parts.database.clone(), shutdown);
     let lookout = Lookout::start(parts.database.clone(), shutdown);
     let mut all = Vec::new();
@@ -110,7 +110,7 @@ fn watched(
     config: &Config,
     (name, rate, can): (&str, Arc<Rate>, AfterDelivery),
     parts: &Parts,
-) -> Watched {
+) -> WatchedProvider {
     let limiters = Arc::new(LaneLimiters::new(
         name.to_owned(),
         config.limits(config.provider_concurrency).permits,
@@ -127,7 +127,7 @@ fn watched(
         Arc::clone(&limiters),
         parts.metrics.clone(),
     );
-    Watched::new(breaker, rate, limiters, can)
+    WatchedProvider::new(breaker, rate, limiters, can)
 }
 
 /// Starts the three workers of a provider, its probes and its heartbeat. Look-ups and requests about
@@ -145,7 +145,7 @@ fn start_workers(
     let limiters = Arc::clone(&context.calls.limiters);
     let purchases = config.limits(config.provider_concurrency);
     let lookups = config.limits(config.provider_concurrency.div_ceil(2));
-    let jobs = Source {
+    let jobs = MessageSource {
         stream: JOBS,
         durable: durable(&name),
         subject: nats.job_subject(&name),
@@ -161,7 +161,7 @@ fn start_workers(
         // The limits of lanes concern purchases only, because look-ups buy nothing.
         let purchase_limiters = (activity == Activity::Purchases).then(|| Arc::clone(&limiters));
         let lane = lane_states(Arc::clone(&breaker), purchase_limiters);
-        let settings = worker::Settings {
+        let settings = worker::WorkerSettings {
             source,
             limits,
             lane,
@@ -172,10 +172,10 @@ fn start_workers(
     }
     shutdown.spawn("probes", Arc::clone(context).probe());
     let requests = config.limits(ESIM_REQUESTS);
-    let settings = worker::Settings {
+    let settings = worker::WorkerSettings {
         source: None,
         // A partner that asks about many eSIMs does not keep the others waiting.
-        limits: Limits {
+        limits: PermitLimits {
             per_owner: requests.permits.div_ceil(2),
             ..requests
         },
@@ -201,7 +201,7 @@ fn start_workers(
 /// Starts the tasks that refresh what is known of the providers, and that measure the streams.
 pub(crate) fn watches(
     config: &Config,
-    watched: Vec<Watched>,
+    watched: Vec<WatchedProvider>,
     instance: String,
     parts: &Parts,
     shutdown: &Shutdown,

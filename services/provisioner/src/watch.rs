@@ -26,7 +26,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 const REPORT_AGAIN: Duration = Duration::from_secs(20);
 
 /// What is watched of one provider.
-pub struct Watched {
+pub struct WatchedProvider {
     pub breaker: Arc<Breaker>,
     pub rate: Arc<Rate>,
     pub limiters: Arc<LaneLimiters>,
@@ -41,7 +41,7 @@ struct Written {
     at: Instant,
 }
 
-impl Watched {
+impl WatchedProvider {
     pub fn new(
         breaker: Arc<Breaker>,
         rate: Arc<Rate>,
@@ -114,10 +114,10 @@ impl Written {
 /// Reads the breakers of all providers and creates the missing ones of `watched`.
 async fn breakers(
     connection: &mut PgConnection,
-    watched: &[Watched],
+    watched: &[WatchedProvider],
 ) -> Result<Vec<ProviderBreaker>, pg::Error> {
     let rows = providers::list(connection).await?;
-    let is_known = |watched: &Watched| {
+    let is_known = |watched: &WatchedProvider| {
         rows.iter()
             .any(|row| row.name == watched.breaker.provider())
     };
@@ -134,7 +134,7 @@ async fn breakers(
 
 /// Refreshes all providers once a second until the soft stop.
 pub async fn watch(
-    mut watched: Vec<Watched>,
+    mut watched: Vec<WatchedProvider>,
     instance: String,
     database: Database,
     metrics: Metrics,

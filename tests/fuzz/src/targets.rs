@@ -11,11 +11,11 @@ use ingress::fuzz::Harness;
 use notifier::{
     client,
     schedule::{Next, Schedule},
-    webhook::Sender,
+    webhook::WebhookSender,
 };
 use provisioner::providers::{
-    Accounts, Hint, Limits, LookUpRequest, LookUpResponse, Paced, Provider, ProviderId,
-    ProviderUnit, Purchase, PurchaseResponse, Span, Trouble, UnitState,
+    Accounts, CallLimits, Hint, LookUpRequest, LookUpResponse, Paced, Provider, ProviderId,
+    ProviderUnit, ProviderUnitState, Purchase, PurchasePeriod, PurchaseResponse, Trouble,
 };
 use webhooks::{
     dns::NameServers,
@@ -89,7 +89,7 @@ const ESIM_ACCESS_REJECTS: [&str; 6] = ["200005", "200006", "200007", "200011", 
 
 /// The adapter of the provider `name`, whose account is at `base`.
 fn account(name: &str, base: &str) -> Arc<dyn Provider> {
-    let limits = Limits {
+    let limits = CallLimits {
         timeout: Duration::from_secs(5),
         response_max: 64 * 1024,
     };
@@ -185,7 +185,7 @@ fn check_lists(server: &Replayed, account: &dyn Provider) {
         let since = until - Duration::from_hours(1);
         match server
             .tokio
-            .block_on(account.purchases(Span { since, until }, 1))
+            .block_on(account.purchases(PurchasePeriod { since, until }, 1))
         {
             Ok(listed) => {
                 for sold in listed.entries {
@@ -207,7 +207,7 @@ fn check_units(units: &[ProviderUnit]) {
     for unit in units {
         check_line(unit.unit_id.as_str());
         assert!(unit.unit_id.as_str().is_ascii());
-        if let UnitState::Ready {
+        if let ProviderUnitState::Ready {
             expired_date, code, ..
         } = &unit.state
         {
@@ -248,7 +248,7 @@ fn endpoint() -> Target {
         Networks::default(),
         Ports::default(),
     );
-    let limits = client::Limits {
+    let limits = client::ClientLimits {
         timeout: Duration::from_secs(5),
         head_max: 16 * 1024,
         idle: 4,
@@ -256,7 +256,7 @@ fn endpoint() -> Target {
     };
     let sender = {
         let _entered = server.tokio.enter();
-        Sender::new(guard, &NameServers::default(), &limits).expect("a sender")
+        WebhookSender::new(guard, &NameServers::default(), &limits).expect("a sender")
     };
     let schedule = Schedule::parse("5s,5m,30m").expect("a schedule");
     let url: url::Url = server.url.parse().expect("a URL");

@@ -1,6 +1,6 @@
 //! In place of `pipeline::metrics`: counts nothing.
 
-use crate::worker::Class;
+use crate::worker::TicketClass;
 
 pub(crate) struct RowMetrics;
 
@@ -11,13 +11,13 @@ impl RowMetrics {
         Self
     }
 
-    pub(crate) fn claimed(&self, _rows: usize, _class: Class) {}
+    pub(crate) fn claimed(&self, _rows: usize, _class: TicketClass) {}
 
     pub(crate) fn deferred(&self, _rows: usize) {}
 
     pub(crate) fn swept(&self, _rows: u64) {}
 
-    pub(crate) fn count_in_flight(&self, _class: Class) -> InFlight {
+    pub(crate) fn count_in_flight(&self, _class: TicketClass) -> InFlight {
         InFlight
     }
 }

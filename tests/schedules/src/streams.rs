@@ -1,5 +1,5 @@
 //! In place of `pipeline::streams`: NATS in memory. A message goes to whoever has subscribed when it
-//! is sent, as with the core of NATS, and a [`Source`] keeps its messages, as a stream does.
+//! is sent, as with the core of NATS, and a [`MessageSource`] keeps its messages, as a stream does.
 
 use std::{
     collections::HashMap,
@@ -26,7 +26,7 @@ pub struct Nats {
 }
 
 /// A stream of messages for one stage, each a list of rows as JSON.
-pub struct Source {
+pub struct MessageSource {
     pub messages: mpsc::UnboundedReceiver<String>,
 }
 

@@ -10,7 +10,7 @@ use store::work::{DueWork, Found, Look};
 use crate::{
     owner::Owner,
     permits::{Permit, QueueKey},
-    queues::Class,
+    queues::TicketClass,
 };
 
 /// What is done with the rows of one worker. The worker decides when each function is called and how
@@ -57,7 +57,7 @@ pub trait Handler: Send + Sync + 'static {
     fn claim(
         &self,
         rows: &[Self::Id],
-        class: Class,
+        class: TicketClass,
     ) -> impl Future<Output = anyhow::Result<Vec<(Self::Id, Self::Claimed)>>> + Send;
 
     /// Does the work of a row and records the outcome, so that the row is finished or due again
@@ -103,7 +103,7 @@ impl<Id> From<DueWork<Id>> for Ticket<Id> {
 /// Why and when a row was claimed.
 #[derive(Clone, Debug)]
 pub struct Trigger {
-    pub class: Class,
+    pub class: TicketClass,
     /// The trace context of the message; `None` for due work and without a trace.
     pub traceparent: Option<Arc<str>>,
     /// How long the ticket waited for its permit, because other rows used up what its lane, its

@@ -24,7 +24,7 @@ use crate::{
     effect::{Effect, perform},
     payload::ROWS_PER_MESSAGE,
     permits::QueueKey,
-    streams::{DEAD, Source, TooFewServers},
+    streams::{DEAD, MessageSource, TooFewServers},
     trace::{self, TRACEPARENT},
 };
 
@@ -103,7 +103,7 @@ struct Opened<Id> {
 
 impl<H: Handler> Worker<H> {
     /// Pulls messages until the soft stop.
-    pub(super) async fn messages(self: Arc<Self>, source: Source) -> anyhow::Result<()> {
+    pub(super) async fn messages(self: Arc<Self>, source: MessageSource) -> anyhow::Result<()> {
         let _pulled = self.pulled.clone().drop_guard();
         let stop = self.shutdown.soft();
         let mut outage = Outage::default();
@@ -127,7 +127,11 @@ impl<H: Handler> Worker<H> {
     /// Pulls messages until the soft stop, until NATS is down, or until an error. It asks for no
     /// more messages than the queues have room for, so that a busy replica leaves messages to the
     /// others.
-    async fn pull_until_broken(&self, source: &Source, outage: &mut Outage) -> anyhow::Result<()> {
+    async fn pull_until_broken(
+        &self,
+        source: &MessageSource,
+        outage: &mut Outage,
+    ) -> anyhow::Result<()> {
         let consumer = self.nats.consumer(source).await?;
         let stop = self.shutdown.soft();
         loop {
@@ -176,7 +180,7 @@ impl<H: Handler> Worker<H> {
     }
 
     /// Queues the tickets of messages. Rows for whose tickets there is no room are deferred.
-    async fn accept(&self, source: &Source, messages: impl Iterator<Item = Message>) {
+    async fn accept(&self, source: &MessageSource, messages: impl Iterator<Item = Message>) {
         let opened = self.open(messages).await;
         let span = trace::receive(
             source.stream,

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use async_nats::jetstream::{self, consumer, stream};
 use pipeline::worker::{
-    self, Class, Handler, LaneState, Limits, Permit, Settings, Ticket, Trigger,
+    self, Handler, LaneState, Permit, PermitLimits, Ticket, TicketClass, Trigger, WorkerSettings,
 };
-use pipeline::{Nats, NatsAccess, NatsConfig, streams::Source};
+use pipeline::{Nats, NatsAccess, NatsConfig, streams::MessageSource};
 use runtime::Shutdown;
 use secrecy::SecretString;
 use serde::Deserialize;
@@ -98,14 +98,14 @@ impl Bench {
         permits: usize,
         due: Option<Arc<Notify>>,
     ) -> Running {
-        let limits = Limits {
+        let limits = PermitLimits {
             permits,
             per_lane: permits,
             per_owner: permits,
             slow_attempt: None,
             slow: PATIENCE,
         };
-        let source = Source {
+        let source = MessageSource {
             stream: "TOPUP_JOBS",
             durable: DURABLE.into(),
             subject: self.subject(),
@@ -122,7 +122,7 @@ impl Bench {
                 accepts_fresh: permits > 1,
             }
         });
-        let settings = Settings {
+        let settings = WorkerSettings {
             source: Some(source),
             limits,
             lane,
@@ -258,7 +258,7 @@ pub struct Message {
 pub struct Done {
     pub row: u32,
     /// Whether the stage claimed it with a ticket of a message or of a look.
-    pub class: Class,
+    pub class: TicketClass,
     /// Whether its age counts from before its claim.
     pub early: bool,
     pub traceparent: Option<Arc<str>>,
@@ -465,7 +465,7 @@ impl Handler for Rows {
         Ok(Found { due, after: None })
     }
 
-    async fn claim(&self, rows: &[u32], class: Class) -> Result<Vec<(u32, u32)>> {
+    async fn claim(&self, rows: &[u32], class: TicketClass) -> Result<Vec<(u32, u32)>> {
         assert!(!self.panics.load(Ordering::SeqCst), "as asked");
         let began = Instant::now();
         self.claims_may_pass.acquire().await?.forget();
@@ -475,12 +475,12 @@ impl Handler for Rows {
             bail!("the database is away");
         }
         match class {
-            Class::Fresh => state.fresh_claims.push(rows.len()),
-            Class::Due => state.due_claims.extend(rows),
+            TicketClass::Fresh => state.fresh_claims.push(rows.len()),
+            TicketClass::Due => state.due_claims.extend(rows),
         }
         let leased = |row: &u32| {
             let was_due = state.due.remove(row);
-            let claimed = (class == Class::Fresh || was_due) && state.open.remove(row);
+            let claimed = (class == TicketClass::Fresh || was_due) && state.open.remove(row);
             if claimed {
                 state.claimed.insert(*row, began);
             }

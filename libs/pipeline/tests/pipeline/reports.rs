@@ -6,7 +6,7 @@ use domain::{DeliveryId, OrderId, PartnerId, PlacementId};
 use pipeline::payload::{
     ROWS_PER_MESSAGE, ReadyDelivery, ReadyReport, Reports, Verdict, VerdictReport,
 };
-use pipeline::reports::{Content, Report};
+use pipeline::reports::{Report, ReportContent};
 use runtime::Shutdown;
 use uuid::Uuid;
 
@@ -63,8 +63,8 @@ async fn reports_reach_the_ingress_that_answers_their_orders_together() {
     }
     for row in 0..40 {
         for (ingress, _, verdicts, ready) in &expected {
-            let verdict = Content::Verdict(verdicts[row].clone());
-            let ready = Content::Ready(ready[row].clone());
+            let verdict = ReportContent::Verdict(verdicts[row].clone());
+            let ready = ReportContent::Ready(ready[row].clone());
             reports.push(Report {
                 ingress: *ingress,
                 content: verdict,
@@ -116,7 +116,7 @@ async fn an_unreadable_message_is_ignored() {
     let reports = bench.nats.reports(&Shutdown::new());
     reports.push(Report {
         ingress,
-        content: Content::Verdict(readable.clone()),
+        content: ReportContent::Verdict(readable.clone()),
     });
     until("the report", async || !received.lock().unwrap().is_empty()).await;
     let first = received.lock().unwrap()[0].clone();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use async_nats::{HeaderMap, jetstream};
 use bytes::Bytes;
-use pipeline::worker::Class;
+use pipeline::worker::TicketClass;
 use tokio::sync::{Notify, Semaphore};
 
 use crate::bench::{Bench, DURABLE, Rows, until};
@@ -25,7 +25,7 @@ async fn messages_are_claimed_in_batches_and_acknowledged() {
     assert!(
         rows.done()
             .iter()
-            .all(|done| done.class == Class::Fresh && done.early)
+            .all(|done| done.class == TicketClass::Fresh && done.early)
     );
     let claims = rows.fresh_claims();
     assert!(
@@ -169,7 +169,11 @@ async fn an_idle_stage_looks_whenever_it_is_told_that_rows_are_due() {
         due.notify_one();
         rows.until_done(usize::try_from(told).unwrap() * 10).await;
     }
-    assert!(rows.done().iter().all(|done| done.class == Class::Due));
+    assert!(
+        rows.done()
+            .iter()
+            .all(|done| done.class == TicketClass::Due)
+    );
     stage.stop().await;
 }
 
@@ -180,7 +184,11 @@ async fn due_rows_run_without_any_message() {
     let (bench, stage) = Bench::running(&rows, 8).await;
     rows.until_done(50).await;
     assert_eq!(rows.done_rows(), (0..50).collect::<Vec<_>>());
-    assert!(rows.done().iter().all(|done| done.class == Class::Due));
+    assert!(
+        rows.done()
+            .iter()
+            .all(|done| done.class == TicketClass::Due)
+    );
     // A late message is a no-op.
     bench.announce(7).await;
     until("the message to be taken", async || {
@@ -232,7 +240,7 @@ async fn due_of_eighty(messages: u32, due: u32) -> usize {
     let due = rows
         .done()
         .iter()
-        .filter(|done| done.class == Class::Due)
+        .filter(|done| done.class == TicketClass::Due)
         .count();
     rows.let_end();
     stage.stop().await;
@@ -337,7 +345,12 @@ async fn a_failing_lane_runs_due_rows_only_and_as_many_as_its_limit() {
     bench.until_messages(0).await;
     rows.let_end();
     rows.until_done(8).await;
-    assert!(rows.done().iter().all(|done| done.class == Class::Due) && rows.most_running() == 1);
+    assert!(
+        rows.done()
+            .iter()
+            .all(|done| done.class == TicketClass::Due)
+            && rows.most_running() == 1
+    );
     stage.stop().await;
 }
 

@@ -22,7 +22,7 @@ use domain::{
     product::{Country, Standard},
 };
 use pg::actions::Mode;
-use provisioner::providers::{Offer, Unsuitable};
+use provisioner::providers::{ProductOffer, Unsuitable};
 use serde::Serialize;
 use serde_json::json;
 
@@ -249,7 +249,7 @@ struct Found {
 fn compare<'a>(
     asked: &CataloguePullArgs,
     product_of: impl Fn(&'a str) -> &'a str,
-    offers: Vec<Offer>,
+    offers: Vec<ProductOffer>,
     ours: &'a [ProductOption],
 ) -> Found {
     let mut report = Report {
@@ -356,8 +356,8 @@ fn compare<'a>(
 }
 
 /// The products by their ids, each once, and those without a readable id.
-fn merged(offers: Vec<Offer>) -> (BTreeMap<String, Offer>, Vec<Refused>) {
-    let mut listed: BTreeMap<String, Offer> = BTreeMap::new();
+fn merged(offers: Vec<ProductOffer>) -> (BTreeMap<String, ProductOffer>, Vec<Refused>) {
+    let mut listed: BTreeMap<String, ProductOffer> = BTreeMap::new();
     let mut nameless = Vec::new();
     for offer in offers {
         let Some(product) = offer.product.clone().map(String::from) else {
@@ -375,7 +375,7 @@ fn merged(offers: Vec<Offer>) -> (BTreeMap<String, Offer>, Vec<Refused>) {
     (listed, nameless)
 }
 
-fn refused(product: &str, offer: &Offer, why: Unsuitable, pairs: &[OurPair<'_>]) -> Refused {
+fn refused(product: &str, offer: &ProductOffer, why: Unsuitable, pairs: &[OurPair<'_>]) -> Refused {
     let on_sale = pairs.iter().map(|pair| pair.option);
     let on_sale = on_sale.filter(|option| option.enabled);
     Refused {
@@ -390,7 +390,7 @@ fn refused(product: &str, offer: &Offer, why: Unsuitable, pairs: &[OurPair<'_>])
 fn new_option(
     asked: &CataloguePullArgs,
     product: &str,
-    offer: &Offer,
+    offer: &ProductOffer,
     standard: &Standard,
     provider_option_id: &str,
 ) -> ProductOption {

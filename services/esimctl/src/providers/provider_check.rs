@@ -10,7 +10,7 @@ use anyhow::bail;
 use clap::Args;
 use domain::PlacementId;
 use provisioner::providers::{
-    Accounts, Balance, Capabilities, Limits, LookUp, LookUpRequest, LookUpResponse, Paced,
+    Accounts, Balance, CallLimits, Capabilities, LookUp, LookUpRequest, LookUpResponse, Paced,
     Provider, Trouble,
 };
 use serde::Serialize;
@@ -63,7 +63,7 @@ struct Report {
 pub async fn run(check: &ProviderCheckArgs, console: &Console) -> anyhow::Result<()> {
     // The HTTP client of the adapter needs it. Only the first installation of a process counts.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let limits = Limits {
+    let limits = CallLimits {
         timeout: check.timeout,
         response_max: RESPONSE_MAX,
     };

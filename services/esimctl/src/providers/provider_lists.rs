@@ -18,7 +18,7 @@ use clap::Args;
 use desk::operator::words::counted;
 use pg::PgConnection;
 use provisioner::{
-    providers::{Accounts, Capabilities, Limits, Listed, Paced, Provider, Trouble},
+    providers::{Accounts, CallLimits, Capabilities, ListPage, Paced, Provider, Trouble},
     rate::Rate,
 };
 use runtime::terminal::say;
@@ -74,7 +74,7 @@ impl ProviderListArgs {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let instance = format!("esimctl-{}", Uuid::now_v7().simple());
         let paced = Paced {
-            limits: Limits {
+            limits: CallLimits {
                 timeout: self.timeout,
                 response_max: RESPONSE_MAX,
             },
@@ -112,7 +112,7 @@ impl Reader {
         &self,
         connection: &mut PgConnection,
         what: &str,
-        page: impl AsyncFn(&dyn Provider, u32) -> Result<Listed<T>, Trouble>,
+        page: impl AsyncFn(&dyn Provider, u32) -> Result<ListPage<T>, Trouble>,
         mut take: impl FnMut(T),
     ) -> anyhow::Result<()> {
         let mut shown = Instant::now();
@@ -148,8 +148,8 @@ impl Reader {
         &self,
         connection: &mut PgConnection,
         number: u32,
-        page: impl AsyncFn(&dyn Provider, u32) -> Result<Listed<T>, Trouble>,
-    ) -> anyhow::Result<Listed<T>> {
+        page: impl AsyncFn(&dyn Provider, u32) -> Result<ListPage<T>, Trouble>,
+    ) -> anyhow::Result<ListPage<T>> {
         let failed = |trouble: &dyn Display| {
             anyhow!(
                 "page {number} of the list of {} could not be read: {trouble}",

@@ -7,7 +7,7 @@
 use std::collections::{HashMap, HashSet};
 
 use clap::Args;
-use provisioner::providers::{Sold, Span};
+use provisioner::providers::{PurchasePeriod, Sold};
 use runtime::moment::past;
 use serde_json::json;
 use time::{Duration, OffsetDateTime};
@@ -52,7 +52,7 @@ pub async fn run(asked: &Reconcile, console: &Console) -> anyhow::Result<()> {
     let reader = source.connect(|can| can.purchases, "our purchases", REMEDY)?;
     let mut connection = console.connect().await?;
     let now = runtime::clock::now();
-    let span = Span {
+    let span = PurchasePeriod {
         since: asked.since - SKEW,
         until: now + SKEW,
     };

@@ -71,14 +71,14 @@ fn log_failure(error: &pg::Error, items: usize, what: &'static str) {
 }
 
 /// The group commit that records ended attempts.
-pub(super) struct Attempts {
+pub(super) struct AttemptRecorder {
     database: Database,
     block_policy: BlockPolicy,
     notices_per_day: u32,
     metrics: Arc<Metrics>,
 }
 
-impl Attempts {
+impl AttemptRecorder {
     pub(super) fn start(
         database: Database,
         block_policy: BlockPolicy,
@@ -96,7 +96,7 @@ impl Attempts {
     }
 }
 
-impl BatchWriter for Attempts {
+impl BatchWriter for AttemptRecorder {
     const NAME: &'static str = "commit-attempts";
     const STATEMENT: (&'static str, &'static str) = ("UPDATE", "deliveries");
     type Item = Attempted;

@@ -6,7 +6,7 @@ use pipeline::{
     messaging_span,
     streams::READY,
     trace,
-    worker::{Class, Trigger},
+    worker::{TicketClass, Trigger},
 };
 use store::deliveries::{Content, Delivery};
 use tracing::{Span, field::Empty, info_span};
@@ -74,7 +74,7 @@ pub(super) fn process_span(delivery: &Delivery, trigger: &Trigger) -> Span {
     };
     let ids = LogIds::of(delivery);
     let order_id = esim.map(|esim| tracing::field::display(esim.order_id));
-    let span = if trigger.class == Class::Fresh {
+    let span = if trigger.class == TicketClass::Fresh {
         messaging_span!(INFO, "process", "consumer", "process", READY;
             topup.id = ids.topup, event.id = ids.event, partner.id = %delivery.partner_id,
             order.id = order_id, attempt = delivery.ended_attempts,

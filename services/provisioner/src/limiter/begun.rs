@@ -18,11 +18,11 @@ pub enum PurchaseResult<'a> {
 /// Counts the end of a purchase.
 type End = Box<dyn FnOnce(PurchaseResult<'_>, Instant) + Send>;
 
-/// A purchase in flight. It ends by [`Begun::end`]. If it is dropped instead, for example because its
+/// A purchase in flight. It ends by [`PurchaseInFlight::end`]. If it is dropped instead, for example because its
 /// task panicked, its outcome counts as unknown, which it is.
-pub struct Begun(Option<End>);
+pub struct PurchaseInFlight(Option<End>);
 
-impl Begun {
+impl PurchaseInFlight {
     pub(super) fn new(end: impl FnOnce(PurchaseResult<'_>, Instant) + Send + 'static) -> Self {
         Self(Some(Box::new(end)))
     }
@@ -35,7 +35,7 @@ impl Begun {
     }
 }
 
-impl Drop for Begun {
+impl Drop for PurchaseInFlight {
     fn drop(&mut self) {
         if let Some(end) = self.0.take() {
             let result = PurchaseResult::Unknown("the purchase was broken off by this process");
@@ -61,12 +61,12 @@ mod tests {
             ended.send(is_unknown).unwrap();
         };
         let panicked = catch_unwind(AssertUnwindSafe(|| {
-            let _begun = Begun::new(count.clone());
+            let _begun = PurchaseInFlight::new(count.clone());
             panic!("in the adapter");
         }));
         assert!(panicked.is_err());
         assert_eq!(results.try_recv(), Ok(true));
-        Begun::new(count).end(PurchaseResult::Responded, Instant::now());
+        PurchaseInFlight::new(count).end(PurchaseResult::Responded, Instant::now());
         assert_eq!(results.try_recv(), Ok(false));
         assert!(results.try_recv().is_err(), "each purchase ends once");
     }

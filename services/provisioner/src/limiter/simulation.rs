@@ -63,7 +63,7 @@ struct Placement {
 
 struct InFlight {
     placement: Placement,
-    begun: super::Begun,
+    begun: super::PurchaseInFlight,
     ends: Duration,
     responded: bool,
     buys: bool,

@@ -1,7 +1,7 @@
 //! The settings of our account at one provider.
 //!
 //! Each provider lists its settings beside its adapter ([`KnownProvider::settings`]), and reads them
-//! from its [`Account`] by the ends of their names, such as `ACCESS_KEY`. A variable is the provider's
+//! from its [`ProviderAccount`] by the ends of their names, such as `ACCESS_KEY`. A variable is the provider's
 //! name in capitals, with `_` for `-`, followed by the name of the setting, for example
 //! `ESIM_ACCESS_URL`. Every error names the variable that is wrong.
 
@@ -23,14 +23,14 @@ pub(super) struct KnownProvider {
     /// Above its settings in the help.
     pub(super) heading: &'static str,
     /// The settings of our account.
-    pub(super) settings: &'static [Setting],
+    pub(super) settings: &'static [AccountSetting],
     /// Creates the adapter of an account. Errors name the setting.
-    pub(super) connect: fn(&Account, Paced) -> anyhow::Result<Connected>,
+    pub(super) connect: fn(&ProviderAccount, Paced) -> anyhow::Result<Connected>,
 }
 
 /// A setting of an account.
 #[derive(Clone, Copy)]
-pub struct Setting {
+pub struct AccountSetting {
     /// Its environment variable, such as `USIMSA_URL`.
     pub variable: &'static str,
     /// Its option on the command line, without `--`.
@@ -39,7 +39,7 @@ pub struct Setting {
     pub help: &'static str,
 }
 
-impl Setting {
+impl AccountSetting {
     /// The token of a provider that calls back.
     pub(super) const fn callback_token(variable: &'static str, option: &'static str) -> Self {
         Self {
@@ -61,13 +61,13 @@ impl Setting {
 
 /// The settings of one account, as they were given.
 #[derive(Clone, Debug)]
-pub struct Account {
+pub struct ProviderAccount {
     /// The provider's name in `PROVIDERS`.
     provider: &'static str,
     pub(super) values: BTreeMap<&'static str, SecretString>,
 }
 
-impl Account {
+impl ProviderAccount {
     pub(super) fn new(provider: &'static str) -> Self {
         Self {
             provider,

@@ -30,15 +30,15 @@ use tokio::time::timeout_at;
 use url::form_urlencoded;
 
 use self::{
-    packages::Packages,
+    packages::AiraloPackages,
     prices::Prices,
-    token::{Token, Tokens},
-    wire::{Order, Orders, Refusal},
+    token::{AiraloToken, Tokens},
+    wire::{AiraloOrder, AiraloOrders, AiraloRefusal},
 };
 use super::{
-    account::{Account, KnownProvider, Setting},
-    http::{Body, Call, Http, parse},
-    lists::{Listed, Offer, Sold, Span},
+    account::{AccountSetting, KnownProvider, ProviderAccount},
+    http::{Call, CallBody, Http, parse},
+    lists::{ListPage, ProductOffer, PurchasePeriod, Sold},
     price::{self, Price, Terms},
     provider::{
         Balance, Capabilities, Connected, DeliveredEsim, EsimStatus, LookUp, LookUpRequest,
@@ -70,17 +70,17 @@ pub(super) const KNOWN: KnownProvider = KnownProvider {
     name: "airalo",
     heading: "Provider `airalo`",
     settings: &[
-        Setting {
+        AccountSetting {
             variable: "AIRALO_URL",
             option: "airalo-url",
             help: "Base URL of the Airalo Partner API: scheme and host, without `/v2`",
         },
-        Setting {
+        AccountSetting {
             variable: "AIRALO_ACCESS_KEY",
             option: "airalo-access-key",
             help: "`client_id` of our account at Airalo",
         },
-        Setting {
+        AccountSetting {
             variable: "AIRALO_SECRET_KEY",
             option: "airalo-secret-key",
             help: "`client_secret` of our account at Airalo",
@@ -89,7 +89,7 @@ pub(super) const KNOWN: KnownProvider = KnownProvider {
     connect,
 };
 
-fn connect(account: &Account, paced: Paced) -> anyhow::Result<Connected> {
+fn connect(account: &ProviderAccount, paced: Paced) -> anyhow::Result<Connected> {
     let client_id = account.text("ACCESS_KEY")?.to_owned();
     let client_secret = account.text("SECRET_KEY")?.trim();
     let provider = Airalo {
@@ -127,23 +127,23 @@ enum Outcome {
 }
 
 /// The failure table: what a refusal with status 422 means.
-fn outcome(refusal: &Refusal) -> Outcome {
+fn outcome(refusal: &AiraloRefusal) -> Outcome {
     match refusal {
         // The credit is used up; too few eSIMs in stock; there is no such package, or none of it.
-        Refusal::Code {
+        AiraloRefusal::Code {
             code: 11 | 33 | 34, ..
         } => Outcome::Rejected,
         // A field of our request is not allowed, for example the quantity.
-        Refusal::Invalid { meta, .. } if meta.message == wire::INVALID => Outcome::Rejected,
-        Refusal::Code { code: 13, .. } => Outcome::Busy,
-        Refusal::Code { .. } | Refusal::Invalid { .. } => Outcome::Unknown,
+        AiraloRefusal::Invalid { meta, .. } if meta.message == wire::INVALID => Outcome::Rejected,
+        AiraloRefusal::Code { code: 13, .. } => Outcome::Busy,
+        AiraloRefusal::Code { .. } | AiraloRefusal::Invalid { .. } => Outcome::Unknown,
     }
 }
 
 /// A response whose body the protocol defines.
 enum Reply {
     Done(Vec<u8>),
-    Refused(Refusal),
+    Refused(AiraloRefusal),
 }
 
 impl Airalo {
@@ -155,7 +155,7 @@ impl Airalo {
         path: &str,
         route: &'static str,
         query: Option<&str>,
-        body: Option<Body>,
+        body: Option<CallBody>,
     ) -> Result<Reply, Trouble> {
         let token = self.tokens.get(&self.http).await?;
         self.call_with(&token, method, path, route, query, body)
@@ -164,12 +164,12 @@ impl Airalo {
 
     async fn call_with(
         &self,
-        token: &Token,
+        token: &AiraloToken,
         method: Method,
         path: &str,
         route: &'static str,
         query: Option<&str>,
-        body: Option<Body>,
+        body: Option<CallBody>,
     ) -> Result<Reply, Trouble> {
         let headers = HeaderMap::from_iter([
             (header::AUTHORIZATION, token.header.clone()),
@@ -203,7 +203,7 @@ impl Airalo {
     /// Lists the orders whose description is our id.
     async fn by_description(&self, placement_id: PlacementId) -> Result<LookUpResponse, Trouble> {
         let ours = placement_id.to_string();
-        let mut found: Vec<Order> = Vec::new();
+        let mut found: Vec<AiraloOrder> = Vec::new();
         for page in 1..=PAGES {
             let query = form_urlencoded::Serializer::new(String::new())
                 .append_pair("include", "sims,status")
@@ -215,13 +215,13 @@ impl Airalo {
                 self.http.turn().await;
             }
             let reply = self.call(Method::GET, ORDERS, ORDERS, Some(&query), None);
-            let listed: Orders = match reply.await? {
+            let listed: AiraloOrders = match reply.await? {
                 Reply::Done(body) => parse(&body)?,
                 Reply::Refused(refusal) => return Err(trouble(&refusal)),
             };
             let is_last = listed.data.len() < PAGE;
             // The filter also finds orders whose description only contains our id.
-            let is_ours = |order: &Order| order.description.as_deref() == Some(&ours);
+            let is_ours = |order: &AiraloOrder| order.description.as_deref() == Some(&ours);
             found.extend(listed.data.into_iter().filter(is_ours));
             if is_last {
                 return wire::found(found);
@@ -233,25 +233,29 @@ impl Airalo {
     }
 
     /// Reads one page of the catalogue.
-    async fn packages(&self, page: u32) -> Result<Listed<Offer>, Trouble> {
+    async fn packages(&self, page: u32) -> Result<ListPage<ProductOffer>, Trouble> {
         self.package_list(page).await?.listed(page)
     }
 
-    async fn package_list(&self, page: u32) -> Result<Packages, Trouble> {
+    async fn package_list(&self, page: u32) -> Result<AiraloPackages, Trouble> {
         let query = form_urlencoded::Serializer::new(String::new())
             .append_pair("limit", &PACKAGES_PAGE.to_string())
             .append_pair("page", &page.to_string())
             .finish();
         let reply = self.call(Method::GET, PACKAGES, PACKAGES, Some(&query), None);
         match reply.await? {
-            Reply::Done(body) => parse::<Packages>(&body),
+            Reply::Done(body) => parse::<AiraloPackages>(&body),
             Reply::Refused(refusal) => Err(trouble(&refusal)),
         }
     }
 
     /// Reads one page of the orders of some days. It does not ask for their eSIMs, so that no
     /// activation code is on the way without need.
-    async fn orders_within(&self, span: Span, page: u32) -> Result<Listed<Sold>, Trouble> {
+    async fn orders_within(
+        &self,
+        span: PurchasePeriod,
+        page: u32,
+    ) -> Result<ListPage<Sold>, Trouble> {
         let day = |at: time::OffsetDateTime| {
             at.to_offset(UtcOffset::UTC)
                 .format(DAY)
@@ -264,13 +268,13 @@ impl Airalo {
             .append_pair("page", &page.to_string())
             .finish();
         let reply = self.call(Method::GET, ORDERS, ORDERS, Some(&query), None);
-        let listed: Orders = match reply.await? {
+        let listed: AiraloOrders = match reply.await? {
             Reply::Done(body) => parse(&body)?,
             Reply::Refused(refusal) => return Err(trouble(&refusal)),
         };
         let is_last = listed.data.len() < PAGE;
-        let sold: Result<Vec<Sold>, Trouble> = listed.data.iter().map(Order::sold).collect();
-        Ok(Listed {
+        let sold: Result<Vec<Sold>, Trouble> = listed.data.iter().map(AiraloOrder::sold).collect();
+        Ok(ListPage {
             entries: sold?,
             next: (!is_last).then(|| page.saturating_add(1)),
         })
@@ -288,7 +292,7 @@ impl Airalo {
         }
         let path = format!("{ORDERS}/{}", order_id.as_str());
         let query = Some("include=sims%2Cstatus");
-        let order: Order = match self.call(Method::GET, &path, ORDER, query, None).await? {
+        let order: AiraloOrder = match self.call(Method::GET, &path, ORDER, query, None).await? {
             Reply::Done(body) => parse::<wire::Single>(&body)?.data,
             Reply::Refused(refusal) => return Err(trouble(&refusal)),
         };
@@ -299,7 +303,7 @@ impl Airalo {
     }
 
     /// The packages of one page with their prices.
-    async fn priced(&self, page: u32) -> Result<Listed<(String, Price)>, Trouble> {
+    async fn priced(&self, page: u32) -> Result<ListPage<(String, Price)>, Trouble> {
         self.package_list(page).await?.priced(page)
     }
 
@@ -330,7 +334,7 @@ impl Airalo {
     /// its price is that of a unit or of the order, so only a price above both is certainly too high.
     /// The purchase is paid and is delivered; the list of prices is read again, because it decides
     /// what is bought next.
-    fn note_price(&self, option: &str, terms: &Terms<'_>, quantity: usize, order: &Order) {
+    fn note_price(&self, option: &str, terms: &Terms<'_>, quantity: usize, order: &AiraloOrder) {
         let Some(most) = terms.most else { return };
         let Some(paid) = order.paid() else {
             tracing::error!(
@@ -401,7 +405,7 @@ impl Airalo {
                 "its time was over before it could be sent".into(),
             ));
         }
-        let form = Body::multipart(&[
+        let form = CallBody::multipart(&[
             ("package_id", terms.product),
             ("quantity", &quantity.to_string()),
             ("type", "sim"),
@@ -425,7 +429,7 @@ impl Airalo {
 }
 
 /// The trouble of a call for which a refusal is no definite response.
-fn trouble(refusal: &Refusal) -> Trouble {
+fn trouble(refusal: &AiraloRefusal) -> Trouble {
     let (code, message) = refusal.text();
     let reason = format!("code {code}: {message}");
     match outcome(refusal) {
@@ -479,18 +483,22 @@ impl Provider for Airalo {
     fn balance(&self) -> BoxFuture<'_, Result<Balance, Trouble>> {
         async move {
             match self.call(Method::GET, BALANCE, BALANCE, None, None).await? {
-                Reply::Done(body) => Ok(parse::<wire::Account>(&body)?.balance()),
+                Reply::Done(body) => Ok(parse::<wire::AiraloAccount>(&body)?.balance()),
                 Reply::Refused(refusal) => Err(trouble(&refusal)),
             }
         }
         .boxed()
     }
 
-    fn products(&self, page: u32) -> BoxFuture<'_, Result<Listed<Offer>, Trouble>> {
+    fn products(&self, page: u32) -> BoxFuture<'_, Result<ListPage<ProductOffer>, Trouble>> {
         self.packages(page).boxed()
     }
 
-    fn purchases(&self, span: Span, page: u32) -> BoxFuture<'_, Result<Listed<Sold>, Trouble>> {
+    fn purchases(
+        &self,
+        span: PurchasePeriod,
+        page: u32,
+    ) -> BoxFuture<'_, Result<ListPage<Sold>, Trouble>> {
         self.orders_within(span, page).boxed()
     }
 

@@ -22,17 +22,17 @@ use futures_util::{FutureExt, future::BoxFuture};
 use serde_json::{Value, json};
 
 use self::{
-    client::{Client, Failure, Outcome, outcome, within},
+    client::{Client, EsimAccessFailure, EsimAccessOutcome, outcome, within},
     search::Slots,
     wire::{Allocated, Reply, order_number, units},
 };
 use super::{
-    account::{Account, KnownProvider, Setting},
+    account::{AccountSetting, KnownProvider, ProviderAccount},
     http::Http,
-    lists::{Listed, Offer, Sold, Span},
+    lists::{ListPage, ProductOffer, PurchasePeriod, Sold},
     price,
     provider::{
-        Balance, Bought, Capabilities, Connected, DeliveredEsim, EsimStatus, GiveBackResponse,
+        Balance, BoughtUnits, Capabilities, Connected, DeliveredEsim, EsimStatus, GiveBackResponse,
         Hint, LookUp, LookUpRequest, LookUpResponse, Paced, Provider, Purchase, PurchaseResponse,
         Trouble,
     },
@@ -48,27 +48,27 @@ pub(super) const KNOWN: KnownProvider = KnownProvider {
     name: "esim-access",
     heading: "Provider `esim-access`",
     settings: &[
-        Setting {
+        AccountSetting {
             variable: "ESIM_ACCESS_URL",
             option: "esim-access-url",
             help: "Base URL of eSIM Access: scheme and host, without `/api`",
         },
-        Setting {
+        AccountSetting {
             variable: "ESIM_ACCESS_ACCESS_KEY",
             option: "esim-access-access-key",
             help: "`AccessCode` of our account at eSIM Access",
         },
-        Setting {
+        AccountSetting {
             variable: "ESIM_ACCESS_SECRET_KEY",
             option: "esim-access-secret-key",
             help: "`SecretKey` of our account at eSIM Access, with which each call is signed",
         },
-        Setting::callback_token("ESIM_ACCESS_CALLBACK_TOKEN", "esim-access-callback-token"),
+        AccountSetting::callback_token("ESIM_ACCESS_CALLBACK_TOKEN", "esim-access-callback-token"),
     ],
     connect,
 };
 
-fn connect(account: &Account, paced: Paced) -> anyhow::Result<Connected> {
+fn connect(account: &ProviderAccount, paced: Paced) -> anyhow::Result<Connected> {
     let provider = EsimAccess {
         client: Client {
             http: Http::new(&account.url()?, paced, |status| status.is_success())?,
@@ -93,7 +93,11 @@ struct EsimAccess {
 
 impl EsimAccess {
     /// Reads one page of what was bought within a time.
-    async fn bought_within(&self, span: Span, number: u32) -> Result<Listed<Sold>, Trouble> {
+    async fn bought_within(
+        &self,
+        span: PurchasePeriod,
+        number: u32,
+    ) -> Result<ListPage<Sold>, Trouble> {
         let filter = within(span.since, span.until)?;
         let page = match self.client.page(&filter, number).await? {
             Ok(page) => page,
@@ -102,7 +106,7 @@ impl EsimAccess {
         let is_last = page.is_last();
         let sold: Result<Vec<Sold>, Trouble> =
             page.esim_list.into_iter().map(Allocated::sold).collect();
-        Ok(Listed {
+        Ok(ListPage {
             entries: sold?,
             next: (!is_last).then(|| number.saturating_add(1)),
         })
@@ -119,11 +123,11 @@ impl EsimAccess {
             Ok(allocated) => allocated,
             Err(failure) => {
                 return match outcome(&failure.code) {
-                    Outcome::NotReady => Ok(LookUpResponse::Found(Bought {
+                    EsimAccessOutcome::NotReady => Ok(LookUpResponse::Found(BoughtUnits {
                         reference: Some(number.clone()),
                         units: Vec::new(),
                     })),
-                    Outcome::NoSuchOrder => Ok(LookUpResponse::NotFound),
+                    EsimAccessOutcome::NoSuchOrder => Ok(LookUpResponse::NotFound),
                     _ => Err(failure.trouble()),
                 };
             }
@@ -141,7 +145,7 @@ impl EsimAccess {
                 "the response lists eSIMs of another purchase".into(),
             ));
         }
-        Ok(LookUpResponse::Found(Bought {
+        Ok(LookUpResponse::Found(BoughtUnits {
             reference: Some(number.clone()),
             units: units(allocated)?,
         }))
@@ -214,18 +218,22 @@ impl Provider for EsimAccess {
                             "the response names another purchase".into(),
                         ));
                     }
-                    Ok(PurchaseResponse::Bought(Bought {
+                    Ok(PurchaseResponse::Bought(BoughtUnits {
                         reference: Some(order_number(ordered.order_no)?),
                         units: Vec::new(),
                     }))
                 }
-                Reply::Failed { code, message } if outcome(&code) == Outcome::Rejected => {
+                Reply::Failed { code, message }
+                    if outcome(&code) == EsimAccessOutcome::Rejected =>
+                {
                     Ok(PurchaseResponse::Rejected {
                         status: code,
                         message,
                     })
                 }
-                Reply::Failed { code, message } => Err(Failure { code, message }.trouble()),
+                Reply::Failed { code, message } => {
+                    Err(EsimAccessFailure { code, message }.trouble())
+                }
             }
         }
         .boxed()
@@ -254,22 +262,27 @@ impl Provider for EsimAccess {
     fn balance(&self) -> BoxFuture<'_, Result<Balance, Trouble>> {
         async move {
             match self.client.call(BALANCE, &json!({})).await? {
-                Reply::Done(result) => Ok(wire::read::<wire::Account>(result)?.balance()),
-                Reply::Failed { code, message } => Err(Failure { code, message }.trouble()),
+                Reply::Done(result) => Ok(wire::read::<wire::EsimAccessAccount>(result)?.balance()),
+                Reply::Failed { code, message } => {
+                    Err(EsimAccessFailure { code, message }.trouble())
+                }
             }
         }
         .boxed()
     }
 
     /// The protocol lists all products in one response.
-    fn products(&self, _page: u32) -> BoxFuture<'_, Result<Listed<Offer>, Trouble>> {
+    fn products(&self, _page: u32) -> BoxFuture<'_, Result<ListPage<ProductOffer>, Trouble>> {
         async move {
             let request = json!({ "type": "BASE" });
-            let packages: wire::Packages = match self.client.call(PACKAGES, &request).await? {
-                Reply::Done(result) => wire::read(result)?,
-                Reply::Failed { code, message } => return Err(Failure { code, message }.trouble()),
-            };
-            Ok(Listed {
+            let packages: wire::EsimAccessPackages =
+                match self.client.call(PACKAGES, &request).await? {
+                    Reply::Done(result) => wire::read(result)?,
+                    Reply::Failed { code, message } => {
+                        return Err(EsimAccessFailure { code, message }.trouble());
+                    }
+                };
+            Ok(ListPage {
                 entries: packages.package_list.iter().map(wire::offer).collect(),
                 next: None,
             })
@@ -294,7 +307,11 @@ impl Provider for EsimAccess {
         .boxed()
     }
 
-    fn purchases(&self, span: Span, page: u32) -> BoxFuture<'_, Result<Listed<Sold>, Trouble>> {
+    fn purchases(
+        &self,
+        span: PurchasePeriod,
+        page: u32,
+    ) -> BoxFuture<'_, Result<ListPage<Sold>, Trouble>> {
         self.bought_within(span, page).boxed()
     }
 
@@ -308,7 +325,9 @@ impl Provider for EsimAccess {
             let request = json!({ "esimTranNo": esim.unit_id.as_str() });
             match self.client.call(CANCEL, &request).await? {
                 Reply::Done(_) => Ok(GiveBackResponse::Returned),
-                Reply::Failed { code, message } => Err(Failure { code, message }.trouble()),
+                Reply::Failed { code, message } => {
+                    Err(EsimAccessFailure { code, message }.trouble())
+                }
             }
         }
         .boxed()

@@ -70,16 +70,16 @@ pub(super) struct Call<'a> {
     pub(super) query: Option<&'a str>,
     pub(super) route: &'static str,
     pub(super) headers: HeaderMap,
-    pub(super) body: Option<Body>,
+    pub(super) body: Option<CallBody>,
 }
 
 /// The body of a request. It is made before the request, because some protocols sign it.
-pub(super) struct Body {
+pub(super) struct CallBody {
     content_type: String,
     pub(super) bytes: Vec<u8>,
 }
 
-impl Body {
+impl CallBody {
     pub(super) fn json(value: &impl Serialize) -> Result<Self, Trouble> {
         let bytes = serde_json::to_vec(value)
             .map_err(|_| Trouble::NotSent("the request cannot be written as JSON".into()))?;
@@ -342,7 +342,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::providers::Limits;
+    use crate::providers::CallLimits;
 
     /// Calls a server twice, and returns the number of its connections.
     async fn connections_of_two_calls(last: Duration) -> usize {
@@ -367,7 +367,7 @@ mod tests {
                 });
             }
         });
-        let limits = Limits {
+        let limits = CallLimits {
             timeout: Duration::from_secs(5),
             response_max: 1 << 10,
         };
@@ -396,7 +396,7 @@ mod tests {
 
     #[test]
     fn a_form_ends_with_its_boundary_and_is_never_like_another_one() {
-        let bodies = [0; 2].map(|_| Body::multipart(&[("a", "1"), ("b", "2\r\n--x")]));
+        let bodies = [0; 2].map(|_| CallBody::multipart(&[("a", "1"), ("b", "2\r\n--x")]));
         let text = String::from_utf8(bodies[0].bytes.clone()).unwrap();
         let boundary = bodies[0].content_type.split_once('=').unwrap().1;
         assert_eq!(text.matches(boundary).count(), 3);

@@ -9,7 +9,7 @@ use runtime::config::BadSetting;
 use secrecy::SecretString;
 
 use super::{
-    account::{Account, KnownProvider, variable},
+    account::{KnownProvider, ProviderAccount, variable},
     airalo, esim_access,
     provider::{Connected, Paced},
     sandbox, usimsa,
@@ -25,12 +25,12 @@ const KNOWN: [KnownProvider; 4] = [
 
 /// Our accounts at all known providers.
 #[derive(Clone, Debug)]
-pub struct Accounts(BTreeMap<&'static str, Account>);
+pub struct Accounts(BTreeMap<&'static str, ProviderAccount>);
 
 impl Default for Accounts {
     /// No account has any setting.
     fn default() -> Self {
-        let account = |known: &KnownProvider| (known.name, Account::new(known.name));
+        let account = |known: &KnownProvider| (known.name, ProviderAccount::new(known.name));
         Self(KNOWN.iter().map(account).collect())
     }
 }

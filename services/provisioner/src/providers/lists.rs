@@ -13,7 +13,7 @@ use super::text::{ProviderId, one_line};
 
 /// One page of a list.
 #[derive(Clone, Debug)]
-pub struct Listed<T> {
+pub struct ListPage<T> {
     pub entries: Vec<T>,
     /// The number of the next page; `None` after the last one.
     pub next: Option<u32>,
@@ -21,7 +21,7 @@ pub struct Listed<T> {
 
 /// A product that the provider sells.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Offer {
+pub struct ProductOffer {
     /// The provider's id of the product, by which it is ordered; `None` if it is unreadable.
     pub product: Option<ProviderId>,
     /// One short line; it may be empty.
@@ -65,7 +65,7 @@ impl Unsuitable {
 
 /// The time of the purchases that are asked for.
 #[derive(Clone, Copy, Debug)]
-pub struct Span {
+pub struct PurchasePeriod {
     pub since: OffsetDateTime,
     pub until: OffsetDateTime,
 }

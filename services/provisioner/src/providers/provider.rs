@@ -14,14 +14,14 @@ use signing::CallbackToken;
 use store::esim_requests::Reading;
 
 use super::{
-    lists::{Listed, Offer, Sold, Span},
+    lists::{ListPage, ProductOffer, PurchasePeriod, Sold},
     text::{BadId, ProviderId},
 };
 use crate::rate::Rate;
 
 /// The limits of a call to a provider.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct CallLimits {
     /// The deadline of a whole call.
     pub timeout: Duration,
     /// The largest response, in bytes. A larger one is not read: its outcome is unknown.
@@ -31,14 +31,14 @@ pub struct Limits {
 /// The bounds of the calls to a provider, and their pace.
 #[derive(Clone)]
 pub struct Paced {
-    pub limits: Limits,
+    pub limits: CallLimits,
     /// Gives each call of this process to this provider its turn under `PROVIDER_RATE`.
     pub rate: Arc<Rate>,
 }
 
 impl Paced {
     /// For tests, and for tools that make only a few calls.
-    pub fn without_rate(limits: Limits) -> Self {
+    pub fn without_rate(limits: CallLimits) -> Self {
         Self {
             limits,
             rate: Arc::new(Rate::new(0, String::new())),
@@ -123,7 +123,7 @@ pub struct LookUpRequest {
 
 /// What the provider has sold us in one purchase.
 #[derive(Clone, Debug, Default)]
-pub struct Bought {
+pub struct BoughtUnits {
     /// The provider's own id of the purchase. It is stored with the placement, and later look-ups
     /// and collects get it. `None` if the provider has none, or did not name it this time.
     pub reference: Option<ProviderId>,
@@ -131,18 +131,18 @@ pub struct Bought {
     pub units: Vec<ProviderUnit>,
 }
 
-impl Bought {
+impl BoughtUnits {
     /// Whether nothing is left to collect of a purchase of this many units.
     pub fn is_complete(&self, units: usize) -> bool {
         self.units.len() >= units
             && self
                 .units
                 .iter()
-                .all(|unit| matches!(unit.state, UnitState::Ready { .. }))
+                .all(|unit| matches!(unit.state, ProviderUnitState::Ready { .. }))
     }
 }
 
-impl From<Vec<ProviderUnit>> for Bought {
+impl From<Vec<ProviderUnit>> for BoughtUnits {
     /// A purchase that the provider knows by our id only.
     fn from(units: Vec<ProviderUnit>) -> Self {
         Self {
@@ -156,11 +156,11 @@ impl From<Vec<ProviderUnit>> for Bought {
 #[derive(Clone, Debug)]
 pub enum PurchaseResponse {
     /// The provider has the purchase, perhaps from an earlier attempt.
-    Bought(Bought),
+    Bought(BoughtUnits),
     /// The provider refuses for good, for example because the product does not exist, is out of
     /// stock, or the balance is used up. It also means that no earlier attempt of this placement
     /// has bought anything. So the response "this id was already used" is not a rejection but
-    /// `Bought`, with an empty list.
+    /// `BoughtUnits`, with an empty list.
     Rejected {
         status: String,
         /// The provider's message: one short line without control and format characters.
@@ -172,7 +172,7 @@ pub enum PurchaseResponse {
 #[derive(Clone, Debug)]
 pub enum LookUpResponse {
     /// The provider has the purchase.
-    Found(Bought),
+    Found(BoughtUnits),
     /// The provider states that there is no such purchase, in a form that no proxy could have sent.
     /// If this is wrong, something may be bought twice. So a 404 without the body that the protocol
     /// defines is [`Trouble::Unknown`]. With [`LookUp::Search`] it only means that the search has
@@ -244,12 +244,12 @@ pub struct ProviderUnit {
     /// The product, as [`Provider::product`] names it for an option; `None` if the response omits
     /// it.
     pub product_id: Option<ProviderId>,
-    pub state: UnitState,
+    pub state: ProviderUnitState,
 }
 
 /// The state of a provider's unit.
 #[derive(Clone, Debug)]
-pub enum UnitState {
+pub enum ProviderUnitState {
     /// No usable profile yet.
     Pending,
     Ready {
@@ -259,21 +259,21 @@ pub enum UnitState {
         expired_date: String,
     },
     /// The provider has sent a profile that cannot be delivered.
-    Unreadable(Fault),
+    Unreadable(ProfileFault),
     /// The unit will never have a profile, with the reason.
     Failed(String),
 }
 
 /// Why a profile that has arrived cannot be delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum ProfileFault {
     /// This field cannot be read.
     Field(&'static str),
     /// Nobody can install the eSIM without a confirmation code, for which the webhook has no field.
     ConfirmationCode,
 }
 
-impl Fault {
+impl ProfileFault {
     /// The fault of an activation code in this field.
     pub(super) fn of_code(error: &InvalidProfile, field: &'static str) -> Self {
         match error {
@@ -286,17 +286,17 @@ impl Fault {
     }
 }
 
-impl From<&'static str> for Fault {
+impl From<&'static str> for ProfileFault {
     fn from(field: &'static str) -> Self {
         Self::Field(field)
     }
 }
 
-impl From<Fault> for Reason {
-    fn from(fault: Fault) -> Self {
+impl From<ProfileFault> for Reason {
+    fn from(fault: ProfileFault) -> Self {
         match fault {
-            Fault::Field(field) => Self::with(Code::ProfileUnreadable, field),
-            Fault::ConfirmationCode => Code::ConfirmationCodeNeeded.into(),
+            ProfileFault::Field(field) => Self::with(Code::ProfileUnreadable, field),
+            ProfileFault::ConfirmationCode => Code::ConfirmationCodeNeeded.into(),
         }
     }
 }
@@ -315,7 +315,7 @@ impl UnitFields {
         index: usize,
         unit_id: String,
         product_id: Option<String>,
-        state: Result<UnitState, Fault>,
+        state: Result<ProviderUnitState, ProfileFault>,
     ) -> Result<ProviderUnit, Trouble> {
         let bad = |field: &str, error: BadId| {
             Trouble::Unknown(format!(
@@ -330,7 +330,7 @@ impl UnitFields {
             .map(ProviderId::parse)
             .transpose()
             .map_err(|error| bad(self.product_id, error))?;
-        let state = UnitState::read(&unit_id, state);
+        let state = ProviderUnitState::read(&unit_id, state);
         Ok(ProviderUnit {
             unit_id,
             product_id,
@@ -339,10 +339,10 @@ impl UnitFields {
     }
 }
 
-impl UnitState {
+impl ProviderUnitState {
     /// The state of a unit whose profile has arrived. A fault is logged, because it needs the provider
     /// or an operator.
-    pub(super) fn read(unit_id: &ProviderId, state: Result<Self, Fault>) -> Self {
+    pub(super) fn read(unit_id: &ProviderId, state: Result<Self, ProfileFault>) -> Self {
         state.unwrap_or_else(|fault| {
             tracing::error!(
                 provider.unit.id = unit_id.as_str(),
@@ -453,13 +453,17 @@ pub trait Provider: Send + Sync + 'static {
     }
     /// A page of the products that the provider sells; the first page is 1. Called only if
     /// [`Capabilities::catalogue`] is declared.
-    fn products(&self, _page: u32) -> BoxFuture<'_, Result<Listed<Offer>, Trouble>> {
+    fn products(&self, _page: u32) -> BoxFuture<'_, Result<ListPage<ProductOffer>, Trouble>> {
         let reason = "this provider does not list its products".to_owned();
         std::future::ready(Err(Trouble::NotSent(reason))).boxed()
     }
     /// A page of what we have bought within a time; the first page is 1. Called only if
     /// [`Capabilities::purchases`] is declared.
-    fn purchases(&self, _span: Span, _page: u32) -> BoxFuture<'_, Result<Listed<Sold>, Trouble>> {
+    fn purchases(
+        &self,
+        _span: PurchasePeriod,
+        _page: u32,
+    ) -> BoxFuture<'_, Result<ListPage<Sold>, Trouble>> {
         let reason = "this provider does not list our purchases".to_owned();
         std::future::ready(Err(Trouble::NotSent(reason))).boxed()
     }

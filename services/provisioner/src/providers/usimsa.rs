@@ -23,12 +23,12 @@ use signing::{SecretKey, usimsa};
 use store::esim_requests::Reading;
 
 use super::{
-    account::{Account, KnownProvider, Setting},
-    http::{Body, Call, Http, parse},
+    account::{AccountSetting, KnownProvider, ProviderAccount},
+    http::{Call, CallBody, Http, parse},
     provider::{
-        Bought, Capabilities, Connected, Custody, DeliveredEsim, EsimStatus, Fault,
-        GiveBackResponse, Hint, LookUp, LookUpRequest, LookUpResponse, Paced, Provider,
-        ProviderUnit, Purchase, PurchaseResponse, Trouble, UnitFields, UnitState, filled,
+        BoughtUnits, Capabilities, Connected, Custody, DeliveredEsim, EsimStatus, GiveBackResponse,
+        Hint, LookUp, LookUpRequest, LookUpResponse, Paced, ProfileFault, Provider, ProviderUnit,
+        ProviderUnitState, Purchase, PurchaseResponse, Trouble, UnitFields, filled,
     },
     text::{ProviderId, day, moment, one_line},
 };
@@ -46,22 +46,22 @@ pub(super) const KNOWN: KnownProvider = KnownProvider {
     name: "usimsa",
     heading: "Provider `usimsa`",
     settings: &[
-        Setting {
+        AccountSetting {
             variable: "USIMSA_URL",
             option: "usimsa-url",
             help: "Base URL of USIMSA: scheme and host, without `/api`",
         },
-        Setting {
+        AccountSetting {
             variable: "USIMSA_ACCESS_KEY",
             option: "usimsa-access-key",
             help: "Access key of our account at USIMSA",
         },
-        Setting {
+        AccountSetting {
             variable: "USIMSA_SECRET_KEY",
             option: "usimsa-secret-key",
             help: "Secret key of our account at USIMSA, Base64",
         },
-        Setting::callback_token("USIMSA_CALLBACK_TOKEN", "usimsa-callback-token"),
+        AccountSetting::callback_token("USIMSA_CALLBACK_TOKEN", "usimsa-callback-token"),
     ],
     connect: |account, paced| adapter(account, paced, Dialect::Usimsa),
 };
@@ -76,7 +76,7 @@ pub(super) enum Dialect {
 
 /// Creates the adapter of an account at any provider that speaks this protocol.
 pub(super) fn adapter(
-    account: &Account,
+    account: &ProviderAccount,
     paced: Paced,
     dialect: Dialect,
 ) -> anyhow::Result<Connected> {
@@ -178,7 +178,7 @@ impl Usimsa {
                 query: None,
                 route,
                 headers,
-                body: json.map(Body::json).transpose()?,
+                body: json.map(CallBody::json).transpose()?,
             })
             .await?;
         parse(&body)
@@ -232,7 +232,7 @@ impl Provider for Usimsa {
                 "0000" => Ok(PurchaseResponse::Bought(units(reply.products)?.into())),
                 // The id was used before, so an earlier attempt has bought it. Its units are
                 // collected.
-                "9003" => Ok(PurchaseResponse::Bought(Bought::default())),
+                "9003" => Ok(PurchaseResponse::Bought(BoughtUnits::default())),
                 "9000" | "9001" | "9005" => Ok(PurchaseResponse::Rejected {
                     message: one_line(&reply.message.unwrap_or_default()),
                     status: reply.code,
@@ -353,7 +353,7 @@ fn units(products: Option<Vec<Product>>) -> Result<Vec<ProviderUnit>, Trouble> {
 /// Reads the state of a unit; the error is the name of the field that is unreadable. A unit counts
 /// as ready when it has its whole profile, and not by its status, because the names of statuses
 /// differ from account to account.
-fn state(product: &Product) -> Result<UnitState, Fault> {
+fn state(product: &Product) -> Result<ProviderUnitState, ProfileFault> {
     let profile = (
         filled(product.iccid.as_ref()),
         filled(product.smdp.as_ref()),
@@ -361,18 +361,18 @@ fn state(product: &Product) -> Result<UnitState, Fault> {
         filled(product.expired_date.as_ref()),
     );
     if let (Some(iccid), Some(smdp), Some(code), Some(date)) = profile {
-        return Ok(UnitState::Ready {
+        return Ok(ProviderUnitState::Ready {
             iccid: Iccid::parse(iccid).map_err(|_| "iccid")?,
             code: ActivationCode::read(Some(smdp), code)
-                .map_err(|error| Fault::of_code(&error, "smdp or activateCode"))?,
+                .map_err(|error| ProfileFault::of_code(&error, "smdp or activateCode"))?,
             expired_date: day(date).ok_or("expiredDate")?,
         });
     }
     Ok(match product.status.as_deref() {
         Some(status @ ("FAILED" | "CANCELED" | "CANCELLED")) => {
-            UnitState::Failed(format!("the provider says {status}"))
+            ProviderUnitState::Failed(format!("the provider says {status}"))
         }
-        _ => UnitState::Pending,
+        _ => ProviderUnitState::Pending,
     })
 }
 
@@ -383,13 +383,13 @@ mod tests {
     const WHOLE: &str = r#"{"topupId":"1","optionId":"o","iccid":"8982123456789012345F","smdp":"smdp.example",
                         "activateCode":"AB-12","expiredDate":"2026-12-31T00:00:00Z","status":"READY"}"#;
 
-    fn product(text: &str) -> Result<UnitState, Fault> {
+    fn product(text: &str) -> Result<ProviderUnitState, ProfileFault> {
         state(&serde_json::from_str(text).unwrap())
     }
 
     #[test]
     fn a_unit_is_ready_only_with_its_whole_profile() {
-        let Ok(UnitState::Ready {
+        let Ok(ProviderUnitState::Ready {
             iccid,
             code,
             expired_date,
@@ -402,7 +402,10 @@ mod tests {
         assert_eq!(expired_date, "2026-12-31");
         for field in ["iccid", "smdp", "activateCode", "expiredDate"] {
             let part = WHOLE.replace(field, "other");
-            assert!(matches!(product(&part), Ok(UnitState::Pending)), "{field}");
+            assert!(
+                matches!(product(&part), Ok(ProviderUnitState::Pending)),
+                "{field}"
+            );
         }
     }
 
@@ -433,7 +436,11 @@ mod tests {
             ("2026-12-31T00:00:00Z", "2026-12-3ä", "expiredDate"),
         ] {
             let odd = WHOLE.replace(from, to);
-            assert_eq!(product(&odd).unwrap_err(), Fault::Field(field), "{odd}");
+            assert_eq!(
+                product(&odd).unwrap_err(),
+                ProfileFault::Field(field),
+                "{odd}"
+            );
         }
         for date in [
             "2026-12-31",
@@ -441,7 +448,7 @@ mod tests {
             "9999-12-31T00:00:00.000+09:00",
         ] {
             let whole = WHOLE.replace("2026-12-31T00:00:00Z", date);
-            let Ok(UnitState::Ready { expired_date, .. }) = product(&whole) else {
+            let Ok(ProviderUnitState::Ready { expired_date, .. }) = product(&whole) else {
                 panic!("{date} is not accepted")
             };
             assert_eq!(expired_date, &date[..10]);
@@ -451,8 +458,8 @@ mod tests {
     #[test]
     fn failed_units_are_failed() {
         let failed = product(r#"{"topupId":"1","optionId":"o","status":"FAILED"}"#);
-        assert!(matches!(failed, Ok(UnitState::Failed(_))));
+        assert!(matches!(failed, Ok(ProviderUnitState::Failed(_))));
         let unknown = product(r#"{"topupId":"1","optionId":"o","status":"SOMETHING"}"#);
-        assert!(matches!(unknown, Ok(UnitState::Pending)));
+        assert!(matches!(unknown, Ok(ProviderUnitState::Pending)));
     }
 }

@@ -13,7 +13,7 @@ use pipeline::{
     Effect,
     owner::Owner,
     perform,
-    worker::{Class, Trigger},
+    worker::{TicketClass, Trigger},
 };
 use runtime::{clock::Moment, outage};
 use store::{
@@ -87,7 +87,7 @@ impl ProviderContext {
         let claim_began = Moment::now();
         for claimed in perform(Effect::ClaimDue, self.claim(&[candidate], Claim::Probe)).await? {
             let trigger = Trigger {
-                class: Class::Due,
+                class: TicketClass::Due,
                 traceparent: None,
                 permit_wait: Duration::ZERO,
                 claim_began,

@@ -25,7 +25,7 @@ use store::placements::{
 use super::ProviderContext;
 use crate::{
     assign,
-    providers::{Bought, LookUp, Trouble, UnitState},
+    providers::{BoughtUnits, LookUp, ProviderUnitState, Trouble},
 };
 
 /// How long after its purchase a unit may have an unreadable profile before its placement is parked.
@@ -114,7 +114,7 @@ impl ProviderContext {
         &self,
         claimed: &Claimed,
         since_order: Duration,
-        bought: Bought,
+        bought: BoughtUnits,
         announced: bool,
         late: Reason,
     ) -> Settled {
@@ -126,13 +126,13 @@ impl ProviderContext {
         let product_of = |option| self.calls.provider.product(option);
         for (topup_id, unit) in assign::assign_units(&claimed.topups, bought.units, product_of) {
             let progress = match unit.state {
-                UnitState::Pending => Progress::Pending,
-                UnitState::Unreadable(fault) => {
+                ProviderUnitState::Pending => Progress::Pending,
+                ProviderUnitState::Unreadable(fault) => {
                     unreadable = Some(fault.into());
                     Progress::Pending
                 }
-                UnitState::Failed(reason) => Progress::Failed(reason),
-                UnitState::Ready {
+                ProviderUnitState::Failed(reason) => Progress::Failed(reason),
+                ProviderUnitState::Ready {
                     iccid,
                     code,
                     expired_date,

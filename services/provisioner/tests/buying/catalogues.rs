@@ -5,7 +5,7 @@
 use std::{sync::Arc, time::Duration};
 
 use domain::product::{Country, Standard};
-use provisioner::providers::{Listed, Offer, Provider, Sold, Span, Trouble};
+use provisioner::providers::{ListPage, ProductOffer, Provider, PurchasePeriod, Sold, Trouble};
 use serde_json::{Value, json};
 
 use crate::hostile::{connect, http, replay};
@@ -25,7 +25,7 @@ async fn account(name: &str, status: &str, body: &Value) -> Arc<dyn Provider> {
 }
 
 /// What became of the only product: its standard fields in a few words, or why it is refused.
-fn offered(listed: &Result<Listed<Offer>, Trouble>) -> String {
+fn offered(listed: &Result<ListPage<ProductOffer>, Trouble>) -> String {
     match listed {
         Err(trouble) => trouble.class().to_owned(),
         Ok(listed) => {
@@ -244,7 +244,7 @@ async fn a_page_of_airalo_that_is_no_list_is_trouble() {
 }
 
 /// The only purchase in a few words, or the trouble.
-fn sold(listed: &Result<Listed<Sold>, Trouble>) -> String {
+fn sold(listed: &Result<ListPage<Sold>, Trouble>) -> String {
     match listed {
         Err(trouble) => trouble.class().to_owned(),
         Ok(listed) => {
@@ -266,9 +266,9 @@ fn sold(listed: &Result<Listed<Sold>, Trouble>) -> String {
     }
 }
 
-fn span() -> Span {
+fn span() -> PurchasePeriod {
     let until = runtime::clock::now();
-    Span {
+    PurchasePeriod {
         since: until - Duration::from_hours(24),
         until,
     }

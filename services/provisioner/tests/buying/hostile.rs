@@ -6,8 +6,8 @@ use std::{sync::Arc, time::Duration};
 
 use domain::PlacementId;
 use provisioner::providers::{
-    Accounts, Bought, Limits, LookUpRequest, LookUpResponse, Paced, Provider, ProviderId,
-    ProviderUnit, Purchase, PurchaseResponse, Trouble, UnitState,
+    Accounts, BoughtUnits, CallLimits, LookUpRequest, LookUpResponse, Paced, Provider, ProviderId,
+    ProviderUnit, ProviderUnitState, Purchase, PurchaseResponse, Trouble,
 };
 use runtime::clock::Moment;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -242,11 +242,12 @@ fn edges() -> Vec<Row> {
 }
 
 fn class(units: &[ProviderUnit]) -> String {
-    let is_unreadable = |unit: &ProviderUnit| matches!(unit.state, UnitState::Unreadable(_));
+    let is_unreadable =
+        |unit: &ProviderUnit| matches!(unit.state, ProviderUnitState::Unreadable(_));
     if !units.is_empty() && units.iter().all(is_unreadable) {
         return format!("{} unreadable", units.len());
     }
-    let is_pending = |unit: &ProviderUnit| matches!(unit.state, UnitState::Pending);
+    let is_pending = |unit: &ProviderUnit| matches!(unit.state, ProviderUnitState::Pending);
     assert!(units.iter().all(is_pending), "{units:?}");
     format!("{} pending", units.len())
 }
@@ -289,7 +290,7 @@ pub fn connect(name: &str, url: &str, access_key: &str, secret_key: &str) -> Arc
         .with(name, "URL", url)
         .with(name, "ACCESS_KEY", access_key)
         .with(name, "SECRET_KEY", secret_key);
-    let limits = Limits {
+    let limits = CallLimits {
         timeout: Duration::from_secs(5),
         response_max: RESPONSE_MAX,
     };
@@ -338,12 +339,12 @@ pub fn found(answer: &Result<LookUpResponse, Trouble>) -> String {
 }
 
 /// The provider's id of the purchase, and one letter for the state of each unit.
-fn units(bought: &Bought) -> String {
+fn units(bought: &BoughtUnits) -> String {
     let state = |unit: &ProviderUnit| match &unit.state {
-        UnitState::Pending => 'p',
-        UnitState::Ready { .. } => 'R',
-        UnitState::Failed(_) => 'f',
-        UnitState::Unreadable(_) => 'u',
+        ProviderUnitState::Pending => 'p',
+        ProviderUnitState::Ready { .. } => 'R',
+        ProviderUnitState::Failed(_) => 'f',
+        ProviderUnitState::Unreadable(_) => 'u',
     };
     let states: String = bought.units.iter().map(state).collect();
     let reference = bought.reference.as_ref().map_or("-", ProviderId::as_str);

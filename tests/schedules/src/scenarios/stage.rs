@@ -15,9 +15,9 @@ use tokio::sync::{Notify, mpsc};
 use super::choose;
 use crate::{
     Nats, Shutdown,
-    streams::Source,
+    streams::MessageSource,
     work::{Found, Look},
-    worker::{Class, Handler, Limits, Permit, Settings, Ticket, Trigger, start, unlimited_lanes},
+    worker::{TicketClass, Handler, PermitLimits, Permit, WorkerSettings, Ticket, Trigger, start, unlimited_lanes},
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,10 +51,10 @@ impl Rows {
     }
 
     /// One statement: nothing happens meanwhile.
-    fn claimed(&self, ids: &[usize], class: Class) -> Vec<(usize, usize)> {
+    fn claimed(&self, ids: &[usize], class: TicketClass) -> Vec<(usize, usize)> {
         let wanted = match class {
-            Class::Fresh => Row::Fresh,
-            Class::Due => Row::Due,
+            TicketClass::Fresh => Row::Fresh,
+            TicketClass::Due => Row::Due,
         };
         let mut rows = self.states.lock().unwrap();
         let mut claimed = Vec::new();
@@ -107,7 +107,7 @@ impl Handler for Rows {
         })
     }
 
-    async fn claim(&self, ids: &[usize], class: Class) -> anyhow::Result<Vec<(usize, usize)>> {
+    async fn claim(&self, ids: &[usize], class: TicketClass) -> anyhow::Result<Vec<(usize, usize)>> {
         tokio::task::yield_now().await;
         let failing = self.failing.load(Ordering::Relaxed);
         if failing > 0 {
@@ -145,9 +145,9 @@ fn begin(shutdown: &Shutdown) -> (Arc<Rows>, mpsc::UnboundedSender<String>) {
         done: Notify::new(),
     });
     let (sender, messages) = mpsc::unbounded_channel();
-    let settings = Settings {
-        source: Some(Source { messages }),
-        limits: Limits {
+    let settings = WorkerSettings {
+        source: Some(MessageSource { messages }),
+        limits: PermitLimits {
             permits: PERMITS,
             per_lane: PERMITS,
             per_owner: PERMITS,

@@ -11,8 +11,8 @@ use tokio::task::JoinHandle;
 
 use super::{Log, choose};
 use crate::{
-    permits::{LaneState, LaneStates, Limits, QueueKey},
-    queues::{Class, Granted, Queues},
+    permits::{LaneState, LaneStates, PermitLimits, QueueKey},
+    queues::{TicketClass, Granted, Queues},
 };
 
 const FRESH: usize = 5;
@@ -25,8 +25,8 @@ fn key(lane: &str, partner: PartnerId) -> QueueKey {
     }
 }
 
-fn limits(permits: usize) -> Limits {
-    Limits {
+fn limits(permits: usize) -> PermitLimits {
+    PermitLimits {
         permits,
         per_lane: permits,
         per_owner: permits,
@@ -38,7 +38,7 @@ fn limits(permits: usize) -> Limits {
 /// Takes this many tickets of a class and runs their rows, of which the first one dies.
 fn take(
     queues: &Arc<Queues<usize>>,
-    class: Class,
+    class: TicketClass,
     tickets: usize,
     permits: usize,
     in_flight: &Arc<AtomicUsize>,
@@ -51,7 +51,7 @@ fn take(
         while seen.len() < tickets {
             let granted = queues.take_granted(class).await;
             assert!(!granted.is_empty(), "a batch of grants is taken once");
-            if class == Class::Due {
+            if class == TicketClass::Due {
                 queues.due_claimed(granted.iter().map(|granted| granted.permit.key()));
             }
             for Granted { ticket, permit, .. } in granted {
@@ -119,13 +119,13 @@ pub fn each_ticket_gets_its_permit_once_and_no_permit_is_lost() {
             accepts_fresh: true,
         });
         let queues: Arc<Queues<usize>> = Queues::new(limits(permits), lanes);
-        let most = queues.room(Class::Fresh);
+        let most = queues.room(TicketClass::Fresh);
         let [one, other] = std::array::from_fn(|_| PartnerId::new());
         let in_flight = Arc::default();
         let log = Log::new();
 
-        let fresh = take(&queues, Class::Fresh, FRESH, permits, &in_flight);
-        let due = take(&queues, Class::Due, DUE, permits, &in_flight);
+        let fresh = take(&queues, TicketClass::Fresh, FRESH, permits, &in_flight);
+        let due = take(&queues, TicketClass::Due, DUE, permits, &in_flight);
         let offers = [
             vec![(key("a", one), 0), (key("a", one), 1)],
             vec![
@@ -179,6 +179,6 @@ pub fn each_ticket_gets_its_permit_once_and_no_permit_is_lost() {
         assert_eq!(in_flight.load(Ordering::Relaxed), 0);
         // Each permit is free: as many queues of other lanes and partners get one each at once.
         queues.offer_fresh((0..permits).map(|n| (key(&n.to_string(), PartnerId::new()), n)));
-        assert_eq!(queues.take_granted(Class::Fresh).await.len(), permits);
+        assert_eq!(queues.take_granted(TicketClass::Fresh).await.len(), permits);
     });
 }

@@ -4,10 +4,10 @@
 use std::sync::Arc;
 
 use super::{Handler, QueuedTicket, Worker};
-use crate::streams::Source;
+use crate::streams::MessageSource;
 
 impl<H: Handler> Worker<H> {
-    pub(super) async fn messages(self: Arc<Self>, mut source: Source) -> anyhow::Result<()> {
+    pub(super) async fn messages(self: Arc<Self>, mut source: MessageSource) -> anyhow::Result<()> {
         let _pulled = self.pulled.clone().drop_guard();
         let stop = self.shutdown.soft();
         while stop

@@ -16,8 +16,8 @@ fn standard(country: &str, price: &str) -> Standard {
     .unwrap()
 }
 
-fn offer(product: &str, country: &str, price: &str) -> Offer {
-    Offer {
+fn offer(product: &str, country: &str, price: &str) -> ProductOffer {
+    ProductOffer {
         product: ProviderId::parse(product.to_owned()).ok(),
         name: String::new(),
         terms: Ok(standard(country, price)),
@@ -49,7 +49,7 @@ fn product_of(provider_option_id: &str) -> &str {
     provider_option_id.split('@').next().unwrap()
 }
 
-fn found(arguments: &[&str], offers: Vec<Offer>, ours: &[ProductOption]) -> Found {
+fn found(arguments: &[&str], offers: Vec<ProductOffer>, ours: &[ProductOption]) -> Found {
     let arguments = [&["pull", "airalo", "--dry-run"][..], arguments].concat();
     let Program { asked } = Program::parse_from(arguments);
     compare(&asked, product_of, offers, ours)

@@ -391,13 +391,17 @@ impl Runner<'_> {
     /// this session has the lock of the runs. If this program dies here, the next run does the same again.
     async fn rename(&mut self, archive: &mut Archive) -> anyhow::Result<()> {
         let to = self.to;
-        *archive = transaction!(&mut self.connection, "archive::rename", |transaction| -> anyhow::Result<Archive> {
-            let mut renamed = archive.clone();
-            let file = to.of(&fresh_name(archive.archive));
-            let earlier = archive::rename(transaction, &mut renamed, file).await?;
-            discard(to, &earlier).await;
-            Ok(TransactionEnd::Commit(renamed))
-        })?;
+        *archive = transaction!(
+            &mut self.connection,
+            "archive::rename",
+            |transaction| -> anyhow::Result<Archive> {
+                let mut renamed = archive.clone();
+                let file = to.of(&fresh_name(archive.archive));
+                let earlier = archive::rename(transaction, &mut renamed, file).await?;
+                discard(to, &earlier).await;
+                Ok(TransactionEnd::Commit(renamed))
+            }
+        )?;
         Ok(())
     }
 

@@ -6,14 +6,16 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::providers::{
-    lists::{Listed, Offer, Unsuitable, name, needs_confirmation_code, number, product, text},
+    lists::{
+        ListPage, ProductOffer, Unsuitable, name, needs_confirmation_code, number, product, text,
+    },
     provider::Trouble,
     text::one_line,
 };
 
 /// A page of the catalogue.
 #[derive(Deserialize)]
-pub(super) struct Packages {
+pub(super) struct AiraloPackages {
     data: Vec<Place>,
     meta: Value,
 }
@@ -33,7 +35,7 @@ struct Operator {
     about: Value,
 }
 
-impl Packages {
+impl AiraloPackages {
     /// The number of the page after this one; `None` after the last one.
     fn next(&self, page: u32) -> Result<Option<u32>, Trouble> {
         let last = number(&self.meta, "last_page").ok_or_else(|| {
@@ -43,7 +45,7 @@ impl Packages {
     }
 
     /// The packages whose id and price can be read, with what we pay for a unit.
-    pub(super) fn priced(self, page: u32) -> Result<Listed<(String, Price)>, Trouble> {
+    pub(super) fn priced(self, page: u32) -> Result<ListPage<(String, Price)>, Trouble> {
         let next = self.next(page)?;
         let operators = self.data.iter().flat_map(|place| &place.operators);
         let packages = operators.flat_map(|operator| &operator.packages);
@@ -51,19 +53,19 @@ impl Packages {
             let id = product(package, "id")?;
             Some((id.into(), price(package)?))
         });
-        Ok(Listed {
+        Ok(ListPage {
             entries: entries.collect(),
             next,
         })
     }
 
-    pub(super) fn listed(self, page: u32) -> Result<Listed<Offer>, Trouble> {
+    pub(super) fn listed(self, page: u32) -> Result<ListPage<ProductOffer>, Trouble> {
         let next = self.next(page)?;
         let mut entries = Vec::new();
         for place in &self.data {
             for operator in &place.operators {
                 for package in &operator.packages {
-                    entries.push(Offer {
+                    entries.push(ProductOffer {
                         product: product(package, "id"),
                         name: full_name(place, operator, package),
                         terms: terms(place, operator, package),
@@ -71,7 +73,7 @@ impl Packages {
                 }
             }
         }
-        Ok(Listed { entries, next })
+        Ok(ListPage { entries, next })
     }
 }
 

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use tokio::sync::Mutex;
 
 use crate::providers::{
-    http::{Body, Call, Http, parse},
+    http::{Call, CallBody, Http, parse},
     provider::Trouble,
 };
 
@@ -26,7 +26,7 @@ const SPARE: Duration = Duration::from_mins(1);
 const PAUSE: Duration = Duration::from_secs(21);
 
 /// A token as a call uses it.
-pub(super) struct Token {
+pub(super) struct AiraloToken {
     /// `Bearer …`
     pub(super) header: HeaderValue,
     /// The token was fetched for this call, so it has not been good before.
@@ -72,11 +72,11 @@ impl Tokens {
     }
 
     /// The kept token, or a new one. If it fails, the call that needs it was certainly not sent.
-    pub(super) async fn get(&self, http: &Http) -> Result<Token, Trouble> {
+    pub(super) async fn get(&self, http: &Http) -> Result<AiraloToken, Trouble> {
         let mut state = self.state.lock().await;
         let now = Instant::now();
         if let Some(kept) = state.kept.as_ref().filter(|kept| kept.until > now) {
-            return Ok(Token {
+            return Ok(AiraloToken {
                 header: kept.header.clone(),
                 is_new: false,
             });
@@ -97,14 +97,14 @@ impl Tokens {
         let kept = self.fetch(http, now).await?;
         let header = kept.header.clone();
         state.kept = Some(kept);
-        Ok(Token {
+        Ok(AiraloToken {
             header,
             is_new: true,
         })
     }
 
     /// Forgets a token that was denied, unless another call has replaced it already.
-    pub(super) async fn forget(&self, token: &Token) {
+    pub(super) async fn forget(&self, token: &AiraloToken) {
         let mut state = self.state.lock().await;
         if state
             .kept
@@ -116,7 +116,7 @@ impl Tokens {
     }
 
     async fn fetch(&self, http: &Http, now: Instant) -> Result<Kept, Trouble> {
-        let form = Body::multipart(&[
+        let form = CallBody::multipart(&[
             ("client_id", &self.client_id),
             ("client_secret", self.client_secret.expose_secret()),
             ("grant_type", "client_credentials"),

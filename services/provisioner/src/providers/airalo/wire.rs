@@ -15,8 +15,8 @@ use crate::providers::{
     lists::Sold,
     price::Price,
     provider::{
-        Balance, Bought, Custody, EsimStatus, Fault, LookUpResponse, ProviderUnit, Trouble,
-        UnitState, filled,
+        Balance, BoughtUnits, Custody, EsimStatus, LookUpResponse, ProfileFault, ProviderUnit,
+        ProviderUnitState, Trouble, filled,
     },
     text::{BadId, ProviderId, moment, one_line},
 };
@@ -47,17 +47,17 @@ impl Amount {
 
 #[derive(Deserialize)]
 pub(super) struct Single {
-    pub(super) data: Order,
+    pub(super) data: AiraloOrder,
 }
 
 #[derive(Deserialize)]
-pub(super) struct Orders {
-    pub(super) data: Vec<Order>,
+pub(super) struct AiraloOrders {
+    pub(super) data: Vec<AiraloOrder>,
 }
 
 /// An order, which buys one package.
 #[derive(Deserialize)]
-pub(super) struct Order {
+pub(super) struct AiraloOrder {
     id: u64,
     pub(super) package_id: String,
     pub(super) description: Option<String>,
@@ -86,7 +86,7 @@ struct Status {
     slug: String,
 }
 
-impl Order {
+impl AiraloOrder {
     /// Airalo's id of the order.
     pub(super) fn number(&self) -> String {
         self.id.to_string()
@@ -142,10 +142,12 @@ impl Order {
 
 impl Sim {
     /// Reads the state of an eSIM; the error is the name of the field that is unreadable.
-    fn state(&self, order: &Order) -> Result<UnitState, Fault> {
+    fn state(&self, order: &AiraloOrder) -> Result<ProviderUnitState, ProfileFault> {
         let slug = order.status.as_ref().map(|status| status.slug.as_str());
         if let Some(slug @ ("failed" | "refunded")) = slug {
-            return Ok(UnitState::Failed(format!("the provider says {slug}")));
+            return Ok(ProviderUnitState::Failed(format!(
+                "the provider says {slug}"
+            )));
         }
         let profile = (
             filled(self.iccid.as_ref()),
@@ -153,16 +155,16 @@ impl Sim {
             filled(self.matching_id.as_ref()),
         );
         let (Some(iccid), Some(smdp), Some(code)) = profile else {
-            return Ok(UnitState::Pending);
+            return Ok(ProviderUnitState::Pending);
         };
         // The webhook has no field for a confirmation code, and without it the eSIM is useless.
         if filled(self.confirmation_code.as_ref()).is_some() {
-            return Err(Fault::ConfirmationCode);
+            return Err(ProfileFault::ConfirmationCode);
         }
-        Ok(UnitState::Ready {
+        Ok(ProviderUnitState::Ready {
             iccid: Iccid::parse(iccid).map_err(|_| "iccid")?,
             code: ActivationCode::read(Some(smdp), code)
-                .map_err(|error| Fault::of_code(&error, "lpa or matching_id"))?,
+                .map_err(|error| ProfileFault::of_code(&error, "lpa or matching_id"))?,
             expired_date: order.expires().ok_or("created_at or validity")?,
         })
     }
@@ -170,7 +172,7 @@ impl Sim {
 
 /// Reads orders as one purchase. If there are several with our id, something was bought twice; all
 /// of their units are listed, and the surplus is logged where they are assigned.
-pub(super) fn bought(orders: Vec<Order>) -> Result<Bought, Trouble> {
+pub(super) fn bought(orders: Vec<AiraloOrder>) -> Result<BoughtUnits, Trouble> {
     let bad = |field: &str, error: BadId| {
         Trouble::Unknown(format!("the response is unreadable: {field} {error}"))
     };
@@ -186,7 +188,7 @@ pub(super) fn bought(orders: Vec<Order>) -> Result<Bought, Trouble> {
         for sim in &order.sims {
             let unit_id =
                 ProviderId::parse(sim.id.to_string()).map_err(|error| bad("sims.id", error))?;
-            let state = UnitState::read(&unit_id, sim.state(&order));
+            let state = ProviderUnitState::read(&unit_id, sim.state(&order));
             units.push(ProviderUnit {
                 unit_id,
                 product_id: Some(product_id.clone()),
@@ -194,11 +196,11 @@ pub(super) fn bought(orders: Vec<Order>) -> Result<Bought, Trouble> {
             });
         }
     }
-    Ok(Bought { reference, units })
+    Ok(BoughtUnits { reference, units })
 }
 
 #[derive(Deserialize)]
-pub(super) struct Account {
+pub(super) struct AiraloAccount {
     data: Balances,
 }
 
@@ -219,7 +221,7 @@ struct Available {
     currency: String,
 }
 
-impl Account {
+impl AiraloAccount {
     pub(super) fn balance(self) -> Balance {
         let Available { amount, currency } = self.data.balances.available_balance;
         Balance {
@@ -285,7 +287,7 @@ impl Used {
 }
 
 /// The answer to a look-up that found these orders.
-pub(super) fn found(orders: Vec<Order>) -> Result<LookUpResponse, Trouble> {
+pub(super) fn found(orders: Vec<AiraloOrder>) -> Result<LookUpResponse, Trouble> {
     if orders.is_empty() {
         return Ok(LookUpResponse::NotFound);
     }
@@ -295,7 +297,7 @@ pub(super) fn found(orders: Vec<Order>) -> Result<LookUpResponse, Trouble> {
 /// The body of a 422.
 #[derive(Deserialize)]
 #[serde(untagged)]
-pub(super) enum Refusal {
+pub(super) enum AiraloRefusal {
     Code {
         code: u32,
         reason: String,
@@ -312,7 +314,7 @@ pub(super) struct Meta {
     pub(super) message: String,
 }
 
-impl Refusal {
+impl AiraloRefusal {
     /// The status and the message for the partner, each one short line.
     pub(super) fn text(&self) -> (String, String) {
         match self {

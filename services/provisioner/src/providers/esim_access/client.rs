@@ -12,10 +12,10 @@ use time::{
 };
 use uuid::Uuid;
 
-use super::wire::{self, Allocated, PAGE, Page, Reply, order_number, units};
+use super::wire::{self, Allocated, EsimAccessPage, PAGE, Reply, order_number, units};
 use crate::providers::{
-    http::{Body, Call, Http, parse},
-    provider::{Bought, LookUpResponse, Trouble},
+    http::{Call, CallBody, Http, parse},
+    provider::{BoughtUnits, LookUpResponse, Trouble},
     text::one_line,
 };
 
@@ -39,7 +39,7 @@ pub(super) struct Client {
 
 /// What the code of an error means for the call that got it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum EsimAccessOutcome {
     /// The purchase is refused for good; it bought nothing.
     Rejected,
     /// Access is denied, so nothing was carried out.
@@ -55,24 +55,26 @@ pub(super) enum Outcome {
 }
 
 /// The failure table: what each documented code means.
-pub(super) fn outcome(code: &str) -> Outcome {
+pub(super) fn outcome(code: &str) -> EsimAccessOutcome {
     match code {
         // The price of a package, or the sum, is not the one that we sent; the balance is used up;
         // out of stock; there is no such package.
-        "200005" | "200006" | "200007" | "200011" | "310241" | "310243" => Outcome::Rejected,
+        "200005" | "200006" | "200007" | "200011" | "310241" | "310243" => {
+            EsimAccessOutcome::Rejected
+        }
         // A header is missing or malformed; the timestamp is too old, our address is not allowed,
         // the signature is wrong.
-        "000101" | "000102" | "101001" | "101002" | "101003" => Outcome::Denied,
-        "900001" => Outcome::Busy,
-        "200010" => Outcome::NotReady,
-        "310272" => Outcome::NoSuchOrder,
-        _ => Outcome::Unknown,
+        "000101" | "000102" | "101001" | "101002" | "101003" => EsimAccessOutcome::Denied,
+        "900001" => EsimAccessOutcome::Busy,
+        "200010" => EsimAccessOutcome::NotReady,
+        "310272" => EsimAccessOutcome::NoSuchOrder,
+        _ => EsimAccessOutcome::Unknown,
     }
 }
 
 impl Client {
     pub(super) async fn call(&self, path: &'static str, request: &Value) -> Result<Reply, Trouble> {
-        let body = Body::json(request)?;
+        let body = CallBody::json(request)?;
         let timestamp = runtime::clock::unix_milliseconds().to_string();
         let request_id = Uuid::now_v7().simple().to_string();
         let signature = esim_access::sign(
@@ -107,7 +109,7 @@ impl Client {
     pub(super) async fn query(
         &self,
         filter: &Value,
-    ) -> Result<Result<Vec<Allocated>, Failure>, Trouble> {
+    ) -> Result<Result<Vec<Allocated>, EsimAccessFailure>, Trouble> {
         match self.page(filter, 1).await? {
             Ok(page) if page.is_last() => Ok(Ok(page.esim_list)),
             Ok(_) => Err(Trouble::Unknown(format!(
@@ -122,12 +124,12 @@ impl Client {
         &self,
         filter: &Value,
         number: u32,
-    ) -> Result<Result<Page, Failure>, Trouble> {
+    ) -> Result<Result<EsimAccessPage, EsimAccessFailure>, Trouble> {
         let mut request = filter.clone();
         request["pager"] = json!({ "pageNum": number, "pageSize": PAGE });
         match self.call(QUERY, &request).await? {
             Reply::Done(page) => Ok(Ok(wire::read(page)?)),
-            Reply::Failed { code, message } => Ok(Err(Failure { code, message })),
+            Reply::Failed { code, message } => Ok(Err(EsimAccessFailure { code, message })),
         }
     }
 }
@@ -136,7 +138,7 @@ impl Client {
 /// them by the number of the order.
 pub(super) fn found(ours: Vec<Allocated>) -> Result<LookUpResponse, Trouble> {
     let number = ours.iter().find_map(|one| one.order_no.clone());
-    Ok(LookUpResponse::Found(Bought {
+    Ok(LookUpResponse::Found(BoughtUnits {
         reference: number.map(order_number).transpose()?,
         units: units(ours)?,
     }))
@@ -153,24 +155,25 @@ pub(super) fn within(since: OffsetDateTime, until: OffsetDateTime) -> Result<Val
 }
 
 /// An error of the protocol.
-pub(super) struct Failure {
+pub(super) struct EsimAccessFailure {
     pub(super) code: String,
     pub(super) message: String,
 }
 
-impl Failure {
+impl EsimAccessFailure {
     /// The trouble of a call for which the code is no definite response.
     pub(super) fn trouble(&self) -> Trouble {
         let reason = format!("code {}: {}", one_line(&self.code), self.message);
         match outcome(&self.code) {
-            Outcome::Denied => Trouble::Denied(reason),
-            Outcome::Busy => Trouble::Busy {
+            EsimAccessOutcome::Denied => Trouble::Denied(reason),
+            EsimAccessOutcome::Busy => Trouble::Busy {
                 after: None,
                 reason,
             },
-            Outcome::Rejected | Outcome::NotReady | Outcome::NoSuchOrder | Outcome::Unknown => {
-                Trouble::Unknown(reason)
-            }
+            EsimAccessOutcome::Rejected
+            | EsimAccessOutcome::NotReady
+            | EsimAccessOutcome::NoSuchOrder
+            | EsimAccessOutcome::Unknown => Trouble::Unknown(reason),
         }
     }
 }

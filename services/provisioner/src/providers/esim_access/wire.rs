@@ -10,10 +10,10 @@ use serde_json::Value;
 use store::esim_requests::Reading;
 
 use crate::providers::{
-    lists::{Offer, Sold, Unsuitable, name, needs_confirmation_code, number, product, text},
+    lists::{ProductOffer, Sold, Unsuitable, name, needs_confirmation_code, number, product, text},
     provider::{
-        Balance, Custody, EsimStatus, Fault, Hint, ProviderUnit, Trouble, UnitFields, UnitState,
-        filled,
+        Balance, Custody, EsimStatus, Hint, ProfileFault, ProviderUnit, ProviderUnitState, Trouble,
+        UnitFields, filled,
     },
     text::{ProviderId, day, moment, one_line},
 };
@@ -100,11 +100,11 @@ impl Ordered {
 
 /// The account, in ten-thousandths of a dollar.
 #[derive(Deserialize)]
-pub(super) struct Account {
+pub(super) struct EsimAccessAccount {
     balance: i64,
 }
 
-impl Account {
+impl EsimAccessAccount {
     #[expect(
         clippy::cast_precision_loss,
         reason = "a balance that is too large for the exact number needs no attention"
@@ -120,11 +120,11 @@ impl Account {
 /// A page of eSIMs.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Page {
+pub(super) struct EsimAccessPage {
     pub(super) esim_list: Vec<Allocated>,
 }
 
-impl Page {
+impl EsimAccessPage {
     /// Whether no page follows.
     pub(super) fn is_last(&self) -> bool {
         self.esim_list.len() < PAGE
@@ -227,9 +227,11 @@ impl Allocated {
     }
 
     /// Reads the state of the eSIM; the error is the name of the field that is unreadable.
-    fn state(&self) -> Result<UnitState, Fault> {
+    fn state(&self) -> Result<ProviderUnitState, ProfileFault> {
         if let Some(status @ ("CANCEL" | "REVOKED")) = self.esim_status.as_deref() {
-            return Ok(UnitState::Failed(format!("the provider says {status}")));
+            return Ok(ProviderUnitState::Failed(format!(
+                "the provider says {status}"
+            )));
         }
         let profile = (
             filled(self.iccid.as_ref()),
@@ -237,11 +239,12 @@ impl Allocated {
             filled(self.expired_time.as_ref()),
         );
         let (Some(iccid), Some(code), Some(expires)) = profile else {
-            return Ok(UnitState::Pending);
+            return Ok(ProviderUnitState::Pending);
         };
-        Ok(UnitState::Ready {
+        Ok(ProviderUnitState::Ready {
             iccid: Iccid::parse(iccid).map_err(|_| "iccid")?,
-            code: ActivationCode::read(None, code).map_err(|error| Fault::of_code(&error, "ac"))?,
+            code: ActivationCode::read(None, code)
+                .map_err(|error| ProfileFault::of_code(&error, "ac"))?,
             expired_date: day(expires).ok_or("expiredTime")?,
         })
     }
@@ -286,15 +289,15 @@ pub(super) fn units(allocated: Vec<Allocated>) -> Result<Vec<ProviderUnit>, Trou
 /// The products, each of which is read by itself.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Packages {
+pub(super) struct EsimAccessPackages {
     pub(super) package_list: Vec<Value>,
 }
 
 /// The bytes of a MB.
 const MEGABYTE: u64 = 1 << 20;
 
-pub(super) fn offer(package: &Value) -> Offer {
-    Offer {
+pub(super) fn offer(package: &Value) -> ProductOffer {
+    ProductOffer {
         product: product(package, "packageCode"),
         name: name(package, "name"),
         terms: terms(package),
